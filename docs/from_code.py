@@ -23,12 +23,14 @@ from liftpy.config import ALTERABLE, REPLICATION_BOUNDS, STREAM_BOUNDS, Replicat
 from liftpy.core.base import renamed
 from liftpy.core.metadata.controller.cluster_events import TEXTS, ClusterEvent
 from liftpy.core.metadata.features import FEATURES
+from liftpy.core.observe import node_events
+from liftpy.core.observe.verdicts import VERDICTS
 from liftpy.core.publish.acks import JETSTREAM_ERRORS
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.envelope import MessageType
 from liftpy.errors import LiftError
 from liftpy.nats.credentials import Credentials
-from liftpy.spark.options import OPTIONS, SINK_OPTIONS
+from liftpy.spark.options import READS, TABLE, WRITES, Option, options_of
 from sidecar.cli.main import COMMANDS
 from sidecar.cli.main import liftpy as command_line
 from sidecar.cli.stream_settings import SETTINGS as STREAM_SETTINGS
@@ -169,8 +171,23 @@ def log_events() -> str:
 def cluster_events() -> str:
     """Their kinds, then their fields."""
     said = _behind(inspect.getmodule(ClusterEvent), "ClusterEvent")
-    kinds = _table(("kind", "event"), ((f"`{kind}`", text) for kind, text in TEXTS.items()))
+    kinds = _table(("kind", "event"), ((f"`{kind}`", text) for kind, text in {**TEXTS, **node_events.TEXTS}.items()))
     return f"{kinds}\n" + _table(("field", "meaning"), [(f"`{n}`", _said(t)) for n, t in said.items()])
+
+
+def verdicts() -> str:
+    """One row for each word of a verdict."""
+    rows = (
+        (
+            f"`{word}`",
+            "unavailable" if row.stops else "degraded",
+            f"[{row.runbook}](runbooks/{row.runbook}.md)",
+            ", ".join(f"`{kind}`" for kind in row.events),
+            f"`{row.alert}`",
+        )
+        for word, row in VERDICTS.items()
+    )
+    return _table(("word", "cluster", "runbook", "events", "alert"), rows)
 
 
 def _exit_codes() -> Iterator[tuple[int, str, str, str]]:
@@ -214,14 +231,35 @@ def renamed_modules() -> str:
     return _table(("until now", "from now on"), ((f"`{old}`", f"`{new}`") for old, new in sorted(renamed.MODULES.items())))
 
 
+def _option_table(options: Iterable[Option]) -> str:
+    """Options of Spark: name, valid values, default and meaning."""
+    rows = []
+    for option in options:
+        default = f"`{option.default}`" if option.shown_default == option.default else option.shown_default
+        value = re.sub(r"({.*})", r"`\1`", option.expected)
+        rows.append((f"`{option.name}`", value, default, option.meaning))
+    return _table(("option", "value", "default", "meaning"), rows)
+
+
 def spark_options() -> str:
     """Options of the format ``liftpy`` for reading."""
-    return _table(("option", "meaning"), ((f"`{name}`", text) for name, text in OPTIONS.items()))
+    return _option_table(options_of(READS).values())
 
 
 def spark_sink_options() -> str:
     """Options of the format ``liftpy`` for writing."""
-    return _table(("option", "meaning"), ((f"`{name}`", text) for name, text in SINK_OPTIONS.items()))
+    return _option_table(options_of(WRITES).values())
+
+
+SPARK_PAGE = ROOT / "docs" / "spark.md"
+_OPTION_BLOCK = re.compile(r"(<!-- options: (\w+) -->\n\n).*?(\n<!-- end -->)", re.DOTALL)
+
+
+def with_option_tables(page: str) -> str:
+    """Return the page about Spark with the tables of its blocks ``<!-- options: NAME -->`` as the code has them now."""
+    return _OPTION_BLOCK.sub(
+        lambda block: block[1] + _option_table(one for one in TABLE if one.table == block[2]) + block[3], page
+    )
 
 
 def renamed_settings() -> str:
@@ -256,7 +294,8 @@ def renamed_options() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings, "stream-settings": stream_settings, "errors": errors, "refusals": refusals, "log-events": log_events,
-    "cluster-events": cluster_events, "exit-codes": exit_codes, "formats": formats, "levels": levels, "message-types": message_types,
+    "cluster-events": cluster_events, "verdicts": verdicts,
+    "exit-codes": exit_codes, "formats": formats, "levels": levels, "message-types": message_types,
     "renamed-modules": renamed_modules, "renamed-settings": renamed_settings, "renamed-commands": renamed_commands,
     "renamed-options": renamed_options, "renamed-client": renamed_client,
     "spark-options": spark_options, "spark-sink-options": spark_sink_options,
@@ -295,3 +334,7 @@ def command_pages() -> dict[str, str]:
         where = WHOLE.get(name, f"{module}:{name.replace('-', '_')}")
         pages[f"{name}.rst"] = f".. click:: {where}\n   :prog: liftpy {name}\n   :nested: full\n"
     return pages
+
+
+if __name__ == "__main__":  # python docs/from_code.py: write the tables of docs/spark.md again
+    SPARK_PAGE.write_text(with_option_tables(SPARK_PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from typing import Annotated, get_origin, get_type_hints
 
 from liftpy.core.base.renamed import accept_old_keywords
 from liftpy.errors import ConfigError
@@ -98,18 +99,31 @@ class FlushPolicy:
         return f"interval:{round(self.interval_s * 1000)}" if self.mode is FlushMode.INTERVAL else self.mode.value
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Lowest and highest value of a setting, inclusive. It annotates the field.
+
+    Attributes:
+        low: Lowest value.
+        high: Highest value.
+    """
+
+    low: float
+    high: float
+
+
+def _bounds_of(kind: type) -> dict[str, tuple[float, float]]:
+    """Return field -> (lowest, highest) value of the annotated fields."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = {name: hint.__metadata__[0] for name, hint in hints.items() if get_origin(hint) is Annotated}
+    return {name: (bounds.low, bounds.high) for name, bounds in found.items()}
+
+
 def _bounded(what: object, bounds: dict[str, tuple[float, float]]) -> None:
     for name, (low, high) in bounds.items():
         value = getattr(what, name)
         if not low <= value <= high:
             raise ConfigError(f"{name} = {value} is outside {low:g}..{high:g}")
-
-
-_QUOTA_BOUNDS: dict[str, tuple[float, float]] = {
-    "records_per_s": (0, 1 << 31),
-    "bytes_per_s": (0, 1 << 40),
-    "by_token": (0, MAX_QUOTA_TOKEN),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +137,12 @@ class DefaultQuota:
             stream.
     """
 
-    records_per_s: int = 0
-    bytes_per_s: int = 0
-    by_token: int = 0
+    records_per_s: Annotated[int, Bounds(0, 1 << 31)] = 0
+    bytes_per_s: Annotated[int, Bounds(0, 1 << 40)] = 0
+    by_token: Annotated[int, Bounds(0, MAX_QUOTA_TOKEN)] = 0
 
     def __post_init__(self) -> None:
-        _bounded(self, _QUOTA_BOUNDS)
+        _bounded(self, QUOTA_BOUNDS)
 
     @property
     def has_rates(self) -> bool:
@@ -145,6 +159,8 @@ class DefaultQuota:
         return ", ".join(said) + (f", for each value of token {self.by_token} of the subject" if self.by_token else "")
 
 
+QUOTA_BOUNDS = _bounds_of(DefaultQuota)
+"""Field of DefaultQuota -> (lowest, highest) value."""
 NO_QUOTA = DefaultQuota()
 
 MIN_SESSION_MS, MAX_SESSION_MS = 100, 3_600_000
@@ -237,21 +253,6 @@ class SessionTimes:
 
 
 _YEAR_S = 366 * 86_400.0
-STREAM_BOUNDS: dict[str, tuple[float, float]] = {
-    "min_isr": (0, 32),
-    "segment_bytes": (4096, 1 << 31),
-    "segment_age_s": (0, _YEAR_S),
-    "retention_age_s": (0, 100 * _YEAR_S),
-    "retention_bytes": (0, 1 << 62),
-    "retention_records": (0, 1 << 62),
-    "delete_retention_s": (0, 100 * _YEAR_S),
-    "dedup_window_s": (0, 86_400.0),
-    "max_message_bytes": (0, 1 << 31),
-    "min_isr_hold_timeout_s": (0, _YEAR_S),
-    "max_per_subject": (0, 1 << 31),
-    **{f"quota_{name}": bounds for name, bounds in _QUOTA_BOUNDS.items()},
-}
-"""Field of StreamConfig -> (lowest, highest) value."""
 
 
 @accept_old_keywords
@@ -297,25 +298,25 @@ class StreamConfig:
 
     ack_policy: AckPolicy = AckPolicy.ALL
     """When a publish with a reply subject is acked."""
-    min_isr: int = 0
+    min_isr: Annotated[int, Bounds(0, 32)] = 0
     """In-sync replicas needed to commit a record. 0: 2, or 1 with one replica."""
     flush: FlushPolicy = FlushPolicy()
     """When records are flushed to disk."""
     commit_policy: CommitPolicy = CommitPolicy.ISR
     """Which replicas must have flushed a record before it is committed."""
-    segment_bytes: int = 256 * 1024 * 1024
+    segment_bytes: Annotated[int, Bounds(4096, 1 << 31)] = 256 * 1024 * 1024
     """Size at which a new segment file begins, in bytes."""
-    segment_age_s: float = 0.0
+    segment_age_s: Annotated[float, Bounds(0, _YEAR_S)] = 0.0
     """Age at which a new segment file begins, in seconds. 0: no limit."""
-    retention_age_s: float = 0.0
+    retention_age_s: Annotated[float, Bounds(0, 100 * _YEAR_S)] = 0.0
     """Age at which records are deleted, in seconds. 0: never."""
-    retention_bytes: int = 0
+    retention_bytes: Annotated[int, Bounds(0, 1 << 62)] = 0
     """Size of a partition beyond which the oldest records are deleted, in bytes. 0: no limit."""
-    retention_records: int = 0
+    retention_records: Annotated[int, Bounds(0, 1 << 62)] = 0
     """Number of records in a partition beyond which the oldest are deleted. 0: no limit."""
     compaction: bool = False
     """True if only the newest record of each key is kept."""
-    delete_retention_s: float = 86_400.0
+    delete_retention_s: Annotated[float, Bounds(0, 100 * _YEAR_S)] = 86_400.0
     """Time until compaction deletes a tombstone, in seconds."""
     codec: Codec = Codec.NONE
     """Compression of stored and replicated batches."""
@@ -323,25 +324,25 @@ class StreamConfig:
     """True if followers also buffer published messages. The new leader then stores those that the old leader did not store.
     With small records at full speed it costs about a fifth of the throughput and 40 % more CPU.
     """
-    dedup_window_s: float = 120.0
+    dedup_window_s: Annotated[float, Bounds(0, 86_400.0)] = 120.0
     """Time in which a message id is stored once, in seconds of log time. 0: message ids are ignored."""
     read_only: bool = False
     """True if all publishes are rejected. Publishes in progress may still be stored."""
-    max_message_bytes: int = 0
+    max_message_bytes: Annotated[int, Bounds(0, 1 << 31)] = 0
     """Maximum size of payload and headers of one record, in bytes. 0: no limit of the stream."""
     optimistic_concurrency: bool = False
     """True if publishes without an expected offset are rejected."""
-    min_isr_hold_timeout_s: float = 0.0
+    min_isr_hold_timeout_s: Annotated[float, Bounds(0, _YEAR_S)] = 0.0
     """Time to hold messages without ack while too few replicas are in sync, in seconds. Then they are dropped and counted.
     0: as long as there is room.
     """
-    max_per_subject: int = 0
+    max_per_subject: Annotated[int, Bounds(0, 1 << 31)] = 0
     """Number of newest records to keep per subject. Compaction deletes older ones later. 0: keep all."""
-    quota_records_per_s: int = 0
+    quota_records_per_s: Annotated[int, Bounds(0, 1 << 31)] = 0
     """Records per second over all partitions. Each partition gets an equal share. 0: no limit."""
-    quota_bytes_per_s: int = 0
+    quota_bytes_per_s: Annotated[int, Bounds(0, 1 << 40)] = 0
     """Bytes per second over all partitions, payload and headers as sent. 0: no limit."""
-    quota_by_token: int = 0
+    quota_by_token: Annotated[int, Bounds(0, MAX_QUOTA_TOKEN)] = 0
     """Number of the subject token (from 1) whose values have separate quotas. 0: one quota for the stream."""
     quota_exempt: bool = False
     """True if the cluster's default quota does not apply to this stream."""
@@ -395,6 +396,8 @@ class StreamConfig:
         return min(self.min_isr or 2, replica_count)
 
 
+STREAM_BOUNDS = _bounds_of(StreamConfig)
+"""Field of StreamConfig -> (lowest, highest) value."""
 QUOTA_SETTINGS = ("quota_records_per_s", "quota_bytes_per_s", "quota_by_token")
 ALTERABLE = (
     "read_only",

@@ -171,6 +171,10 @@ class UnavailableError(LiftError):
     retryable = True
 
 
+class NatsUnreachableError(UnavailableError):
+    """The NATS server cannot be reached. Check that it runs, and check the URL."""
+
+
 class TooFewNodesError(ConfigError):
     """The change needs more live nodes, or no node has room. Start nodes, or ask for fewer replicas."""
 

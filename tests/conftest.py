@@ -17,15 +17,22 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from sidecar.dev import nats_server
-from tests import long
+from tests import long, parameter_ids
 from tests.fork_server import FORKS
 
 nats_server.spawn = FORKS.spawn
 """Before any other module imports it: nodes and services are forked, which saves two thirds of a second of processor time each."""
 
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
-"""A machine that is slow, or shared, fails no property: hypothesis gives an example 200 ms by itself."""
+
+def load_hypothesis_profile() -> None:
+    """Give an example any time, because machines are slow or shared, and draw fewer examples without ``--long``."""
+    settings.register_profile(
+        "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=long.examples(100)
+    )
+    settings.load_profile("suite")
+
+
+load_hypothesis_profile()
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -105,6 +112,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tell the test modules about ``--long`` before they are imported."""
     if config.getoption("--long"):
         os.environ[long.VARIABLE] = "1"
+        load_hypothesis_profile()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -118,6 +126,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
     sharing = {item.path for item in items if SHARED_CLUSTER in getattr(item, "fixturenames", ())}
     items.sort(key=lambda item: (place_of(item.nodeid), item.path not in sharing))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Show the value of a list, a dictionary or an error in the id of a test."""
+    return parameter_ids.id_of(val)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -23,7 +23,7 @@ from liftpy.core.base.ids import check_data_subject, check_name, check_new_strea
 from liftpy.core.base.partition import MoveReason, Pause
 from liftpy.core.base.renamed import SETTINGS
 from liftpy.core.metadata import codec
-from liftpy.core.metadata.codec import config_to_pb, quota_from_pb, times_from_pb, wire_name
+from liftpy.core.metadata.codec import CONFIG, config_to_pb, quota_from_pb, times_from_pb
 from liftpy.core.metadata.feature_range import FeatureLevels, said
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, NodeImage, StreamImage
 from liftpy.core.metadata.request_limits import MAX_BATCH_BYTES, MAX_REQUEST_BYTES, SENT_TOGETHER
@@ -368,7 +368,7 @@ class Admin(NodeRequests):
         )
         if settings:
             wish.config.CopyFrom(config_to_pb(StreamConfig(**settings)))
-            wish.changed.extend(map(wire_name, sorted(settings)))
+            wish.changed.extend(CONFIG.wire_names[setting] for setting in sorted(settings))
         if config_version is not None:
             wish.configVersion = config_version
         altered = await self._with_live_nodes(cluster_pb2.ControlRequest(alterStream=wish))

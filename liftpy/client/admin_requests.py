@@ -17,7 +17,7 @@ from liftpy.core.observe.node_summary import ASKED, NodeSummary, glance_of
 from liftpy.core.wire import envelope
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import Subjects
-from liftpy.errors import LiftError, NotFoundError, ProtocolError
+from liftpy.errors import LiftError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.transport import NoRespondersError, Transport, open_connection
 
@@ -152,6 +152,11 @@ class NodeRequests:
         """
         return await self._status_page(node_id, question, timeout_s)
 
+    @property
+    def is_connected(self) -> bool:
+        """True while the connection to NATS is up."""
+        return self._transport.connection.is_connected
+
     async def node_ids(self) -> list[str]:
         """Return the ids of all registered nodes, sorted. Cheap in a large cluster.
 
@@ -258,6 +263,46 @@ class NodeRequests:
         subject = self._subjects.control_settings(check_name(node_id, "node"))
         question = json.dumps({"remove_data": directories}).encode()
         return await self._asked(node_id, subject, question, timeout_s)
+
+    async def node_events(self, node_id: str, after: int = -1, since_ns: int = 0, timeout_s: float = 2.0) -> dict[str, Any]:
+        """Return events that a node has seen by itself, oldest first. Needs operator permissions.
+
+        Args:
+            node_id: Id of the node.
+            after: Only events after this number. Default -1: all.
+            since_ns: Only events since this wall-clock time, in nanoseconds. Default 0: all.
+            timeout_s: Time limit, in seconds. Default 2.
+
+        Returns:
+            The answer of the node: ``node_events`` with ``events`` and ``more``. An older node returns ``error``.
+
+        Raises:
+            UnavailableError: The node did not answer in time.
+            NotAllowedError: This user has no operator permissions.
+        """
+        subject = self._subjects.control_settings(check_name(node_id, "node"))
+        question = json.dumps({"node_events": {"after": after, "since_ns": since_ns}}).encode()
+        return await self._asked(node_id, subject, question, timeout_s)
+
+    async def note_records_read(self, node_id: str, stream: str, partition: int, query: str, timeout_s: float = 2.0) -> None:
+        """Have a node keep the event that a person reads records of a stream. Needs operator permissions.
+
+        Args:
+            node_id: Id of the node.
+            stream: Name of the stream.
+            partition: Number of the partition.
+            query: The request of the person, as text.
+            timeout_s: Time limit, in seconds. Default 2.
+
+        Raises:
+            UnavailableError: The node did not answer in time, or its version does not know the request.
+            NotAllowedError: This user has no operator permissions.
+        """
+        subject = self._subjects.control_settings(check_name(node_id, "node"))
+        asked = {"stream": stream, "partition": partition, "sender": self._subjects.principal, "query": query}
+        said = await self._asked(node_id, subject, json.dumps({"records_read": asked}).encode(), timeout_s)
+        if said.get("noted") is not True:
+            raise UnavailableError(f"Node {node_id} cannot keep the audit event: {said.get('error')}. Upgrade the node.")
 
     async def controller_ids(self) -> list[str]:
         """Return the ids of all controllers, the metadata leader first. Any controller answers.

@@ -17,6 +17,7 @@ from liftpy.core.metadata.describe import ClusterPages, StreamPages
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
+from liftpy.core.wire.message_codec import MessageCodec
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import (
     AlreadyExistsError,
@@ -89,6 +90,9 @@ class Controller:
     learner: bool = False
     leaving: bool = False
     waits_for: str = ""
+
+
+_CONTROLLER = MessageCodec(Controller, cluster_pb2.ControllerStatus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,21 +212,7 @@ class MetadataRequests:
             request.describeCluster.CopyFrom(pages.request)
             pages.add((await self.read(request)).cluster)
         cluster = pages.cluster
-        controllers = tuple(
-            Controller(
-                node_id=c.nodeId,
-                leader=c.leader,
-                term=c.term,
-                commit_index=c.commitIndex,
-                applied_index=c.appliedIndex,
-                lag=c.lag,
-                connected=c.connected,
-                learner=c.learner,
-                leaving=c.leaving,
-                waits_for=c.waitsFor,
-            )
-            for c in cluster.controllers
-        )
+        controllers = tuple(map(_CONTROLLER.from_pb, cluster.controllers))
         return ClusterState(codec.image_from_pb(cluster.image), cluster.metadataLeader, controllers)
 
     async def open_groups(self) -> StreamImage:

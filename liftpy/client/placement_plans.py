@@ -9,6 +9,7 @@ from typing import Any
 
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.wire._pb import cluster_pb2
+from liftpy.core.wire.message_codec import MessageCodec
 from liftpy.errors import ConfigError
 
 Assignment = tuple[tuple[int, tuple[str, ...]], ...]
@@ -133,6 +134,9 @@ class PlacementPlan:
         }
 
 
+_NODE = MessageCodec(PlannedNode, cluster_pb2.PlannedNode)
+
+
 def plan_from_pb(plan: cluster_pb2.PlacementPlan) -> PlacementPlan:
     """Decode a plan. Raise ValueError if it is inconsistent."""
     factor, places = plan.replicationFactor, list(plan.replicas)
@@ -144,17 +148,7 @@ def plan_from_pb(plan: cluster_pb2.PlacementPlan) -> PlacementPlan:
     return PlacementPlan(
         first_partition=plan.firstPartition,
         replicas=tuple(tuple(ids[n] for n in places[at : at + factor]) for at in range(0, len(places), factor or 1)),
-        nodes=tuple(
-            PlannedNode(
-                node_id=node.nodeId,
-                rack=node.rack,
-                weight=node.weight,
-                replicas=node.replicas,
-                leaders=node.leaders,
-                fenced=node.fenced,
-            )
-            for node in plan.nodes
-        ),
+        nodes=tuple(map(_NODE.from_pb, plan.nodes)),
         notes=tuple(plan.notes),
         waits=plan.waits,
     )

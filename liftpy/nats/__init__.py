@@ -1,1 +1,1 @@
-"""The client's connections to NATS: the only modules that know nats-py's private parts."""
+"""Connections to NATS. Only this package and the node's transport use private parts of nats-py."""

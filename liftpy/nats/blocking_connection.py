@@ -1,13 +1,15 @@
-"""A line: one plain TCP connection to a NATS server for requests with large answers. Its own thread reads it.
+"""``BlockingConnection``: a plain TCP connection to a NATS server for requests with large answers. Its own thread reads it.
 
-An event loop gets an answer of one megabyte in dozens of pieces, with one turn of the loop and several copies each. That was three
-quarters of the cost of such a read. A line receives the payload into one buffer with one call, during which other threads run.
+An event loop gets an answer of one megabyte in dozens of pieces, with one turn of the loop and several copies each. That
+was three quarters of the cost of such a read. A blocking connection receives the payload into one buffer with one call,
+during which other threads run.
 
-A line has no retries, no other servers and no checks of permissions. If it gives no usable answer in time, the caller sends the request
-again over a ``Transport``. nats-py opens the line (servers, credentials, handshake), and then gives up its socket. There is no line
-with TLS or WebSockets.
+The connection has no retries, no other servers and no checks of permissions. If it gets no usable answer in time, the
+caller sends the request again over a ``Transport``. nats-py opens the connection (servers, credentials, handshake), and
+then its socket is taken over. TLS and WebSockets are not supported.
 
-Bounds: an answer is at most as large as a message that the NATS server accepts. The caller limits the number of answers in flight.
+Bounds: an answer is at most as large as a message that the NATS server accepts. The caller limits the number of requests in
+flight.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from liftpy.nats.parser import LONGEST_LINE_BYTES, message_fields, size_of
 from liftpy.nats.transport import open_connection
 
 _READ_BYTES = 4096
-"""Read for a line of the protocol: what of a payload comes along is copied once more."""
+"""Maximum number of bytes per read of a protocol line. Bytes of a payload in this read are copied once more."""
 _SEND_S = 5
 _SID = b"1"
 _MAX_DIGITS = 18
@@ -38,13 +40,13 @@ Answer = concurrent.futures.Future[memoryview]
 
 
 class ConnectionClosedError(UnavailableError):
-    """The connection is closed. The request may or may not have been answered. Use another connection."""
+    """The connection is closed. The node may or may not have received the request. Use another connection."""
 
     code = "CONNECTION_CLOSED"
 
 
 class BlockingConnection:
-    """Made by ``open_line``. Its methods may be called from any thread."""
+    """One blocking connection, which ``open_line`` makes. Any thread may call its methods."""
 
     def __init__(self, taken: socket.socket, inbox: str, max_payload_bytes: int) -> None:
         self.max_payload_bytes = max_payload_bytes
@@ -56,20 +58,21 @@ class BlockingConnection:
         self._lock = threading.Lock()
         """Lock for ``_asked`` and for writing."""
         self._rest = b""
-        """Received bytes that are not processed yet. Only the thread uses it."""
+        """Received bytes that are not processed yet. Only the reading thread uses it."""
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         taken.sendall(b"SUB %b.* %b\r\n" % (self._inbox, _SID))
         threading.Thread(target=self._run, name="liftpy-line", daemon=True).start()
 
     @property
     def waiting_count(self) -> int:
-        """Requests without an answer."""
+        """Number of requests without an answer."""
         return len(self._asked)
 
     def ask(self, subject: str, payload: bytes) -> Answer:
-        """Send a request.
+        """Send a request, and return the future of its answer.
 
-        The future fails with ConnectionClosedError after a close, and with UnavailableError without responders.
+        The future fails with ConnectionClosedError after a close, and with UnavailableError if there are no responders.
+        Raises ConnectionClosedError if the connection is closed.
         """
         answer: Answer = concurrent.futures.Future()
         with self._lock:
@@ -86,13 +89,13 @@ class BlockingConnection:
         return answer
 
     def forget(self, answers: list[Answer]) -> None:
-        """Drop these futures. Their answers are ignored."""
+        """Forget these futures. Their answers are ignored."""
         with self._lock:
             gone = {id(answer) for answer in answers}
             self._asked = {number: answer for number, answer in self._asked.items() if id(answer) not in gone}
 
     def close(self) -> None:
-        """Close. Pending requests fail. It does not wait."""
+        """Close the connection without waiting. Pending requests fail."""
         with self._lock:
             self._end(None)
 
@@ -101,11 +104,11 @@ class BlockingConnection:
             return
         self.closed = True
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
+            self._socket.shutdown(socket.SHUT_RDWR)  # it wakes the thread, which closes the socket
         asked, self._asked = self._asked, {}
         for answer in asked.values():
             answer.set_exception(
-                ConnectionClosedError(f"The NATS connection was lost: {error}. It is opened again with the next request.")
+                ConnectionClosedError(f"The NATS connection was lost: {error}. The next request opens another one.")
             )
 
     # ---- the thread ----------------------------------------------------------------------------------------------------
@@ -113,9 +116,9 @@ class BlockingConnection:
         try:
             while not self.closed:
                 self._take(self._next_line())
-        except Exception as error:  # whatever a server sends: the line ends, and who asked asks another way
+        except Exception as error:  # after any unexpected data the connection ends, and callers use another one
             if not self.closed:
-                _logger.info("a line to NATS has ended: %s", error)
+                _logger.info("blocking NATS connection closed error=%s: opening another one with the next request", error)
             with self._lock:
                 self._end(error)
         finally:
@@ -159,7 +162,7 @@ class BlockingConnection:
         content = self._payload(size_bytes)
         inbox, _, digits = subject.rpartition(b".")
         if sid != _SID or inbox != self._inbox or not digits.isdigit() or len(digits) > _MAX_DIGITS:
-            return  # nothing that was asked for: as in ``StrictParser``, what is under a foreign subject is nobody's
+            return  # as in ``StrictParser``, a message under a subject without a request is ignored
         with self._lock:
             answer = self._asked.pop(int(digits), None)
         if answer is None:
@@ -167,13 +170,13 @@ class BlockingConnection:
         if header_bytes == size_bytes:
             answer.set_exception(
                 UnavailableError("No responders on this subject. Check that the nodes run: `liftpy health`.")
-            )  # the server's word; an answer has a payload
+            )  # the server reports no responders. An answer has a payload
         else:
             answer.set_result(content[header_bytes:])
 
     def _payload(self, size_bytes: int) -> memoryview:
-        """Return the next ``size_bytes``, and the line's end behind them, which is left out."""
-        view: memoryview = np.empty(size_bytes + 2, dtype=np.uint8).data  # not filled with zeros first
+        """Return the next ``size_bytes``. The line end after them is removed."""
+        view: memoryview = np.empty(size_bytes + 2, dtype=np.uint8).data  # the buffer is not filled with zeros first
         had = min(len(self._rest), len(view))
         view[:had] = self._rest[:had]
         self._rest = self._rest[had:]
@@ -189,14 +192,14 @@ class BlockingConnection:
 
 
 async def open_line(servers: str, **options: Any) -> BlockingConnection | None:
-    """Return a blocking connection. None: the servers are reached in a way that does not support one.
+    """Open a blocking connection. Return None if the servers need TLS or WebSockets.
 
-    ``options`` and errors are those of ``open_connection``.
+    ``options`` and the errors are those of ``open_connection``.
     """
     connection = await open_connection(servers, allow_reconnect=False, **options)
     inbox, max_payload_bytes = connection.new_inbox(), int(connection.max_payload)
     taken = await taken_over(connection)
-    with contextlib.suppress(Exception):  # it has lost its socket
+    with contextlib.suppress(Exception):  # its socket was taken over
         await connection.close()
     if taken is None:
         return None

@@ -1,4 +1,4 @@
-"""Ending tasks that use nats-py."""
+"""Cancels tasks that use nats-py."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
             if task.done() and not task.cancelled():
                 task.exception()
     if pending:
-        logger.error("tasks that do not end: %s", ", ".join(sorted(task.get_name() for task in pending)))
+        logger.error("tasks did not end tasks=%s: abandoned", ", ".join(sorted(task.get_name() for task in pending)))

@@ -1,13 +1,12 @@
-"""``Receiver``: passes the bytes of a socket to the parser at once, in the callback that brings them.
+"""``Receiver``: passes the bytes of a socket to the parser at once, in the callback of the event loop.
 
-nats-py reads with asyncio streams. They keep the bytes, wake a task and give it a copy. That costs a turn of the event
+nats-py reads with asyncio streams. They store the bytes, wake a task and give it a copy. That costs a turn of the event
 loop and two copies for each wake-up, a third of the cost of a reader with large answers. A Receiver replaces the stream
-protocol under the same transport, after the handshake. It passes the bytes to ``take``. It keeps the bytes that
-``take`` leaves (an awaited command), and those that arrive while the reading task is busy: at most ``bound_bytes``,
-plus one read of the socket. Beyond that, it stops reading until the task has caught up.
+protocol under the same transport, after the handshake. It passes the bytes to ``take``. It keeps the bytes that ``take``
+leaves (a command that needs an await), and those that arrive while the reading task is busy: at most ``bound_bytes``, plus
+one read of the socket. Above this limit, it stops reading until the task has caught up.
 
-All other events (the end of the connection, the limit for writing) go to the stream protocol, which nats-py uses for
-writing.
+All other events (the end of the connection, the limit for writing) go to the stream protocol, which nats-py uses for writing.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ from nats.errors import UnexpectedEOF
 from liftpy.nats.parser import READ_BYTES, StrictConnection
 
 _LEFT_BYTES = 2 * READ_BYTES
-"""Maximum number of bytes to receive while the reading task is busy. Beyond it, the socket is not read."""
+"""Maximum number of bytes to receive while the reading task is busy. Above it, the socket is not read."""
 Take = Callable[[bytes], bytes | None]
-"""Bytes that remain for the reading task. None: nothing. b"": no bytes, but the task must run."""
+"""Called with received bytes. It returns the bytes for the reading task. None: no work. b"": no bytes, but the task must run.
+"""
 
 
 class Receiver(asyncio.Protocol):
@@ -42,9 +42,9 @@ class Receiver(asyncio.Protocol):
         self._left_bytes = 0
         self._paused = False
         self._reader: asyncio.Future[None] | None = None
-        """Future that the reading task waits for. None: the task is busy, and new data waits for it."""
+        """Future that the reading task waits for. None: the task is busy, and new data must wait."""
         self._ended: Exception | None = None
-        """Error that ended the data. None: more may come."""
+        """Error that ended the data. None: more data may arrive."""
         self._stopped = False
         transport.set_protocol(self)
 
@@ -61,7 +61,7 @@ class Receiver(asyncio.Protocol):
         if self._reader is not None:
             try:
                 left = self._take(data)
-            except Exception as error:  # the reading task tells of it, and reconnects
+            except Exception as error:  # the reading task raises the error and reconnects
                 self._end(error)
                 return
         if left is not None:
@@ -91,7 +91,7 @@ class Receiver(asyncio.Protocol):
         stays_open = self._stream.eof_received()
         return (
             stays_open if self.transport.get_extra_info("ssl_object") is None else None
-        )  # TLS ends as a whole, or asyncio warns
+        )  # for TLS, asyncio closes both directions, otherwise it logs a warning
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note that the transport is closed."""
@@ -99,17 +99,17 @@ class Receiver(asyncio.Protocol):
         self._stream.connection_lost(error)
 
     def pause_writing(self) -> None:
-        """Pause, as the stream protocol does."""
+        """Forward the event to the stream protocol."""
         self._stream.pause_writing()
 
     def resume_writing(self) -> None:
-        """Resume, as the stream protocol does."""
+        """Forward the event to the stream protocol."""
         self._stream.resume_writing()
 
     async def read(self) -> bytes:
-        """Return the data for the reading task.
+        """Wait for data for the reading task and return it.
 
-        Until its next call all data waits for it. Raise the reason of the end after the last byte.
+        New data waits until the next call. After the last byte, the method raises the error that ended the data.
         """
         while not self._left:
             if self._ended is not None:
@@ -126,13 +126,15 @@ class Receiver(asyncio.Protocol):
         return data
 
     def stop(self) -> None:
-        """Stop reading: data that still arrives is dropped."""
+        """Stop reading. Data that still arrives is dropped."""
         self._stopped = True
         self._left.clear()
 
 
 async def receive(connection: Any, take: Take, bound_bytes: int) -> Receiver | None:
-    """Return a Receiver under the transport of nats-py's ``connection``. It takes the data that the stream has not read yet.
+    """Return a Receiver under the transport of nats-py's ``connection``.
+
+    It also takes the data that the stream has not read yet.
 
     Return None if the connection has no such transport (a WebSocket).
     """
@@ -146,20 +148,20 @@ async def receive(connection: Any, take: Take, bound_bytes: int) -> Receiver | N
     elif reader.exception() is not None:
         receiver._end(reader.exception())
     else:
-        reader.feed_eof()  # so that the next line does not wait
+        reader.feed_eof()  # so that the next protocol line does not wait
         if early := await reader.read():
             receiver._keep(early)
     return receiver
 
 
 class ClientConnection(StrictConnection):
-    """Connection of a client: messages are assembled on arrival, and the reading task is woken for whole ones."""
+    """Connection of a client. It assembles messages on arrival, and wakes the reading task for complete ones."""
 
     _receiver: Receiver | None = None
-    """Receiver of the current connection. None: before the handshake, and if only nats-py reads."""
+    """Receiver of the current connection. None: before the handshake, or if nats-py itself reads."""
 
     async def _read_loop(self) -> None:
-        """Read the data that ``_take`` leaves."""
+        """Process the data that ``_take`` leaves for the reading task."""
         self._receiver = receiver = await receive(self, self._take, _LEFT_BYTES)
         try:
             await super()._read_loop()
@@ -173,21 +175,24 @@ class ClientConnection(StrictConnection):
         return await (self._receiver.read() if self._receiver is not None else super()._read())
 
     def _take(self, data: bytes) -> bytes | None:
-        """Process arrived data, and return the rest for the reading task (``Take``)."""
+        """Process arrived data, and return the rest for the reading task (see ``Take``)."""
         if self.is_closed or self.is_reconnecting:
-            return None  # it belongs to a connection that is given up
+            return None  # the data belongs to a closed connection
         self._pings_outstanding = 0
         parser: Any = self._ps
         return None if parser.feed(data) else b""
 
 
 async def taken_over(connection: Any) -> socket.socket | None:
-    """Return the blocking socket of a new, idle connection. nats-py's part of it ends. None if that is not possible."""
+    """Take the socket from a new, idle connection of nats-py, and return it in blocking mode.
+
+    nats-py then no longer uses it. Return None if this is not possible (TLS, a WebSocket, or unread data).
+    """
     writer = getattr(connection._transport, "_io_writer", None)
     if writer is None or writer.get_extra_info("ssl_object") is not None or connection._ps._held_bytes:
         return None
     writer.transport.pause_reading()
     taken = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
-    writer.transport.abort()  # it closes its own descriptor and nothing else
+    writer.transport.abort()  # it closes only nats-py's own descriptor
     taken.setblocking(True)
     return taken

@@ -18,7 +18,7 @@ _SEED = re.compile(rb"-----BEGIN USER NKEY SEED-----\s+(\S+)\s+-{3,}END USER NKE
 
 _FILES = ("creds_file", "nkey_seed_file", "tls_ca_file", "tls_cert_file", "tls_key_file")
 PROOFS = ("user", "password", "token", *_FILES)
-"""Fields that authenticate this side or the server."""
+"""Names of the fields that authenticate this client or the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +86,11 @@ class Credentials:
             check_speaker(self.principal, "principal")
 
     def proofs(self) -> dict[str, bytes]:
-        """Return a digest of each field of ``PROOFS``, including the content of files, to notice changes."""
+        """Return field name -> digest of its value or of its file, to detect changes."""
         return {name: _proof(name, getattr(self, name)) for name in PROOFS}
 
     def nats_options(self) -> dict[str, Any]:
-        """Return the arguments for ``nats.connect``. Raise ConfigError if a file cannot be used."""
+        """Return the arguments for ``nats.connect``. Raises ConfigError if a file cannot be used."""
         if self.creds_file:
             _check_creds(self.creds_file)
         if self.nkey_seed_file:
@@ -160,13 +160,13 @@ def _check_creds(path: str) -> None:
 
 
 def _check_seed(path: str, seed: bytes, name: str = "nkey_seed_file") -> None:
-    import nkeys  # with a library of cryptography below it: a client without a seed does not wait for that
+    import nkeys  # imported here, because it loads a slow cryptography library
 
     try:
         pair = nkeys.from_seed(bytearray(seed.strip()))
         is_user = pair.public_key.startswith(b"U")
         pair.wipe()
-    except Exception:  # nkeys and binascii have several; none of their texts may show what was read
+    except Exception:  # errors of nkeys and binascii. Their texts may show the seed, so they are not used
         raise ConfigError(f"{name} {path} contains no nkey seed. It must have one line that starts with SU.") from None
     if not is_user:
         raise ConfigError(f"{name} {path} contains a seed, but not of a user. It must have one line that starts with SU.")

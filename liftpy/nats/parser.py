@@ -1,22 +1,16 @@
 r"""Strict parser of the NATS protocol. It never mistakes the bytes of a publisher for protocol lines [A12].
 
-A nats-server writes ``MSG <subject> <sid> [reply] <size>`` and ``HMSG <subject> <sid> [reply] <header size> <size>``
-with one
-space between the fields. It passes every other byte of a subject or reply on: ``shop.a\x0b7`` is one token. nats-py
-ends a field at any
-white space, so a publisher could shift the fields and choose the subscription. nats-py also stops reading permanently
-at a subject or
-header block that it cannot decode. This parser splits at single spaces, and checks the number of fields, the digits of
-the sizes, and
-that the subscription asked for the subject. It counts and skips what does not fit. Only if the end of the frame is
-unknown does it raise
-a ProtocolError, and nats-py reconnects.
+A nats-server writes ``MSG <subject> <sid> [reply] <size>`` and ``HMSG <subject> <sid> [reply] <header size> <size>`` with
+one space between the fields. It forwards every other byte of a subject or reply: ``shop.a\x0b7`` is one token. nats-py ends
+a field at any white space, so a publisher could shift the fields and choose the subscription. nats-py also stops reading
+permanently at a subject or header block that it cannot decode. This parser splits at single spaces. It checks the number of
+fields, the digits of the sizes, and that the subscription matches the subject. It counts and skips invalid messages. Only
+if the end of a frame is unknown, it raises a ProtocolError, and nats-py reconnects.
 
-A PONG that arrives after its caller has given up is only counted. Every message or command shows that the server is
-alive: if much data
-waits to be read, a PONG is late although the connection is healthy.
+A PONG that arrives after its caller has given up is only counted. Every message or command shows that the server is alive.
+If much data waits to be read, a PONG is late although the connection is healthy.
 
-Only this module and ``sidecar/transport/connection.py`` use private parts of nats-py.
+Only this package and ``sidecar/transport/connection.py`` use private parts of nats-py.
 """
 
 from __future__ import annotations
@@ -41,29 +35,32 @@ logger = logging.getLogger("liftpy.nats")
 
 LONGEST_LINE_BYTES = 64 * 1024
 READ_BYTES = 1024 * 1024
-"""Taken from a socket at a time."""
+"""Maximum number of bytes per read of the socket."""
 LARGEST_MESSAGE_BYTES = 256 * 1024 * 1024
 """Maximum size of headers and payload. A server's ``max_payload`` is at most 64 MiB."""
 SIZE_DIGITS = 9
 """Maximum number of digits of a size, as in nats-server."""
 _REMEMBERED_SUBJECTS = 1024
-"""Number of subjects of a wildcard subscription to remember, so that a repeated subject costs one lookup."""
+"""Maximum number of subjects of a wildcard subscription whose match is cached."""
 _REMEMBERED_BYTES = 256
-"""Longer subjects are compared every time."""
+"""Maximum length of a subject whose match is cached, in bytes."""
 
 _PLAIN = re.compile(rb"MSG ([^ \r\n]+) (\d{1,9}) (?:([^ \r\n]+) )?(\d{1,9})\r\n").match
-"""The line of a message without headers, as a nats-server writes it: acks come by the thousand. All others are looked at in parts."""
+"""Pattern of a message line without headers, as a nats-server writes it. Thousands of acks match it. Other lines are split."""
 _SUBJECT = re.compile(r"[^\x00-\x20\x7f]+").fullmatch
-"""Subjects that cannot be confused with more than one field, or line, of the protocol."""
+"""Subjects that cannot be mistaken for several fields or lines of the protocol."""
 _DENIAL = re.compile(
     rb"-ERR '?permissions violation for (publish|subscription) (?:to|with reply of) \"([^\"]*)\"", re.IGNORECASE
 )
 Denied = Callable[[bool, str], None]
-"""(whether it was a publish and no subscription, its subject; or the reply that it asked for)."""
+"""Called with (True for a publish, False for a subscription, its subject).
+
+For a denied answer, the subject is the reply subject.
+"""
 
 _CONNECTED = Client.CONNECTED
 _CLOSED_S = 0.5
-"""Time that closing a connection waits for its socket, in seconds."""
+"""Maximum wait for the socket when a connection is closed, in seconds."""
 _WILDCARDS = {b"*": rb"[^.]+", b">": rb"[^.]+(?:\.[^.]+)*"}
 
 Fields = tuple[bytes, bytes, bytes, int]
@@ -71,12 +68,12 @@ Fields = tuple[bytes, bytes, bytes, int]
 
 
 class Pattern:
-    """The subject of a subscription, wildcards included. ``known``: subjects that it matches, as far as remembered."""
+    """The subject of a subscription, with or without wildcards. ``known``: cache of subjects that it matches."""
 
     def __init__(self, pattern: str) -> None:
         tokens = pattern.encode().split(b".")
         if _WILDCARDS.keys().isdisjoint(tokens):
-            self._matched_by = None  # and nothing to compile: a node has thousands of subscriptions
+            self._matched_by = None  # a literal subject needs no pattern. A node has thousands of them
             self.known = {pattern.encode()}
         else:
             parts = [_WILDCARDS.get(token, re.escape(token)) for token in tokens]
@@ -84,7 +81,7 @@ class Pattern:
             self.known = set()
 
     def matches(self, subject: bytes) -> bool:
-        """Return whether the subscription is sent messages under ``subject``."""
+        """Return whether the server sends messages under ``subject`` to the subscription."""
         if self._matched_by is None:
             return subject in self.known
         if self._matched_by(subject) is None:
@@ -97,7 +94,7 @@ class Pattern:
 
 
 def size_of(digits: bytes) -> int:
-    """Return a size in bytes, -1 if it is invalid."""
+    """Return the size in bytes that ``digits`` name. -1: they are invalid."""
     if not digits.isdigit() or len(digits) > SIZE_DIGITS:
         return -1
     size_bytes = int(digits)
@@ -105,7 +102,7 @@ def size_of(digits: bytes) -> int:
 
 
 def message_fields(fields: list[bytes]) -> Fields | None:
-    """Return the fields of a MSG or HMSG line, None if it is invalid."""
+    """Return the fields of a MSG or HMSG line. None: the line is invalid."""
     sizes = {b"MSG": 1, b"HMSG": 2}.get(fields[0], 0)
     if not sizes or len(fields) not in (3 + sizes, 4 + sizes) or b"" in fields:
         return None
@@ -119,37 +116,37 @@ def message_fields(fields: list[bytes]) -> Fields | None:
 class StrictParser(Parser):
     """Replaces ``nats.protocol.parser.Parser`` in a connection. Messages go to nats-py's subscriptions.
 
-    ``errors`` counts skipped messages by kind. ``check_subjects``: False on a shared connection, because JetStream
+    ``errors``: kind -> number of skipped messages. ``check_subjects``: False on a shared connection, because JetStream
     delivers under subjects without a subscription.
     """
 
     takes_plain = True
-    """True if messages without headers take the short way to nats-py. False if a caller inspects each message first."""
+    """True if messages without headers go to nats-py at once. False if a subclass inspects each message first."""
 
     def __init__(self, connection: Any, errors: Counter[str] | None = None, *, check_subjects: bool = True) -> None:
         self._rest = Parser(connection)
-        """Parser of everything that is not a message."""
+        """Parser of nats-py, for all lines that are no messages."""
         self.errors: Counter[str] = Counter() if errors is None else errors
         self._connection = connection
         self._check_subjects = check_subjects
         self._chunks: list[bytes] = []
         self._held_bytes = 0
         self._needed_bytes = 0
-        """Size of an incomplete message, so that its parts are joined once and not at every read. 0: not known."""
+        """Size of an incomplete message in bytes, so that its parts are joined only once. 0: not known."""
         self._resets = 0
         self._patterns: dict[bytes, Pattern] = {}
         self.denials: list[Denied] = []
-        """Called when the server rejects something for lack of permissions. nats-py's own text changes the case of the subject."""
+        """Called when the server denies a publish or subscription. nats-py's own text changes the case of the subject."""
 
     def reset(self) -> None:
-        """Drop incomplete data, because a new connection begins."""
+        """Drop incomplete data, because another connection begins."""
         self._resets += 1
         self._chunks = []
         self._held_bytes = self._needed_bytes = 0
         self._rest.reset()
 
     def expect(self, sid: int, subject: str) -> None:
-        """Require that messages for the subscription ``sid`` have a subject that ``subject`` matches."""
+        """Require that the subject of messages for the subscription ``sid`` matches ``subject``."""
         self._patterns[b"%d" % sid] = Pattern(subject)
 
     def forget(self, sid: int) -> None:
@@ -157,7 +154,7 @@ class StrictParser(Parser):
         self._patterns.pop(b"%d" % sid, None)
 
     def feed(self, data: bytes) -> bool:
-        """Process what needs no waiting. False: call ``parse`` before more data is fed."""
+        """Process the data that needs no await. Return False if ``parse`` must be called before the next data."""
         self._chunks.append(data)
         self._held_bytes += len(data)
         if self._held_bytes < self._needed_bytes:
@@ -174,7 +171,7 @@ class StrictParser(Parser):
 
     async def parse(self, data: bytes = b"") -> None:
         """Process all complete messages and commands. Raises only nats-py's errors and OSError."""
-        if data:  # else what ``feed`` has put together would be copied
+        if data:  # otherwise the data that ``feed`` has joined would be copied
             self._chunks.append(bytes(data))
             self._held_bytes += len(data)
         if self._held_bytes < self._needed_bytes:
@@ -192,7 +189,7 @@ class StrictParser(Parser):
             else:
                 end = await self._other(buffer, position)
             if self._resets != resets:
-                return  # what is left belongs to a connection that is gone
+                return  # the rest belongs to a closed connection
             if end == position:
                 break
             position = end
@@ -202,11 +199,14 @@ class StrictParser(Parser):
             self._held_bytes = len(rest)
 
     def _messages(self, buffer: bytes, position: int) -> int:
-        """Process messages from ``position`` on in a faster way. Return the position of the first thing that it did not process."""
+        """Process messages from ``position`` on. Return the position of the first line that needs ``parse``.
+
+        Subclasses override it with a faster parser.
+        """
         return position
 
     async def _other(self, buffer: bytes, position: int) -> int:
-        """Handle one complete message or command. Return the position after it, ``position`` if it is not complete."""
+        """Process one complete message or command. Return the position after it. ``position``: it is not complete."""
         if self._needed_bytes or position >= len(buffer):
             return position
         eol = buffer.find(b"\r\n", position)
@@ -236,7 +236,7 @@ class StrictParser(Parser):
         return end
 
     def _is_late_pong(self, line: bytes) -> bool:
-        """Return whether it is a PONG whose caller has given up. nats-py would close the connection."""
+        """Return whether the line is a PONG whose caller has given up. nats-py would close the connection."""
         pongs = getattr(self._connection, "_pongs", None)
         if line != b"PONG\r\n" or not pongs or not pongs[0].done():
             return False
@@ -256,13 +256,13 @@ class StrictParser(Parser):
             await self._rest.parse(line)
         except (OSError, Error):
             raise
-        except Exception as error:  # INFO that is no JSON, -ERR without a text
+        except Exception as error:  # an INFO that is no JSON, or an -ERR without a text
             raise ProtocolError(
                 f"Cannot decode the NATS protocol line {line[:80]!r}: {error!r}. Check the version of the NATS server."
             ) from error
 
     async def _message(self, line: list[bytes], content: bytes) -> None:
-        """Process a message for nats-py, or an invalid one. ``content``: header block and payload."""
+        """Process one message line. ``content``: header block and payload. An invalid message is counted and skipped."""
         fields = message_fields(line)
         if fields is None or size_of(fields[1]) < 0:
             self.errors["malformed message lines"] += 1
@@ -274,13 +274,13 @@ class StrictParser(Parser):
         number = int(sid)
         subscription = self._connection._subs.get(number)
         if subscription is None:
-            return  # it was on its way when we left
+            return  # the message was in flight when the subscription ended
         if self._check_subjects and not self._belongs(sid, subscription.subject, subject):
             self.errors["messages under a foreign subject"] += 1
             return
         try:
             await self._connection._process_msg(number, subject, reply, payload, headers)
-        except Exception:  # not UTF-8, or a malformed header block: it concerns this message alone
+        except Exception:  # not UTF-8, or an invalid header block. Only this message is affected
             self.errors["messages that can't be decoded"] += 1
 
     def _belongs(self, sid: bytes, wanted: str, subject: bytes) -> bool:
@@ -293,8 +293,9 @@ class StrictParser(Parser):
 
 
 class StrictConnection(Client):
-    """nats-py's client with the strict parser. ``errors``: kind -> number of rejected messages. ``on_reconnected``: called
-    after a reconnect.
+    """nats-py's client with the strict parser.
+
+    ``errors``: kind -> number of rejected messages. ``on_reconnected``: callbacks after a reconnect.
     """
 
     read_bytes = READ_BYTES
@@ -306,23 +307,23 @@ class StrictConnection(Client):
         self._ps = StrictParser(self, self.errors)
         self._wants_tls = self._urls_want_tls = False
         self._made: Any = None
-        """The stream of the connection whose handshake is done, until it is given up."""
+        """Stream of the connection whose handshake is complete. None: there is none."""
         self._looked_at: tuple[str | None, bytes] = None, b""
-        """The subject of the last message that ``hand_over`` took, as text and as bytes."""
+        """Subject of the last message in ``hand_over``, as text and as bytes."""
 
-    def go_over(self, carrier: Transport) -> None:
-        """Use ``carrier`` instead of TCP, now and at each reconnect. Call it before ``connect``."""
+    def use_carrier(self, carrier: Transport) -> None:
+        """Use ``carrier`` instead of TCP for this and each further connection. Call it before ``connect``."""
         self._transport = carrier
 
     async def connect(self, servers: Any = "nats://127.0.0.1:4222", **options: Any) -> None:  # type: ignore[override]
-        """Connect, as nats-py does. With a ``tls://`` URL or a TLS setting, a server without encryption is rejected."""
+        """Connect as nats-py does. Reject a server without encryption if a ``tls://`` URL or a TLS setting requires it."""
         urls = [servers] if isinstance(servers, str) else list(servers)
         self._urls_want_tls = wants_tls(urls)
         self._wants_tls = bool(options.get("tls")) or self._urls_want_tls
         await super().connect(servers=servers, **options)
 
     async def renew(self, options: Mapping[str, Any]) -> None:
-        """Reconnect with other credentials (``Credentials.nats_options``). Pending requests end as after a lost connection."""
+        """Reconnect with other credentials (``Credentials.nats_options``). Pending requests fail as after a lost connection."""
         self._user_credentials, self._nkeys_seed = options.get("user_credentials"), options.get("nkeys_seed")
         self._user_jwt_cb = self._signature_cb = self._public_nkey = None
         if self._user_credentials is not None or self._nkeys_seed is not None:
@@ -334,13 +335,13 @@ class StrictConnection(Client):
             self.options["tls"] = options["tls"]
         self._wants_tls = "tls" in options or self._urls_want_tls
         if self.is_connected:
-            await self._process_op_err(Error("The NATS credentials were reloaded. The connection is opened again."))
+            await self._process_op_err(Error("The NATS credentials were reloaded. The client reconnects."))
 
     def hand_over(self, subject: str, reply: str, payload: bytes, room_bytes: int) -> bool:
-        """Send a message as ``publish`` does, at half its cost. Return False if it was not sent. Then ``publish`` must send
-        it, or raise the reason.
+        """Send a message as ``publish`` does, at half the cost.
 
-        ``reply``: an inbox of this connection. ``room_bytes``: nothing is sent if more bytes wait to be written.
+        Return False if it was not sent. The caller then calls ``publish``, which sends it or raises the error. ``reply``:
+        an inbox of this connection. ``room_bytes``: nothing is sent if more bytes wait to be written.
         """
         queue, flusher, size_bytes = self._flush_queue, self._flusher_task, len(payload)
         if queue is None or flusher is None or flusher.done() or self._status != _CONNECTED:
@@ -362,7 +363,7 @@ class StrictConnection(Client):
         return True
 
     async def _process_connect_init(self) -> None:
-        """Work around asyncio versions (CVE-2024-12254) whose ``writelines`` ignores the buffer limit."""
+        """Work around versions of asyncio whose ``writelines`` ignores the buffer limit (CVE-2024-12254)."""
         self._leave_made()
         transport: Any = self._transport
         transport.writelines = lambda messages: transport.write(b"".join(messages))
@@ -377,7 +378,7 @@ class StrictConnection(Client):
         self._made = getattr(transport, "_io_writer", None)
 
     def _leave_made(self) -> None:
-        """Close a connection whose first write failed. Otherwise nats-py would read it next to the new one."""
+        """Close a connection whose first write failed. Otherwise nats-py would read it in parallel with the new one."""
         made, self._made = self._made, None
         if made is None:
             return
@@ -390,7 +391,7 @@ class StrictConnection(Client):
     async def _process_op_err(self, e: Exception) -> None:
         """Handle the error as nats-py does."""
         if not (self.is_closed or self.is_reconnecting):
-            self._made = None  # it is given up in good order
+            self._made = None  # the connection is closed first
         await super()._process_op_err(e)
 
     async def flush(self, timeout: int = 10) -> None:
@@ -403,7 +404,7 @@ class StrictConnection(Client):
                     raise
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
-        """Close without waiting for the socket, whose close asyncio never reports after a failed TLS handshake."""
+        """Close without waiting for the socket. After a failed TLS handshake, asyncio never reports its close."""
         transport: Any = self._transport
         if transport is not None:
             closed = transport.wait_closed
@@ -416,14 +417,17 @@ class StrictConnection(Client):
         await super()._close(status, do_cbs)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        """Check the first INFO before secrets are sent. nats-py would continue without encryption."""
+        """Check the first INFO line before secrets are sent.
+
+        Raises an error if the server has no TLS and the client requires it.
+        """
         if initial_connection and self._wants_tls and not info.get("tls_required") and self._is_in_the_clear():
             if not info.get("tls_available"):
                 raise Error(
                     "The NATS server does not offer TLS, but the settings of this client require it. Configure TLS on "
                     "the server, or use a URL without tls://"
                 )
-            info["tls_required"] = True  # nats-py would go on unencrypted; we do not
+            info["tls_required"] = True  # nats-py would continue without encryption
         await super()._process_info(info, initial_connection=initial_connection)
 
     def _is_in_the_clear(self) -> bool:
@@ -435,20 +439,20 @@ class StrictConnection(Client):
         while not (self.is_closed or self.is_reconnecting or self._transport is None):
             try:
                 data = await self._read()
-                self._pings_outstanding = 0  # a PONG may lie behind much else; whoever sends is there
+                self._pings_outstanding = 0  # a PONG may be late after much data. A server that sends is alive
                 await self._taken(data)
             except asyncio.CancelledError:
                 return
             except (OSError, Error) as error:
                 await self._process_op_err(error)
                 return
-            except Exception as error:  # whatever a server sends must not end the reading for good
-                logger.exception("the NATS stream can't be read; reconnecting")
+            except Exception as error:  # no data of a server may end the reading permanently
+                logger.exception("NATS data cannot be decoded: reconnecting")
                 await self._process_op_err(error)
                 return
 
     async def _read(self) -> bytes:
-        """Return data of the socket. Raises the reason of its end."""
+        """Return data from the socket. Raises the error that ended the connection."""
         assert self._transport is not None
         if self._transport.at_eof():
             raise UnexpectedEOF
@@ -459,13 +463,13 @@ class StrictConnection(Client):
         await self._ps.parse(data)
 
     async def _process_err(self, err_msg: str) -> None:
-        """Handle an error of the server. nats-py closes permanently on most of them. A connection that worked reconnects."""
+        """Handle an error of the server. A connection that was established reconnects. nats-py would close it permanently."""
         if not self.is_connected:
             await super()._process_err(err_msg)
             return
         text = err_msg.strip("'\" ")
         self.errors[f"server: {text.split(' for ')[0]}"] += 1
-        logger.warning("NATS server: %s", text)
+        logger.warning("NATS server error text=%s", text)
         error = Error(f"NATS server error: {text}")
         if "permissions violation" not in text.lower():
             await self._process_op_err(error)
@@ -474,7 +478,7 @@ class StrictConnection(Client):
 
 
 def make_strict(connection: Client) -> Counter[str]:
-    """Replace the parser of another connection, with its incomplete data. Return the counters."""
+    """Replace the parser of another nats-py connection, including its incomplete data. Return the counters of skipped messages."""
     before = getattr(connection, "_ps", None)
     if isinstance(before, StrictParser):
         return before.errors
@@ -491,7 +495,7 @@ def make_strict(connection: Client) -> Counter[str]:
 
 
 def watch_denials(connection: Client, callback: Denied) -> Callable[[], None]:
-    """Call ``callback`` when the server denies a publish or subscription. Return a function that cancels it."""
+    """Call ``callback`` when the server denies a publish or subscription. Return a function that ends this."""
     parser = getattr(connection, "_ps", None)
     if not isinstance(parser, StrictParser):
         return lambda: None
@@ -500,14 +504,14 @@ def watch_denials(connection: Client, callback: Denied) -> Callable[[], None]:
 
 
 def cut_off(connection: Client) -> None:
-    """Drop unwritten data, because nats-py's ``close`` waits for a blocked socket."""
+    """Drop the unwritten data of a connection, because nats-py's ``close`` would wait for a blocked socket."""
     stream = getattr(getattr(connection, "_transport", None), "_io_writer", None)
     if stream is not None:
         stream.transport.abort()
 
 
 def _line_again(parser: Any) -> bytes:
-    """Return the line of the message whose payload nats-py's parser waits for."""
+    """Return the protocol line of the message whose payload nats-py's parser waits for."""
     said = parser.msg_arg
     line = [b"HMSG" if parser.header_needed else b"MSG", said["subject"], b"%d" % said["sid"]]
     line += [said["reply"]] if said["reply"] else []

@@ -1,8 +1,8 @@
-"""``RequestGuard``: the one place where the exception of a request handler ends [A15].
+"""``RequestGuard``: catches the exceptions of request handlers [A15].
 
-The bytes of a request come from outside. An exception that they cause concerns this request alone. The guard rejects
-the request if its kind has a rejection, counts it and logs it. The node continues. A background task of the node is
-different: ``sidecar.runtime.tasks`` stops the node when one fails.
+The bytes of a request come from outside, so an exception that they cause affects only this request. The guard rejects the
+request if its kind has a rejection, counts it and logs it. The node continues. A background task of the node is different:
+``sidecar.runtime.tasks`` stops the node when one fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LOG_EVERY_S = 1.0
 _SHOWN_CHARACTERS = 200
 
 Handler = Callable[[bytes, bytes, bytes, bytes], None]
-"""(subject, reply, payload, header block), as the connections of a node call it."""
+"""Called with (subject, reply, payload, header block) of a request."""
 Reject = Callable[[bytes, Exception], Awaitable[Any] | object]
 """Function (reply subject, error of the handler) that sends a rejection. It returns an awaitable, or None."""
 
@@ -31,9 +31,9 @@ class RequestGuard:
     """Guards the handlers of one kind of request.
 
     Args:
-        kind: What is asked for, in few words: for the log, the counter and the metric.
-        counters: Where a failed request is counted (``refused: failed request, KIND``).
-        reject: Sends the rejection. None: this kind has none, and the asker asks again after its timeout.
+        kind: Kind of request in a few words, for the log, the counter and the metric.
+        counters: Counters of failed requests (``refused: failed request, KIND``).
+        reject: Sends the rejection. None: this kind has no rejection, and the sender retries after its timeout.
     """
 
     def __init__(self, kind: str, counters: Counter[str], reject: Reject | None = None) -> None:
@@ -43,7 +43,7 @@ class RequestGuard:
         self._log_at = 0.0
 
     def handler(self, handler: Handler) -> Handler:
-        """Return ``handler``, guarded, for ``BusConnection.listen``."""
+        """Return ``handler`` with the guard, for ``BusConnection.listen``."""
 
         def received(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
             try:
@@ -54,7 +54,7 @@ class RequestGuard:
         return received
 
     def callback(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Coroutine[Any, Any, None]]:
-        """Return ``handler``, guarded, as the callback of a subscription of nats-py."""
+        """Return ``handler`` with the guard, as a callback for a subscription of nats-py."""
 
         async def received(message: Any) -> None:
             await self.run(handler(message), str(message.reply or "").encode("utf-8", "surrogateescape"))
@@ -62,7 +62,10 @@ class RequestGuard:
         return received
 
     def run(self, work: Awaitable[object], reply: bytes) -> Coroutine[Any, Any, None]:
-        """Await ``work``, which answers the request with this reply subject. A task that ends before it has begun closes ``work``."""
+        """Return a coroutine that awaits ``work``, which answers the request with this reply subject.
+
+        If the task is canceled before it begins, ``work`` is closed.
+        """
         running = self._run(work, reply)
         if isinstance(work, Coroutine):
             weakref.finalize(running, work.close).atexit = False
@@ -87,7 +90,7 @@ class RequestGuard:
             self.failed(reply, error)
 
     def failed(self, reply: bytes, error: Exception) -> object:
-        """Count, log and reject a request whose handler raised ``error``. Return an awaitable for it, if any."""
+        """Count, log and reject a request whose handler raised ``error``. Return an awaitable for the rejection, or None."""
         self._note(error)
         if self._reject is None or not reply:
             return None
@@ -100,7 +103,7 @@ class RequestGuard:
     def _note(self, error: Exception) -> None:
         self._counters[f"{REFUSED}failed request, {self.kind}"] += 1
         now = time.monotonic()
-        if now >= self._log_at:  # an asker that causes it once can do so a million times
+        if now >= self._log_at:  # a sender can repeat such a request a million times, so the log is limited
             self._log_at = now + _LOG_EVERY_S
             shown = repr(error)[:_SHOWN_CHARACTERS]
-            logger.error("request failed kind=%s error=%s: rejected, the node goes on", self.kind, shown, exc_info=error)
+            logger.error("request failed kind=%s error=%s: request rejected, node continues", self.kind, shown, exc_info=error)

@@ -1,7 +1,7 @@
-"""The edge to nats-py: one connection, requests with a bound in time, and nats-py's errors turned into ours.
+"""``Transport``: one connection of nats-py with time-limited requests and liftpy's own errors.
 
-Nothing behind this module sees an exception of nats-py. What a caller must tell apart is whether the other side can have
-acted: NoRespondersError says that it can't, RequestTimeoutError that it may have.
+No other code of a client sees an exception of nats-py. The errors say whether the receiver can have acted on a request:
+after NoRespondersError it has not, after RequestTimeoutError it may have.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from liftpy.errors import (
     ClientClosedError,
     ConfigError,
     LiftError,
+    NatsUnreachableError,
     NotAllowedError,
     OutcomeUnknownError,
     ProtocolError,
@@ -40,12 +41,12 @@ DEFAULT_URL = "nats://127.0.0.1:4222"
 REQUEST_TIMEOUT_S = 2.0
 _CLOSE_S = 2.0
 ROOM_BYTES = 1024 * 1024
-"""Maximum size of data that waits to be written, in bytes. nats-py blocks a publisher beyond 2 MiB without a deadline."""
+"""Maximum size of unwritten data, in bytes. Above 2 MiB, nats-py blocks a publisher without a timeout."""
 _LARGE_BYTES = ROOM_BYTES // 2
 SILENT_S = 0.5
-"""Time without an answer to a PING, in seconds, after which the NATS server counts as silent."""
+"""Time without an answer to a PING, in seconds, after which the NATS server counts as unreachable."""
 _CHECK_S = 60.0
-"""Limit of one check of the server, in seconds. nats-py gives up a silent connection earlier."""
+"""Maximum duration of one check of the server, in seconds. nats-py closes an unreachable connection earlier."""
 
 
 class NoRespondersError(UnavailableError):
@@ -69,11 +70,15 @@ async def open_connection(
     carrier: CarriedBy | None = None,
     **nats_options: Any,
 ) -> ClientConnection:
-    """Return a connected nats-py client that reconnects forever. Raise UnavailableError if no server answers in
-    ``timeout_s``.
+    """Return a connected nats-py client that reconnects forever. Raises UnavailableError if no server answers in ``timeout_s``.
 
-    ``servers``: one URL or several, also comma separated. ``carrier``: replacement for TCP, as in ``liftpy.testing.memory``.
-    ``nats_options``: arguments of ``nats.connect``, which override the defaults.
+    Args:
+        servers: One URL or several, also separated by commas.
+        credentials: Credentials of this client. None: none.
+        name: Name of the connection, which the NATS server shows.
+        timeout_s: Maximum time for the connect, in seconds.
+        carrier: Replacement for TCP, as in ``liftpy.testing.memory``. None: TCP.
+        nats_options: Arguments of ``nats.connect``, which override the defaults.
     """
     urls = [u.strip() for u in (servers.split(",") if isinstance(servers, str) else servers)]
     check_urls(urls, bare=True)
@@ -89,7 +94,7 @@ async def open_connection(
     }
     connection = ClientConnection()
     if carrier is not None:
-        connection.go_over(carrier)
+        connection.use_carrier(carrier)
     seen = _ErrorsSeen()
     also: Callable[[], Awaitable[None]] | None = options.pop("reconnected_cb", None)
 
@@ -109,12 +114,12 @@ async def open_connection(
                 f"The NATS server at {shown(urls)} rejected the credentials. Check them (of a command: --creds, --nkey, --user or "
                 "the context) and the configuration of the server."
             ) from None
-        raise UnavailableError(
+        raise NatsUnreachableError(
             f"Cannot connect to NATS at {shown(urls)}: {plain_cause(seen.last or error)}. Check that the server "
             "is running, and check the URL (of a command: --nats, LIFTPY_NATS or the context)."
         ) from error
     except asyncio.CancelledError:
-        await _close(connection)  # half connected, it would stay so
+        await _close(connection)  # otherwise a half-open connection would remain
         raise
     except ValueError as error:
         raise ConfigError(f"Cannot use the NATS URL {shown(urls)}: {error}. Use nats://HOST:PORT.") from error
@@ -122,7 +127,7 @@ async def open_connection(
 
 
 async def _not_swallowed(work: Awaitable[_T]) -> _T:
-    """Return the result of ``work``. Raise a cancellation that nats-py or ``wait_for`` has swallowed."""
+    """Return the result of ``work``. Raise the cancellation that nats-py or ``wait_for`` has swallowed."""
     task = asyncio.current_task()
     assert task is not None
     before = task.cancelling()
@@ -133,17 +138,17 @@ async def _not_swallowed(work: Awaitable[_T]) -> _T:
 
 
 def plain_cause(error: object) -> str:
-    """Return the text of an error of the operating system without its number: ``Connection refused``."""
+    """Return the text of an error without the number of the operating system, for example ``Connection refused``."""
     return re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 class _ErrorsSeen:
-    """Error callback for nats-py. It keeps the newest text and prints no traceback, because requests report errors themselves."""
+    """Error callback for nats-py. It keeps the last error and prints no traceback, because requests report errors themselves."""
 
     def __init__(self) -> None:
         self.last = ""
         self.not_accepted = False
-        """True if a server said so. Errors of a second attempt may come from a connection that the server closed."""
+        """True if a server rejected the credentials. A second attempt may report other errors."""
 
     async def note(self, error: Exception) -> None:
         self.last = str(error) or type(error).__name__
@@ -151,17 +156,17 @@ class _ErrorsSeen:
 
 
 async def _first_connect(connection: NatsConnection, urls: list[str], options: dict[str, Any], timeout_s: float) -> None:
-    """Connect for the first time, with two tries per server. Only a connection that has worked once retries forever."""
+    """Connect for the first time, with two tries per server. Only a connection that was established once retries forever."""
     attempts = options.pop("max_reconnect_attempts")
     await asyncio.wait_for(connection.connect(servers=urls, max_reconnect_attempts=1, **options), timeout_s * 2)
     connection.options["max_reconnect_attempts"] = attempts
 
 
 class Transport:
-    """Requests over one connection. A ``connection`` from the caller stays the caller's.
+    """Requests over one connection. If the caller passes a ``connection``, the caller also closes it.
 
-    At most ``ROOM_BYTES`` and one message wait to be written. If there are more, a sender waits for room, within its timeout.
-    A message that was not written by then was certainly not sent.
+    At most ``ROOM_BYTES`` and one message wait to be written. If there is more, a sender waits within its timeout. A
+    message that was not written when the timeout ends was not sent.
     """
 
     def __init__(self, connection: NatsConnection) -> None:
@@ -169,34 +174,34 @@ class Transport:
         self._ours = connection if isinstance(connection, StrictConnection) else None
         self._loop = asyncio.get_running_loop()
         self.counters: Counter[str] = Counter()
-        """Kind -> number of received messages that could not be used."""
+        """Kind -> number of received messages that are invalid."""
         self.closed = False
         self._answers = Answers()
         self._opening: asyncio.Task[None] | None = None
         self._check: asyncio.Task[None] | None = None
-        """The running check of the server. None: none has run."""
+        """Task of the running check of the server. None: no check has run."""
         self._on_close: set[Callable[[], None]] = set()
         self._on_denial: set[Denied] = set()
         self._unwatch = watch_denials(connection, self._denied)
         self.reconnected: asyncio.Future[None] = self._loop.create_future()
-        """Done when the connection has been renewed. Then there is another future. Only for a connection that this object made."""
+        """Future that completes when the connection is renewed. Each reconnect creates another one."""
         if isinstance(connection, StrictConnection):
             connection.on_reconnected.append(self._renewed)
 
     @property
     def parse_errors(self) -> Counter[str]:
-        """Number of skipped parts of the received data, by kind."""
+        """Kind -> number of skipped parts of the received data."""
         found = getattr(getattr(self.connection, "_ps", None), "errors", None)
         return found if isinstance(found, Counter) else Counter()
 
     def must_be_usable(self) -> None:
-        """Raise ClientClosedError after ``close``. Raise ConfigError in another event loop or thread than that of the constructor."""
+        """Raise ClientClosedError after ``close``, and ConfigError outside of the event loop and thread of the constructor."""
         if self.closed or asyncio.get_running_loop() is not self._loop:
             self.must_be_at_home()
             raise ClientClosedError("The client is closed. Open a new client.")
 
     def must_be_at_home(self) -> None:
-        """Raise ConfigError in another event loop or thread than that of the constructor."""
+        """Raise ConfigError outside of the event loop and thread of the constructor."""
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigError(
                 "A client belongs to the event loop that created it. Open a client in this loop, or use "
@@ -204,12 +209,12 @@ class Transport:
             )
 
     def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` at the close. Return a function that cancels it."""
+        """Call ``callback`` when the transport closes. Return a function that ends this."""
         self._on_close.add(callback)
         return lambda: self._on_close.discard(callback)
 
     def tell_of_denials(self, callback: Denied) -> Callable[[], None]:
-        """Call ``callback`` when NATS denies a publish or subscription. Return a function that cancels it."""
+        """Call ``callback`` when NATS denies a publish or subscription. Return a function that ends this."""
         self._on_denial.add(callback)
         return lambda: self._on_denial.discard(callback)
 
@@ -219,10 +224,10 @@ class Transport:
             callback(is_publish, subject)
 
     def check_server(self) -> None:
-        """Find out whether the NATS server is silent, unless a check runs.
+        """Start to check whether the NATS server answers, unless a check runs.
 
-        If it is, ``reconnected`` completes as soon as it answers again: leaders may have changed by then, and answers
-        may be lost, as with a broken connection.
+        If the server was unreachable, ``reconnected`` completes when it answers again. Leaders may have changed by then,
+        and answers may be lost, as after a broken connection.
         """
         if not self.closed and self.connection.is_connected and (self._check is None or self._check.done()):
             self._check = self._loop.create_task(self._until_it_answers(), name="check of the NATS server")
@@ -235,9 +240,9 @@ class Transport:
             while True:
                 received, asked_at = stats["in_msgs"], self._loop.time()
                 done, _ = await asyncio.wait({pong, renewed}, timeout=SILENT_S, return_when=asyncio.FIRST_COMPLETED)
-                if done or stats["in_msgs"] != received:  # a PONG comes late where many messages come before it
+                if done or stats["in_msgs"] != received:  # a PONG is late if many messages arrive before it
                     break
-                if not is_silent and self._loop.time() < asked_at + 2 * SILENT_S:  # otherwise this process stood still
+                if not is_silent and self._loop.time() < asked_at + 2 * SILENT_S:  # otherwise this process itself was suspended
                     is_silent = True
                     self.counters["silences of the NATS server"] += 1
             failed = pong.done() and (pong.cancelled() or pong.exception() is not None)
@@ -252,27 +257,27 @@ class Transport:
 
     @property
     def server(self) -> str:
-        """Host and port of the NATS server, for people."""
+        """Host and port of the NATS server, for texts."""
         url = getattr(self.connection, "connected_url", None)
         return "this NATS server" if url is None else f"nats://{url.hostname}:{url.port}"
 
     @property
     def max_payload_bytes(self) -> int:
-        """Largest message that the NATS server takes, in bytes."""
+        """Largest message that the NATS server accepts, in bytes."""
         return int(self.connection.max_payload)
 
     @property
     def waiting_count(self) -> int:
-        """Requests that are not answered yet."""
+        """Number of requests without an answer."""
         return self._answers.waiting_count
 
     @property
     def has_room(self) -> bool:
-        """True if a message can be written without waiting: the buffer is small, or a reconnect is running."""
+        """True if a message can be written without a wait: the buffer has room, or a reconnect is running."""
         return self.connection.pending_data_size <= ROOM_BYTES or not self.connection.is_connected
 
     async def room(self, give_up_at: float) -> None:
-        """Wait for room until ``give_up_at`` (loop time in s), then raise UnavailableError."""
+        """Wait for room in the buffer until ``give_up_at`` (loop time in s). Raises UnavailableError after that."""
         pause_s = 0.0
         while not self.has_room:
             if self._loop.time() >= give_up_at:
@@ -286,14 +291,24 @@ class Transport:
     async def request(
         self, subject: str, payload: bytes, timeout_s: float = REQUEST_TIMEOUT_S, headers: dict[str, str] | None = None
     ) -> bytes:
-        """Return the answer's bytes. Raises as ``exchange``."""
+        """Return the payload of the answer. Raises the errors of ``exchange``."""
         return bytes((await self.exchange(subject, payload, timeout_s, headers)).data)
 
     async def exchange(self, subject: str, payload: bytes, timeout_s: float, headers: dict[str, str] | None = None) -> Any:
-        """Return the answer, a nats-py message, within ``timeout_s``, whatever the connection does.
+        """Send a request and return the answer, a nats-py message.
 
-        Raise NoRespondersError (not delivered), RequestTimeoutError (unknown whether delivered), ClientClosedError,
-        NotAllowedError, or UnavailableError (not sent).
+        Args:
+            subject: Subject of the request.
+            payload: Payload of the request.
+            timeout_s: Maximum total time, in seconds.
+            headers: Headers of the request. None: none.
+
+        Raises:
+            NoRespondersError: No subscriber got the request.
+            RequestTimeoutError: No answer arrived. The receiver may have acted on the request.
+            UnavailableError: The request was not sent.
+            NotAllowedError: The permissions of this user do not allow it.
+            ClientClosedError: The client is closed.
         """
         self.must_be_usable()
         give_up_at = self._loop.time() + timeout_s
@@ -327,7 +342,7 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def expecting(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
-        """Yield an inbox for one answer to a message on ``subject``, and the future of that answer.
+        """Yield (inbox for one answer to a message on ``subject``, future of this answer).
 
         Raises UnavailableError after ``timeout_s``. The future fails as ``exchange`` does if permissions are missing or the
         client is closed.
@@ -348,15 +363,15 @@ class Transport:
             self._answers.forget(number)
 
     async def _open_inbox(self, timeout_s: float) -> None:
-        """Subscribe to the reply inbox, once for all callers, even if one is canceled."""
+        """Subscribe to the reply inbox. All callers share one subscription, even if one of them is canceled."""
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open(timeout_s), name="inbox of a client")
             self._opening.add_done_callback(lambda done: done.cancelled() or done.exception())
         opening = self._opening
         async with asyncio.timeout(timeout_s):
             await asyncio.wait({opening})
-        if opening.cancelled():  # by the close; nobody has cancelled who waits here
-            raise ClientClosedError("The client was closed. Nothing was sent.")
+        if opening.cancelled():  # `close` has canceled the subscription, and not the caller
+            raise ClientClosedError("The client was closed. Nothing was sent. Open a new client.")
         opening.result()
 
     async def _open(self, timeout_s: float) -> None:
@@ -365,7 +380,7 @@ class Transport:
         self._answers.begin(inbox, await self.listen(f"{inbox}.*", self._answers.arrived, timeout_s))
 
     async def listen(self, subject: str, callback: Callable[[Any], Awaitable[None]], timeout_s: float) -> Any:
-        """Subscribe. Return nats-py's subscription when the server knows it, or will learn it at the next reconnect.
+        """Subscribe. Return nats-py's subscription when the server has it. During a reconnect, return it at once.
 
         Raises NotAllowedError, UnavailableError, ClientClosedError.
         """
@@ -407,9 +422,11 @@ class Transport:
         *,
         give_up_at: float | None = None,
     ) -> None:
-        """Send without waiting for anything but room, until ``give_up_at`` (loop time in s; default: after REQUEST_TIMEOUT_S).
+        """Send a message.
 
-        Raises ProtocolError (too large), ClientClosedError, UnavailableError: in each case nothing was sent.
+        Wait only for room in the buffer, until ``give_up_at`` (loop time in s, default: REQUEST_TIMEOUT_S from now).
+
+        Raises ProtocolError (too large), ClientClosedError, UnavailableError. In each case nothing was sent.
         """
         self.must_be_usable()
         if give_up_at is None:
@@ -419,12 +436,12 @@ class Transport:
         await self.write(subject, payload, reply, headers, give_up_at)
 
     def hand_over(self, subject: str, payload: bytes, reply: str) -> bool:
-        """Write if it needs no waiting and return True. Otherwise return False: call ``write``."""
+        """Write the message if it needs no wait, and return True. After False, the caller uses ``write``."""
         ours = self._ours
         return ours is not None and len(payload) < _LARGE_BYTES and ours.hand_over(subject, reply, payload, ROOM_BYTES)
 
     async def write(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float) -> None:
-        """Queue a message for writing without a check for room. It cannot be withdrawn. Raises the errors of ``publish``."""
+        """Queue a message for writing without a check for room. Raises the errors of ``publish``."""
         if headers is None and self.hand_over(subject, payload, reply):
             return
         try:
@@ -446,17 +463,17 @@ class Transport:
     async def _write_large(
         self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float
     ) -> None:
-        """Write a large message. nats-py may wait and swallow a cancellation."""
+        """Write a large message. nats-py may wait for it and swallow a cancellation."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(give_up_at):
                 await _not_swallowed(self.connection.publish(subject, payload, reply=reply, headers=headers))
 
     async def settle(self, timeout_s: float = 5.0) -> None:
-        """Return when the server has processed everything sent before, including subscriptions. Raise UnavailableError if it
-        cannot.
+        """Return when the server has processed all data sent before, including subscriptions.
 
-        This needs two flushes, because nats-py's ``flush`` writes its PING before the buffered data. The PONG of the first
-        one only shows that the buffer was written. That of the second one comes after it.
+        Raises UnavailableError if the server does not answer. The method needs two flushes, because nats-py's ``flush``
+        writes its PING before the buffered data. The PONG of the first one only shows that the buffer was written. The PONG
+        of the second one comes after the data.
         """
         try:
             for _ in range(2):
@@ -467,7 +484,7 @@ class Transport:
             ) from error
 
     def end(self) -> None:
-        """End: waiting callers get an error. The connection stays open, because it may belong to the caller."""
+        """Close the transport: waiting callers get an error. The connection stays open, because it may belong to the caller."""
         self.must_be_at_home()
         self.closed = True
         if self._check is not None:
@@ -477,33 +494,35 @@ class Transport:
         if isinstance(self.connection, StrictConnection) and self._renewed in self.connection.on_reconnected:
             self.connection.on_reconnected.remove(self._renewed)
         self._answers.end(
-            ClientClosedError("The client was closed before the answer arrived. The request may have been applied.")
+            ClientClosedError(
+                "The client was closed before the answer arrived. The request may have been applied. Open a new client to check it."
+            )
         )
         callbacks, self._on_close = self._on_close, set()
         for callback in callbacks:
             callback()
 
     async def leave(self) -> None:
-        """End, and remove everything from the connection, which stays open."""
+        """Close the transport and remove its subscriptions from the connection, which stays open."""
         self.end()
         await end_tasks([self._opening, self._check])
         await self._answers.leave()
 
     async def close(self) -> None:
-        """End, flush and close the connection. Data that cannot be written within ``_CLOSE_S`` is dropped."""
+        """Close the transport, flush and close the connection. Data that cannot be written within ``_CLOSE_S`` is dropped."""
         self.end()
         try:
             await end_tasks([self._opening, self._check])
             async with asyncio.timeout(_CLOSE_S):
                 await _not_swallowed(self.connection.flush(timeout=_CLOSE_S))  # type: ignore[arg-type]
-        except Exception:  # not connected, or blocked: there is nobody to wait for
+        except Exception:  # the connection is down or blocked, so a flush would not end
             cut_off(self.connection)
         finally:
             await _close(self.connection)
 
 
 async def _close(connection: NatsConnection) -> None:
-    """Close the connection within 2 x ``_CLOSE_S``. If the caller is canceled, closing continues in the background."""
+    """Close the connection within 2 x ``_CLOSE_S``. If the caller is canceled, the close continues in the background."""
     closing = asyncio.create_task(_close_bounded(connection), name="closing of a connection")
     _closings.add(closing)
     closing.add_done_callback(_closings.discard)
@@ -514,7 +533,7 @@ _closings: set[asyncio.Task[None]] = set()
 
 
 async def _close_bounded(connection: NatsConnection) -> None:
-    """Close in limited time. nats-py waits for a blocked socket."""
+    """Close in limited time, because nats-py waits for a blocked socket."""
     closing = asyncio.create_task(connection.close(), name="nats-py's close")
     closing.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.wait([closing], timeout=_CLOSE_S)
@@ -536,7 +555,7 @@ async def _unsubscribe(subscription: Any) -> None:
 
 # The answers to a connection's requests: one inbox, a number for each request.
 #
-# nats-py's own ``request`` swallows a cancellation here and there, may take longer than its time-out when the socket is
+# nats-py's own ``request`` may swallow a cancellation, may take longer than its timeout when the socket is
 # blocked, and does not report missing permissions. Here a request has one deadline for everything, and the caller gets an error
 # if the server rejects the request.
 
@@ -547,13 +566,16 @@ _NO_RESPONDERS = "503"
 
 @dataclass(slots=True)
 class _Asked:
+    """A request that waits for its answer."""
+
     subject: str
     answer: asyncio.Future[Any]
 
 
 class Answers:
-    """Requests that wait for answers. Call ``begin`` after subscribing to the inbox, ``expect`` and ``forget`` for each
-    request, then ``leave``.
+    """Requests that wait for answers.
+
+    Call ``begin`` after the subscription to the inbox, ``expect`` and ``forget`` for each request, and ``leave`` at the end.
     """
 
     def __init__(self) -> None:
@@ -562,11 +584,11 @@ class Answers:
         self._numbers = count()
         self._asked: dict[int, _Asked] = {}
         self.is_open = False
-        """True if answers can come."""
+        """True if answers can arrive."""
 
     @property
     def waiting_count(self) -> int:
-        """Requests without an answer."""
+        """Number of requests without an answer."""
         return len(self._asked)
 
     def begin(self, inbox: str, subscription: Any) -> None:
@@ -587,7 +609,7 @@ class Answers:
         return number, f"{self._inbox}.{number}", answer
 
     def forget(self, number: int) -> None:
-        """Ignore an answer or an error that comes from now on."""
+        """Ignore an answer or an error for this request from now on."""
         asked = self._asked.pop(number, None)
         if asked is not None and asked.answer.done() and not asked.answer.cancelled():
             asked.answer.exception()
@@ -601,10 +623,10 @@ class Answers:
             asked.answer.set_result(message)
 
     def refused(self, is_publish: bool, subject: str) -> None:
-        """Note that NATS does not permit a publish (or its answer) or a subscription on ``subject``."""
+        """Note that NATS has denied a publish (or its answer) or a subscription on ``subject``. The affected requests fail."""
         ours = subject == f"{self._inbox}.*"
         if not is_publish and ours:
-            self.is_open = False  # the next request tries again: rights may change
+            self.is_open = False  # the next request tries again, because permissions may change
         for number, asked in self._asked.items():
             if (asked.subject == subject and is_publish) or ours or subject == f"{self._inbox}.{number}":
                 what = "publish" if is_publish and asked.subject == subject else "be answered"
@@ -628,5 +650,5 @@ class Answers:
 
 
 def nobody_there(message: Any) -> bool:
-    """Return whether a message means "no responders"."""
+    """Return whether a message of the server means "no responders"."""
     return bool(message.headers) and not message.data and message.headers.get("Status") == _NO_RESPONDERS

@@ -14,26 +14,29 @@ ENCRYPTED = ("tls", "wss")
 _USER_INFO = re.compile(r"^([a-zA-Z][\w+.-]*:/+)?.*@", re.DOTALL)
 _HIDDEN = r"\g<1>***@"
 _NO_PORT = re.compile(r":(?!//|\d{1,5}/?$)[^\]@]*$")
-"""Text in the place of a port. In a URL that was cut at a comma it is the first half of a password."""
+"""Text that replaces an invalid port. If a URL was split at a comma, it is the first half of a password."""
 
 
 def shown(urls: str | Iterable[str]) -> str:
-    """Return URLs for people, without users, passwords and tokens."""
+    """Return the URLs for texts, without users, passwords and tokens."""
     return ", ".join(_shown(url.strip()) for url in (urls.split(",") if isinstance(urls, str) else urls))
 
 
 def _shown(url: str) -> str:
     bare = _USER_INFO.sub(_HIDDEN, url)
-    return bare if bare.startswith("ws") else _NO_PORT.sub(":***", bare)  # those of websockets have paths
+    return bare if bare.startswith("ws") else _NO_PORT.sub(":***", bare)  # URLs of WebSockets have paths
 
 
 def shown_address(uri: Any) -> str:
-    """Return host and port of a URL that ``urlsplit`` has split, '' for None."""
+    """Return host and port of a URL that ``urlsplit`` has split. '': ``uri`` is None."""
     return uri.netloc.rpartition("@")[2] if uri is not None else ""
 
 
 def check_urls(urls: Iterable[str], *, bare: bool = False) -> None:
-    """Raise ConfigError that names the first invalid URL and the reason. ``bare``: ``host:port`` is allowed."""
+    """Check NATS URLs. Raises ConfigError that names the first invalid URL and the reason.
+
+    ``bare``: True if ``host:port`` is allowed.
+    """
     given = tuple(urls)
     for url in given:
         if not url.isascii() or any(character.isspace() or not character.isprintable() for character in url):
@@ -70,5 +73,5 @@ def _has_good_port(parts: SplitResult) -> bool:
 
 
 def wants_tls(urls: Iterable[str]) -> bool:
-    """Return whether one of them requires encryption."""
+    """Return whether one of the URLs requires encryption."""
     return any(url.strip().split("://")[0].lower() in ENCRYPTED for url in urls if "://" in url)

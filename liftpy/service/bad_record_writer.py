@@ -1,4 +1,4 @@
-"""Writes skipped records to the dead-letter stream, then the decision to the log (``liftpy.core.services.bad_records``)."""
+"""Writes skipped records to the dead-letter stream, and decisions to the log (``liftpy.core.services.bad_records``)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from liftpy.errors import ConfigError, UnavailableError
 logger = logging.getLogger("liftpy.service")
 
 _FILLED_IN = "service"
-"""Text that replaces a wildcard, if a stream stores more subjects than one."""
+"""Token that replaces a wildcard in the subject of the dead-letter stream."""
 
 
 class RecordWriter:
-    """Appends records of the framework to a stream. ``timeout_s``: for each ack."""
+    """Appends records of the framework to a stream. ``timeout_s``: maximum wait for each ack."""
 
     def __init__(self, client: Client, timeout_s: float = 3.0) -> None:
         self._client = client
@@ -40,10 +40,10 @@ class RecordWriter:
         *,
         first: bool = False,
     ) -> int:
-        """Append one record to a partition and return its offset. Raises ConfigError. Raises UnavailableError if it is not
-        acknowledged.
+        """Append one record to a partition and return its offset.
 
-        ``first``: append it only as the first record of the partition.
+        ``first``: True to append it only if the partition is empty. Raises ConfigError if the stream cannot be used. Raises
+        UnavailableError if the record is not acknowledged.
         """
         stream = await self._client.stream(name)
         if uid and stream.uid != uid:
@@ -83,24 +83,27 @@ class DecisionWriter(RecordWriter):
         self._dead_letters = dead_letter_stream
 
     async def pass_over(self, identity: Identity, decision: SkipDecision, record: Record, error: str) -> int:
-        """Write ``record`` to the dead-letter stream, append the decision, and return its offset.
+        """Write ``record`` to the dead-letter stream, append the decision to skip it, and return the decision's offset.
 
-        A repetition may store the record twice. A record is never skipped without being in the dead-letter stream. Raises
-        UnavailableError when either is not acknowledged.
+        A retry may store the record twice. A record is never skipped without being in the dead-letter stream. Raises
+        UnavailableError if either is not acknowledged.
         """
         source = f"{identity.stream}/{identity.uid}/{identity.partition}"
         if self._dead_letters:
             headers = dead_letter_headers(identity.service, source, error, record)
             await self.append(self._dead_letters, identity.partition, record.value or b"", record.key, headers)
-        told = error.encode(errors="replace")[:MAX_ERROR_BYTES]  # may be anything that the service's code has raised
+        told = error.encode(errors="replace")[:MAX_ERROR_BYTES]  # the service's code may have raised an error with any text
         offset = await self.append(identity.stream, identity.partition, told, None, decision.headers(), identity.uid)
         text = told.decode(errors="replace")
-        logger.warning("%s: %s is passed over, by the record at %d: %s", identity, decision.unit, offset, text)
+        logger.warning("record skipped service=%s unit=%s decision_offset=%d error=%s", identity, decision.unit, offset, text)
         return offset
 
     async def upgrade(self, identity: Identity, decision: VersionDecision, *, first: bool) -> int:
-        """Append the decision and return its offset. ``first``: only as the first record of the log. Raises UnavailableError."""
+        """Append the decision for a version and return its offset.
+
+        ``first``: True to append it only as the first record of the log. Raises UnavailableError if it is not acknowledged.
+        """
         headers = decision.headers()
         offset = await self.append(identity.stream, identity.partition, b"", None, headers, identity.uid, first=first)
-        logger.warning("%s: version %d from the record at %d on", identity, decision.version, offset)
+        logger.warning("service version activated service=%s version=%d offset=%d", identity, decision.version, offset)
         return offset

@@ -1,6 +1,7 @@
-"""Runs a LEADER's effects and appends their results; appends offers and ticks. The shell around ``liftpy.core.services.effects``.
+"""Runs the effects of a LEADER and appends their results. Also appends offers and empty records (ticks).
 
-Handlers run in threads of their own, an ``async`` one in an event loop of its own: nothing that they do holds up heartbeats.
+``liftpy.core.services.effects`` has the rules. Handlers run in their own threads, an ``async`` one in its own event loop,
+so that they delay no heartbeat.
 """
 
 from __future__ import annotations
@@ -29,24 +30,28 @@ logger = logging.getLogger("liftpy.service")
 
 _LOOK_S = 0.01
 _SOON_S = 0.05
-"""Precision of timers, and interval at which an effect checks the outputs it waits for, in seconds."""
+"""Precision of timers in seconds. It is also the interval at which an effect checks the outputs that it waits for."""
 _IDLE_LOOK_S = 30.0
-"""Interval of checks when no event wakes it, in seconds."""
+"""Interval of checks in seconds when no event wakes the runner."""
 _APPLIED_WITHIN_S = 10.0
-"""A result that was appended and is in the state no sooner is appended again."""
+"""Time in seconds after which a result that was appended, but is not in the state, is appended again."""
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 60.0
 
 
 @dataclass(slots=True)
 class _Try:
+    """One attempt of an effect."""
+
     task: asyncio.Task[None] | None = None
     again_s: float = 0.0
     failures: int = 0
 
 
 class EffectRunner:
-    """Runs effects. ``machine``: state that runs. ``leads``: returns whether this service may act. ``emitted_end``: as in
+    """Runs effects.
+
+    ``machine``: returns the current machine. ``leads``: returns whether this service is LEADER. ``emitted_end``: as in
     ``Replier``.
     """
 
@@ -69,13 +74,10 @@ class EffectRunner:
         self._woken = asyncio.Event()
         self._rests_until_s = math.inf
         self.problem = ""
-        """Reason why an effect has no result. Shown in status."""
+        """Reason why an effect has no result, for the status. '': none."""
 
     def wake(self) -> None:
-        """Look for work: records were applied, or this service leads now.
-
-        If its next check is early enough, it is not woken.
-        """
+        """Check for work soon, because records were applied or the role has changed."""
         machine = self._machine()
         if machine is not None and self._leads():
             rests_until_s = time.monotonic() + self._rest_s(machine)
@@ -83,7 +85,7 @@ class EffectRunner:
                 self._woken.set()
 
     async def run(self) -> None:
-        """Act while this service leads, for ever."""
+        """Run effects while this service is LEADER, forever."""
         try:
             while True:
                 self._woken.clear()
@@ -91,7 +93,7 @@ class EffectRunner:
                 if machine is not None and self._leads() and not machine.failed:
                     self._begin(machine)
                     await self._tick(machine)
-                    await asyncio.sleep(_LOOK_S)  # no more often, whoever wakes it
+                    await asyncio.sleep(_LOOK_S)  # the limit for the number of checks, however often it is woken
                     if self._tries:
                         continue
                 else:
@@ -104,7 +106,7 @@ class EffectRunner:
             self._give_up()
 
     def _rest_s(self, machine: ServiceMachine | None) -> float:
-        """Return how long there is nothing to do."""
+        """Return the time until the next check, in seconds."""
         if machine is None or not self._leads():
             return _IDLE_LOOK_S
         if len(machine.effects):
@@ -127,7 +129,7 @@ class EffectRunner:
         for number in [n for n in self._tries if machine.effects.get(n) is None]:
             one = self._tries.pop(number)
             if one.task is not None:
-                one.task.cancel()  # a result came from elsewhere
+                one.task.cancel()  # another node has appended a result
         if not self._tries:
             self.problem = ""
         for effect in machine.effects:
@@ -142,25 +144,25 @@ class EffectRunner:
 
     async def _act(self, machine: ServiceMachine, effect: Effect, one: _Try) -> None:
         try:
-            value = effect.payload if effect.is_offer else await self._handled(machine, effect)
+            value = effect.payload if effect.is_offer else await self._run_handler(machine, effect)
             headers = result_headers(machine.identity.service, effect.number)
             await self._writer.append(
                 machine.identity.stream, machine.identity.partition, value, effect.key, headers, machine.identity.uid
             )
             one.again_s = time.monotonic() + _APPLIED_WITHIN_S
-        except Exception as error:  # whatever the handler raises
+        except Exception as error:  # the handler may raise any error
             one.failures += 1
             one.again_s = time.monotonic() + min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** min(one.failures - 1, 10))
             what = "offer" if effect.is_offer else f"effect {effect.name!r}"
             blame = error.code if isinstance(error, LiftError) else type(error).__name__
             self.problem = f"{what} {effect.id}, try {one.failures}: {blame}: {error}"[:500]
             if one.failures in (1, 10, 100, 1000):
-                logger.warning("%s: %s", machine.identity, self.problem)
+                logger.warning("effect failed service=%s problem=%s: retrying", machine.identity, self.problem)
         finally:
             one.task = None
 
-    async def _handled(self, machine: ServiceMachine, effect: Effect) -> bytes:
-        """Return the result of the handler. Raises its errors, and TimeoutError after ``effect_timeout_s``."""
+    async def _run_handler(self, machine: ServiceMachine, effect: Effect) -> bytes:
+        """Run the handler and return its result. Raises its errors, and TimeoutError after ``effect_timeout_s``."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Any] = loop.create_future()
         self._threads += 1
@@ -175,10 +177,10 @@ class EffectRunner:
             try:
                 result = machine.run_effect(effect)
                 if inspect.iscoroutine(result):
-                    result = asyncio.run(_awaited(result))
+                    result = asyncio.run(_await_result(result))
             except Exception as raised:
                 error = raised
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so no code waits for the result
                 loop.call_soon_threadsafe(tell, result, error)
 
         threading.Thread(target=work, daemon=True, name=f"effect {effect.number}").start()
@@ -194,7 +196,7 @@ class EffectRunner:
         return result or b""
 
     async def _tick(self, machine: ServiceMachine) -> None:
-        """Append an empty record if nothing arrives, so that log time advances and due timers fire."""
+        """Append an empty record if no record arrives, so that the log time advances and due timers fire."""
         tick_interval_s, now_s = self._settings.tick_interval_s, time.monotonic()
         if not tick_interval_s or now_s - self._ticked_s < tick_interval_s or machine.next_timer_ns is None:
             return
@@ -210,5 +212,5 @@ class EffectRunner:
             self.problem = f"tick: {error.code}: {error}"
 
 
-async def _awaited(work: Coroutine[Any, Any, Any]) -> Any:
+async def _await_result(work: Coroutine[Any, Any, Any]) -> Any:
     return await work

@@ -1,10 +1,9 @@
-"""``ServiceHost``: one process that runs a Service beside a sidecar. It registers, reads, acks, stores snapshots and
-emits.
+"""``ServiceHost``: one process that runs a Service next to a sidecar. It registers, reads, acks, stores snapshots and emits.
 
-The machine decides what must be the same everywhere. This module is the shell around it: NATS, files and time.
-Everything runs on one event loop. Records come only from the sidecar of the own node, through the client's reader, so
-they are never past that node's HW. The heartbeats run between steps of ``step_s``. The role follows the sidecar's
-orders (JoinLog). The host gives the role up when it got no order within the lease that the last order named.
+The machine has the state that must be equal on all nodes. This module adds NATS, files and time. Everything runs on one
+event loop. Records come only from the sidecar of the own node, through the client's reader, so they are never above the
+high watermark of that node. Applying records pauses after ``step_s`` for the heartbeats. The role follows the orders of the
+sidecar (JoinLog). The host becomes FOLLOWER if no order arrives within the lease that the last order named.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from liftpy.service.query_server import QueryServer
 from liftpy.service.record_feeder import Decider, Feeder
 from liftpy.service.reply_sender import Replier
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshots import ServiceLock, SnapshotFetcher, SnapshotGiver, SnapshotKeeper, SnapshotStore
+from liftpy.service.snapshots import ServiceLock, SnapshotFetcher, SnapshotKeeper, SnapshotServer, SnapshotStore
 
 logger = logging.getLogger("liftpy.service")
 
@@ -52,23 +51,23 @@ _Reason = pb.ServiceRefusal.Reason
 _READ_PATIENCE_S = 2.0
 _CANCEL_AGAIN_S = 0.1
 _UNHEARD_HELLOS = 5
-"""Number of unanswered hellos after which the other subject is tried. The node may have an older version."""
+"""Number of hellos without an answer after which the host uses the other subject. The node may have an older version."""
 _ASK_S = 0.25
-"""Interval of hellos while the service is not registered, in seconds."""
+"""Interval of hellos in seconds while the service is not registered."""
 MAX_REASON = 500
-"""Characters of what a service says why it ends."""
+"""Maximum number of characters of the reason that a service reports at its end."""
 _AHEAD_S = 5.0
-"""Difference of log time to the records above which it is reported. Clocks of nodes differ by less."""
+"""Difference in seconds between log time and the records above which the status shows it. Clocks of nodes differ by less."""
 
 
 Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
 Say = Callable[[pb.ServiceHello | pb.ServiceAck, str, Told], None]
-"""Function (message, name of the sender, callback for the answer). No message is lost."""
+"""Sends a message to a node in the same process: (message, name of the sender, callback for the answer)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Serving:
-    """State that does not belong to the feeding.
+    """State of the host that does not depend on the ``Feeder``.
 
     ``emitted``: last seen end of the output stream, and the monotonic time in seconds at which it grew.
     """
@@ -81,29 +80,31 @@ class _Serving:
     reader_of: Callable[[ReadOptions], PartitionReader] | None = None
     say: Say | None = None
     acknowledged: tuple[int, int] = (0, -1)
-    """Order and position that the node is known to have received."""
+    """(order, position) of the last ack that the node has received."""
     thread: int = field(default_factory=threading.get_ident)
 
     def wake(self) -> None:
-        """Look for work."""
+        """Let the senders and runners check for work."""
         if self.replier is not None:
             self.replier.wake()
         if self.effects is not None:
             self.effects.wake()
 
     def at_home(self) -> bool:
-        """Return whether this is the thread in which records are applied, and not that of an effect."""
+        """Return whether the caller is the thread that applies records, and not the thread of an effect."""
         return threading.get_ident() == self.thread
 
 
-def _in_words(error: Exception | str) -> str:
+def _text_of(error: Exception | str) -> str:
     text = str(error) if isinstance(error, LiftError | str) else f"{type(error).__name__}: {error}"
     return (text or type(error).__name__)[:MAX_REASON]
 
 
 class ServiceHost:
-    """Runs one service. Make it with a factory of the Service and a connected transport, then call ``run`` until ``stop``. It
-    raises the error that ends it.
+    """Runs one service.
+
+    Create it with a factory of the Service and a connected transport. ``run`` ends after ``stop``, or with the error that
+    ended the service.
     """
 
     def __init__(
@@ -115,8 +116,10 @@ class ServiceHost:
         reader_of: Callable[[ReadOptions], PartitionReader] | None = None,
         say: Say | None = None,
     ) -> None:
-        """``reader_of``: returns the reader of the records. None: over NATS, as any client. ``say``: sends messages to the
-        node in the same process.
+        """Create the host.
+
+        ``reader_of``: returns the reader of the records. None: read over NATS, as any client. ``say``: sends messages to a
+        node in the same process. None: send them over NATS.
         """
         if isinstance(factory, type):
             check_outputs(factory, settings.output_stream)
@@ -128,14 +131,14 @@ class ServiceHost:
         self._instance = secrets.randbits(63) or 1
         self._inbox = transport.connection.new_inbox()
         self._greeted = False
-        """True if a first JoinLog has come: the hellos after it don't take anybody's place."""
+        """True after the first JoinLog. Later hellos of this host do not replace another instance."""
         self._order: pb.JoinLog | None = None
         self._heard_s = 0.0
         """Monotonic time of the last JoinLog, in seconds."""
         self._unheard = 0
-        """Number of hellos since the node last answered."""
+        """Number of hellos since the last answer of the node."""
         self._unbound = False
-        """True if the node is spoken to on the subject that names neither stream nor service: older versions know that only."""
+        """True if the host uses the subject without stream and service, because older nodes know only that one."""
         self._emitter: Emitter | None = None
         self._routers: list[Router] = []
         self._feeder: Feeder | None = None
@@ -145,9 +148,9 @@ class ServiceHost:
         self._refusal = ""
         self._stopped = False
         self._ended_by: Exception | str | None = None
-        """Cause of the end, if no caller has stopped it."""
+        """Error that ended the service. None: none, or ``stop`` was called."""
         self._diverged_at: int | None = None
-        """Position of the snapshot that differs from those of more nodes."""
+        """Position of the snapshot that differs from those of most other nodes."""
         self._snapshots_wanted = 0
         """Number of snapshots that an operator has requested, from the last order."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -155,11 +158,14 @@ class ServiceHost:
         self._joined = asyncio.Event()
         self._upgrader = Upgrader(self._client, settings)
         self.machine: ServiceMachine | None = None
-        """The running state. It is another object after a rewind. None before the first JoinLog."""
+        """The running state machine. Each restore creates another one. None: before the first JoinLog."""
 
-    # ---- life ------------------------------------------------------------------------------------------------------------
+    # ---- start, stop------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Run until ``stop``. Raise the LiftError that ends it earlier (a failed or diverged service, fenced, storage)."""
+        """Run until ``stop``.
+
+        Raises the LiftError that ended the service earlier: it failed, diverged or was fenced, or the storage failed.
+        """
         settings = self._settings
         lock = ServiceLock(settings.data, settings.service, settings.stream, settings.partition)
         try:
@@ -181,20 +187,21 @@ class ServiceHost:
             self._ended_by = error
             raise
         finally:
-            while self._tasks:  # until it takes: nats-py swallows a cancellation here and there
+            while self._tasks:  # until it is canceled: nats-py may swallow a cancellation
                 for task in self._tasks:
                     task.cancel()
                 await asyncio.wait(self._tasks, timeout=_CANCEL_AGAIN_S)
             if self._stopped and self._keeper is not None and self.machine is not None:
-                await self._keeper.keep(self.machine)  # the next process begins here
+                await self._keeper.keep(self.machine)  # the next process starts from this snapshot
             with contextlib.suppress(Exception):
                 await self._send(self._hello(leaving=True))
                 await subscription.unsubscribe()
                 await self._transport.settle()
 
     def stop(self, because: str = "") -> None:
-        """End ``run`` in order, with a snapshot of the state. ``because``: a failure elsewhere, which is reported to the
-        node.
+        """End ``run`` in order, with a snapshot of the state.
+
+        ``because``: error of other code, which the node gets as the reason.
         """
         self._stopped = True
         self._ended_by = self._ended_by or because or None
@@ -216,7 +223,7 @@ class ServiceHost:
             self._fatal(task.exception())  # type: ignore[arg-type]
 
     async def _serve(self) -> None:
-        """Restore the state, then read records and emit outputs, forever."""
+        """Restore the state, then start the tasks that read records, emit outputs, reply, run effects and answer queries."""
         await self._joined.wait()
         order = self._order
         assert order is not None
@@ -269,7 +276,7 @@ class ServiceHost:
             decider=Decider(self._is_beside_the_leader, self._decide),
         )
         await self._feeder.restart(order.startOffset)
-        self._spawn(SnapshotGiver(*peers, self._keeper).run())
+        self._spawn(SnapshotServer(*peers, self._keeper).run())
         self._spawn(self._feeder.run())
         if self._emitter is not None:
             self._spawn(self._emitter.run())
@@ -292,13 +299,13 @@ class ServiceHost:
         self._serving.replies.restart()
         self.machine, machine.replies = machine, self._serving.replies
         where = "no snapshot" if snapshot is None else f"the snapshot at {snapshot.position}"
-        logger.info("%s begins from %s", machine.identity, where)
-        self._obey()
+        logger.info("service started service=%s from=%s", machine.identity, where)
+        self._apply_order()
 
     # ---- orders ----------------------------------------------------------------------------------------------------------
     async def _arrived(self, message: Any) -> None:
-        if not message.data:  # NATS: nobody listens there
-            self._refusal = f"node {self._settings.node} is not there"
+        if not message.data:  # an empty message of NATS: no responders
+            self._refusal = f"node {self._settings.node} does not respond"
             return
         try:
             kind, body = envelope.decode(message.data)
@@ -307,7 +314,7 @@ class ServiceHost:
             elif kind is MessageType.SERVICE_REFUSAL:
                 self._told(frames.parse(body, pb.ServiceRefusal))
         except ProtocolError as error:
-            logger.warning("a frame from the sidecar can't be used: %s", error)
+            logger.warning("invalid frame from the sidecar error=%s: ignored", error)
 
     def _told(self, message: pb.JoinLog | pb.ServiceRefusal) -> None:
         self._unheard = 0
@@ -331,15 +338,16 @@ class ServiceHost:
         self._order, self._heard_s, self._greeted, self._refusal = order, time.monotonic(), True, ""
         self._joined.set()
         if self.machine is not None:
-            self._obey()
+            self._apply_order()
 
     def _refused(self, refusal: pb.ServiceRefusal) -> None:
         if refusal.instance != self._instance:
             return
         if refusal.reason == _Reason.REPLACED and self._greeted:
-            self._greeted, self._heard_s = False, -math.inf  # no role by an old order; the next hello asks for the place
+            # the old order is no longer valid, and the next hello registers again
+            self._greeted, self._heard_s = False, -math.inf
             if self.machine is not None:
-                self._obey()
+                self._apply_order()
         if refusal.reason == _Reason.WRONG_STREAM:
             raise NotFoundError(f"Node {refusal.node} stopped the feed: {refusal.detail}. Restart the service.")
         if refusal.reason in (_Reason.MALFORMED, _Reason.COMPACTED):
@@ -350,7 +358,12 @@ class ServiceHost:
             self._diverged_at = refusal.position
             raise DivergedError(f"Node {refusal.node} reports a different state: {refusal.detail}")
         if refusal.detail != self._refusal:
-            logger.warning("%s beside %s is not registered: %s", self._settings.service, refusal.node, refusal.detail)
+            logger.warning(
+                "service not registered service=%s node=%s reason=%s: retrying",
+                self._settings.service,
+                refusal.node,
+                refusal.detail,
+            )
         self._refusal = refusal.detail
 
     def _is_beside_the_leader(self) -> bool:
@@ -358,13 +371,16 @@ class ServiceHost:
         return order is not None and order.leads and self._holds(order)
 
     def _holds(self, order: pb.JoinLog) -> bool:
-        """Return whether the last order of the node is still valid. A node in the same process is always connected."""
+        """Return whether the last order of the node is still valid. An order of a node in the same process is always valid."""
         if self._serving.say is not None:
             return self._heard_s > -math.inf
         return time.monotonic() - self._heard_s < order.leaseMs / 1000
 
     async def _decide(self, failing: Failing) -> None:
-        """Decide to skip a record that this service cannot apply. All nodes skip it when the decision is committed."""
+        """Append the decision to skip a record that this service cannot apply.
+
+        All nodes skip it when the decision is committed.
+        """
         order, machine = self._order, self.machine
         assert order is not None
         assert machine is not None
@@ -373,34 +389,41 @@ class ServiceHost:
         await writer.pass_over(machine.identity, decision, failing.error.record, str(failing.error))
 
     def _hears(self) -> bool:
-        """Return whether the node answered recently and feeds the state."""
+        """Return whether the node has answered recently and the feeder gets records."""
         order = self._order
         feeding = self._refusal or (self._feeder.problem if self._feeder is not None else "")
         return order is not None and self._holds(order) and not feeding
 
     def _caught_up(self) -> bool:
-        """Return whether the state has all records that were committed at the last order."""
+        """Return whether the state has all records that were committed at the time of the last order."""
         machine, order = self.machine, self._order
         return machine is not None and order is not None and machine.position > order.highWatermark
 
     def _emitted_end(self) -> int | None:
-        """Return the end of the written outputs that this service has made (exclusive). None: it has no outputs."""
+        """Return the end (exclusive) of the outputs of this service that are written. None: the service has no outputs."""
         outbox = self.machine.outbox if self.machine is not None else None
         return None if outbox is None else outbox.emitted_end if not outbox.diverged else 0
 
     def _leads(self) -> bool:
         return self.machine is not None and self.machine.role is Role.LEADER
 
-    def _obey(self) -> None:
-        """Take the role that the last order gives, tell how far the state is, and let the feeder see the stop."""
+    def _apply_order(self) -> None:
+        """Apply the last order: set the role and the stop position, and report the position of the state."""
         order, machine, feeder = self._order, self.machine, self._feeder
         assert order is not None
         assert machine is not None
         assert feeder is not None
-        known = machine.outbox is None or machine.outbox.known  # else it would take outputs of others for missing
+        # otherwise it would write outputs that another instance has written
+        known = machine.outbox is None or machine.outbox.known
         role = Role.LEADER if order.role == pb.SERVICE_LEADER and self._holds(order) and known else Role.FOLLOWER
         if machine.change_role(role, order.leaderEpoch):
-            logger.info("%s is %s in epoch %d at %d", machine.identity, role.value, order.leaderEpoch, machine.position)
+            logger.info(
+                "service role changed service=%s role=%s leader_epoch=%d position=%d",
+                machine.identity,
+                role.value,
+                order.leaderEpoch,
+                machine.position,
+            )
             self._serving.wake()
             if self._emitter is not None:
                 self._emitter.look_again()
@@ -408,7 +431,7 @@ class ServiceHost:
         if order.logEndOffset >= 0 and machine.position > order.logEndOffset:
             feeder.cut_at(order.logEndOffset)
         if order.snapshotRequest > self._snapshots_wanted:
-            feeder.keep_state()
+            feeder.request_snapshot()
         self._snapshots_wanted = order.snapshotRequest
         if self._keeper is not None:
             self._keeper.turn = order.turn
@@ -421,7 +444,7 @@ class ServiceHost:
 
     def _outputs_known(self) -> None:
         if self.machine is not None and self._order is not None:
-            self._obey()
+            self._apply_order()
 
     def _disproven(self) -> None:
         if self._feeder is not None:
@@ -457,19 +480,24 @@ class ServiceHost:
             if self._unheard % _UNHEARD_HELLOS == 0:
                 self._unbound = not self._unbound
             await self._try_to_send(self._hello())
-            await asyncio.sleep(0)  # what is answered at once is heard: this process stood still, not its node
+            await asyncio.sleep(0)  # first process an answer that is here already: this process was suspended, not its node
             self._upgrade_if_due()
             order = self._order
             if order is not None and self._leads() and not self._holds(order):
-                logger.warning("%s: nothing heard from node %s, FOLLOWER until it is", order.stream, self._settings.node)
-                self._obey()
+                logger.warning(
+                    "node silent stream=%s node=%s: service is FOLLOWER until it answers", order.stream, self._settings.node
+                )
+                self._apply_order()
             queries = self._serving.queries
             if queries is not None and not self._hears():
                 queries.wake()
             await asyncio.sleep(self._until_the_next_s())
 
     def _until_the_next_s(self) -> float:
-        """Return the time until the next heartbeat. Services of one process send theirs in the same turn."""
+        """Return the time until the next heartbeat, in seconds.
+
+        Services of one process send theirs in the same turn of the loop.
+        """
         every_s = self._settings.heartbeat_interval_s
         if not self._greeted or self._refusal:
             return min(_ASK_S, every_s)
@@ -503,7 +531,7 @@ class ServiceHost:
             position=machine.position if machine is not None else 0,
             outputCount=outbox.output_count if outbox is not None else 0,
             emittedEnd=outbox.emitted_end if outbox is not None else 0,
-            problem=self.problem if ended_by is None else _in_words(ended_by),
+            problem=self.problem if ended_by is None else _text_of(ended_by),
             ending=ending,
             life=self._keeper.life if self._keeper is not None else 0,
             figures=self._figures(),
@@ -545,7 +573,7 @@ class ServiceHost:
 
     @property
     def problem(self) -> str:
-        """Reason why it is blocked, '' if it is not."""
+        """Reason why the service makes no progress. '': it does."""
         feeding = (self._fetcher.problem if self._fetcher else "") or (self._feeder.problem if self._feeder is not None else "")
         effects = self._serving.effects.problem if self._serving.effects is not None else ""
         snapshot = self._keeper.problem if self._keeper is not None else ""
@@ -567,21 +595,21 @@ class ServiceHost:
         await self._transport.publish(subject, frames.sealed(message), reply=self._inbox)
 
     async def _try_to_send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:
-        with contextlib.suppress(UnavailableError):  # the next heartbeat says it again
+        with contextlib.suppress(UnavailableError):  # the next heartbeat contains it again
             await self._send(message)
 
 
-# Upgrader: beside the partition's leader, writes the decision that activates the next version of a service.
+# Upgrader: writes the decision that activates the next version of a service. It runs on the node of the partition's leader.
 #
-# See ``versions.py``.
+# ``liftpy/core/services/versions.py`` has the rules.
 
 
 AGAIN_S = 10.0
-"""Time to look for an appended decision before it is made again, in seconds."""
+"""Time in seconds after which a decision that is not in the state is appended again."""
 
 
 class Upgrader:
-    """Upgrader of one service process."""
+    """Activates new versions of one service."""
 
     def __init__(self, client: Client, settings: ServiceSettings) -> None:
         self._writer = DecisionWriter(client, "", settings.emit_timeout_s)
@@ -589,9 +617,9 @@ class Upgrader:
         self._decided_s = -math.inf
 
     def due(self, order: pb.JoinLog, machine: ServiceMachine) -> tuple[VersionDecision, bool] | None:
-        """Return the decision to write now, and whether as the first record of the log.
+        """Return (decision to append now, True if only as the first record of the log). None: no decision is due.
 
-        None for none. The next call is rate-limited.
+        At most one decision is due within ``AGAIN_S``.
         """
         active, newest = machine.active_version, machine.version
         first = order.highWatermark < 0 and machine.position == 0 and newest > active + 1
@@ -602,8 +630,14 @@ class Upgrader:
         return VersionDecision(self._service, version, order.leaderEpoch), first
 
     async def decide(self, machine: ServiceMachine, decision: VersionDecision, first: bool) -> None:
-        """Append the decision. After a failure it is due again later."""
+        """Append the decision. If that fails, it is due again later."""
         try:
             await self._writer.upgrade(machine.identity, decision, first=first)
         except LiftError as error:
-            logger.warning("%s: version %d could not be decided: %s: %s", machine.identity, decision.version, error.code, error)
+            logger.warning(
+                "service version not activated service=%s version=%d code=%s error=%s: retrying",
+                machine.identity,
+                decision.version,
+                error.code,
+                error,
+            )

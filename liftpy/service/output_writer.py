@@ -1,8 +1,8 @@
-"""Writes the leader's outputs to the output stream, each at its own offset. Followers read them. See ``outbox.py``.
+"""Writes the leader's outputs to the output stream, each at its own offset. Followers read them.
 
-The outputs travel in record batches (BatchPublish), several in flight. Each batch contains the expected offset of its
-first output, and gets one ack. The first rejection or missing ack stops the window. Then the writer reads the end of
-the output stream before it sends again.
+``liftpy/core/services/outbox.py`` has the rules. Record batches (BatchPublish) contain the outputs, and several batches are
+in flight. Each batch names the expected offset of its first output, and gets one ack. The first rejection or missing ack
+stops the writer. Then it reads the end of the output stream before it sends again.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from liftpy.nats.transport import Transport
 from liftpy.service.settings import ServiceSettings
 
 Row = tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes]] | Pairs]
-"""(value, key, headers)"""
+"""(value, key, headers) of one output."""
 
 
 class OutputNotWrittenError(UnavailableError):
-    """An output was not acknowledged or was rejected as out of order. Read the stream and continue from its end."""
+    """An output was not acknowledged, or was rejected as out of order. The writer reads the stream and continues from its end."""
 
     code = "OUTPUT_NOT_WRITTEN"
 
 
 class Destination(NamedTuple):
-    """Target partition of outputs. ``subject``: its data subject."""
+    """Target partition of outputs. ``subject``: the subject of its publishes."""
 
     stream: str
     uid: str
@@ -58,7 +58,7 @@ class Destination(NamedTuple):
 
 
 def frame_of(to: Destination, expected_offset: int, rows: Sequence[Row]) -> bytes:
-    """Return the message that appends ``rows`` at ``expected_offset``, or nothing."""
+    """Return a message that appends ``rows`` only if the partition ends at ``expected_offset``."""
     head = client_pb2.BatchPublish(
         stream=to.stream,
         streamUid=to.uid,
@@ -71,8 +71,9 @@ def frame_of(to: Destination, expected_offset: int, rows: Sequence[Row]) -> byte
 
 
 def fitting(to: Destination, expected_offset: int, rows: Sequence[Row], max_payload: int) -> tuple[bytes, int]:
-    """Return a message with the first of ``rows`` that fit into ``max_payload``, and their number (at least one). It halves
-    the number until they fit.
+    """Return (message with the first of ``rows`` that fit into ``max_payload``, number of these rows, at least one).
+
+    The function halves the number of rows until they fit.
     """
     count = len(rows)
     frame = frame_of(to, expected_offset, rows)
@@ -85,11 +86,14 @@ def fitting(to: Destination, expected_offset: int, rows: Sequence[Row], max_payl
 async def append(
     transport: Transport, to: Destination, frame: bytes, expected_offset: int, count: int, timeout_s: float
 ) -> None:
-    """Send ``frame``. Raise OutputNotWrittenError unless its ``count`` records are acknowledged at ``expected_offset``."""
+    """Send ``frame`` and wait for its ack.
+
+    Raises OutputNotWrittenError unless its ``count`` records are stored from ``expected_offset`` on.
+    """
     which = f"output at offset {expected_offset} of {to.stream}/{to.partition}"
     ack = frames.decode(await transport.request(to.subject, frame, timeout_s), client_pb2.Ack)
     named = (ack.stream, ack.partition) == (to.stream, to.partition)
-    if not named or ack.streamUid not in ("", to.uid):  # somebody else answers there: it says nothing [A9]
+    if not named or ack.streamUid not in ("", to.uid):  # another stream stores the subject, so its ack proves nothing [A9]
         raise OutputNotWrittenError(
             f"The ack of {which} came from another stream: {ack.stream!r}/{ack.partition} (uid {ack.streamUid}). "
             "Only one stream may store this subject: check `liftpy stream list`."
@@ -107,11 +111,12 @@ async def append(
 logger = logging.getLogger("liftpy.service")
 
 _AGAIN_S = 0.05
-"""First wait after an output that was not written. It doubles each time, up to ``emit_poll_interval_s``."""
+"""First wait in seconds before a retry. It doubles each time, up to ``emit_poll_interval_s``."""
 _BATCH_RECORDS = 1024
 _LOST_AFTER_S = 3.0
-"""Time for which an output stream may end below the acked offset before it counts as truncated. A new leader may report
-less at first.
+"""Time in seconds for which an output stream may end below the acknowledged offset before it counts as truncated.
+
+A new leader may report a lower end at first.
 """
 
 
@@ -120,11 +125,11 @@ def _nothing() -> None:
 
 
 class StreamReplacedError(NotFoundError):
-    """The output stream was deleted and created again. Blame: the operator. A new process writes its outputs from the first one on."""
+    """The output stream was deleted and created again. After a restart, the service writes its outputs from the first one on."""
 
 
 class _Batch(NamedTuple):
-    """Outputs that are sent and stored together. ``last`` is inclusive."""
+    """Outputs that are sent and stored together. ``last``: number of the last one, inclusive."""
 
     first: Output
     last: Output
@@ -136,10 +141,12 @@ class _Batch(NamedTuple):
 
 
 class Emitter:
-    """Output side of one service.
+    """Writes and reads the outputs of one service.
 
-    ``leads``: returns whether it may write now. ``fatal``: called with an error that ends the service, ``disproven``: with one
-    that invalidates only the state.
+    Args:
+        leads: Returns whether it may write now.
+        fatal: Called with an error that ends the service.
+        disproven: Called with an error that makes only the current state invalid.
     """
 
     def __init__(
@@ -167,28 +174,28 @@ class Emitter:
         """Address of the output stream. It has no subject until the stream was found."""
         self._wake = asyncio.Event()
         self._must_look = True
-        """True if the end of the output stream must be read before anything is sent."""
+        """True if the end of the output stream must be read before an output is sent."""
         self._shorter_since_s: float | None = None
-        """Time since which the output stream ends below the written offset."""
+        """Monotonic time in seconds since which the output stream ends below the written offset. None: it does not."""
         self._wait_s = _AGAIN_S
         self.problem = ""
-        """Reason why outputs are not sent. Shown in status."""
+        """Reason why outputs are not sent, for the status. '': none."""
         self.advanced = asyncio.Event()
         """Set whenever outputs were written."""
         self.on_advance: Callable[[], None] = _nothing
-        """Called when the written offset advances."""
+        """Called when the end of the written outputs has advanced."""
 
     def wake(self) -> None:
-        """Look for work: there are outputs, or the role changed."""
+        """Check for work, because there are new outputs or the role has changed."""
         self._wake.set()
 
     def look_again(self) -> None:
-        """Read the output stream again, because the role changed."""
+        """Read the end of the output stream again, because the role has changed."""
         self._must_look = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Send, read along, for ever."""
+        """Write or read outputs forever."""
         while True:
             self._wake.clear()
             try:
@@ -204,7 +211,12 @@ class Emitter:
                 again = isinstance(error, OutputNotWrittenError)
                 problem = f"outputs: {error.code}: {error}"
                 if problem != self.problem and not again:
-                    logger.warning("to %s/%d: %s", self._stream, self._partition, problem)
+                    logger.warning(
+                        "outputs not written stream=%s partition=%d problem=%s: retrying",
+                        self._stream,
+                        self._partition,
+                        problem,
+                    )
                 self._must_look, self.problem = True, problem
                 await asyncio.sleep(
                     min(self._wait_s, self._settings.emit_poll_interval_s) if again else self._settings.emit_poll_interval_s
@@ -212,9 +224,7 @@ class Emitter:
                 self._wait_s *= 2
                 continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(
-                    self._settings.emit_poll_interval_s
-                ):  # not wait_for, which may swallow a cancellation
+                async with asyncio.timeout(self._settings.emit_poll_interval_s):  # wait_for may swallow a cancellation
                     await self._wake.wait()
 
     async def _turn(self) -> None:
@@ -250,7 +260,7 @@ class Emitter:
             )
         self._address = Destination(self._stream, stream.uid, self._partition, subject)
 
-    # ---- reading along -----------------------------------------------------------------------------------------------------
+    # ---- reading ----------------------------------------------------------------------------------------------------------
     async def _learn(self) -> None:
         """Read the new records of the output stream and check them."""
         outbox = self._outbox
@@ -260,21 +270,21 @@ class Emitter:
                 f"Output stream {self._stream} was deleted and created again. Restart the service: it writes all outputs again."
             )
         end = bounds.end_offset
-        self._look_for_a_cut(end)
+        self._detect_truncation(end)
         proof = outbox.proof_at(bounds.log_start_offset, end)
         if proof is not None:
             await self._read(proof, proof + 1, outbox.prove)
         outbox.starts_at(bounds.log_start_offset, end)
         if outbox.emitted_end < end:
             await self._read(outbox.emitted_end, end, outbox.learned)
-            outbox.written(end)  # the last ones were purged, perhaps
+            outbox.written(end)  # the last outputs may have been purged
             self._advance()
         self._must_look = self._shorter_since_s is not None
         if not outbox.known:
             outbox.known = True
             self._known()
 
-    def _look_for_a_cut(self, end: int) -> None:
+    def _detect_truncation(self, end: int) -> None:
         now_s = time.monotonic()
         if end >= self._outbox.emitted_end:
             self._shorter_since_s = None
@@ -283,7 +293,10 @@ class Emitter:
         elif now_s - self._shorter_since_s >= _LOST_AFTER_S:
             where, known = f"{self._stream}/{self._partition}", self._outbox.emitted_end
             logger.error(
-                "%s ends at %d, below the %d outputs that were written: it was cut, they are written again", where, end, known
+                "output stream truncated partition=%s end_offset=%d written_outputs=%d: writing the outputs again",
+                where,
+                end,
+                known,
             )
             self._outbox.lost(end)
             self._shorter_since_s = None
@@ -326,7 +339,7 @@ class Emitter:
         self.on_advance()
 
     def _batched(self, outputs: Sequence[Output]) -> Iterator[_Batch]:
-        """Yield the outputs in record batches that fit into a message."""
+        """Yield the outputs in record batches that fit into one message each."""
         max_payload = self._transport.max_payload_bytes
         start = 0
         while start < len(outputs):
@@ -339,25 +352,25 @@ class Emitter:
             rows = [(o.value, o.key, self._outbox.headers_of(o)) for o in outputs[start : start + count]]
             frame, count = fitting(
                 self._address, outputs[start].number, rows, max_payload
-            )  # what we add to each was not counted
+            )  # the headers that are added to each output were not counted
             yield _Batch(outputs[start], outputs[start + count - 1], frame)
             start += count
 
     async def _write(self, batch: _Batch) -> None:
-        """Append outputs, the first at its own offset. Raise OutputNotWrittenError unless they are acknowledged there."""
+        """Append outputs at their own offsets. Raises OutputNotWrittenError unless they are acknowledged there."""
         count = batch.record_count
         await append(self._transport, self._address, batch.frame, batch.first.number, count, self._settings.emit_timeout_s)
 
 
-# Router: copies the leader's outputs to the streams of their routes. ``outbox.py`` decides.
+# Router: copies the leader's outputs to the streams of their routes. ``liftpy/core/services/outbox.py`` has the rules.
 
 
 _CHUNK_RECORDS = 4096
-"""Outputs that are looked at between two looks at what else there is to do."""
+"""Maximum number of outputs that are processed in one turn."""
 
 
 class Router:
-    """One route of one instance. ``source``: uid and partition of the input, as in each output id."""
+    """Copies the outputs of one route. ``source``: uid and partition of the input, as in each output id."""
 
     def __init__(
         self,
@@ -379,19 +392,19 @@ class Router:
         self._fatal = fatal
         self._target: StreamInfo | None = None
         self._places: dict[int, Place] = {}
-        """Partition -> output stream partition. Empty: not known yet."""
+        """Partition of the route's stream -> its end and last output. Empty: not known yet."""
         self._next = 0
-        """Offset in the output stream that is looked at next."""
+        """Offset in the output stream of the next output to process."""
         self._wake = asyncio.Event()
         self.problem = ""
-        """Reason why copies are not sent. Shown in status."""
+        """Reason why copies are not sent, for the status. '': none."""
 
     def wake(self) -> None:
-        """Continue after outputs were written or the role has changed."""
+        """Check for work, because outputs were written or the role has changed."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Copy forever. An error of the route itself ends the service."""
+        """Copy outputs forever. An error of the route itself ends the service."""
         while True:
             self._wake.clear()
             try:
@@ -417,7 +430,7 @@ class Router:
         bounds = await self._client.bounds(settings.output_stream, settings.partition)
         if self._next < bounds.log_start_offset:
             logger.warning(
-                "route %s: %s has no outputs below %d any more: those of the route that were not copied are lost, if there were any",
+                "outputs deleted before they were copied route=%s stream=%s log_start=%d: continuing there",
                 *(self.route.name, settings.output_stream, bounds.log_start_offset),
             )
             self._next = bounds.log_start_offset
@@ -429,18 +442,18 @@ class Router:
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
                     sort_in(piece.records(), self.route, self._places)
-                    for partition, place in self._places.items():  # what waits is of one batch at most
+                    for partition, place in self._places.items():  # at most one batch of outputs is waiting
                         await self._write(partition, place)
             self._next = end
 
     async def _learn(self) -> None:
-        """Find the end of each partition, and the last output that it has."""
+        """Read the end of each partition, and the last output in it."""
         instances = len((await self._client.stream(self._settings.stream)).partitions)
         target = await self._client.stream(self.route.stream)
         if any(token in ("*", ">") for token in target.subject.split(".")) or not target.answers or target.config.compaction:
             raise ConfigError(
                 f"Stream {self.route.stream} cannot be used for a route. It needs a subject without wildcards, an ack "
-                "policy of leader or all, and no compaction."
+                "policy of leader or all, and no compaction. Choose another stream (--route)."
             )
         places: dict[int, Place] = {}
         for partition in partitions_of(self._settings.partition, instances, len(target.partitions), self.route):
@@ -448,7 +461,7 @@ class Router:
             place = places[partition] = Place(end_offset)
             bounds = await self._client.bounds(target.name, partition)
             upper, size = end_offset, 1
-            while upper > bounds.log_start_offset and place.last_number < 0:  # the last copies were purged, perhaps
+            while upper > bounds.log_start_offset and place.last_number < 0:  # the last copies may have been purged
                 lower = max(bounds.log_start_offset, upper - size)
                 async for piece in self._client.read_range(target.name, partition, lower, upper, uid=target.uid, exact=True):
                     for record in piece.records():

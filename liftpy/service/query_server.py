@@ -1,7 +1,7 @@
-"""Answers queries of a service's state, on ``<ns>.service.<name>.query``: the NATS shell around ``QueryDesk``.
+"""Answers queries of a service's state, on ``<ns>.service.<name>.query``.
 
-Every process whose state has caught up listens, as one queue group, so that each query goes to one of them. One that falls behind
-leaves the group until it has caught up.
+``QueryDesk`` has the rules. Every process whose state has caught up subscribes in one queue group, so that each query goes
+to one of them. A process that falls behind leaves the group until it has caught up.
 """
 
 from __future__ import annotations
@@ -43,19 +43,21 @@ _BEHIND = "the state here is behind the log"
 _LOOK_S = 0.005
 _JOIN_LOOK_S = 0.1
 _COUNT_AGAIN_S = 10.0
-"""Maximum age of the number of partitions, in seconds. Partitions may be added."""
+"""Maximum age in seconds of the known number of partitions. Partitions may be added."""
 _IDLE_LOOK_S = 30.0
-"""Interval of checks when no event wakes it, in seconds."""
+"""Interval of checks in seconds when no event wakes the server."""
 _ASKING = ReadOptions(patience_s=1.0, answer_timeout_s=0.5)
 _HEADERS_BYTES = 1024
-"""Left for the headers of an answer."""
+"""Number of bytes of a message that are reserved for the headers of an answer."""
 
 
 class QueryServer:
     """Answers queries.
 
-    ``machine``: current state, None before the first. ``hears``: returns whether its node feeds it. ``caught_up``: returns
-    whether the state has all known committed records.
+    Args:
+        machine: Returns the current machine. None: before the first one.
+        hears: Returns whether the node sends records to this process.
+        caught_up: Returns whether the state has all records that are known to be committed.
     """
 
     def __init__(
@@ -85,26 +87,26 @@ class QueryServer:
         self._counted_s = -math.inf
         self._inboxes = InboxRule(settings.reply_prefixes)
         self.counters: Counter[str] = Counter()
-        """Queries that were not answered, by reason."""
+        """Reason -> number of queries without an answer."""
         self._guard = RequestGuard("query", self.counters, self._reject)
 
     async def _count_partitions(self) -> None:
         if time.monotonic() - self._counted_s >= _COUNT_AGAIN_S:
-            with contextlib.suppress(LiftError):  # it is asked for again with the next query
+            with contextlib.suppress(LiftError):  # the next query tries it again
                 self._partitions = len((await self._client.stream(self._settings.stream)).partitions)
                 self._counted_s = time.monotonic()
 
     @property
     def waiting_count(self) -> int:
-        """Queries without an answer."""
+        """Number of queries without an answer."""
         return len(self._desk)
 
     def wake(self) -> None:
-        """Check the connection to the node."""
+        """Check whether the state has still caught up."""
         self._arrival.set()
 
     async def run(self) -> None:
-        """Listen while the state has caught up, for ever."""
+        """Answer queries while the state has caught up, forever."""
         while True:
             await self._count_partitions()
             while not (self._hears() and self._caught_up()):
@@ -136,7 +138,7 @@ class QueryServer:
         self._arrival.set()
 
     async def _serve(self) -> str:
-        """Answer queries until the state falls behind. Return why."""
+        """Answer queries until the state falls behind. Return the reason for the queries that still wait."""
         placing: asyncio.Task[None] | None = None
         try:
             while True:
@@ -165,7 +167,7 @@ class QueryServer:
                 placing.cancel()
 
     async def _place(self, queries: list[Query]) -> None:
-        """Ask the leader for the committed end, once for all ``queries``."""
+        """Ask the partition's leader for the end of the committed records, once for all ``queries``."""
         await self._count_partitions()
         try:
             bounds = await self._client.bounds(self._settings.stream, self._settings.partition, options=_ASKING)
@@ -182,7 +184,7 @@ class QueryServer:
 
     async def _answer_ready(self) -> None:
         machine = self._machine()
-        if machine is not None and not machine.failed:  # else it is made anew, and they wait for that
+        if machine is not None and not machine.failed:  # otherwise the machine is being restored, and the queries wait for that
             for query in self._desk.ready(machine.position):
                 await self._answer_one(machine, query)
 
@@ -202,11 +204,11 @@ class QueryServer:
             )
             return
         self.answered_count += 1
-        headers = {POSITION_HEADER: str(machine.position), **self._who()}
-        with contextlib.suppress(UnavailableError):  # who asked asks again
+        headers = {POSITION_HEADER: str(machine.position), **self._answer_headers()}
+        with contextlib.suppress(UnavailableError):  # the client asks again
             await self._publish(query.reply, answer, headers)
 
-    def _who(self) -> dict[str, str]:
+    def _answer_headers(self) -> dict[str, str]:
         partitions = {PARTITIONS_HEADER: str(self._partitions)} if self._partitions else {}
         return {NODE_HEADER: self._settings.node, **partitions}
 
@@ -220,6 +222,6 @@ class QueryServer:
 
     async def _refuse(self, reply: str | bytes, error: LiftError) -> None:
         self.refused_count += 1
-        headers = {ERROR_HEADER: error.code, **self._who()}
+        headers = {ERROR_HEADER: error.code, **self._answer_headers()}
         with contextlib.suppress(UnavailableError):
             await self._publish(reply, str(error).encode("utf-8", "replace")[:_HEADERS_BYTES], headers)

@@ -1,7 +1,8 @@
-"""Feeder: brings committed records from the own node's sidecar to the machine, and its snapshots to the store.
+"""``Feeder``: passes committed records from the own node's sidecar to the machine, and its snapshots to the store.
 
-It reads from the machine's position on, one record early: that record's LeaderEpoch has to be the one that the state was built on,
-else the log was cut below it (by an unclean election) and a snapshot below the cut is gone back to [D5].
+It reads from the record before the machine's position. The LeaderEpoch of this record must be the one in the state.
+Otherwise an unclean election has truncated the log below the position, and the feeder restores a snapshot from below the
+truncation [D5].
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Started = Callable[[ServiceMachine, Snapshot | None], None]
 class Decider:
     """Decides to skip failed records.
 
-    ``may``: returns whether it runs in the host of the partition's leader. ``decide``: appends the decision.
+    ``may``: returns whether this service runs on the node of the partition's leader. ``decide``: appends the decision.
     """
 
     may: Callable[[], bool]
@@ -50,7 +51,7 @@ class Decider:
 
 
 class Feeder:
-    """Feeds one machine, and restores an earlier snapshot when needed."""
+    """Passes records to one machine, and restores an earlier snapshot when it is needed."""
 
     def __init__(
         self,
@@ -77,33 +78,35 @@ class Feeder:
         self._stop_reached = stop_reached
         self._decider = decider
         self._failing: Failing | None = None
-        """Unit that the service could not apply in its last attempt."""
+        """Unit that the service could not apply. None: none."""
         self._decided: set[Unit] = set()
-        """Units that are skipped, by records of this log."""
+        """Units that the log decides to skip."""
         self._machine: ServiceMachine
         self._progress: ReadProgress
         self._log_start_offset = 0
         self._stop_position: int | None = None
-        """Exclusive: read up to here. None: up to HW."""
+        """Exclusive: the feeder applies records up to this offset. None: up to the high watermark."""
         self._told = False
-        """True if the callback was called for this stop."""
+        """True if the callback was called for this stop position."""
         self._cut: int | None = None
-        """The log ends here, below the machine's position: go back."""
+        """End of the log if it is below the machine's position, so that a snapshot must be restored. None: it is not."""
         self._began: Snapshot | None = None
-        """Position or snapshot from which the machine began."""
+        """Snapshot from which the machine started. None: it started with an empty state."""
         self._disproven = False
-        """The outputs of the state that it began from are not the ones that were written: go back."""
+        """True if the first state of the machine does not match the written outputs, so that an earlier snapshot must be
+        restored.
+        """
         self._verifying = False
-        """True if the next record is the one before the machine's position, and only to be looked at."""
+        """True if the next record is the one before the machine's position. Only its epoch is checked."""
         self._ask_again = False
         self._chunk_records = _FIRST_CHUNK_RECORDS
         self._wake = asyncio.Event()
         self.problem = ""
-        """Reason why no records come. Shown in status."""
+        """Reason why no records arrive, for the status. '': none."""
 
-    # ---- what the host says ------------------------------------------------------------------------------------------------
+    # ---- calls of the host -------------------------------------------------------------------------------------------------
     def stop_at(self, position: int | None) -> None:
-        """Feed up to ``position`` (exclusive; None: HW)."""
+        """Apply records up to ``position`` (exclusive). None: up to the high watermark."""
         if position != self._stop_position:
             self._stop_position, self._told = position, False
             self._wake.set()
@@ -114,25 +117,23 @@ class Feeder:
         self._wake.set()
 
     def disproven(self) -> None:
-        """Go back to an earlier snapshot, because the state that the machine began from has diverged. Never begin from that
-        one again.
-        """
+        """Restore an earlier snapshot, because the one from which the machine started has diverged. It is not used again."""
         self._disproven = True
         self._wake.set()
 
     def verify(self, log_start_offset: int) -> None:
-        """Check after a new LeaderEpoch that the state belongs to this log."""
+        """Check that the state belongs to this log, because the LeaderEpoch has changed."""
         self._log_start_offset = max(self._log_start_offset, log_start_offset)
         self._verifying = self._machine.position > self._log_start_offset
         self._wake.set()
 
-    def keep_state(self) -> None:
-        """Take a snapshot now, wherever the state is."""
+    def request_snapshot(self) -> None:
+        """Take a snapshot now, at the current position."""
         self._keeper.ask()
         self._wake.set()
 
     def ask_again(self) -> None:
-        """Repeat the last request, because the sidecar's state changed."""
+        """Repeat the last read request, because the state of the sidecar has changed."""
         self._ask_again = True
         self._wake.set()
 
@@ -140,7 +141,7 @@ class Feeder:
     async def restart(self, log_start_offset: int, wanted: Callable[[Snapshot], bool] = lambda _: True) -> None:
         """Restore the machine from the newest ``wanted`` snapshot, or from one of another node if the log begins later.
 
-        Raises DataLossError without one.
+        Raises DataLossError if there is no usable snapshot.
         """
         self._log_start_offset = max(self._log_start_offset, log_start_offset)
         snapshot = await self._keeper.newest(wanted)
@@ -161,7 +162,7 @@ class Feeder:
             parameters_digest=self._settings.parameters_digest,
         )
         machine.routes = frozenset(route.name for route in self._settings.routes)
-        if machine.starts_in_thread and self._outbox is None:  # nobody else looks at the machine yet
+        if machine.starts_in_thread and self._outbox is None:  # no other code uses the machine yet
             await asyncio.to_thread(machine.start, snapshot)
         else:
             machine.start(snapshot)
@@ -173,22 +174,27 @@ class Feeder:
             self._failing.undone = False
         self._verifying = machine.position > self._log_start_offset
         if not self._verifying:
-            self._keeper.agrees_with_the_log()
+            self._keeper.confirm_first_state()
         self._align()
         self._started(machine, snapshot)
 
     def _align(self) -> None:
-        """Read on from the machine's position, or from the record before it."""
+        """Start to read at the machine's position, or at the record before it."""
         identity = self._identity
         self._progress = ReadProgress(identity.stream, identity.partition, next_offset=self._next_read(), uid=identity.uid)
 
     async def _go_back(self) -> bool:
-        """Restore an earlier snapshot if there is a reason. Return whether there was."""
+        """Restore an earlier snapshot if there is a reason. Return whether there was one."""
         outbox, cut = self._outbox, self._cut
         if cut is not None:
             self._cut = self._failing = None
-            self._decided.clear()  # their records may be gone
-            logger.warning("%s: the log was cut at %d, below %d", self._identity, cut, self._machine.position)
+            self._decided.clear()  # the records of these decisions may be lost
+            logger.warning(
+                "log truncated below the state service=%s end_offset=%d position=%d: restoring a snapshot",
+                self._identity,
+                cut,
+                self._machine.position,
+            )
             await self._keeper.drop_above(cut)
             await self.restart(0)
             if outbox is not None:
@@ -196,7 +202,8 @@ class Feeder:
             if self._emitter is not None:
                 self._emitter.look_again()
             return True
-        if self._machine.position < self._log_start_offset:  # retention was faster: begin from a later snapshot
+        # retention has deleted the next records: start from a later snapshot
+        if self._machine.position < self._log_start_offset:
             await self.restart(0)
             if self._emitter is not None:
                 self._emitter.look_again()
@@ -211,14 +218,14 @@ class Feeder:
             return True
         if outbox is not None and outbox.must_rewind and self._machine.role is Role.LEADER:
             emitted_end = outbox.emitted_end
-            logger.info("%s: outputs from %d on have to be produced again", self._identity, emitted_end)
+            logger.info("outputs not in memory service=%s from=%d: replaying from a snapshot", self._identity, emitted_end)
             await self.restart(0, lambda snapshot: snapshot.output_count <= emitted_end)
             return True
         return False
 
     # ---- feeding -------------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Feed forever. Raises the error that ends the service."""
+        """Pass records to the machine forever. Raises the error that ends the service."""
         fetch: asyncio.Task[list[BatchSlice]] | None = None
         try:
             while True:
@@ -231,7 +238,7 @@ class Feeder:
                 if self._failing is not None and self._failing.undone:
                     _cancel(fetch)
                     fetch = None
-                    await self._settle()
+                    await self._handle_failure()
                     continue
                 if self._keeper.is_due:
                     await self._keeper.keep(self._machine)
@@ -241,12 +248,12 @@ class Feeder:
                 if fetch is None:
                     asked_from = self._progress.next_offset
                     fetch = asyncio.create_task(self._reader.fetch(self._progress))
-                if not await self._finished(fetch):
+                if not await self._wait_for_fetch(fetch):
                     continue
                 done, fetch = fetch, None
                 if asked_from != self._next_read() or self._cut is not None:
                     _cancel(done)
-                    continue  # it was told to look at the record before meanwhile, or that its state is not of this log
+                    continue  # in the meantime the feeder must verify the previous record, or the log was truncated
                 slices = self._result(done)
                 if slices is not None:
                     await self._take_or_undo(slices)
@@ -254,21 +261,23 @@ class Feeder:
             _cancel(fetch)
 
     def _misaligned(self) -> bool:
-        """Return whether the next read offset is not the needed one."""
+        """Return whether the next offset to read has changed."""
         return self._progress.next_offset != self._next_read()
 
     def _next_read(self) -> int:
         return self._machine.position - 1 if self._verifying else self._machine.position
 
     def _held(self) -> bool:
-        """Return whether no record may be applied now, because the stop is reached or a LEADER's outputs are unwritten."""
+        """Return whether no record may be applied now: the stop position is reached, or the outputs of a LEADER are not
+        written.
+        """
         if self._stop_position is not None and self._machine.position >= self._stop_position:
             return True
         if self._machine.waits_for_outputs and self._emitter is not None:
             self._emitter.wake()
         return self._machine.waits_for_outputs
 
-    async def _finished(self, fetch: asyncio.Task[list[BatchSlice]]) -> bool:
+    async def _wait_for_fetch(self, fetch: asyncio.Task[list[BatchSlice]]) -> bool:
         waking = asyncio.create_task(self._wake.wait())
         try:
             await asyncio.wait((fetch, waking), return_when=asyncio.FIRST_COMPLETED)
@@ -282,15 +291,20 @@ class Feeder:
                 await self._wake.wait()
 
     def _result(self, done: asyncio.Task[list[BatchSlice]]) -> list[BatchSlice] | None:
-        """Return the read slices, None without an answer. Raises permanent errors."""
+        """Return the batches of a read. None: the read failed and is repeated. Raises errors that end the service."""
         try:
             slices = done.result()
         except OffsetOutOfRangeError as error:
             if self._verifying and self._progress.next_offset < self._machine.position:
-                self._verifying = False  # retention took the record before the state's position: nothing to compare
-                self._keeper.agrees_with_the_log()
+                self._verifying = False  # retention has deleted the record before the position, so its epoch cannot be compared
+                self._keeper.confirm_first_state()
                 return None
-            logger.warning("%s is at %d: %s", self._identity, self._machine.position, error)
+            logger.warning(
+                "records deleted before they were read service=%s position=%d error=%s: restoring a snapshot",
+                self._identity,
+                self._machine.position,
+                error,
+            )
             self._log_start_offset = max(self._log_start_offset, self._machine.position + 1)
             return None
         except NotFoundError:
@@ -307,10 +321,10 @@ class Feeder:
         self.problem = ""
         return slices
 
-    # ---- what can't be applied [poison] --------------------------------------------------------------------------------------
+    # ---- bad records --------------------------------------------------------------------------------------------------------
     @property
     def failing(self) -> Failing | None:
-        """Unit that the service cannot apply, None if there is none."""
+        """Unit that the service cannot apply. None: none."""
         failing = self._failing
         return failing if failing is not None and self._machine.position <= failing.unit.offset else None
 
@@ -318,7 +332,7 @@ class Feeder:
         try:
             await self._take(slices)
         except BadRecordError as error:
-            logger.error("%s: %s", self._identity, error)
+            logger.error("record not applied service=%s error=%s", self._identity, error)
             self.problem = str(error)
             if self._failing is not None and self._failing.unit == error.unit:
                 self._failing.failed(error, time.monotonic())
@@ -326,18 +340,18 @@ class Feeder:
                 self._failing = Failing(error, scanned=error.unit.offset + 1)
             self._failing.undone = True
         except DecisionMissedError as missed:
-            logger.warning("%s goes back: %s", self._identity, missed)
+            logger.warning("decision missed service=%s unit=%s: restoring a snapshot", self._identity, missed)
             await self._keeper.drop_above(missed.unit.offset)
-            await self._pass_over(missed.unit)
+            await self._skip_unit(missed.unit)
 
-    async def _settle(self) -> None:
-        """Handle a failure of the machine: look for a decision, or act without one."""
+    async def _handle_failure(self) -> None:
+        """Handle a failed unit: search a decision about it, and act without one if there is none."""
         failing = self._failing
         assert failing is not None
         found = await self._scan(failing)
         if found:
-            logger.warning("%s passes over %s: the log says so", self._identity, failing.unit)
-            await self._pass_over(failing.unit)
+            logger.warning("record skipped service=%s unit=%s: the log has the decision", self._identity, failing.unit)
+            await self._skip_unit(failing.unit)
         elif found is not None:
             await self._do(
                 failing.next(
@@ -350,7 +364,7 @@ class Feeder:
         if step is Next.STOP:
             raise ServiceFailedError(f"{failing.error}. To skip this record on all nodes: {self._skip_command(failing.unit)}")
         if step is Next.TRY:
-            await self._remake(failing.unit)
+            await self._rebuild(failing.unit)
         elif step is Next.DECIDE and self._decider is not None:
             try:
                 await self._decider.decide(failing)
@@ -367,22 +381,22 @@ class Feeder:
             f"liftpy service skip {who.service} --stream {who.stream} --partition {who.partition} --offset {unit.offset}{timer}"
         )
 
-    async def _pass_over(self, unit: Unit) -> None:
+    async def _skip_unit(self, unit: Unit) -> None:
         self._decided.add(unit)
-        await self._remake(unit)
+        await self._rebuild(unit)
 
-    async def _remake(self, unit: Unit) -> None:
-        """Rebuild the state, at most up to ``unit``."""
+    async def _rebuild(self, unit: Unit) -> None:
+        """Restore the state. Apply records at most up to ``unit``."""
         await self.restart(0, lambda snapshot: snapshot.position <= unit.offset)
         if self._emitter is not None:
             self._emitter.look_again()
 
     async def _scan(self, failing: Failing) -> bool | None:
-        """Search the committed records for a decision. Return whether there is one, None: the search is not complete."""
+        """Search the committed records for a decision. Return whether there is one. None: the search is not complete."""
         identity = self._identity
         progress = ReadProgress(identity.stream, identity.partition, next_offset=failing.scanned, uid=identity.uid)
         fetch = asyncio.create_task(self._reader.fetch(progress))
-        if not await self._finished(fetch):
+        if not await self._wait_for_fetch(fetch):
             _cancel(fetch)
             return None
         slices = self._result(fetch)
@@ -403,7 +417,7 @@ class Feeder:
     async def _keep_below_failing(self) -> bool:
         """Store the state once before the failing record, so that retries and replays begin there.
 
-        Return whether the machine is there.
+        Return whether the machine is at this position.
         """
         failing, machine = self._failing, self._machine
         if failing is None or failing.stored or machine.position < failing.unit.offset:
@@ -425,10 +439,10 @@ class Feeder:
                 return
             began_s = time.monotonic()
             applied = machine.apply(chunk, self._stop_before_failing())
-            self._chunk_took(time.monotonic() - began_s)
+            self._adapt_chunk(time.monotonic() - began_s)
             if applied.snapshots:
                 self._keeper.blocked(time.monotonic() - began_s)
-            self._tell_if_stopped()  # before a snapshot is written: a promotion may wait for it
+            self._report_stop_reached()  # before the snapshot is written, because a promotion may wait for the position
             if self._emitter is not None and machine.role is Role.LEADER:
                 self._emitter.wake()
             for snapshot in applied.snapshots:
@@ -438,7 +452,7 @@ class Feeder:
             if machine.position <= chunk[-1].offset or self._held() or self._cut is not None:
                 break
             if time.monotonic() >= until_s:
-                await asyncio.sleep(0)  # heartbeats, orders, outputs
+                await asyncio.sleep(0)  # other tasks send heartbeats and outputs in this pause
                 until_s = time.monotonic() + self._settings.step_s
                 if self._verifying or self._cut is not None:
                     return
@@ -447,7 +461,10 @@ class Feeder:
                 await self._skip(self._progress.next_offset)
 
     async def _is_its_turn(self) -> bool:
-        """Wait for this node's turn to take a snapshot, unless a promotion waits. False: read the records again."""
+        """Wait for this node's turn to take a snapshot, unless a promotion waits.
+
+        Return False if records must be read again first.
+        """
         machine, until_s = self._machine, time.monotonic() + self._keeper.turn_s()
         while self._stop_position is None and machine.role is Role.FOLLOWER and (left_s := until_s - time.monotonic()) > 0:
             self._wake.clear()
@@ -462,29 +479,32 @@ class Feeder:
             return stop
         return failing.unit.offset if stop is None else min(stop, failing.unit.offset)
 
-    def _chunk_took(self, took_s: float) -> None:
-        """Adapt the number of records per turn. A slow service gets fewer, at least one, so that heartbeats continue."""
+    def _adapt_chunk(self, took_s: float) -> None:
+        """Adapt the number of records per turn to the time that they took.
+
+        A slow service gets fewer records, at least one, so that heartbeats continue.
+        """
         step_s = self._settings.step_s
         if took_s > step_s:
             self._chunk_records = max(1, self._chunk_records // 2)
         elif took_s < step_s / 4:
             self._chunk_records = min(_MAX_CHUNK_RECORDS, self._chunk_records * 2)
 
-    def _tell_if_stopped(self) -> None:
+    def _report_stop_reached(self) -> None:
         if self._stop_position is not None and self._machine.position >= self._stop_position and not self._told:
             self._told = True
             self._stop_reached()
 
     async def _skip(self, next_offset: int) -> None:
-        """Skip offsets without records at the end of a read (compaction)."""
+        """Skip offsets without records at the end of a read. Compaction leaves such offsets."""
         stop = self._stop_position
         snapshots = self._machine.skip_to(next_offset if stop is None else min(next_offset, stop))
-        self._tell_if_stopped()
+        self._report_stop_reached()
         for snapshot in snapshots:
             await self._keeper.save(snapshot)
 
     def _verified(self, records: Iterator[Record]) -> Iterator[Record]:
-        """Yield the records without the one that is read only for its epoch, which is checked."""
+        """Yield the records, except the one before the position. The LeaderEpoch of that one is checked."""
         self._verifying = False
         machine = self._machine
         for record in records:
@@ -492,7 +512,7 @@ class Feeder:
                 self.cut_at(machine.position - 1)
                 return
             if record.offset == machine.position - 1:
-                self._keeper.agrees_with_the_log()
+                self._keeper.confirm_first_state()
             if record.offset >= machine.position:
                 yield record
 

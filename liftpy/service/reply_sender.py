@@ -1,4 +1,4 @@
-"""Sends the leader's replies: the NATS shell of ``ReplyDesk``."""
+"""Sends the replies of a LEADER. ``ReplyDesk`` has the rules."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ logger = logging.getLogger("liftpy.service")
 
 _LOOK_S = 0.002
 _IDLE_LOOK_S = 30.0
-"""Interval of checks in seconds, in case no event reports a change of the role."""
+"""Interval of checks in seconds when no event wakes the sender."""
 _MAX_TURN = 256
-"""Replies between two turns of the event loop."""
+"""Maximum number of replies in one turn of the event loop."""
 
 
 class Replier:
-    """Sends replies. ``leads``: returns whether replies may be sent from here. ``emitted_end``: outputs below it are written,
-    None: the service has none.
+    """Sends replies.
+
+    ``leads``: returns whether this service is LEADER. ``emitted_end``: returns the end of the written outputs. None: the
+    service has no outputs.
     """
 
     def __init__(
@@ -48,15 +50,15 @@ class Replier:
         self.sent_count = 0
         self.counters: Counter[str] = Counter()
         self.refused_count = 0
-        """Replies whose subject is no inbox, or that are larger than a message may be."""
+        """Number of replies that were not sent, because the subject is no inbox or the reply is too large."""
 
     def wake(self) -> None:
-        """Look for work: there is a reply, or this service leads now."""
+        """Check for work, because there is a reply or the role has changed."""
         if self._leads():
             self._woken.set()
 
     async def run(self) -> None:
-        """Send forever."""
+        """Send replies forever."""
         self._desk.on_kept = self.wake
         while True:
             self._woken.clear()
@@ -70,14 +72,14 @@ class Replier:
                 sent += 1
             if sent:
                 await asyncio.sleep(0)
-            elif self._leads() and len(self._desk):  # outputs before it are not written yet
+            elif self._leads() and len(self._desk):  # the outputs of its record are not written yet
                 await asyncio.sleep(_LOOK_S)
             else:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), _IDLE_LOOK_S)
 
     async def _send(self, reply: Reply) -> None:
-        """Send a reply. Raise UnavailableError if it must be retried."""
+        """Send a reply. Raises UnavailableError if it must be sent again later."""
         headers = {SERVICE_HEADER: self._settings.service, OFFSET_HEADER: str(reply.offset), NODE_HEADER: self._settings.node}
         if reply.error:
             headers[ERROR_HEADER] = reply.error
@@ -95,5 +97,5 @@ class Replier:
         self.refused_count += 1
         if self.refused_count == 1:
             logger.warning(
-                "%s: the reply to the record at %d is not sent to=%r: %s", self._settings.service, reply.offset, reply.to, why
+                "reply not sent service=%s offset=%d to=%r reason=%s", self._settings.service, reply.offset, reply.to, why
             )

@@ -1,4 +1,4 @@
-"""Settings of one service process: frozen, units in the names, everything bounded."""
+"""Settings of one service process. Names end with the unit, and every value is checked."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""Snapshots of a service process: kept on disk, taken in time, served to other nodes and fetched from them.
+"""Snapshots of a service process: stored on disk, taken at the right time, sent to other nodes and downloaded from them.
 
 One directory per service and partition, one file per snapshot:
 
-<data>/<service>/<stream>-<partition>.lock                       one process at a time, taken before it registers
-<data>/<service>/<stream>-<uid>/<partition>/<position>.snapshot  replaced atomically, checksummed; the position has 20 digits
+<data>/<service>/<stream>-<partition>.lock                       lock: one process at a time, taken before it registers
+<data>/<service>/<stream>-<uid>/<partition>/<position>.snapshot  replaced atomically, with a checksum. The position has 20
+digits
 
-A damaged file is set aside as ``.damaged`` and the one before it is used: a snapshot only shortens the replay. A later version may be
-able to read a file that this one can't. Such a file gets its name back.
+A damaged file is renamed to ``.damaged``, and the one before it is used, because a snapshot only shortens the replay. A
+later version may be able to read a file that this version cannot read. Such a file gets its name back.
 
-Retention deletes the log below a snapshot, and the node then depends on the file. So a file is read back from the disk and decoded
-before it gets its name [S16]. A snapshot that can't be read back is not stored, and the log is kept.
+Retention deletes the log below a snapshot, and the node then depends on the file. So a file is read back from the disk and
+decoded before it gets its name [S16]. A snapshot that cannot be read back is not stored, and the log is kept.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _INCOMING = ".incoming"
 
 
 class ServiceLock:
-    """Lock of one service and partition. Raise DataDirectoryLockedError if another process has it."""
+    """Lock of one service and partition. The constructor raises DataDirectoryLockedError if another process has it."""
 
     def __init__(self, data: Path, service: str, stream: str, partition: int) -> None:
         path = data / service / f"{stream}-{partition}.lock"
@@ -79,7 +80,7 @@ class ServiceLock:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A stored snapshot. ``digest``: BLAKE2b of its file's bytes."""
+    """A stored snapshot. ``digest``: BLAKE2b of the bytes of its file."""
 
     position: int
     output_count: int
@@ -96,7 +97,7 @@ def _digest(data: bytes = b"") -> hashlib.blake2b:
 
 
 class OpenSnapshot:
-    """Open file of a snapshot. It closes when its last user releases it. Any thread may read."""
+    """Open file of a snapshot. It is closed when its last user releases it. Any thread may read it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -105,7 +106,7 @@ class OpenSnapshot:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def read(self, start: int, size_bytes: int) -> bytes:
-        """Return at most ``size_bytes`` from ``start``, b"" past the end. Raises StorageError."""
+        """Return at most ``size_bytes`` from position ``start``. b"": the position is at the end. Raises StorageError."""
         with _storage_errors("read", self._path):
             return os.pread(self._descriptor, size_bytes, start)
 
@@ -115,7 +116,7 @@ class OpenSnapshot:
 
 
 class Incoming:
-    """A snapshot that is being received. It does not count before ``finish``. Call ``close`` at the end."""
+    """A snapshot that is being downloaded. It is not used before ``finish``. Call ``close`` at the end."""
 
     def __init__(self, path: Path, identity: Identity) -> None:
         self._path = path
@@ -133,9 +134,9 @@ class Incoming:
             self._file.write(piece)
 
     def finish(self, digest: bytes) -> Snapshot:
-        """Make the complete file durable.
+        """Make the complete file durable and return its snapshot.
 
-        Raise CorruptionError if the digest or content is wrong. Also raises UnknownFormatError, StorageError.
+        Raises CorruptionError if the digest or content is wrong, UnknownFormatError, StorageError.
         """
         if self._digest.digest() != digest:
             raise CorruptionError("The digest of the snapshot file does not match. The service uses an older snapshot.")
@@ -155,7 +156,7 @@ class Incoming:
         return snapshot
 
     def close(self) -> None:
-        """Leave nothing but a snapshot that was finished."""
+        """Remove the temporary file, unless ``finish`` has stored the snapshot."""
         with contextlib.suppress(OSError):
             self._file.close()
         with contextlib.suppress(OSError):
@@ -163,7 +164,7 @@ class Incoming:
 
 
 class SnapshotStore:
-    """Snapshots of one service and partition, for the holder of the ServiceLock."""
+    """Snapshots of one service and partition. Only the holder of the ServiceLock uses it."""
 
     def __init__(self, data: Path, identity: Identity, *, kept: int, max_bytes: int) -> None:
         self.folder = data / identity.service / f"{identity.stream}-{identity.uid}" / str(identity.partition)
@@ -179,12 +180,15 @@ class SnapshotStore:
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def newest(self, wanted: Callable[[Snapshot], bool] = lambda _: True) -> Snapshot | None:
-        """Return the newest valid ``wanted`` snapshot. Raise UnknownFormatError for a newer version."""
-        found = self.newest_kept(wanted)
+        """Return the newest valid snapshot for which ``wanted`` is true. None: there is none.
+
+        Raises UnknownFormatError if a newer version wrote it.
+        """
+        found = self.newest_stored(wanted)
         return None if found is None else found[0]
 
-    def newest_kept(self, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot, Kept] | None:
-        """Return the newest snapshot, as ``newest``, with its file."""
+    def newest_stored(self, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot, Kept] | None:
+        """Return the newest snapshot and its file. Arguments and errors are those of ``newest``."""
         for path in reversed(self._files()):
             with _storage_errors("read", path):
                 data = path.read_bytes()
@@ -192,14 +196,14 @@ class SnapshotStore:
                 snapshot = decode(data, self._identity)
             except CorruptionError as error:
                 if path.suffix == _SUFFIX:
-                    logger.warning("%s can't be used and is set aside: %s", path, error)
+                    logger.warning("snapshot damaged file=%s error=%s: quarantined", path, error)
                     with _storage_errors("quarantine", path):
                         path.rename(path.with_suffix(_DAMAGED))
                 continue
             if not wanted(snapshot):
                 continue
             if path.suffix == _DAMAGED:
-                logger.warning("%s was set aside by a version that could not read it: it is used again", path)
+                logger.warning("quarantined snapshot is readable file=%s: using it again", path)
                 with _storage_errors("rename", path):
                     path.rename(path.with_suffix(_SUFFIX))
                     _flush_names(self.folder)
@@ -207,7 +211,7 @@ class SnapshotStore:
         return None
 
     def _files(self) -> list[Path]:
-        """Return the snapshot files in ascending order, and quarantined ones at positions without another."""
+        """Return the snapshot files in ascending order. A quarantined file counts only if its position has no other file."""
         found: dict[int, Path] = {}
         for suffix in (_DAMAGED, _SUFFIX):
             for path in self.folder.glob(f"*{suffix}"):
@@ -242,11 +246,11 @@ class SnapshotStore:
 
     # ---- snapshots of other nodes' services ----------------------------------------------------------------------------
     def open(self, position: int) -> OpenSnapshot:
-        """Return the snapshot's file, to be read as it is now although it may be dropped."""
+        """Return the open file of the snapshot at ``position``. It stays readable if the store deletes the file later."""
         return OpenSnapshot(self._path(position))
 
     def incoming(self, position: int) -> Incoming:
-        """Return an object that receives a snapshot from elsewhere, piece by piece. It deletes the rest of an earlier attempt."""
+        """Return an object that receives a snapshot of another node. It deletes the rest of an earlier attempt."""
         for path in self.folder.glob(f"*{_INCOMING}"):
             with _storage_errors("remove", path):
                 path.unlink(missing_ok=True)
@@ -278,22 +282,22 @@ class SnapshotStore:
         needed = stored if stored.output_count <= compared_end else self.newest(lambda s: s.output_count <= compared_end)
         for position in old:
             if needed is None or position != needed.position:
-                self._path(position).unlink(missing_ok=True)  # it was set aside a moment ago, perhaps
+                self._path(position).unlink(missing_ok=True)  # the file may have been quarantined a moment ago
 
     def drop_above(self, position: int) -> None:
-        """Drop snapshots past ``position``, because an unclean election truncated the log."""
+        """Delete the snapshots above ``position``, because an unclean election has truncated the log."""
         for path in self._files():
             if int(path.stem) > position:
-                logger.warning("snapshot %s is past the log, which ends at %d: dropped", path.name, position)
+                logger.warning("snapshot above the log end file=%s end_offset=%d: deleted", path.name, position)
                 with _storage_errors("remove", path):
                     path.unlink(missing_ok=True)
 
     def set_aside(self, diverged: Callable[[Snapshot], bool]) -> None:
-        """Quarantine snapshots as ``.diverged``."""
+        """Quarantine the snapshots for which ``diverged`` is true, with the suffix ``.diverged``."""
         for path in self._files():
             with _storage_errors("quarantine", path), contextlib.suppress(CorruptionError, UnknownFormatError):
                 if diverged(decode(path.read_bytes(), self._identity)):
-                    logger.error("%s holds a state that has diverged: set aside", path)
+                    logger.error("snapshot diverged file=%s: quarantined", path)
                     path.rename(path.with_suffix(".diverged"))
                     _flush_names(self.folder)
 
@@ -302,7 +306,7 @@ class SnapshotStore:
 
 
 def _make_folder(folder: Path, data: Path) -> None:
-    """Create the directory with its parents, writable only by this user, and make the names from ``data`` on durable."""
+    """Create the directory with its parents, writable only by this user. Make all names below ``data`` durable."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for made in reversed(missing):
         made.mkdir(exist_ok=True, mode=0o750)
@@ -327,22 +331,22 @@ def _storage_errors(what: str, path: Path):  # type: ignore[no-untyped-def]
         raise StorageError(f"Cannot {what} {path}: {error.strerror or error}. Check the disk and its permissions.") from error
 
 
-# SnapshotKeeper: when a service's state is stored, and how far back the log is needed because of it.
+# SnapshotKeeper: decides when a service's state is stored, and from which offset on the log is needed.
 #
-# At every multiple of ``snapshot_interval_records`` the machine makes a snapshot, on all nodes. A node alone also stores one
+# At every multiple of ``snapshot_interval_records`` the machine makes a snapshot, on all nodes. A single node also stores one
 # after ``snapshot_interval_s`` or ``snapshot_bytes`` of the log, at the stop of the process, at the request of an operator, and
 # before a record that the machine cannot apply.
 #
-# All nodes come to a multiple of ``snapshot_interval_records`` at about the same time, and ``take_snapshot`` may block for
-# long. They take it there, so that the bytes can be compared, but in turn: the leader's node at once, the others after one,
-# two, ... times what the last one took.
+# All nodes reach a multiple of ``snapshot_interval_records`` at about the same time, and ``take_snapshot`` may block for
+# long. They take it at this position, so that the bytes can be compared, but one after the other: the leader's node at once,
+# the others after one, two, ... times the duration of the last snapshot.
 
 
 _KNOWN = 64
 _TOLD = 4
 _NOTICED_S = 0.01
 _TURN = 1.5
-"""Time between the turns of two nodes, as a share of the last snapshot's duration."""
+"""Time between the turns of two nodes, as a factor of the last snapshot's duration."""
 _LONGEST_TURN_S = 5.0
 
 
@@ -365,58 +369,59 @@ class SnapshotKeeper:
         self._blocked_s = 0.0
         """Time for which the last snapshot blocked the service, in seconds."""
         self.given_bytes = 0
-        """Number of bytes sent to services of other nodes."""
+        """Number of bytes sent to other nodes."""
         self.turn = 0
-        """Turn of this node, from the sidecar. 0 is the first."""
+        """Place of this node in the order of turns, from the sidecar. 0: the first."""
         self.life = secrets.randbits(62)
-        """Number that changes when the state is rebuilt."""
+        """Number that changes with each restore of the state."""
         self._began: Kept | None = None
-        """Snapshot from which the state began, until the log has confirmed it."""
+        """Snapshot from which the state started, until the log has confirmed it. None: there is none."""
         self.digests: list[tuple[int, bytes]] = []
-        """Position and digest of the last snapshots of this process, and of the snapshot that it started from. The leader
-        compares the digests of all nodes.
+        """Position -> digest of the last snapshots of this process, and of the snapshot from which it started.
+
+        The leader's node compares the digests of all nodes.
         """
         self.stored_count = 0
-        """Snapshots that this process has stored."""
+        """Number of snapshots that this process has stored."""
         self.saved_s: float | None = None
-        """Monotonic time at which the newest snapshot was stored."""
+        """Monotonic time in seconds at which the newest snapshot was stored."""
         self.state_bytes = 0
         """Size of the newest snapshot, in bytes."""
         self.problem = ""
-        """Reason why the last snapshot was not stored. Shown in status if there is no worse problem."""
+        """Reason why the last snapshot was not stored, for the status. '': it was stored."""
 
     async def newest(self, wanted: Callable[[Snapshot], bool]) -> Snapshot | None:
-        """Return the newest ``wanted`` snapshot to start from."""
-        found = await asyncio.to_thread(self._store.newest_kept, wanted)
+        """Return the newest snapshot from which the service can start. ``wanted``: returns whether a snapshot is suitable."""
+        found = await asyncio.to_thread(self._store.newest_stored, wanted)
         self._began = found[1] if found is not None else None
         self._stored = [found[1]] if found is not None else []
         self._stored_s, self._fresh_bytes = time.monotonic(), 0
         self.life, self.digests = self.life + 1, []
         return found[0] if found is not None else None
 
-    def agrees_with_the_log(self) -> None:
-        """Note that the initial state belongs to this log, as far as known: other nodes may use it."""
+    def confirm_first_state(self) -> None:
+        """Note that the first state belongs to this log. Its snapshot may be sent to other nodes from now on."""
         if self._began is not None:
             self.digests = [(self._began.position, self._began.digest), *self.digests]
             self._began = None
 
     async def later(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot | None, str]:
-        """Return a snapshot at ``lowest`` or above, own or downloaded, and a text about failed attempts."""
+        """Return (snapshot at ``lowest`` or above, text about failed attempts). It may be downloaded. None: there is none."""
         if self._fetcher is None:
             return None, "nobody was asked"
         await self._fetcher.fetch(lowest, wanted)
         return await self.newest(wanted), self._fetcher.tried
 
     async def drop_above(self, position: int) -> None:
-        """Drop snapshots past ``position``."""
+        """Delete the snapshots above ``position``."""
         await asyncio.to_thread(self._store.drop_above, position)
 
     async def set_aside(self, first_wrong: int) -> None:
-        """Quarantine snapshots at or past ``first_wrong``, because their states have diverged."""
+        """Quarantine the snapshots at or above ``first_wrong``, because their states have diverged."""
         await asyncio.to_thread(self._store.set_aside, lambda snapshot: snapshot.position >= first_wrong)
 
     def set_aside_diverged(self, position: int | None = None) -> None:
-        """Quarantine snapshots after a divergence: those with uncompared outputs, and those at or past ``position``."""
+        """Quarantine snapshots after a divergence: those whose outputs were not compared, and those at or above ``position``."""
         outbox = self._outbox
         if position is not None:
             self._store.set_aside(lambda snapshot: snapshot.position >= position)
@@ -424,13 +429,18 @@ class SnapshotKeeper:
             self._store.set_aside(lambda snapshot: snapshot.output_count > outbox.compared_end)
 
     async def save(self, snapshot: Snapshot) -> None:
-        """Store a snapshot. A failure is only logged, because it only makes the next replay longer."""
+        """Store a snapshot. An error is only logged, because it only makes the next replay longer."""
         compared_end = self._outbox.compared_end if self._outbox is not None else 0
         try:
             whole = await asyncio.to_thread(snapshot.whole)
             kept = await asyncio.to_thread(self._store.save, whole, compared_end)
         except StorageError as error:
-            logger.warning("%s goes on without the snapshot at %d: %s", snapshot.identity, snapshot.position, error)
+            logger.warning(
+                "snapshot not stored service=%s position=%d error=%s: continuing without it",
+                snapshot.identity,
+                snapshot.position,
+                error,
+            )
             self.problem = f"snapshot at {snapshot.position}: {error.code}: {error}"
         else:
             self.problem = ""
@@ -440,7 +450,7 @@ class SnapshotKeeper:
             self.digests = [*self.digests[1 - _TOLD :], (kept.position, kept.digest)]
 
     def held_from(self) -> int:
-        """Return the position of the newest snapshot with compared outputs, 0 for none."""
+        """Return the position of the newest snapshot whose outputs were compared. 0: there is none."""
         good = self._compared()
         return good[-1].position if good else 0
 
@@ -449,21 +459,21 @@ class SnapshotKeeper:
         return [kept for kept in self._stored if compared_end is None or kept.output_count <= compared_end]
 
     def offers(self) -> list[Kept]:
-        """Return the newest snapshots for other nodes: with compared outputs, and part of this log."""
+        """Return the newest snapshots that other nodes may download. Their outputs were compared, and they belong to this log."""
         return [kept for kept in self._compared() if kept != self._began][-self._settings.snapshots_kept :]
 
-    # ---- not on all nodes at once --------------------------------------------------------------------------------------------
+    # ---- turns of the nodes --------------------------------------------------------------------------------------------------
     def blocked(self, took_s: float) -> None:
         """Note how long a snapshot has blocked the service."""
         self._blocked_s = took_s
 
     def turn_s(self) -> float:
-        """Return how long this node waits before it takes a snapshot, so that nodes take turns. 0: no wait."""
+        """Return how long this node waits before it takes a snapshot, in seconds. The nodes take turns. 0: it does not wait."""
         return min(self.turn * self._blocked_s * _TURN, _LONGEST_TURN_S) if self._blocked_s >= _NOTICED_S else 0.0
 
-    # ---- beside the multiples of snapshot_interval_records -----------------------------------------------------------------
+    # ---- snapshots between the multiples of snapshot_interval_records----------------------------------------------------------
     def came(self, size_bytes: int) -> None:
-        """Count bytes that were read."""
+        """Count bytes of the log that were read."""
         self._fresh_bytes += size_bytes
 
     def ask(self) -> None:
@@ -472,40 +482,42 @@ class SnapshotKeeper:
 
     @property
     def is_due(self) -> bool:
-        """True if ``keep`` must be called."""
+        """True if ``keep`` should store the state now."""
         settings = self._settings
         late = time.monotonic() - self._stored_s >= settings.snapshot_interval_s
         return self._soon or late or self._fresh_bytes >= settings.snapshot_bytes
 
     async def keep(self, machine: ServiceMachine) -> None:
-        """Store the current state, if it is not stored."""
+        """Store the current state, unless it is already stored."""
         self._soon, self._stored_s, self._fresh_bytes = False, time.monotonic(), 0
         if machine.position and not machine.failed and (not self._stored or self._stored[-1].position < machine.position):
             await self.save(machine.snapshot())
 
 
-# Serves own snapshots in pieces to services on other nodes [``<ns>.service.<name>.snapshot.<node>``].
+# Sends own snapshots in pieces to services on other nodes [``<ns>.service.<name>.snapshot.<node>``].
 #
-# A snapshot that was offered stays readable for ``_HELD_S`` although the store drops its file.
+# A snapshot that was offered stays readable for ``_HELD_S``, even if the store deletes its file.
 
 
 _MAX_HELD = 8
-"""Maximum number of open snapshots. The least recently requested one is closed."""
+"""Maximum number of open snapshots. At the limit, the least recently used one is closed."""
 _HELD_S = 60.0
 _LOOK_S = 5.0
 _MAX_WAITING = 64
-"""Maximum number of waiting questions. NATS drops further ones, and their senders ask again."""
+"""Maximum number of waiting requests. NATS drops further ones, and their senders retry."""
 
 
 @dataclass(slots=True)
 class _Held:
+    """An open snapshot, and until when it stays open."""
+
     kept: Kept
     file: OpenSnapshot
     used_s: float
 
 
-class SnapshotGiver:
-    """Snapshot server of one service process."""
+class SnapshotServer:
+    """Sends the snapshots of one service process."""
 
     def __init__(
         self,
@@ -524,10 +536,10 @@ class SnapshotGiver:
         self._keeper = keeper
         self._inboxes = InboxRule(settings.reply_prefixes)
         self.counters: Counter[str] = Counter()
-        """Questions that were not answered, by reason."""
+        """Reason -> number of requests without an answer."""
         self._guard = RequestGuard("snapshot", self.counters, self._reject)
         self._held: dict[bytes, _Held] = {}
-        """Open snapshots by digest, the last used one at the end."""
+        """Digest -> open snapshot, the most recently used one at the end."""
 
     async def run(self) -> None:
         """Answer requests until it is canceled."""
@@ -538,11 +550,11 @@ class SnapshotGiver:
             while True:
                 await asyncio.sleep(_LOOK_S)
                 now_s = time.monotonic()
-                self._let_go([digest for digest, held in self._held.items() if now_s - held.used_s >= _HELD_S])
+                self._release([digest for digest, held in self._held.items() if now_s - held.used_s >= _HELD_S])
         finally:
             with contextlib.suppress(Exception):
                 await subscription.unsubscribe()
-            self._let_go(list(self._held))
+            self._release(list(self._held))
 
     async def _arrived(self, message: Any) -> None:
         if reply_to(message.reply, (self._inboxes,), self.counters) is None:
@@ -550,12 +562,12 @@ class SnapshotGiver:
         try:
             question = frames.decode(message.data, pb.PeerSnapshotRequest)
         except ProtocolError as error:
-            logger.debug("a question for a snapshot can't be read: %s", error)
+            logger.debug("invalid snapshot request error=%s: ignored", error)
             return
         who = self._identity
         asked = (question.service, question.stream, question.partition)
         if asked != (who.service, who.stream, who.partition):
-            return  # another process of this node may be meant
+            return  # the request may be for another process of this node
         answer = pb.PeerSnapshotAnswer(node=self._settings.node)
         try:
             if question.streamUid != who.uid:
@@ -566,7 +578,7 @@ class SnapshotGiver:
                 await asyncio.to_thread(self._offer, answer)
         except LiftError as error:
             answer.problem = f"{error.code}: {error}"
-        with contextlib.suppress(LiftError):  # who asked asks again
+        with contextlib.suppress(LiftError):  # the requester retries
             await self._publish(message.reply, answer)
             self._keeper.given_bytes += len(answer.data)
 
@@ -602,7 +614,7 @@ class SnapshotGiver:
         return held.file.read(question.start, room)
 
     def _hold(self, kept: Kept) -> _Held | None:
-        """Keep an offered snapshot readable, if it still exists. Beyond ``_MAX_HELD`` the oldest is released."""
+        """Keep an offered snapshot readable, if it still exists. Above ``_MAX_HELD``, close the least recently used one."""
         held = self._held.pop(kept.digest, None)
         if held is None:
             try:
@@ -611,32 +623,32 @@ class SnapshotGiver:
                 return None
         held.used_s = time.monotonic()
         self._held[kept.digest] = held
-        self._let_go(list(self._held)[:-_MAX_HELD])
+        self._release(list(self._held)[:-_MAX_HELD])
         return held
 
-    def _let_go(self, digests: list[bytes]) -> None:
+    def _release(self, digests: list[bytes]) -> None:
         for digest in digests:
             self._held.pop(digest, None)
 
 
-# SnapshotFetcher: brings a snapshot of another node's service into the own store. What is chosen: ``peers.py``.
+# SnapshotFetcher: downloads a snapshot of another node into the own store. ``PeerSearch`` chooses it.
 
 
 _ANSWER_S = 2.0
 _TRIES = 3
-"""Maximum number of attempts for each piece."""
+"""Maximum number of attempts for each piece of a download."""
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 5.0
 _SLOWEST_BYTES_PER_S = 64 * 1024
 _BEGINS_SLOWLY_S = 10.0
-"""Time after which a peer must deliver a minimum rate on average, in seconds."""
+"""Time in seconds after which the average rate of a download must reach a minimum."""
 _BARRED_S = 60.0
-"""Time for which a downloaded snapshot is not downloaded again, in seconds."""
+"""Time in seconds for which a downloaded snapshot is not downloaded again."""
 _MAX_PEERS = 16
 
 
 class SnapshotFetcher:
-    """Snapshot downloads of one service process. ``order``: the newest one, None before the first."""
+    """Downloads snapshots for one service process. ``order``: returns the newest order of the sidecar, None before the first."""
 
     def __init__(
         self,
@@ -657,17 +669,22 @@ class SnapshotFetcher:
         self._order = order
         self._search = PeerSearch()
         self._took_s: dict[bytes, float] = {}
-        """Digest of a downloaded snapshot -> monotonic time of the download."""
+        """Digest of a downloaded snapshot -> monotonic time of the download in seconds."""
         self.problem = ""
         """Problem of the current download, as text. '': none."""
         self.fetched_bytes = 0
         self.tried = ""
-        """Snapshots that the last ``fetch`` without a result has tried."""
+        """Text about the attempts of the last ``fetch`` without a result."""
 
     async def fetch(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> bool:
-        """Store a ``wanted`` snapshot at ``lowest`` or above. Return whether there was one within ``snapshot_fetch_timeout_s``."""
+        """Download a snapshot at ``lowest`` or above for which ``wanted`` is true.
+
+        Return whether one was found within ``snapshot_fetch_timeout_s``.
+        """
         give_up_s, pause_s = time.monotonic() + self._settings.snapshot_fetch_timeout_s, _FIRST_PAUSE_S
-        logger.warning("%s: the log begins at %d, above the snapshots here: other nodes' are asked for", self._identity, lowest)
+        logger.warning(
+            "log starts above all local snapshots service=%s log_start=%d: searching on other nodes", self._identity, lowest
+        )
         now_s = time.monotonic()
         self._took_s = {digest: took_s for digest, took_s in self._took_s.items() if now_s - took_s < _BARRED_S}
         self._search = PeerSearch(frozenset(self._took_s))
@@ -702,7 +719,7 @@ class SnapshotFetcher:
             return SnapshotRange(lowest, lowest - 1, 0)
         return SnapshotRange(max(lowest, order.startOffset), order.highWatermark + 1, self._settings.max_snapshot_bytes)
 
-    # ---- what there is ----------------------------------------------------------------------------------------------------
+    # ---- offers of other nodes----------------------------------------------------------------------------------------------
     async def _ask_all(self) -> None:
         who = self._identity
         try:
@@ -743,7 +760,7 @@ class SnapshotFetcher:
             raise UnavailableError(answer.problem)
         return answer
 
-    # ---- one of them ------------------------------------------------------------------------------------------------------
+    # ---- download ----------------------------------------------------------------------------------------------------------
     async def _take(self, offer: Offer) -> bool:
         try:
             incoming = await asyncio.to_thread(self._store.incoming, offer.position)
@@ -767,10 +784,16 @@ class SnapshotFetcher:
             finally:
                 await asyncio.to_thread(incoming.close)
         except LiftError as error:
-            logger.warning("%s: the snapshot at %d from %s: %s", self._identity, offer.position, offer.node, error)
+            logger.warning(
+                "snapshot download failed service=%s position=%d node=%s error=%s",
+                self._identity,
+                offer.position,
+                offer.node,
+                error,
+            )
             self._search.failed(offer, f"{error.code}: {error}", lies=isinstance(error, CorruptionError))
             return False
-        logger.warning("%s: has the snapshot at %d from %s", self._identity, offer.position, offer.node)
+        logger.warning("snapshot downloaded service=%s position=%d node=%s", self._identity, offer.position, offer.node)
         self._took_s[offer.digest] = time.monotonic()
         return True
 

@@ -1,16 +1,16 @@
-"""Current content of streams, for the driver: partitions and replicas from the metadata group, bounds from the leaders.
+"""Partitions and bounds of the requested streams, for the driver: ``Catalog``.
 
-Only leaders are asked for bounds, so ``latest`` contains everything that was acked before the query was planned.
-Answers are kept for a moment, because Spark asks for an idle stream 80 times a second.
+The metadata group names partitions and replicas. Only leaders give bounds, so ``latest`` contains everything that was
+acked before the query was planned. The catalog keeps answers for a moment, because Spark asks about an idle stream 80 times
+a second.
 
-A streaming query uses a watch (``watching``): one request per partition waits at the leader until more is committed
-(``PartitionReader.bounds``), and is then repeated. So new records are known at once, and an idle partition costs one
-request in ``WAIT_S``. Nodes of older versions answer at once, and are asked every ``POLL_S``.
+A streaming query uses a ``Watch``. One request for each partition waits at the leader until more is committed
+(``PartitionReader.bounds``). The watch then repeats it. So the driver knows new records at once, and an idle partition
+costs one request in ``WAIT_S``. Nodes of older versions answer at once. The watch asks them every ``POLL_S``.
 
-An error, another uid or another leadership ends the watch. Then the caller asks the leaders itself. During a watch no
-reported record can be lost by an election, because there was none. A deposed leader that does not know it is believed
-for ``WAIT_S`` and the time of an answer. Its offsets are then too low, never too high, and readers check each record's
-LeaderEpoch.
+An error, another uid or another leadership ends the watch. The catalog then asks the leaders itself. No election happens
+during a watch, so none can lose a reported record. The watch believes a deposed leader for ``WAIT_S`` and the time of an
+answer. The offsets of that leader are too low, never too high, and readers check the LeaderEpoch of each record.
 """
 
 from __future__ import annotations
@@ -38,19 +38,22 @@ from liftpy.spark.process_connection import Link
 WAIT_S = 1.0
 """Maximum time that a leader may wait with its answer, in seconds."""
 POLL_S = 0.2
-"""Between two questions to nodes that do not wait."""
+"""Pause between two requests to nodes of older versions, in seconds."""
 PAUSE_S = 0.01
-"""Pause after an answer with news. It limits the questions about a partition that commits all the time."""
+"""Pause after an answer with new records, in seconds. It limits the requests about a busy partition."""
 PAUSE_EACH_S = 0.0002
-"""Pause for each watched partition, so that many partitions are asked less often, in seconds."""
+"""Additional pause for each watched partition, in seconds. It limits the requests about many partitions."""
 UNWANTED_S = 10.0
 """Time without a caller after which a watch ends, in seconds."""
 AskLeader = Callable[[PartitionView, float], Coroutine[None, None, PartitionView]]
-"""Function that returns the bounds of a partition when its committed end has passed the known one, or after a timeout."""
+"""Function of a view and a timeout in seconds. It returns the bounds when the committed end has moved, or after the timeout."""
 
 
 class Watch:
-    """Watches the partitions of one query. ``follow`` runs on an event loop. ``views`` may be called from any thread."""
+    """Watches the committed ends of the partitions of one query.
+
+    ``follow`` and ``end`` run on the event loop. Any thread may call ``views``.
+    """
 
     def __init__(self, ask: AskLeader, clock: Callable[[], float] = time.monotonic) -> None:
         self._ask = ask
@@ -59,15 +62,15 @@ class Watch:
         self._tasks: set[asyncio.Task[None]] = set()
         self._wanted_s = 0.0
         self.ended = True
-        """True if nothing is known."""
+        """True if the watch has no views."""
 
     def views(self) -> Views | None:
-        """Return the known views, None if unknown."""
+        """Return the newest views. None: the watch has ended."""
         self._wanted_s = self._clock()
         return None if self.ended else dict(self._views)
 
     def follow(self, views: Mapping[tuple[str, int], PartitionView]) -> None:
-        """Start with new views and forget the old ones. On the event loop."""
+        """Watch these partitions instead of the earlier ones."""
         self.end()
         if not views:
             return
@@ -80,7 +83,7 @@ class Watch:
             task.add_done_callback(self._tasks.discard)
 
     def end(self) -> None:
-        """Forget everything. On the event loop."""
+        """Stop the requests and drop the views."""
         self.ended = True
         for task in self._tasks:
             task.cancel()
@@ -97,7 +100,7 @@ class Watch:
                     self._views[view.key] = view = now
                 await asyncio.sleep(pause_s if waited else POLL_S)
         except LiftError:
-            pass  # who asks next hears it, if it lasts
+            pass  # the catalog asks the leaders next, and raises the error if it lasts
         self.end()
 
 
@@ -119,14 +122,20 @@ def _is_behind(view: PartitionView, end: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BoundsQuestion:
-    """Question to leaders: times to convert into offsets, and positions to check."""
+    """Question to leaders.
+
+    Attributes:
+        starting: Start whose times leaders convert into offsets.
+        ending: End whose times leaders convert into offsets.
+        known: Positions that leaders compare with their logs.
+    """
 
     starting: OffsetSpec = _ANY
     ending: OffsetSpec = _ANY
     known: tuple[StreamOffsets, ...] = ()
 
     def is_known_by(self, earlier: BoundsQuestion) -> bool:
-        """Return whether an answer to ``earlier`` answers this too."""
+        """Return whether an answer to ``earlier`` answers this question too."""
         return all(one in earlier.known for one in self.known)
 
     def lasts(self, key: tuple[str, int], uid: str) -> list[tuple[int, int]]:
@@ -136,11 +145,14 @@ class BoundsQuestion:
 
 
 class Catalog:
-    """The partitions of the requested streams and their bounds, with a short memory. One per reader on the driver.
+    """Returns the partitions of the requested streams and their bounds. Each reader on the driver has one.
 
-    ``clock`` (seconds, monotonic) and ``wait``: those of the machine, replaced in tests. ``_streams``, ``_views``: the newest
-    answers, with the time of the request. ``watches``: leaders report news without a request each time. ``_vouched``:
-    positions that leaders have confirmed since the watch began.
+    Args:
+        link: Connections of this process.
+        options: Options of the source.
+        clock: Monotonic clock, in seconds.
+        wait: Function that sleeps for a number of seconds.
+        watches: True if a watch follows the committed ends between calls.
     """
 
     def __init__(
@@ -169,9 +181,17 @@ class Catalog:
         ending: OffsetSpec = _ANY,
         known: Sequence[StreamOffsets] = (),
     ) -> Views:
-        """Return the content of all partitions, at most ``max_age_s`` old.
+        """Return the state of all partitions.
 
-        Leaders convert the times of ``starting`` and ``ending`` into offsets.
+        Args:
+            max_age_s: Maximum age of the answer, in seconds. Default 0: ask the leaders now.
+            starting: Start whose times leaders convert into offsets.
+            ending: End whose times leaders convert into offsets.
+            known: Positions whose records were committed once. The views say if such a record was lost.
+
+        Raises:
+            NotFoundError: A stream or partition does not exist.
+            UnavailableError: NATS or a leader did not answer in time.
         """
         now_s = self._clock()
         asked = BoundsQuestion(starting, ending, tuple(known))
@@ -185,12 +205,12 @@ class Catalog:
         return views
 
     def vouch(self, offsets: StreamOffsets) -> None:
-        """Note that ``offsets`` come from leaders' answers since the last ``views``."""
+        """Note that the leaders have confirmed ``offsets`` since the watch began."""
         if not any(_same(offsets, one) for one in self._vouched):
             self._vouched.append(offsets)
 
     def _watched(self, known: Sequence[StreamOffsets]) -> Views | None:
-        """Return the views of the watch. None if it has none, or leaders must be asked."""
+        """Return the views of the watch. None: the catalog must ask the leaders."""
         watched = None if self._watch is None else self._watch.views()
         streams_s = None if self._streams is None else self._clock() - self._streams[0]
         if watched is None or streams_s is None or streams_s > STREAMS_AGE_S:
@@ -206,7 +226,7 @@ class Catalog:
         return _moved(view, bounds)
 
     def views_reaching(self, ends: Mapping[tuple[str, int], int], known: Sequence[StreamOffsets] = ()) -> Views:
-        """Return ``views``, after waiting up to ``patience`` for committed ends of at least ``ends``.
+        """Return the views after the committed ends reach ``ends``, or after the option ``patience``.
 
         These ends were committed before. A new leader may need a moment until its HW reaches them again.
         """
@@ -222,7 +242,7 @@ class Catalog:
             self._wait(_BEHIND_WAIT_S)
 
     def measure(self, questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
-        """Return sizes and batch borders of ranges from their leaders. Deleted ranges are unknown."""
+        """Return sizes and batch borders of ranges, in order. The facts about a deleted range are empty."""
         if not questions:
             return []
         return self._link.call(self._measure(questions), 4 * self._options.patience_s)
@@ -293,12 +313,12 @@ class Catalog:
 
 
 def _same(one: StreamOffsets, other: StreamOffsets) -> bool:
-    """Return whether both are equal, apart from leader changes."""
+    """Return whether both name the same records. The ends of partitions without a known epoch do not count."""
     return one.uids == other.uids and one.lasts == other.lasts
 
 
 def _moved(view: PartitionView, bounds: Bounds) -> PartitionView:
-    """Return the current ``view`` without answers about times and positions."""
+    """Return ``view`` with new bounds, and without answers about times and positions."""
     return replace(
         view,
         uid=bounds.uid,
@@ -364,7 +384,11 @@ def _view_of(
 
 
 async def wanted_streams(requests: MetadataRequests, wanted: Selection) -> tuple[StreamImage, ...]:
-    """Return the wanted streams: named ones one by one, all for a pattern or a suggestion."""
+    """Return the wanted streams.
+
+    Raises:
+        NotFoundError: A named stream does not exist. The text names the closest one.
+    """
     if not wanted.pattern:
         with suppress(NotFoundError):
             return tuple(await asyncio.gather(*(requests.stream(name) for name in wanted.streams)))

@@ -1,4 +1,4 @@
-"""Errors on their way through Spark, which passes on an exception's text but not its type: so the text begins with the code."""
+"""Errors that cross Spark. Spark passes on the text of an exception but not its type, so the text begins with the code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ from liftpy.errors import (
 
 
 class SourceError(LiftError):
-    """An error of the source as a Spark user sees it: ``[CODE] text``. ``code`` is the code of the original error."""
+    """Error of the source or the sink, as a Spark user sees it: ``[CODE] text``.
+
+    Args:
+        text: Text that begins with the code in brackets.
+        code: Code of the original error.
+    """
 
     def __init__(self, text: str, code: str = "LIFT_ERROR") -> None:
         super().__init__(text)
@@ -31,7 +36,7 @@ class SourceError(LiftError):
 
 @contextmanager
 def coded() -> Iterator[None]:
-    """Turn a LiftError that leaves this block into a SourceError whose text names its code, once."""
+    """Convert a LiftError of this block into a SourceError whose text begins with its code."""
     try:
         yield
     except SourceError:
@@ -40,7 +45,7 @@ def coded() -> Iterator[None]:
         raise SourceError(f"[{error.code}] {error}", error.code) from error
 
 
-# Converts errors of Spark jobs back into liftpy errors: Spark passes on only a text, which names the code.
+# Convert errors of Spark jobs back into liftpy errors.
 
 
 _KINDS: dict[str, type[LiftError]] = {
@@ -66,7 +71,7 @@ _NOT_STARTED = "Python worker failed to connect back"
 
 
 class WorkerStartError(UnavailableError):
-    """The machine was too busy to start Spark's Python worker: the same again may do."""
+    """Spark did not start its Python worker in time. A second try may succeed."""
 
 
 def error_of(text: str) -> LiftError:

@@ -1,4 +1,4 @@
-"""Offsets as users and checkpoints write them: JSON in, JSON out, end-exclusive everywhere. Pure.
+"""Offsets in the options of users and in checkpoints, as JSON. Ends are exclusive. Pure.
 
 Two forms have the shape ``{"<stream>": {"<partition>": offset}}``, as in Spark's Kafka source:
 
@@ -44,8 +44,19 @@ Bounds = dict[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class OffsetSpec:
-    """Start or end of a query as the user gave it: one form for all partitions (``word``, ``timestamp_ns``, ``back_ns``,
-    ``back_records``), or ``offsets`` or ``times`` for each."""
+    """Start or end of a query, in one of six forms.
+
+    Attributes:
+        word: ``earliest`` or ``latest``, for all partitions.
+        offsets: ((stream, partition), offset) of each partition. -2 is earliest, -1 is latest.
+        uids: (stream, uid) of the streams that the user names with a uid.
+        timestamp_ns: Time for all partitions, in ns since 1970.
+        times: ((stream, partition), ns since 1970) of each partition.
+        must_match: True if a partition without a record that is new enough is an error.
+        back_ns: Time before now for all partitions, in ns.
+        back_records: Number of records before the end of each partition.
+        epochs: ((stream, partition), LeaderEpoch) of the record before an offset.
+    """
 
     word: str = ""
     offsets: tuple[tuple[tuple[str, int], int], ...] = ()
@@ -59,7 +70,7 @@ class OffsetSpec:
 
     @property
     def known(self) -> StreamOffsets | None:
-        """The offsets as positions whose records were committed once. None: no epochs were given."""
+        """Positions whose records were committed once. None: the user named no epochs."""
         return StreamOffsets(dict(self.offsets), dict(self.uids), dict(self.epochs)) if self.epochs else None
 
     @property
@@ -69,11 +80,11 @@ class OffsetSpec:
 
     @property
     def moving(self) -> bool:
-        """True if it moves with the log. A start may then be after a fixed end: the range is empty."""
+        """True if it moves with the log. A start after a fixed end then makes an empty range."""
         return self.timed or bool(self.back_records)
 
     def time_of(self, key: tuple[str, int]) -> int | None:
-        """Return the wanted time of a partition in ns since 1970, None without one."""
+        """Return the requested time of a partition, in ns since 1970. None: the user set no time."""
         return self.timestamp_ns if not self.times else dict(self.times).get(key)
 
     def as_of(self, now_ns: int) -> OffsetSpec:
@@ -85,8 +96,11 @@ class OffsetSpec:
 class StreamOffsets:
     """Offsets of a checkpoint.
 
-    ``next_offsets``: (stream, partition) -> next offset. ``uids``: stream -> uid. ``epochs``: (stream, partition) ->
-    LeaderEpoch of the record before it.
+    Attributes:
+        next_offsets: (stream, partition) -> next offset to read.
+        uids: Stream -> uid.
+        epochs: (stream, partition) -> LeaderEpoch of the record before the offset.
+        began: (stream, partition) -> first offset of the query. Only the end of micro-batch 0 has it.
     """
 
     next_offsets: Bounds
@@ -169,8 +183,8 @@ def relative(text: str) -> OffsetSpec | None:
 
 
 def parse_times(text: str, option: str, *, must_match: bool) -> OffsetSpec:
-    """Parse a time for each partition: JSON in the form of offsets, with ms since 1970. Raises ConfigError that names the option."""
-    problem = f'{option} = {shown(text)}: use JSON such as {{"orders": {{"0": 1767225600000}}}}, ms since 1970'
+    """Parse a time for each partition, from JSON with ms since 1970. Raises ConfigError that names the option."""
+    problem = f'Invalid {option} = {shown(text)}. Use JSON such as {{"orders": {{"0": 1767225600000}}}}, in ms since 1970.'
     try:
         document = load_json(text)
     except ValueError:
@@ -222,8 +236,8 @@ def _is_partition(key: object) -> bool:
 
 
 def _brief(value: object) -> str:
-    """Return a short text for errors. Python refuses to print huge numbers."""
-    return "a number beyond all offsets" if type(value) is int and abs(value) >= _BEYOND_OFFSETS else str(value)
+    """Return a short text for errors, because Python does not print huge numbers."""
+    return "a number above all offsets" if type(value) is int and abs(value) >= _BEYOND_OFFSETS else str(value)
 
 
 def check_uids(known: Mapping[str, str], now: Mapping[str, str]) -> None:
@@ -237,12 +251,12 @@ def check_uids(known: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def made_again(known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-    """Return the streams that have another uid now."""
+    """Return the streams that were deleted and created again: their uid differs."""
     return {stream for stream, uid in known.items() if stream in now and now[stream] != uid}
 
 
 def without(offsets: Mapping[tuple[str, int], int], streams: set[str]) -> Bounds:
-    """Return ``offsets`` without those of the given stream."""
+    """Return ``offsets`` without those of ``streams``."""
     return {key: offset for key, offset in offsets.items() if key[0] not in streams}
 
 

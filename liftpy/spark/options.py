@@ -1,4 +1,7 @@
-"""Options of the format ``liftpy`` for reading and writing. Pure. The names follow Spark's Kafka source.
+"""Options of the format ``liftpy`` for reading and writing: one table. Pure. The names follow Spark's Kafka source.
+
+``TABLE`` has one row for each option. The parser, the checks, the error texts and the tables of ``docs/spark.md`` come
+from this table. To add an option, add a row, and a field of the same name in ``SourceOptions``, ``SinkOptions`` or ``Access``.
 
 Option names are case-insensitive. For an unknown option, the error names the closest known one. No secret is an option,
 because Spark prints and stores plans: credentials are files.
@@ -7,8 +10,9 @@ because Spark prints and stores plans: credentials are files.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from liftpy.core.base.ids import check_name, check_published, shown
 from liftpy.core.base.strict_json import load_json
@@ -16,53 +20,458 @@ from liftpy.errors import ConfigError, NotFoundError
 from liftpy.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_spec, parse_times, relative
 from liftpy.spark.schema import check_columns, default_columns, did_you_mean
 
-OPTIONS = {
-    "nats": "NATS servers, comma separated (default nats://127.0.0.1:4222)",
-    "namespace": "namespace of the cluster (default liftpy)",
-    "stream": "name of the stream to read, or load(NAME)",
-    "subscribe": "names of several streams, comma separated (instead of stream)",
-    "subscribePattern": "regular expression for whole stream names, also of streams that are created later (instead of stream)",
-    "assign": 'partitions to read, as JSON: {"orders": [0, 2]} (instead of stream)',
-    "startingOffsets": "first offset, inclusive: earliest (batch default), latest (streaming default), -10m (time "
-    "before now), -1000 (records of each partition before its end), or JSON per partition with -2 for earliest and -1 for latest",
-    "endingOffsets": "batch only, end offset, exclusive: latest (default), -10m, -1000, or JSON per partition with -1 for latest",
-    "startingTimestamp": "ms since 1970: start at the first record with this or a later leader timestamp (overrides startingOffsets)",
-    "startingOffsetsByTimestamp": "start per partition, as JSON of ms since 1970 (startingTimestamp overrides it)",
-    "startingOffsetsByTimestampStrategy": "if no record is new enough: latest (default: start at the next record) or error",
-    "endingTimestamp": "batch only, ms since 1970: end before the first record with this or a later time (overrides endingOffsets)",
-    "endingOffsetsByTimestamp": "batch only, end per partition, as JSON of ms since 1970",
-    "minPartitions": "minimum number of Spark partitions: large ranges are split by bytes, between batches (default: not split)",
-    "maxRecordsPerPartition": "maximum number of records in a Spark partition (default: no limit)",
-    "maxOffsetsPerTrigger": "streaming only: maximum number of records in a micro-batch, over all partitions (default: no limit)",
-    "maxBytesPerTrigger": "streaming only: maximum stored size of a micro-batch, such as 256m; combines with maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger": "streaming only: number of records to wait for before a micro-batch, at most maxTriggerDelay",
-    "maxTriggerDelay": "streaming only: maximum wait for minOffsetsPerTrigger, such as 15m (default), 30s or 1h",
-    "cursor": "streaming only: name of a cursor of the cluster that gets the position of the query (liftpy cursor show NAME)",
-    "onRecreated": "streaming only, if a stream was deleted and created again: error (default), or earliest to read the new one and "
-    "log the loss; failOnDataLoss=false implies earliest",
-    "failOnDataLoss": "if retention deleted records: true (default) raises an error, false logs a warning and reads the rest",
-    "includeHeaders": "true: add a column headers, array<struct<key string, value binary>> (default false)",
-    "topicColumn": "true: add a column topic with the name of the stream, for code that was written for Kafka (default false)",
-    "columns": "columns to read, comma separated (default: all); Spark does not prune columns of a Python source, so this saves work",
-    "isolation": "committed, the only value: uncommitted records may vanish, so a task that runs again would read other rows",
-    "readFrom": "nearest (default): segment files on this host if a node offers them (local_file_reads), else any in-sync one; files: "
-    "the same, with a warning for each task without files; leader: only the leader, over NATS",
-    "patience": "seconds to retry while NATS or all replicas do not answer (default 30)",
-    "nats.creds": "file with a NATS JWT and its seed",
-    "nats.nkeySeed": "file with an nkey seed",
-    "nats.user": "user name; needs nats.passwordFile",
-    "nats.passwordFile": "file with the password of nats.user",
-    "nats.tokenFile": "file with a token",
-    "nats.tlsCa": "file with the CA certificates to trust",
-    "nats.tlsCert": "file with the client certificate",
-    "nats.tlsKey": "file with the key of nats.tlsCert",
-    "nats.inboxPrefix": "prefix of the subjects for answers to this user (default _INBOX)",
-}
-"""Option -> description."""
+BATCH_QUERY, STREAMING_QUERY = "batch queries", "streaming queries"
+BATCH_WRITE, STREAMING_WRITE = "batch writes", "streaming writes"
+READS, WRITES = (BATCH_QUERY, STREAMING_QUERY), (BATCH_WRITE, STREAMING_WRITE)
+MAX_PARTITIONS = 100_000
+DEFAULT_TRIGGER_DELAY_S = 900.0
+DEFAULT_TASK_BYTES = 1 << 30
+_MAX_COUNT = 1 << 62
+_LAST_MS = 1 << 43
+"""Last millisecond that fits into 64 bits of nanoseconds: the year 2248."""
+_LONGEST_NS = 30 * 86_400 * 10**9
+_NS_PER_MS = 1_000_000
+_MAX_DIGITS = 19
+_SIZE = re.compile(r"([0-9]{1,19})([kmg]?)b?")
+_SIZE_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
+_ROUND_NUMBER = 1 << 40
+"""Powers of two from here on are written as 2^N."""
 
-_SPELLING = {name.lower(): name for name in OPTIONS}
+
+def _number(value: float) -> str:
+    whole = int(value)
+    if whole >= _ROUND_NUMBER and whole & (whole - 1) == 0:
+        return f"2^{whole.bit_length() - 1}"
+    return f"{value:g}" if value < 1000 else f"{whole:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Type of an option.
+
+    Args:
+        expects: Text about valid values, for errors and documentation. ``{low}``, ``{high}``, ``{unit}`` and ``{choices}``
+            come from the option.
+        parse: Function of the option and its text. It returns the value, or raises ConfigError or InvalidNameError.
+    """
+
+    expects: str
+    parse: Callable[[Option, str], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """Row of the table of options.
+
+    Args:
+        name: Name, as users write it.
+        kind: Type of the value.
+        help: One sentence about the meaning.
+        table: Table of ``docs/spark.md`` that has the option.
+        takers: Queries and writes that accept the option.
+        field: Field of the parsed options that has the value. Default '': the parser combines several options.
+        default: Value if the option is not set. Default None.
+        default_text: Default, as the documentation shows it. Default '': that of ``default``.
+        low: Minimum, inclusive.
+        high: Maximum, inclusive.
+        unit: Unit of numbers.
+        choices: Valid words and their meanings. The first one is the default.
+        instead: Sentence about what to do where the option is not accepted.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    table: str
+    takers: tuple[str, ...] = READS
+    field: str = ""
+    default: Any = None
+    default_text: str = ""
+    low: float = 0
+    high: float = 0
+    unit: str = ""
+    choices: tuple[tuple[str, str], ...] = ()
+    instead: str = "Remove it."
+
+    @property
+    def expected(self) -> str:
+        """Text about valid values."""
+        *firsts, last = (word for word, _ in self.choices) if self.choices else ("",)
+        words = " or ".join(filter(None, (", ".join(firsts), last)))
+        return self.kind.expects.format(low=_number(self.low), high=_number(self.high), unit=self.unit, choices=words)
+
+    @property
+    def shown_default(self) -> str:
+        """Default, as the documentation shows it. '': there is none."""
+        return self.default_text or (self.choices[0][0] if self.choices else "" if self.default is None else str(self.default))
+
+    @property
+    def meaning(self) -> str:
+        """The help, the meaning of each valid word, and the queries or writes that accept the option if not all do."""
+        words = " ".join(f"`{word}`: {meaning}." for word, meaning in self.choices if meaning)
+        only = "" if len(self.takers) != 1 else f"Only for {self.takers[0]}."
+        return " ".join(filter(None, (self.help, words, only)))
+
+    @property
+    def description(self) -> str:
+        """The meaning, the valid values and the default."""
+        default = f" Default: {self.shown_default}." if self.shown_default else ""
+        return f"{self.meaning} Use {self.expected}.{default}"
+
+    def parse(self, text: str) -> Any:
+        """Return the value of ``text``. Raises ConfigError or InvalidNameError that names the option."""
+        return self.kind.parse(self, text)
+
+    def invalid(self, text: str) -> ConfigError:
+        """Return the error for an invalid value."""
+        return ConfigError(f"Invalid {self.name} = {shown(text)}. Use {self.expected}.")
+
+
+def _text(_: Option, text: str) -> str:
+    return text
+
+
+def _parse_name(option: Option, text: str) -> str:
+    return check_name(text, option.name)
+
+
+def _names(option: Option, text: str) -> tuple[str, ...]:
+    return tuple(sorted({check_name(name.strip(), f"option {option.name}: stream") for name in text.split(",")}))
+
+
+def _stream(option: Option, text: str) -> tuple[str, ...]:
+    return (check_name(text, f"option {option.name}: stream"),)
+
+
+def _target(_: Option, text: str) -> str:
+    return check_published(text)
+
+
+def _urls(option: Option, text: str) -> str:
+    if "@" in text:  # it has a user in front, and no other place
+        raise ConfigError(
+            f"The option {option.name} contains a user or password, which every query plan would show. Use nats.creds, "
+            "nats.nkeySeed, or nats.user with nats.passwordFile."
+        )
+    return text
+
+
+def _pattern(option: Option, text: str) -> str:
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(f"{option.name} = {text!r} is not a valid regular expression: {error}. Correct it.") from None
+    return text or "$^"
+
+
+def _assigned(option: Option, text: str) -> tuple[tuple[str, int], ...]:
+    try:
+        document = load_json(text)
+        pairs = {(check_name(stream, "assign: stream"), p) for stream, own in document.items() for p in own}
+    except (ValueError, AttributeError, TypeError):
+        pairs = set()
+    if not pairs or not all(type(partition) is int and partition >= 0 for _, partition in pairs):
+        raise option.invalid(text)
+    return tuple(sorted(pairs))
+
+
+def _start(option: Option, text: str) -> OffsetSpec:
+    return parse_spec(text, option.name, words=("earliest", "latest"), specials=(EARLIEST, LATEST))
+
+
+def _end(option: Option, text: str) -> OffsetSpec:
+    return parse_spec(text, option.name, words=("latest",), specials=(LATEST,))
+
+
+def _moment(option: Option, text: str) -> OffsetSpec:
+    return OffsetSpec(timestamp_ns=_whole_number(option, text) * _NS_PER_MS)
+
+
+def _moments(option: Option, text: str) -> OffsetSpec:
+    return parse_times(text, option.name, must_match=False)
+
+
+def _whole_number(option: Option, text: str) -> int:
+    is_number = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+    if not is_number or not option.low <= int(text) <= option.high:
+        raise option.invalid(text)
+    return int(text)
+
+
+def _size(option: Option, text: str) -> int:
+    found = _SIZE.fullmatch(text.strip().lower())
+    size_bytes = int(found[1]) << _SIZE_SHIFTS[found[2]] if found else 0
+    if not option.low <= size_bytes <= option.high:
+        raise option.invalid(text)
+    return size_bytes
+
+
+def _seconds(option: Option, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise option.invalid(text) from None
+    if not option.low <= seconds <= option.high:
+        raise option.invalid(text)
+    return seconds
+
+
+def _duration(option: Option, text: str) -> float:
+    found = relative(f"-{text.strip()}")
+    if found is None or not found.back_ns or found.back_ns > _LONGEST_NS:
+        raise option.invalid(text)
+    return found.back_ns / 1e9
+
+
+def _choice(option: Option, text: str) -> str:
+    if text.lower() not in (word for word, _ in option.choices):
+        raise option.invalid(text)
+    return text.lower()
+
+
+def _flag(option: Option, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise option.invalid(text)
+    return text.lower() == "true"
+
+
+def _columns(_: Option, text: str) -> tuple[str, ...]:
+    return check_columns([name.strip() for name in text.split(",")])
+
+
+def _isolation(option: Option, text: str) -> str:
+    if text.lower() == "uncommitted":
+        raise ConfigError(
+            "isolation = 'uncommitted' is not supported in Spark. Spark repeats tasks, and uncommitted records "
+            "may disappear. Use a Client with ReadOptions(isolation='uncommitted')."
+        )
+    return _choice(option, text)
+
+
+def _write_id(option: Option, text: str) -> str:
+    size_bytes = len(text.encode(errors="replace"))
+    if not option.low <= size_bytes <= option.high or not text.isprintable():
+        raise option.invalid(text)
+    return text
+
+
+URLS = Kind("URLs, separated by commas", _urls)
+FILE = Kind("a path", _text)
+TEXT = Kind("text", _text)
+NAME = Kind("a name", _parse_name)
+STREAM = Kind("a name", _stream)
+TARGET = Kind("a name", _target)
+NAMES = Kind("names, separated by commas", _names)
+PATTERN = Kind("a regular expression", _pattern)
+ASSIGNMENT = Kind('JSON such as {{"orders": [0, 2]}}', _assigned)
+START = Kind('earliest, latest, -10m, -1000 or JSON such as {{"orders": {{"0": 23, "1": -2}}}}', _start)
+END = Kind('latest, -10m, -1000 or JSON such as {{"orders": {{"0": 23, "1": -1}}}}', _end)
+TIME = Kind("a whole number of {unit} from {low} to {high}", _moment)
+TIMES = Kind('JSON such as {{"orders": {{"0": 1767225600000}}}}, in {unit}', _moments)
+COUNT = Kind("a whole number from {low} to {high}", _whole_number)
+BYTES = Kind("a whole number of bytes from {low} to {high}", _whole_number)
+SIZE = Kind("bytes such as 268435456 or 256m, from {low} to {high}", _size)
+SECONDS = Kind("seconds from {low} to {high}", _seconds)
+DURATION = Kind("a duration such as 30s, 15m or 1h, at most 30d", _duration)
+FLAG = Kind("true or false", _flag)
+CHOICE = Kind("{choices}", _choice)
+ISOLATION = Kind("{choices}", _isolation)
+COLUMN_NAMES = Kind("names of columns, separated by commas", _columns)
+WRITE_ID = Kind("printable text of {low} to {high} bytes", _write_id)
+
+_SINCE_1970 = "ms since 1970"
+_USE_END = "Use endingOffsets in a batch query."
+_END_BY_TRIGGER = "End a streaming query with its trigger."
+_ALL = (*READS, *WRITES)
+
+TABLE = (
+    Option(name="stream", kind=STREAM, table="streams", help="Name of one stream, which `load(NAME)` sets too."),
+    Option(name="subscribe", kind=NAMES, table="streams", help="Names of several streams."),
+    Option(
+        name="subscribePattern", kind=PATTERN, table="streams",
+        help="Pattern for whole stream names, also for streams that are created later.",
+    ),
+    Option(name="assign", kind=ASSIGNMENT, table="streams", help="Partitions to read."),
+    Option(
+        name="startingOffsets", kind=START, table="range", field="starting",
+        default_text="earliest (batch), latest (streaming)",
+        help="First offset, inclusive.",
+    ),
+    Option(
+        name="endingOffsets", kind=END, table="range", takers=(BATCH_QUERY,), field="ending", default_text="latest",
+        help="End offset, exclusive.", instead=_END_BY_TRIGGER,
+    ),
+    Option(
+        name="startingTimestamp", kind=TIME, table="range", unit=_SINCE_1970, high=_LAST_MS, field="starting",
+        help="The query starts at the first record that was stamped then or later, and ignores startingOffsets.",
+    ),
+    Option(
+        name="startingOffsetsByTimestamp", kind=TIMES, table="range", unit=_SINCE_1970, field="starting",
+        help="Start time of each partition, if startingTimestamp is not set.",
+    ),
+    Option(
+        name="startingOffsetsByTimestampStrategy", kind=CHOICE, table="range",
+        choices=(("latest", "start at the next record"), ("error", "fail, as Kafka's source does")),
+        help="Start of a partition without a record that is new enough.",
+    ),
+    Option(
+        name="endingTimestamp", kind=TIME, table="range", takers=(BATCH_QUERY,), unit=_SINCE_1970, high=_LAST_MS, field="ending",
+        help="The query ends before the first record that was stamped then or later, and ignores endingOffsets.",
+        instead=_END_BY_TRIGGER,
+    ),
+    Option(
+        name="endingOffsetsByTimestamp", kind=TIMES, table="range", takers=(BATCH_QUERY,), unit=_SINCE_1970, field="ending",
+        help="End time of each partition, if endingTimestamp is not set.", instead=_END_BY_TRIGGER,
+    ),
+    Option(
+        name="minPartitions", kind=COUNT, table="size", field="min_partitions", default=0, low=1, high=MAX_PARTITIONS,
+        default_text="one for each partition",
+        help="Minimum number of tasks, which are divided between partitions by bytes and rounded up.",
+    ),
+    Option(
+        name="maxRecordsPerPartition", kind=COUNT, table="size", field="max_records_per_partition", default=0, low=1,
+        high=_MAX_COUNT, default_text="no limit", help="Maximum number of records of a task.",
+    ),
+    Option(
+        name="maxOffsetsPerTrigger", kind=COUNT, table="size", takers=(STREAMING_QUERY,), field="max_records_per_trigger",
+        default=0, low=1, high=_MAX_COUNT, default_text="no limit", instead=_USE_END,
+        help="Maximum number of records of a micro-batch, divided between partitions in proportion.",
+    ),
+    Option(
+        name="maxBytesPerTrigger", kind=SIZE, table="size", takers=(STREAMING_QUERY,), field="max_bytes_per_trigger",
+        default=0, low=1, high=1 << 60, unit="bytes", default_text="no limit", instead=_USE_END,
+        help="Maximum size of a micro-batch as stored, divided evenly, but at least one batch of records.",
+    ),
+    Option(
+        name="minOffsetsPerTrigger", kind=COUNT, table="size", takers=(STREAMING_QUERY,), field="min_records_per_trigger",
+        default=0, low=1, high=_MAX_COUNT, default_text="no minimum", instead=_USE_END,
+        help="Minimum number of records of a micro-batch, except for the first one and for `availableNow`.",
+    ),
+    Option(
+        name="maxTriggerDelay", kind=DURATION, table="size", field="max_trigger_delay_s", default=DEFAULT_TRIGGER_DELAY_S,
+        default_text="15m", unit="s", help="Maximum time to wait for minOffsetsPerTrigger (batch queries ignore it).",
+    ),
+    Option(
+        name="cursor", kind=NAME, table="other", takers=(STREAMING_QUERY,), field="cursor", default="", default_text="none",
+        help="Name of a cursor of the cluster that shows other tools the progress of the query.",
+        instead="Remove it, or use startingOffsets.",
+    ),
+    Option(
+        name="onRecreated", kind=CHOICE, table="loss", default_text="error, or earliest with failOnDataLoss = false",
+        choices=(
+            ("error", "the streaming query fails"),
+            ("earliest", "the query reads the new stream from its beginning and logs the number of lost records"),
+        ),
+        help="Action if a stream was deleted and created again (batch queries ignore it).",
+    ),
+    Option(
+        name="failOnDataLoss", kind=FLAG, table="loss", field="fail_on_data_loss", default=True, default_text="true",
+        help="Records that retention has deleted are an error (true), or a warning before the rest is read (false).",
+    ),
+    Option(
+        name="includeHeaders", kind=FLAG, table="columns", default=False, default_text="false",
+        help="Adds the column `headers` of the type `array<struct<key string, value binary>>`.",
+    ),
+    Option(
+        name="topicColumn", kind=FLAG, table="columns", default=False, default_text="false",
+        help="Adds the column `topic` with the name of the stream, for code that was written for Kafka.",
+    ),
+    Option(
+        name="columns", kind=COLUMN_NAMES, table="columns", default_text="all but headers and topic",
+        help="Columns to read: Spark does not prune columns of a Python source, so this saves most of the work.",
+    ),
+    Option(
+        name="isolation", kind=ISOLATION, table="other", help="Records to read.",
+        choices=(("committed", "committed records only, because uncommitted ones may vanish before Spark repeats a task"),),
+    ),
+    Option(
+        name="readFrom", kind=CHOICE, table="other",
+        choices=(
+            ("nearest", "segment files on the host of the task, otherwise any in-sync replica over NATS"),
+            ("files", "as nearest, with a warning for each task without files"),
+            ("leader", "only the leader, over NATS"),
+        ),
+        help="Replica that serves a task.",
+    ),
+    Option(
+        name="patience", kind=SECONDS, table="other", field="patience_s", default=30.0, default_text="30", low=0.1, high=3600,
+        unit="s", help="Time for which a task retries while NATS or all replicas do not answer.",
+    ),
+    Option(
+        name="stream", kind=TARGET, table="write", takers=WRITES, field="stream", default="", default_text="column `stream`",
+        help="Name of the stream to write to, which `save(NAME)` and `start(NAME)` set too.",
+    ),
+    Option(
+        name="order", kind=CHOICE, table="write", takers=WRITES,
+        choices=(
+            ("content", "each task sorts its rows by key, value and headers"),
+            ("plan", "the rows keep the order of the plan, for plans without a shuffle"),
+        ),
+        help="Order of the rows of a task. A repeated micro-batch must have an equal order.",
+    ),
+    Option(
+        name="nullValues", kind=CHOICE, table="write", takers=WRITES,
+        choices=(("error", "the task fails"), ("tombstone", "the row deletes its key in a compacted stream")),
+        help="Meaning of a null in the column `value`.",
+    ),
+    Option(
+        name="writeId", kind=WRITE_ID, table="write", takers=(BATCH_WRITE,), field="write_id", default="", low=1, high=100,
+        default_text="none", help="Name of this write, so that a repeated write with the name stores nothing twice.",
+        instead="Remove it, because a streaming query has an id in its checkpoint.",
+    ),
+    Option(
+        name="maxTaskBytes", kind=BYTES, table="write", takers=WRITES, field="max_task_bytes", default=DEFAULT_TASK_BYTES,
+        default_text="1 GiB", low=1, high=1 << 40, unit="bytes",
+        help="Maximum size of the rows of one task of an exactly-once write, which the task holds in memory.",
+    ),
+    Option(
+        name="patience", kind=SECONDS, table="write", takers=WRITES, field="patience_s", default=120.0, default_text="120",
+        low=0.1, high=3600, unit="s", help="Time for which a task retries while NATS or a leader does not answer.",
+    ),
+    Option(
+        name="nats", kind=URLS, table="connection", takers=_ALL, field="servers", default="nats://127.0.0.1:4222",
+        help="NATS servers, without user and password.",
+    ),
+    Option(
+        name="namespace", kind=NAME, table="connection", takers=_ALL, field="namespace", default="liftpy",
+        help="Namespace of the cluster.",
+    ),
+    *(
+        Option(name=name, kind=kind, table="connection", takers=_ALL, field=field, default="", default_text=default, help=help)
+        for name, kind, field, default, help in (
+            ("nats.creds", FILE, "creds_file", "none", "File with a NATS JWT and its seed."),
+            ("nats.nkeySeed", FILE, "nkey_seed_file", "none", "File with an nkey seed."),
+            ("nats.user", TEXT, "user", "none", "User name, which needs nats.passwordFile."),
+            ("nats.passwordFile", FILE, "password_file", "none", "File with the password of nats.user."),
+            ("nats.tokenFile", FILE, "token_file", "none", "File with a token."),
+            ("nats.tlsCa", FILE, "tls_ca_file", "those of the system", "File with the CA certificates to trust."),
+            ("nats.tlsCert", FILE, "tls_cert_file", "none", "File with the client certificate."),
+            ("nats.tlsKey", FILE, "tls_key_file", "none", "File with the key of nats.tlsCert."),
+            ("nats.inboxPrefix", TEXT, "inbox_prefix", "_INBOX", "Prefix of the subjects for answers that the permissions allow."),
+        )
+    ),
+)  # fmt: skip
+"""All options. Two options of one name differ in their takers."""
+
+
+def options_of(takers: Iterable[str]) -> dict[str, Option]:
+    """Return the options that one of ``takers`` accepts, by name."""
+    wanted = set(takers)
+    return {option.name: option for option in TABLE if wanted & set(option.takers)}
+
+
+_SOURCE, _SINK = options_of(READS), options_of(WRITES)
+OPTIONS = {name: option.description for name, option in _SOURCE.items()}
+"""Option for reading -> description."""
+SINK_OPTIONS = {name: option.description for name, option in _SINK.items()}
+"""Option for writing -> description."""
+CREDENTIALS = {option.field: name for name, option in _SOURCE.items() if name.startswith("nats.")}
+"""Field of ``Access`` -> option that sets it."""
+
 _PATH = "path"
-"""Option in which Spark passes the argument of ``load(NAME)``."""
+"""Option in which Spark passes the argument of ``load(NAME)``, ``save(NAME)`` and ``start(NAME)``."""
+SPARKS_OWN = ("checkpointlocation", "queryname", _PATH, "outputmode")
+"""Options that Spark adds itself to those of a sink."""
 KAFKA = {
     "kafka.bootstrap.servers": "nats",
     "kafka.security.protocol": "nats.tlsCa (and nats.tlsCert, nats.tlsKey)",
@@ -76,33 +485,86 @@ KAFKA = {
     "topic": "stream",
 }
 """Option of Kafka's source (lower case) -> option here. Other ``kafka.*`` options have no equivalent."""
-_FILES = {
-    "nats.creds": "creds_file",
-    "nats.nkeySeed": "nkey_seed_file",
-    "nats.user": "user",
-    "nats.passwordFile": "password_file",
-    "nats.tokenFile": "token_file",
-    "nats.tlsCa": "tls_ca_file",
-    "nats.tlsCert": "tls_cert_file",
-    "nats.tlsKey": "tls_key_file",
-    "nats.inboxPrefix": "inbox_prefix",
-}
 NO_TABLES = (
     "Catalog tables (CREATE TABLE ... USING liftpy, saveAsTable) cannot be read or inserted into: Spark does not pass their options. "
     "To read, use CREATE TEMPORARY VIEW orders USING liftpy OPTIONS (nats '...', stream 'orders'). To write, use save or start."
 )
 _OF_TABLES = ("provider", "owner", "external", "is_managed_location", "location", "comment")
 """Properties that Spark's catalog gives each table, and a source as if they were options."""
-_READ_FROM = ("nearest", "files", "leader")
-_SIZE = re.compile(r"([0-9]{1,19})([kmg]?)b?")
-_SIZE_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
-_NS_PER_MS = 1_000_000
-_MAX_DIGITS = 19
-_LAST_MS = 1 << 43
-"""Last millisecond that fits into 64 bits of nanoseconds: the year 2248."""
-_LONGEST_NS = 30 * 86_400 * 10**9
-MAX_PARTITIONS = 100_000
-DEFAULT_TRIGGER_DELAY_S = 900.0
+
+
+class GivenOptions:
+    """Texts of the options that a user set, by their known names.
+
+    Args:
+        given: Spark's option map.
+        known: Options that this source or sink accepts.
+        ignored: Options of Spark, in lower case.
+
+    Raises:
+        ConfigError: An option is unknown, or the options are those of a catalog table.
+    """
+
+    def __init__(self, given: Mapping[str, str], known: Mapping[str, Option], ignored: Iterable[str] = ()) -> None:
+        if any(name.lower() in _OF_TABLES or name.lower().startswith("option.") for name in given):
+            raise ConfigError(NO_TABLES)
+        self._known = known
+        self._texts = {_spelled(name, known): text for name, text in given.items() if name.lower() not in ignored}
+        path = next((text for name, text in given.items() if name.lower() == _PATH), "")
+        if path and self._texts.setdefault("stream", path) != path:
+            raise ConfigError(
+                f"The path {path!r} and the option stream = {self._texts['stream']!r} name two streams. Remove one of them."
+            )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._texts
+
+    def value(self, name: str) -> Any:
+        """Return the value of an option, or its default. Raises ConfigError or InvalidNameError."""
+        option = self._known[name]
+        if name in self._texts:
+            return option.parse(self._texts[name])
+        return option.choices[0][0] if option.choices else option.default
+
+    def fields(self, *tables: str) -> dict[str, Any]:
+        """Return the values of options that are a field of their own, by field. ``tables``: tables that have the options."""
+        own = (one for one in self._known.values() if one.field and one.table in tables)
+        return {one.field: self.value(one.name) for one in own}
+
+
+def _spelled(name: str, known: Mapping[str, Option]) -> str:
+    """Return the known spelling of an option, or raise ConfigError that names the closest one."""
+    lower, reads = name.lower(), known is _SOURCE
+    spelled = next((one for one in known if one.lower() == lower), None)
+    if spelled is not None:
+        return spelled
+    if lower == "atomic" and not reads:
+        raise ConfigError(
+            "The option atomic does not exist. Each row is visible once, as soon as it is committed, before its "
+            "micro-batch ends. Remove the option."
+        )
+    if lower in KAFKA:
+        raise ConfigError(f"{name} is an option of Kafka's {'source' if reads else 'sink'}. Use {KAFKA[lower]}.")
+    names = f"Known options: {', '.join(known)}."
+    if lower.startswith("kafka."):
+        raise ConfigError(f"{shown(name)} is an option of Kafka's clients and has no meaning here. {names}")
+    wrong = ""
+    if lower in (one.name.lower() for one in TABLE):
+        wrong = f". It is an option for {'writing, not for reading' if reads else 'reading, not for writing'}"
+    raise ConfigError(f"Unknown option {shown(name)}{wrong}{did_you_mean(name, known) or '.'} {names}")
+
+
+def _check_taker(parsed: object, taker: str, known: Mapping[str, Option]) -> None:
+    """Raise ConfigError if an option is set that ``taker`` does not accept."""
+    others: dict[str, list[Option]] = {}
+    for option in known.values():
+        if option.field and taker not in option.takers:
+            others.setdefault(option.field, []).append(option)
+    for field, options in others.items():
+        if getattr(parsed, field) != options[0].default:
+            *firsts, last = (option.name for option in options)
+            names = f"Options {', '.join(firsts)} and {last} are" if firsts else f"Option {last} is"
+            raise ConfigError(f"{names} for {options[0].takers[0]} only. {options[0].instead}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +598,23 @@ class Access:
     inbox_prefix: str = ""
 
 
-_DEFAULT = Access()
+def access_of(given: Mapping[str, str]) -> Access:
+    """Return how to reach the cluster.
+
+    Args:
+        given: Options such as ``nats`` and ``nats.creds``. Other options of the source are ignored.
+
+    Raises:
+        ConfigError: An option is unknown or invalid, or only one of ``nats.user`` and ``nats.passwordFile`` is set.
+    """
+    return _access(GivenOptions(given, _SOURCE))
+
+
+def _access(given: GivenOptions) -> Access:
+    access = Access(**given.fields("connection"))
+    if bool(access.user) != bool(access.password_file):
+        raise ConfigError("nats.user and nats.passwordFile belong together. Set both, or neither.")
+    return access
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +660,41 @@ class Selection:
         return not self.partitions or (stream, partition) in self.partitions
 
 
+def _selection(given: GivenOptions) -> Selection:
+    ways = [name for name, option in _SOURCE.items() if option.table == "streams" and name in given]
+    if len(ways) != 1:
+        text = "Set exactly one of the options stream, subscribe, subscribePattern and assign"
+        raise ConfigError(f"{text}." if ways else f"{text}. {NO_TABLES}")
+    found = given.value(ways[0])
+    if ways == ["subscribePattern"]:
+        return Selection(pattern=found)
+    if ways == ["assign"]:
+        return Selection(tuple(sorted({stream for stream, _ in found})), partitions=found)
+    return Selection(found)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """Checked options of one source. ``starting`` None: earliest in a batch query, latest in a streaming query.
+    """Checked options of one source. A number of 0 means that the option is not set.
 
-    A number of 0 means: not set. ``recreated_earliest``: option ``onRecreated``.
+    Attributes:
+        access: How to reach the cluster.
+        wanted: Streams and partitions to read.
+        starting: Start of the query. None: earliest in a batch query, latest in a streaming query.
+        ending: End of a batch query. None: latest.
+        min_partitions: Minimum number of tasks.
+        max_records_per_partition: Maximum number of records of a task.
+        max_records_per_trigger: Maximum number of records of a micro-batch.
+        max_bytes_per_trigger: Maximum stored size of a micro-batch, in bytes.
+        min_records_per_trigger: Number of records for which a micro-batch waits.
+        max_trigger_delay_s: Maximum time of this wait, in seconds.
+        fail_on_data_loss: True if deleted records are an error.
+        recreated_earliest: True if the option ``onRecreated`` is ``earliest``.
+        columns: Names of the columns, in order.
+        cursor: Name of the cursor that gets the position of the query. '': none.
+        read_from_leader: True if only the leader is asked.
+        expects_files: True if a task without local files logs a warning.
+        patience_s: Maximum time without an answer, in seconds.
     """
 
     access: Access
@@ -209,57 +717,39 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
-        """Read Spark's option map. Raise ConfigError if an option is unknown, missing, given twice or out of range."""
-        _check_no_table(given)
-        values = {_known(name): value for name, value in given.items() if name.lower() != _PATH}
-        if path := next((value for name, value in given.items() if name.lower() == _PATH), ""):
-            if values.get("stream", path) != path:
-                raise ConfigError(
-                    f"load({path!r}) and the option stream = {values['stream']!r} name two streams. Remove one of them."
-                )
-            values["stream"] = path
-        _check_isolation(values)
+        """Parse Spark's option map.
+
+        Raises:
+            ConfigError: An option is unknown, missing or invalid, or two options contradict each other.
+            InvalidNameError: An option contains an invalid name.
+        """
+        options = GivenOptions(given, _SOURCE, (_PATH,))
+        options.value("isolation")
+        read_from = options.value("readFrom")
         return cls(
-            access=access_of(values),
-            wanted=_selection(values),
-            starting=_position(values, "starting", words=("earliest", "latest"), specials=(EARLIEST, LATEST)),
-            ending=_position(values, "ending", words=("latest",), specials=(LATEST,)),
-            min_partitions=whole_number_of(values, "minPartitions", MAX_PARTITIONS),
-            max_records_per_partition=whole_number_of(values, "maxRecordsPerPartition", 1 << 62),
-            max_records_per_trigger=whole_number_of(values, "maxOffsetsPerTrigger", 1 << 62),
-            max_bytes_per_trigger=size_of(values, "maxBytesPerTrigger"),
-            min_records_per_trigger=whole_number_of(values, "minOffsetsPerTrigger", 1 << 62),
-            max_trigger_delay_s=_duration(values, "maxTriggerDelay", DEFAULT_TRIGGER_DELAY_S),
-            recreated_earliest=choice_of(values, "onRecreated", ("error", "earliest")) == "earliest",
-            fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
-            columns=_columns(values),
-            cursor=check_name(values["cursor"], "cursor") if "cursor" in values else "",
-            read_from_leader=choice_of(values, "readFrom", _READ_FROM) == "leader",
-            expects_files=choice_of(values, "readFrom", _READ_FROM) == "files",
-            patience_s=seconds_of(values, "patience", 30.0),
+            access=_access(options),
+            wanted=_selection(options),
+            starting=_position(options, "starting"),
+            ending=_position(options, "ending"),
+            recreated_earliest=options.value("onRecreated") == "earliest",
+            columns=_chosen_columns(options),
+            read_from_leader=read_from == "leader",
+            expects_files=read_from == "files",
+            **options.fields("size", "loss", "other"),
         )
 
     def check_batch(self) -> None:
-        """Raise ConfigError if an option is only for streaming queries."""
+        """Raise ConfigError if an option is not for batch queries."""
         if self.starting is not None and (self.starting.word == "latest" or LATEST in dict(self.starting.offsets).values()):
             raise ConfigError(
                 "startingOffsets cannot be latest (or -1) in a batch query, because it would read nothing. Use "
                 "earliest or offsets."
             )
-        if self.cursor:
-            raise ConfigError("The option cursor is for streaming queries only. Remove it, or use startingOffsets.")
-        if self.max_records_per_trigger or self.min_records_per_trigger or self.max_bytes_per_trigger:
-            raise ConfigError(
-                "maxOffsetsPerTrigger, minOffsetsPerTrigger and maxBytesPerTrigger are for streaming queries only. "
-                "Use endingOffsets in a batch query."
-            )
+        _check_taker(self, BATCH_QUERY, _SOURCE)
 
     def check_streaming(self) -> None:
-        """Raise ConfigError if an option is only for batch queries."""
-        if self.ending is not None:
-            raise ConfigError(
-                "endingOffsets and endingTimestamp are for batch queries only. End a streaming query with its trigger."
-            )
+        """Raise ConfigError if an option is not for streaming queries."""
+        _check_taker(self, STREAMING_QUERY, _SOURCE)
         if 0 < self.max_records_per_trigger < self.min_records_per_trigger:
             raise ConfigError(
                 "minOffsetsPerTrigger is more than maxOffsetsPerTrigger. Decrease the first, or increase the second."
@@ -271,193 +761,43 @@ class SourceOptions:
         return self.recreated_earliest or not self.fail_on_data_loss
 
 
-def _known(name: str) -> str:
-    spelled = _SPELLING.get(name.lower())
-    if spelled is None:
-        if name.lower() in KAFKA:
-            raise ConfigError(f"{name} is an option of Kafka's source. Use {KAFKA[name.lower()]}.")
-        if name.lower().startswith("kafka."):
-            raise ConfigError(
-                f"{name} is an option of Kafka's clients and has no meaning here. Known options: {', '.join(OPTIONS)}."
-            )
-        raise ConfigError(
-            f"Unknown option {shown(name)}{did_you_mean(name, OPTIONS) or '.'} Known options: {', '.join(OPTIONS)}."
-        )
-    return spelled
+def _position(given: GivenOptions, which: str) -> OffsetSpec | None:
+    """Return the start or the end of a query. A time wins over times of partitions, and these win over offsets."""
+    must_match = which == "starting" and given.value("startingOffsetsByTimestampStrategy") == "error"
+    for name in (f"{which}Timestamp", f"{which}OffsetsByTimestamp"):
+        if name in given:
+            timed: OffsetSpec = given.value(name)
+            return replace(timed, must_match=must_match)
+    found: OffsetSpec | None = given.value(f"{which}Offsets")
+    return found
 
 
-def _check_no_table(names: Iterable[str]) -> None:
-    """Raise ConfigError if the options are those of a table of Spark's catalog. It may have properties with any name."""
-    if any(name.lower() in _OF_TABLES or name.lower().startswith("option.") for name in names):
-        raise ConfigError(NO_TABLES)
-
-
-def access_of(values: Mapping[str, str]) -> Access:
-    """Return how to reach the cluster. Raises ConfigError."""
-    access = Access(
-        servers=values.get("nats", _DEFAULT.servers),
-        namespace=check_name(values.get("namespace", _DEFAULT.namespace), "namespace"),
-        **{field: values[option] for option, field in _FILES.items() if option in values},
-    )
-    for url in access.servers.split(","):
-        if "@" in url:  # whatever else is in it: it has a user in front, and no other place
-            raise ConfigError(
-                "The option nats contains a user or password, which every query plan would show. Use nats.creds, "
-                "nats.nkey, or nats.user with nats.passwordFile."
-            )
-    if bool(access.user) != bool(access.password_file):
-        raise ConfigError("nats.user and nats.passwordFile belong together. Set both, or neither.")
-    return access
-
-
-def _selection(values: Mapping[str, str]) -> Selection:
-    given = [name for name in ("stream", "subscribe", "subscribePattern", "assign") if name in values]
-    if len(given) != 1:
-        text = "Set exactly one of the options stream, subscribe, subscribePattern and assign"
-        raise ConfigError(text if given else f"{text}. {NO_TABLES}")
-    text = values[given[0]]
-    if given == ["subscribePattern"]:
-        try:
-            re.compile(text)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise ConfigError(f"subscribePattern = {text!r} is not a valid regular expression: {error}. Correct it.") from None
-        return Selection(pattern=text or "$^")
-    if given == ["assign"]:
-        pairs = _assigned(text)
-        return Selection(tuple(sorted({stream for stream, _ in pairs})), partitions=pairs)
-    names = [text] if given == ["stream"] else [name.strip() for name in text.split(",")]
-    return Selection(tuple(sorted({check_name(name, f"option {given[0]}: stream") for name in names})))
-
-
-def _assigned(text: str) -> tuple[tuple[str, int], ...]:
-    try:
-        document = load_json(text)
-        pairs = {(check_name(stream, "assign: stream"), p) for stream, own in document.items() for p in own}
-    except (ValueError, AttributeError, TypeError):
-        pairs = set()
-    if not pairs or not all(type(partition) is int and partition >= 0 for _, partition in pairs):
-        raise ConfigError(f'Invalid assign = {text!r}. Use JSON such as {{"orders": [0, 2]}}.')
-    return tuple(sorted(pairs))
-
-
-def _check_isolation(values: Mapping[str, str]) -> None:
-    """Raise ConfigError unless the isolation is committed."""
-    if choice_of(values, "isolation", ("committed", "uncommitted")) == "uncommitted":
-        raise ConfigError(
-            "isolation = 'uncommitted' is not supported in Spark. Spark repeats tasks, and uncommitted records "
-            "may disappear. Use a Client with ReadOptions(isolation='uncommitted')."
-        )
-
-
-def _position(values: Mapping[str, str], which: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec | None:
-    strategy = f"{which}OffsetsByTimestampStrategy"
-    must_match = strategy in _SPELLING.values() and choice_of(values, strategy, ("latest", "error")) == "error"
-    if f"{which}Timestamp" in values:
-        since_ns = whole_number_of(values, f"{which}Timestamp", _LAST_MS, lowest=0) * _NS_PER_MS
-        return OffsetSpec(timestamp_ns=since_ns, must_match=must_match)
-    if f"{which}OffsetsByTimestamp" in values:
-        return parse_times(values[f"{which}OffsetsByTimestamp"], f"{which}OffsetsByTimestamp", must_match=must_match)
-    text = values.get(f"{which}Offsets")
-    return None if text is None else parse_spec(text, f"{which}Offsets", words=words, specials=specials)
-
-
-def _columns(values: Mapping[str, str]) -> tuple[str, ...]:
-    include_headers = _flag(values, "includeHeaders", default=False)
-    topic = _flag(values, "topicColumn", default=False)
-    if "columns" not in values:
+def _chosen_columns(given: GivenOptions) -> tuple[str, ...]:
+    include_headers, topic = given.value("includeHeaders"), given.value("topicColumn")
+    if "columns" not in given:
         return default_columns(include_headers=include_headers, topic=topic)
-    columns = check_columns([name.strip() for name in values["columns"].split(",")])
-    if include_headers and "headers" not in columns:
-        raise ConfigError(
-            "includeHeaders is true, but the option columns does not contain headers. Remove one of the two options."
-        )
-    if topic and "topic" not in columns:
-        raise ConfigError("topicColumn is true, but the option columns does not contain topic. Remove one of the two options.")
+    columns: tuple[str, ...] = given.value("columns")
+    for option, column, is_set in (("includeHeaders", "headers", include_headers), ("topicColumn", "topic", topic)):
+        if is_set and column not in columns:
+            raise ConfigError(
+                f"{option} is true, but the option columns does not contain {column}. Remove one of the two options."
+            )
     return columns
-
-
-def whole_number_of(values: Mapping[str, str], name: str, highest: int, lowest: int = 1) -> int:
-    """Return a number from ``lowest`` to ``highest``, 0 if it is missing."""
-    text = values.get(name, "")
-    if name not in values:
-        return 0
-    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS and lowest <= int(text) <= highest):
-        raise ConfigError(f"Invalid {name} = {shown(text)}. Use a whole number from {lowest} to {highest}.")
-    return int(text)
-
-
-def size_of(values: Mapping[str, str], name: str) -> int:
-    """Return a size from 1 to 2^60 bytes. k, m and g are powers of 1024, as in Spark. 0: not given."""
-    if name not in values:
-        return 0
-    found = _SIZE.fullmatch(values[name].strip().lower())
-    size_bytes = int(found[1]) << _SIZE_SHIFTS[found[2]] if found else 0
-    if not 1 <= size_bytes <= 1 << 60:
-        raise ConfigError(f"Invalid {name} = {values[name]!r}. Use bytes such as 268435456 or 256m, from 1 to 2^60.")
-    return size_bytes
-
-
-def seconds_of(values: Mapping[str, str], name: str, default: float) -> float:
-    """Return seconds from 0.1 to 3600."""
-    text = values.get(name)
-    if text is None:
-        return default
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0.1 <= seconds <= 3600:
-        raise ConfigError(f"Invalid {name} = {text!r}. Use seconds from 0.1 to 3600.")
-    return seconds
-
-
-def _duration(values: Mapping[str, str], name: str, default_s: float) -> float:
-    text = values.get(name)
-    if text is None:
-        return default_s
-    found = relative(f"-{text.strip()}")
-    if found is None or not found.back_ns or found.back_ns > _LONGEST_NS:
-        raise ConfigError(f"Invalid {name} = {text!r}. Use a duration such as 30s, 15m or 1h, at most 30d.")
-    return found.back_ns / 1e9
-
-
-def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
-    return choice_of(values, name, ("true", "false"), "true" if default else "false") == "true"
-
-
-def choice_of(values: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str = "") -> str:
-    """Return one of ``allowed``. Default: ``default``, or the first."""
-    value = values.get(name, default or allowed[0]).lower()
-    if value not in allowed:
-        raise ConfigError(f"Invalid {name} = {values[name]!r}. Use {' or '.join(allowed)}.")
-    return value
-
-
-# Options of the format ``liftpy`` for writing.
-
-
-SINK_OPTIONS = {
-    "stream": "name of the stream to append to, or save(NAME) or start(NAME); without it, the column stream names it for each row",
-    "order": "content (default): each task sorts its rows, so that a repeated micro-batch is equal after a shuffle; plan: the order "
-    "of the plan, for plans without a shuffle",
-    "nullValues": "error (default), or tombstone: a null value deletes its key in a compacted stream",
-    "writeId": "batch only: name of this write, 1 to 100 bytes; a second run under the same name writes nothing twice",
-    "maxTaskBytes": "maximum memory for the rows of one task of an exactly-once write, in bytes (default 1073741824)",
-    "patience": "seconds to retry while NATS or a leader does not answer (default 120)",
-    **{name: what for name, what in OPTIONS.items() if name.split(".")[0] in ("nats", "namespace")},
-}
-"""Option -> description."""
-
-SPARKS_OWN = ("checkpointlocation", "queryname", "path", "outputmode")
-"""Options that Spark adds itself. ``path`` is the name in ``save(NAME)`` and ``start(NAME)``."""
-_SINK_SPELLING = {name.lower(): name for name in SINK_OPTIONS}
-_MAX_ID_BYTES = 100
-DEFAULT_TASK_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """Checked options of one sink. ``stream`` '': the column ``stream`` names it. ``write_id`` '': none."""
+    """Checked options of one sink.
+
+    Attributes:
+        access: How to reach the cluster.
+        stream: Name of the stream to write to. '': the column ``stream`` names it.
+        write_id: Name of an exactly-once batch write. '': none.
+        by_content: True if each task sorts its rows.
+        tombstones: True if a null value is a tombstone.
+        max_task_bytes: Maximum size of the rows of a task, in bytes.
+        patience_s: Maximum time without an answer, in seconds.
+    """
 
     access: Access
     stream: str = ""
@@ -469,48 +809,20 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SinkOptions:
-        """Read Spark's option map. Raise ConfigError if an option is unknown, given twice or out of range."""
-        _check_no_table(given)
-        values = {_known_sink_option(name): value for name, value in given.items() if name.lower() not in SPARKS_OWN}
-        path = next((value for name, value in given.items() if name.lower() == "path"), "")
-        if path and values.setdefault("stream", path) != path:
-            raise ConfigError(
-                f"save or start({path!r}) and the option stream = {values['stream']!r} name two streams. Remove one of them."
-            )
-        write_id = values.get("writeId", "")
-        if "writeId" in values and not 0 < len(write_id.encode(errors="replace")) <= _MAX_ID_BYTES:
-            raise ConfigError(f"Invalid writeId. Use 1 to {_MAX_ID_BYTES} bytes.")
-        if not write_id.isprintable():
-            raise ConfigError(f"Invalid writeId = {shown(write_id)}. Use printable characters.")
+        """Parse Spark's option map.
+
+        Raises:
+            ConfigError: An option is unknown or invalid.
+            InvalidNameError: The stream has an invalid name.
+        """
+        options = GivenOptions(given, _SINK, SPARKS_OWN)
         return cls(
-            access=access_of(values),
-            stream=check_published(values["stream"]) if "stream" in values else "",
-            write_id=write_id,
-            by_content=choice_of(values, "order", ("content", "plan")) == "content",
-            tombstones=choice_of(values, "nullValues", ("error", "tombstone")) == "tombstone",
-            max_task_bytes=whole_number_of(values, "maxTaskBytes", 1 << 40) or DEFAULT_TASK_BYTES,
-            patience_s=seconds_of(values, "patience", 120.0),
+            access=_access(options),
+            by_content=options.value("order") == "content",
+            tombstones=options.value("nullValues") == "tombstone",
+            **options.fields("write"),
         )
 
     def check_streaming(self) -> None:
         """Raise ConfigError if an option is only for batch writes."""
-        if self.write_id:
-            raise ConfigError(
-                "writeId is for batch writes only. A streaming query has an id in its checkpoint. Remove writeId."
-            )
-
-
-def _known_sink_option(name: str) -> str:
-    spelled = _SINK_SPELLING.get(name.lower())
-    if spelled is not None:
-        return spelled
-    if name.lower() == "atomic":
-        raise ConfigError(
-            "The option atomic does not exist. Each row is visible once, as soon as it is committed, before its "
-            "micro-batch ends. Remove the option."
-        )
-    if name.lower() in KAFKA:
-        raise ConfigError(f"{name} is an option of Kafka's sink. Use {KAFKA[name.lower()]}.")
-    near = did_you_mean(name, SINK_OPTIONS)
-    whose = ". It is an option for reading, not for writing" if name.lower() in map(str.lower, OPTIONS) else ""
-    raise ConfigError(f"Unknown option {shown(name)}{whose}{near or '.'} Known options: {', '.join(SINK_OPTIONS)}.")
+        _check_taker(self, STREAMING_WRITE, _SINK)

@@ -1,14 +1,13 @@
-"""Plans the records of a query from the content of the partitions, start, end and options. Pure.
+"""Plans the ranges of a query from the state of its partitions, its start, its end and its options. Pure.
 
 Holds R1 (nothing past HW), R5 and R8 (a planned range exists, or planning reports the missing part), and R9 (uid). Ranges are
 end-exclusive and sorted by (stream, partition, start), so that a replayed micro-batch has equal tasks.
 
-Ranges are divided into tasks, and micro-batches are limited, by bytes at the boundaries of record batches.
-
-A reader of a range in parts would get a batch across a boundary twice, once for each part. So ranges are divided where a batch begins,
-as the partition's leader reports (``liftpy.core.log.range_reads``). This depends only on the range, the options and the answer,
-which is equal on each replica at any time. So a repeated micro-batch has equal tasks. Compacted partitions, whose batches change,
-and partitions on older nodes, which do not report batches, are divided evenly by offsets.
+A range is divided where a batch begins, because two tasks would both fetch a batch across their border. A micro-batch that is
+limited by bytes ends at such a border too. The leaders report these offsets (``liftpy.core.log.range_reads``). They depend only
+on the range, the options and the answer, which is equal on each replica at any time. So a repeated micro-batch has equal
+tasks. Compacted partitions, whose batches change, are divided evenly by offsets. So are partitions on older nodes, which do
+not report batches.
 
 Worked example: partition 0 has 900 MB in batches of 10 MB, partition 1 has 100 MB, minPartitions = 5. The shares of 5 by size are 4.5
 and 0.5. They are rounded up, so that there are never fewer tasks than requested: 5 and 1. Partition 0 is divided at the last batches
@@ -75,7 +74,7 @@ Views = Mapping[tuple[str, int], PartitionView]
 
 @dataclass(frozen=True, slots=True)
 class PlannedRange:
-    """Work of one task. It has everything that ``read()`` needs, because that runs in another process.
+    """Range of records that one task reads. It has everything that ``read()`` needs, because that runs in another process.
 
     ``start_epoch`` and ``leader_epoch`` show if an unclean election has replaced records since the range was planned.
 
@@ -166,7 +165,7 @@ def _resolve(spec: OffsetSpec, key: tuple[str, int], view: PartitionView, defaul
 
 
 def _covered(spec: OffsetSpec, views: Views, option: str) -> Views:
-    """Return ``views`` if the offsets name all partitions and no others."""
+    """Return ``views``, or raise ConfigError if the offsets do not name exactly these partitions."""
     if not spec.offsets and not spec.times:
         return views
     named = {key for key, _ in spec.offsets or spec.times}
@@ -194,7 +193,9 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
         view = views.get(key)
         if view is None:
             if starts.get(key, 0) < ends[key]:
-                losses.append(f"NOT_FOUND {key[0]}/{key[1]} is gone, with its offsets [{starts.get(key, 0)}, {ends[key]})")
+                losses.append(
+                    f"NOT_FOUND {key[0]}/{key[1]} does not exist anymore, with its offsets [{starts.get(key, 0)}, {ends[key]})"
+                )
             continue
         start, end = starts.get(key, min(view.log_start_offset, ends[key])), ends[key]
         if view.cut_at is not None and {start, end} & set(view.lost_ends):
@@ -220,7 +221,7 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
 
 
 def before_cuts(starts: Bounds, views: Views) -> Bounds:
-    """Return ``starts``, moved back to the point where the log differs after lost records."""
+    """Return ``starts``. A start after lost records moves back to the offset at which the log differs."""
     cuts = {key: views[key].cut_at for key, start in starts.items() if start in views[key].lost_ends}
     return starts | {key: min(starts[key], cut) for key, cut in cuts.items() if cut is not None}
 
@@ -231,10 +232,10 @@ def _around_cut(cut_at: int, start: int, end: int, *, planned: bool) -> tuple[in
 
 
 def cut_text(view: PartitionView) -> str:
-    """Return a text about an unclean election."""
+    """Return a text about records that an unclean election has lost."""
     return (
-        f"{view.stream}/{view.partition}: records that were committed when they were read or planned are gone, an unclean election "
-        f"lost them: at most those below {view.cut_at} are the same, what is there now is of LeaderEpoch {view.leader_epoch} or before"
+        f"{view.stream}/{view.partition}: an unclean election lost records that were committed when they were read or planned. "
+        f"Only records below offset {view.cut_at} can be unchanged. The log now has LeaderEpoch {view.leader_epoch}"
     )
 
 

@@ -1,11 +1,11 @@
 """One NATS connection, one event loop and one blocking connection per Python process, shared by all tasks.
 
 Spark's workers are synchronous and run one task after the other. So the loop runs in a daemon thread, which answers pings between
-tasks. The connections are in a cache of this module. They are never part of a pickled reader. A killed worker just disappears, and the
-NATS servers notice that.
+tasks. This module caches the connections, and no pickled reader contains one. The NATS servers notice a killed worker
+by its closed sockets.
 
-The line carries the answers with records (``liftpy.nats.blocking_connection``). Everything else goes over the connection, and also what
-the line cannot do.
+The blocking connection (``Link.line``) carries the answers with records. The shared connection (``Link.transport``) carries everything
+else. It also serves reads that the blocking connection does not support, for example with TLS.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ from liftpy.spark.options import Access
 T = TypeVar("T")
 CONNECT_TIMEOUT_S = 10.0
 MAX_LINKS = 32
-"""Maximum number of clusters (or credentials) that one process reads from. One more closes the connection that was idle for
-longest.
-"""
+"""Maximum number of links of a process, one for each cluster and user. One more closes the link that was idle for longest."""
 _MARGIN_S = 10.0
 _LINE_S = 5.0
-"""Maximum time to open a line, and wait before the next attempt after a failure, in seconds."""
+"""Maximum time to open the blocking connection, in seconds. After a failure, it is also the pause before the next attempt."""
 
 
 class Link:
-    """A connection and its loop. ``link_to`` makes it. Any thread may call its methods."""
+    """The connections of this process to one cluster, and their event loop. Any thread may call its methods.
+
+    Args:
+        access: How to reach the cluster.
+    """
 
     def __init__(self, access: Access) -> None:
         self.subjects = Subjects(access.namespace)
@@ -52,9 +54,9 @@ class Link:
         self._line: BlockingConnection | None = None
         self._line_lock = threading.Lock()
         self.elsewhere: dict[str, float] = {}
-        """Node id -> until when, monotonic, its files are not asked for: it is on another host, or does not offer them."""
+        """Node id -> monotonic time (seconds) before which tasks do not ask the node for its files."""
         self._line_after_s = 0.0
-        """Monotonic time before which no line is opened."""
+        """Monotonic time (seconds) before which no blocking connection is opened."""
         threading.Thread(target=self._run, name="liftpy-spark", daemon=True).start()
 
     def _run(self) -> None:
@@ -64,7 +66,7 @@ class Link:
         self._loop.close()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start ``work`` on the loop."""
+        """Start ``work`` on the event loop and return its future."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
@@ -83,10 +85,9 @@ class Link:
             return self._transport
 
     def line(self) -> BlockingConnection | None:
-        """Return the blocking connection. It opens at the first use, and again some time after it ended. None: there is none
-        now.
+        """Return the blocking connection, or None if it cannot be opened now.
 
-        Do not call it on the loop.
+        It opens at the first use, and again some time after it ended. Do not call this method on the event loop.
         """
         with self._line_lock:
             if self._line is not None and not self._line.closed:
@@ -125,7 +126,7 @@ class Link:
         credentials = await asyncio.to_thread(credentials_of, self._access)
         name, servers = f"liftpy-spark-{os.getpid()}", self._access.servers
         one_s = min(CONNECT_TIMEOUT_S, patience_s)
-        async for attempt in retrying(patience_s):  # a NATS server that restarts just now is no reason to fail a task
+        async for attempt in retrying(patience_s):  # a task survives the restart of a NATS server
             with attempt:
                 return Transport(await open_connection(servers, credentials=credentials, name=name, timeout_s=one_s))
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")

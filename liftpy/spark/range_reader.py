@@ -1,10 +1,20 @@
-"""``read()`` of both readers: one planned range, from local files or the nodes, turned into Arrow batches.
+"""Reads one planned range into Arrow batches: ``RangeReader`` and its strategies, and ``read_planned`` for both Spark readers.
 
-Record batches into Arrow batches of the declared columns, built by ``liftpy.core.log.arrow``: no Python per record.
+Holds R5: the reader returns exactly the planned records in order, or raises an error. ``RangeReader`` keeps the position
+and the checks of all records. A strategy gets the record batches:
 
-Arrow batches have at most MAX_ROWS rows and about MAX_BYTES: larger ones are slower in the JVM, much smaller ones cost a fixed
-price each. So record batches are joined, of however many answers, until there are ENOUGH_ROWS of ENOUGH_BYTES, or MANY_BYTES, and a
-large one is cut.
+- ``LocalFiles`` reads the segment files of a replica on the host of the task.
+- ``PipelinedRequests`` keeps a few requests in flight on the blocking connection of the process.
+- ``RetryingRequests`` requests each span until it is there, from any replica, on the shared connection.
+
+A strategy that cannot continue ends early. The next one continues at the position. ``RetryingRequests`` comes last, and
+raises the errors. It reads compacted streams alone, because the other two need logs without gaps.
+
+``liftpy.client.progress`` checks each answer over NATS (order, gaps, HW, uid, CRC). ``check_pieces`` has the checks that
+need the plan. No planned record was replaced (a LeaderEpoch above the planned one), and epochs never fall.
+
+Arrow batches have at most MAX_ROWS rows and about MAX_BYTES. Larger ones are slower in the JVM, and each one has a fixed
+price. So record batches are joined until there are ENOUGH_ROWS of ENOUGH_BYTES, or MANY_BYTES. A large one is divided.
 """
 
 from __future__ import annotations
@@ -19,9 +29,10 @@ import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -29,29 +40,30 @@ import pyarrow as pa
 from liftpy.client.batch_view import BatchSlice, one_by_one
 from liftpy.client.closest_replica import this_host
 from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.client.metadata_requests import MetadataRequests
+from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
 from liftpy.client.range_size import RangeFiles
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.log.arrow import ARRAYS, Rows, fixed, timestamps_ns
 from liftpy.core.log.segment import log_name
 from liftpy.core.wire import frames
-from liftpy.core.wire.batch import HEADER_SIZE_BYTES, MAX_BATCH_BYTES, parse_header, split_batches
-from liftpy.errors import CorruptionError, DataLossError, LiftError, LogTruncatedError, ProtocolError, UnavailableError
+from liftpy.core.wire.batch import HEADER_SIZE_BYTES, MAX_BATCH_BYTES, BatchHeader, parse_header, split_batches
+from liftpy.errors import (
+    CorruptionError,
+    DataLossError,
+    LiftError,
+    LogTruncatedError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    ProtocolError,
+    UnavailableError,
+)
 from liftpy.nats.blocking_connection import Answer, BlockingConnection
 from liftpy.spark.failures import coded
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange
-from liftpy.spark.process_connection import Link, link_to
-from liftpy.spark.retrying_fetch import (
-    IN_FLIGHT,
-    SPAN_BYTES,
-    FetchRules,
-    SpanGuess,
-    check_pieces,
-    fetch_part,
-    fetch_range,
-    first_choice,
-)
+from liftpy.spark.process_connection import Link, link_to, result_of
 from liftpy.spark.schema import COLUMNS, arrow_schema, left_out
 
 MAX_ROWS = 16_384
@@ -59,7 +71,782 @@ MAX_BYTES = 16 * 1024 * 1024
 ENOUGH_ROWS = 4096
 ENOUGH_BYTES = 1024 * 1024
 MANY_BYTES = 8 * 1024 * 1024
+OLD_PLAN_S = 300.0
+"""Age of a batch query's plan above which each read logs it, in seconds."""
+IN_FLIGHT = 4
+"""Maximum number of requests of a range in flight."""
+SPAN_BYTES = 1024 * 1024 - 8192
+ANSWER_S = 3.0
+"""Maximum time of a pipelined answer after the one before it, in seconds. Then the reader requests the span with retries."""
+BLOCK_BYTES = 4 * 1024 * 1024
+"""Number of bytes to read from a file at once. It is more if a batch is larger."""
+ELSEWHERE_S = 60.0
+"""Time for which a node on another host, or without local reads, is not asked again, in seconds."""
+SILENT_S = 5.0
+"""Time for which a node that did not answer, or lacks a part of the range, is not asked again, in seconds."""
+FILES, NATS = "records from files", "records over NATS"
+counts: Counter[str] = Counter()
+"""Numbers of records of this process: from files, over NATS."""
 _NS_PER_US = 1000
+_ASK_S = 0.5
+_MOST_EXPANSION = 16
+"""Maximum factor by which a span grows when it is decompressed."""
+_SPREAD_RECORDS = 4096
+_SMALLEST_ANSWER_BYTES = 64 * 1024
+_MOST_REFUSALS = 8
+_FULL = 7 / 8
+"""Part of an answer that is planned for: records differ in size."""
+_PAYLOAD_RESERVE_BYTES = 4096
+_ID_BITS = 63
+_MAX_GUESSES = 256
+_lock = threading.Lock()
+_logger = logging.getLogger(__name__)
+
+
+def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    """Yield Arrow batches of the range in order.
+
+    Args:
+        planned: Range of the task. None: Spark makes one such task of an empty plan.
+        options: Options of the source.
+
+    Raises:
+        SourceError: The records could not be read. The text begins with the code of the error.
+    """
+    if planned is None:
+        return
+    age_s = (time.time_ns() - planned.planned_ns) / 1e9 if planned.planned_ns else 0.0
+    if age_s > OLD_PLAN_S:
+        _logger.warning(
+            "%s was planned %.0f s ago, when its DataFrame first ran. Spark keeps that plan, so the query does not see later "
+            "records. Call load() again for a newer plan.",
+            planned,
+            age_s,
+        )
+    rules = FetchRules(
+        patience_s=options.patience_s,
+        leader_first=options.read_from_leader,
+        files=not options.read_from_leader,
+        expects_files=options.expects_files,
+        fail_on_data_loss=options.fail_on_data_loss,
+        left_out=left_out(options.columns),
+    )
+    builder = RowBuilder(planned.stream, planned.partition, options.columns)
+    link = link_to(options.access)
+    with coded(), closing(RangeReader(link, planned, rules).read()) as fetched:
+        try:
+            yield from builder.batches(itertools.chain.from_iterable(map(one_by_one, fetched)))
+        except UnavailableError:
+            _must_be_there(link, planned, options)
+            raise
+
+
+def _must_be_there(link: Link, planned: PlannedRange, options: SourceOptions) -> None:
+    """Raise DataLossError if the leader answers that an unclean election has lost records of the range."""
+    if not planned.last[1]:
+        return
+
+    async def ask() -> None:
+        asking = ReadOptions(patience_s=options.patience_s)
+        transport = await link.transport(options.patience_s)
+        reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, asking)
+        await reader.bounds(planned.uid, last=planned.last)
+
+    with suppress(UnavailableError):
+        try:
+            link.call(ask(), 2 * options.patience_s)
+        except LogTruncatedError as error:
+            raise DataLossError(f"{planned}: records were deleted after the query was planned: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRules:
+    """Rules of a read.
+
+    Attributes:
+        patience_s: Maximum time without an answer, in seconds.
+        leader_first: True if the leader is asked first. Otherwise ranges are spread over the replicas.
+        fail_on_data_loss: True if deleted records are an error. Otherwise the reader logs a warning and skips them.
+        files: True if files of replicas on this host are read.
+        expects_files: True if the reader logs a warning when records do not come from files.
+        left_out: Columns that are not wanted (``liftpy.core.wire.filters``).
+    """
+
+    patience_s: float = 30.0
+    leader_first: bool = False
+    fail_on_data_loss: bool = True
+    files: bool = False
+    expects_files: bool = False
+    left_out: int = 0
+
+
+class Strategy(Protocol):
+    """Gets the record batches of a range, from the position of its reader on.
+
+    Attributes:
+        counted_as: FILES or NATS.
+    """
+
+    counted_as: ClassVar[str]
+
+    def blocks(self) -> Generator[list[BatchSlice], None, None]:
+        """Yield lists of slices that ``RangeReader.accept`` has checked. Ends early if the next strategy must continue."""
+
+
+class RangeReader:
+    """Reads one planned range by one strategy after another.
+
+    Args:
+        link: Connections of this process.
+        planned: Range to read.
+        rules: Rules of the read.
+        strategies: Strategies in order. Default None: those that fit the range and the rules.
+
+    Attributes:
+        position: First offset that the reader has not returned.
+        node: Node that is asked first.
+        planned: The range. ``RetryingRequests`` moves its end if the stream is compacted and the query has no end.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        planned: PlannedRange,
+        rules: FetchRules,
+        strategies: Sequence[Callable[[RangeReader], Strategy]] | None = None,
+    ) -> None:
+        self.link = link
+        self.planned = planned
+        self.rules = rules
+        self.position = planned.start_offset
+        self.node = first_choice(planned, rules)
+        self._epoch = planned.start_epoch
+        self._strategies = strategies_for(planned, rules) if strategies is None else strategies
+
+    def read(self) -> Generator[list[BatchSlice], None, None]:
+        """Yield the records of the range as lists of checked slices, in order.
+
+        To close the generator early, as a LIMIT does, stops the requests in flight.
+
+        Raises:
+            DataLossError: Planned records no longer exist, and the rules make that an error.
+            UnavailableError: NATS or all replicas did not answer in time.
+            NotFoundError: The stream was deleted after the range was planned.
+            ProtocolError: A replica sent records that contradict the plan.
+        """
+        records = dict.fromkeys((FILES, NATS), 0)
+        for made in self._strategies:
+            if self.is_done:
+                break
+            strategy = made(self)
+            with closing(strategy.blocks()) as blocks:
+                for pieces in blocks:
+                    records[strategy.counted_as] += sum(piece.record_count for piece in pieces)
+                    yield pieces
+        self._log(records[FILES], records[NATS])
+
+    @property
+    def is_done(self) -> bool:
+        """True if the reader has returned the whole range."""
+        return self.position >= self.planned.end_offset
+
+    def accept(self, pieces: list[BatchSlice], next_offset: int, planned: PlannedRange | None = None) -> list[BatchSlice]:
+        """Check slices and move the position.
+
+        Args:
+            pieces: Slices that begin at the position.
+            next_offset: New position.
+            planned: Range as it was when the slices were requested. Default None: ``self.planned``.
+
+        Returns:
+            ``pieces``.
+
+        Raises:
+            DataLossError, ProtocolError: A check of ``check_pieces`` failed. The position does not change.
+        """
+        self._epoch = check_pieces(planned or self.planned, pieces, self._epoch)
+        self.position = next_offset
+        return pieces
+
+    def _log(self, from_files: int, over_nats: int) -> None:
+        with _lock:
+            counts[FILES] += from_files
+            counts[NATS] += over_nats
+            share = counts[FILES] / max(counts[FILES] + counts[NATS], 1)
+        if self.rules.files:
+            level = logging.WARNING if self.rules.expects_files and over_nats else logging.INFO
+            text = (
+                "%s: %d records from files of this host, %d over NATS; %.0f %% of all records of this process came from files"
+            )
+            _logger.log(level, text, self.planned, from_files, over_nats, 100 * share)
+
+
+def strategies_for(planned: PlannedRange, rules: FetchRules) -> list[Callable[[RangeReader], Strategy]]:
+    """Return the strategies for a range, in order."""
+    if planned.compacted:
+        return [RetryingRequests]
+    return [*([LocalFiles] if rules.files else []), PipelinedRequests, RetryingRequests]
+
+
+def first_choice(planned: PlannedRange, rules: FetchRules) -> str:
+    """Return the first node to ask. Equal ranges have the same one."""
+    if rules.leader_first or not planned.replicas:
+        return planned.leader
+    return planned.replicas[(planned.start_offset // _SPREAD_RECORDS + planned.partition) % len(planned.replicas)]
+
+
+def check_pieces(planned: PlannedRange, pieces: list[BatchSlice], leader_epoch: int) -> int:
+    """Check slices against the plan. An earlier check ensures that batches follow each other.
+
+    Args:
+        planned: Range of the slices.
+        pieces: Slices in order.
+        leader_epoch: LeaderEpoch of the record before them.
+
+    Returns:
+        The LeaderEpoch of the last record.
+
+    Raises:
+        DataLossError: A LeaderEpoch is above the planned one.
+        ProtocolError: A LeaderEpoch is below that of the record before, or a batch has a gap inside.
+    """
+    for piece in pieces:
+        epoch, header = piece.batch.leader_epoch, piece.batch.header
+        if header.record_count <= header.last_offset_delta and not planned.compacted:
+            raise ProtocolError(
+                f"{planned}: the batch at offset {header.base_offset} lacks records, although the stream is not "
+                "compacted. Run `liftpy spark audit` for this stream."
+            )
+        if epoch > planned.leader_epoch:
+            raise DataLossError(
+                f"{planned}: records from offset {piece.batch.base_offset} have LeaderEpoch {epoch}, but others were "
+                f"committed there in epoch {planned.leader_epoch} or before. An unclean election lost the first "
+                "records. Start with a new checkpoint, or set failOnDataLoss to false."
+            )
+        if epoch < leader_epoch:
+            raise ProtocolError(
+                f"{planned}: LeaderEpoch {epoch} at offset {piece.batch.base_offset} follows the higher epoch "
+                f"{leader_epoch}. Run `liftpy spark audit` for this stream."
+            )
+        leader_epoch = epoch
+    return leader_epoch
+
+
+# ---- files of this host -----------------------------------------------------------------------------------------------------
+
+
+class LocalFiles:
+    """Reads the segment files of a replica on the host of the task.
+
+    A node with ``local_file_reads`` answers which parts of which files contain a range, if it has the range and knows that
+    it is committed. The task opens all of these files at once. An open file outlives its removal, so retention and compaction
+    take nothing from a running task. If retention was faster, the files are gone, and the next strategy asks the nodes.
+
+    Each batch is checked as if it came over NATS. The directory must be that of the planned stream uid [R9]. A truncated log, a
+    damaged file or one that cannot be opened ends this strategy, but not the task. The files are read with ``pread``
+    and not mapped, because truncation of a mapped file ends the process.
+
+    Args:
+        reader: Reader of the range.
+        find: Function that returns the files of the range. Default None: ``offered``.
+    """
+
+    counted_as: ClassVar[str] = FILES
+
+    def __init__(self, reader: RangeReader, find: Callable[[Link, PlannedRange], RangeFiles | None] | None = None) -> None:
+        self._reader = reader
+        self._find = find or offered
+
+    def blocks(self) -> Generator[list[BatchSlice], None, None]:
+        """Yield checked slices. Ends early if a file has unexpected content."""
+        reader, planned = self._reader, self._reader.planned
+        files = self._find(reader.link, planned)
+        if files is None:
+            return
+        try:
+            with ExitStack() as stack:
+                for descriptor, begin, end in _opened(stack, planned, files):
+                    while begin < end and not reader.is_done:
+                        block = _block(descriptor, begin, end)
+                        begin += len(block)
+                        yield self._accepted(block)
+        except (LiftError, OSError) as error:
+            _logger.warning(
+                "%s: cannot read on in the files in %s, reading the rest over NATS: %s", planned, files.folder, error
+            )
+
+    def _accepted(self, block: memoryview) -> list[BatchSlice]:
+        """Return the slices of whole batches in ``block`` from the position on. A LiftError leaves the position unchanged."""
+        found, position, end = [], self._reader.position, self._reader.planned.end_offset
+        for batch in split_batches(block):
+            if batch.next_offset <= position or position >= end:
+                continue
+            if batch.base_offset > position:
+                raise ProtocolError(
+                    f"Gap in the local log: expected offset {position}, found {batch.base_offset}. The records are read "
+                    "from a node instead."
+                )
+            piece = BatchSlice.between(batch, position, end)
+            found += [piece] if piece is not None else []
+            position = min(batch.next_offset, end)
+        return self._reader.accept(found, position)
+
+
+def offered(link: Link, planned: PlannedRange) -> RangeFiles | None:
+    """Return the files of a replica on this host that has the range. None: no replica offers them now."""
+    now_s = time.monotonic()
+    asked = [node for node in planned.replicas if link.elsewhere.get(node, 0.0) <= now_s]
+    if not asked or not this_host():
+        return None
+    try:
+        answers = link.call(_ask(link, planned, asked), 2 * _ASK_S)
+    except LiftError:
+        return None
+    found = None
+    for node, files in zip(asked, answers, strict=True):
+        if files is None:
+            link.elsewhere[node] = now_s + SILENT_S
+        elif files.host != this_host():
+            link.elsewhere[node] = now_s + ELSEWHERE_S
+        elif files.spans:
+            found = found or files
+    return found
+
+
+async def _ask(link: Link, planned: PlannedRange, nodes: list[str]) -> list[RangeFiles | None]:
+    transport = await link.transport(_ASK_S)
+
+    async def one(node: str) -> RangeFiles | None:
+        options = ReadOptions(node=node, patience_s=_ASK_S, answer_timeout_s=_ASK_S)
+        reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, options)
+        with suppress(LiftError):
+            return await reader.files(planned.start_offset, planned.end_offset, planned.uid)
+        return None
+
+    return list(await asyncio.gather(*(one(node) for node in nodes)))
+
+
+def _opened(stack: ExitStack, planned: PlannedRange, files: RangeFiles) -> list[tuple[int, int, int]]:
+    """Return (descriptor, begin, end) of each file. Raises OSError, ProtocolError."""
+    folder = Path(files.folder)
+    key = PartitionKey(planned.stream, planned.uid, planned.partition)
+    if not folder.is_absolute() or folder.parts[-2:] != Path(key.folder).parts:
+        raise ProtocolError(
+            "The directory belongs to another partition. Check local_file_reads and the data directory of the node."
+        )
+    opened = []
+    for base_offset, begin, end in files.spans:
+        descriptor = os.open(folder / log_name(base_offset), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        stack.callback(os.close, descriptor)
+        opened.append((descriptor, begin, end))
+    return opened
+
+
+def _block(descriptor: int, begin: int, end: int) -> memoryview:
+    """Return whole batches from ``begin`` on. Raise CorruptionError if there is none, or OSError."""
+    block = os.pread(descriptor, min(BLOCK_BYTES, end - begin), begin)
+    whole = _whole_bytes(block)
+    if not whole and len(block) >= HEADER_SIZE_BYTES:
+        size_bytes = parse_header(memoryview(block)).size_bytes
+        if size_bytes <= min(MAX_BATCH_BYTES, end - begin):
+            block = os.pread(descriptor, size_bytes, begin)
+            whole = _whole_bytes(block)
+    if not whole:
+        raise CorruptionError(
+            f"The local log has no complete batch at position {begin}: the file was truncated. The records are "
+            "read from a node instead."
+        )
+    return memoryview(block)[:whole]
+
+
+def _whole_bytes(block: bytes) -> int:
+    """Return the size of the complete batches in ``block``."""
+    view, position = memoryview(block), 0
+    while position + HEADER_SIZE_BYTES <= len(view):
+        size_bytes = parse_header(view, position).size_bytes
+        if size_bytes < HEADER_SIZE_BYTES or position + size_bytes > len(view):
+            break
+        position += size_bytes
+    return position
+
+
+# ---- over NATS --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class SpanGuess:
+    """Estimates how many records the next span has.
+
+    A span is a range of offsets whose bytes should fit into one answer. It ends at a multiple of the batches' record count,
+    because the nodes send a batch that two spans share twice.
+
+    Attributes:
+        bytes_per_record: Bytes per record of the newest span. 0: there was none.
+        batch_records: Number of records of its largest batch.
+    """
+
+    bytes_per_record: float = 0.0
+    batch_records: int = 1
+
+    def learn(self, pieces: list[BatchSlice], looked_bytes: int = 0) -> None:
+        """Learn from the newest span. ``looked_bytes``: its size in the log if columns were left out."""
+        records = sum(piece.batch.record_count for piece in pieces)
+        if records:
+            travelled = sum(_message_bytes(piece.batch.header) for piece in pieces)
+            self.bytes_per_record = max(looked_bytes, travelled) / records
+            self.batch_records = max(piece.batch.record_count for piece in pieces)
+
+    def span_records(self, size_bytes: float = SPAN_BYTES) -> int:
+        """Return the number of records of a span of about ``size_bytes``, which is at least one batch."""
+        if not self.bytes_per_record:
+            return _SPREAD_RECORDS
+        wanted = int(size_bytes / self.bytes_per_record)
+        return max(wanted - wanted % self.batch_records, self.batch_records)
+
+    def answer_bytes(self, records: int) -> int:
+        """Return the answer size for ``records``: the estimate plus one batch, at most SPAN_BYTES."""
+        if not self.bytes_per_record:
+            return SPAN_BYTES
+        wanted = int((records + self.batch_records) * self.bytes_per_record)
+        return min(max(wanted, _SMALLEST_ANSWER_BYTES), SPAN_BYTES)
+
+
+def _message_bytes(header: BatchHeader) -> int:
+    """Return the size of a batch in a message, larger for a highly compressed one."""
+    return max(header.size_bytes, header.body_size_bytes // _MOST_EXPANSION)
+
+
+_guesses: OrderedDict[tuple[str, int, int], SpanGuess] = OrderedDict()
+"""(stream uid, partition, columns left out) -> guess of the last task of this process. The next task begins with it."""
+
+
+def _guess_of(key: tuple[str, int, int]) -> SpanGuess:
+    with _lock:
+        guess = _guesses.setdefault(key, SpanGuess())
+        _guesses.move_to_end(key)
+        while len(_guesses) > _MAX_GUESSES:
+            _guesses.popitem(last=False)
+    return guess
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Request for the batches that end in (``start``, ``end``]. At the end of the range also for the next one."""
+
+    start: int
+    end: int
+    request_id: int
+    answer: Answer
+
+
+class PipelinedRequests:
+    """Keeps a few requests in flight on the blocking connection of the process.
+
+    The nodes send a batch with the span in which it ends, so the borders of spans do not matter. The strategy checks the
+    answers in order. If records of a span are missing (the answer was full, empty or late), ``RetryingRequests`` fetches
+    them before the strategy checks the next answer. It ends early if there is no blocking connection, or if batches are
+    larger than an answer.
+    """
+
+    counted_as: ClassVar[str] = NATS
+
+    def __init__(self, reader: RangeReader) -> None:
+        self._reader = reader
+        self._retrying = RetryingRequests(reader)
+        self._key = (reader.planned.uid, reader.planned.partition, reader.rules.left_out)
+        self._guess = _guess_of(self._key)
+        self._asked_to = reader.position
+        self._flying: deque[_Request] = deque()
+        self._timeout_s = min(ANSWER_S, reader.rules.patience_s)
+
+    def blocks(self) -> Generator[list[BatchSlice], None, None]:
+        """Yield checked slices. Ends early if the connection or an answer is too small for them."""
+        line, reader = self._reader.link.line(), self._reader
+        if line is None:
+            return
+        max_bytes = min(SPAN_BYTES, line.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
+        try:
+            while not reader.is_done:
+                if self._guess.bytes_per_record * self._guess.batch_records > max_bytes:
+                    _guesses.pop(self._key, None)
+                    return
+                self._ask_ahead(line, max_bytes)
+                yield from self._next(line)
+        finally:
+            self._cancel(line)
+
+    def _next(self, line: BlockingConnection) -> Iterator[list[BatchSlice]]:
+        """Yield the slices of the oldest request in flight."""
+        asked = self._flying.popleft()
+        if asked.end <= self._reader.position:  # one batch reached past all of it
+            line.forget([asked.answer])
+            return
+        answer = self._answered(line, asked)
+        base = None if answer is None else _first_base(answer)
+        if base is not None and base > self._reader.position:
+            yield self._retried(base)  # the answer before this one was full
+        before = self._reader.position
+        if answer is not None:
+            yield self._accepted(asked, answer)
+        if self._reader.position == before:
+            yield self._retried(min(asked.end, before + self._guess.span_records()))
+            self._cancel(line)  # it is likely that the others bring nothing, too
+        if not self._flying:
+            self._asked_to = self._reader.position
+
+    def _cancel(self, line: BlockingConnection) -> None:
+        """Cancel the requests in flight."""
+        line.forget([asked.answer for asked in self._flying])
+        self._flying.clear()
+
+    def _ask_ahead(self, line: BlockingConnection, max_bytes: int) -> None:
+        """Request spans until enough are in flight, but only one while the size of records is unknown."""
+        end, known = self._reader.planned.end_offset, bool(self._guess.bytes_per_record)
+        while len(self._flying) < (IN_FLIGHT if known else 1) and self._asked_to < end:
+            to = min(self._asked_to + self._guess.span_records(max_bytes * _FULL), end) if known else end
+            self._flying.append(self._ask(line, self._asked_to, to, max_bytes))
+            self._asked_to = to
+
+    def _ask(self, line: BlockingConnection, start: int, end: int, max_bytes: int) -> _Request:
+        planned, subjects, request_id = self._reader.planned, self._reader.link.subjects, secrets.randbits(_ID_BITS)
+        request = self._progress(start).request(max_bytes, 0, request_id)
+        if end < planned.end_offset:  # else the batch that reaches past the end of the range is wanted as well
+            request.endOffset = end
+        if self._reader.node:
+            subject = subjects.read_from(planned.stream, planned.partition, self._reader.node)
+        else:
+            subject = subjects.read(planned.stream, planned.partition)
+        return _Request(start, end, request_id, line.ask(subject, frames.sealed(request)))
+
+    def _progress(self, start: int) -> ReadProgress:
+        planned = self._reader.planned
+        return ReadProgress(
+            planned.stream,
+            planned.partition,
+            start,
+            planned.end_offset,
+            uid=planned.uid,
+            floor_high_watermark=planned.end_offset - 1,
+            left_out=self._reader.rules.left_out,
+        )
+
+    def _answered(self, line: BlockingConnection, asked: _Request) -> memoryview | None:
+        """Return the answer. None: it did not come in time."""
+        try:
+            return asked.answer.result(self._timeout_s)
+        except (LiftError, concurrent.futures.TimeoutError):
+            line.forget([asked.answer])
+            return None
+
+    def _accepted(self, asked: _Request, answer: memoryview) -> list[BatchSlice]:
+        """Return the slices of an answer from the position on. []: the answer is unusable."""
+        progress = self._progress(self._reader.position)
+        progress.expect(asked.request_id)
+        try:
+            found = progress.accept(answer)
+        except LiftError:  # RetryingRequests raises the error if it lasts
+            return []
+        self._guess.learn(found, progress.looked_bytes)
+        self._reader.node = progress.node
+        return self._reader.accept(found, progress.next_offset)
+
+    def _retried(self, end: int) -> list[BatchSlice]:
+        """Return the slices from the position to ``end``, or raise an error."""
+        found = self._retrying.fetch(min(end, self._reader.planned.end_offset))
+        self._guess.learn(found)
+        return found
+
+
+def _first_base(answer: memoryview) -> int | None:
+    """Return the base offset of the first batch in an answer. None: it has none, or is not an answer."""
+    try:
+        head, body = frames.decode_read_response(answer)
+        return None if head.pieceTotal or len(body) < HEADER_SIZE_BYTES else parse_header(body).base_offset
+    except LiftError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Part of a range.
+
+    Attributes:
+        start_offset: First offset, inclusive.
+        end_offset: End, exclusive.
+        node: Node that is asked first, before any in-sync replica.
+        answer_bytes: Maximum size of one answer.
+        one_answer: True if only the records of one answer are read.
+        tombstones: Tombstones of the previous span (``ReadProgress.tombstones``). None: this is the first one.
+    """
+
+    planned: PlannedRange
+    rules: FetchRules
+    start_offset: int
+    end_offset: int
+    node: str
+    answer_bytes: int
+    one_answer: bool = False
+    tombstones: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """Result of a span.
+
+    Attributes:
+        next_offset: First offset after the span.
+        node: Node that answered last.
+        compacted_end: End (exclusive) of the compacted part of the log.
+    """
+
+    pieces: list[BatchSlice]
+    next_offset: int
+    node: str
+    compacted_end: int
+    tombstones: tuple[str, int] | None
+
+
+class RetryingRequests:
+    """Requests each span until it is there, from any replica, on the shared connection of the process.
+
+    Only the leader may say that records are gone. A range of a compacted stream without a given end ends where compaction had
+    looked, on the replicas that answered [R11].
+    """
+
+    counted_as: ClassVar[str] = NATS
+
+    def __init__(self, reader: RangeReader) -> None:
+        self._reader = reader
+        self._result_s = reader.rules.patience_s * 4
+
+    def fetch(self, end: int) -> list[BatchSlice]:
+        """Return checked slices from the position of the reader to ``end`` (exclusive), with one request at a time."""
+        reader = self._reader
+        span = _Span(reader.planned, reader.rules, reader.position, end, reader.node, SPAN_BYTES)
+        fetched = result_of(reader.link.submit(_fetch_span(reader.link, span)), self._result_s)
+        reader.node = fetched.node
+        return reader.accept(fetched.pieces, end)
+
+    def blocks(self) -> Generator[list[BatchSlice], None, None]:
+        """Yield checked slices, with a few spans in flight. The first answer shows how large spans can be."""
+        reader, guess, link, rules = self._reader, SpanGuess(), self._reader.link, self._reader.rules
+        flying: deque[tuple[PlannedRange, concurrent.futures.Future[_Fetched]]] = deque()
+
+        def request(span: _Span) -> None:
+            flying.append((span.planned, link.submit(_fetch_span(link, span))))
+
+        planned = reader.planned
+        request(_Span(planned, rules, reader.position, planned.end_offset, reader.node, SPAN_BYTES, one_answer=True))
+        next_offset = None
+        compacted_end = planned.end_offset
+        try:
+            while flying:
+                of, future = flying.popleft()
+                fetched = result_of(future, self._result_s)
+                pieces, reader.node = reader.accept(fetched.pieces, fetched.next_offset, of), fetched.node
+                guess.learn(pieces)
+                next_offset = fetched.next_offset if next_offset is None else next_offset
+                if planned.moves_end and fetched.compacted_end > compacted_end:
+                    compacted_end = fetched.compacted_end
+                    planned = reader.planned = self._moved(compacted_end)
+                while len(flying) < IN_FLIGHT and next_offset < planned.end_offset:
+                    end = min(next_offset + guess.span_records(), planned.end_offset)
+                    size_bytes = guess.answer_bytes(end - next_offset)
+                    request(_Span(planned, rules, next_offset, end, reader.node, size_bytes, tombstones=fetched.tombstones))
+                    next_offset = end
+                if pieces:
+                    yield pieces
+        finally:
+            for _, future in flying:
+                future.cancel()
+
+    def _moved(self, compacted_end: int) -> PlannedRange:
+        """Return the range with its end at the compaction point at which its records were read."""
+        link, planned, patience_s = self._reader.link, self._reader.planned, self._reader.rules.patience_s
+
+        async def bounds() -> Bounds:
+            transport = await link.transport(patience_s)
+            options = ReadOptions(patience_s=patience_s)
+            reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, options)
+            return (await reader.bounds(planned.uid))[0]
+
+        now = link.call(bounds(), self._result_s)
+        end = max(planned.end_offset, min(compacted_end, now.end_offset))
+        return replace(planned, end_offset=end, leader_epoch=max(planned.leader_epoch, now.leader_epoch))
+
+
+async def _fetch_span(link: Link, span: _Span) -> _Fetched:
+    planned = span.planned
+    options = ReadOptions(max_bytes=span.answer_bytes, wait_s=0.0, patience_s=span.rules.patience_s)
+    transport = await link.transport(span.rules.patience_s)
+
+    async def exists() -> None:
+        await _is_there(MetadataRequests(transport, link.subjects, span.rules.patience_s), planned)
+
+    reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, options, exists)
+    reader.node = span.node
+    progress = ReadProgress(
+        planned.stream,
+        planned.partition,
+        span.start_offset,
+        span.end_offset,
+        uid=planned.uid,
+        floor_high_watermark=planned.end_offset - 1,
+        compacted=planned.compacted,
+        left_out=span.rules.left_out,
+        refuses_missed_tombstones=planned.moves_end,
+        tombstones=span.tombstones,
+    )
+    pieces: list[BatchSlice] = []
+    refusals = 0
+    while not progress.done and not (span.one_answer and pieces):
+        try:
+            pieces += await reader.fetch(progress)
+        except OffsetOutOfRangeError:
+            refusals += 1
+            await _after_loss(reader, progress, span, refusals)
+        except UnavailableError:
+            await exists()
+            raise
+    return _Fetched(pieces, progress.next_offset, progress.node, progress.compacted_end, progress.tombstones)
+
+
+async def _is_there(requests: MetadataRequests, planned: PlannedRange) -> None:
+    """Raise NotFoundError if the stream was deleted after the range was planned, even if a new one has its name."""
+    try:
+        now = await requests.stream(planned.stream)
+    except NotFoundError:
+        raise NotFoundError(
+            f"Stream {planned.stream} was deleted after {planned} was planned. Check the stream name."
+        ) from None
+    if now.uid != planned.uid:
+        raise NotFoundError(
+            f"Stream {planned.stream} was deleted and created again after {planned} was planned. Use a new "
+            "checkpoint and a new output."
+        )
+
+
+async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Span, refusals: int) -> None:
+    """Handle a replica whose log starts after ``progress``: confirm it with the leader, then fail or skip."""
+    bounds, _ = await reader.bounds(span.planned.uid)
+    if bounds.log_start_offset <= progress.next_offset:
+        if refusals > _MOST_REFUSALS:
+            raise ProtocolError(
+                f"Offset {progress.next_offset} of {span.planned} was rejected, although {bounds.leader} reports that "
+                "it has it. Retry the query."
+            )
+        reader.node = bounds.leader
+        return
+    lost_end = min(bounds.log_start_offset, span.end_offset)
+    text = f"OFFSET_OUT_OF_RANGE {span.planned}: offsets [{progress.next_offset}, {lost_end}) were deleted after planning, "
+    text += f"the log of {bounds.leader} starts at {bounds.log_start_offset}"
+    if span.rules.fail_on_data_loss:
+        raise DataLossError(f"{text}. Start from existing records, or set failOnDataLoss to false.")
+    _logger.warning("%s; skipping them, because failOnDataLoss is false", text)
+    progress.next_offset = lost_end
+
+
+# ---- rows -------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,413 +921,3 @@ _OWN: dict[str, Callable[[Sequence[Rows], RowBuilder], pa.Array]] = {
     "timestamp": _timestamps,
 }
 """Columns that Spark has and the log does not have, or not in this form. The others are those of the log."""
-
-
-OLD_PLAN_S = 300.0
-"""Age of a batch query's plan above which each read logs it, in seconds."""
-_logger = logging.getLogger(__name__)
-
-
-def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    """Yield Arrow batches of the range in order. Raise a SourceError whose text begins with its code.
-
-    ``planned`` None: what Spark makes of an empty plan.
-    """
-    if planned is None:
-        return
-    age_s = (time.time_ns() - planned.planned_ns) / 1e9 if planned.planned_ns else 0.0
-    if age_s > OLD_PLAN_S:
-        _logger.warning(
-            "%s was planned %.0f s ago, when its DataFrame first ran: Spark keeps that plan, so that later records are not seen; "
-            "load() again for a newer one",
-            planned,
-            age_s,
-        )
-    rules = FetchRules(
-        patience_s=options.patience_s,
-        leader_first=options.read_from_leader,
-        files=not options.read_from_leader,
-        expects_files=options.expects_files,
-        fail_on_data_loss=options.fail_on_data_loss,
-        left_out=left_out(options.columns),
-    )
-    builder = RowBuilder(planned.stream, planned.partition, options.columns)
-    link = link_to(options.access)
-    with coded():
-        fetched = read_nearest(link, planned, rules)
-        try:
-            yield from builder.batches(itertools.chain.from_iterable(map(one_by_one, fetched)))
-        except UnavailableError:
-            _must_be_there(link, planned, options)
-            raise
-        finally:
-            fetched.close()
-
-
-def _must_be_there(link: Link, planned: PlannedRange, options: SourceOptions) -> None:
-    """Raise DataLossError if an unclean election has lost records of the range, by the leader's answer."""
-    if not planned.last[1]:
-        return
-
-    async def ask() -> None:
-        asking = ReadOptions(patience_s=options.patience_s)
-        transport = await link.transport(options.patience_s)
-        reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, asking)
-        await reader.bounds(planned.uid, last=planned.last)
-
-    with suppress(UnavailableError):
-        try:
-            link.call(ask(), 2 * options.patience_s)
-        except LogTruncatedError as error:
-            raise DataLossError(f"{planned}: records were deleted after the query was planned: {error}") from None
-
-
-# Reads a planned range from the segment files of a replica on the executor's own host.
-#
-# A node with ``local_file_reads`` says in which files, from where to where, a range lies that it has and knows to be committed;
-# whose host it is, and that its log agrees with its leader's, it says in the same answer. The task opens all of them at once:
-# what is open outlives its removal, so retention and compaction take nothing from it until it ends. That is the lease: the
-# system keeps it, for the bytes of these files and the time of this task, and nobody has to be told. Where retention was faster
-# the files are not there, and the nodes are asked as by everybody: they have the records, or say that they are gone (R5).
-#
-# Every batch is checked as one that came over NATS: CRC, no gap, LeaderEpochs as planned; the folder must be that of the
-# planned stream's uid (R9). What does not fit (a log that was cut meanwhile, damage, a file that can't be opened) ends the
-# reading of files, not the task: the rest comes over NATS. ``pread``, not a mapping: a file that is cut under a mapping ends
-# the process.
-
-
-BLOCK_BYTES = 4 * 1024 * 1024
-"""Number of bytes to read at once. It is more if a batch is larger."""
-ELSEWHERE_S = 60.0
-"""Time for which a node on another host, or without local reads, is not asked again, in seconds."""
-SILENT_S = 5.0
-"""Time for which a node that did not answer, or lacks a part of the range, is not asked again, in seconds."""
-_ASK_S = 0.5
-FILES, NATS = "records from files", "records over NATS"
-counts: Counter[str] = Counter()
-"""Numbers of records of this process: from files, over NATS."""
-_lock = threading.Lock()
-
-
-def read_nearest(link: Link, planned: PlannedRange, rules: FetchRules) -> Generator[list[BatchSlice], None, None]:
-    """Yield the records of the range as lists of checked slices, in order, from local files as far as possible. Raises as
-    ``lined.read_range``.
-    """
-    position, from_files = planned.start_offset, 0
-    if rules.files and not planned.compacted:
-        files = offered(link, planned)
-        if files is not None:
-            course = FileRange(planned, files)
-            for pieces in course.pieces():
-                from_files += sum(piece.record_count for piece in pieces)
-                yield pieces
-            position = course.position
-    with _lock:
-        counts[FILES] += from_files
-    rest = 0
-    if position < planned.end_offset:
-        for pieces in read_range(link, replace(planned, start_offset=position), rules):
-            rest += sum(piece.record_count for piece in pieces)
-            yield pieces
-    with _lock:
-        counts[NATS] += rest
-        share = counts[FILES] / max(counts[FILES] + counts[NATS], 1)
-    if rules.files:
-        level = logging.WARNING if rules.expects_files and rest else logging.INFO
-        text = "%s: %d records from files of this host, %d over NATS; of all that this process has read %.0f %% were from files"
-        _logger.log(level, text, planned, from_files, rest, 100 * share)
-
-
-def offered(link: Link, planned: PlannedRange) -> RangeFiles | None:
-    """Return the files of a replica on this host that has the range. None: no replica offers them now."""
-    now_s = time.monotonic()
-    asked = [node for node in planned.replicas if link.elsewhere.get(node, 0.0) <= now_s]
-    if not asked or not this_host():
-        return None
-    try:
-        told = link.call(_ask(link, planned, asked), 2 * _ASK_S)
-    except LiftError:
-        return None
-    found = None
-    for node, files in zip(asked, told, strict=True):
-        if files is None:
-            link.elsewhere[node] = now_s + SILENT_S
-        elif files.host != this_host():
-            link.elsewhere[node] = now_s + ELSEWHERE_S
-        elif files.spans:
-            found = found or files
-    return found
-
-
-async def _ask(link: Link, planned: PlannedRange, nodes: list[str]) -> list[RangeFiles | None]:
-    transport = await link.transport(_ASK_S)
-
-    async def one(node: str) -> RangeFiles | None:
-        options = ReadOptions(node=node, patience_s=_ASK_S, answer_timeout_s=_ASK_S)
-        reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, options)
-        with suppress(LiftError):
-            return await reader.files(planned.start_offset, planned.end_offset, planned.uid)
-        return None
-
-    return list(await asyncio.gather(*(one(node) for node in nodes)))
-
-
-class FileRange:
-    """Progress through the files of a range. ``position``: first undelivered offset."""
-
-    def __init__(self, planned: PlannedRange, files: RangeFiles) -> None:
-        self.position = planned.start_offset
-        self._planned = planned
-        self._files = files
-        self._epoch = planned.start_epoch
-
-    def pieces(self) -> Iterator[list[BatchSlice]]:
-        """Yield lists of checked slices, in order. It ends early if the files have unexpected content."""
-        planned = self._planned
-        try:
-            with ExitStack() as stack:
-                for descriptor, begin, end in self._opened(stack):
-                    while begin < end and self.position < planned.end_offset:
-                        block = _block(descriptor, begin, end)
-                        begin += len(block)
-                        yield self._accepted(block)
-        except (LiftError, OSError) as error:
-            _logger.warning("%s: its files in %s are read no further: %s", planned, self._files.folder, error)
-
-    def _opened(self, stack: ExitStack) -> list[tuple[int, int, int]]:
-        """Return (descriptor, begin, end) of each file. Raises OSError, ProtocolError."""
-        folder = Path(self._files.folder)
-        key = PartitionKey(self._planned.stream, self._planned.uid, self._planned.partition)
-        if not folder.is_absolute() or folder.parts[-2:] != Path(key.folder).parts:
-            raise ProtocolError("The directory belongs to another partition. Check the option for local files.")
-        opened = []
-        for base_offset, begin, end in self._files.spans:
-            descriptor = os.open(folder / log_name(base_offset), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            stack.callback(os.close, descriptor)
-            opened.append((descriptor, begin, end))
-        return opened
-
-    def _accepted(self, block: memoryview) -> list[BatchSlice]:
-        """Return the slices of whole batches in ``block`` from ``position`` on. A LiftError leaves the position unchanged."""
-        found, position, end = [], self.position, self._planned.end_offset
-        for batch in split_batches(block):
-            if batch.next_offset <= position or position >= end:
-                continue
-            if batch.base_offset > position:
-                raise ProtocolError(
-                    f"Gap in the local log: expected offset {position}, found {batch.base_offset}. The records are read "
-                    "from a node instead."
-                )
-            piece = BatchSlice.between(batch, position, end)
-            found += [piece] if piece is not None else []
-            position = min(batch.next_offset, end)
-        self._epoch = check_pieces(self._planned, found, self._epoch)
-        self.position = position
-        return found
-
-
-def _block(descriptor: int, begin: int, end: int) -> memoryview:
-    """Return whole batches from ``begin`` on. Raise CorruptionError if there is none, or OSError."""
-    block = os.pread(descriptor, min(BLOCK_BYTES, end - begin), begin)
-    whole = _whole_bytes(block)
-    if not whole and len(block) >= HEADER_SIZE_BYTES:
-        size_bytes = parse_header(memoryview(block)).size_bytes
-        if size_bytes <= min(MAX_BATCH_BYTES, end - begin):
-            block = os.pread(descriptor, size_bytes, begin)
-            whole = _whole_bytes(block)
-    if not whole:
-        raise CorruptionError(
-            f"The local log has no complete batch at position {begin}: the file was truncated. The records are "
-            "read from a node instead."
-        )
-    return memoryview(block)[:whole]
-
-
-def _whole_bytes(block: bytes) -> int:
-    """Return the size of the complete batches in ``block``. For an incomplete first one, its claimed size."""
-    view, position = memoryview(block), 0
-    while position + HEADER_SIZE_BYTES <= len(view):
-        size_bytes = parse_header(view, position).size_bytes
-        if size_bytes < HEADER_SIZE_BYTES or position + size_bytes > len(view):
-            break
-        position += size_bytes
-    return position
-
-
-# Reads one planned range over the process's connection: a few requests in flight, each batch sent once.
-#
-# The reader requests the range in parts of about a megabyte. The nodes send a batch with the part in which it ends, so the
-# borders of the parts do not matter. The reader checks the parts in order. If records of a part are missing (the answer was
-# full, empty or late), it fetches them with ``retrying_fetch.fetch_part`` before it checks the next part. The records are
-# therefore always those of ``retrying_fetch``, checked in the same way [R5]. Compacted streams use ``retrying_fetch`` only.
-
-
-ANSWER_S = 3.0
-"""Maximum time of an answer after the one before it, in seconds. Then the client with retries requests it."""
-_FULL = 7 / 8
-"""Part of an answer that is planned for: records differ in size."""
-_PAYLOAD_RESERVE_BYTES = 4096
-_ID_BITS = 63
-_MAX_GUESSES = 256
-_guesses: OrderedDict[tuple[str, int, int], SpanGuess] = OrderedDict()
-"""(stream uid, partition, columns left out) -> what the last task of this process learned: a micro-batch begins with it."""
-
-
-def read_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Generator[list[BatchSlice], None, None]:
-    """Read a range as ``fetching.fetch_range`` does, over the blocking connection if possible."""
-    line = None if planned.compacted else link.line()
-    if line is None:
-        yield from fetch_range(link, planned, rules)
-        return
-    course = _LinedRange(link, line, planned, rules)
-    try:
-        yield from course.pieces()
-    finally:
-        course.leave()
-    if course.position < planned.end_offset:  # batches larger than an answer
-        _guesses.pop(_key_of(planned, rules), None)
-        yield from fetch_range(link, replace(planned, start_offset=course.position), rules)
-
-
-@dataclass(frozen=True, slots=True)
-class _LinedPart:
-    """Part of a range: batches that end in (``start``, ``end``], and at the end of the range the next one."""
-
-    start: int
-    end: int
-    request_id: int
-    answer: Answer
-
-
-class _LinedRange:
-    """Progress through one range. ``position``: first undelivered offset."""
-
-    def __init__(self, link: Link, line: BlockingConnection, planned: PlannedRange, rules: FetchRules) -> None:
-        self._link = link
-        self._line = line
-        self._planned = planned
-        self._rules = rules
-        self._guess = _guess_of(planned, rules)
-        self._node = first_choice(planned, rules)
-        self._epoch = planned.start_epoch
-        self._asked_to = self.position = planned.start_offset
-        self._flying: deque[_LinedPart] = deque()
-        self._max_bytes = min(SPAN_BYTES, line.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
-        self._timeout_s = min(ANSWER_S, rules.patience_s)
-
-    def leave(self) -> None:
-        """Cancel requests in flight."""
-        self._line.forget([asked.answer for asked in self._flying])
-        self._flying.clear()
-
-    def pieces(self) -> Iterator[list[BatchSlice]]:
-        """Yield lists of checked slices, in order. It ends before the range if batches are larger than an answer."""
-        while self.position < self._planned.end_offset and not self._is_too_large:
-            self._ask_ahead()
-            asked = self._flying.popleft()
-            if asked.end <= self.position:  # one batch reached past all of it
-                self._line.forget([asked.answer])
-                continue
-            answer = self._answered(asked)
-            base = None if answer is None else _first_base(answer)
-            if base is not None and base > self.position:
-                yield self._surely(base)  # the answer before this one was full
-            before = self.position
-            if answer is not None:
-                yield self._accepted(asked, answer)
-            if self.position == before:
-                yield self._surely(min(asked.end, before + self._guess.span_records()))
-                self.leave()  # it is likely that the others bring nothing, too
-            if not self._flying:
-                self._asked_to = self.position
-
-    @property
-    def _is_too_large(self) -> bool:
-        return self._guess.bytes_per_record * self._guess.batch_records > self._max_bytes
-
-    def _ask_ahead(self) -> None:
-        """Request parts until enough are in flight, only one while their size is unknown."""
-        end, known = self._planned.end_offset, bool(self._guess.bytes_per_record)
-        while len(self._flying) < (IN_FLIGHT if known else 1) and self._asked_to < end:
-            to = min(self._asked_to + self._guess.span_records(self._max_bytes * _FULL), end) if known else end
-            self._flying.append(self._ask(self._asked_to, to))
-            self._asked_to = to
-
-    def _ask(self, start: int, end: int) -> _LinedPart:
-        planned, request_id = self._planned, secrets.randbits(_ID_BITS)
-        request = self._progress(start).request(self._max_bytes, 0, request_id)
-        if end < planned.end_offset:  # else the batch that reaches past the end of the range is wanted as well
-            request.endOffset = end
-        subjects = self._link.subjects
-        if self._node:
-            subject = subjects.read_from(planned.stream, planned.partition, self._node)
-        else:
-            subject = subjects.read(planned.stream, planned.partition)
-        return _LinedPart(start, end, request_id, self._line.ask(subject, frames.sealed(request)))
-
-    def _progress(self, start: int) -> ReadProgress:
-        planned = self._planned
-        return ReadProgress(
-            planned.stream,
-            planned.partition,
-            start,
-            planned.end_offset,
-            uid=planned.uid,
-            floor_high_watermark=planned.end_offset - 1,
-            left_out=self._rules.left_out,
-        )
-
-    def _answered(self, asked: _LinedPart) -> memoryview | None:
-        """Return the answer, None without one."""
-        try:
-            return asked.answer.result(self._timeout_s)
-        except (LiftError, concurrent.futures.TimeoutError):
-            self._line.forget([asked.answer])
-            return None
-
-    def _accepted(self, asked: _LinedPart, answer: memoryview) -> list[BatchSlice]:
-        """Return the slices of an answer from ``position`` on, [] if it is unusable."""
-        progress = self._progress(self.position)
-        progress.expect(asked.request_id)
-        try:
-            found = progress.accept(answer)
-        except LiftError:  # whatever it is, the sure way says it if it lasts
-            return []
-        self._guess.learn(found, progress.looked_bytes)
-        self._node = progress.node
-        return self._checked(found, progress.next_offset)
-
-    def _surely(self, end: int) -> list[BatchSlice]:
-        """Return the slices from ``position`` to ``end``, or raise an error."""
-        end = min(end, self._planned.end_offset)
-        found, self._node = fetch_part(self._link, self._planned, self._rules, self.position, end, self._node)
-        self._guess.learn(found)
-        return self._checked(found, end)
-
-    def _checked(self, found: list[BatchSlice], next_offset: int) -> list[BatchSlice]:
-        self._epoch = check_pieces(self._planned, found, self._epoch)
-        self.position = next_offset
-        return found
-
-
-def _first_base(answer: memoryview) -> int | None:
-    """Return the base offset of an answer's first batch. None: it has none, or is no answer."""
-    try:
-        head, body = frames.decode_read_response(answer)
-        return None if head.pieceTotal or len(body) < HEADER_SIZE_BYTES else parse_header(body).base_offset
-    except LiftError:
-        return None
-
-
-def _key_of(planned: PlannedRange, rules: FetchRules) -> tuple[str, int, int]:
-    return planned.uid, planned.partition, rules.left_out
-
-
-def _guess_of(planned: PlannedRange, rules: FetchRules) -> SpanGuess:
-    key = _key_of(planned, rules)
-    with _lock:
-        guess = _guesses.setdefault(key, SpanGuess())
-        _guesses.move_to_end(key)
-        while len(_guesses) > _MAX_GUESSES:
-            _guesses.popitem(last=False)
-    return guess

@@ -1,4 +1,4 @@
-"""The columns of the source: names and the exact Arrow types that Spark demands. Pure.
+"""The columns of the source: names and the exact Arrow types that Spark requires. Pure.
 
 Spark compares the first RecordBatch with the declared schema for equality (order, names, types, nullability), so both are
 made from the one table here. Every column is nullable, timestamps are microseconds in UTC.
@@ -40,13 +40,13 @@ _BITS = {"key": Columns.KEYS, "headers": Columns.HEADERS, "subject": Columns.SUB
 
 
 def default_columns(*, include_headers: bool, topic: bool) -> tuple[str, ...]:
-    """Return all columns except those on request: headers (costly) and topic (same as stream)."""
+    """Return the default columns. ``headers`` and ``topic`` are only among them on request."""
     left_out = {*(() if include_headers else ("headers",)), *(() if topic else ("topic",))}
     return tuple(name for name in COLUMNS if name not in left_out)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'KNOWN'?`` for an error about ``name``, '' if no known name is similar. Case does not matter."""
+    """Return a suggestion for an error about ``name``. '': no known name is similar. Case does not matter."""
     spelling = {other.lower(): other for other in known}
     near = difflib.get_close_matches(name.lower()[:_LONGEST_NAME], spelling, n=1, cutoff=_CLOSE)
     return f"; did you mean {spelling[near[0]]!r}?" if near else ""
@@ -75,5 +75,5 @@ def left_out(columns: Iterable[str]) -> int:
 
 
 def arrow_schema(columns: Iterable[str]) -> pa.Schema:
-    """Return the schema as Spark compares it."""
+    """Return the Arrow schema of ``columns``. Spark compares the first batch of a task with it."""
     return pa.schema([pa.field(name, COLUMNS[name]) for name in columns])

@@ -38,7 +38,7 @@ LAPTOP_SETTINGS = {
 """Settings of a local session: loopback only, no web page, few tasks, UTC, no adaptive execution."""
 _WORKER = Path(__file__).with_name("worker.sh")
 _LOOPBACK = ("spark.driver.host", "spark.driver.bindAddress")
-"""Executors on other machines would not find a driver there."""
+"""Settings that a cluster must not have, because its executors would not find the driver."""
 
 
 def local_session(
@@ -87,10 +87,7 @@ def local_session(
 
 
 def _worker_python() -> str:
-    """Return the path of the Python executable for Spark workers.
-
-    If ``worker.sh`` can be used, return its path.
-    """
+    """Return the path of the program that starts Spark's Python workers: ``worker.sh``, or this interpreter."""
     installed = importlib.util.find_spec("pyspark")
     beside = installed is not None and str(installed.origin).startswith(sys.prefix)
     usable = os.name == "posix" and os.access(_WORKER, os.X_OK) and "SPARK_HOME" not in os.environ
@@ -110,7 +107,7 @@ def java_available() -> bool:
 def spark_problem() -> str:
     """Return why Spark cannot start here and what to do. '': it can."""
     if importlib.util.find_spec("pyspark") is None:
-        return "pyspark is not installed: pip install 'liftpy[spark]'"
+        return "pyspark is not installed. Install it with pip install 'liftpy[spark]'."
     return _java_problem()
 
 
@@ -119,15 +116,15 @@ def _java_problem() -> str:
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     wanted = f"Spark needs Java {OLDEST_JAVA} or newer (for example the package openjdk-17-jre-headless)"
     if java is None:
-        return f"{wanted}, and there is no java on the PATH and no JAVA_HOME"
+        return f"{wanted}. There is no java on the PATH and no JAVA_HOME. Install Java, or set JAVA_HOME."
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_JAVA_ANSWER_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{wanted}, and {java} does not run: {error}"
+        return f"{wanted}, but {java} does not run: {error}. Set JAVA_HOME to another Java."
     version = java_major_version(done.stderr + done.stdout)
     if version is None:
-        return f"{wanted}, and {java} -version says nothing that looks like a version"
-    return "" if version >= OLDEST_JAVA else f"{wanted}, and {java} is Java {version}"
+        return f"{wanted}, but {java} -version prints no version. Set JAVA_HOME to another Java."
+    return "" if version >= OLDEST_JAVA else f"{wanted}, but {java} is Java {version}. Set JAVA_HOME to another Java."
 
 
 def java_major_version(text: str) -> int | None:

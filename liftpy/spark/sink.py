@@ -1,13 +1,13 @@
 """The format ``liftpy`` for writing, as Spark calls it: a batch writer and a streaming writer.
 
-Writers are made on the driver and pickled. ``write`` runs in the Python workers of the executors, where TaskContext names the task.
-``commit`` and ``abort`` run on the driver without a TaskContext, so the messages have everything that they need. ``abort`` does
-nothing: it may run after a commit, it gets None for every message, and the next attempt of a failed task skips the rows that are
-stored. ``commit`` stores nothing either. It checks that the number of tasks did not change.
+The driver makes the writers and pickles them. ``write`` runs in the Python workers of the executors, where TaskContext names the task.
+``commit`` and ``abort`` run on the driver without a TaskContext, so the messages contain everything that they need. ``commit``
+stores nothing. It checks that the number of tasks did not change. ``abort`` does nothing, because it may run after a commit.
+The next attempt of a failed task skips the rows that are stored.
 
-A task's input comes over a socket from the JVM. If the input fails (a Python function before this one, an expression, a killed task or
-executor), the JVM ends the stream at that point, and pyarrow takes this for the end of the data. Only after a complete input does Spark
-write END_OF_STREAM. Without it, nothing of the task counts as its share (``whole_input``).
+A task reads its input from the JVM over a socket. If something before the sink fails, the JVM ends the input at that point, and
+pyarrow takes this for the end of the data. Spark writes END_OF_STREAM only after a complete input. Without this mark, the task stores
+nothing (``whole_input``).
 """
 
 from __future__ import annotations
@@ -82,7 +82,12 @@ _logger = logging.getLogger(__name__)
 class Written(WriterCommitMessage):
     """Result of a Spark task that writes to a stream.
 
-    ``run``: id of the query, the writeId or ''. ``number``: number of the micro-batch. ``part``: number of the task.
+    Attributes:
+        run: Id of the query, or ``write:`` and the writeId. '': the write has no id.
+        number: Number of the micro-batch.
+        part: Number of the task.
+        attempt: Number of the attempt of the task.
+        sent: Stored rows.
     """
 
     run: str
@@ -102,14 +107,19 @@ def sink_options(given: dict[str, str], schema: StructType, overwrite: bool) -> 
 
 
 def counting_settings(setting: Callable[[str], str | None], *, streaming: bool) -> dict[str, str]:
-    """Return the settings that determine the number of a query's tasks. ``setting``: reads a local property of the task."""
+    """Return the settings that determine the number of tasks of a query.
+
+    Args:
+        setting: Function that returns a local property of the task.
+        streaming: True for a streaming query.
+    """
     names = (ADAPTIVE, ADAPTIVE_STREAMING) if streaming else (ADAPTIVE,)
     found = {name: setting(name) or "true" for name in names}
     found |= {name: setting(name) or default for name, default in _COUNTS.items()}
     if "false" not in (found[name].lower() for name in names):
         found |= {name: setting(name) or "" for name in _COUNTS_WHEN_ADAPTIVE}
         master = setting("spark.master") or ""
-        found["spark.master"] = master if master.startswith("local") else ""  # of a cluster it does not say how large it is
+        found["spark.master"] = master if master.startswith("local") else ""  # that of a cluster does not tell its size
     return found
 
 
@@ -147,7 +157,7 @@ def _explained(round: Round | None, settings: Mapping[str, str] | None = None) -
                 "deterministic, or use a new checkpoint (or writeId)."
             )
         elif behind.reason == "PRODUCER_FENCED":
-            text = f"{text.rstrip('.')}: another attempt of this task goes on"
+            text = f"{text.rstrip('.')}. A newer attempt of this task continues."
         raise SourceError(f"[{behind.reason}] {text}", behind.reason) from behind
 
 
@@ -206,8 +216,18 @@ def _coming(pipe: io.BufferedReader, count: int) -> bytes:
 def write_round(
     link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], round: Round, attempt: int, settings: Mapping[str, str]
 ) -> Written:
-    """Store a task's share of a micro-batch, each row once, also if the task runs several times. ``settings``: settings that
-    decide the number of tasks.
+    """Store the rows of a task in a micro-batch, each row once, also if the task runs several times.
+
+    Args:
+        link: Connections of this process.
+        options: Options of the sink.
+        batches: Input of the task.
+        round: Query, micro-batch and task.
+        attempt: Number of the attempt.
+        settings: Settings that decide the number of tasks.
+
+    Raises:
+        SourceError: The rows could not be stored. The text begins with the code.
     """
     round = round._replace(plan=_plan_of(settings))
     with _explained(round, settings):
@@ -225,7 +245,7 @@ def write_round(
 
 
 def append(link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], part: int, attempt: int) -> Written:
-    """Return a task's rows, each once at least."""
+    """Store the rows of a task, each at least once."""
 
     async def begin() -> Appending:
         transport = await link.transport(options.patience_s)
@@ -306,10 +326,10 @@ class LiftWriter(DataSourceArrowWriter):
 
 
 def check_tasks(link: Link, options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Raise SourceError if an earlier run of this micro-batch had more tasks, and those have stored records [A17].
+    """Raise SourceError if an earlier run of this micro-batch had more tasks that stored records [A17].
 
-    These records are stored twice, because the tasks of ``messages`` have all rows. Only the driver knows the number of tasks,
-    when all of them are done.
+    These records are stored twice, because the tasks of ``messages`` have stored all rows. Only the driver knows the number of
+    tasks, after the last one.
     """
     written = [message for message in messages if isinstance(message, Written)]
     if not written or not written[0].run:
@@ -347,11 +367,11 @@ def summary(messages: Iterable[WriterCommitMessage | None]) -> str:
     return f"{len(written)} tasks ({runs}), {rows} rows, {known} of them stored before; {where or 'nothing new'}"
 
 
-# One task's rows on their way to streams: exactly once in a round, or at least once. Runs on a link's loop.
+# Send the rows of one task, exactly once in a round, or at least once. This code runs on the event loop of a link.
 #
-# A round (``liftpy.client.write_epoch``) is a micro-batch's share of one task: all its rows are there before the first is sent,
-# in the order
-# of their content. Without one, rows are sent as they come, and who runs the task again sends them again.
+# A round (``liftpy.client.write_epoch``) has the rows of one task in one micro-batch. The task collects all of them, and sends
+# them in the order of their content. Without a round, the task sends rows as they come. If Spark runs it again, it sends
+# them again.
 
 
 _LOOK_BYTES = 4 << 20
@@ -362,8 +382,12 @@ _LOOK_AGAIN_BYTES = 256 << 20
 class Range(NamedTuple):
     """Records that a task stored in a partition.
 
-    They lie between ``start_offset`` (inclusive) and ``end_offset`` (exclusive), with records of other publishers between
-    them. ``record_count``: number of the task's records.
+    Records of other publishers may be between them.
+
+    Attributes:
+        start_offset: Offset of the first one, inclusive.
+        end_offset: End offset, exclusive.
+        record_count: Number of records of the task.
     """
 
     stream: str
@@ -375,8 +399,12 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Result of a task. ``rows``: number of its rows. ``known``: rows that an earlier attempt had stored. ``ranges``: the
-    places of the other rows.
+    """Stored rows of a task.
+
+    Attributes:
+        rows: Number of rows of the task.
+        known: Number of rows that an earlier attempt had stored.
+        ranges: Ranges of the other rows.
     """
 
     rows: int = 0
@@ -403,7 +431,10 @@ def gathered(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> pa.Tabl
 async def send_round(
     transport: Transport, requests: MetadataRequests, options: SinkOptions, rows: pa.Table | None, round: Round
 ) -> Sent:
-    """Store what of the round is not stored yet. A task without rows asks, too, if its stream is known: it may have had some."""
+    """Store the rows of the round that are not stored yet.
+
+    A task without rows also asks the leaders if the options name the stream, because an earlier attempt may have had rows.
+    """
     names = [(options.stream, None)] if options.stream else []
     shares = names if rows is None else list(by_stream(rows, options.stream))
     sent = Sent()
@@ -451,7 +482,11 @@ class _Sender:
 
 
 class StrangeTask(NamedTuple):
-    """``part``: of a task that the newest run of a round did not have, and that has stored records of the round in a partition."""
+    """Task that the newest run of a round did not have, and that stored records of the round in a partition.
+
+    Attributes:
+        part: Number of the task.
+    """
 
     stream: str
     partition: int
@@ -521,7 +556,7 @@ def _position_of(batch: RecordBatch) -> SourcePosition | None:
 
 
 class Appending:
-    """Writes rows as they come, at least once. ``open`` runs at the first use. Call ``close`` at the end."""
+    """Writes rows as they come, at least once. It opens a producer for each stream. Call ``close`` at the end."""
 
     def __init__(self, transport: Transport, requests: MetadataRequests, options: SinkOptions) -> None:
         self._transport = transport
@@ -530,7 +565,7 @@ class Appending:
         self._senders: dict[str, _Sender] = {}
 
     async def send(self, batch: pa.RecordBatch) -> None:
-        """Send some rows."""
+        """Send the rows of a batch. Raises ConfigError if a row cannot be written."""
         if not batch.num_rows:
             return
         options, rows = self._options, as_binary(batch)
@@ -544,7 +579,7 @@ class Appending:
             await sender.send(own, sender.producer.partitions)
 
     async def end(self) -> Sent:
-        """Wait until everything is stored."""
+        """Wait until all rows are stored, and return their ranges."""
         ranges: list[Range] = []
         for sender in self._senders.values():
             await sender.producer.flush()
@@ -552,6 +587,6 @@ class Appending:
         return Sent(sum(sender.rows for sender in self._senders.values()), 0, tuple(ranges))
 
     async def close(self) -> None:
-        """Close the sender. Unanswered rows may be stored."""
+        """Close the producers. Rows without an ack may be stored or not."""
         for sender in self._senders.values():
             await sender.producer.close()

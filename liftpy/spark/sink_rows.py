@@ -1,8 +1,9 @@
-"""Rows on their way to a stream: which columns there may be, their order, their partitions, and as columns of records. Pure.
+"""Rows that a task writes to a stream: their columns, order and partitions. Pure.
 
-No Python statement meets a row, but for rows that are equal in key and value and have headers. The order is by content, key first, so
-that the same rows are in the same order whatever the order was that they came in; the partition follows from the row (column
-``partition``, else the hash of its key as Kafka's), for rows without either from their place among them.
+The functions work on Arrow columns. Only rows with equal keys and values and with headers are compared in Python.
+
+The rows are ordered by content, key first. So equal rows have one order, whatever order a shuffle gave them. The column
+``partition`` chooses the partition of a row, or else Kafka's hash of its key. Rows without both go to the partitions in turn.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WRITTEN: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
     "topic": ("string", lambda kind: kind in _TEXT),
     "partition": ("int", lambda kind: kind == pa.int32()),
 }
-"""Column -> name of its type for people, and a function that checks an Arrow type."""
+"""Column -> name of its type for errors, and a function that checks an Arrow type."""
 
 
 def _is_headers(kind: pa.DataType) -> bool:
@@ -76,7 +77,13 @@ def as_binary(batch: pa.RecordBatch) -> pa.Table:
 
 
 def check_rows(rows: pa.Table, *, stream: str, tombstones: bool) -> None:
-    """Raise ConfigError for nulls in columns that must not have any."""
+    """Raise ConfigError if a column has a null that it must not have.
+
+    Args:
+        rows: Rows of a task.
+        stream: Name of the stream. '': the column ``stream`` names it.
+        tombstones: True if a null value is a tombstone.
+    """
     nulls = rows["value"].null_count
     if nulls and not tombstones:
         text = "A null value is a tombstone: it deletes its key in a compacted stream. To write tombstones, set nullValues = tombstone."
@@ -170,7 +177,7 @@ def bytes_of(column: pa.ChunkedArray | pa.Array) -> ByteArray:
     array = _one(column).cast(pa.large_binary())
     valid = pc.is_valid(array).to_numpy(zero_copy_only=False) if array.null_count else None
     if array.null_count:
-        array = pc.fill_null(array, b"")  # what a null covers is not to be sent
+        array = pc.fill_null(array, b"")  # the bytes under a null are not sent
     _, offsets, data = array.buffers()
     if offsets is None:
         return ByteArray(np.zeros(len(array) + 1, dtype=np.int64), memoryview(b""), valid)

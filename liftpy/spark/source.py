@@ -73,7 +73,13 @@ RETRY_S = 10.0
 
 
 class CursorWriter:
-    """Writes the position of a query to the cursor ``name``, on the driver."""
+    """Writes the position of a query to a cursor of the cluster, on the driver.
+
+    Args:
+        link: Connections of this process.
+        name: Name of the cursor.
+        clock: Monotonic clock, in seconds.
+    """
 
     def __init__(self, link: Link, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
@@ -94,7 +100,7 @@ class CursorWriter:
             self._link.call(self._set(positions), PATIENCE_S)
         except LiftError as error:
             self._not_before_s = self._clock() + RETRY_S
-            _logger.warning("the cursor %s is not set: [%s] %s", self._name, error.code, error)
+            _logger.warning("cannot set the cursor %s: [%s] %s; a later micro-batch tries again", self._name, error.code, error)
             return False
         return True
 
@@ -111,7 +117,7 @@ class CursorWriter:
             ) from None
 
 
-_GO_ON = ". Undo what came of the lost records if you can; begin with a new checkpoint, or go on with failOnDataLoss=false"
+_GO_ON = ". Undo the results of the lost records if you can. Then use a new checkpoint, or set failOnDataLoss=false."
 _logger = logging.getLogger(__name__)
 
 
@@ -215,12 +221,10 @@ class LiftReader(DataSourceReader):
 
 
 class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query. ``_catalog``, ``_begun``, ``_target`` and ``_triggered_s`` exist only on the driver. Another
-    object reads.
+    """Reader of one streaming query. The driver plans with one object, and tasks read with copies that have only the options.
 
-    ``_begun``: start of a new query, None until Spark asks. Spark asks again when it plans micro-batch 0. The first answer
-    stays. ``_target``: end that Trigger.AvailableNow fixed, None without it. ``_triggered_s``: monotonic time of the last
-    micro-batch, in seconds. None before the first one, which is never delayed.
+    Args:
+        options: Options of the source.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -228,12 +232,18 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._catalog: Catalog | None = None
         self._cursor: CursorWriter | None = None
         self._begun: StreamOffsets | None = None
+        """Start of a new query. None: Spark did not ask yet. Spark asks again for micro-batch 0, and gets this answer."""
         self._target: StreamOffsets | None = None
+        """End that Trigger.AvailableNow fixed. None: another trigger."""
         self._triggered_s: float | None = None
+        """Monotonic time of the last micro-batch, in seconds. None: there was none. The first one is never delayed."""
         self._clock = time.monotonic
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a new query begins: startingOffsets, default latest. A restarted query continues from its checkpoint [R10]."""
+        """Return the start of a new query, from startingOffsets (default latest).
+
+        A restarted query continues from its checkpoint [R10].
+        """
         with coded():
             if self._begun is None:
                 self._begun = self._resolved_start()
@@ -377,7 +387,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @staticmethod
     def _epochs_began(begun: StreamOffsets, ended: StreamOffsets) -> Bounds:
-        """Return the LeaderEpochs before the offsets at which the query began, for partitions whose start in Spark is unchanged."""
+        """Return the LeaderEpochs before the start of the query. {}: Spark has another start than the checkpoint."""
         same = begun.uids == ended.uids and begun.next_offsets == ended.began
         return begun.epochs if same else {}
 
@@ -417,12 +427,10 @@ def _split(ranges: list[PlannedRange], options: SourceOptions, catalog: Catalog)
 
 
 def _split_where_ends_stay(ranges: list[PlannedRange], options: SourceOptions, catalog: Catalog) -> list[PlannedRange]:
-    """Split as ``_split``, but make one task of a partition whose end moves. Only a task that has read all of it knows its
-    end [R11].
-    """
+    """Split ranges into tasks. A range whose end moves stays one task, because only that task finds the end [R11]."""
     whole, others = [one for one in ranges if one.moves_end], [one for one in ranges if not one.moves_end]
     if whole and (options.min_partitions > len(ranges) or options.max_records_per_partition):
-        _logger.info("minPartitions and maxRecordsPerPartition do not cut compacted streams that are read up to latest")
+        _logger.info("minPartitions and maxRecordsPerPartition do not divide compacted streams that are read up to latest")
     wanted = replace(options, min_partitions=max(0, options.min_partitions - len(whole)))
     pieces = _split(others, wanted, catalog) if others else []
     return sorted([*whole, *pieces], key=lambda one: (one.stream, one.partition, one.start_offset))
@@ -433,11 +441,9 @@ def _left_behind(begun: StreamOffsets, ended: StreamOffsets, again: set[str]) ->
     for (stream, partition), offset in sorted(begun.next_offsets.items()):
         if stream in again:
             end = ended.next_offsets.get((stream, partition), offset) if ended.uids.get(stream) == begun.uids[stream] else None
-            what = (
-                "whatever came" if end is None else f"offsets [{offset}, {end})" if end > offset else "nothing that was known"
-            )
-            whose = f"{stream}/{partition}, uid {begun.uids[stream]}"
-            yield f"{stream} was deleted and made again: {what} after {offset} of {whose}, is lost"
+            what = "all records" if end is None else f"offsets [{offset}, {end})" if end > offset else "no known records"
+            whose = f"{stream}/{partition} (uid {begun.uids[stream]})"
+            yield f"{stream} was deleted and created again. The query lost {what} from offset {offset} of {whose} on"
 
 
 def _uids(views: Views) -> dict[str, str]:

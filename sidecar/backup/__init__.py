@@ -1,1 +1,1 @@
-"""Backups, done: stores, taking, verifying, restoring; and the rescue of a metadata group that has lost its majority."""
+"""Backups: stores, creation, verification, restore and drill."""

@@ -1,16 +1,16 @@
-"""Takes a backup of a running cluster over the read protocol, from in-sync replicas.
+"""Creates a backup of a running cluster over the read protocol, from in-sync replicas.
 
 Goal: every record that was committed at the barrier, byte for byte, and the metadata and cursors that belong to it.
 
-The barrier is a description of the metadata behind a committed entry. After it the cursors are read, and after these
-the HW of every partition from its leader. So no cursor points past the stored records. The copy of a compacted
-partition ends later, because a record below that HW may be gone because of one above it. It continues to the offset up
-to which the replicas have compacted [R11], and starts again if delete markers were removed that it has not read yet
-[D30]. Producers and message ids outlive their records [A16]: if a log begins above 0, a replica is asked for their
-state just before HW.
+The barrier is a description of the metadata after a committed entry. The backup then reads the cursors, and after these the
+high watermark (HW) of every partition from its leader. So no cursor points past the stored records. The copy of a compacted
+partition ends later, because a record above that HW may have replaced one below it. It continues to the offset up to which
+the replicas have compacted [R11]. It starts again if tombstones were removed that it has not read yet [D30]. Producers and
+message ids outlive their records [A16]. So if a log begins above 0, the backup requests their state from a replica just
+before it reads the HW.
 
-Constraint: a failure at any moment leaves all earlier backups complete. So no file of theirs is written, file names
-contain the backup's own id, and the manifest is written last.
+Constraint: a failure at any moment leaves all earlier backups complete. So no file of theirs is written, file names contain
+the backup's own id, and the manifest is written last.
 """
 
 from __future__ import annotations
@@ -60,25 +60,30 @@ from sidecar.runtime.tasks import attended
 
 T = TypeVar("T")
 _AT_ONCE = 4
-"""Partitions that are copied at the same time: each holds one answer (1 MiB, or one batch) and one open file."""
+"""Maximum number of partitions that are copied at the same time. Each needs memory for one answer (1 MiB) and one open file."""
 _ROUNDS = 3
-"""Number of times that all replicas of a partition are asked before the backup fails."""
+"""Number of times that all replicas of a partition are tried before the backup fails."""
 AGAIN_S = 0.5
-"""Pause between two rounds over the replicas of a partition, in seconds."""
+"""Pause in seconds before all replicas of a partition are tried again."""
 _MOVED = 5
-"""Number of times that a partition is started again because retention or compaction removed records that were about to be
-read.
-"""
+"""Number of times that the copy of a partition starts again, because retention or compaction removed the next records."""
 _LEAST_PAST_S = 60.0
-"""Minimum of the time limit for reading a compacted partition past the barrier, in seconds. The limit is twice the time
-before it.
+"""Minimum time limit for the part of a compacted partition after the barrier, in seconds.
+
+The limit is twice the time that the part before the barrier took.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOptions:
-    """Options of a backup. ``streams``: names, (): all except internal ones. ``since``: backup whose pieces are reused,
-    None: the newest, '': none.
+    """Options of a backup.
+
+    Attributes:
+        namespace: Namespace of the cluster.
+        streams: Names of streams. (): all except internal ones.
+        since: Backup whose pieces are used again. None: the newest. '': none.
+        bytes_per_s: Rate at which the backup reads. 0: no limit.
+        piece_bytes: Size at which a piece ends, in bytes.
     """
 
     namespace: str = "liftpy"
@@ -90,9 +95,9 @@ class TakeOptions:
 
 @dataclass(slots=True)
 class TakenBackup:
-    """Result of a backup. ``written_bytes``: size of new files. ``kept_bytes``: size of reused pieces.
+    """Result of a backup.
 
-    ``deleted``: streams that the backup lacks, because they were deleted while it ran.
+    ``written_bytes``: size of the new files. ``deleted``: streams that were deleted during the backup, so that it lacks them.
     """
 
     manifest: Manifest
@@ -102,13 +107,13 @@ class TakenBackup:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of earlier backups that this one also uses."""
+        """Size of the pieces of earlier backups that this one uses, in bytes."""
         pieces = (piece for stream in self.manifest.streams for copy in stream.partitions for piece in copy.pieces)
         return sum(piece.file.size_bytes for piece in pieces if writer_of(piece.file.path) != self.manifest.backup)
 
 
 def new_backup_id(moment: datetime, newest: str = "") -> str:
-    """Return a new backup id that sorts after ``newest`` ('': none), even within one second or after a clock change."""
+    """Return a new backup id that sorts after ``newest`` ('': none), also within one second or after a clock change."""
     second = moment.replace(microsecond=0)
     if newest:
         second = max(second, backup_moment(newest) + timedelta(seconds=1))
@@ -116,8 +121,9 @@ def new_backup_id(moment: datetime, newest: str = "") -> str:
 
 
 async def _in_thread(work: Callable[..., object], *given: object) -> None:
-    """Do ``work``, which writes, in a thread. If the caller is cancelled, it waits for the thread, so that nothing is written
-    after the clean-up.
+    """Run ``work``, which writes files, in a thread.
+
+    If the caller is canceled, it waits for the thread, so that nothing is written after the clean-up.
     """
     working = attended(asyncio.to_thread(work, *given))
     try:
@@ -135,17 +141,19 @@ async def take_backup(
     step: Callable[[str], None] = lambda name: None,
     copied: Callable[[int, int], None] = lambda done, total: None,
 ) -> TakenBackup:
-    """Take a backup.
+    """Create a backup.
 
     ``step`` is called with the name of each step, ``copied`` with the number of copied partitions and of all partitions.
 
-    Raises UnavailableError, CorruptionError (no replica has intact data), StorageError, NotFoundError.
+    Raises UnavailableError, CorruptionError (no replica has valid data), StorageError, NotFoundError.
     """
-    return await _Taking(client, store, options, step, copied).run()
+    return await _BackupRun(client, store, options, step, copied).run()
 
 
 @dataclass(slots=True)
-class _Taking:
+class _BackupRun:
+    """One backup that is being created."""
+
     client: Client
     store: Store
     options: TakeOptions
@@ -170,9 +178,12 @@ class _Taking:
             raise
 
     def _clean_up(self) -> None:
-        """Remove what this backup has written, the mark last, so that a full store has room again. A failure is left to ``prune``."""
+        """Remove the files that this backup has written, so that a full store has room again. The mark is removed last.
+
+        If that fails, ``prune`` removes the rest.
+        """
         with suppress(LiftError):
-            if self.id in self.store.backup_ids():  # the manifest is there: only the mark is left
+            if self.id in self.store.backup_ids():  # the manifest exists, so only the mark must be removed
                 self.store.remove(running_path(self.id))
                 return
             for path in self.store.sizes("pieces"):
@@ -191,7 +202,7 @@ class _Taking:
         self.step("barrier")
         state = await self.client.admin.describe_cluster(linearizable=True)
         created_ns = time.time_ns()
-        streams = self._chosen(state.image)
+        streams = self._chosen_streams(state.image)
         described = await self._described()
         bounds = await self._bounds(streams)
         self.step("pieces")
@@ -218,7 +229,7 @@ class _Taking:
             cursors=cursors,
         )
         self.step("check")
-        await self._must_be_there(manifest)
+        await self._check_files_exist(manifest)
         self.step("manifest")
         await _in_thread(self.store.put_manifest, manifest)
         self.step("end")
@@ -229,7 +240,10 @@ class _Taking:
         await _in_thread(self.store.put, path, data)
 
     def _before(self) -> Manifest | None:
-        """Return the backup to reuse: the newest complete one. A named one must be complete."""
+        """Return the backup whose pieces are used again: the newest complete one, or the named one. None: none.
+
+        Raises CorruptionError if the named one is not complete.
+        """
         if self.options.since == "":
             return None
         sizes = self.store.sizes("pieces") | self.store.sizes("backups")
@@ -245,7 +259,7 @@ class _Taking:
                     raise
         return None
 
-    def _chosen(self, image: ClusterImage) -> list[StreamImage]:
+    def _chosen_streams(self, image: ClusterImage) -> list[StreamImage]:
         for name in self.options.streams:
             if name not in image.streams:
                 raise NotFoundError(f"Stream {name!r} does not exist. Check `liftpy stream list`.")
@@ -253,10 +267,10 @@ class _Taking:
         return [image.streams[name] for name in names]
 
     async def _described(self) -> list[tuple[str, bool, dict[PartitionKey, int]]]:
-        """Return name, whether it is a cursor, and positions of all groups and cursors."""
+        """Return (name, is a cursor, positions) of each group and cursor."""
         found: list[tuple[str, bool, dict[PartitionKey, int]]] = []
         for group in await self.client.groups.list():
-            with suppress(NotFoundError):  # it has just been deleted
+            with suppress(NotFoundError):  # the group was deleted a moment ago
                 described = await self.client.groups.describe(group.name)
                 positions = described.positions | {queue.key: queue.acknowledged_below for queue in described.queues}
                 found.append((group.name, False, positions))
@@ -265,8 +279,8 @@ class _Taking:
                 found.append((name, True, await self.client.cursors.describe(name)))
         return found
 
-    async def _unless_deleted(self, stream: StreamImage, work: Awaitable[T]) -> T | None:
-        """Return the result of ``work`` on a stream. None: it was deleted, and the operator did not name it.
+    async def _skip_if_deleted(self, stream: StreamImage, work: Awaitable[T]) -> T | None:
+        """Return the result of ``work`` on a stream. None: the stream was deleted, and the operator did not name it.
 
         Raises:
             NotFoundError: The stream was deleted, and the operator named it.
@@ -289,7 +303,7 @@ class _Taking:
         return False
 
     def _remove_unused(self, streams: list[StreamCopy]) -> None:
-        """Remove what was written for streams that are not in the backup."""
+        """Remove the files of streams that are not in the backup."""
         copies = [copy for stream in streams for copy in stream.partitions]
         used = {piece.file.path for copy in copies for piece in copy.pieces}
         used |= {copy.state.file.path for copy in copies if copy.state is not None}
@@ -299,7 +313,7 @@ class _Taking:
                 self.store.remove(path)
 
     async def _bounds(self, streams: list[StreamImage]) -> dict[tuple[str, int], Barrier]:
-        """Return the bounds of each partition, from its leader, after the state of its producers."""
+        """Return the barrier of each partition from its leader. The state of its producers is read before."""
         room, states = asyncio.Semaphore(_AT_ONCE * 4), asyncio.Semaphore(_AT_ONCE)
 
         async def ask(stream: StreamImage, number: int) -> Barrier:
@@ -307,10 +321,10 @@ class _Taking:
                 found = Barrier(await self.client.bounds(stream.name, number))
             is_without = found.bounds.log_start_offset > 0 or bool(
                 stream.partitions[number].purges
-            )  # a restore leaves those out
+            )  # a restore does not restore them
             if is_without and found.bounds.uid == stream.uid:
                 async with states:
-                    found = await _PartitionTaking(self, stream, number).barrier()
+                    found = await _PartitionCopying(self, stream, number).barrier()
             if found.bounds.uid != stream.uid:
                 raise NotFoundError(
                     f"Stream {stream.name} was deleted and created again at the start of the backup. Start the backup again."
@@ -318,7 +332,7 @@ class _Taking:
             return found
 
         async def ask_one(stream: StreamImage, number: int) -> tuple[tuple[str, int], Barrier | None]:
-            return (stream.name, number), await self._unless_deleted(stream, ask(stream, number))
+            return (stream.name, number), await self._skip_if_deleted(stream, ask(stream, number))
 
         asked = [ask_one(stream, partition.partition) for stream in streams for partition in stream.partitions]
         return {key: found for key, found in await asyncio.gather(*asked) if found is not None}
@@ -327,8 +341,8 @@ class _Taking:
         self, streams: list[StreamImage], barriers: dict[tuple[str, int], Barrier], before: Manifest | None
     ) -> list[StreamCopy]:
         earlier: dict[tuple[str, int], PartitionCopy] = {}
-        if before is not None:  # its full pieces hold what purges that were pending then may have given up since
-            with suppress(CorruptionError, IncompatibleVersionError):  # without its image nothing of it is used
+        if before is not None:  # its full pieces may have records that a pending purge has deleted since
+            with suppress(CorruptionError, IncompatibleVersionError):  # without its metadata, none of its pieces is used
                 was = (await asyncio.to_thread(read_image, self.store, before)).streams
                 earlier = {
                     (s.uid, p.partition): p
@@ -343,7 +357,7 @@ class _Taking:
                 found, old = barriers.get((stream.name, number)), earlier.get((stream.uid, number))
                 if found is None or stream.name in self.deleted:
                     return None
-                copy = await self._unless_deleted(stream, _PartitionTaking(self, stream, number).run(found, old))
+                copy = await self._skip_if_deleted(stream, _PartitionCopying(self, stream, number).run(found, old))
                 self.copied_count += 1
                 self.copied(self.copied_count, len(barriers))
                 return copy
@@ -366,7 +380,7 @@ class _Taking:
             if stream.name not in self.deleted
         ]
 
-    async def _must_be_there(self, manifest: Manifest) -> None:
+    async def _check_files_exist(self, manifest: Manifest) -> None:
         sizes = await asyncio.to_thread(lambda: self.store.sizes("pieces") | self.store.sizes(f"backups/{self.id}"))
         missing = missing_files(manifest, sizes)
         if missing:
@@ -375,10 +389,10 @@ class _Taking:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """End of the copy of one partition. ``state``: producers and message ids that a replica knew just before. None: the
-    records alone are enough.
+    """End of the copy of one partition.
 
-    With ``state`` None and ``knows_dropped`` False, all replicas are on nodes of an earlier version that cannot tell.
+    ``state``: producers and message ids that a replica knew just before. None: the records alone are enough. If ``state``
+    is None and ``knows_dropped`` is False, all replicas are on nodes of an earlier version that cannot tell.
     """
 
     bounds: Bounds
@@ -387,7 +401,7 @@ class Barrier:
 
 
 def _cursors(described: Iterable[tuple[str, bool, dict[PartitionKey, int]]], streams: set[str]) -> tuple[CursorCopy, ...]:
-    """Return the groups and cursors with positions in ``streams``."""
+    """Return the groups and cursors that have positions in ``streams``."""
     found = []
     for name, is_cursor, positions in described:
         kept = sorted(
@@ -398,10 +412,10 @@ def _cursors(described: Iterable[tuple[str, bool, dict[PartitionKey, int]]], str
     return tuple(found)
 
 
-class _PartitionTaking:
-    """The copy of one partition: reused pieces, then new records."""
+class _PartitionCopying:
+    """The copy of one partition: first the pieces of earlier backups, then new records."""
 
-    def __init__(self, home: _Taking, stream: StreamImage, number: int) -> None:
+    def __init__(self, home: _BackupRun, stream: StreamImage, number: int) -> None:
         self._home = home
         self._stream = stream
         self._number = number
@@ -410,19 +424,18 @@ class _PartitionTaking:
         self._nodes = [*followers, *filter(None, (partition.leader,))] or list(partition.replicas)
         self._nodes_tried = number % len(self._nodes)
         self._compacted_end = 0
-        """Exclusive: where the compaction of any replica that was asked had looked."""
+        """Exclusive: highest offset up to which a replica that answered has compacted."""
         self._deletes_end: int | None = None
-        """Offset below which some read or stored log had already dropped tombstones, exclusive. None: no log was read."""
+        """Exclusive: every log that was read may have removed tombstones below this offset. None: no log was read."""
         self._answered = ""
-        """The node that answered last. Empty: none has."""
+        """Node that answered last. Empty: none."""
         self._last_deletes_end = 0
-        """Value of ``_deletes_end`` in the last answer alone."""
+        """Value of ``_deletes_end`` of the last answer alone."""
 
     async def barrier(self) -> Barrier:
-        """Return the producer and message-id state of a replica, then the bounds, so that the state covers the log from its
-        start."""
+        """Return the state of producers and message ids, and then the bounds. So the state covers the log from its start."""
         for _ in range(_MOVED):
-            found = await self._asked_state()
+            found = await self._request_state()
             bounds = await self._home.client.bounds(self._stream.name, self._number)
             if found is None or not found[1] or bounds.uid != self._stream.uid:
                 return Barrier(bounds, knows_dropped=found is not None)
@@ -438,8 +451,8 @@ class _PartitionTaking:
             "state of producers. Start the backup again, or increase the retention of the stream."
         )
 
-    async def _asked_state(self) -> tuple[int, bytes] | None:
-        """Return the state from a node that supports the request, else None."""
+    async def _request_state(self) -> tuple[int, bytes] | None:
+        """Return the state from a replica whose version supports the request. None: no replica does."""
         said, is_old = "nobody was asked", False
         for _ in range(_ROUNDS * len(self._nodes)):
             node = self._nodes[self._nodes_tried % len(self._nodes)]
@@ -466,7 +479,7 @@ class _PartitionTaking:
                 barrier = await self.barrier()
                 bounds, state = barrier.bounds, barrier.state
                 start = bounds.log_start_offset
-            if state is not None:  # of a replica that knew a higher HW than a new leader
+            if state is not None:  # a replica had a higher HW than the new leader
                 bounds = replace(bounds, high_watermark=max(bounds.high_watermark, state.end - 1))
             chain, kept = kept_pieces(before, start, bounds.high_watermark, self._home.options.piece_bytes)
             self._compacted_end, self._deletes_end, self._answered = 0, None, ""
@@ -478,9 +491,9 @@ class _PartitionTaking:
             try:
                 copy = await self._read(start, bounds.high_watermark, chain, kept)
                 return replace(copy, state=state, knows_dropped=barrier.knows_dropped)
-            except _DeletesGoneError:
+            except _TombstonesGoneError:
                 before = None
-            except _TakenAwayError:
+            except _RecordsDeletedError:
                 found = await self._home.client.bounds(self._stream.name, self._number)
                 if found.uid != self._stream.uid:
                     raise NotFoundError(
@@ -493,10 +506,10 @@ class _PartitionTaking:
         )
 
     async def _goes_on(self, last: StoredPiece) -> bool:
-        """Return whether the log still has the end of the reused pieces: the same LeaderEpoch at that offset."""
+        """Return whether the log still contains the end of the earlier pieces: the LeaderEpoch at that offset is the same."""
         try:
             batches = await self._batches(last.end - 1)
-        except (_TakenAwayError, _DeletesGoneError):
+        except (_RecordsDeletedError, _TombstonesGoneError):
             return False
         return any(batch.next_offset == last.end and batch.leader_epoch == last.last_epoch for batch in batches)
 
@@ -528,7 +541,7 @@ class _PartitionTaking:
                 for batch in batches:
                     chain = chained(chain, batch)
                 await _in_thread(writer.write, data)
-                if position <= barrier:  # what lies past it is caught up with, or the copy might never end
+                if position <= barrier:  # there is a limit, because the copy might never end otherwise
                     await self._home.pace.spent(len(data))
                 position = batches[-1].next_offset
                 done = position > high_watermark
@@ -548,7 +561,7 @@ class _PartitionTaking:
         )
 
     async def _batches(self, offset: int) -> list[RecordBatch]:
-        """Return batches from the one that contains ``offset``, from any replica."""
+        """Return batches from any replica, beginning with the one that contains ``offset``."""
         said = "nobody was asked"
         damaged: Damaged | None = None
         for asked in range(_ROUNDS * len(self._nodes)):
@@ -565,7 +578,7 @@ class _PartitionTaking:
                 if str(error).startswith("OFFSET_OUT_OF_RANGE"):
                     bounds = await self._home.client.bounds(self._stream.name, self._number)
                     if offset < bounds.log_start_offset:
-                        raise _TakenAwayError from None
+                        raise _RecordsDeletedError from None
             self._nodes_tried += 1
             if asked % len(self._nodes) == len(self._nodes) - 1:
                 await asyncio.sleep(AGAIN_S)
@@ -577,26 +590,26 @@ class _PartitionTaking:
         return ReplicaReads(self._home.client.transport, Subjects(self._home.options.namespace), key)
 
     def _learn_compaction(self, reads: ReplicaReads, node: str, offset: int) -> None:
-        """Note the compaction of the replica that answered.
+        """Note how far the replica that answered has compacted.
 
-        All records below ``offset`` were read before. Raises _DeletesGoneError.
+        All records below ``offset`` were read before. Raises _TombstonesGoneError.
         """
         self._compacted_end = max(self._compacted_end, reads.compacted_end)
         known = reads.deletes_end
-        if self._deletes_end is not None:  # another replica may lack tombstones of records that were read before
+        if self._deletes_end is not None:  # this replica may lack tombstones of records that were read from another one
             known = self._last_deletes_end if node == self._answered else 0
         self._deletes_end = reads.deletes_end if self._deletes_end is None else min(self._deletes_end, reads.deletes_end)
         self._answered, self._last_deletes_end = node, reads.deletes_end
         if reads.deletes_end > max(known, offset):
-            raise _DeletesGoneError
+            raise _TombstonesGoneError
 
 
-class _TakenAwayError(Exception):
-    """Retention has deleted records that the backup needs."""
+class _RecordsDeletedError(Exception):
+    """Raised if retention has deleted records that the backup needs."""
 
 
-class _DeletesGoneError(Exception):
-    """Raised if a log has dropped delete markers that were not read. Records that were read may be deleted."""
+class _TombstonesGoneError(Exception):
+    """Raised if a log has removed tombstones that were not read. Records in the backup may be deleted ones."""
 
 
 class _PieceWriter:
@@ -608,19 +621,19 @@ class _PieceWriter:
         self.size_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Write more whole batches."""
+        """Append whole batches."""
         self._stream.write(data)
         self._sha256.update(data)
         self.size_bytes += len(data)
 
     def piece(self, end: int, chain: str, last_epoch: int) -> StoredPiece:
-        """Return the written piece."""
+        """Return the description of the written piece."""
         file = StoredFile(path=self._path, size_bytes=self.size_bytes, sha256=self._sha256.hexdigest())
         return StoredPiece(file=file, start=self._start, end=end, chain=chain, last_epoch=last_epoch)
 
 
 @contextmanager
-def _writing(home: _Taking, stream: StreamImage, number: int, start: int) -> Iterator[_PieceWriter]:
+def _writing(home: _BackupRun, stream: StreamImage, number: int, start: int) -> Iterator[_PieceWriter]:
     path = piece_path(stream.name, stream.uid, number, start, home.id)
     with home.store.writing(path) as file:
         yield _PieceWriter(path, start, file)

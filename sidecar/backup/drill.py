@@ -1,6 +1,6 @@
-"""Drill: restores a backup next to the running streams under other names, compares it, and deletes it.
+"""Drill: restores a backup into the running cluster under other stream names, compares it, and deletes it.
 
-Its duration is the RTO.
+Its duration is the recovery time (RTO).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sidecar.backup.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drilled:
-    """Result of a restore drill. ``rto_s``: time until all records were replicated and readable. ``rpo_s``: age of the
-    backup.
+    """Result of a restore drill.
 
-    ``states_left_out``: "stream/partition" -> why the producers of deleted records are not restored.
+    ``rto_s``: time until all records were replicated and readable. ``rpo_s``: age of the backup. ``states_left_out``:
+    "stream/partition" -> why the producers of deleted records are not restored.
     """
 
     backup: str
@@ -50,7 +50,7 @@ async def drill(
     step: Callable[[str], None] = lambda name: None,
     tell: Tell = lambda step, unit, done, total: None,
 ) -> Drilled:
-    """Run the drill. Everything is removed afterwards, except after a kill.
+    """Run the drill. All restored streams are removed afterwards, except after a kill.
 
     Raises the errors of ``Restore.run``, and CorruptionError if a replica differs from the backup.
     """
@@ -101,7 +101,7 @@ async def drill(
 
 
 async def _compare(client: Client, one: RestoredStream, namespace: str) -> None:
-    """Compare each planned replica and its producers with the restored data."""
+    """Compare the restored data with each planned replica and its producers. Raises CorruptionError if they differ."""
     for number, log in enumerate(one.logs):
         for node in one.plan[number]:
             found = LogDigest()
@@ -122,7 +122,7 @@ async def _compare(client: Client, one: RestoredStream, namespace: str) -> None:
                     f"{one.wish.name}/{number} on node {node} differs from the backup. Do not rely on this backup: run "
                     "`liftpy backup verify`."
                 )
-            if log.state is not None and state is not None:  # None: a node of an earlier version does not say
+            if log.state is not None and state is not None:  # None: the node has an earlier version and cannot tell
                 why = why_other_producers(log.state, state[1])
                 if why:
                     raise CorruptionError(

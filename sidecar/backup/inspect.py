@@ -1,4 +1,7 @@
-"""Lists, verifies and prunes the backups in a store. Blocking."""
+"""Lists, verifies and prunes the backups in a store. All functions block.
+
+A backup writes a *mark* into the store when it begins, and removes it at its end. So a mark shows an unfinished backup.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,19 @@ from liftpy.errors import ConfigError, CorruptionError, LiftError, NotFoundError
 from sidecar.backup.store import Store
 
 RUNNING_AGE = timedelta(days=1)
-"""Age at which an unfinished backup may count as dead."""
+"""Age after which an unfinished backup may count as dead."""
 NEWER_AGE = RUNNING_AGE / 2
-"""Minimum time by which a later backup in the same store began after it. The own clock alone is not trusted."""
+"""Minimum time after the start of an unfinished backup at which a later backup of the store began.
+
+Only then the unfinished one may count as dead, because the own clock alone is not trusted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
     """A backup with a manifest.
 
-    ``manifest``: None if it is unreadable. ``faults``: problems found by names and sizes, without reading data.
+    ``manifest`` None: it cannot be read. ``faults``: problems of names and sizes. The data is not read.
     """
 
     backup: str
@@ -35,7 +41,7 @@ class Listed:
 
 @dataclass(slots=True)
 class Verified:
-    """Result of reading a whole backup. Each entry of ``faults`` names a file."""
+    """Result of reading a whole backup. Each of the ``faults`` names a file."""
 
     backup: str
     files: int = 0
@@ -46,7 +52,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Deleted backups, or backups that would be deleted. ``waits_for``: running backups that still need some files."""
+    """Backups that were deleted, or would be deleted. ``waits_for``: running backups that still need some files."""
 
     backups: tuple[str, ...]
     files: tuple[str, ...]
@@ -72,14 +78,14 @@ def list_backups(store: Store) -> list[Listed]:
 def read_image(store: Store, manifest: Manifest) -> ClusterImage:
     """Read the metadata of a backup.
 
-    Raises CorruptionError with the name of the file, IncompatibleVersionError for a newer version.
+    Raises CorruptionError with the name of the file, and IncompatibleVersionError for a backup of a newer version.
     """
     data = store.read(manifest.image.path)
     check_file(manifest.image, data)
     try:
         image = decode_snapshot(data)
     except CorruptionError as error:
-        raise CorruptionError(f"File {manifest.image.path} of the backup is damaged: {error}") from None
+        raise CorruptionError(f"File {manifest.image.path} of the backup is damaged: {error}. Use another backup.") from None
     for stream in manifest.streams:
         known = image.streams.get(stream.name)
         if known is None or known.uid != stream.uid or len(known.partitions) != len(stream.partitions):
@@ -91,7 +97,10 @@ def read_image(store: Store, manifest: Manifest) -> ClusterImage:
 
 
 def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] = lambda path: None) -> Verified:
-    """Read every byte of a backup: digests, each batch's own CRC, the order of offsets and epochs, the chains, the states."""
+    """Read every byte of a backup and check it.
+
+    The checks are digests, the CRC of each batch, the order of offsets and epochs, the chains of pieces, and the states.
+    """
     found = Verified(manifest.backup, files=1, size_bytes=manifest.image.size_bytes)
     try:
         read_image(store, manifest)
@@ -124,16 +133,19 @@ def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] 
 def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = False, died: Collection[str] = ()) -> Pruned:
     """Remove all but the newest ``keep`` complete backups, and files that no manifest names.
 
-    Manifests are removed first. A prune that fails therefore leaves complete backups, and files that the next one
-    finds. An incomplete backup does not count for ``keep``, and stays if it is newer than the oldest kept one. The
-    backups whose pieces a running backup uses stay. No piece is removed if a backup begins or ends during the prune.
+    Manifests are removed first. So if a prune fails, the remaining backups are complete, and the next prune finds the other
+    files. An incomplete backup does not count for ``keep``. It stays if it is newer than the oldest remaining one. Backups
+    whose pieces a running backup uses stay. No piece is removed if a backup begins or ends during the prune.
 
     Args:
+        store: Store of the backups.
+        keep: Number of complete backups that stay, at least 1.
         now: Current time. A clock that is years ahead does not make a backup count as dead.
+        dry_run: True to remove nothing.
         died: Ids of backups that the operator reports as dead.
 
     Raises:
-        CorruptionError: A manifest that stays cannot be read, so the files that it names are unknown.
+        CorruptionError: A manifest that stays cannot be read, so the files that it names are not known.
     """
     if keep < 1:
         raise ConfigError("--keep must be at least 1.")
@@ -156,23 +168,23 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
     if not dry_run:
         for backup in sorted(doomed):
             store.remove_folder(f"backups/{backup}")
-    # pieces before marks, marks before manifests: so whoever wrote a piece is seen as one of both
+    # list pieces before marks, and marks before manifests, so that the backup of each piece is found as one or the other
     sizes = store.sizes("pieces")
     others = {path: size for path, size in store.sizes("backups").items() if path.split("/")[1] not in ids}
     running = used if dry_run else _running(store, now, ids, died)
     ended = set(store.backup_ids()) - {one.backup for one in listed}
     kept = [store.manifest(one.backup) for one in listed if one.backup not in doomed]
-    # who began may use what was just to go, who ended has written what no manifest that was read names
+    # a backup that began may use these pieces, and one that ended has written pieces that no known manifest names
     meanwhile = ended | (set(running) - set(used))
     files: tuple[str, ...] = () if meanwhile or "?" in running.values() else unnamed_pieces(sizes, kept, running)
-    if not meanwhile and "?" not in running.values():  # what a backup has left that died before its manifest
+    if not meanwhile and "?" not in running.values():  # files of a backup that died before it wrote its manifest
         files += tuple(path for path in sorted(others) if is_backup_id(owner := path.split("/")[1]) and owner not in running)
     sizes |= others
     if not dry_run:
         for path in files:
             store.remove(path)
         left = [(path, path.split("/")[1]) for path in store.sizes("running")]
-        by = _judged_by(now, [*ids, *(backup for _, backup in left)])
+        by = _reference_time(now, [*ids, *(backup for _, backup in left)])
         for path, backup in left:
             if backup in died or not _may_run(backup, by):
                 store.remove(path)
@@ -181,25 +193,28 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
     )
 
 
-def _judged_by(now: datetime, ids: Iterable[str]) -> datetime:
-    """Return the time by which a mark has died: ``now``, but no later than the newest of all backups and marks allows."""
+def _reference_time(now: datetime, ids: Iterable[str]) -> datetime:
+    """Return the time by which the age of unfinished backups is measured.
+
+    It is ``now``, but at most half a day after the newest backup or mark of the store. So a wrong clock makes no backup dead.
+    """
     newest = max((backup_moment(backup) for backup in ids if is_backup_id(backup)), default=now)
     return min(now, newest + (RUNNING_AGE - NEWER_AGE))
 
 
 def _may_run(backup: str, by: datetime) -> bool:
-    """Return whether the backup may still be running."""
+    """Return whether the backup may still be running at the time ``by``."""
     return is_backup_id(backup) and by - backup_moment(backup) < RUNNING_AGE
 
 
 def _running(store: Store, now: datetime, ids: Iterable[str], died: Collection[str]) -> dict[str, str]:
-    """Return running backups -> the backup that they reuse ('': none, '?': unknown).
+    """Return running backup -> the backup whose pieces it uses ('': none, '?': not known).
 
     ``ids``: complete backups. ``died``: backups that count as dead.
     """
     found = {}
     marks = [(path, path.split("/")[1]) for path in store.sizes("running")]
-    by = _judged_by(now, [*ids, *(backup for _, backup in marks)])
+    by = _reference_time(now, [*ids, *(backup for _, backup in marks)])
     for path, backup in marks:
         if backup not in died and _may_run(backup, by):
             try:

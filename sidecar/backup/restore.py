@@ -1,22 +1,24 @@
 """Restores streams of a backup into a running cluster, under a new uid, with equal offsets, timestamps and bytes.
 
-Goal: after a restore the cluster serves exactly the content of the backup. Before that it serves nothing of it. A restore overwrites
-nothing. Constraint: nobody can write history into a cluster by a subject. After a crash, an unfinished restore never looks complete.
+Goal: after a restore the cluster serves exactly the content of the backup. Before that, it serves nothing of it. A restore
+never overwrites a stream. Constraint: no client can write history into a cluster over a subject. After a crash, an
+unfinished restore never looks complete.
 
-Algorithm: the command first reads and checks everything, and writes it into logs on this machine (``staging.py``). A *helper*,
-an ordinary node, registers and stops. The streams are created read-only, with the stopped helper as their only replica. The helper
-gets the logs, starts, and leads the streams in a LeaderEpoch above all epochs of the logs. The request that creates a stream makes the
-cluster skip the LeaderEpochs below. A stream of many partitions is created with a part of them, and the others are added. Then the
-replicas move to the nodes that placement has chosen. When all of these are in sync and the stream accepts publishes again, they move
-away from the helper, and the helper is removed.
+Algorithm: the command first reads and checks the backup, and writes it into logs on this machine (``staging.py``). A
+*helper*, an ordinary node, registers and stops. The streams are created read-only, with the stopped helper as their only
+replica. The helper gets the logs, starts, and leads the streams in a LeaderEpoch above all epochs of the logs. The request
+that creates a stream makes the cluster skip the LeaderEpochs below. A stream with many partitions is created with some of
+them, and the others are added. Then the replicas move to the nodes that placement has chosen. When all of these are in sync
+and the stream accepts publishes again, the replicas on the helper are removed, and then the helper.
 
-A read-only stream with a replica on a dead helper is unfinished and has accepted no publish. The next restore of its name removes it.
-The command rejects any other existing stream.
+A read-only stream with a replica on a dead helper is unfinished and has accepted no publish. The next restore of its name
+removes it. The command rejects any other existing stream.
 
 Worked example: orders, two replicas requested on n1 and n3. Replicas: restore-7 -> restore-7 n1 n3 -> read-only off -> n1 n3.
 
-The backup's settings of the whole cluster are applied to an empty cluster into which the complete backup is restored: its default
-quota, and its session times if an operator had set them. Otherwise the command says why it did not.
+The cluster-wide settings of the backup are applied if the complete backup is restored into an empty cluster. They are the
+default quota, and the session times if an operator had set them. In all other cases the command says why it did not apply
+them.
 """
 
 from __future__ import annotations
@@ -53,15 +55,15 @@ from sidecar.dev.cluster import DevNode
 from sidecar.disk.files import FolderStorage, make_folder, sync_folder
 from sidecar.runtime.settings import Target, child_environment, credentials_environment, nats_environment, quiet_environment
 
-# The helper of a restore: an ordinary node, on the machine of whoever restores, for as long as that takes.
+# The helper of a restore: an ordinary node on the machine of the operator. It runs until the restore ends.
 #
-# Goal: records get into a cluster byte for byte without a way to write into a log that publishers, or anybody, could use. So
-# nothing of the protocol is new: the helper is a replica that holds the log already, and the others copy it as they copy any
+# Goal: records get into a cluster byte for byte, although no request of the protocol can write history into a log. So the
+# protocol needs no new request: the helper is a replica that already has the log, and the others copy it as they copy any
 # replica that moves.
 
 
 PREFIX = "restore-"
-"""Prefix of the helpers' ids."""
+"""Prefix of the node ids of helpers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class HelperSettings:
 
 
 def helper_node(settings: HelperSettings) -> DevNode:
-    """Return the helper node, not started yet. It ends with this process."""
+    """Return the helper node. It is not started yet, and ends with this process."""
     flags = {
         "--node-id": settings.node_id,
         "--data": str(settings.data),
@@ -108,20 +110,20 @@ def helper_node(settings: HelperSettings) -> DevNode:
     )
 
 
-# Positions of groups and cursors, said again of streams that were restored: the same offsets, of the new uid.
+# Positions of groups and cursors for restored streams: the offsets of the backup, with the new uid.
 
 
 COORDINATOR_S = 60.0
 """Time to wait for a coordinator, in seconds."""
 _AGAIN_S = 0.2
 _AT_ONCE = 16
-"""Partitions that are asked for their bounds at the same time."""
+"""Maximum number of partitions whose bounds are requested at the same time."""
 
 
 async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str]) -> dict[str, str]:
     """Set the positions of groups and cursors for restored streams.
 
-    ``uids``: stream name -> new uid. Return the name of each group or cursor -> '' or the reason of a failure.
+    ``uids``: stream name -> new uid. Return name of a group or cursor -> reason of a failure, '': the positions were set.
     """
     was = {stream.uid: stream.name for stream in manifest.streams if stream.name in uids}
     wanted = {
@@ -146,7 +148,7 @@ async def set_cursors(client: Client, manifest: Manifest, uids: Mapping[str, str
 
 
 async def _bounds(client: Client, wanted: set[tuple[str, int]]) -> dict[tuple[str, int], Bounds | LiftError]:
-    """Return the bounds or the error of each (stream, partition). Each is requested once."""
+    """Return (stream, partition) -> its bounds, or the error of the request. Each is requested once."""
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(name: str, partition: int) -> Bounds | LiftError:
@@ -161,7 +163,7 @@ async def _bounds(client: Client, wanted: set[tuple[str, int]]) -> dict[tuple[st
 
 
 async def _set_positions(client: Client, cursor: CursorCopy, positions: dict[PartitionKey, int]) -> str:
-    """Set the positions of one group or cursor. Return '' or the reason of a failure. The call may be repeated."""
+    """Set the positions of one group or cursor. Return the reason of a failure, '' on success. The call may be repeated."""
     give_up_s = time.monotonic() + COORDINATOR_S
     while True:
         try:
@@ -177,8 +179,9 @@ async def _set_positions(client: Client, cursor: CursorCopy, positions: dict[Par
 
 @dataclass(frozen=True, slots=True)
 class ClusterWide:
-    """Cluster-wide settings of a backup. ``quota``: default quota. ``times``: session times that an operator set, None:
-    none.
+    """Cluster-wide settings of a backup.
+
+    ``quota``: default quota. ``times``: session times that an operator had set, None: the cluster used its defaults.
     """
 
     quota: DefaultQuota = NO_QUOTA
@@ -197,17 +200,17 @@ class RestoredSetting:
 
     @property
     def name(self) -> str:
-        """Name for people. In JSON it has underscores."""
+        """Name of the setting for texts. JSON uses underscores."""
         return "default quota" if isinstance(self.value, DefaultQuota) else "session times"
 
     @property
     def words(self) -> str:
-        """The value, for people."""
+        """Value of the setting for texts."""
         return self.value.words
 
     @property
     def command(self) -> str:
-        """Command that sets it."""
+        """Command that applies the setting."""
         value = self.value
         if isinstance(value, DefaultQuota):
             rates = f"--records {value.records_per_s} --bytes {value.bytes_per_s} --by-token {value.by_token}"
@@ -216,7 +219,7 @@ class RestoredSetting:
 
     @property
     def shown(self) -> dict[str, object]:
-        """Value for JSON."""
+        """Value of the setting for JSON."""
         value = self.value
         if isinstance(value, DefaultQuota):
             return {**asdict(value), "why_not": self.why}
@@ -232,19 +235,19 @@ def cluster_wide_of(image: ClusterImage) -> ClusterWide:
 async def set_cluster_wide(client: Client, wanted: ClusterWide, restored: Collection[str]) -> list[RestoredSetting]:
     """Apply the settings if the cluster has only the streams ``restored`` and no settings of its own.
 
-    Otherwise they would affect other streams.
+    Otherwise they would affect other streams. Return the settings with the result of each.
     """
     values = [value for value in (wanted.quota if wanted.quota != NO_QUOTA else None, wanted.times) if value is not None]
     return [RestoredSetting(value, await _set(client, value, restored)) for value in values]
 
 
 async def _set(client: Client, value: DefaultQuota | SessionTimes, restored: Collection[str]) -> str:
-    """Apply one setting. Return why it failed, '' on success."""
+    """Apply one setting. Return the reason of a failure, '' on success."""
     try:
         image = (await client.admin.describe_cluster(linearizable=True)).image
         is_quota = isinstance(value, DefaultQuota)
         held = image.default_quota if is_quota else image.session_times
-        if held is not None and _alike(held) == _alike(value):
+        if held is not None and _comparable(held) == _comparable(value):
             return ""
         if held is not None and (held.has_rates if isinstance(held, DefaultQuota) else held.change):
             return f"the cluster has {'another one' if is_quota else 'others'}: {held.words}"
@@ -263,13 +266,16 @@ async def _set(client: Client, value: DefaultQuota | SessionTimes, restored: Col
 
 
 def _is_abandoned(image: ClusterImage, node_id: str, node: NodeImage) -> bool:
-    """Return whether the node is the helper of a restore that was killed, and not one that another restore has just stopped."""
+    """Return whether the node is the helper of a restore that was killed.
+
+    A helper that another restore stopped a moment ago is not.
+    """
     if not node_id.startswith(PREFIX) or image.is_live(node_id):
         return False
     return time.time_ns() - node.session_time_ns > ABANDONED_S * NS_PER_S
 
 
-def _alike(value: DefaultQuota | SessionTimes) -> object:
+def _comparable(value: DefaultQuota | SessionTimes) -> object:
     return value if isinstance(value, DefaultQuota) else (value.session_ms, value.lease_ms)
 
 
@@ -280,17 +286,18 @@ def _seconds(ms: int) -> float:
 STALLED_S = 120.0
 """Time without any change after which a restore fails, in seconds."""
 ABANDONED_S = 600.0
-"""Time after which a stopped helper counts as left behind, in seconds. A restore stops its helper for seconds while it runs."""
+"""Time in seconds after which a stopped helper counts as abandoned. A running restore stops its helper for a few seconds."""
 _LOOK_S = 0.2
 _CREATED_TOGETHER = 1000
-"""Maximum number of partitions in one request that creates partitions on the helper: about 30 bytes each, of 64 KiB."""
+"""Maximum number of partitions per request to create them on the helper. Each needs about 30 bytes of 64 KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreWish:
-    """One stream to restore: ``name`` in the backup becomes ``into`` on ``subject``, with ``replicas`` (0: as before).
+    """One stream to restore: ``name`` in the backup becomes ``into`` on ``subject``.
 
-    ``placement``: policy that the stream had in the backup, for its replicas now and for partitions that are added later.
+    ``replicas``: number of replicas, 0: as in the backup. ``placement``: placement policy of the stream in the backup. It
+    applies to the restored replicas and to partitions that are added later.
     """
 
     name: str
@@ -303,10 +310,13 @@ class RestoreWish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOptions:
-    """Options of a restore. ``scratch``: directory with room for all data, None: a temporary one.
+    """Options of a restore.
 
-    ``node_config``: settings of the helper node. ``cursors``: whether groups and cursors get their positions. ``wide``:
-    cluster-wide settings, for an empty cluster.
+    Attributes:
+        scratch: Directory with room for all data. None: a temporary one.
+        node_config: Settings file of the helper node. None: none.
+        cursors: True to set the positions of groups and cursors.
+        wide: Cluster-wide settings for an empty cluster. None: none.
     """
 
     target: Target
@@ -319,9 +329,10 @@ class RestoreOptions:
 
 @dataclass(slots=True)
 class RestoredStream:
-    """One restored stream. ``logs``: logs of its partitions. ``plan``: its nodes.
+    """One restored stream.
 
-    ``unmet_policy``: why its placement policy did not choose its nodes, and the default policy did. '': it did.
+    ``logs``: logs of its partitions. ``plan``: nodes of each partition. ``unmet_policy``: why the default placement policy
+    was used instead of the stream's own. '': it was not.
     """
 
     wish: RestoreWish
@@ -337,7 +348,7 @@ class RestoredStream:
         return self.image.uid if self.image is not None else ""
 
     def partitions_of(self, now: StreamImage | None) -> tuple[PartitionState, ...]:
-        """Return the restored partitions of the stream as it is now. An operator may have added others.
+        """Return the restored partitions in the metadata ``now``. Partitions that an operator has added are left out.
 
         Raises:
             NotFoundError: The stream was deleted.
@@ -353,9 +364,13 @@ class RestoredStream:
 
 @dataclass(slots=True)
 class Restored:
-    """Result of a restore. ``served_s``: time until all records were readable. ``took_s``: time until the end.
+    """Result of a restore.
 
-    ``cursors``: group or cursor -> why its positions were not set, '': they were. ``settings``: cluster-wide settings.
+    Attributes:
+        served_s: Time until all records were readable, in seconds.
+        took_s: Time until the end, in seconds.
+        cursors: Group or cursor -> why its positions were not set. '': they were.
+        settings: Cluster-wide settings of the backup.
     """
 
     streams: list[RestoredStream]
@@ -366,11 +381,11 @@ class Restored:
 
     @property
     def is_whole(self) -> bool:
-        """True if everything of the streams was restored, too."""
+        """True if all cursors, producers and message ids of the streams were restored too."""
         return not any(self.cursors.values()) and not any(one.why for one in self.settings)
 
     def states_left_out(self, name_of: Callable[[RestoredStream], str] = lambda one: one.wish.into) -> dict[str, str]:
-        """Return "stream/partition" -> why the producer and message-id state is missing."""
+        """Return "stream/partition" -> why the state of producers and message ids is missing."""
         return {
             f"{name_of(one)}/{number}": log.state_left_out
             for one in self.streams
@@ -380,7 +395,7 @@ class Restored:
 
 
 Tell = Callable[[str, str, int, int], None]
-"""Callback with a step, the unit that it counts ('' for none), the number of finished units, and the total."""
+"""Called with (step, unit of its progress or '', finished units, all units)."""
 _WORDS = {
     "look": "looking at the cluster",
     "stage": "reading the backup",
@@ -394,13 +409,13 @@ _WORDS = {
     "remove": "removing the helper node",
     "cursors": "setting groups and cursors",
 }
-"""Step of a restore -> its description for people."""
+"""Step of a restore -> its description for texts."""
 
 
 class Restore:
     """One restore. ``step`` is called with the name of each step, ``tell`` with its progress.
 
-    Raises CorruptionError (it names the file), AlreadyExistsError, ConfigError, NotFoundError, UnavailableError or
+    Raises CorruptionError with the name of the file, AlreadyExistsError, ConfigError, NotFoundError, UnavailableError or
     StorageError.
     """
 
@@ -429,10 +444,13 @@ class Restore:
         self._scratch: Path | None = None
         self._registered = False
         self._open: set[str] = set()
-        """Names of restored streams that accept publishes. They stay even if the restore fails."""
+        """Names of restored streams that accept publishes. They stay even if the restore fails later."""
 
     async def run(self, *, keep_closed: bool = False) -> Restored:
-        """Do it. ``keep_closed``: leave the streams read-only and the helper as their replica, until ``undo``."""
+        """Restore the streams and return the result.
+
+        ``keep_closed``: True to leave the streams read-only and the helper as their replica, until ``undo``.
+        """
         began_s = time.monotonic()
         scratch = self._scratch = Path(tempfile.mkdtemp(prefix="liftpy-restore-", dir=self._options.scratch))
         done = False
@@ -495,7 +513,7 @@ class Restore:
                 await asyncio.to_thread(self._end)
 
     async def undo(self) -> None:
-        """Remove the restored streams that accept no publishes yet, and the helper."""
+        """Remove the helper, and the restored streams that accept no publishes yet."""
         for one in self._streams:
             if one.image is not None and one.wish.into not in self._open:
                 with contextlib.suppress(LiftError):
@@ -505,9 +523,12 @@ class Restore:
                 await self._remove_helper()
         await asyncio.to_thread(self._end)
 
-    # ---- before anything is changed --------------------------------------------------------------------------------------
+    # ---- checks before the first change----------------------------------------------------------------------------------
     async def _make_room(self, image: ClusterImage) -> None:
-        """Reject existing streams. Remove streams of unfinished restores and helpers of killed restores."""
+        """Remove the streams of unfinished restores, and the helpers of killed ones.
+
+        Raises AlreadyExistsError for other streams.
+        """
         unfinished: set[str] = set()
         for one in self._streams:
             held = image.streams.get(one.wish.into)
@@ -526,13 +547,13 @@ class Restore:
             unfinished |= helpers
         abandoned = {name for name, node in image.nodes.items() if _is_abandoned(image, name, node)}
         for node in sorted(unfinished | abandoned):
-            with contextlib.suppress(LiftError):  # it holds something else still
+            with contextlib.suppress(LiftError):  # the helper still has another replica
                 await self._client.admin.remove_node(node)
 
     async def _planned(self, one: RestoredStream, image: ClusterImage) -> tuple[tuple[str, ...], ...]:
-        """Return the placement of the restored stream. Fewer replicas than before if there are fewer nodes.
+        """Return the nodes of each partition. There are fewer replicas than in the backup if the cluster has fewer nodes.
 
-        Where the racks of the nodes do not allow the policy of the stream, the default policy decides.
+        If the racks of the nodes do not allow the placement policy of the stream, the default policy is used.
         """
         wish, count = one.wish, len(one.copy.partitions)
         replicas = min(wish.replicas, len(image.live_nodes()))
@@ -604,7 +625,7 @@ class Restore:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     async def _remove_helper(self) -> None:
-        """Remove the helper, after other replicas on it have moved away."""
+        """Wait until no replica is on the helper, then remove it."""
         assert self._helper is not None
         if self._helper.running:
             await self._client.admin.set_node(self._helper_id, leaving=True)
@@ -627,7 +648,10 @@ class Restore:
         return PlacementOptions(policy=MANUAL, assignment=assignment, allow_offline=True, later_policy=later_policy)
 
     async def _create(self, one: RestoredStream, first_epoch: int) -> None:
-        """Create the stream on the helper, ``_CREATED_TOGETHER`` partitions per request, from LeaderEpoch ``first_epoch`` on."""
+        """Create the stream on the helper, with at most ``_CREATED_TOGETHER`` partitions per request.
+
+        ``first_epoch``: its first LeaderEpoch.
+        """
         wish, count = one.wish, len(one.copy.partitions)
         created = await self._client.create_stream(
             wish.into,
@@ -650,7 +674,7 @@ class Restore:
             )
 
     def _give(self, scratch: Path, one: RestoredStream) -> None:
-        """Write the logs with their producer state into the helper's data directory."""
+        """Write the logs and their producer state into the data directory of the helper."""
         streams = scratch / "data" / "streams"
         make_folder(streams)
         staged = scratch / "staged" / str(self._streams.index(one))
@@ -673,7 +697,10 @@ class Restore:
         return True
 
     async def _move(self, *, with_helper: bool) -> None:
-        """Move all partitions to their planned nodes and wait until they are in sync."""
+        """Move all partitions to their planned nodes, and wait until these are in sync.
+
+        ``with_helper``: True to keep the helper as a replica.
+        """
         extra = (self._helper_id,) if with_helper else ()
         wishes = [
             ReplicaMove(stream=one.wish.into, uid=one.uid, partition=number, replicas=(*nodes, *extra))
@@ -682,7 +709,9 @@ class Restore:
         ]
         refused = [text for text in await self._client.admin.reassign_all(wishes) if text]
         if refused:
-            raise UnavailableError(f"A restored replica cannot move to its node: {refused[0]}")
+            raise UnavailableError(
+                f"A restored replica cannot move to its node: {refused[0]}. Check `liftpy status`, then start the restore again."
+            )
 
         async def is_done() -> bool:
             image = (await self._client.admin.describe_cluster()).image
@@ -697,7 +726,7 @@ class Restore:
         await self._until(is_done, "replicas do not get in sync")
 
     async def _until(self, is_so: Callable[[], Awaitable[bool]], what: str) -> None:
-        """Wait for the condition as long as there is progress."""
+        """Wait for the condition. Raises UnavailableError after ``STALLED_S`` without progress."""
         seen, changed_s = "", time.monotonic()
         while True:
             with contextlib.suppress(UnavailableError):

@@ -1,7 +1,7 @@
-"""Logs made of a backup's pieces, in folders of a data folder that no node has yet. Blocking.
+"""Writes the pieces of a backup as logs into new directories of the helper's data directory. All functions block.
 
-Everything of a backup that is to be restored is read and checked here, before the cluster is asked for anything: SHA-256, CRCs,
-chains. The batches go into a log by the same code by which a follower appends what it fetched, byte for byte.
+All data of the backup that will be restored is read and checked before the cluster is changed: SHA-256, CRCs, chains. The
+batches are appended by the code that a follower uses, byte for byte.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _APPEND_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """End of a restore. ``offset``: the last offset, inclusive. ``time_ns``: restore records that are older than this
-    time.
+    """End of a restore.
+
+    ``offset``: last offset to restore, inclusive. ``time_ns``: restore only records that are older than this time.
     """
 
     offset: int | None = None
@@ -40,16 +41,19 @@ class Until:
 
 
 NOWHERE = Until()
-"""Everything is wanted."""
+"""No end: all records are restored."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedLog:
     """A restored log in a directory, from ``start`` (inclusive) to ``end`` (exclusive).
 
-    ``digest``: digest of all batches. ``records``: number of records without control records. ``asked_end``: requested
-    end, if compaction made it end later. ``state``: producers and message ids, None: none. ``state_left_out``: why the
-    state is missing.
+    Attributes:
+        digest: Digest of all batches.
+        records: Number of records without control records.
+        asked_end: Requested end, if compaction made the log end later.
+        state: Producers and message ids. None: none.
+        state_left_out: Why the state is missing. '': it is not.
     """
 
     start: int
@@ -63,7 +67,7 @@ class StagedLog:
 
 
 class LogDigest:
-    """Digest of the bytes of batches, independent of how they are read."""
+    """Digest of the bytes of batches. It does not depend on how they are divided into reads."""
 
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=CHAIN_BYTES)
@@ -77,7 +81,7 @@ class LogDigest:
         self.size_bytes += batch.header.size_bytes
 
     def hexdigest(self) -> str:
-        """Return the digest so far."""
+        """Return the digest of the batches so far."""
         return self._digest.hexdigest()
 
 
@@ -92,7 +96,7 @@ def stage(
 ) -> StagedLog:
     """Write the log of one partition durably into the new directory ``folder``.
 
-    ``purges``: purges that were pending at the backup.
+    ``until``: end of the restore. ``purges``: purges that were pending at the time of the backup.
     """
     make_folder(folder)
     log, _ = Log.open(FolderStorage(folder), config, now_wall_ns=time.time_ns())
@@ -100,8 +104,8 @@ def stage(
     begun = False
     unflushed = 0
     asked_ends: list[int] = []
-    wanted = _wanted(store, copy, until, tell, asked_ends)
-    for batches in _parts(without_purged(batch, purges) for batch in wanted):
+    wanted = _wanted_batches(store, copy, until, tell, asked_ends)
+    for batches in _portions(without_purged(batch, purges) for batch in wanted):
         if not begun:
             begun = True
             if batches[0].base_offset:
@@ -139,13 +143,13 @@ def stage(
 
 
 def give_state(storage: Storage, staged: StagedLog, key: PartitionKey) -> None:
-    """Store the producer and message-id state of a staged log, which now belongs to ``key`` [A16]."""
+    """Store the state of producers and message ids of a staged log, which belongs to ``key`` from now on [A16]."""
     if staged.state is not None:
         storage.replace(state_name(staged.state.end_offset), encode_state(staged.state._replace(of=state_owner(key))))
 
 
 def _state(store: Store, copy: PartitionCopy, log: Log) -> tuple[State | None, str]:
-    """Return the state in the backup if it fits ``log``, and the reason if it does not."""
+    """Return (state in the backup, reason why it is not used). None as state: the backup has none, or it does not fit ``log``."""
     if copy.state is None:
         is_always_an_event = copy.knows_dropped or not copy.start
         return (
@@ -159,10 +163,10 @@ def _state(store: Store, copy: PartitionCopy, log: Log) -> tuple[State | None, s
     return (None, why) if why else (state, "")
 
 
-def _wanted(
+def _wanted_batches(
     store: Store, copy: PartitionCopy, until: Until, tell: Callable[[str], None], asked_ends: list[int]
 ) -> Iterator[RecordBatch]:
-    """Iterate over the batches from the log start to the wanted end. All pieces are read and checked."""
+    """Yield the batches from the log start to the requested end. All pieces are read and checked."""
     before, epoch, ended = copy.before, 0, False
     last_end: int | None = None
     for piece in copy.pieces:
@@ -173,7 +177,7 @@ def _wanted(
             end = end_of(batch, until.offset, until.time_ns) if last_end is None else None
             if end is not None:
                 asked_ends.append(end)
-                last_end = max(end, copy.compacted_end)  # below it keys would be missing [R11]
+                last_end = max(end, copy.compacted_end)  # if the copy ended below this offset, keys would be missing [R11]
             if last_end is None or batch.next_offset <= last_end:
                 yield batch
                 continue
@@ -184,8 +188,8 @@ def _wanted(
         before, epoch = piece.chain, piece.last_epoch
 
 
-def _parts(batches: Iterator[RecordBatch]) -> Iterator[list[RecordBatch]]:
-    """Yield batches in portions of one megabyte, with at least one batch each."""
+def _portions(batches: Iterator[RecordBatch]) -> Iterator[list[RecordBatch]]:
+    """Yield lists of batches of about one megabyte. Each has at least one batch."""
     part: list[RecordBatch] = []
     size_bytes = 0
     for batch in batches:

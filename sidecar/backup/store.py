@@ -1,10 +1,10 @@
-"""Backup store: a directory, or a bucket that ``pyarrow.fs`` supports. Blocking: use it in threads.
+"""Backup store: a directory, or a bucket that ``pyarrow.fs`` supports. All methods block, so use them in threads.
 
 A path is below the root and consists of checked names (``liftpy.core.backup.manifest``). A file written by ``put`` is
 complete or absent. A file written by ``writing`` may be incomplete after a failure. So a file counts only if a manifest
 names it.
 
-The module also limits the rate in bytes per second, shared by all copies that run at once.
+The module also limits the rate in bytes per second, over all copies that run at the same time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from liftpy.errors import ConfigError, CorruptionError, LiftError, NotFoundError
 from sidecar.disk.files import sync_folder
 
 _ATOMIC = ("s3", "gcs", "abfs")
-"""Kinds of stores in which a file appears when it is closed."""
+"""Kinds of stores in which a file appears only when it is closed."""
 _PART = ".part"
 
 
@@ -41,7 +41,7 @@ def _storage_errors(what: str) -> Iterator[None]:
 
 
 class Store:
-    """Files by path. Raises StorageError. Raises CorruptionError for a missing file."""
+    """Files by path. Methods raise StorageError, and CorruptionError for a missing file."""
 
     def __init__(self, filesystem: Any, root: str) -> None:
         self._fs = filesystem
@@ -50,7 +50,7 @@ class Store:
 
     @classmethod
     def at(cls, url: str) -> Store:
-        """Return a store by URL (s3://, gs://, abfs://, file://) or path. Raises ConfigError."""
+        """Return the store at a URL (s3://, gs://, abfs://, file://) or path. Raises ConfigError."""
         if "://" not in url:
             return cls(fs.LocalFileSystem(), str(Path(url).expanduser().absolute()))
         try:
@@ -60,7 +60,7 @@ class Store:
         return cls(filesystem, root)
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return all files below ``folder`` with their sizes in bytes."""
+        """Return path -> size in bytes, for all files below ``folder``."""
         selector = fs.FileSelector(f"{self._root}/{folder}", recursive=True, allow_not_found=True)
         with _storage_errors(folder):
             found = self._fs.get_file_info(selector)
@@ -74,14 +74,14 @@ class Store:
 
     @contextmanager
     def writing(self, path: str) -> Iterator[Any]:
-        """Yield a new file to write to. It is durable at the end of the context."""
+        """Yield a new file to write to. It is durable when the context ends."""
         whole = self._whole(path)
         with _storage_errors(path):
             try:
                 if self._is_local:
                     Path(whole).parent.mkdir(parents=True, exist_ok=True)
                 opened = self._fs.open_output_stream(whole, compression=None)
-            except FileNotFoundError as error:  # not a file that the store has lost
+            except FileNotFoundError as error:  # a missing file here is a wrong URL, and not a lost file
                 raise StorageError(f"Cannot write to the backup store {self._root}: {error}. Check the URL.") from error
             with opened as stream:
                 yield stream
@@ -110,7 +110,7 @@ class Store:
             self._fs.delete_file(self._whole(path))
 
     def remove_folder(self, path: str) -> None:
-        """Remove a directory with its content if it exists."""
+        """Remove a directory with its content, if it exists."""
         with _storage_errors(path), suppress(FileNotFoundError):
             self._fs.delete_dir(self._whole(path))
 
@@ -135,7 +135,7 @@ class Store:
         return sorted(name for path in paths if is_backup_id(name := path.split("/")[1]) and path == manifest_path(name))
 
     def manifest(self, backup: str) -> Manifest:
-        """Return a manifest. Raise CorruptionError that names the file, or UnknownFormatError."""
+        """Return a manifest. Raises CorruptionError with the name of the file, or UnknownFormatError."""
         path = manifest_path(backup)
         try:
             found = decode_manifest(self.read(path))
@@ -146,7 +146,7 @@ class Store:
         return found
 
     def newest(self, backup: str = "") -> Manifest:
-        """Return the manifest of ``backup``, '' for the newest. Raises NotFoundError."""
+        """Return the manifest of ``backup``. '': of the newest backup. Raises NotFoundError."""
         ids = self.backup_ids()
         if backup and backup not in ids:
             raise NotFoundError(f"Backup {backup} does not exist. Newest backups: {', '.join(ids[-10:]) or 'none'}.")
@@ -155,12 +155,12 @@ class Store:
         return self.manifest(backup or ids[-1])
 
     def put_manifest(self, manifest: Manifest) -> None:
-        """Store the manifest, as the last step of a backup."""
+        """Store the manifest. This is the last step of a backup."""
         self.put(manifest_path(manifest.backup), encode_manifest(manifest))
 
 
 DEFAULT_BYTES_PER_S = 50 * 1024 * 1024
-"""``backup_bytes_per_s``: of what a backup reads from the cluster."""
+"""Default of ``backup_bytes_per_s``, the rate at which a backup reads from the cluster."""
 
 
 class BackupPace:
@@ -171,7 +171,7 @@ class BackupPace:
         self._free_s = 0.0
 
     async def spent(self, size_bytes: int) -> None:
-        """Return when the copied bytes are paid for."""
+        """Wait until the rate allows the copied bytes."""
         if not self._bytes_per_s:
             return
         now_s = asyncio.get_running_loop().time()

@@ -1,1 +1,1 @@
-"""``liftpy bench``: this cluster beside others on the same machine, in one run: systems, load, readers, cases, figures."""
+"""``liftpy bench``: compares this cluster with other systems on the same machine, in one run."""

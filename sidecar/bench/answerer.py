@@ -1,7 +1,7 @@
-"""Answers every message of a subject as if it were stored: ``python -m sidecar.bench.answerer PORT SUBJECT``.
+"""Acknowledges every message of a subject without storing it: ``python -m sidecar.bench.answerer PORT SUBJECT``.
 
-Prints ``go`` when it listens; ends when killed. With it the load generator is measured alone: a bare socket, all
-answers to what one read brought in one write.
+It measures the load generator alone: a bare socket, and one write with all answers to one read. It prints ``go`` when it
+listens, and runs until it is killed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections import Counter
 
 _ANSWER = b'{"stream":"bench","seq":1}'
 _LONGEST_BYTES = 256
-"""Maximum length of the line before a message's payload, and a margin."""
+"""Maximum length of the protocol line before a payload, with a margin."""
 
 
 def answer(port: int, subject: str) -> None:
-    """Answer messages until the process ends."""
+    """Answer messages until the process is killed."""
     asking = re.compile(rb"MSG %s 1 (_INBOX\S+) \d" % re.escape(subject.encode()))
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

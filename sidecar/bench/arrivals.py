@@ -1,8 +1,9 @@
-"""A reader that times stamped messages: ``python -m sidecar.bench.arrivals PORT STREAM liftpy|jetstream``.
+"""A reader that measures the age of stamped messages: ``python -m sidecar.bench.arrivals PORT STREAM liftpy|jetstream``.
 
-It prints ``go`` when it is ready for new records, and when a line comes on its standard input one line of JSON: ``acked`` (records
-read), ``cpu_s``, ``end_p50_ms``, ``end_p99_ms``, ``end_p999_ms``: from when a message was due until it was read. liftpy's client reads
-batches of committed records; of JetStream a push consumer is read from a bare socket, the cheapest reader that it can have.
+It prints ``go`` when it is ready for new records. When it gets a line on its standard input, it prints one line of JSON:
+``acked`` (records read), ``cpu_s``, ``end_p50_ms``, ``end_p99_ms``, ``end_p999_ms``. The last three are the time from when
+a message was due until it was read. liftpy's client reads batches of committed records. For JetStream, a push consumer is
+read from a bare socket, which is its cheapest reader.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _INBOX = "_INBOX.arrivals"
 
 
 class Arrivals:
-    """Received messages and their ages."""
+    """Number and ages of the received messages."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -37,7 +38,7 @@ class Arrivals:
 
 
 async def read_ours(port: int, stream: str, found: Arrivals) -> None:
-    """Read batches of new records forever, and note their arrival."""
+    """Read batches of new records with liftpy forever, and note when they arrive."""
     async with connect(f"nats://127.0.0.1:{port}") as client:
         consumer = client.consume(stream, start="new")
         await consumer.begin()
@@ -49,7 +50,7 @@ async def read_ours(port: int, stream: str, found: Arrivals) -> None:
 
 
 async def read_jetstream(port: int, stream: str, found: Arrivals) -> None:
-    """Read a push consumer forever."""
+    """Read a push consumer of JetStream forever, and note when messages arrive."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     await reader.readline()
     writer.write(b'CONNECT {"verbose":false}\r\nSUB %s 1\r\nPING\r\n' % _INBOX.encode())
@@ -78,7 +79,7 @@ async def run(port: int, stream: str, system: str) -> dict[str, float]:
     """Read until the standard input has a line or ends. Return the figures.
 
     Raises:
-        SystemExit: the system ended the reading.
+        SystemExit: The system ended the reading.
     """
     found, loop = Arrivals(), asyncio.get_running_loop()
     reading = attended((read_ours if system == "liftpy" else read_jetstream)(port, stream, found))

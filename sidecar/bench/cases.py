@@ -1,6 +1,7 @@
-"""Benchmark cases. Each yields rows: ``case`` is the same for all systems, ``figures`` has the measured values.
+"""Benchmark cases. Each case yields rows: ``case`` is its name, ``figures`` has the measured values.
 
-``per_s`` (records a second), ``cpu_us`` (of all processes, per record), latencies by name in ``_ms``, ``core`` (CPU while idle).
+``per_s``: records per second. ``cpu_us``: CPU time of all processes per record. Latencies have names that end with ``_ms``.
+``core``: CPU use while idle, in cores.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from sidecar.dev.nats_server import NatsServer
 
 _WARM_S = 1.0
 PLAIN_EACH, PLAIN_WINDOW = 1000, 32_000
-"""Interval of plain publishes that ask for an ack, and maximum number of messages not known to be stored.
+"""Number of publishes per requested ack, and maximum number of messages that may not be stored yet.
 
-Without the limit, both systems would drop messages beyond their own limits.
+Without the limit, both systems would drop messages above their own limits.
 """
 PEAK_WINDOW = 4000
 _PRODUCER_PEER = "producer, {size_bytes} B"
@@ -37,7 +38,7 @@ _BEFORE_S, _AFTER_S, _OVER_S = 1.0, 2.0, 60.0
 
 @dataclass(frozen=True)
 class Asked:
-    """Options of the user. ``loads``: fractions of the system's own peak, for latencies."""
+    """Options of the user. ``loads``: rates for latencies, as fractions of the system's own peak."""
 
     seconds: float = 3.0
     sizes: Sequence[int] = (100, 1000)
@@ -55,7 +56,7 @@ def _row(case: str, figures: Figures) -> Row:
 
 
 def _rate(runs: Sequence[Figures]) -> Figures:
-    """Return the rate of publishers or readers that ran together."""
+    """Return the rate of publishers or readers that ran at the same time."""
     count = sum(run["acked"] for run in runs)
     found = {"per_s": sum(run["acked"] / run["took_s"] for run in runs), "cpu_us": runs[0]["all_cpu_s"] / count * 1e6}
     found["generator_cpu_us"] = sum(run["cpu_s"] for run in runs) / count * 1e6
@@ -63,21 +64,21 @@ def _rate(runs: Sequence[Figures]) -> Figures:
 
 
 def _publishers(system: System, asked: Asked, size_bytes: int, window: int, *, each: int = 1) -> Figures:
-    """Run the publishers, which share the window."""
+    """Run the publishers, which share the window, and return their figures."""
     share = max(window // asked.publishers, 1)
     commands = [system.publisher(number, asked.seconds, size_bytes, share, each) for number in range(asked.publishers)]
     return _rate(measured_together(commands, None, system.pids))
 
 
 def acked(system: System, asked: Asked) -> Iterator[Row]:
-    """Publish with an ack for each message and a limit of unanswered ones."""
+    """Publish with an ack for each message. The number of messages without an ack is limited."""
     for size_bytes in asked.sizes:
         for window in asked.windows:
             yield _row(f"acked, {size_bytes} B, {window:,} in flight", _publishers(system, asked, size_bytes, window))
 
 
 def load_alone(asked: Asked) -> dict[int, Figures]:
-    """Measure the publisher without a system, by message size, to show that it is not the limit."""
+    """Return message size -> figures of the publisher without a system. They show that it is not the limit."""
     found = {}
     with NatsServer() as server:
         words = [sys.executable, "-m", "sidecar.bench.answerer", str(server.port), STREAM]
@@ -96,15 +97,14 @@ def load_alone(asked: Asked) -> dict[int, Figures]:
 
 
 def plain(system: System, asked: Asked) -> Iterator[Row]:
-    """Publish without acks, except for each thousandth message, to know that all are stored."""
+    """Publish without acks, except for each thousandth message. Its ack shows that all earlier ones are stored."""
     for size_bytes in asked.sizes:
         figures = _publishers(system, asked, size_bytes, PLAIN_WINDOW, each=PLAIN_EACH)
         yield _row(f"plain, {size_bytes} B", figures)
 
 
 def producer(system: System, asked: Asked) -> Iterator[Row]:
-    """Publish with liftpy's producer, client-side batches and Kafka's producer, or the fastest acknowledged way of the other
-    systems."""
+    """Publish with liftpy's producer, JetStream's batches and Kafka's producer. Other systems use their fastest way with acks."""
     for size_bytes in asked.sizes:
         case = _PRODUCER_PEER.format(size_bytes=size_bytes)
         if system.kind == OURS:
@@ -115,13 +115,13 @@ def producer(system: System, asked: Asked) -> Iterator[Row]:
 
 
 def consume(system: System, asked: Asked) -> Iterator[Row]:
-    """Read the published messages from the first one on with each system's Python client."""
+    """Read the published messages from the first one on, with the Python client of each system."""
     for name, words in system.readers(asked.seconds).items():
         yield _row(f"consume, {name}", _rate([measured(words, None, system.pids)]))
 
 
 def latency(system: System, asked: Asked) -> Iterator[Row]:
-    """Measure the time until the ack, and until a reader has the record, at parts of the system's own peak."""
+    """Measure the time until the ack, and until a reader has the record, at fractions of the system's own peak."""
     for size_bytes in asked.sizes:
         peak = _publishers(system, asked, size_bytes, PEAK_WINDOW)["per_s"]
         for load in asked.loads:
@@ -151,8 +151,9 @@ def idle(system: System, asked: Asked) -> Iterator[Row]:
 
 
 def failover(system: System, asked: Asked) -> Iterator[Row]:
-    """Measure the longest time between two acks around a kill -9 of the leader, with one message in flight. No other case can
-    follow.
+    """Measure the longest time between two acks around a kill -9 of the leader, with one message in flight.
+
+    No other case can follow, because the leader is not restarted.
     """
     try:
         gap_s = asyncio.run(_gap(system))
@@ -202,21 +203,21 @@ CASES: dict[str, Case] = {
     "idle": idle,
     "failover": failover,
 }
-"""Cases in the order of their run. A failover comes last."""
+"""Name -> case, in the order of the run. A failover comes last."""
 
 
 def warm(system: System) -> None:
-    """Warm up the processes, and store messages to read."""
+    """Warm up the processes, and store messages for the readers."""
     _publishers(system, Asked(seconds=_WARM_S), 100, PEAK_WINDOW)
 
 
-# CPU of processes, and runs of processes that print their figures.
+# CPU time of processes, and processes that print their figures.
 
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 Figures = dict[str, Any]
-"""Name of a figure -> its value. Names that end with ``_s``, ``_us`` or ``_ms`` are times, or rates per second."""
+"""Name of a figure -> its value. Names with the suffix ``_s``, ``_us`` or ``_ms`` are times, and ``per_s`` are rates."""
 
 
 def cpu_s(pid: int) -> float:
@@ -237,14 +238,19 @@ def all_cpu_s(pids: Iterable[int]) -> float:
 
 
 def measured(words: Sequence[str], folder: Path | None, pids: Sequence[int]) -> Figures:
-    """Return the JSON of the last output line of a process, with its CPU time (``cpu_s``) and that of ``pids`` (``all_cpu_s``),
-    counted from its line ``go`` on."""
+    """Run a process and return the JSON of its last output line.
+
+    ``cpu_s`` is its CPU time, and ``all_cpu_s`` that of ``pids``, both from its line ``go`` on.
+    """
     (found,) = measured_together([words], folder, pids)
     return found
 
 
 def measured_together(commands: Sequence[Sequence[str]], folder: Path | None, pids: Sequence[int]) -> list[Figures]:
-    """Run several processes at once. The CPU time of all is in the first result."""
+    """Run several processes at the same time and return their figures.
+
+    ``all_cpu_s`` of the first result is the CPU time of all of them and of ``pids``.
+    """
     before = all_cpu_s(pids)
     processes = [subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True) for words in commands]
     found: list[Figures] = []

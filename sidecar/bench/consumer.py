@@ -1,10 +1,9 @@
-"""A process that reads a stream through a client library for some seconds: ``python -m sidecar.bench.consumer PORT
-STREAM SECONDS HOW``.
+"""A process that reads a stream through a client library: ``python -m sidecar.bench.consumer PORT STREAM SECONDS HOW``.
 
 HOW: ``liftpy-batch`` (``batches()``, counts the records), ``liftpy-values`` (``batches()``, every value as ``bytes``),
 ``liftpy-record`` (``async for record``, reads its value), ``liftpy-many`` (``getmany``), ``py-pull`` (nats-py's pull
 consumer without acks, many at a time) or ``py-ordered`` (its ordered consumer, message by message). A reader at the end
-starts again at the first record. Prints one line of JSON: ``acked`` (records read), ``took_s``, ``cpu_s`` of this
+starts again at the first record. It prints one line of JSON: ``acked`` (records read), ``took_s``, ``cpu_s`` of this
 process, ``rounds`` through the stream.
 """
 
@@ -25,7 +24,7 @@ from liftpy.client import connect
 from liftpy.client.consumer import Consumer
 
 _TOGETHER = 1000
-"""Records or messages asked for at once, or between two looks at the clock."""
+"""Maximum number of records or messages per request, and between two checks of the clock."""
 _ANSWER_S = 10.0
 Loop = Callable[[Consumer, float], Coroutine[Any, Any, int]]
 
@@ -74,7 +73,7 @@ OURS: dict[str, Loop] = {
 
 
 async def ours(url: str, stream: str, end_s: float, how: str) -> dict[str, float]:
-    """Read with liftpy: one connection, a Consumer for each round."""
+    """Read with liftpy over one connection. Each round through the stream has its own Consumer. Return the figures."""
     count = rounds = 0
     async with connect(url) as client:
         await client.consume(stream, start="earliest", until="end").begin()
@@ -86,7 +85,7 @@ async def ours(url: str, stream: str, end_s: float, how: str) -> dict[str, float
 
 
 async def theirs(url: str, stream: str, end_s: float, how: str) -> dict[str, float]:
-    """Read with nats-py."""
+    """Read with nats-py. Return the figures."""
     count = rounds = 0
     connection = await nats.connect(url)
     jetstream = connection.jetstream()
@@ -123,7 +122,7 @@ async def _ordered(jetstream: Any, stream: str, stored: int, end: float) -> int:
 
 
 class Stopwatch:
-    """Wall time and CPU time of this process since its creation."""
+    """Wall time and CPU time of this process since the object was created."""
 
     def __init__(self, seconds: float) -> None:
         self._began, self._cpu_s = time.perf_counter(), _cpu_s()
@@ -131,7 +130,7 @@ class Stopwatch:
 
     @property
     def goes_on(self) -> bool:
-        """True if the seconds are not over."""
+        """True until the given seconds are over."""
         return time.perf_counter() < self.end
 
     def figures(self, count: int, rounds: int) -> dict[str, float]:

@@ -1,11 +1,11 @@
-"""A publisher with a fixed rate, whatever the answers: ``python -m sidecar.bench.open_loop PORT SUBJECT SECONDS SIZE
-RATE``.
+"""A publisher with a fixed rate: ``python -m sidecar.bench.open_loop PORT SUBJECT SECONDS SIZE RATE``.
 
-Each millisecond it sends the messages that are due. The latency of a message starts when it was due, so a system that
-stops is charged for all messages that waited. The first message of each millisecond carries that time (``STAMP`` and
-digits, for readers) and has an ack of its own. The acks of the others are only counted. Prints one line of JSON:
-``acked``, ``took_s``, ``cpu_s``, ``ack_p50_ms``, ``ack_p99_ms``, ``ack_p999_ms`` and ``asked_per_s``. If the system
-does not keep up, ``acked`` / ``took_s`` is below ``asked_per_s``.
+Each millisecond it sends the messages that are due, whether answers arrive or not. The latency of a message starts when it
+was due. So if a system pauses, the latency of all messages in the pause counts. The first message of each millisecond
+contains that time (``STAMP`` and digits, for readers) and has an ack of its own. The acks of the others are only counted.
+
+It prints one line of JSON: ``acked``, ``took_s``, ``cpu_s``, ``ack_p50_ms``, ``ack_p99_ms``, ``ack_p999_ms`` and
+``asked_per_s``. If the system does not keep up, ``acked`` / ``took_s`` is below ``asked_per_s``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEFT_S = 10.0
 
 
 def quantiles(times_ns: list[int], name: str) -> dict[str, float]:
-    """Return ``{name}p50_ms``, ``{name}p99_ms`` and ``{name}p999_ms``. Empty if nothing was measured."""
+    """Return ``{name}p50_ms``, ``{name}p99_ms`` and ``{name}p999_ms``. The result is empty without measured times."""
     if not times_ns:
         return {}
     ordered = sorted(times_ns)
@@ -47,7 +47,7 @@ class Acks:
         self._tail = b""
 
     def take(self, received: bytes, now_ns: int) -> None:
-        """Process complete lines. Raise SystemExit after a rejection."""
+        """Process the complete lines. Raises SystemExit after a rejection."""
         data = self._tail + received
         end = data.rfind(b"\r\n") + 2 if b"\r\n" in data else 0
         data, self._tail = data[:end], data[end:]
@@ -58,7 +58,7 @@ class Acks:
 
 
 def publish(port: int, subject: str, seconds: float, size_bytes: int, rate: float) -> dict[str, float]:
-    """Publish ``rate`` messages per second for ``seconds``, then wait for the acks."""
+    """Publish ``rate`` messages per second for ``seconds``, and wait for the acks. Return the figures."""
     name, size_bytes = subject.encode(), max(size_bytes, SMALLEST_BYTES)
     plain = b"PUB %s %s.x %d\r\n%s\r\n" % (name, _INBOX, size_bytes, b"x" * size_bytes)
     padding, acks, sent = b"x" * (size_bytes - SMALLEST_BYTES), Acks(), 0

@@ -1,7 +1,7 @@
-"""Process that publishes through the client's producer for some seconds, and prints the result as JSON.
+"""A process that publishes through the client's producer: ``python -m sidecar.bench.producer PORT STREAM SECONDS SIZE HOW``.
 
-``one``: record by record, as an application that has one at a time; ``many``: a thousand at a time. Each is acknowledged: committed on
-all in-sync replicas.
+HOW: ``one`` publishes record by record, ``many`` a thousand at a time. Each ack means that the record is committed on all
+in-sync replicas. It prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TOGETHER = 1000
 
 
 async def run(url: str, stream: str, seconds: float, size_bytes: int, how: str) -> dict[str, float]:
-    """Return ``acked`` records, ``took_s`` until the last answer, and ``cpu_s`` of this process."""
+    """Publish, and return ``acked`` records, ``took_s`` until the last answer, and ``cpu_s`` of this process."""
     value = b"x" * size_bytes
     values, sent = [value] * _TOGETHER, 0
     async with connect(url) as client, client.producer(stream) as producer:

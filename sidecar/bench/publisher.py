@@ -1,10 +1,12 @@
-"""A publisher that asks for acks: ``python -m sidecar.bench.publisher PORT SUBJECT SECONDS SIZE WINDOW [EACH [DIALECT]]``.
+"""A publisher that requests acks: ``python -m sidecar.bench.publisher PORT SUBJECT SECONDS SIZE WINDOW [EACH [DIALECT]]``.
 
-NATS protocol over one socket, the same bytes to whatever stores the subject: liftpy and JetStream answer alike
-(``{"stream":..., "seq":...}``, or an ``error``, which ends it); DIALECT ``liftbridge`` (else ``plain``) speaks to that one. At most
-WINDOW messages are unanswered; after SECONDS it waits for the answers that are left. An ack is asked for with every message, or with
-each EACHth, which says that all before it are stored too. Prints one line of JSON: ``acked``, ``took_s``, ``cpu_s`` of this process,
-and with a window of one ``p50_ms`` and ``p99_ms``.
+It uses the NATS protocol over one socket. liftpy and JetStream get the same bytes and answer alike (``{"stream":...,
+"seq":...}``, or an ``error``, which ends the run). DIALECT: ``plain`` for these two (default), or ``liftbridge``. At most
+WINDOW messages have no answer. After SECONDS it waits for the remaining answers. With EACH, only each EACH-th message
+requests an ack, which shows that all earlier ones are stored.
+
+It prints one line of JSON: ``acked``, ``took_s``, ``cpu_s`` of this process, and with a WINDOW of one ``p50_ms`` and
+``p99_ms``.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import time
 from sidecar.bench.dialects import DIALECTS, PLAIN, Dialect
 
 INBOX = b"_INBOX.peer%d" % os.getpid()
-"""Inbox of this process. Several publishers may run at once."""
+"""Inbox of this process. It differs for each process, because several publishers may run at once."""
 _BLOCK = 250
 _SILENCE_S = 20.0
 _REFUSAL_BYTES = 7
@@ -26,7 +28,7 @@ _REFUSAL_BYTES = 7
 
 
 class CountedAnswers:
-    """Counts acks in a stream of bytes with any boundaries. ``refused``: whether one was a rejection."""
+    """Counts acks in a stream of bytes, which may be divided anywhere. ``refused``: True after a rejection."""
 
     def __init__(self, dialect: Dialect = PLAIN) -> None:
         self.acked, self.refused = 0, False
@@ -34,7 +36,7 @@ class CountedAnswers:
         self._kept_bytes = max(len(dialect.ack), _REFUSAL_BYTES) - 1
 
     def take(self, received: bytes) -> None:
-        """Count what ``received`` completes. An ack that ended in an earlier piece is not counted again."""
+        """Count the acks that ``received`` completes. Each ack is counted once."""
         data, ack = self._tail + received, self._dialect.ack
         self.refused = self.refused or bool(self._dialect.refused(data))
         self.acked += data.count(ack) - self._tail.count(ack)
@@ -44,7 +46,7 @@ class CountedAnswers:
 def publish(
     port: int, subject: str, seconds: float, size_bytes: int, window: int, each: int = 1, dialect: Dialect = PLAIN
 ) -> dict[str, float]:
-    """Publish for ``seconds`` and wait for all answers."""
+    """Publish for ``seconds``, and wait for all answers. Return the figures."""
     plain, asking = (dialect.publish(subject.encode(), b"x" * size_bytes, inbox) for inbox in (b"", INBOX))
     step = each if each > 1 else min(_BLOCK, window)
     block = plain * (each - 1) + asking if each > 1 else asking * step

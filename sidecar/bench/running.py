@@ -1,7 +1,7 @@
-"""Run the cases of ``liftpy bench`` in rounds, keep each result as it comes, and make the report.
+"""Runs the cases of ``liftpy bench`` in rounds, stores each result at once, and makes the report.
 
-In each round each system starts from nothing and runs its cases. A case that fails is named, and the run continues with the next one.
-The report has medians over the rounds, and ratios of liftpy to the other systems.
+In each round each system starts without data and runs its cases. A case that fails is reported, and the run continues with
+the next one. The report has medians over the rounds, and ratios of liftpy to the other systems.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from sidecar.bench.systems import OURS, SYSTEMS, PeersGiven
 
 Say = Callable[[str], None]
 Runs = dict[tuple[str, str], list[Figures]]
-"""(case, system) -> figures of each round"""
+"""(case, system) -> figures of each round."""
 
 _MORE_IS_BETTER = ("per_s", "kept")
 
 
 @dataclass(slots=True)
 class Results:
-    """Results so far. With ``out``, each result is appended to that file as a line of JSON."""
+    """Results so far. With ``out``, each result is appended to this file as a line of JSON."""
 
     out: Path | None = None
     runs: Runs = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, round_number: int, system: str, case: str, figures: Figures) -> None:
-        """Keep the figures of one case."""
+        """Store the figures of one case."""
         self.runs.setdefault((case, system), []).append(figures)
         self._write({"round": round_number, "system": system, "case": case, "figures": figures})
 
     def fail(self, round_number: int, system: str, case: str, error: BaseException) -> None:
-        """Keep the name of a case that failed, and why."""
+        """Store the name of a case that failed, and the error."""
         reason = str(error) or type(error).__name__
         self.failures.append({"round": round_number, "system": system, "case": case, "error": reason})
         self._write(self.failures[-1])
@@ -60,16 +60,16 @@ def run(
     say: Say,
     results: Results,
 ) -> None:
-    """Measure ``systems``, given by name, in an order that rotates from round to round.
+    """Measure the ``systems``. Their order rotates from round to round.
 
     Args:
         systems: Names of systems.
-        cases: Name of a case and the function that measures it.
-        asked: What each case uses.
-        rounds: How often each system is measured.
-        given: Where other systems are found.
-        say: Receives one line of progress per system and round, and one per failure.
-        results: Receives every result as it comes, and every failure.
+        cases: Name of a case -> function that measures it.
+        asked: Options of the cases.
+        rounds: Number of times that each system is measured.
+        given: Locations of other systems.
+        say: Called with a line of text for each system and round, and for each failure.
+        results: Receives every result and every failure.
     """
     for number in range(1, rounds + 1):
         turned = [*systems[(number - 1) % len(systems) :], *systems[: (number - 1) % len(systems)]]
@@ -102,8 +102,10 @@ def median(same: Sequence[Figures]) -> Figures:
 
 
 def rows(runs: Runs) -> list[dict[str, Any]]:
-    """Return one row for each case and system: ``case``, ``system``, medians, ``rounds``, and ``ratios`` of liftpy to the other
-    system."""
+    """Return one row for each case and system: ``case``, ``system``, medians, ``rounds``, and ``ratios``.
+
+    A ratio is liftpy's value divided by the system's value.
+    """
     found = []
     for (case, system), same in runs.items():
         ours = median(runs.get((case, OURS), []))
@@ -123,9 +125,9 @@ def report(
     say: Say,
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """Run the cases and return the result of ``--json``: ``how``, ``load_alone``, ``rows``, ``failures`` and ``is_complete``.
+    """Run the cases and return the object for ``--json``: ``how``, ``load_alone``, ``rows``, ``failures`` and ``is_complete``.
 
-    Ctrl-C and SIGTERM end the measuring. The report then has what was measured before, and ``is_complete`` is false.
+    Ctrl-C and SIGTERM end the run. The report then has the results so far, and ``is_complete`` is False.
     """
     results = Results(out)
     alone: dict[int, Figures] = {}
@@ -155,19 +157,19 @@ def report(
 
 
 def better(name: str, ratio: float) -> bool:
-    """Return whether liftpy is better."""
+    """Return whether a ratio of the figure ``name`` is in favor of liftpy."""
     return ratio > 1 if name in _MORE_IS_BETTER else ratio < 1
 
 
-# The picture of a report: for each case a bar for each peer, ours to theirs, on a logarithmic scale.
+# The chart of a report: for each case a bar per other system, with liftpy's ratio to it, on a logarithmic scale.
 
 
 _SHOWN = ("end_p99_ms", "p50_ms", "gap_ms", "core", "per_s")
-"""Figures to show. Each case shows the first one that it has."""
+"""Figures to show. Of each case, the first one of them that it has is shown."""
 
 
 def bars(report: dict[str, Any]) -> list[tuple[str, str, float, bool]]:
-    """Return (case and figure, peer, ratio, is better), in the order of the report. A ratio above 1 means that liftpy is better."""
+    """Return (case and figure, system, ratio, is better), in the order of the report. A ratio above 1 is better for liftpy."""
     found = []
     for row in report["rows"]:
         name = next((name for name in _SHOWN if row["ratios"].get(name)), "")
@@ -179,7 +181,7 @@ def bars(report: dict[str, Any]) -> list[tuple[str, str, float, bool]]:
 
 
 def require_plots() -> None:
-    """Raise ConfigError without matplotlib. Call it before a long run."""
+    """Raise ConfigError if matplotlib is missing. Call it before a long run."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
             "--plot needs matplotlib. Install it with `pip install matplotlib`, or use --json, which prints all figures."
@@ -187,7 +189,7 @@ def require_plots() -> None:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Write a PNG."""
+    """Write the chart of a report as a PNG file."""
     import matplotlib
 
     matplotlib.use("Agg")

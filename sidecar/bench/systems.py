@@ -1,5 +1,7 @@
-"""Systems under test: liftpy, JetStream with one or three servers, Liftbridge, Kafka, each with a stream ``bench`` on the
-subject ``bench``."""
+"""Systems under test: liftpy, JetStream with one or three servers, Liftbridge and Kafka.
+
+Each has a stream ``bench`` on the subject ``bench``.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +37,16 @@ from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer, free_ports, spawn
 from sidecar.runtime.settings import search_path
 
-# Several nats-servers on loopback that are one cluster.
+# Several nats-servers on loopback that form one cluster.
 
 
 _TAKEN = "address already in use"
-"""A port of the routes is free when it is chosen, and may be taken before the server listens there."""
+"""Part of the error text if another process has taken the port. The port was free when it was chosen."""
 _TRIES = 4
 
 
 class NatsCluster:
-    """nats-servers in a context: ``with NatsCluster(3) as cluster``.
+    """nats-servers that form a cluster. Use it as a context manager: ``with NatsCluster(3) as cluster``.
 
     ``storing``: lines of the ``jetstream`` block of each server, without its directory. None: no JetStream.
     """
@@ -99,15 +101,16 @@ class NatsCluster:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-# A JetStream cluster on loopback, one stream in files on all its servers.
+# A JetStream cluster on loopback, with one stream in files on all its servers.
 
 
 _READY_S = 30.0
 
 
 class JetStreamCluster(NatsCluster):
-    """Cluster of nats-servers with JetStream. ``sync_always``: flush every write before its ack. Otherwise nats-server
-    flushes every two minutes.
+    """nats-servers with JetStream.
+
+    ``sync_always``: True to flush every write before its ack. Otherwise nats-server flushes every two minutes.
     """
 
     def __init__(self, *, sync_always: bool, servers: int = 3) -> None:
@@ -119,7 +122,7 @@ class JetStreamCluster(NatsCluster):
         return self.ports[0]
 
     async def create(self, name: str, subject: str, *, batches: bool = False) -> None:
-        """Create a stream on every server and wait for it. ``batches``: with atomic and fast batches."""
+        """Create a stream on every server and wait for it. ``batches``: True to allow atomic and fast batches."""
         connection = await nats.connect(self.servers[0].url)
         stream = connection.jetstream()
         async with asyncio.timeout(_READY_S):
@@ -140,10 +143,10 @@ class JetStreamCluster(NatsCluster):
         await connection.close()
 
 
-# Three Liftbridge servers on loopback, beside one nats-server or three; their binary is on the PATH.
+# Three Liftbridge servers on loopback, with one nats-server or three. Their binary is on the PATH.
 #
-# What Liftbridge's servers ask each other over NATS is asked here too: to make a stream and to find its leader takes no gRPC then.
-# Nothing is flushed before an ack. Its readers speak gRPC, so that only publishers, idle servers and fail-overs are measured.
+# This process uses the NATS requests of Liftbridge's servers to create a stream and to find its leader, so it needs no gRPC.
+# Liftbridge does not flush before an ack. Its readers need gRPC, so only publishers, idle servers and failovers are measured.
 
 
 BINARY = "liftbridge"
@@ -155,7 +158,7 @@ _IS_LEADER = number_field(2, 1)
 
 
 def find_liftbridge() -> Path:
-    """Return the path of the binary. Raise ConfigError without one."""
+    """Return the path of the binary. Raises ConfigError if there is none."""
     found = shutil.which(BINARY, path=search_path())
     if found is None:
         raise ConfigError(f"`{BINARY}` is not on the PATH. Build Liftbridge (`go build`), or leave it out (--system).")
@@ -163,7 +166,7 @@ def find_liftbridge() -> Path:
 
 
 class LiftbridgeCluster:
-    """Liftbridge servers, started by ``with LiftbridgeCluster(nats_servers)``."""
+    """Liftbridge servers. Use it as a context manager: ``with LiftbridgeCluster(nats_servers)``."""
 
     def __init__(self, nats_servers: int = 1, *, servers: int = 3) -> None:
         self._nats = NatsCluster(nats_servers)
@@ -178,7 +181,7 @@ class LiftbridgeCluster:
 
     @property
     def pids(self) -> list[int]:
-        """Return the process ids of the running nats-servers and Liftbridge servers."""
+        """Process ids of the running nats-servers and Liftbridge servers."""
         return [*self._nats.pids, *(one.pid for one in self._processes.values() if one.poll() is None)]
 
     def __enter__(self) -> Self:
@@ -209,7 +212,7 @@ class LiftbridgeCluster:
         self._processes.clear()
 
     async def create(self, name: str, subject: str) -> None:
-        """Create a stream with one partition on all servers, and wait for an ack. Raise UnavailableError without one."""
+        """Create a stream with one partition on all servers, and wait for an ack. Raises UnavailableError if none comes."""
         partition = field(1, subject.encode()) + field(2, name.encode()) + number_field(5, len(self._names))
         stream = field(1, name.encode()) + field(2, subject.encode()) + field(3, partition) + field(4, b"")
         request, said = enveloped(_PROPAGATED, field(2, field(1, stream))), b""
@@ -224,7 +227,7 @@ class LiftbridgeCluster:
                     await asyncio.sleep(_AGAIN_S)
         except TimeoutError:
             raise UnavailableError(
-                f"Liftbridge did not create the stream within {_LIFTBRIDGE_READY_S:.0f} s: {said!r}"
+                f"Liftbridge did not create the stream within {_LIFTBRIDGE_READY_S:.0f} s. Check its version. Last answer: {said!r}"
             ) from None
         finally:
             await connection.close()
@@ -241,7 +244,7 @@ class LiftbridgeCluster:
             return False
 
     async def leader(self, name: str) -> str:
-        """Return the leader of the stream's partition. Raise UnavailableError if it is unknown."""
+        """Return the leader of the stream's partition. Raises UnavailableError if it is not known."""
         connection = await nats.connect(self._nats.servers[0].url)
         try:
             for server in self._names:
@@ -273,7 +276,7 @@ clustering:
 """
 
 
-# A Kafka cluster on loopback (KRaft, each broker also a controller), from a folder of its jars.
+# A Kafka cluster on loopback (KRaft, each broker is also a controller), from a directory of its jars.
 
 
 _CLIENT = Path(__file__).with_name("KafkaPeer.java")
@@ -284,7 +287,7 @@ _FORMAT_S = 60.0
 
 
 def find_java() -> str:
-    """Return the path of java. Raise ConfigError without one."""
+    """Return the path of java. Raises ConfigError if there is none."""
     found = shutil.which("java", path=search_path())
     if found is None:
         raise ConfigError("Kafka needs Java 17 or later. Put `java` on the PATH.")
@@ -292,7 +295,7 @@ def find_java() -> str:
 
 
 def require_kafka(jars: Path) -> None:
-    """Raise ConfigError if Kafka cannot be started from ``jars``. Call it before a long run."""
+    """Check that Kafka can be started from ``jars``. Raises ConfigError if not. Call it before a long run."""
     find_java()
     if not any(jars.glob("kafka_*.jar")) or not any(jars.glob("kafka-clients-*.jar")):
         raise ConfigError(
@@ -302,8 +305,10 @@ def require_kafka(jars: Path) -> None:
 
 
 class KafkaCluster:
-    """Kafka in a context: ``with KafkaCluster(jars) as kafka``. Raises UnavailableError with Kafka's text if it does not
-    start. All child processes end with it. ``jars``: directory ``libs`` of Kafka's distribution.
+    """Kafka brokers. Use it as a context manager: ``with KafkaCluster(jars) as kafka``.
+
+    ``jars``: directory ``libs`` of Kafka's distribution. Raises UnavailableError with Kafka's own text if it does not
+    start. All child processes end with the context.
     """
 
     def __init__(self, jars: Path, brokers: int = 3) -> None:
@@ -312,7 +317,7 @@ class KafkaCluster:
         self._folder = Path()
         self._brokers: list[subprocess.Popen[Any]] = []
         self.servers = ""
-        """Kafka's setting ``bootstrap.servers``."""
+        """Value of Kafka's setting ``bootstrap.servers``."""
 
     @property
     def pids(self) -> list[int]:
@@ -343,7 +348,9 @@ class KafkaCluster:
             formatted = [*words, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
             done = subprocess.run(formatted, capture_output=True, text=True, timeout=_FORMAT_S, check=False)
             if done.returncode:
-                raise UnavailableError(f"Cannot format the storage of Kafka: {(done.stderr or done.stdout)[-300:]}")
+                raise UnavailableError(
+                    f"Cannot format the storage of Kafka. Check --kafka-jars and `java`. Output: {(done.stderr or done.stdout)[-300:]}"
+                )
             with (self._folder / f"{number}.log").open("wb") as log:
                 started = [*words, "kafka.Kafka", str(settings)]
                 self._brokers.append(spawn(started, signal.SIGTERM, stdout=log, stderr=log))
@@ -356,7 +363,10 @@ class KafkaCluster:
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 return
             if time.monotonic() > give_up_at or any(broker.poll() is not None for broker in self._brokers):
-                raise UnavailableError(f"A Kafka broker did not start: {(self._folder / '0.log').read_text()[-300:]}")
+                raise UnavailableError(
+                    "A Kafka broker did not start. Check --kafka-jars and `java`. Last log lines: "
+                    f"{(self._folder / '0.log').read_text()[-300:]}"
+                )
             time.sleep(0.1)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -374,18 +384,18 @@ class KafkaCluster:
         return ["-cp", str(self.jars / "*")]
 
     def client(self) -> list[str]:
-        """Return the command of Kafka's clients (``KafkaPeer.java``), without their arguments."""
+        """Return the command of Kafka's clients (``KafkaPeer.java``), without its arguments."""
         return [find_java(), *self._jars(), str(_CLIENT)]
 
     def create(self, topic: str, *, flushed: bool) -> None:
         """Create a topic with one partition on all brokers and min.insync.replicas 2.
 
-        ``flushed``: each broker flushes before the ack.
+        ``flushed``: True if each broker flushes before the ack.
         """
         words = [*self.client(), "create", self.servers, topic, "1" if flushed else str((1 << 63) - 1)]
         done = subprocess.run(words, capture_output=True, text=True, timeout=_KAFKA_READY_S, check=False)
         if done.returncode:
-            raise UnavailableError(f"Cannot create a Kafka topic: {done.stderr[-300:]}")
+            raise UnavailableError(f"Cannot create a Kafka topic. Check --kafka-jars. Output: {done.stderr[-300:]}")
 
 
 def _kafka_settings(number: int, ports: tuple[int, int], voters: str, folder: Path, replicas: int) -> str:
@@ -411,12 +421,13 @@ log.cleaner.enable=false
 STREAM = "bench"
 OURS = "liftpy"
 _JAVA_WARM_S = "3"
-"""Before Java has compiled what runs often."""
+"""Time in seconds in which Java compiles the code that runs often."""
 
 
 class System(AbstractContextManager["System"], Protocol):
-    """A cluster that stores ``bench``. ``kind``: ``liftpy``, ``jetstream``, ``liftbridge`` or ``kafka``. ``lacks``: cases
-    that cannot be measured with it.
+    """A cluster that stores ``bench``.
+
+    ``kind``: ``liftpy``, ``jetstream``, ``liftbridge`` or ``kafka``. ``lacks``: cases that it does not support.
     """
 
     kind: str
@@ -431,28 +442,28 @@ class System(AbstractContextManager["System"], Protocol):
         """Ids of all its processes, including nats-servers."""
 
     def prepare(self) -> None:
-        """Create the stream. Return when it accepts messages."""
+        """Create the stream, and return when it accepts messages."""
 
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
-        """Return the command of the ``number``-th publisher of several (``publisher.py``)."""
+        """Return the command of the publisher with this ``number`` (``publisher.py``)."""
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
-        """Return the commands that read from the first record, by name of the case."""
+        """Return case -> command that reads from the first record on."""
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
         """Publish one message with nats-py. Return whether it was acknowledged in time."""
 
     def kill_leader(self) -> int:
-        """Kill the leader of the stream with kill -9. Return a port that still answers."""
+        """Kill the leader of the stream with kill -9. Return the port of a server that still answers."""
 
 
 class _OverNats(ABC):
-    """System whose publishers use NATS."""
+    """A system whose publishers use NATS."""
 
     dialect_name = "plain"
     lacks: frozenset[str] = frozenset()
     reads: tuple[tuple[str, str], ...] = ()
-    """(case, how ``consumer.py`` calls it)"""
+    """(case, argument HOW of ``consumer.py``)."""
 
     @property
     @abstractmethod
@@ -460,12 +471,12 @@ class _OverNats(ABC):
         """Ports of its nats-servers."""
 
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
-        """Return the command of a publisher, each on the next nats-server."""
+        """Return the command of a publisher. Each publisher uses the next nats-server."""
         given = (self.ports[number % len(self.ports)], STREAM, seconds, size_bytes, window, each, self.dialect_name)
         return [sys.executable, "-m", "sidecar.bench.publisher", *map(str, given)]
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
-        """Return the commands of readers with its Python client."""
+        """Return case -> command of a reader with the system's Python client."""
         words = [sys.executable, "-m", "sidecar.bench.consumer", str(self.ports[0]), STREAM, str(seconds)]
         return {name: [*words, how] for name, how in self.reads}
 
@@ -478,7 +489,7 @@ class _OverNats(ABC):
 
 
 class Liftpy(_OverNats):
-    """Three nodes. ``nats_servers``: one for all, or three that form a cluster, one per node."""
+    """Three liftpy nodes. ``nats_servers``: 1 for all, or 3 that form a cluster, one per node."""
 
     kind = "liftpy"
     reads = (("batches", "liftpy-values"), ("one by one", "liftpy-record"))
@@ -490,12 +501,12 @@ class Liftpy(_OverNats):
 
     @property
     def ports(self) -> list[int]:
-        """Ports of one or three nats-servers."""
+        """Ports of its one or three nats-servers."""
         return self._nats.ports
 
     @property
     def pids(self) -> list[int]:
-        """Ids of nats-servers and nodes."""
+        """Process ids of nats-servers and nodes."""
         nodes = self._cluster.nodes.values() if self._cluster is not None else ()
         return [*self._nats.pids, *(node.pid for node in nodes if node.running)]
 
@@ -520,7 +531,7 @@ class Liftpy(_OverNats):
         asyncio.run(ask())
 
     def kill_leader(self) -> int:
-        """Kill the leader and return its node. The nats-servers continue."""
+        """Kill the leader's node. Return the port of a nats-server. The nats-servers continue."""
 
         async def leader() -> str:
             async with connect(f"nats://127.0.0.1:{self.ports[0]}") as client:
@@ -542,7 +553,7 @@ class JetStream(JetStreamCluster, _OverNats):
         asyncio.run(self.create(STREAM, STREAM))
 
     def kill_leader(self) -> int:
-        """Kill the server that leads the stream, and with it its clients' connections."""
+        """Kill the server that leads the stream. Its clients lose their connections. Return the port of another server."""
 
         async def leader() -> str:
             connection = await nats.connect(self.servers[0].url)
@@ -561,7 +572,7 @@ class JetStream(JetStreamCluster, _OverNats):
 
 
 class Liftbridge(LiftbridgeCluster, _OverNats):
-    """Three Liftbridge servers with default settings: nothing is flushed. Their readers use gRPC."""
+    """Three Liftbridge servers with default settings, which do not flush. Their readers use gRPC."""
 
     kind = "liftbridge"
     dialect_name = "liftbridge"
@@ -572,19 +583,19 @@ class Liftbridge(LiftbridgeCluster, _OverNats):
         asyncio.run(self.create(STREAM, STREAM))
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """Publish one message with an inbox in it."""
+        """Publish one message that contains the ack inbox. Return whether it was acknowledged."""
         return await self.acked(connection, STREAM, value, timeout_s)
 
     def kill_leader(self) -> int:
-        """Kill the leader of the stream and return its server. The nats-servers continue."""
+        """Kill the server that leads the stream. Return the port of a nats-server. The nats-servers continue."""
         self.kill(asyncio.run(self.leader(STREAM)))
         return self.ports[0]
 
 
 class Kafka(KafkaCluster):
-    """Three Kafka brokers.
+    """Three Kafka brokers. Publishers do not use NATS, and Kafka's producer has its own window.
 
-    ``flushed``: each flushes a record before the ack. It has no NATS, and its producer has its own window.
+    ``flushed``: True if each broker flushes a record before the ack.
     """
 
     kind = "kafka"
@@ -596,7 +607,7 @@ class Kafka(KafkaCluster):
 
     @property
     def ports(self) -> list[int]:
-        """Return []: there is no nats-server."""
+        """Empty, because there is no nats-server."""
         return []
 
     def prepare(self) -> None:
@@ -604,25 +615,28 @@ class Kafka(KafkaCluster):
         self.create(STREAM, flushed=self._flushed)
 
     def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
-        """Return the command of its producer: acks=all, idempotent, batches of up to 1 MB."""
+        """Return the command of Kafka's producer: acks=all, idempotent, batches of up to 1 MB."""
         return [*self.client(), "produce", self.servers, STREAM, str(seconds), str(size_bytes), _JAVA_WARM_S]
 
     def readers(self, seconds: float) -> dict[str, list[str]]:
-        """Return the command of its consumer."""
+        """Return the command of Kafka's consumer."""
         return {"batches": [*self.client(), "consume", self.servers, STREAM, str(seconds), _JAVA_WARM_S]}
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
-        """Reject the request: Kafka does not use NATS."""
+        """Raise UnavailableError, because Kafka does not use NATS."""
         raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
     def kill_leader(self) -> int:
-        """Reject the request: the case needs NATS publishers."""
+        """Raise UnavailableError, because the case needs publishers over NATS."""
         raise UnavailableError("Kafka does not listen on NATS subjects, so this case is not possible. Choose another --case.")
 
 
 @dataclass(frozen=True)
 class PeersGiven:
-    """``nats_servers``: of liftpy and Liftbridge. ``kafka_jars``: None if there are none."""
+    """What the user has given for other systems.
+
+    ``nats_servers``: number of servers for liftpy and Liftbridge. ``kafka_jars``: directory of Kafka's jars. None: not given.
+    """
 
     nats_servers: int = 1
     kafka_jars: Path | None = None
@@ -645,14 +659,14 @@ SYSTEMS: dict[str, Callable[[PeersGiven], System]] = {
     "kafka-flushed": lambda given: Kafka(given.jars, flushed=True),
     "kafka": lambda given: Kafka(given.jars, flushed=False),
 }
-"""Name -> function that makes the system. JetStream consists of its own servers."""
+"""Name -> function that creates the system."""
 DEFAULT_SYSTEMS = (OURS, "jetstream-always", "jetstream")
 
 
 def chosen(names: tuple[str, ...], given: PeersGiven, say: Callable[[str], None]) -> tuple[str, ...]:
-    """Return the systems to measure: ``names``, or the defaults and all installed ones.
+    """Return the systems to measure: ``names``, or by default all that are installed.
 
-    ``say`` is called with skipped systems. Raise ConfigError if a named one is missing.
+    ``say`` is called with the systems that are skipped. Raises ConfigError if a named system is missing.
     """
     kafkas = tuple(name for name in SYSTEMS if name.startswith("kafka"))
     if not names:
@@ -660,11 +674,11 @@ def chosen(names: tuple[str, ...], given: PeersGiven, say: Callable[[str], None]
         if shutil.which(BINARY, path=search_path()):
             found.append(BINARY)
         else:
-            say(f"left out: liftbridge, for no `{BINARY}` is on the PATH")
+            say(f"skipped: liftbridge, because `{BINARY}` is not on the PATH")
         if given.kafka_jars is not None:
             found += kafkas
         else:
-            say("left out: Kafka, for no --kafka-jars is given")
+            say("skipped: Kafka, because --kafka-jars is not given")
         names = tuple(found)
     if BINARY in names:
         find_liftbridge()

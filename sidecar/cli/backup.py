@@ -486,6 +486,7 @@ class MaxAge(Duration):
 
     units: ClassVar[Mapping[str, float]] = {unit: factor for unit, factor in Duration.units.items() if unit}
     example = "26h or 2d"
+    units_text = "DURATION: a number with ms, s, m, h or d, such as 26h or 2d. The unit is required."
 
 
 @backup.command("list", example="liftpy backup list /backups/liftpy --max-age 26h")

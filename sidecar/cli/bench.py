@@ -17,7 +17,7 @@ from sidecar.bench.cases import CASES, Asked
 from sidecar.bench.running import better, draw, report, require_plots
 from sidecar.bench.systems import OURS, SYSTEMS, PeersGiven, chosen
 from sidecar.cli.help import HelpCommand
-from sidecar.cli.options import OutputFile, json_option
+from sidecar.cli.options import Duration, OutputFile, json_option
 
 _UNITS = {
     "per_s": "{:,.0f}/s",
@@ -43,7 +43,7 @@ _UNITS = {
     "--case", "cases", type=click.Choice(list(CASES)), multiple=True, help="Case to measure. May be repeated.  [default: all]"
 )
 @click.option(
-    "--seconds", type=click.FloatRange(0.1, 600), default=3.0, show_default=True, help="Duration of each run, in seconds."
+    "--seconds", type=Duration(0.1, 600), default="3s", show_default=True, metavar="DURATION", help="Duration of each run."
 )
 @click.option(
     "--rounds",

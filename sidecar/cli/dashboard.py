@@ -14,7 +14,7 @@ import click
 
 from liftpy.client import Client
 from liftpy.core.observe.merge_metrics import together
-from liftpy.errors import ConfigError, LiftError
+from liftpy.errors import ConfigError, LiftError, NotAllowedError, UnavailableError
 from sidecar.cli.closed_pipe import reader_gone
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
@@ -24,9 +24,11 @@ from sidecar.runtime.tasks import attended
 from sidecar.status.cluster_poller import TIMEOUT_S, Viewing
 from sidecar.status.http import LOOPBACK, TEXT, Live, Serving, host_of, http
 from sidecar.status.pages import Site
-from sidecar.status.records import RecordsBrowser, RecordsQuery
+from sidecar.status.records import RecordsBrowser, RecordsQuery, query_text
 
 DEFAULT_LISTEN = "127.0.0.1:8223"
+_MOST_TRIED = 3
+"""Maximum number of nodes that are asked to keep the event of a read."""
 
 
 @click.command(cls=HelpCommand, example="liftpy dashboard --listen 127.0.0.1:8223")
@@ -42,7 +44,7 @@ DEFAULT_LISTEN = "127.0.0.1:8223"
     "--records",
     "has_records",
     is_flag=True,
-    help="Also show records, at /records/STREAM. The command reads them with its own permissions, and prints a line per read.",
+    help="Also show records, at /records/STREAM. It needs operator permissions, because each read makes an event records_read.",
 )
 @json_option
 @connection_options
@@ -58,17 +60,33 @@ def dashboard(listen: str, hosts: tuple[str, ...], has_records: bool, as_json: b
     names = (*LOOPBACK, address, *hosts)
 
     async def serve(client: Client) -> None:
-        records = RecordsBrowser(client, _print_read) if has_records else None
+        records = RecordsBrowser(client, ReadReport(client)) if has_records else None
         await _serve(ClusterSite(client, target.namespace, names, records), address, int(port), as_json)
 
     with_client(target, serve, needs_majority=False)
 
 
-def _print_read(query: RecordsQuery, count: int) -> None:
-    """Print one line per read of records, for the log of the command."""
-    asked = {"partition": query.partition, "from": query.start or "newest", "subject": query.subject, "key": query.key}
-    given = " ".join(f"{name}={json.dumps(value)}" for name, value in asked.items() if value != "")
-    click.echo(f"records read stream={query.stream} {given} records={count}", err=True)
+class ReadReport:
+    """Reports each read of records: a node keeps an event of it, and the command prints a line."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def __call__(self, query: RecordsQuery) -> None:
+        """Report a query. Raises LiftError if no node keeps the event."""
+        text = query_text(query)
+        failed: LiftError = UnavailableError("No node answers. Check `liftpy health`.")
+        for node in (await self._client.admin.controller_ids())[:_MOST_TRIED]:
+            try:
+                await self._client.admin.note_records_read(node, query.stream, query.partition, text)
+            except NotAllowedError:
+                raise
+            except LiftError as error:
+                failed = error
+                continue
+            click.echo(f"records read stream={query.stream} partition={query.partition} {text} event_on={node}", err=True)
+            return
+        raise failed
 
 
 async def _serve(shown: ClusterSite, address: str, port: int, as_json: bool) -> None:

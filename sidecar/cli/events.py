@@ -18,12 +18,12 @@ from liftpy.client import Client
 from liftpy.config import NS_PER_S
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.controller.cluster_events import event_text
+from liftpy.core.observe.node_events import checked_event
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError, NotAllowedError, UnavailableError
 from sidecar.cli.closed_pipe import reader_gone
 from sidecar.cli.help import HelpCommand
-from sidecar.cli.log_level import seconds
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import attended
@@ -36,18 +36,24 @@ POLL_S = 1.0
 
 @click.command(cls=HelpCommand, example="liftpy events --since 24h --follow")
 @click.option(
-    "--since", default="1h", show_default=True, metavar="TIME", help="Maximum age of the events, such as 90s, 5m or 24h."
+    "--since",
+    "since_s",
+    type=Duration(),
+    default="1h",
+    show_default=True,
+    metavar="DURATION",
+    help="Maximum age of the events.",
 )
 @click.option("--follow", is_flag=True, help="Wait for new events until Ctrl-C.")
 @json_option
 @connection_options
-def events(since: str, follow: bool, as_json: bool, target: Target) -> None:
+def events(since_s: float, follow: bool, as_json: bool, target: Target) -> None:
     """Show elections, ISR changes, node starts and stops, and requests with their principal. With --json, print one object per line.
 
     If the setting events_stream is on, the stream _liftpy-events keeps events for 30 days. Otherwise the controllers keep the newest
     10,000 events in memory. The first line of the output says so if --since reaches further back.
     """
-    since_ns = max(0, time.time_ns() - round(seconds(since, "--since") * NS_PER_S))
+    since_ns = max(0, time.time_ns() - round(since_s * NS_PER_S))
 
     async def work(client: Client) -> None:
         gone = attended(reader_gone(sys.stdout))
@@ -66,6 +72,10 @@ class EventPages:
         self._client = client
         self._sleep = sleep or _sleep
         self._place = (0, -1)
+        self._numbers: dict[str, int] = {}
+        """Node -> number of its last event."""
+        self._of_nodes: list[dict[str, Any]] = []
+        """Events of nodes that are not in a page yet."""
 
     async def pages(self, since_ns: int, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
         """Yield pages of events, oldest first.
@@ -73,9 +83,10 @@ class EventPages:
         ``follow``: forever. The first page has ``begins`` if older events are not in memory.
         """
         first = True
+        self._of_nodes = await self._node_events(since_ns)
         async for said in self._kept(since_ns):
             first = False
-            yield said
+            yield self._merged(said)
         while True:
             try:
                 said = await self._page(since_ns)
@@ -88,11 +99,42 @@ class EventPages:
                 last = said["events"][-1]
                 self._place = (last["index"], last["number"])
             first = False
-            yield said
+            if not said["more"] and follow:
+                self._of_nodes += await self._node_events(since_ns)
+            yield self._merged(said)
             if not said["more"]:
                 if not follow:
                     return
                 await self._sleep(POLL_S)
+
+    def _merged(self, said: dict[str, Any]) -> dict[str, Any]:
+        """Return a page with the events of the nodes in between. The last page has all of them."""
+        events = said["events"]
+        until = _place(events[-1]) if events else (0, -1)
+        due = [one for one in self._of_nodes if not said["more"] or _place(one) <= until]
+        self._of_nodes = [one for one in self._of_nodes if one not in due]
+        return {**said, "events": sorted([*events, *due], key=_place)} if due else said
+
+    async def _node_events(self, since_ns: int) -> list[dict[str, Any]]:
+        """Return the new events that nodes have seen by themselves. A node without an answer is left out."""
+
+        async def ask(node: str) -> list[dict[str, Any]]:
+            try:
+                answer = await self._client.admin.node_events(node, self._numbers.get(node, -1), since_ns, _TIMEOUT_S)
+                said = answer.get("node_events")
+            except LiftError:
+                return []
+            found = said.get("events") if isinstance(said, dict) else None
+            events = [kept for one in (found if isinstance(found, list) else []) if (kept := checked_event(one)) is not None]
+            if events:
+                self._numbers[node] = events[-1]["number"]
+            return events
+
+        try:
+            nodes = await self._client.admin.node_ids()
+        except LiftError:
+            return []
+        return [event for events in await asyncio.gather(*map(ask, nodes)) for event in events]
 
     async def _kept(self, since_ns: int) -> AsyncIterator[dict[str, Any]]:
         """Yield pages from the stream of events if it is readable. The rest is in the memory of the controllers."""
@@ -124,6 +166,10 @@ class EventPages:
         raise UnavailableError(
             f"No controller returned events: {why or 'they have not caught up'}. Check `liftpy controllers`, then retry."
         )
+
+
+def _place(event: dict[str, Any]) -> tuple[int, int]:
+    return event["index"], event["number"]
 
 
 async def _sleep(wait_s: float) -> None:

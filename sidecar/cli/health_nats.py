@@ -1,5 +1,7 @@
-"""``liftpy health`` over NATS: of a node, or of the whole cluster. A probe may be started every few seconds: a Client, with numpy and
-uvloop, is loaded for ``--probe`` alone."""
+"""``liftpy health`` over NATS, for a node or for the whole cluster.
+
+A supervisor may start the command every few seconds. So only ``--probe`` loads a Client with numpy and uvloop.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,28 @@ import nats.errors
 from liftpy.client.admin_requests import NodeRequests, asking
 from liftpy.core.base.ids import PROBE_STREAM as PROBE
 from liftpy.core.base.strict_json import load_json
-from liftpy.core.observe.cluster_health import why_offline
-from liftpy.errors import LiftError, NotFoundError, OutcomeUnknownError, ProtocolError, UnavailableError
+from liftpy.core.observe.cluster_health import ClusterVerdict, verdict_of
+from liftpy.core.observe.verdicts import VERDICTS, Reason, reason
+from liftpy.errors import (
+    LiftError,
+    NatsUnreachableError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ProtocolError,
+    UnavailableError,
+)
 from sidecar.cli.health import PORT, levels, show
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.partition_reports import unknown_data
+from sidecar.cli.partition_reports import judge_cluster, unknown_data
 from sidecar.runtime.settings import Target
 
 if TYPE_CHECKING:
     from liftpy.client import Client
-    from liftpy.core.metadata.image import ClusterImage
 
 _TIMEOUT_S = 3.0
-_MOST_NAMED = 5
-"""Maximum number of partitions to name."""
+_OF_LIVE = ("fenced", "silent", "no-majority")
+"""Words of the problems that --live checks."""
 _PROBE_SUBJECT = "liftpy-probe"
 
 
@@ -51,9 +60,8 @@ def health(
 
     \b
     - The metadata group commits.
-    - No node is fenced, silent or below the feature level.
-    - No partition waits for an operator because it may lose records.
-    - No replicated service has ended or is blocked (not checked with --live).
+    - Each node passes its own check.
+    - The verdict of the cluster names no problem that an operator must solve. A line with [!] is a problem that ends by itself.
 
     After a network partition, the side with the majority reports 1 (the other nodes are fenced). The other side reports 3.
     """
@@ -65,74 +73,65 @@ def health(
 def _by_nats(target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
     try:
         return asyncio.run(_found(target, level, node_id, probe))
+    except NatsUnreachableError as error:
+        lost = reason("nats-lost", who="This command", why=f": {error}")
+        return _result([f"[-] {lost.line}"], silent=True, verdict=verdict_of([lost]))
     except (UnavailableError, OutcomeUnknownError) as error:
-        return {"healthy": False, "silent": True, "checks": [f"[-] nobody answered: {error}"]}
+        return _result([f"[-] no answer: {error}"], silent=True)
+
+
+def _result(lines: list[str], *, silent: bool, verdict: ClusterVerdict | None = None) -> dict[str, Any]:
+    found = {"healthy": not any(line.startswith("[-]") for line in lines), "silent": silent, "checks": lines}
+    return found if verdict is None else {**found, "verdict": verdict.as_object()}
 
 
 async def _found(target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
     who: dict[str, Any] = {"credentials": target.credentials, "name": "liftpy-cli", "timeout_s": _TIMEOUT_S}
     async with asking(target.nats, target.namespace, **who) as cluster:
-        return await _asked(cluster, target, level, node_id, probe)
+        return await (_of_node(cluster, level, node_id) if node_id is not None else _of_cluster(cluster, target, level, probe))
 
 
-async def _asked(cluster: NodeRequests, target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
+async def _of_node(cluster: NodeRequests, level: str, node_id: str) -> dict[str, Any]:
+    said = await said_by(cluster, node_id)
+    return _result(_node_lines(node_id, said, level), silent=said is None)
+
+
+def _node_lines(name: str, said: dict[str, Any] | None, level: str) -> list[str]:
+    if said is None:
+        return [f"[-] {name}: does not answer"]
+    why = "; ".join(f"{check}: {text}" for check, text in said["checks"].items() if text)
+    lines = [f"[+] {name}: {level}" if said["health"][level] else f"[-] {name}: not {level}: {why}"]
+    if unknown := said.get("unknown_streams"):
+        lines.append(f"[+] {unknown_data(name, unknown)}")
+    return lines
+
+
+async def _of_cluster(cluster: NodeRequests, target: Target, level: str, probe: bool) -> dict[str, Any]:
+    """Return the checks of the cluster and its verdict. Without a majority, the nodes still answer for themselves."""
     lines: list[str] = []
-    nodes = [node_id] if node_id is not None else []
-    if node_id is None:
-        began = time.monotonic()
+    began = time.monotonic()
+    try:
         state = await cluster.describe_cluster(linearizable=True)
-        lines.append(f"[+] metadata group: committed a barrier in {(time.monotonic() - began) * 1000:.1f} ms")
-        nodes = state.image.live_nodes()
-        fenced = sorted(set(state.image.nodes) - set(nodes))
-        lines += [f"[-] {name}: fenced" for name in fenced]
-        if level != "live":
-            lines += _suspect(state.image)
-    silent = 0
-    for name in nodes:
-        said = await said_by(cluster, name)
-        silent += said is None
-        if said is None:
-            lines.append(f"[-] {name}: does not answer")
-            continue
-        why = "; ".join(f"{check}: {reason}" for check, reason in said["checks"].items() if reason)
-        lines.append(f"[+] {name}: {level}" if said["health"][level] else f"[-] {name}: not {level}: {why}")
-        if unknown := said.get("unknown_streams"):
-            lines.append(f"[+] {unknown_data(name, unknown)}")
-        if node_id is None and level != "live":
-            lines += await _services(cluster, name)
+    except (UnavailableError, OutcomeUnknownError) as error:
+        lines.append(f"[-] metadata group: {error}")
+        try:
+            names = await cluster.node_ids()
+        except (UnavailableError, OutcomeUnknownError):
+            return _result(lines, silent=True)
+        verdict = await judge_cluster(cluster, names)
+        return _result([*lines, *map(_reason_line, verdict.reasons)], silent=True, verdict=verdict)
+    lines.append(f"[+] metadata group: committed a barrier in {(time.monotonic() - began) * 1000:.1f} ms")
+    for name in state.image.live_nodes():
+        lines += _node_lines(name, await said_by(cluster, name), level)
+    verdict = await judge_cluster(cluster, sorted(state.image.nodes))
+    lines += [_reason_line(one) for one in verdict.reasons if level != "live" or one.word in _OF_LIVE]
     if probe:
         lines += await _probed(target)
-    well = not any(line.startswith("[-]") for line in lines)
-    return {"healthy": well, "silent": node_id is not None and silent > 0, "checks": lines}
+    return _result(lines, silent=False, verdict=verdict)
 
 
-def _suspect(image: ClusterImage) -> list[str]:
-    """Return lines for partitions that wait for an operator, because their last in-sync replicas may have lost records [C10]."""
-    found = (
-        why_offline(stream.name, one.partition, one.status.name, one.isr, one.incomplete)
-        for stream in image.streams.values()
-        for one in stream.partitions
-    )
-    texts = [text for text in found if text]
-    more = [f"[-] {len(texts) - _MOST_NAMED} more partitions wait for an operator: liftpy status"]
-    return [f"[-] {text}" for text in texts[:_MOST_NAMED]] + (more if len(texts) > _MOST_NAMED else [])
-
-
-async def _services(client: NodeRequests, node_id: str) -> list[str]:
-    """Return a line for ended services of the node, and one for blocked ones. [] if all run."""
-    try:
-        glance = await client.node_glance(node_id, _TIMEOUT_S)
-    except (UnavailableError, OutcomeUnknownError, ProtocolError):
-        return []  # it has just said how it is
-    lines = []
-    if glance is not None and glance.services_ended:
-        why = "; ".join(glance.ended_services) or str(glance.services_ended)
-        lines.append(f"[-] {node_id}: services have ended: {why}")
-    if glance is not None and glance.services_blocked:
-        lines.append(
-            f"[-] {node_id}: {glance.services_blocked} services stand at a record that they cannot apply: liftpy status"
-        )
-    return lines
+def _reason_line(one: Reason) -> str:
+    return f"[{'-' if VERDICTS[one.word].makes_unhealthy else '!'}] {one.line}"
 
 
 async def said_by(client: NodeRequests, node_id: str) -> dict[str, Any] | None:

@@ -75,6 +75,11 @@ class HelpCommand(click.Command):
             "Connection options",
             self._records(ctx, lambda param: isinstance(param, ConnectionOption) and not isinstance(param, SharedOption)),
         )
+        units = {text for param in self.params if (text := getattr(param.type, "units_text", ""))}
+        if units:
+            with formatter.section("Units"):
+                for text in sorted(units):
+                    formatter.write_text(text)
         if any(isinstance(param, SharedOption) for param in self.params):
             with formatter.section("Connection options"):
                 formatter.write_text("--nats, --context, --namespace, --creds and more. 'liftpy --help' describes them.")

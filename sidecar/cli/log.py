@@ -23,6 +23,7 @@ from liftpy.errors import ConfigError, DataDirectoryLockedError
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import json_option
 from sidecar.cli.output import table
+from sidecar.cli.progress import Progress
 from sidecar.disk.files import FolderStorage
 
 EXIT_DAMAGED = 1
@@ -78,7 +79,8 @@ def dump(folder: Path, batches: bool, as_json: bool) -> None:
 @json_option
 def verify(folder: Path, as_json: bool) -> int:
     """Read every byte of a partition directory and print the first damage. Exit code 0: no damage, 1: damage."""
-    report = inspect(_storage(folder))
+    with Progress(str(folder), None, unit="segments", is_shown=not as_json) as progress:
+        report = inspect(_storage(folder), lambda done, total: progress.at(done, done, total=total))
     if as_json:
         click.echo(json.dumps(_as_dict(report)))
     elif report.faults:

@@ -22,7 +22,7 @@ import click
 from liftpy import __version__
 from liftpy.core.base import renamed
 from liftpy.core.base.ids import is_utf8
-from liftpy.errors import ConfigError, LiftError, UnavailableError
+from liftpy.errors import ConfigError, LiftError, NatsUnreachableError, NoClusterError, NoMajorityError, UnavailableError
 from sidecar.cli.closed_pipe import nobody_reads
 from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, SharedOption, shared_option
 
@@ -271,8 +271,23 @@ def new_name(error: click.UsageError) -> str:
 
 
 def _show(error: LiftError, *, as_json: bool) -> None:
+    word = next((word for kind, word in _WORDS.items() if isinstance(error, kind)), "")
+    runbook = ""
+    if word:
+        from liftpy.core.observe.verdicts import RUNBOOKS, VERDICTS  # only errors need it
+
+        runbook = f"{RUNBOOKS}/{VERDICTS[word].runbook}.md"
     if as_json:
-        text = json.dumps({"error": {"code": error.code, "detail": str(error), "retryable": error.retryable}})
+        found = {"code": error.code, "detail": str(error), "retryable": error.retryable}
+        text = json.dumps({"error": {**found, "verdict": word, "runbook": runbook} if word else found})
     else:
-        text = f"Error: {error}" + (" (try again)" if error.retryable else "")
+        text = f"Error: {error}" + (" (try again)" if error.retryable else "") + (f"\n{word}: {runbook}" if word else "")
     click.echo(text, err=True)
+
+
+_WORDS: dict[type[LiftError], str] = {
+    NatsUnreachableError: "nats-lost",
+    NoMajorityError: "no-majority",
+    NoClusterError: "no-answer",
+}
+"""Error -> word of the verdict that it means."""

@@ -69,6 +69,8 @@ class _UnitType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     units: ClassVar[Mapping[str, float]]
     example: str
+    units_text: ClassVar[str]
+    """Sentence about the units for the help of a command."""
 
     def __init__(self, low: float = 0, high: float = math.inf) -> None:
         self._low, self._high = low, high
@@ -102,6 +104,7 @@ class Duration(_UnitType):
     name = "duration"
     units: ClassVar[Mapping[str, float]] = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
     example = "90s, 5m, 1.5h or 7d"
+    units_text = "DURATION: a number with ms, s, m, h or d, such as 1.5s or 30d. A number without a unit is in seconds."
 
 
 class Size(_UnitType):
@@ -113,6 +116,9 @@ class Size(_UnitType):
         "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
     }  # fmt: skip
     example = "4096, 64KiB, 256MiB or 1GB"
+    units_text = (
+        "SIZE: a number with B, kB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 64MiB. A number without a unit is in bytes."
+    )
 
     @staticmethod
     def result(number: float) -> int:

@@ -1,14 +1,17 @@
-"""Reports of nodes about their partitions, for commands. A node without an answer leaves a gap."""
+"""Reports of nodes about themselves and their partitions, for commands. A node without an answer leaves a gap."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from liftpy.errors import OutcomeUnknownError, ProtocolError, UnavailableError
+from liftpy.core.observe.cluster_health import ClusterVerdict, judge
+from liftpy.errors import LiftError, OutcomeUnknownError, ProtocolError, UnavailableError
 
 if TYPE_CHECKING:
     from liftpy.client import Client
+    from liftpy.client.admin_requests import NodeRequests
+    from liftpy.core.observe.node_summary import NodeSummary
 
 _NODE_TIMEOUT_S = 2.0
 _MOST_NAMED = 5
@@ -16,6 +19,18 @@ _MOST_NAMED = 5
 
 NodeReports = dict[str, dict[tuple[str, int], dict[str, Any]]]
 """Node id -> (stream uid, partition) -> the node's report about its replica. Nodes without an answer are absent."""
+
+
+async def judge_cluster(nodes: NodeRequests, node_ids: list[str]) -> ClusterVerdict:
+    """Ask all nodes at once for their summaries, and judge the cluster."""
+
+    async def ask(node_id: str) -> NodeSummary | None:
+        try:
+            return await nodes.node_glance(node_id, _NODE_TIMEOUT_S)
+        except LiftError:
+            return None
+
+    return judge(dict(zip(node_ids, await asyncio.gather(*map(ask, node_ids)), strict=True)))
 
 
 async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:

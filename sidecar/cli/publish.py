@@ -153,6 +153,8 @@ def publish(
 ) -> int:
     """Publish each line of FILE to stream NAME, and wait for the acks. Without FILE, read the standard input.
 
+    Each line has a message id. The command sends a line without an ack again, and the stream stores it once.
+
     The command stops at the first rejected line. It prints the line and the number of lines sent before it. Exit code 1: at least one
     line was rejected.
     """

@@ -124,7 +124,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     for name, nearest in unknown_variables().items():
         logger.warning("unknown environment variable, ignoring variable=%s nearest=%s", name, nearest or "none")
     from sidecar.node.node import run_node  # late: brings nats-py and PySyncObj
-    from sidecar.runtime.restarts import stay_in_the_process
+    from sidecar.runtime.restarts import cancel_exit
 
     began = time.monotonic()
 
@@ -140,7 +140,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
         click.echo(f"Error: {error}", err=True)
         return EXIT_NEVER_AGAIN
     if code == EXIT_TO_REPAIR:
-        stay_in_the_process()
+        cancel_exit()
         in_a_row = count_restart(restarts_in_a_row(), time.monotonic() - began)
         logger.warning("starting again in %g s", pause_s(in_a_row))
         time.sleep(pause_s(in_a_row))

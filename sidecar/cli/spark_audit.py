@@ -16,6 +16,7 @@ from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import EXIT_UNAVAILABLE
 from sidecar.cli.options import Duration, connection_options, internal_option, json_option
 from sidecar.cli.output import table
+from sidecar.cli.progress import Progress
 from sidecar.cli.spark_job import SparkPlace, optional_spark_options, reached
 from sidecar.runtime.settings import Target
 
@@ -42,8 +43,12 @@ def audit(
     Exit code 0: the replicas are equal, 1: they differ or one is damaged, 3: at least one partition had nothing to compare.
     """
     wanted = Selection(tuple(sorted(set(streams)))) if streams else Selection(pattern=EVERY_STREAM)
-    with reached(target, place, "liftpy audit") as (access, session):
-        report = run(access, wanted, spark=session, patience_s=timeout_s, tasks=tasks, internal=target.internal)
+    with reached(target, place, "liftpy audit") as (access, session), Progress("audit", None, unit="ranges") as progress:
+
+        def tell(done: int, total: int) -> None:
+            progress.at(done, done, total=total)
+
+        report = run(access, wanted, spark=session, patience_s=timeout_s, tasks=tasks, internal=target.internal, tell=tell)
     if as_json:
         click.echo(json.dumps(report.to_json()))
     else:

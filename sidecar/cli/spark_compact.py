@@ -9,7 +9,7 @@ import click
 
 from liftpy.spark.pipelines.compact import CompactPlan, next_step
 from liftpy.spark.pipelines.compact import compact as run
-from liftpy.spark.pipelines.table_kind import table_at
+from liftpy.spark.pipelines.table_formats import table_at
 from liftpy.spark.pipelines.tables import FORMATS
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from liftpy.errors import ConfigError
-from liftpy.spark.options import Access, access_of
+from liftpy.spark.options import CREDENTIALS, Access, access_of
 from liftpy.spark.session import is_local, local_session
 from sidecar.cli.main import SIGNALED, stop_signals
 from sidecar.runtime.settings import Target
@@ -28,16 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_FILES = {
-    "creds_file": "nats.creds",
-    "nkey_seed_file": "nats.nkeySeed",
-    "user": "nats.user",
-    "tls_ca_file": "nats.tlsCa",
-    "tls_cert_file": "nats.tlsCert",
-    "tls_key_file": "nats.tlsKey",
-    "inbox_prefix": "nats.inboxPrefix",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +86,7 @@ def source_options(target: Target, place: SparkPlace) -> Iterator[dict[str, str]
     """
     known = target.credentials
     options = {"nats": ",".join(target.nats), "namespace": target.namespace}
-    options |= {option: value for name, option in _FILES.items() if (value := getattr(known, name))}
+    options |= {option: value for name, option in CREDENTIALS.items() if (value := getattr(known, name, ""))}
     secrets = {"nats.passwordFile": known.password, "nats.tokenFile": known.token}
     secrets = {option: secret for option, secret in secrets.items() if secret}
     if secrets and not is_local(place.master):

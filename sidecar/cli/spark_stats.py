@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from liftpy.errors import ConfigError
-from liftpy.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_spec, relative
+from liftpy.spark.offsets import EARLIEST, LATEST, parse_spec
 from liftpy.spark.options import Selection
 from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, MAX_TASKS
 from liftpy.spark.pipelines.stats import StatsReport, plot_problem, save_plot
@@ -46,10 +46,11 @@ _COLUMNS = (
 )
 @click.option(
     "--bucket",
-    "every",
-    default="",
+    "every_s",
+    type=Duration(0.001),
+    default=None,
     metavar="DURATION",
-    help="Width of a time bucket, such as 5m.  [default: at most 60 buckets]",
+    help="Width of a time bucket.  [default: at most 60 buckets]",
 )
 @click.option("--plot", type=OutputFile(), metavar="FILE", help="Write a chart to this PNG file.")
 @click.option("--timeout", "timeout_s", type=Duration(0.1, 3600), default="30s", show_default=True, metavar="DURATION",
@@ -60,8 +61,8 @@ _COLUMNS = (
 @optional_spark_options
 @connection_options
 def stats(
-    streams: tuple[str, ...], start: str, until: str, every: str, plot: Path | None, timeout_s: float, tasks: int, as_json: bool,
-    place: SparkPlace | None, target: Target,
+    streams: tuple[str, ...], start: str, until: str, every_s: float | None, plot: Path | None, timeout_s: float, tasks: int,
+    as_json: bool, place: SparkPlace | None, target: Target,
 ) -> None:  # fmt: skip
     """Show rates, sizes, gaps, and distinct keys and subjects of STREAMS over time, for each partition and in total."""
     if plot is not None and (problem := plot_problem()):
@@ -72,7 +73,7 @@ def stats(
     with reached(target, place, "liftpy stats") as (access, session):
         report = run(
             access, Selection(tuple(sorted(set(streams)))), starting=starting, ending=ending,
-            every_s=_seconds(every), spark=session, patience_s=timeout_s, tasks=tasks,
+            every_s=every_s or 0.0, spark=session, patience_s=timeout_s, tasks=tasks,
         )  # fmt: skip
     if plot is not None:
         save_plot(report, plot)
@@ -80,15 +81,6 @@ def stats(
         click.echo(json.dumps(report.to_json()))
     else:
         _show(report)
-
-
-def _seconds(text: str) -> float:
-    if not text:
-        return 0.0
-    found: OffsetSpec | None = relative(f"-{text}")
-    if found is None or not found.back_ns:
-        raise ConfigError(f"Invalid value for --bucket: {text!r}. Use a duration such as 10s, 5m or 1h.")
-    return found.back_ns / 1e9
 
 
 def _show(report: StatsReport) -> None:

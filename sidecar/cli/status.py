@@ -17,10 +17,11 @@ from liftpy.core.metadata.controller.streams import why_it_waits
 from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.observe.cluster_health import why_offline
+from liftpy.core.observe.verdicts import Reason
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
-from sidecar.cli.partition_reports import NodeReports, ask_nodes, unknown_data, unknown_streams
+from sidecar.cli.partition_reports import NodeReports, ask_nodes, judge_cluster, unknown_data, unknown_streams
 from sidecar.cli.reassignment import movement_json
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -31,7 +32,7 @@ from sidecar.runtime.settings import Target
 @json_option
 @connection_options
 def status(only: str | None, as_json: bool, target: Target) -> None:
-    """Show all nodes, the leader of the metadata group, and the state of each partition.
+    """Show the state of the cluster with its problems, all nodes, the leader of the metadata group, and each partition.
 
     The state of a partition has its leader, epochs, replicas, ISR, high watermark (HW), newest offset and lag.
     """
@@ -45,8 +46,10 @@ async def gather(client: Client, only: str | None = None) -> dict[str, Any]:
     if only is not None:
         state.stream(only)
     reports = await ask_nodes(client, sorted(state.image.nodes))
+    verdict = await judge_cluster(client.admin, sorted(state.image.nodes))
     unknown = {node_id: await unknown_streams(client, node_id) for node_id in sorted(reports)}
     return {
+        "verdict": verdict.as_object(),
         "metadata_leader": state.metadata_leader,
         "index": state.image.index,
         "nodes": [
@@ -115,6 +118,10 @@ def _partition(stream: Any, partition: Any, reports: NodeReports) -> dict[str, A
 
 def _show(found: dict[str, Any]) -> None:
     console = Console()
+    console.print(f"cluster: {found['verdict']['word']}", highlight=False)
+    for one in found["verdict"]["reasons"]:
+        line = Reason(**{**one, "events": tuple(one["events"])}).line
+        console.print(f"{'!' if one['stops'] else '-'} {line}", highlight=False, markup=False, soft_wrap=True)
     rows = []
     for n in found["nodes"]:
         state = "fenced" if n["fenced"] else "live" if n["answers"] else "silent"

@@ -36,122 +36,49 @@ class Setting:
     help: str
 
 
-SETTINGS = (
-    Setting(
-        "ack_policy",
-        "--ack-policy",
-        "ack_policy",
-        "When to send the ack: all (after all in-sync replicas stored the record), leader (after the leader stored it) or none.",
-    ),
-    Setting(
-        "min_isr",
-        "--min-isr",
-        "min_isr",
-        "Minimum number of in-sync replicas to commit a record.  [default: 2, or 1 with one replica]",
-    ),
-    Setting("flush", "--flush", "flush", "When to flush records to disk: always (before the ack), interval:<ms> or none."),
-    Setting(
-        "commit_policy",
-        "--commit-policy",
-        "commit_policy",
-        "Replicas that must store a record before it is committed: all in-sync ones (isr) or a majority (quorum).",
-    ),
-    Setting(
-        "retention_age_s",
-        "--retention-age",
-        "retention_age_s",
-        "Delete records older than this. 0 means no limit.",
-    ),
-    Setting(
-        "retention_bytes",
-        "--retention-bytes",
-        "retention_bytes",
-        "Keep about this many bytes of each partition. 0 means no limit.",
-    ),
-    Setting(
-        "retention_records",
-        "--retention-records",
-        "retention_records",
-        "Keep about this many records of each partition. 0 means no limit.",
-    ),
-    Setting(
-        "max_per_subject",
-        "--max-per-subject",
-        "max_per_subject",
-        "Keep this many of the newest records of each subject. 0 means no limit.",
-    ),
-    Setting("compaction", "--compaction", "compaction", "Keep only the newest record of each key."),
-    Setting(
-        "delete_retention_s",
-        "--delete-retention",
-        "delete_retention_s",
-        "Delete tombstones older than this during compaction.",
-    ),
-    Setting("codec", "--compression", "compression", "Compression of stored and replicated records."),
-    Setting("segment_bytes", "--segment-bytes", "segment_bytes", "Start a new segment file at this size."),
-    Setting(
-        "segment_age_s",
-        "--segment-age",
-        "segment_age_s",
-        "Start a new segment file after this time. 0 means no time limit.",
-    ),
-    Setting(
-        "failover_standby",
-        "--failover-standby",
-        "failover_standby",
-        "Let followers receive and buffer publishes, so that a failover loses no publish. Reduces the throughput.",
-    ),
-    Setting(
-        "dedup_window_s",
-        "--dedup-window",
-        "dedup_window_s",
-        "Window of deduplication by Nats-Msg-Id of log time. 0 disables deduplication.",
-    ),
-    Setting("read_only", "--read-only", "read_only", "Reject publishes. Consumers can still read."),
-    Setting(
-        "max_message_bytes",
-        "--max-message-bytes",
-        "max_message_bytes",
-        "Reject larger messages (payload and headers). 0 means the limit of the log format.",
-    ),
-    Setting(
-        "optimistic_concurrency",
-        "--optimistic-concurrency",
-        "optimistic_concurrency",
-        "Reject publishes without an expected offset.",
-    ),
-    Setting(
-        "min_isr_hold_timeout_s",
-        "--min-isr-hold-timeout",
-        "min_isr_hold_timeout_s",
-        "Drop a publish without reply subject after this time, if the ISR is too small to commit it. 0 means never.",
-    ),
-    Setting(
-        "quota_records_per_s",
-        "--quota-records",
-        "quota_records_per_s",
-        "Maximum publish rate of the whole stream, in records per second. 0 means no limit. If both quotas are 0, "
-        "the default quota of the cluster applies.",
-    ),
-    Setting(
-        "quota_bytes_per_s",
-        "--quota-bytes",
-        "quota_bytes_per_s",
-        "Maximum publish rate of the whole stream, in bytes per second (payload and headers). 0 means no limit.",
-    ),
-    Setting(
-        "quota_by_token",
-        "--quota-by-token",
-        "quota_by_token",
-        "Apply the quotas separately to each value of this subject token, counted from 1. 0 means one quota for all subjects.",
-    ),
-    Setting(
-        "quota_exempt",
-        "--quota-exempt",
-        "quota_exempt",
-        "Exempt this stream from the default quota of the cluster (liftpy settings default-quota).",
-    ),
-)
+_HELP = {
+    "ack_policy": "When to send the ack: all (after all in-sync replicas stored the record), leader (after the leader "
+    "stored it) or none.",
+    "min_isr": "Minimum number of in-sync replicas to commit a record.  [default: 2, or 1 with one replica]",
+    "flush": "When to flush records to disk: always (before the ack), interval:<ms> or none.",
+    "commit_policy": "Replicas that must store a record before it is committed: all in-sync ones (isr) or a majority (quorum).",
+    "retention_age_s": "Delete records older than this. 0 means no limit.",
+    "retention_bytes": "Keep about this many bytes of each partition. 0 means no limit.",
+    "retention_records": "Keep about this many records of each partition. 0 means no limit.",
+    "max_per_subject": "Keep this many of the newest records of each subject. 0 means no limit.",
+    "compaction": "Keep only the newest record of each key.",
+    "delete_retention_s": "Delete tombstones older than this during compaction.",
+    "codec": "Compression of stored and replicated records.",
+    "segment_bytes": "Start a new segment file at this size.",
+    "segment_age_s": "Start a new segment file after this time. 0 means no time limit.",
+    "failover_standby": "Let followers receive and buffer publishes, so that a failover loses no publish. Reduces the "
+    "throughput.",
+    "dedup_window_s": "Window of deduplication by Nats-Msg-Id of log time. 0 disables deduplication.",
+    "read_only": "Reject publishes. Consumers can still read.",
+    "max_message_bytes": "Reject larger messages (payload and headers). 0 means the limit of the log format.",
+    "optimistic_concurrency": "Reject publishes without an expected offset.",
+    "min_isr_hold_timeout_s": "Drop a publish without reply subject after this time, if the ISR is too small to commit it. 0 means "
+    "never.",
+    "quota_records_per_s": "Maximum publish rate of the whole stream, in records per second. 0 means no limit. If both quotas "
+    "are 0, the default quota of the cluster applies.",
+    "quota_bytes_per_s": "Maximum publish rate of the whole stream, in bytes per second (payload and headers). 0 means no "
+    "limit.",
+    "quota_by_token": "Apply the quotas separately to each value of this subject token, counted from 1. 0 means one quota "
+    "for all subjects.",
+    "quota_exempt": "Exempt this stream from the default quota of the cluster (liftpy settings default-quota).",
+}
+"""Field of StreamConfig -> help text of its option."""
+_KEYS = {"codec": "compression"}
+"""Field of StreamConfig -> its name on the command line, where the names differ."""
+
+
+def _setting(field: str, text: str) -> Setting:
+    """Return the option of a field. A unit of seconds is not part of the option's name."""
+    key = _KEYS.get(field, field)
+    return Setting(field, "--" + key.removesuffix("_s").removesuffix("_per").replace("_", "-"), key, text)
+
+
+SETTINGS = tuple(_setting(field, text) for field, text in _HELP.items())
 _DEFAULT = StreamConfig()
 
 

@@ -27,10 +27,11 @@ from rich.text import Text
 
 from liftpy.client import Client
 from liftpy.core.observe.app_rows import groups_question, services_question, shown_groups, shown_services
-from liftpy.core.observe.cluster_health import DEGRADED, OK, Reason, streams_question
+from liftpy.core.observe.cluster_health import DEGRADED, OK, streams_question
 from liftpy.core.observe.cluster_model import HISTORY, Model, NodeRow, Watching
 from liftpy.core.observe.node_summary import NodeSummary
 from liftpy.core.observe.page_model import checked_stream, figure
+from liftpy.core.observe.verdicts import Reason, reason
 from liftpy.errors import LiftError, UnavailableError
 from sidecar.cli.closed_pipe import reader_gone
 from sidecar.cli.help import HelpCommand
@@ -155,15 +156,15 @@ def _head(model: Model) -> Text:
 
 def _reasons(model: Model, width: int) -> list[Text]:
     reasons = model.verdict.reasons
-    lines = [line for reason in reasons[:_REASONS] for line in _reason(reason, width)]
+    lines = [line for one in reasons[:_REASONS] for line in _reason(one, width)]
     if len(reasons) > _REASONS:
-        lines[-1].append(f"  and {len(reasons) - _REASONS} more")
+        lines.append(Text(f"  and {len(reasons) - _REASONS} more: liftpy status"))
     return lines
 
 
-def _reason(reason: Reason, width: int) -> list[Text]:
+def _reason(found: Reason, width: int) -> list[Text]:
     """Return a reason on as many lines as it needs, at most ``_REASON_LINES``."""
-    text = f"{'!' if reason.stops else '-'} {reason.text}  ({reason.runbook})"
+    text = f"{'!' if found.stops else '-'} {found.line}"
     wrapped = textwrap.wrap(text, max(width, 20), subsequent_indent="  ", max_lines=_REASON_LINES, placeholder=" …")
     return [Text(line) for line in wrapped]
 
@@ -259,7 +260,7 @@ def _detail(row: NodeRow) -> list[Text]:
     glance = row.glance
     lines = [f"node {row.node}: {row.state}" + (", leads the metadata group" if row.leads_metadata else "")]
     if glance is None:
-        lines.append("it does not answer: docs/runbooks/node-down.md")
+        lines.append(reason("silent", who=row.node).line)
     else:
         lines += [
             f"version {glance.version or '?'}, incarnation {glance.incarnation}, up {glance.uptime_s:,.0f} s"
@@ -398,7 +399,8 @@ class Looking:
                 self._named = await self._client.admin.node_ids()
         nodes = self.watching.nodes(self._named)
         said = await asyncio.gather(*map(self._ask, nodes))
-        self.watching.put(self._now(), dict(zip(nodes, said, strict=True)))
+        is_lost = not any(said) and not self._client.admin.is_connected
+        self.watching.put(self._now(), dict(zip(nodes, said, strict=True)), is_nats_lost=is_lost)
         self.listed = await self._list(self.shows, [node for node, one in zip(nodes, said, strict=True) if one is not None])
 
     async def _list(self, shows: str, nodes: Sequence[str]) -> list[dict[str, Any]]:
@@ -446,7 +448,7 @@ def as_object(model: Model) -> dict[str, Any]:
     del found["history_in"], found["history_out"]
     for row in found["rows"]:
         del row["history"]
-    found["verdict"]["reasons"] = [reason._asdict() for reason in model.verdict.reasons]
+    found["verdict"] = model.verdict.as_object()
     return found
 
 

@@ -1,1 +1,1 @@
-"""A whole cluster on one machine: nats-server, node processes, demo."""
+"""A whole cluster on one machine: nats-server, node processes and the demo."""

@@ -1,6 +1,7 @@
-"""A cluster on this machine as real processes: one nats-server and N sidecars, started, watched, stopped together.
+"""A cluster on this machine as real processes: one nats-server and N sidecars, which start and stop together.
 
-``liftpy dev``, the demo and the integration tests are this one class. Every child dies with this process, however it ends.
+`liftpy dev`, the demo and the integration tests use this class. Every child process ends with this process, even if it is
+killed.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _POLL_S = 0.02
 _LOG_LINES = 400
 
 LineSink = Callable[[str, str], None]
-"""(node id, one line of its log)"""
+"""Called with (node id, one line of its log)."""
 
 
 class DevNode:
-    """One sidecar process. ``log``: its last lines. ``ready``: its ready line, or None."""
+    """One sidecar process. ``log``: its last lines. ``ready``: its ready line, None: it is not ready."""
 
     def __init__(self, node_id: str, command: list[str], environment: Mapping[str, str], on_line: LineSink | None) -> None:
         self.node_id = node_id
@@ -50,7 +51,7 @@ class DevNode:
 
     @property
     def running(self) -> bool:
-        """True if the process exists, even paused."""
+        """True if the process exists. It may be paused."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -60,7 +61,7 @@ class DevNode:
 
     @property
     def how_it_ended(self) -> str:
-        """How the process ended, for people, such as "was killed by SIGKILL". '' while it runs."""
+        """How the process ended, as text, for example "was killed by SIGKILL". '': it is running."""
         code = self._process.poll() if self._process is not None else None
         if code is None:
             return ""
@@ -68,11 +69,11 @@ class DevNode:
 
     @property
     def status_url(self) -> str:
-        """URL of its status page, '' before it is ready or without a page."""
+        """URL of its status page. '': it is not ready, or has no page."""
         return str((self.ready or {}).get("status", ""))
 
     def start(self) -> None:
-        """Start the process. ``wait_ready`` waits for it."""
+        """Start the process. It is ready when ``wait_ready`` returns. Raises ConfigError if it is running."""
         if self.running:
             raise ConfigError(f"Node {self.node_id} is already running. Stop it first.")
         self.ready = None
@@ -85,7 +86,7 @@ class DevNode:
             text=True,
             errors="replace",
             env=self._environment,
-            start_new_session=True,  # Ctrl-C is for the parent, which stops its nodes in good order
+            start_new_session=True,  # Ctrl-C goes to the parent, which stops its nodes in order
         )
         streams = ((self._process.stdout, self._take_stdout), (self._process.stderr, self._take_stderr))
         self._readers = [threading.Thread(target=_read_lines, args=pair, daemon=True) for pair in streams]
@@ -93,7 +94,10 @@ class DevNode:
             reader.start()
 
     def wait_ready(self, timeout_s: float = _READY_TIMEOUT_S) -> dict[str, Any]:
-        """Wait until the node has registered with the metadata group. Raise UnavailableError with its last output if it does not."""
+        """Wait until the node has registered, and return its ready line.
+
+        Raises UnavailableError with its last log lines if it does not register.
+        """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self.ready is not None:
@@ -107,17 +111,18 @@ class DevNode:
         )
 
     def terminate(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
-        """Send SIGTERM and wait: the node transfers its leaderships and stops. Return the exit code. A node that hangs is
-        killed and gives -9.
+        """Send SIGTERM and wait: the node transfers its leaderships and stops. Return the exit code.
+
+        A node that hangs is killed, and the exit code is -9.
         """
         return self._end(signal.SIGTERM, timeout_s)
 
     def interrupt(self, timeout_s: float = _STOP_TIMEOUT_S) -> int:
-        """Send SIGINT and wait: a clean stop without transfers."""
+        """Send SIGINT and wait: the node stops cleanly without transfers. Return the exit code."""
         return self._end(signal.SIGINT, timeout_s)
 
     def kill(self) -> int:
-        """Send SIGKILL and wait."""
+        """Send SIGKILL and wait. Return the exit code."""
         return self._end(signal.SIGKILL, _STOP_TIMEOUT_S)
 
     def send(self, with_signal: int) -> None:
@@ -134,7 +139,7 @@ class DevNode:
 
     @property
     def workers(self) -> list[int]:
-        """Process ids of its worker processes, if the system shows them."""
+        """Process ids of its worker processes. Empty if the system does not show them."""
         found: list[int] = []
         for task in Path(f"/proc/{self.pid}/task").glob("*/children"):
             with contextlib.suppress(OSError):
@@ -172,8 +177,11 @@ class DevNode:
 class DevCluster:
     """A local cluster of sidecars n1, n2... The first three (or the only one) form the metadata group.
 
-    ``data``: directory for the data, kept. None: a temporary one. ``nats_url``: an existing server. ``settings``:
-    environment settings of all nodes. ``node_nats_urls``: node id -> NATS URL of that node.
+    Args:
+        data: Directory for the data. It is kept. None: a temporary one.
+        nats_url: URL of an existing server. None: start one.
+        settings: Environment settings of all nodes.
+        node_nats_urls: Node id -> NATS URL of that node.
     """
 
     def __init__(
@@ -204,7 +212,7 @@ class DevCluster:
 
     @property
     def nats_url(self) -> str:
-        """URL for clients."""
+        """NATS URL for clients."""
         return self._nats_url or (self.nats.url if self.nats is not None else "")
 
     @property
@@ -216,7 +224,7 @@ class DevCluster:
         return folder
 
     def start(self, timeout_s: float = _READY_TIMEOUT_S) -> None:
-        """Start everything and wait until every node is registered. After a failure, everything is stopped again."""
+        """Start all processes and wait until every node is registered. After a failure, all processes are stopped."""
         try:
             self._prepare()
             for node in self.nodes.values():
@@ -254,19 +262,22 @@ class DevCluster:
         return command
 
     def _environment(self, name: str, says_if_open: bool) -> dict[str, str]:
-        """Return the environment of a node. ``says_if_open``: it warns if the NATS server has no authorization. One node does
-        that.
+        """Return the environment of a node.
+
+        ``says_if_open``: True if it warns about a NATS server without authorization. Only one node does that.
         """
-        checkout = str(Path(__file__).resolve().parents[2])  # so that it works from there, too, whatever the folder
+        checkout = str(Path(__file__).resolve().parents[2])  # so that the import works from any working directory
         import_path = os.pathsep.join([checkout, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))])
         nats = nats_environment(self._node_nats_urls.get(name, self.nats_url))
         ours = {"PYTHONPATH": import_path, "PYTHONUNBUFFERED": "1", **self._settings}
         return {**child_environment(), **ours, **nats, **({} if says_if_open else quiet_environment())}
 
     def stop(self) -> None:
-        """Stop all nodes cleanly and at the same time, then nats-server. Remove the temporary directory. May be called twice.
+        """Stop all nodes cleanly and at the same time, then nats-server. Remove the temporary directory.
 
-        The nodes get SIGINT, not SIGTERM, because no node remains that could take over.
+        It may be called twice.
+
+        The nodes get SIGINT instead of SIGTERM, because no node remains that could become leader.
         """
         for node in self.nodes.values():
             if node.running:

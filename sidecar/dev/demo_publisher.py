@@ -1,8 +1,8 @@
-"""Publisher of the demo: a process that publishes with plain nats-py and knows nothing of liftpy.
+"""Publisher of the demo: a process that publishes with plain nats-py and uses no part of liftpy.
 
-A plain publish gets no answer, so only the sender's pace keeps it from overrunning the sidecars. The pace arrives in
-lines on standard
-input: the number of messages that may have been sent by now. The process prints the number sent so far in the same way.
+A publish without reply subject gets no answer, so the publisher must not be faster than the sidecars. The demo controls its
+pace: each line on the standard input is the number of messages that may have been sent by now. The process prints the
+number that it has sent in the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _BURST = 2000
 
 
 async def publish_at_pace(connection: NatsConnection, subject: str, lines: list[bytes], pace: asyncio.StreamReader) -> int:
-    """Publish ``lines`` in order as ``pace`` allows. Return the number of sent lines. It is lower only if the pace ends early."""
+    """Publish ``lines`` in order, as far as ``pace`` allows. Return the number of sent lines.
+
+    It is lower if the pace ends early.
+    """
     sent = 0
     while sent < len(lines):
         word = await pace.readline()

@@ -1,7 +1,9 @@
-"""The demo's Spark job, a process of its own: so that Spark starts while the records are replicated, and ends with its process.
+"""The Spark job of the demo, in a separate process.
 
-It says ``ready`` when Spark is up, waits for a line, reads the stream with the format ``liftpy``, writes what it read as an
-Arrow file and the table that it computed as JSON into a folder, and says ``done``.
+So Spark starts while the records are replicated, and ends with its process.
+
+It prints ``ready`` when Spark is up, and waits for a line. Then it reads the stream with the format ``liftpy``. It writes
+the records as an Arrow file and the computed table as JSON into a directory, and prints ``done``.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def start_session(folder: Path) -> Any:
 def read_stream(spark: Any, urls: str, namespace: str, stream: str, columns: str) -> Any:
     """Return the whole stream as a DataFrame of ``columns``.
 
-    They are named because Spark does not prune columns of a Python source.
+    The columns must be named, because Spark does not prune the columns of a Python source.
     """
     reader = spark.read.format("liftpy").option("nats", urls).option("namespace", namespace).option("stream", stream)
     reader = reader.option("columns", columns)
@@ -50,7 +52,7 @@ def delays_by_carrier(frame: Any) -> Delays:
 
 
 def run_job(spark: Any, urls: str, namespace: str, stream: str, folder: Path) -> None:
-    """Read, compute, and store records and result in ``folder``."""
+    """Read the stream, compute the table, and write both into ``folder``."""
     import pyarrow as pa
 
     started = time.monotonic()
@@ -70,10 +72,10 @@ def run_job(spark: Any, urls: str, namespace: str, stream: str, folder: Path) ->
 @click.option("--stream", required=True)
 @click.option("--folder", type=click.Path(path_type=Path), required=True)
 def main(urls: str, namespace: str, stream: str, folder: Path) -> None:
-    """Start Spark, wait for a line of input, run the job, store the result in FOLDER."""
+    """Start Spark, wait for a line of input, run the job, and write the result into FOLDER."""
     spark = start_session(folder)
     try:
-        spark.range(1).count()  # the first query loads much of Spark: better now, while the records are on their way
+        spark.range(1).count()  # the first query loads much of Spark, so it runs now, while the records are replicated
         print("ready", flush=True)
         if sys.stdin.readline():
             run_job(spark, urls, namespace, stream, folder)

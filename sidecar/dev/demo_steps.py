@@ -1,4 +1,4 @@
-"""The demo's steps: publish and watch, read back through the client, read back and compute through Spark, compare."""
+"""The steps of the demo: publish and watch, read through the client, read and compute through Spark, compare."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sidecar.runtime.tasks import attended
 STREAM = "flights"
 SUBJECT = "demo.flights"
 AHEAD_RECORDS = 40_000
-"""Number of records that the publisher may be ahead of HW. It is well within the sidecar's ingest queue."""
+"""Maximum number of records that the publisher may be ahead of the high watermark. The ingest queue has room for more."""
 STALL_S = 60.0
 SPARK_START_S = 120.0
 SPARK_JOB_S = 180.0
@@ -42,7 +42,10 @@ Show = Callable[["Positions"], None]
 
 @dataclass(slots=True)
 class Positions:
-    """Numbers of records. ``replicas``: node id -> records in its log. ``leader``: node id."""
+    """Numbers of records.
+
+    ``replicas``: node id -> number of records in its log. ``leader``: node id of the leader.
+    """
 
     sent: int = 0
     committed: int = 0
@@ -52,7 +55,7 @@ class Positions:
 
 @dataclass(slots=True)
 class Step:
-    """One line of the result. ``agrees``: the received records equal the sent ones."""
+    """One line of the result. ``agrees``: True if the received records equal the sent ones."""
 
     name: str
     records: int
@@ -68,14 +71,20 @@ class Step:
 
 
 async def publish_and_watch(client: Client, nats_url: str, flights: range, folder: Path, nodes: list[str], show: Show) -> float:
-    """Let the publisher send ``flights`` at the pace of the HW, until every replica has all of them. Return the seconds it took."""
+    """Publish ``flights`` at the pace of the high watermark until every replica has all of them.
+
+    Return the duration in seconds.
+    """
     arguments = ["--nats", nats_url, "--subject", SUBJECT, "--first", str(flights.start), "--records", str(len(flights))]
     async with await LineProcess.start("sidecar.dev.demo_publisher", arguments, folder) as publisher:
         return await _watch(client, publisher, flights, nodes, show)
 
 
 async def _watch(client: Client, publisher: LineProcess, flights: range, nodes: list[str], show: Show) -> float:
-    """Control the publisher's pace and poll the nodes until all records are committed everywhere. Return the seconds it took."""
+    """Control the pace of the publisher, and poll the nodes until all records are committed everywhere.
+
+    Return the duration in seconds.
+    """
     at, count = Positions(sent=flights.start), flights.stop
     counting = attended(_count_sent(publisher, at, flights.start))
     started = moved = time.monotonic()
@@ -114,7 +123,7 @@ async def _count_sent(publisher: LineProcess, at: Positions, first: int) -> None
 
 
 async def _look(client: Client, nodes: list[str], at: Positions) -> None:
-    """Ask the leader and the replicas for their positions. A replica without an answer keeps its last position."""
+    """Update the positions ``at`` from the leader and the replicas. A replica without an answer keeps its last position."""
     with contextlib.suppress(UnavailableError):
         bounds = await client.bounds(STREAM)
         at.committed, at.leader = bounds.high_watermark + 1, bounds.leader
@@ -127,7 +136,7 @@ async def _look(client: Client, nodes: list[str], at: Positions) -> None:
 
 
 def newest_offset_of(status: dict[str, Any], stream: str, partition: int) -> int:
-    """Return the offset of the last record of a partition on a node, inclusive, from the node's status. -1 if it has none."""
+    """Return the offset of the last record of a partition (inclusive) from the node's ``status``. -1: it has none."""
     for found in status.get("partitions", []):
         if (found["stream"], found["partition"]) == (stream, partition):
             return int(found["newest_offset"])
@@ -135,7 +144,7 @@ def newest_offset_of(status: dict[str, Any], stream: str, partition: int) -> int
 
 
 async def read_back(client: Client, lines: list[bytes]) -> Step:
-    """Read all that is committed through the client and compare it with ``lines``, record by record."""
+    """Read all committed records through the client, and compare them with ``lines``."""
     started = time.monotonic()
     values: list[Any] = []
     async for piece in client.consume(STREAM, start="earliest", until="end").batches():
@@ -146,7 +155,7 @@ async def read_back(client: Client, lines: list[bytes]) -> Step:
 
 
 async def compute_by_spark(job: LineProcess, folder: Path, lines: list[bytes]) -> tuple[list[Step], Delays]:
-    """Run the Spark job. Compare the records that it read with ``lines``, and its table with one computed here."""
+    """Run the Spark job. Compare its records with ``lines``, and its table with one that is computed here."""
     job.say("go")
     await job.expect("done", SPARK_JOB_S)
     result = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
@@ -162,7 +171,7 @@ async def compute_by_spark(job: LineProcess, folder: Path, lines: list[bytes]) -
 
 
 def _values_by_offset(file: Path) -> list[bytes]:
-    """Return the values in the order of their offsets, which must be 0, 1, 2... without a gap."""
+    """Return the values in the order of their offsets. Raises DataLossError unless the offsets are 0, 1, 2 and so on."""
     import pyarrow as pa
 
     with pa.memory_map(str(file)) as source:
@@ -177,7 +186,7 @@ def _values_by_offset(file: Path) -> list[bytes]:
 
 
 def first_difference(sent: list[bytes], got: list[Any]) -> str:
-    """Return a text with the first difference of two record lists, '' if they are equal."""
+    """Return a text about the first difference of two lists of records. '': they are equal."""
     if sent == got:
         return ""
     for offset, (wanted, found) in enumerate(zip(sent, got, strict=False)):
@@ -186,10 +195,10 @@ def first_difference(sent: list[bytes], got: list[Any]) -> str:
     return f"{len(got)} records came back, {len(sent)} were sent"
 
 
-# The demo's middle: the leader is killed while a plain NATS publisher waits for acknowledgements, and nothing is lost.
+# The failover step: the leader is killed while a plain NATS publisher waits for acks, and no record is lost.
 #
-# The publisher is nats-py alone. It asks for each flight to be stored at its offset (``Nats-Expected-Last-Sequence``), so one that was
-# stored though its acknowledgement was lost is not stored again: afterwards every flight lies where it should, once.
+# The publisher uses only nats-py. It requests that each flight is stored at its offset (``Nats-Expected-Last-Sequence``). So a
+# flight whose ack was lost is not stored again. At the end, every flight is stored once at its offset.
 
 
 MAX_RECORDS = 4000
@@ -213,7 +222,10 @@ class Failover:
 async def lose_the_leader(
     cluster: DevCluster, client: Client, stream: str, subject: str, lines: list[bytes], first: int
 ) -> Failover:
-    """Publish ``lines`` with acks from offset ``first`` on, and kill the leader half-way. Return when all nodes are in sync again."""
+    """Publish ``lines`` with acks from offset ``first`` on, and kill the leader half-way.
+
+    Return when all nodes are in sync again.
+    """
     began = time.monotonic()
     killed = (await client.stream(stream)).partitions[0].leader
     connection = await nats.connect(cluster.nats_url, name="demo-acknowledged", max_reconnect_attempts=-1)
@@ -237,7 +249,7 @@ async def lose_the_leader(
 async def _publish(
     connection: NatsConnection, client: Client, stream: str, subject: str, lines: list[bytes], first: int, start: int, end: int
 ) -> int:
-    """Publish the flights from offset ``start`` to ``end`` (exclusive) with acks, in windows. Return the next offset."""
+    """Publish the flights from offset ``start`` to ``end`` (exclusive) with acks, several at once. Return the next offset."""
     position, moved = start, time.monotonic()
     while position < end:
         window = range(position, min(position + _WINDOW, end))
@@ -257,7 +269,7 @@ async def _publish(
 
 
 async def _ask(connection: NatsConnection, subject: str, line: bytes, offset: int) -> bool:
-    """Return whether ``line`` was acknowledged at ``offset``."""
+    """Publish ``line``. Return whether it was acknowledged at ``offset``."""
     try:
         answer = await connection.request(
             subject, line, timeout=_ANSWER_TIMEOUT_S, headers={"Nats-Expected-Last-Sequence": str(offset)}
@@ -268,7 +280,7 @@ async def _ask(connection: NatsConnection, subject: str, line: bytes, offset: in
 
 
 async def _committed(client: Client, stream: str) -> int:
-    """Return how many records are committed, with those whose ack was lost. 0: no answer."""
+    """Return the number of committed records, including those whose ack was lost. 0: no answer."""
     try:
         return (await client.bounds(stream)).high_watermark + 1
     except UnavailableError:
@@ -288,7 +300,7 @@ async def _until_in_sync(client: Client, stream: str) -> None:
         await asyncio.sleep(_PAUSE_S * 5)
 
 
-# The demo's helpers as processes: started, spoken to by lines, ended with all they started; never left behind.
+# The helper processes of the demo. They get and print lines, and end with all processes that they have started.
 
 
 _STOP_TIMEOUT_S = 20.0
@@ -297,16 +309,16 @@ _LAST_WORDS_BYTES = 2000
 
 
 def _import_path() -> str:
-    """Return the import path for a child process. Spark searches directories and ignores the hooks of an editable install."""
+    """Return the import path for a child process. Spark searches directories, and ignores the hooks of an editable install."""
     source = importlib.util.find_spec("pyspark_liftpy")
     folders = [*sys.path, str(Path(source.origin).parent) if source is not None and source.origin else ""]
     return os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
 
 
 class LineProcess:
-    """A Python module that runs as a process. ``say`` writes a line to it. ``lines`` are its output.
+    """A Python module that runs as a process. ``say`` writes a line to it. ``lines`` yields its output.
 
-    Its standard error goes to ``<folder>/<name>.log``. If it fails, the error has the end of it.
+    Its standard error goes to ``<folder>/<name>.log``. If it fails, the error contains the end of this file.
     """
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
@@ -332,13 +344,13 @@ class LineProcess:
         return cls(module.rpartition(".")[2], process, log)
 
     def say(self, line: str) -> None:
-        """Write one line. Do nothing if the process has ended."""
+        """Write one line. The call has no effect if the process has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError, RuntimeError):
             self._process.stdin.write(line.encode() + b"\n")
 
     async def lines(self) -> AsyncIterator[str]:
-        """Iterate over its output lines until it ends. Raise LiftError with its last log lines after a failure."""
+        """Yield its output lines until it ends. Raises LiftError with its last log lines if it failed."""
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             yield line.decode(errors="replace").rstrip()
@@ -346,7 +358,7 @@ class LineProcess:
             raise LiftError(f"The {self.name} process of the demo failed: {self.last_words()}")
 
     async def expect(self, wanted: str, timeout_s: float) -> None:
-        """Wait for the line ``wanted``. Raise UnavailableError after the timeout."""
+        """Wait for the line ``wanted``. Raises UnavailableError after ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
                 async for line in self.lines():
@@ -370,7 +382,7 @@ class LineProcess:
         await self.end(_STOP_TIMEOUT_S if kind is None else _ABANDON_TIMEOUT_S)
 
     async def end(self, timeout_s: float) -> None:
-        """Close its input and wait. Kill its process group if it does not end or leaves processes."""
+        """Close its input and wait for its end. Kill its process group if it does not end, or if it leaves processes."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -385,8 +397,9 @@ class LineProcess:
             await self._read_to_the_end()
 
     async def _read_to_the_end(self) -> None:
-        """Read the pipe to its end, because asyncio closes it only then. An open one would cause a warning after the loop is
-        closed.
+        """Read the pipe to its end, because asyncio closes it only then.
+
+        An open pipe would cause a warning when the loop closes.
         """
         assert self._process.stdout is not None
         with contextlib.suppress(TimeoutError):

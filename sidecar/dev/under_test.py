@@ -22,11 +22,10 @@ _POLL_S = 0.05
 
 
 class ClusterUnderTest:
-    """One nats-server and sidecars n1, n2... for tests, with faults. Use it as a context manager, or ``start_all`` and
-    ``stop`` it.
+    """One nats-server and sidecars n1, n2... for tests, with faults.
 
-    Calls block. In an event loop use ``await asyncio.to_thread(cluster.kill, "n1")``. ``settings``: environment
-    settings of all nodes.
+    Use it as a context manager, or call ``start_all`` and ``stop``. Calls block. In an event loop, use ``await
+    asyncio.to_thread(cluster.kill, "n1")``. ``settings``: environment settings of all nodes.
     """
 
     def __init__(self, nodes: int = 3, *, settings: Mapping[str, str] | None = None, on_line: LineSink | None = None) -> None:
@@ -35,7 +34,7 @@ class ClusterUnderTest:
 
     @property
     def url(self) -> str:
-        """URL for clients."""
+        """NATS URL for clients."""
         return self._cluster.nats_url
 
     @property
@@ -45,17 +44,17 @@ class ClusterUnderTest:
 
     @property
     def nodes(self) -> list[str]:
-        """Ids of all nodes, running or not."""
+        """Ids of all nodes. They may be down."""
         return list(self._cluster.nodes)
 
     @property
     def running(self) -> list[str]:
-        """Ids of the nodes with a process, even paused."""
+        """Ids of the nodes whose process exists. They may be paused."""
         return [name for name, node in self._cluster.nodes.items() if node.running]
 
     @property
     def client(self) -> sync.SyncClient:
-        """The cluster's own client, for questions about it. It exists until the cluster stops."""
+        """The client of the cluster itself, for questions about its state. It exists until the cluster stops."""
         if self._asking is None:
             self._asking = sync.connect(self.url, self.namespace, name="liftpy-cluster-under-test")
         return self._asking
@@ -65,11 +64,14 @@ class ClusterUnderTest:
         return list(self._node(node).log)
 
     def start_all(self) -> None:
-        """Start everything. Return when every node is registered. Raises UnavailableError, and ConfigError without a nats-server."""
+        """Start all processes. Return when every node is registered.
+
+        Raises UnavailableError, and ConfigError if there is no nats-server.
+        """
         self._cluster.start(WAIT_S)
 
     def stop(self) -> None:
-        """End everything. May be called twice."""
+        """End all processes. It may be called twice."""
         asking, self._asking = self._asking, None
         if asking is not None:
             asking.close()
@@ -93,11 +95,11 @@ class ClusterUnderTest:
 
     # ---- faults ------------------------------------------------------------------------------------------------------
     def kill(self, node: str) -> None:
-        """End a node's process with SIGKILL, paused or not."""
+        """End a node's process with SIGKILL. It may be paused."""
         self._node(node).kill()
 
     def start(self, node: str, timeout_s: float = WAIT_S) -> None:
-        """Start a node that is down. Return when it is registered. Raises UnavailableError, and ConfigError if it already runs."""
+        """Start a node that is down. Return when it is registered. Raises UnavailableError, and ConfigError if it is running."""
         found = self._node(node)
         found.start()
         found.wait_ready(timeout_s)
@@ -117,7 +119,7 @@ class ClusterUnderTest:
         return found
 
     def leader(self, stream: str, partition: int = 0, *, other_than: str = "", timeout_s: float = WAIT_S) -> str:
-        """Wait until a running node other than ``other_than`` leads the partition. Return its id. Raises UnavailableError."""
+        """Wait until a running node other than ``other_than`` leads the partition, and return its id. Raises UnavailableError."""
 
         def found() -> str:
             partitions = self.client.stream(stream).partitions
@@ -131,21 +133,22 @@ class ClusterUnderTest:
         return self.wait_until(found, timeout_s, f"{stream}/{partition} is led")
 
     def kill_leader(self, stream: str, partition: int = 0) -> str:
-        """Kill the node that leads a partition now. Return its id. ``leader(..., other_than=it)`` waits for the next one."""
+        """Kill the leader of a partition and return its id. ``leader(..., other_than=it)`` waits for the next leader."""
         node = self.leader(stream, partition)
         self.kill(node)
         return node
 
     def restart_nats(self) -> None:
-        """Kill the nats-server and start it again on the same port. Return when it answers. Nodes and clients reconnect by
-        themselves.
+        """Kill the nats-server and start it again on the same port. Return when it answers.
+
+        Nodes and clients reconnect by themselves.
         """
         if self._cluster.nats is None:
             raise ConfigError("The cluster uses an external nats-server (nats=), so it cannot stop or start it.")
         self._cluster.nats.restart()
 
     def heal(self, timeout_s: float = WAIT_S) -> None:
-        """Resume or restart every node. Return when the metadata group sees all of them live. Raises UnavailableError."""
+        """Resume or restart every node. Return when all of them are live in the cluster. Raises UnavailableError."""
         deadline = time.monotonic() + timeout_s
         down = [found for found in self._cluster.nodes.values() if not found.running]
         for found in self._cluster.nodes.values():
@@ -163,10 +166,10 @@ class ClusterUnderTest:
 
     # ---- waiting -----------------------------------------------------------------------------------------------------
     def wait_until(self, condition: Callable[[], _T], timeout_s: float = WAIT_S, what: str = "the condition") -> _T:
-        """Repeat ``condition()`` until its result is true, and return the result.
+        """Call ``condition()`` until its result is true, and return the result.
 
-        Raise UnavailableError after ``timeout_s`` seconds. Errors that mean no answer (UnavailableError,
-        OutcomeUnknownError...) are ignored until then. ConfigError is raised.
+        Raises UnavailableError after ``timeout_s`` seconds. Until then, errors that mean no answer (UnavailableError,
+        OutcomeUnknownError...) are ignored. ConfigError is raised at once.
         """
         deadline = time.monotonic() + timeout_s
         while True:

@@ -1,1 +1,1 @@
-"""Files: segments, checkpoints, the data directory. Implements the storage interface of ``liftpy.log``."""
+"""Files: segments, checkpoints and the data directory. Implements the storage interface of ``liftpy.core.log``."""

@@ -1,13 +1,12 @@
 """The data directory of a node: its lock, its identity with the clean-stop marker, and the paths of its partitions.
 
-<data>/lock                                       one process per directory [S10]
-<data>/node                                       node id, incarnation, clean-stop marker, starts; with checksum, replaced atomically
-<data>/promises/                                  the journal of the LeaderEpochs that candidates here have promised to follow
-<data>/flush-probe.tmp                            exists while a start measures the duration of a flush
-<data>/raft/                                      files of the metadata group
-<data>/workers/<number>/                          files of further processes of the node, and their promises until the next start
-<data>/streams/<stream>-<uid>/<partition>/        one partition's log
-<data>/held/<stream>-<uid>.<partition>            a mark that the node has created this log: if the log is missing, it was lost
+<data>/lock                                       one process per directory [S10] <data>/node
+node id, incarnation, clean-stop marker, starts. Has a checksum, replaced atomically <data>/promises/
+the journal of LeaderEpochs that candidates on this node have promised <data>/flush-probe.tmp
+exists while the start measures the duration of a flush <data>/raft/                                      files of the
+metadata group <data>/workers/<number>/                          files of worker processes, and their promises until the
+next start <data>/streams/<stream>-<uid>/<partition>/        log of one partition <data>/held/<stream>-<uid>.<partition>
+mark that the node has created this log. If the log is missing, it was lost
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class NodeIdentity:
     incarnation: int = 0
     clean_incarnation: int = 0
     starts: DirectoryIdentity = field(default_factory=lambda: DirectoryIdentity(""))
-    """The processes that have started here."""
+    """Id of the directory, and number of processes that have started in it."""
 
     @property
     def stopped_cleanly(self) -> bool:
@@ -60,15 +59,17 @@ class NodeIdentity:
 
 
 def _identity_in(data: bytes) -> tuple[object, NodeIdentity | None]:
-    """Return the format version and the identity in the bytes of a ``node`` file, None in another format. Raises what ``load_identity``
-    catches."""
+    """Return (format version, identity) from the bytes of a ``node`` file. None as identity: it has another format.
+
+    Raises the errors that ``load_identity`` catches.
+    """
     crc, _, body = data.partition(b"\n")
     if int(crc, 16) != crc32c.crc32c(body):
         raise ValueError("the checksum does not match")
     fields = load_json(body)
     version = fields.pop("format")
     if version != _FORMAT:
-        return version, None  # its fields may be others
+        return version, None  # another version may have other fields
     known = {name: fields.pop(name) for name in _STARTS}
     starts = DirectoryIdentity(**{**known, "earlier": tuple(known["earlier"])})
     identity = NodeIdentity(**fields, starts=starts)
@@ -77,7 +78,7 @@ def _identity_in(data: bytes) -> tuple[object, NodeIdentity | None]:
 
 
 def _check(identity: NodeIdentity) -> None:
-    """Raise ValueError or TypeError for an invalid identity."""
+    """Check an identity. Raises ValueError or TypeError if it is invalid."""
     starts = identity.starts
     if not isinstance(starts.folder_id, str):
         raise TypeError("folder_id is not text")
@@ -94,14 +95,15 @@ def _check(identity: NodeIdentity) -> None:
 
 
 _ORPHANS_S = 5.0
-"""Time to wait for the lock of workers whose node was killed, in seconds. They are about to end."""
+"""Time in seconds to wait for the lock of workers whose node was killed. They end soon."""
 _POLL_S = 0.01
 
 
 class DataFolder:
     """A locked data directory.
 
-    Raise DataDirectoryLockedError if another process has it. ``lock``: file descriptor of an inherited lock.
+    The constructor raises DataDirectoryLockedError if another process has the lock. ``lock``: file descriptor of an
+    inherited lock, None: take it.
     """
 
     def __init__(self, path: Path, maps: OpenMaps | None = None, lock: int | None = None) -> None:
@@ -115,7 +117,7 @@ class DataFolder:
         make_folder(path)
         self._check_owner()
         try:
-            for folder in (path, path / "streams"):  # names in them that an earlier process may not have flushed
+            for folder in (path, path / "streams"):  # an earlier process may not have flushed the names in them
                 if folder.exists():
                     sync_folder(folder)
             self.lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o640)
@@ -132,14 +134,14 @@ class DataFolder:
         self._sign_lock()
 
     def _sign_lock(self) -> None:
-        """Write the holder into the lock file, in place, so that a full disk does not prevent a start."""
+        """Write the id of this process into the lock file, in place, so that a full disk does not prevent a start."""
         signed = f"{os.getpid()}\n".encode()
         try:
             if os.pwrite(self.lock, signed, 0) != len(signed):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(self.lock, len(signed))
         except OSError as error:
-            os.close(self.lock)  # else the next start in this process would find the folder in use
+            os.close(self.lock)  # otherwise the next start in this process would find the directory locked
             raise StorageError(
                 f"Cannot write {self.path / 'lock'}: {error.strerror}. Check the disk and the permissions of the data "
                 "directory."
@@ -160,7 +162,7 @@ class DataFolder:
             return
 
     def _is_orphaned(self) -> bool:
-        """Return whether the process that took the lock has ended. Then only its workers hold the lock, and they end soon."""
+        """Return whether the process that took the lock has ended. Only its workers then have the lock, and they end soon."""
         try:
             os.kill(int(os.pread(self.lock, 32, 0)), 0)
         except (ProcessLookupError, ValueError, OverflowError):
@@ -170,7 +172,7 @@ class DataFolder:
         return False
 
     def _check_owner(self) -> None:
-        """Check the owner of the directory: another user with write access could replace the data."""
+        """Check the owner of the directory, because another user with write access could replace the data."""
         try:
             found = self.path.stat()
             if found.st_uid != os.geteuid():
@@ -180,7 +182,7 @@ class DataFolder:
                 )
             if found.st_mode & _WRITABLE_BY_OTHERS:
                 self.path.chmod(stat.S_IMODE(found.st_mode) & ~_WRITABLE_BY_OTHERS)
-                logger.warning("data folder %s was writable for others; it is not any more", self.path)
+                logger.warning("data directory was writable for other users directory=%s: permissions corrected", self.path)
         except OSError as error:
             raise StorageError(
                 f"Cannot use data directory {self.path}: {error.strerror}. Check its permissions (--data)."
@@ -192,7 +194,7 @@ class DataFolder:
         return self.path / "raft"
 
     def load_identity(self) -> NodeIdentity | None:
-        """Return the content of the ``node`` file, None in a new directory. Raise CorruptionError if it is damaged."""
+        """Return the content of the ``node`` file, None in a new directory. Raises CorruptionError if it is damaged."""
         path = self.path / "node"
         if not path.exists():
             return None
@@ -248,7 +250,7 @@ class DataFolder:
         return journal
 
     def open_own_promises(self, share: WorkerShare, is_held: Callable[[str], bool]) -> PromiseJournal:
-        """Open the journal of a worker with the promises for its partitions. Call ``open_promises`` of the node first.
+        """Open the journal of a worker with the promises for its partitions. The node calls ``open_promises`` first.
 
         Raises StorageError, UnknownFormatError.
         """
@@ -256,7 +258,7 @@ class DataFolder:
         return PromiseJournal(self.storage(self.own_folder(share.number) / "promises"), is_held, before)
 
     def own_folder(self, worker: int) -> Path:
-        """Return the directory for other files of a process: the data directory itself for process 0. Created if needed."""
+        """Return the directory for the files of one process: the data directory itself for process 0. It is created if needed."""
         if not worker:
             return self.path
         own = self.path / "workers" / str(worker)
@@ -264,12 +266,15 @@ class DataFolder:
         return own
 
     def storage(self, path: Path) -> FolderStorage:
-        """Return the storage of the log in ``path``, which is made if need be."""
+        """Return the storage of the log in ``path``. The directory is created if needed."""
         return FolderStorage(path, self.maps, self._folders)
 
-    # ---- which logs there have to be ---------------------------------------------------------------------------------------
+    # ---- marks of existing logs ---------------------------------------------------------------------------------------------
     def held_logs(self) -> frozenset[str]:
-        """Return the logs that this node has made and not deleted, as ``<stream>-<uid>/<partition>``, whether or not they are there."""
+        """Return the logs that this node has created and not deleted, as ``<stream>-<uid>/<partition>``.
+
+        Their files may be missing.
+        """
         held = self.path / "held"
         try:
             names = os.listdir(held) if held.exists() else []
@@ -280,12 +285,16 @@ class DataFolder:
         return frozenset("/".join(name.rsplit(".", 1)) for name in names)
 
     def mark_held(self, name: str) -> None:
-        """Make durable that the node has a log ``<stream>-<uid>/<partition>``, before a record in it is acknowledged [S17]."""
+        """Store durably that the node has the log ``<stream>-<uid>/<partition>``.
+
+        A record of it may be acknowledged only then [S17].
+        """
         log, held = self.path / "streams" / name, self.path / "held"
         make_folder(held)
         mark = held / _mark_of(name)
         try:
-            for folder in (log, log.parent, log.parent.parent):  # the log first: a mark without one says that it was lost
+            # first the log, because a mark without a log means that the log was lost
+            for folder in (log, log.parent, log.parent.parent):
                 sync_folder(folder)
             os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
             sync_folder(held)
@@ -295,7 +304,7 @@ class DataFolder:
             ) from error
 
     def unmark_held(self, name: str) -> None:
-        """Note that the log will be deleted, or belongs to another node. If it is missing, nothing is lost."""
+        """Remove the mark of a log that will be deleted or has moved to another node."""
         mark = self.path / "held" / _mark_of(name)
         try:
             if mark.exists():
@@ -307,8 +316,9 @@ class DataFolder:
             ) from error
 
     def delete_partition(self, key: PartitionKey) -> None:
-        """Remove a partition's log after the record of its deletion is applied [M11]. It is renamed first, so that it is
-        removed completely or not at all.
+        """Remove a partition's log, after the metadata entry of its deletion was applied [M11].
+
+        The directory is renamed first, so that it is removed completely or not at all.
         """
         path = self.partition_path(key)
         self.unmark_held(key.folder)
@@ -326,11 +336,13 @@ class DataFolder:
             ) from error
 
     def delete_unknown(self, name: str) -> tuple[list[str], int]:
-        """Remove the directory ``<stream>-<uid>`` of a stream that the cluster does not know [M11]. Return its logs, as
-        ``<stream>-<uid>/<partition>``, and the bytes of all its files."""
+        """Remove the directory ``<stream>-<uid>`` of a stream that the cluster does not know [M11].
+
+        Return its logs, as ``<stream>-<uid>/<partition>``, and the number of bytes of all its files.
+        """
         split = split_folder(name)
         if split is None:
-            raise StorageError(f"{name} is no directory of a stream")
+            raise StorageError(f"{name} is not the directory of a stream. Use the form STREAM-UID.")
         stream, uid = split
         path = self.partition_path(PartitionKey(stream, uid, 0)).parent
         size_bytes = sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir() or file.is_symlink())
@@ -349,14 +361,14 @@ class DataFolder:
         return logs, size_bytes
 
     def finish_deletions(self) -> None:
-        """Complete deletions that a crash interrupted. Failures are left to the next start."""
+        """Complete deletions that a crash has interrupted. If that fails, the next start tries again."""
         for left in (self.path / "streams").glob("*/*.deleted"):
             shutil.rmtree(left, ignore_errors=True)
             with suppress(OSError):
                 self._remove_empty(left.parent)
 
     def _remove_empty(self, folder: Path) -> None:
-        """Remove the directory of a stream if it is empty. Another process may do the same."""
+        """Remove the directory of a stream if it is empty. Another process may remove it at the same time."""
         try:
             if folder.exists() and not any(folder.iterdir()):
                 folder.rmdir()

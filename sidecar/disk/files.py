@@ -1,11 +1,11 @@
-"""Files behind ``liftpy.core.log.storage``: writev, pread, mmap, fdatasync, rename.
+"""Implements ``liftpy.core.log.storage`` with files: writev, pread, mmap, fdatasync, rename.
 
-The active segment is read with ``pread`` (a copy), sealed ones through a map: a file that may still be cut is never mapped, so
-that no view ever points past the end of its file. A sealed file that has to be cut after all is copied first.
+The active segment is read with ``pread`` (a copy), sealed ones through a memory map. A file that may still be truncated is
+never mapped, so that no view ever points past the end of its file. If a sealed file must be truncated, it is copied first.
 
-A file that is appended to keeps its descriptor. A sealed one has none: it is opened when it is read, by its name, and only if that
-is still the file that was sealed; its map (which holds a descriptor of its own) stays among the ``OpenMaps`` of the process until
-others were used more recently. Views that were handed out keep their map alive, however that goes.
+A file that receives appends keeps its descriptor. A sealed one has none: a read opens it by its name, and only if that is
+still the file that was sealed. Its map has a descriptor of its own, and stays among the ``OpenMaps`` of the process until
+others were used more recently. Views keep their map alive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _COPY_BYTES = 8 * 1024 * 1024
 _MODE = 0o640
 _SMALL_BYTES = 64 * 1024
-"""Read at a time of a small file."""
+"""Number of bytes per read of a small file."""
 _PROBED_BYTES = 64 * 1024
 """Size of the file part whose last byte shows whether the kernel caches it."""
 T = TypeVar("T")
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _storage_errors(what: str, path: Path) -> Iterator[None]:
-    """Convert OSError into a storage error."""
+    """Raise a StorageError instead of an OSError."""
     try:
         yield
     except OSError as error:
@@ -51,8 +51,11 @@ def _storage_errors(what: str, path: Path) -> Iterator[None]:
 
 
 def _uncached(descriptor: int, position: int, size_bytes: int) -> list[tuple[int, int]]:
-    """Return the pieces (begin, end) that are not in the page cache, of ``_PROBED_BYTES`` each at most. ``descriptor`` is for this one
-    read: the kernel reads nothing ahead for it, since pages of the next piece would look as if a reader had used them."""
+    """Return the ranges (begin, end) that are not in the page cache, each of at most ``_PROBED_BYTES``.
+
+    ``descriptor`` must be used only for this read. Otherwise the kernel reads ahead, and pages of the next range would look
+    used.
+    """
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     found, byte = [], bytearray(1)
     for begin in range(position, position + size_bytes, _PROBED_BYTES):
@@ -62,14 +65,17 @@ def _uncached(descriptor: int, position: int, size_bytes: int) -> list[tuple[int
         except BlockingIOError:
             found.append((begin, end))
         except OSError as error:
-            if error.errno == errno.EOPNOTSUPP:  # a file system without it: what is cached is not known
+            if error.errno == errno.EOPNOTSUPP:  # the file system does not support it, so nothing is known about the cache
                 return []
             raise
     return found
 
 
 class OpenMaps:
-    """Memory maps of sealed files in this process, at most ``bound``, least recently used first out. Thread-safe."""
+    """Memory maps of sealed files in this process, at most ``bound``. Thread-safe.
+
+    Above the limit, the least recently used map is closed.
+    """
 
     def __init__(self, bound: int = 64) -> None:
         self.bound = bound
@@ -83,9 +89,9 @@ class OpenMaps:
         return len(self._files)
 
     def used(self, file: DiskFile, *, opened: bool = False) -> None:
-        """Note that ``file`` was read through its map. ``opened``: the map was made for this read."""
+        """Note that ``file`` was read through its map. ``opened``: True if the map was created for this read."""
         if file is self._newest and not opened:
-            return  # most reads come from the file of the read before
+            return  # most reads use the same file as the previous read
         self._newest = file
         with self._lock:
             self.opened += opened
@@ -95,7 +101,7 @@ class OpenMaps:
                 self._files.popitem(last=False)[1]._map = None
 
     def forget(self, file: DiskFile) -> None:
-        """Note that ``file`` has no map any more."""
+        """Note that ``file`` has no map anymore."""
         with self._lock:
             self._files.pop(id(file), None)
             file._map = None
@@ -109,7 +115,7 @@ class OpenMaps:
 
 
 class DiskFile:
-    """A LogFile on a file descriptor, or on none after it is sealed."""
+    """A LogFile with a file descriptor. A sealed file has none."""
 
     def __init__(self, path: Path, *, create: bool, maps: OpenMaps | None = None) -> None:
         self.path = path
@@ -127,7 +133,7 @@ class DiskFile:
         return self._with_room(lambda: os.open(self.path, flags, _MODE))
 
     def _with_room(self, take: Callable[[], T]) -> T:
-        """Return the result of ``take``. If no file descriptor is free, close the maps first. Raises OSError."""
+        """Return the result of ``take``. If no file descriptor is free, close all maps and try again. Raises OSError."""
         try:
             return take()
         except OSError as error:
@@ -138,8 +144,9 @@ class DiskFile:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """Yield the descriptor, or a new one for the duration of the context. Raises StorageError if the file is closed or
-        its name belongs to another file.
+        """Yield the descriptor, or a new one for the time of the context.
+
+        Raises StorageError if the file is closed, or if its name belongs to another file.
         """
         if self._closed:
             raise StorageError(f"Cannot read {self.path}: the file is closed.")
@@ -162,7 +169,7 @@ class DiskFile:
         return self._size_bytes
 
     def append(self, pieces: Sequence[Bytes]) -> None:
-        """Append with one ``writev``. A short or failed write is removed again."""
+        """Append with one ``writev``. After a short or failed write, remove the new bytes."""
         wanted = sum(map(len, pieces))
         try:
             written = os.writev(self._descriptor, pieces)
@@ -179,23 +186,23 @@ class DiskFile:
         self._size_bytes += wanted
 
     def read(self, position: int, size_bytes: int) -> memoryview:
-        """Return up to ``size_bytes`` from ``position``."""
-        if self._sealed:  # nothing can be mapped of an empty one
+        """Return up to ``size_bytes`` from ``position``, fewer at the end of the file."""
+        if self._sealed:  # an empty file cannot be mapped
             return memoryview(self._mapped() if self._size_bytes else b"")[position : position + size_bytes]
         with _storage_errors("read", self.path):
             return memoryview(os.pread(self._descriptor, min(size_bytes, max(self._size_bytes - position, 0)), position))
 
     def reread(self, position: int, size_bytes: int) -> memoryview:
-        """Return up to ``size_bytes`` from ``position``, after asking the kernel to drop its cached pages.
+        """Return up to ``size_bytes`` from ``position``, after a request to the kernel to drop its cached pages.
 
-        Dirty or mapped pages stay.
+        The kernel keeps dirty and mapped pages.
         """
         wanted = min(size_bytes, max(self._size_bytes - position, 0))
         with self._opened() as descriptor, _storage_errors("read", self.path):
             uncached = _uncached(descriptor, position, wanted) if self._sealed else []
             os.posix_fadvise(descriptor, position, wanted, os.POSIX_FADV_DONTNEED)
             found = memoryview(os.pread(descriptor, wanted, position))
-            for begin, end in uncached:  # whole pages: the kernel keeps those of which it is asked to drop a part
+            for begin, end in uncached:  # whole pages, because the kernel keeps a page if only a part of it is named
                 begin -= begin % mmap.PAGESIZE
                 os.posix_fadvise(descriptor, begin, end + -end % mmap.PAGESIZE - begin, os.POSIX_FADV_DONTNEED)
             return found
@@ -209,19 +216,19 @@ class DiskFile:
             self._maps.used(self, opened=True)
             if (
                 self._closed
-            ):  # by another thread, meanwhile: a removed file must not take space for as long as it is not forgotten
+            ):  # another thread has closed it in the meantime. A removed file must not use space while it is mapped
                 self._maps.forget(self)
         else:
             self._maps.used(self)
         return found
 
     def sync(self) -> None:
-        """Call ``fdatasync``."""
+        """Flush the file with ``fdatasync``."""
         with self._opened() as descriptor, _storage_errors("flush", self.path):
             os.fdatasync(descriptor)
 
     def truncate(self, size_bytes: int) -> None:
-        """Cut, durably. A file that may be mapped is replaced by a copy, which is open: views into it stay right."""
+        """Truncate the file durably. A file that may be mapped is replaced by a copy, so that views of it stay valid."""
         if self._sealed:
             self._become_copy(size_bytes)
         with _storage_errors("truncate", self.path):
@@ -230,9 +237,9 @@ class DiskFile:
         self._size_bytes = size_bytes
 
     def rewrite(self, position: int) -> None:
-        """Write the rest of the file again in place. Its pages are then dirty again after a failed flush."""
+        """Write the bytes from ``position`` on again in place. After a failed flush, this makes their pages dirty again."""
         with _storage_errors("rewrite", self.path):
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # with O_APPEND pwrite would append
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # with O_APPEND, pwrite appends
             try:
                 while position < self._size_bytes:
                     with self._opened() as reading:
@@ -256,31 +263,31 @@ class DiskFile:
         except StorageError:
             copy.close()
             with suppress(OSError):
-                os.unlink(copy.path)  # of a full disk it takes what others could use
+                os.unlink(copy.path)  # on a full disk it uses space that other files need
             raise
         self._maps.forget(self)
         self._descriptor, copy._descriptor = copy._descriptor, -1
         self._identity, self._sealed, self._size_bytes = copy._identity, False, size_bytes
 
     def seal(self) -> None:
-        """Map the file for reads from now on."""
+        """Read the file through a memory map from now on."""
         self._sealed = True
-        self._let_go()
+        self._close_descriptor()
 
     def close(self) -> None:
-        """Close the file descriptor. A map lives as long as its views."""
+        """Close the file descriptor. A map stays open as long as it has views."""
         self._closed = True
         self._maps.forget(self)
-        self._let_go()
+        self._close_descriptor()
 
-    def _let_go(self) -> None:
+    def _close_descriptor(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` durable. Raises OSError."""
+    """Make the names in ``folder`` durable (``fsync``). Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -291,20 +298,20 @@ def sync_folder(folder: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Create ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError.
 
-    This also flushes the names of existing directories, because the process that created them may have died before it did so.
+    The names of existing directories are flushed too, because the process that created them may have died before its flush.
     """
     with _storage_errors("create", folder):
         missing = [p for p in (folder, *folder.parents) if not p.exists()]
-        for made in reversed(missing):  # each by itself: of those above it, mkdir's parents=True leaves the mode to the umask
+        for made in reversed(missing):  # one by one, because mkdir with parents=True ignores the mode for the parents
             made.mkdir(exist_ok=True, mode=0o750)
         folder.mkdir(exist_ok=True, mode=0o750)
         for made in missing:
             sync_folder(made.parent)
         if not missing:
-            with suppress(PermissionError):  # somebody else's folder, and so was the flush
+            with suppress(PermissionError):  # the directory of another user, who has also flushed it
                 sync_folder(folder.parent)
             for above in folder.parent.parents:
-                with suppress(OSError):  # not ours, or nothing that can be flushed: nobody made it for us
+                with suppress(OSError):  # not our directory, or it cannot be flushed, so liftpy has not created it
                     sync_folder(above)
 
 
@@ -329,7 +336,7 @@ def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
                 raise StorageError(f"{path} differs after the write, so it is not used. Check the disk.")
         except (OSError, StorageError):
             with suppress(OSError):
-                os.unlink(temporary)  # the next attempt must not flush the file that this one could not
+                os.unlink(temporary)  # the next attempt must not flush the file whose flush has failed
             raise
         finally:
             os.close(descriptor)
@@ -346,11 +353,11 @@ def _read_back(descriptor: int) -> tuple[int, int]:
 
 
 class MadeFolders:
-    """Creates many directories with few flushes of their parent directory. Thread-safe."""
+    """Creates many directories with few flushes of their parent directories. Thread-safe."""
 
     def __init__(self) -> None:
         self._flushed: set[Path] = set()
-        """Folders that were flushed by this process: what an earlier process made in them is durable."""
+        """Directories that this process has flushed. Names that an earlier process created in them are durable."""
         self._failed: set[Path] = set()
         """Directories whose flush has failed once. They never count as flushed again."""
 
@@ -371,7 +378,7 @@ class MadeFolders:
                 self._flushed.add(above)
 
     def _mkdir(self, folder: Path) -> bool:
-        """Create the directory. Return whether it was new."""
+        """Create the directory. Return True if it did not exist."""
         try:
             os.mkdir(folder, 0o750)
         except FileExistsError:
@@ -387,7 +394,7 @@ class MadeFolders:
 
 
 class FolderStorage:
-    """Storage in one directory, created if needed. ``maps``, ``folders``: shared in the process."""
+    """Storage in one directory, which is created if needed. ``maps``, ``folders``: shared by all logs of the process."""
 
     def __init__(self, folder: Path, maps: OpenMaps | None = None, folders: MadeFolders | None = None) -> None:
         self.folder = folder
@@ -419,7 +426,8 @@ class FolderStorage:
         path = self.folder / name
         with _storage_errors("read", path):
             try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # an opening reads thousands: no buffer for each
+                # a start reads thousands of small files, so there is no buffer for each
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 return None
             try:
@@ -434,7 +442,7 @@ class FolderStorage:
         """Replace the file atomically and durably. ``data`` may come in pieces."""
         changes = self._changes
         replace_file(self.folder / name, data)
-        self._flushed_changes = max(self._flushed_changes, changes)  # it has flushed the folder
+        self._flushed_changes = max(self._flushed_changes, changes)  # it has flushed the directory
 
     def rename(self, old: str, new: str) -> None:
         """Rename the file."""
@@ -457,10 +465,10 @@ class FolderStorage:
             self._flushed_changes = max(self._flushed_changes, changes)
 
 
-# Limit of open files, and what it allows: one per partition, the ``OpenMaps`` of sealed segments, and a reserve.
+# Limit of open files, and how it is divided: one file per partition, the ``OpenMaps`` of sealed segments, and a reserve.
 #
-# A partition too many would end its node, and with it every stream that was well: so the node tells its budget of partitions
-# when it registers, and the metadata group places no more replicas there.
+# One partition too many would stop the node and all its other partitions. So the node reports its maximum number of partitions
+# when it registers, and the metadata group places no more replicas on it.
 
 
 RESERVE = 256
@@ -468,13 +476,14 @@ RESERVE = 256
 MOST_MAPS = 4096
 _UNLIMITED = 1 << 20
 _SPARE = 0.8
-"""Share of partitions that may roll at once. A partition that rolls has two open segments until the first is flushed."""
+"""Share of partitions that may roll at once. Such a partition has two open segments until the first one is flushed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of file descriptors. ``limit``: descriptors. ``maps``: mapped segments. ``partitions``: replicas that the
-    node can hold.
+    """Division of the file descriptors.
+
+    ``limit``: all descriptors. ``maps``: mapped segments. ``partitions``: maximum number of replicas on the node.
     """
 
     limit: int
@@ -489,17 +498,17 @@ def budget_of(limit: int) -> Budget:
 
 
 def raise_limit() -> Budget:
-    """Raise the soft limit to the hard one, and return the budget."""
+    """Raise the soft limit of open files to the hard limit, and return the budget."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(ValueError, OSError):  # a hard limit that is beyond the system's own: then what there was
+        with suppress(ValueError, OSError):  # the hard limit is above the limit of the system, so the soft limit stays
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return budget_of(_UNLIMITED if soft == resource.RLIM_INFINITY else soft)
 
 
 def open_count() -> int:
-    """Return the number of open file descriptors, -1 if unknown."""
+    """Return the number of open file descriptors, -1 if it is not known."""
     try:
         return len(os.listdir("/proc/self/fd")) - 1
     except OSError:
@@ -507,7 +516,7 @@ def open_count() -> int:
 
 
 def used(budget: Budget, maps: OpenMaps) -> dict[str, int]:
-    """Return open files and limit for the status."""
+    """Return the number of open files and their limit, for the status."""
     return {
         "limit": budget.limit,
         "open": open_count(),

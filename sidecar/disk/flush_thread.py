@@ -1,14 +1,10 @@
 """Thread for the short flushes of a node. The event loop waits a limited time for each one.
 
-A flush of 0.1 ms is shorter than two turns of the loop to start it in a thread and learn its end. A flush on the loop
-itself has no
-limit: if a disk hangs, the whole node stops, answers no probe, and is fenced. Here the loop waits on a lock, which
-costs about 20 us
-more than its own flush. After the time limit the loop continues, the flush continues in its thread, and the next flush
-gets a new
-thread. An abandoned thread ends with its flush. ``liftpy/core/log/flush.py`` limits their number: after each, flushes
-run in the pool
-until many were short.
+A flush of 0.1 ms takes less time than the two turns of the loop that a thread pool needs. A flush on the loop itself has no
+time limit: if a disk hangs, the whole node stops, answers no probe, and is fenced. With this thread the loop waits on a
+lock, which costs about 20 us more than a flush on the loop. After the time limit, the loop continues, the flush continues
+in its thread, and the next flush gets a new thread. An abandoned thread ends with its flush. ``liftpy/core/log/flush.py``
+limits their number: after each abandoned thread, flushes run in the pool until many were short.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ THREAD_NAME = "liftpy-short-flush"
 
 
 class _Job:
-    """One call. ``late``: the caller no longer waits."""
+    """One call. ``late``: True if the caller no longer waits."""
 
     __slots__ = ("_done", "_error", "_result", "_work", "late")
 
@@ -45,7 +41,10 @@ class _Job:
         self.late: Future[int] | None = None
 
     def run(self) -> None:
-        """Run in the thread. The caller sets ``late`` and then checks the lock again, so one of both sees the other."""
+        """Run the call in the thread.
+
+        The caller sets ``late`` and then checks the lock again, so at least one of both sides sees the other.
+        """
         try:
             self._result = self._work()
         except Exception as error:
@@ -59,30 +58,30 @@ class _Job:
             late.set_result(self._result)
 
     def is_done(self, within_s: float) -> bool:
-        """Return whether it is done, after waiting at most ``within_s``."""
+        """Wait at most ``within_s``. Return whether the call is complete."""
         return self._done.acquire(timeout=within_s)
 
     def result(self) -> int:
-        """Return the result of a completed job, or raise its error."""
+        """Return the result of a completed call, or raise its error."""
         if self._error is not None:
             raise self._error
         return self._result
 
 
 class FlushThread:
-    """Runs the flushes of one node, where ``place`` says. Call ``run`` only on the event loop."""
+    """Runs the flushes of one node. ``place`` decides which ones. Call ``run`` only on the event loop."""
 
     def __init__(self, place: FlushPlace) -> None:
         self.place = place
         self._jobs: SimpleQueue[_Job | None] | None = None
-        """Jobs of the waiting thread. None: no thread waits."""
+        """Queue of the waiting thread. None: no thread waits."""
 
     def run(self, work: Callable[[], int], within_s: float) -> int | Future[int]:
-        """Return the result of ``work``, or a future after ``within_s`` seconds."""
+        """Return the result of ``work``. If it takes longer than ``within_s`` seconds, return a future."""
         if self._jobs is None:
             jobs: SimpleQueue[_Job | None] = SimpleQueue()
-            threading.Thread(target=_serve, args=(jobs,), name=THREAD_NAME, daemon=True).start()
-            self._jobs = jobs  # not before: the system may have no thread to give, and nobody would serve the next one
+            threading.Thread(target=_run_jobs, args=(jobs,), name=THREAD_NAME, daemon=True).start()
+            self._jobs = jobs  # only after the start of the thread, which may fail
         job = _Job(work)
         self._jobs.put(job)
         if job.is_done(within_s):
@@ -95,42 +94,45 @@ class FlushThread:
         return late
 
     def close(self) -> None:
-        """End the thread after its current work. The next ``run`` starts a new one."""
+        """End the thread after its current call. The next ``run`` starts a new one."""
         if self._jobs is not None:
             self._jobs.put(None)
             self._jobs = None
 
 
-def _serve(jobs: SimpleQueue[_Job | None]) -> None:
+def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
     while (job := jobs.get()) is not None:
         job.run()
-        del job  # it holds a log
+        del job  # it refers to a log
 
 
 # Durations of flushes, of a node and of each partition.
 #
-# A flush counts from when it was wanted until the loop knows that it is done, its wait for a thread of the pool included: that
-# is what a publisher waits for. The last ones are kept, and told as medians and 99th percentiles; one that takes a second is
-# warned of.
+# The duration of a flush is the time from its request until the loop knows that it is done. It includes the wait for a thread,
+# because a publisher waits for that too. The last durations are kept, and reported as medians and 99th percentiles. A flush that
+# takes a second is logged as a warning.
 #
-# What a short flush takes in a data folder, tried out when a node starts: ``FlushPlace`` need not learn it from its publishers'
-# waits.
+# A node measures the duration of short flushes in its data directory at the start, so that ``FlushPlace`` does not need to learn
+# it while publishers wait.
 #
-# A few small appends, each flushed, to a file of its own, which is removed at the end. Its name is always the same, so what a
-# process left that was killed meanwhile is used and removed by the next one, and nobody else ever reads it.
+# It appends a few times to a separate file, and flushes each time. The file is removed at the end. Its name is always the same,
+# so the next start removes the file of a process that was killed.
 
 
 logger = logging.getLogger("liftpy.disk")
 
 SLOW_S = 1.0
-"""A flush from here on is warned of: publishers begin to give up, and commits of every stream with this replica in its ISR wait."""
+"""Duration of a flush in seconds from which on it is logged as a warning.
+
+Publishers then begin to time out, and commits of every stream with this replica in its ISR wait.
+"""
 WARN_EVERY_S = 10.0
 KEPT_OF_NODE = 2048
 KEPT_OF_PARTITION = 128
 
 
 class FlushTimes:
-    """The last ``kept`` durations, in seconds."""
+    """The last ``kept`` durations of flushes, in seconds."""
 
     __slots__ = ("_at", "_kept", "_ring", "count")
 
@@ -151,7 +153,7 @@ class FlushTimes:
         self._at = (self._at + 1) % self._kept
 
     def report(self) -> dict[str, float]:
-        """Return ``p50_ms``, ``p99_ms`` and ``max_ms``, all 0 without durations."""
+        """Return ``p50_ms``, ``p99_ms`` and ``max_ms``. All are 0 without durations."""
         if not self._ring:
             return {"p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
         ordered = sorted(self._ring)
@@ -161,7 +163,7 @@ class FlushTimes:
 
 
 class NodeFlushTimes(FlushTimes):
-    """Flush durations of all partitions of a node. ``counters``: counts slow ones. ``times``: all durations."""
+    """Flush durations of all partitions of a node. ``counters``: counts slow flushes. ``times``: histogram of all durations."""
 
     __slots__ = ("_counters", "_slow", "_times", "_warn_at")
 
@@ -173,7 +175,7 @@ class NodeFlushTimes(FlushTimes):
         self._slow = 0
 
     def flushed(self, what: object, took_s: float) -> None:
-        """Note a completed flush of ``what``. Warn of slow ones, with their number, at most once in ``WARN_EVERY_S``."""
+        """Note a completed flush of ``what``. Log slow flushes and their number at most once in ``WARN_EVERY_S``."""
         self.add(took_s)
         self._times.observe(took_s)
         if took_s < SLOW_S:
@@ -192,13 +194,13 @@ PROBE_NAME = "flush-probe.tmp"
 _WITHIN_S = 0.02
 """Time after the first flush in which further ones may begin, in seconds."""
 _APPENDED = bytes(512)
-"""About a batch of one small record."""
+"""Bytes of one append: about a batch with one small record."""
 
 
 def probe_flushes(folder: Path) -> list[float] | None:
-    """Return the seconds of at most ``PROBES`` short test flushes, None if the directory is not writable.
+    """Return the durations in seconds of at most ``PROBES`` test flushes. None: the directory is not writable.
 
-    Blocks for about ``_WITHIN_S``.
+    The function blocks for about ``_WITHIN_S``.
     """
     path = folder / PROBE_NAME
     try:
@@ -215,7 +217,7 @@ def _timed_flushes(path: Path) -> list[float]:
     descriptor = os.open(path, flags, 0o640)
     try:
         times_s: list[float] = []
-        _timed_flush(descriptor)  # a new file's first one takes more, as a log's does: it says nothing of those after it
+        _timed_flush(descriptor)  # the first flush of a new file takes longer, so it is not measured
         end_s = time.monotonic() + _WITHIN_S
         while len(times_s) < PROBES and time.monotonic() < end_s:
             times_s.append(_timed_flush(descriptor))
@@ -225,7 +227,7 @@ def _timed_flushes(path: Path) -> list[float]:
 
 
 def _timed_flush(descriptor: int) -> float:
-    """Return the seconds of one flush, without the write before it."""
+    """Return the duration of one flush in seconds, without the write before it."""
     if os.write(descriptor, _APPENDED) != len(_APPENDED):
         raise OSError("short write")
     began_s = time.monotonic()

@@ -1,9 +1,9 @@
 """The coordinators of consumer groups and work queues. A node runs one for each partition of ``_groups`` with a replica on
 the node.
 
-A coordinator is a replicated service (``liftpy.service``). It follows the log beside every replica. Beside the
-partition's leader it is LEADER and answers. Promotions wait for it. When its lease ends, it becomes FOLLOWER, and its
-later answers are fenced. So a failover replays nothing. This module starts and ends coordinators when the image shows a
+A coordinator is a replicated service (``liftpy.service``). It follows the log on every node with a replica. On the
+node of the partition's leader it is LEADER and answers. Promotions wait for it. When its lease ends, it becomes
+FOLLOWER, and its later answers are fenced. A failover replays nothing. This module starts and ends coordinators when the image shows a
 new replica here or shows one no longer. It restarts a failed one, later each time, while the node continues.
 
 The messages between a coordinator and its node, and its reads, do not use NATS (``ServiceDesk.said_here``), so an idle
@@ -116,7 +116,7 @@ class GroupLags:
             await self._ask(transport, elsewhere)
 
     def lag_at(self, key: PartitionKey, position: int) -> tuple[int | None, int, float]:
-        """Return (end, records after ``position``, seconds that the first of them has waited); the end is None if it is unknown."""
+        """Return (end, records after ``position``, seconds that the first of them has waited). The end is None if it is unknown."""
         ends = self._ends.get(key)
         if ends is None or (end := ends.end) < 0:
             return None, 0, 0.0
@@ -152,7 +152,7 @@ class GroupLags:
         except UnavailableError:
             return  # it still ends there or later
         except LiftError:
-            self._ends.forget(key)  # it is gone, or another stream by now
+            self._ends.forget(key)  # the stream was deleted, or another stream has its name
         else:
             self._ends.told(key, bounds.end_offset, clock.now_ns(), bounds.log_start_offset)
 
@@ -359,7 +359,7 @@ class GroupCoordinators:
         while not self._closed:
             try:
                 await self.lags.look(self._states(), None if self._connection is None else Transport(self._connection))
-            except Exception:  # who only looks stops nobody
+            except Exception:  # a failed measurement of lags stops no coordinator
                 self._counters[LOOK_FAILED] += 1
             await asyncio.sleep(EVERY_S)
 

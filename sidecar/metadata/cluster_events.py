@@ -2,8 +2,8 @@
 
 The metadata leader publishes them on ``<ns>.events.<kind>``, and keeps them in the stream ``_liftpy-events``.
 
-What is published is for watching: at most once from one leader, perhaps twice from two, and not older than a minute; an event's
-index and number tell. Who must miss nothing asks.
+Published events are for watching. A leader publishes an event at most once, and not later than one minute. A new leader may publish
+it again. The index and the number of an event show repetitions. A program that must not miss events requests them.
 """
 
 from __future__ import annotations

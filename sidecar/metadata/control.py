@@ -11,7 +11,6 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
@@ -25,13 +24,13 @@ from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import REFUSED
-from liftpy.core.wire.subjects import Allows, InboxRule, Subjects, publish_answer
+from liftpy.core.wire.subjects import Allows, InboxRule, Subjects
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.metadata.publish_queue import unsubscribe
 from sidecar.runtime import clock
 from sidecar.runtime.tasks import attended, spawn
+from sidecar.transport.connection import BusConnection, Listener, send_answer
 
 _TIMEOUT_S = 2.0
 _TURNS = 4
@@ -43,7 +42,7 @@ NO_TURN = f"{REFUSED}control request, no turn"
 """Name of the counter of requests that waited too long and were not logged."""
 
 
-_Reply = Callable[[pb.ControlResponse | None], Awaitable[None]]
+_Reply = Callable[[pb.ControlResponse | None], None]
 """Function that sends the answer to one request. None: there is no answer."""
 
 
@@ -90,7 +89,7 @@ class ControlDesk:
 
     def __init__(
         self,
-        connection: Client,
+        connection: BusConnection,
         subjects: Subjects,
         is_inbox: Callable[[bytes], bool],
         leads: Callable[[], bool],
@@ -112,47 +111,69 @@ class ControlDesk:
         self.limits = RequestLimits()
         self._turns = Turns()
         self._under_way: set[asyncio.Task[None]] = set()
-        self._subscriptions: list[Any] = []
+        self._listeners: list[Listener] = []
+        self._of_nodes: Listener | None = None
+        """Subscription to the requests of nodes. Only the metadata leader has one."""
+        self._is_open = False
         self._guard = RequestGuard("control", self.counters, self._reject)
 
     async def open(self) -> None:
         """Subscribe to the subjects of control requests."""
-        acls = {self._subjects.info(): RequestAcl.INFO, self._subjects.control_node("*"): RequestAcl.NODE}
-        acls |= dict.fromkeys(self._subjects.control_admin_all(), RequestAcl.ADMIN)
-        for subject, acl in acls.items():
-            callback = self._guard.callback(partial(self._received, acl))
-            self._subscriptions.append(await self._connection.subscribe(subject, cb=callback))
+        self._is_open = True
+        for subject in (self._subjects.info(), *self._subjects.control_admin_all()):
+            acl = RequestAcl.INFO if subject == self._subjects.info() else RequestAcl.ADMIN
+            self._listeners.append(self._listen(subject, acl))
+        self.follow_leadership()
+
+    def _listen(self, subject: str, acl: RequestAcl) -> Listener:
+        return self._connection.listen(subject, self._guard.handler(partial(self._received, acl)))
+
+    def follow_leadership(self) -> None:
+        """Subscribe to the requests of nodes when this controller leads, and unsubscribe when it does not.
+
+        Nodes send heartbeats all the time, and only the leader answers them. Without a leader, NATS reports no responders,
+        and nodes retry.
+        """
+        if self._is_open and self._leads():
+            self._of_nodes = self._of_nodes or self._listen(self._subjects.control_node("*"), RequestAcl.NODE)
+        elif self._of_nodes is not None:
+            self._of_nodes.close()
+            self._of_nodes = None
 
     async def close(self) -> None:
         """Unsubscribe and drop unfinished requests. Their senders retry at the next leader."""
-        await unsubscribe(self._subscriptions)
+        self._is_open = False
+        self.follow_leadership()
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
         await end_tasks(self._under_way)
 
-    async def _received(self, acl: RequestAcl, message: Any) -> None:
-        arrival = self._arrival(acl, message)
-        reply = partial(self._reply, partial(self._is_answered, acl, arrival.sender), message.reply)
+    def _received(self, acl: RequestAcl, subject: bytes, inbox: bytes, payload: bytes, headers: bytes) -> None:
+        arrival = self._arrival(acl, subject.decode("utf-8", "surrogateescape"), inbox, payload)
+        reply = partial(self._reply, partial(self._is_answered, acl, arrival.sender), inbox)
         rejection = first_rejection(ARRIVAL, arrival)
         if rejection is not None:
             if rejection.counter:
                 self.counters[rejection.counter] += 1
-            await reply(rejection.response)
+            reply(rejection.response)
             return
         asker = (
             f"node {arrival.sender}" if arrival.is_registered else acl.value
         )  # unknown nodes share the turns of their subject
-        answering = self._guard.run(self._answer(asker, reply, arrival.request), message.reply.encode())
+        answering = self._guard.run(self._answer(asker, reply, arrival.request), inbox)
         task = spawn(answering, "answering a control request")
         self._under_way.add(task)
         self.limits.begin(len(arrival.payload))
         task.add_done_callback(partial(self._answered, len(arrival.payload)))
 
-    def _arrival(self, acl: RequestAcl, message: Any) -> Arrival:
-        sender = sender_of(acl, message.subject, self._subjects.namespace)
+    def _arrival(self, acl: RequestAcl, subject: str, inbox: bytes, payload: bytes) -> Arrival:
+        sender = sender_of(acl, subject, self._subjects.namespace)
         return Arrival(
             acl=acl,
             sender=sender,
-            payload=message.data,
-            is_reply_allowed=self._is_answered(acl, sender, message.reply.encode()),
+            payload=payload,
+            is_reply_allowed=self._is_answered(acl, sender, inbox),
             is_registered=acl is RequestAcl.NODE and self._is_known(sender),
             leads=self._leads(),
             describe_alone=self._alone,
@@ -175,7 +196,7 @@ class ControlDesk:
 
     async def _answer(self, asker: str, reply: _Reply, request: pb.ControlRequest) -> None:
         if not may_be_logged(request):
-            await reply(await self._decide(request, _TIMEOUT_S))
+            reply(await self._decide(request, _TIMEOUT_S))
             return
         try:
             async with self._turns.turn(asker, _TIMEOUT_S):
@@ -185,31 +206,27 @@ class ControlDesk:
             answer = error_response(
                 request, pb.ControlResponse.UNAVAILABLE, "too many others of its kind are asked for at once"
             )
-        await reply(answer)
+        reply(answer)
 
-    async def _reply(self, allows: Allows, reply: str, response: pb.ControlResponse | None) -> None:
+    def _reply(self, allows: Allows, inbox: bytes, response: pb.ControlResponse | None) -> None:
         """Send the response. ``allows``: function that checks the reply subject."""
         if response is None:
             return
         cut_stream(response, page_bytes(0, self._connection.max_payload))
-        try:
-            await self._publish(allows, reply, response)
-        except nats.errors.MaxPayloadError:
+        sealed = frames.sealed(response)
+        if len(sealed) > self._connection.max_payload:
             detail = "the answer is larger than one message may be: ask in pages, or for one stream"
             refusal = pb.ControlResponse(operationId=response.operationId, error=pb.ControlResponse.INVALID, detail=detail)
-            with contextlib.suppress(nats.errors.Error, OSError):
-                await self._publish(allows, reply, refusal)
-        except (nats.errors.Error, OSError):
-            pass  # not connected: the asker asks again
+            sealed = frames.sealed(refusal)
+        send_answer(self._connection, (allows,), self.counters, inbox, (sealed,))  # not connected: the asker asks again
 
-    async def _publish(self, allows: Allows, reply: str | bytes, response: pb.ControlResponse) -> None:
-        await publish_answer(self._connection.publish, (allows,), self.counters, reply, frames.sealed(response))
-
-    async def _reject(self, reply: bytes, error: Exception) -> None:
+    def _reject(self, inbox: bytes, error: Exception) -> None:
         detail = f"the controller failed at this request, its log says why: {type(error).__name__}"
-        with contextlib.suppress(nats.errors.Error, OSError):
-            rejection = pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=detail)
-            await self._publish(lambda subject: self._is_inbox(subject) or self._node_inboxes(subject), reply, rejection)
+        self._reply(
+            lambda subject: self._is_inbox(subject) or self._node_inboxes(subject),
+            inbox,
+            pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=detail),
+        )
 
 
 # Forwarder: sends a request of any node to the metadata leader (``liftpy.core.metadata.forwarding``).

@@ -30,7 +30,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import GROUPS_INBOX, InboxRule, Subjects
 from liftpy.errors import ConfigError, LiftError, StorageError
 from liftpy.nats.cancellation import end_tasks
-from liftpy.nats.parser import StrictConnection, watch_denials
+from liftpy.nats.parser import watch_denials
 from liftpy.nats.transport import open_connection
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.feed import FeedSubscriber
@@ -39,6 +39,7 @@ from sidecar.metadata.member import RaftMember
 from sidecar.metadata.member_log import MemberFolder
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.tasks import spawn
+from sidecar.transport.connection import BusConnection, check_nats_py
 from sidecar.transport.credentials import Keys, RightsWatch
 
 logger = logging.getLogger("liftpy.metadata")
@@ -136,7 +137,7 @@ class GroupRole:
     async def _may_begin(self) -> bool:
         """Return whether a new directory may start a group with the controllers of the settings."""
         if len(self._settings.controllers) > 1:
-            return True  # whoever is left of the others knows better, and says so (``probation.py``)
+            return True  # the other controllers say if a group exists (``probation.py``)
         request = pb.FeedSnapshotRequest(nodeId=self._settings.node_id)
         for _ in range(_ASK_TIMES):
             try:
@@ -216,8 +217,8 @@ class GroupRole:
         logger.info("%s starts as controller: %s", self._settings.node_id, self.controllers.said())
         try:
             self._next = member = self._make_member(self.controllers)
-            await member.start()  # bounded by being named: who is taken back is told so
-        except (StorageError, OSError) as error:  # its disk is full, say: a node that only follows the feed goes on without
+            await member.start()  # it ends if this node is removed again
+        except (StorageError, OSError) as error:  # for example a full disk. The node continues to follow the feed
             again = f"trying again in {STORAGE_AGAIN_S:g} s, free space or take it out with: liftpy controllers remove"
             logger.error("%s cannot become a controller: %s: %s", self._settings.node_id, error, again)
             made, self._next = self._next, None
@@ -302,8 +303,8 @@ class GroupRole:
 
 # Joins the metadata group, as a controller or as a follower of the feed, on its own NATS connection.
 #
-# The group's traffic has its own connection, so that no flood of data delays an election; nothing is kept in it over a
-# reconnect, because the group's sessions would take late frames for losses anyway.
+# The group's traffic has its own connection, so that data does not delay an election. The connection keeps no messages over a
+# reconnect, because the sessions of the group treat late frames as lost.
 
 
 _CONNECT_TIMEOUT_S = 5
@@ -338,11 +339,12 @@ class GroupLink:
         self._folder = folder
         self._subjects = subjects
         self._inboxes = inboxes
-        self._connection = StrictConnection(counters)
+        self._connection = BusConnection("group", errors=counters)
         self._role: GroupRole | None = None
 
     async def open(self, fatal: Callable[[Exception], None]) -> GroupRole:
         """Connect and join. Return when the local image is one that the group has had. Retry until the call is canceled."""
+        check_nats_py()
         await self._connect()
         settings = self._settings
         rights = RightsWatch(settings.namespace, fatal, self._connection.errors)
@@ -426,7 +428,7 @@ class GroupLink:
             except (OSError, TimeoutError, nats.errors.Error):
                 with contextlib.suppress(Exception):
                     await self._connection.close()
-                self._connection = StrictConnection(self._connection.errors)
+                self._connection = BusConnection("group", errors=self._connection.errors)
                 await asyncio.sleep(_RECONNECT_WAIT_S)
 
     async def _error(self, error: Exception) -> None:

@@ -1,8 +1,8 @@
 """GroupThread: runs the metadata group in its own thread with its own event loop.
 
-A long turn of the loop of the node delays neither Raft ticks nor answers to frames nor heartbeats: an election of thousands of
-partitions, a burst of fetches, or a report. They wait for the interpreter only, which changes threads twice a millisecond. A flush
-of the journal of the group delays no partition.
+The node's event loop may be busy with an election of thousands of partitions, a burst of fetches, or a report. This delays neither
+Raft ticks nor answers to frames nor heartbeats. They wait only for the interpreter, which changes threads twice a millisecond. A
+flush of the group's journal delays no partition.
 
 Requests, their answers and the image cross the threads. The image is a frozen value. If images come faster than the loop of the
 node turns, the node sees only the newest one, as one change. The loop of the node reads all other values without a lock.
@@ -102,11 +102,11 @@ class GroupThread(MetadataGroup):
         self._newest = new
         if not self._announced:
             self._announced = True
-            with contextlib.suppress(RuntimeError):  # the node's loop has ended: nobody watches
+            with contextlib.suppress(RuntimeError):  # the node's loop has ended, and with it the watchers
                 self._home.call_soon_threadsafe(self._show)
 
     def _show(self) -> None:
-        self._announced = False  # before the look: what comes after it is announced again
+        self._announced = False  # before the image is read: a later image is announced again
         before, self._shown = self._shown, self._newest
         if self._shown is not before:
             self._notify(before, self._shown)
@@ -206,7 +206,7 @@ class GroupThread(MetadataGroup):
 
 
 def _read(read: Callable[[], T], otherwise: T) -> T:
-    """Return the result of ``read``, even if the thread changes the dictionaries meanwhile.
+    """Return the result of ``read``, even if the thread changes the dictionaries at the same time.
 
     ``otherwise``: result after repeated failures.
     """

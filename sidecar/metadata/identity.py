@@ -1,7 +1,8 @@
 """Identity of the node's data directory, and what it may have lost since the last run. The registration contains it.
 
-Two things make it leave every ISR (C7): damage in a log (``recovery.py``); and ``lazy-flush`` in
-the data folder, which marks that a log with a flush policy other than ``always`` was open, without a clean stop since.
+The node leaves every ISR in two cases (C7). The first case is damage in a log (``recovery.py``). The second case is the file
+``lazy-flush`` in the data directory. The file shows that a log with a flush policy other than ``always`` was open, and that no clean
+stop followed.
 """
 
 from __future__ import annotations

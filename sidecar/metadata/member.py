@@ -2,13 +2,12 @@
 
     propose -> (leader? into the log : forwarded on ``<ns>.control.node.<id>``) -> applied on every member -> image -> watchers, feed
 
-``MemberLog`` is its part of the log, ``liftpy.core.metadata.controller.quorum_member`` decides, and ``Orders`` carries
-out. This module
-starts, shows the applied image, transfers the leadership and stops. Every start ends with a barrier of this process:
-the applied image then
-has everything committed before, and a member with a new or emptied directory may vote from there on (``probation.py``).
-A member that later
-learns that its directory is an old copy asks for another barrier.
+``MemberLog`` is its part of the log. ``liftpy.core.metadata.controller.quorum_member`` decides, and ``Orders`` carries out the
+decisions. This module starts the member, shows the applied image, transfers the leadership and stops.
+
+Every start ends with a barrier of this process. The applied image then has everything that was committed before. From there on, a
+member with a new or emptied directory may vote (``probation.py``). A member that later learns that its directory is an old copy
+requests another barrier.
 """
 
 from __future__ import annotations
@@ -56,12 +55,13 @@ from sidecar.metadata.control import ControlDesk, Forwarder
 from sidecar.metadata.feed import FeedPublisher
 from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.member_log import UNLED_S, MemberFolder, MemberLog
-from sidecar.metadata.publish_queue import Outgoing, unsubscribe
+from sidecar.metadata.publish_queue import Outgoing
 from sidecar.quorum.codec import seal, unseal
 from sidecar.quorum.driver import GroupDriver
 from sidecar.quorum.library import MAX_APPEND_BYTES, check_library, outcome_of
 from sidecar.runtime import clock
 from sidecar.runtime.tasks import spawn
+from sidecar.transport.connection import BusConnection, Listener
 from sidecar.transport.liveness import is_absent
 
 logger = logging.getLogger("liftpy.quorum")
@@ -85,7 +85,7 @@ class RaftMember(MetadataGroup):
     def __init__(
         self,
         opened: MemberFolder,
-        connection: Client,
+        connection: BusConnection,
         subjects: Subjects,
         config: ReplicationConfig,
         fatal: Callable[[Exception], None],
@@ -118,7 +118,7 @@ class RaftMember(MetadataGroup):
         nodes = InboxRule((subjects.inboxes(),))
         self._feed = FeedPublisher(connection, subjects, self._outgoing, nodes.allows, producer, lambda: self.image)
         log = self._log
-        self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._ticked, fatal)
+        self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._ticked, fatal, self._rest_s)
         self._orders = Orders(connection, subjects, self._member, log, self._driver, self._feed, self._catch_up, self._transfer)
         self._forwarder = Forwarder(connection, subjects, node_id)
         self._desk = ControlDesk(
@@ -131,7 +131,7 @@ class RaftMember(MetadataGroup):
             lambda node_id: node_id in self.image.nodes,
             config,
         )
-        self._subscriptions: list[Any] = []
+        self._listener: Listener | None = None
         self._listens_since = time.monotonic()
         """Time since which the member waits for a leader, or time of its last question about its membership."""
         self._asking: asyncio.Task[None] | None = None
@@ -144,6 +144,7 @@ class RaftMember(MetadataGroup):
         elif old == _LEADER:
             logger.info("%s no longer leads the metadata group", self.node_id)
             self._member.resign()
+        self._desk.follow_leadership()
 
     # ---- every tick ----------------------------------------------------------------------------------------------------
     def _send(self, receiver: str, frame: bytes) -> None:
@@ -161,6 +162,9 @@ class RaftMember(MetadataGroup):
         self._orders.look()
         self._events.look()
 
+    def _rest_s(self) -> float:
+        return self._member.rest_ns(clock.now_ns()) / NS_PER_S
+
     def _ask_when_unled(self) -> None:
         """Ask other controllers if there is no leader: this node may have been removed without noticing."""
         now = time.monotonic()
@@ -174,10 +178,10 @@ class RaftMember(MetadataGroup):
         if self._log.told(await self._forwarder.until_decided(request, _JOIN_ATTEMPT_S)):
             logger.warning("%s is no controller any more, as of index %d", self.node_id, self._log.core.dismissed_at)
 
-    async def _frame_received(self, message: Any) -> None:
-        sender = message.subject.rsplit(".", 1)[1]
+    def _frame_received(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        sender = subject.decode().rsplit(".", 1)[1]
         try:
-            frame = unseal(self.node_id, sender, message.data)
+            frame = unseal(self.node_id, sender, payload)
         except ProtocolError as error:
             self._log.transport.sessions.counters[refused(error)] += 1
             return
@@ -243,7 +247,7 @@ class RaftMember(MetadataGroup):
         self._listens_since = time.monotonic()
         inbox = self._subjects.raft_inbox(self.node_id)
         guard = RequestGuard("raft frame", self._outgoing.counters)
-        self._subscriptions.append(await self._connection.subscribe(inbox, cb=guard.callback(self._frame_received)))
+        self._listener = self._connection.listen(inbox, guard.handler(self._frame_received))
         await self._desk.open()
         await self._events.open()
         if self._event_writer is not None:
@@ -279,6 +283,7 @@ class RaftMember(MetadataGroup):
             self._log.transport.sessions.fit(self._connection.max_payload)
             self._feed.producer.fit(self._connection.max_payload)
         self._log.transport.sessions.set_online(online)
+        self._driver.wake()
 
     def prefer(self, every_s: float) -> None:
         """Set the interval of the preferred-leader check, in seconds. 0: no checks."""
@@ -322,12 +327,12 @@ class RaftMember(MetadataGroup):
                 await asyncio.sleep(0.01)
         self._driver.stop()
         await end_tasks([self._asking])
-        await unsubscribe(self._subscriptions)
+        if self._listener is not None:
+            self._listener.close()
         await self._feed.close()
         await self._desk.close()
         await self._events.close()
         await self._orders.close()
-        await self._outgoing.close()
         try:
             self._log.journal.close()
         except StorageError as error:
@@ -384,7 +389,7 @@ class RaftMember(MetadataGroup):
 # Carries out the decisions of a metadata group member (``liftpy.core.metadata.controller.quorum_member``), and waits for the
 # results.
 #
-# What a controller asks nodes over the bus, beside the group's own traffic; ``liftpy.cluster`` decides when, and what it means.
+# It also sends a controller's questions to nodes over NATS. The core decides when to ask, and what the answers mean.
 
 
 STEP_ASIDE_TIMEOUT_S = 0.8
@@ -403,7 +408,7 @@ async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQu
         answer = await connection.request(subject, frames.sealed(asked), timeout=timeout_s)
         said = frames.decode(answer.data, replication_pb2.LeaderTestimony)
         if said.HasField("question") and said.question != asked:
-            return None  # about another leadership; of an older version it does not say
+            return None  # about another leadership. Earlier versions do not name it
     except nats.errors.NoRespondersError:
         return ProbeResult.ABSENT
     except (nats.errors.Error, TimeoutError, OSError, ProtocolError):
@@ -425,7 +430,7 @@ async def ask_to_step_aside(connection: Client, subjects: Subjects, node_id: str
                 if frames.decode(answer.data, replication_pb2.StepAside) == request:
                     return
     except (nats.errors.Error, TimeoutError, OSError):
-        pass  # it stands still, or is gone: then nobody waits for its answers
+        pass  # the node is suspended or has ended. It answers no publisher now
 
 
 class Orders:
@@ -487,9 +492,11 @@ class Orders:
 
     async def _look_for(self, node_id: str) -> None:
         self._member.probe_ended(node_id, absent=await is_absent(self._connection, self._subjects, node_id))
+        self._driver.wake()
 
     async def _ask(self, question: LeaderQuestion) -> None:
         self._member.answered(question, await ask_accused(self._connection, self._subjects, question))
+        self._driver.wake()
 
     async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
         """Return the decision if this member leads, otherwise None."""

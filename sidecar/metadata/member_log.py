@@ -164,7 +164,8 @@ class MemberLog:
             self.core.forceLogCompaction()  # what versions before it can't read is to stand in the snapshot, which they refuse, at once
         self._feed.applied(index, self.fsm.last_records)
         if self._events is not None:
-            self._events.applied(index, events_of(before, entry, answer, self.fsm.last_records, index))
+            found = events_of(before, entry, answer, self.fsm.last_records, index, self._events.causes)
+            self._events.applied(index, found)
         return answer
 
     def work_ahead(self, entry: bytes, index: int) -> bool:

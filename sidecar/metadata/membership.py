@@ -1,14 +1,11 @@
 """Registers this node with a new incarnation, and sends the heartbeats that keep session and lease alive.
 
-An answered heartbeat extends the lease from the moment it was SENT, and only when the local image is as new as the
-answer: a node that was
-paused must first see what it has lost [D22].
+An answered heartbeat extends the lease from the moment at which the heartbeat was SENT. The local image must be as new as
+the answer, because a node that was paused must first see what it has lost [D22].
 
-Heartbeats are sent from the metadata group's own loop, whatever the node's partitions do. A node whose own loop hangs
-serves no client and
-must not look alive: if that loop has not processed an answer for a session, no heartbeat is sent until it does. Leases
-are extended only by
-answers that the node's loop processes.
+The event loop of the metadata group sends the heartbeats, independently of the node's partitions. A node whose own loop
+hangs serves no client and must not look alive. If that loop has processed no answer for the time of a session, the node
+sends no heartbeat until the loop runs again. Only answers that the node's loop processes extend leases.
 """
 
 from __future__ import annotations
@@ -85,8 +82,14 @@ class Heartbeats:
         request = pb.ControlRequest(heartbeat=self._heartbeat)
         sent_ns = clock.now_ns()
         response = await self._role.current.propose(request, self.pace.session_s / 2)
+        self._asked_home = True
         with contextlib.suppress(RuntimeError):  # the node's loop has ended
-            self._home.call_soon_threadsafe(self._answered, sent_ns, response)
+            self._home.call_soon_threadsafe(self._told, sent_ns, response)
+
+    def _told(self, sent_ns: int, response: pb.ControlResponse) -> None:
+        """Process an answer on the event loop of the node, which shows that this loop runs."""
+        self._turned()
+        self._answered(sent_ns, response)
 
     def _ask_home(self) -> None:
         """Check that the event loop of the node still runs."""
@@ -199,9 +202,7 @@ class Membership:
             if _values(old.session_times) != _values(new.session_times):
                 self._compare(new)
         granted = self._heartbeats.image_seen(new.index)
-        if (
-            granted is not None
-        ):  # when the other watchers have seen it, too: a lease must not outrun what a leader is told [D22]
+        if granted is not None:  # after the other watchers: a lease counts when the partitions have the image [D22]
             asyncio.get_running_loop().call_soon(self._heard, *granted)
 
     async def _image_at(self, index: int) -> None:
@@ -306,7 +307,10 @@ class Membership:
         """Report the clean stop of this node, so that its session ends at once."""
         await self.close()
         fence = pb.FenceNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
-        response = await self._group.propose(pb.ControlRequest(fenceNode=fence), timeout_s)
+        request = pb.ControlRequest(
+            fenceNode=fence, sender=self._settings.node_id
+        )  # the metadata leader asks itself without a subject
+        response = await self._group.propose(request, timeout_s)
         if response.error != pb.ControlResponse.OK:
             logger.info("could not report the stop to the metadata group: %s", response.detail or response.error)
 

@@ -1,1 +1,1 @@
-"""One node: builds, connects, starts, reloads and stops its parts."""
+"""One node: creates, starts, reloads and stops its parts."""

@@ -1,7 +1,6 @@
-"""Answers the stateless read part of the JetStream API: requests on ``$JS.<domain>.API.>``, shared among nodes.
+"""Answers the stateless read requests of the JetStream API on ``$JS.<domain>.API.>``. The nodes share the requests.
 
-``liftpy.client.jetstream_api`` decides the answers. It is a normal client with its own connection, so it works wherever
-the partitions are led.
+``liftpy.client.jetstream_api`` makes the answers. It uses a normal client with its own connection, so it works on any node.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from sidecar.transport.credentials import Keys
 logger = logging.getLogger("liftpy.jetstream")
 
 AT_ONCE = 64
-"""Maximum number of requests that are answered at a time. Further requests are rejected."""
+"""Maximum number of requests in progress. Further requests are rejected."""
 _AGAIN_S = 1.0
 _BUSY = JsRefusal(429, 10167, "too many requests")
 _TOO_LARGE = JsRefusal(400, 10054, "message size exceeds maximum allowed")
@@ -50,7 +49,7 @@ class JetStreamDesk:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
-        """Connect, and listen then."""
+        """Connect the client in the background, and then subscribe."""
         self._add(spawn(self._open(), "connecting for the read API of JetStream"))
 
     async def _open(self) -> None:
@@ -65,7 +64,7 @@ class JetStreamDesk:
                     inbox_prefix=JETSTREAM_INBOX.encode(),
                 )
             except LiftError as error:
-                logger.warning("no connection for the read API of JetStream yet: %s", error)
+                logger.warning("JetStream read API cannot connect to NATS error=%s: retrying", error)
                 await asyncio.sleep(_AGAIN_S)
             else:
                 break
@@ -76,7 +75,7 @@ class JetStreamDesk:
         subject = jetstream_api(settings.jetstream_api, ">")
         handler = self._guard.handler(self._arrived)
         self._listener = self._bus.listen(subject, handler, queue=f"{settings.namespace}-jetstream")
-        logger.info("JetStream read API is available on %s", subject)
+        logger.info("JetStream read API started subject=%s", subject)
 
     def _add(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
@@ -108,7 +107,7 @@ class JetStreamDesk:
         return send_answer(self._bus, (self._inboxes,), self._counters, reply, (answer.payload,), headers=answer.headers)
 
     def _reject(self, reply: bytes, error: Exception) -> None:
-        """Answer with a status line, which every client treats as an error."""
+        """Answer with a status line, which every JetStream client treats as an error."""
         self._send(reply, status(500, "Internal Server Error"))
 
     async def close(self) -> None:

@@ -1,10 +1,10 @@
-"""Builds one node from its settings, runs it as a process until SIGTERM or SIGINT, and shuts it down in order.
+"""Builds one node from its settings, runs it until SIGTERM or SIGINT, and shuts it down in order.
 
 ``Node._components`` is the list of its parts, with a start and a close of each.
 
-Start: lock and read the data directory, connect to NATS, check that no other process uses this node id, join the
-metadata group or its feed, register, open the partitions, report "ready". With ``workers`` above 1, other processes
-host parts of the partitions. Stop: transfer leaderships, close and flush partitions, tell the group, transfer its
+Start: lock and read the data directory, connect to NATS, check that no other process uses this node id, join the metadata
+group or its feed, register, open the partitions, report "ready". With ``workers`` above 1, other processes host parts of
+the partitions. Stop: transfer leaderships, close and flush partitions, report the stop to the group, transfer its
 leadership, and write the clean-stop marker only if all data is on disk [S9].
 """
 
@@ -76,9 +76,9 @@ from sidecar.partition.worker import NodeTools
 from sidecar.runtime import clock
 from sidecar.runtime.components import Component, begun, close_all, close_of, no_step, start_all
 from sidecar.runtime.logs import LOGS
-from sidecar.runtime.memory import look_seldom, memory_bytes, retain_freed_memory
-from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, leave_the_process_in, momentary, never_again
-from sidecar.runtime.settings import GivenSettings, NodeSettings, supervised, was_said_to_be_open
+from sidecar.runtime.memory import make_collections_rare, memory_bytes, retain_freed_memory
+from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, exit_after, momentary, never_again
+from sidecar.runtime.settings import GivenSettings, NodeSettings, supervised, was_open_nats_reported
 from sidecar.runtime.supervisor import Supervisor
 from sidecar.runtime.tasks import attended, fatal_on, spawn
 from sidecar.runtime.timers import Timers
@@ -95,7 +95,7 @@ from sidecar.transport.liveness import Probes
 from sidecar.transport.notify import Notifications, Requests
 from sidecar.workers.merged_status import WholeNode
 from sidecar.workers.quiescence import SharedQuiet
-from sidecar.workers.workers import Workers, shared_out
+from sidecar.workers.workers import Workers, divided_settings
 
 logger = logging.getLogger("liftpy.node")
 
@@ -108,15 +108,15 @@ _LIVE_TIMEOUT_S = 5.0
 
 
 class Node:
-    """One running node: ``start``, then ``wait``, then ``stop``.
+    """One running node: ``start``, then ``wait``, then ``stop``. ``run_node`` does all three.
 
-    ``run_node`` does all three. ``share``: the partitions of this process.
+    ``share``: the partitions that this process hosts.
     """
 
     def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: GivenSettings | None = None) -> None:
         self.reloading = Reloading(settings, again, self._live_parts, self._prove)
         self.share = share or WorkerShare(0, settings.workers)
-        self.settings = settings = shared_out(settings) if share is None else settings
+        self.settings = settings = divided_settings(settings) if share is None else settings
         self.subjects = Subjects(settings.namespace, settings.inbox_prefixes)
         self.counters: Counter[str] = Counter()
         one = settings if share is None else replace(settings, workers=1)
@@ -136,7 +136,7 @@ class Node:
         self.status.on_reload = lambda: self.reloading.signalled(self.supervisor)
         self._metadata_heard = LastHeard()
         self._opened = False
-        """Partitions of the image at the start."""
+        """True if the partitions of the metadata image at the start are open."""
         self._inboxes = InboxRule(settings.inbox_prefixes)
         self._node_inboxes = InboxRule((self.subjects.inboxes(),))
         self._rights = RightsWatch(settings.namespace, self.fatal, self.counters)
@@ -144,9 +144,9 @@ class Node:
         self._failure: Exception | None = None
         self._hand_over = False
         self._repairs = False
-        """True if it stops to recover a damaged log."""
+        """True if the node stops to recover a damaged log."""
         self.was_clean = False
-        """Once it has stopped: everything that was acknowledged is on the disk."""
+        """True after a stop if all acknowledged data is on the disk."""
         self._recovered = RecoveredLogs()
         self._budget = raise_limit()
         self._pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="liftpy-disk")
@@ -174,9 +174,9 @@ class Node:
         )
         self._unwatch: Callable[[], None] = lambda: None
         self._recovered_elsewhere = {"damaged": 0, "suspect": 0}
-        """Counts of the logs that the worker processes have recovered."""
+        """Numbers of logs that the worker processes have recovered."""
         self._logs_are_clean = False
-        """During the stop: everything that was acknowledged is on the disk, as far as the components have closed."""
+        """During the stop: True if all acknowledged data of the closed components is on the disk."""
 
     def _metadata_leader(self) -> str:
         return self.group.leader if self.group is not None else ""
@@ -207,7 +207,7 @@ class Node:
         )
 
     def _say(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, told: Told) -> None:
-        """Receive a message of a service in this process. Without partitions there is no answer."""
+        """Process a message of a service in this process. Before the partitions are open, it gets no answer."""
         if self._services is not None:
             self._services.said_here(message, inbox, told)
 
@@ -244,9 +244,9 @@ class Node:
             Component("service", self._rights.started, self._retire),
         ]
 
-    # ---- up ----------------------------------------------------------------------------------------------------------------
+    # ---- start -------------------------------------------------------------------------------------------------------------
     async def start(self) -> dict[str, Any]:
-        """Start all components. Return the values of the ready line of ``--json``."""
+        """Start all components. Return the values for the ready line of ``--json``."""
         await start_all(self._components())
         return {"node": self.settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
 
@@ -268,7 +268,7 @@ class Node:
         self._look_at_rights(links)
 
     async def _recover_and_join(self) -> None:
-        """Recover the logs and join the metadata group side by side, because the group may have to elect a leader first."""
+        """Recover the logs and join the metadata group at the same time, because the group may have to elect a leader first."""
         settings, folder, previous = self.settings, begun(self._folder), begun(self._identity).previous
         bus = begun(self._links).replication
         await wait_for_predecessor(bus, self.subjects, settings.node_id, EarlierProcessCheck(clock.now_ns()))
@@ -297,7 +297,7 @@ class Node:
         self._promises = Promises(journal, self._pool, self.counters, self.fatal)
 
     async def _register(self) -> None:
-        """Register the node with what its logs are worth, and start the heartbeats."""
+        """Register the node with the result of the recovery, and start the heartbeats."""
         folder, identity, membership = begun(self._folder), begun(self._identity), begun(self._membership)
         recovered, elsewhere, previous = self._recovered, self._recovered_elsewhere, identity.previous
         image = begun(self.group).image
@@ -305,8 +305,8 @@ class Node:
         damaged = bool(recovered.damaged) or elsewhere["damaged"] > 0 or bool(lost)
         self.counters["logs that a failed flush had closed"] += len(recovered.suspect) + elsewhere["suspect"]
         if damaged:
-            identity.distrust()  # so that a crash before the next clean stop does not make the damage forgotten
-        # Once more: joining and recovery may have taken minutes. A second silence would prove no more than the first.
+            identity.distrust()  # so that a crash before the next clean stop does not lose the information about the damage
+        # Check again, because joining and recovery may have taken minutes. One request is enough.
         inquiry = EarlierProcessCheck(clock.now_ns(), silences=1)
         await wait_for_predecessor(begun(self._links).replication, self.subjects, self.settings.node_id, inquiry)
         self.incarnation = await membership.register(
@@ -318,14 +318,14 @@ class Node:
             partition_budget=self._budget.partitions,
         )
         identity.begin(self.incarnation)
-        membership.start()  # now: opening the logs may take longer than a session
+        membership.start()  # now, because opening the logs may take longer than a session
 
     async def _open_partitions(self) -> None:
-        """Create the objects that serve partitions, and open the partitions of the image."""
+        """Create the objects that serve partitions, and open the partitions of the metadata image."""
         folder, group, promises = begun(self._folder), begun(self.group), begun(self._promises)
         self._build(begun(self._links), group, folder, begun(self._identity), promises)
         LOGS.facts["incarnation"] = self.incarnation
-        logger.info("node %s is up as incarnation %d", self.settings.node_id, self.incarnation)
+        logger.info("node started node=%s incarnation=%d", self.settings.node_id, self.incarnation)
         await self._open_those_of_the_image(group)
         await begun(self._membership).live(_LIVE_TIMEOUT_S)
         self._keep_unknown(folder, group, promises)
@@ -343,25 +343,31 @@ class Node:
         partitions.leave_behind(self._recovered.names)
 
     def _lost_logs(self, folder: DataFolder, image: ClusterImage) -> list[str]:
-        """Return logs with this node in the ISR whose directory is missing [S17]. Marks of other missing logs are removed."""
+        """Return the logs whose directory is missing although this node is in the ISR [S17].
+
+        Remove the marks of other missing logs.
+        """
         lost = []
         for name in self._recovered.missing:
             stream, _, number = name.rpartition("/")
             partitions = next((s.partitions for s in image.streams.values() if f"{s.name}-{s.uid}" == stream), ())
             if any(p.partition == int(number) and self.settings.node_id in p.isr for p in partitions if number.isdigit()):
-                logger.error("%s: the folder of the log is gone: records that this node acknowledged are lost here", name)
+                logger.error(
+                    "log directory missing log=%s: records that this node acknowledged are lost here, copying the log again",
+                    name,
+                )
                 lost.append(name)
             else:
                 folder.unmark_held(name)
         return lost
 
     def _keep_unknown(self, folder: DataFolder, group: MetadataGroup, promises: Promises) -> None:
-        """Name the directories of streams that the cluster does not know, and remove them when an operator asks."""
+        """Log the directories of streams that the cluster does not know, and remove them when an operator requests it."""
         found = unknown_folders(folder, group.image)
         self.status.unknown = UnknownStreams(found, folder, group, lambda: group.image, promises.forget)
         for name in found:
             logger.warning(
-                "the cluster does not know %s: its data is kept. If nobody needs it: liftpy node remove-data %s %s",
+                "unknown stream directory=%s: keeping it. If the data is not needed, run: liftpy node remove-data %s %s",
                 name,
                 self.settings.node_id,
                 name,
@@ -378,9 +384,9 @@ class Node:
         self._coordinators.follow(ClusterImage(), group.image)
         group.watch(self._coordinators.follow)
 
-    def _look_at_room(self) -> None:
+    def _look_at_room(self) -> bool:
         waiting = sum(worker.acks.count for worker in self.partitions.leading()) if self.partitions is not None else 0
-        self._memory.look(self._links.ingest if self._links is not None else None, waiting)
+        return self._memory.look(self._links.ingest if self._links is not None else None, waiting)
 
     def _signs(self) -> Signs:
         """Collect the facts about this node that the health checks need."""
@@ -399,7 +405,7 @@ class Node:
         )
 
     def _doing(self) -> str:
-        """Return what the start is doing, '' if it is quick."""
+        """Return the current step of the start. '': it is a short step."""
         done, count = self._recovered.progress
         if not self.incarnation and done < count:
             return f"recovering log {done + 1} of {count}"
@@ -412,10 +418,10 @@ class Node:
             self._cluster_watch.changed(new, clock.now_ns())
 
     def _try_out_flushes(self, folder: Path) -> None:
-        """Measure test flushes in a thread. Nothing waits for them."""
+        """Measure test flushes in a thread. No other part of the start waits for them."""
 
         def tried_out(probing: asyncio.Future[list[float] | None]) -> None:
-            if not probing.cancelled():  # by a stop, before its turn
+            if not probing.cancelled():  # a stop has canceled it
                 self._flush_place.tried_out(probing.result())
 
         asyncio.get_running_loop().run_in_executor(self._pool, probe_flushes, folder).add_done_callback(tried_out)
@@ -424,7 +430,7 @@ class Node:
         for link in links.all():
             link.on_denial(self._rights.denied)
         links.standby.on_denial = self._rights.denied
-        if not links.replication.asks_who_comes and not was_said_to_be_open():
+        if not links.replication.requires_credentials and not was_open_nats_reported():
             logger.warning(
                 "this NATS server accepts clients without credentials, and each client has all permissions: it can delete streams, "
                 "forge records and depose leaders. Create users with the permissions that `liftpy permissions` prints. "
@@ -545,13 +551,13 @@ class Node:
         )
 
     def _quiet_questions(self, quiet: QuietTalk) -> Callable[[bytes, memoryview], None]:
-        """Return the handler of combined fetches. In a node of several processes the first one answers."""
+        """Return the handler of combined fetches. In a node with workers, the first process answers them."""
         if self.share.number:
             return lambda reply, body: None
         return SharedQuiet(quiet, self._workers.handles, self.counters).received if self._workers.handles else quiet.received
 
     def _descriptors(self) -> dict[str, int]:
-        """Return open files and their limit, for the status."""
+        """Return the number of open files and their limit, for the status."""
         return used(self._budget, self._folder.maps if self._folder is not None else OpenMaps())
 
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
@@ -584,26 +590,28 @@ class Node:
             self.partitions.metadata_heard(sent_ns, lease_ns)
         self._workers.metadata_heard(sent_ns, lease_ns)
 
-    # ---- end ---------------------------------------------------------------------------------------------------------------
+    # ---- stop --------------------------------------------------------------------------------------------------------------
     def fatal(self, error: Exception) -> None:
-        """Stop the node after a fatal error, without the clean-stop marker. It restarts if that may help."""
+        """Stop the node after a fatal error, without the clean-stop marker. It restarts if a restart may help."""
         if self._failure is None:
-            leave_the_process_in(HARD_STOP_S)
+            exit_after(HARD_STOP_S)
             self._failure = error
-            logger.critical("node %s stops: %s", self.settings.node_id, error)
+            logger.critical("node failed node=%s error=%s: stopping", self.settings.node_id, error)
         self._stopping.set()
 
     def repair(self, reason: str) -> None:
-        """Transfer the leaderships and restart without the clean-stop marker, so that recovery quarantines the damage and
-        fetches the data again."""
+        """Transfer the leaderships and restart without the clean-stop marker.
+
+        The recovery at the start then quarantines the damage, and the replica fetches the data again.
+        """
         if self._failure is None and not self._repairs:
-            leave_the_process_in(HARD_STOP_S)
+            exit_after(HARD_STOP_S)
             self._repairs = self._hand_over = True
-            logger.error("node %s restarts to repair %s", self.settings.node_id, reason)
+            logger.error("log damaged node=%s log=%s: restarting to repair it", self.settings.node_id, reason)
         self._stopping.set()
 
     def request_stop(self, *, hand_over: bool) -> None:
-        """Stop cleanly: after a transfer of leaderships (SIGTERM), or at once (SIGINT), because the whole cluster stops."""
+        """Stop cleanly: after a transfer of leaderships (SIGTERM), or at once (SIGINT) if the whole cluster stops."""
         self._hand_over = hand_over
         self._repairs = False
         self._stopping.set()
@@ -613,7 +621,7 @@ class Node:
         await self._stopping.wait()
 
     async def stop(self) -> int:
-        """Close all components; return the exit code. May be called after a failed start.
+        """Close all components and return the exit code. It may be called after a failed start.
 
         Each component closes even if another one fails. Then the stop is not clean, and the first error is raised at the end.
         """
@@ -639,7 +647,7 @@ class Node:
 
     @property
     def _registered(self) -> Membership | None:
-        """Membership of a process that has registered."""
+        """Return the membership of this process, None if it has not registered."""
         return self._membership if self._membership is not None and self._membership.incarnation else None
 
     def _retire(self) -> None:
@@ -651,7 +659,7 @@ class Node:
         if registered is None or not (self._hand_over and self._logs_are_clean):
             return
         if self.group is not None:
-            await self.group.hand_over()  # first: what follows needs a metadata leader that stays
+            await self.group.hand_over()  # first, because the next steps need a metadata leader that does not change
         if self.partitions is not None:
             elsewhere = attended(self._workers.close_subjects(_CLOSE_SUBJECTS_TIMEOUT_S))
             await self.partitions.close_subjects(_CLOSE_SUBJECTS_TIMEOUT_S)
@@ -683,11 +691,11 @@ class Node:
             self._identity.end_cleanly()
 
 
-# Memory for publishes in progress and for readers in this process: the sums and their limits.
+# Memory of publishes in progress and of readers in this process, and its limits.
 
 
 class PublishMemory:
-    """Memory limits of this process. ``settings``: its settings. ``processes``: number of processes of the node."""
+    """Memory of this process for publishes, with its limits. ``processes``: number of processes of the node."""
 
     def __init__(self, settings: NodeSettings, processes: int) -> None:
         limit_bytes = limit_of(settings.memory_limit_bytes, memory_bytes() // processes)
@@ -696,20 +704,20 @@ class PublishMemory:
         self.reads = ReadBudget(min(MAX_WAITING_BYTES, round(limit_bytes * READERS_SHARE)))
         self.heard = NodeHeard(min(settings.replication.node_standby_bytes, round(limit_bytes * STANDBY_SHARE)))
 
-    def look(self, ingest: Inflow | None, waiting: int) -> None:
-        """Update the memory in use, ten times a second. ``waiting``: publishers that wait for an answer."""
+    def look(self, ingest: Inflow | None, waiting: int) -> bool:
+        """Update the memory in use. Return whether nothing is in use. ``waiting``: publishers that wait for an answer."""
         if ingest is not None:
-            self.room.look_at_age(*ingest.passed_bytes, clock.now_ns())
-        self.room.look(
-            HeldByNode(
-                unread=ingest.waiting_bytes if ingest is not None else 0,
-                held_back=self.intake.held_bytes,
-                uncommitted=self.intake.unreplicated_bytes,
-                publishers=waiting * WAITING_PUBLISHER_BYTES,
-                standby=self.heard.size_bytes,
-                readers=self.reads.used_bytes,
-            )
+            self.room.update_wait(*ingest.read_and_parsed_bytes, clock.now_ns())
+        held = HeldByNode(
+            unread=ingest.waiting_bytes if ingest is not None else 0,
+            held_back=self.intake.held_bytes,
+            uncommitted=self.intake.unreplicated_bytes,
+            publishers=waiting * WAITING_PUBLISHER_BYTES,
+            standby=self.heard.size_bytes,
+            readers=self.reads.used_bytes,
         )
+        self.room.look(held)
+        return held == HeldByNode() and not self.room.is_pressed
 
 
 # Runs a node as a process until SIGTERM or SIGINT.
@@ -718,18 +726,17 @@ class PublishMemory:
 async def run_node(
     settings: NodeSettings, say_ready: Callable[[dict[str, Any]], None], again: GivenSettings | None = None
 ) -> int:
-    """Run one node until SIGTERM (transfer first) or SIGINT (at once).
+    """Run one node until SIGTERM (transfers leaderships first) or SIGINT (stops at once). Return the exit code.
 
-    ``again``: reads the settings again for SIGHUP. Return the exit code. A failed start raises, except after a temporary disk
-    error.
+    ``again``: reads the settings again for SIGHUP. Raises the error of a failed start, except a temporary disk error.
     """
     retain_freed_memory()
-    look_seldom()
+    make_collections_rare()
     node = Node(settings, again=again)
     loop = asyncio.get_running_loop()
 
     def stop(hand_over: bool) -> None:
-        leave_the_process_in(HARD_STOP_S)
+        exit_after(HARD_STOP_S)
         node.request_stop(hand_over=hand_over)
 
     loop.add_signal_handler(signal.SIGTERM, stop, True)

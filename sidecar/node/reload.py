@@ -1,7 +1,7 @@
 """Reloads the settings of a running node: the whole file is read, and applied completely or not at all.
 
-Flags and environment variables stay as at the start, and win. Settings outside ``LIVE`` wait for a restart, and the
-answer names them.
+Flags and environment variables keep their values from the start, and override the file. Settings outside of ``LIVE`` apply
+after a restart. The answer names them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sidecar.runtime.logs import LOGS
 from sidecar.runtime.settings import NodeSettings, flat, rows, with_values
 from sidecar.runtime.supervisor import Supervisor
 from sidecar.tracing.node_tracing import Tracing
-from sidecar.workers.workers import shared_out
+from sidecar.workers.workers import divided_settings
 
 logger = logging.getLogger("liftpy.node")
 
@@ -39,7 +39,7 @@ LIVE = (
     "replication.preferred_leader_interval_s",
     *(f"credentials.{name}" for name in PROOFS),
 )
-"""Settings that a running node takes over, in all of its processes."""
+"""Settings that a running node applies, in all of its processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +51,21 @@ class Reloaded:
 
 
 class SettingsSource(Protocol):
-    """Source of the settings."""
+    """Reads the settings of a node."""
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """Name -> ``file``, ``env`` or ``flag``, as read last."""
+        """Setting -> ``file``, ``env`` or ``flag``, as of the last ``load``."""
 
     def load(self) -> NodeSettings:
-        """Read and check them; raise ConfigError."""
+        """Read and check the settings. Raises ConfigError."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveParts:
-    """Parts of a node that take new settings. ``others``: worker processes. ``prefer``: the metadata group. ``keys``:
-    connections, which reconnect.
+    """Parts of a node that apply new settings.
+
+    ``others``: worker processes. ``prefer``: the metadata group. ``keys``: NATS connections, which reconnect.
     """
 
     partitions: Partitions | None
@@ -76,7 +77,7 @@ class LiveParts:
     tracing: Tracing
 
     def trace(self, settings: NodeSettings) -> None:
-        """Switch traces, in all partitions."""
+        """Switch tracing on or off in all partitions."""
 
         def partitions() -> None:
             for worker in self.partitions or ():
@@ -87,12 +88,13 @@ class LiveParts:
 
 Parts = Callable[[], LiveParts]
 Prove = Callable[[Credentials], Awaitable[None]]
-"""Function that checks new credentials. It raises ConfigError if the node cannot continue with them."""
+"""Checks new credentials. Raises ConfigError if the node cannot work with them."""
 
 
 class Reloading:
-    """Reloads the settings of a node. ``given``: reads them again, None: they stay. ``parts``: parts that take them.
-    ``prove``: tests credentials.
+    """Reloads the settings of a node.
+
+    ``given``: reads the settings, None: they never change. ``parts``: parts that apply them. ``prove``: tests credentials.
     """
 
     def __init__(self, settings: NodeSettings, given: SettingsSource | None, parts: Parts, prove: Prove) -> None:
@@ -100,7 +102,7 @@ class Reloading:
         """Current settings."""
         self._preferred_every = settings.replication.preferred_leader_interval_s
         self.read = settings
-        """Settings in the file. The next start applies all of them."""
+        """Settings in the file. All of them apply after the next start."""
         self._given = given
         self._parts = parts
         self._prove = prove
@@ -109,7 +111,7 @@ class Reloading:
         self._turn = asyncio.Lock()
 
     async def reload(self) -> Reloaded:
-        """Read them again; raise ConfigError, with nothing changed, if one is wrong."""
+        """Read the settings again and apply them. Raises ConfigError if one is wrong, and then changes nothing."""
         async with self._turn:
             return await self._reload()
 
@@ -126,12 +128,12 @@ class Reloading:
         changed += [name for name in renewed if name not in changed]
         self._parts().tracing.check(found)
         if renewed:
-            found.credentials.nats_options()  # what can't be read is said here
+            found.credentials.nats_options()  # it raises if a file of credentials cannot be read
             await self._prove(found.credentials)
         applied = tuple(name for name in changed if name in LIVE)
         running = with_values(self.running, {name: new[name] for name in applied})
         self.read, self.running = found, running
-        each = shared_out(running)
+        each = divided_settings(running)
         self.take_over(each)
         self._parts().others(each)
         result = Reloaded(applied, tuple(name for name in changed if name not in LIVE))
@@ -161,14 +163,14 @@ class Reloading:
     async def signalled(self, supervisor: Supervisor) -> dict[str, Any]:
         """Reload the settings after SIGHUP or ``liftpy settings reload``.
 
-        An error changes nothing. Return ``applied`` and ``wait``, or ``error``.
+        Return ``applied`` and ``wait``. After an error, nothing is changed and the result has ``error``.
         """
         supervisor.reloading()
         try:
             found = await self.reload()
             said: dict[str, Any] = {"applied": list(found.applied), "wait": list(found.wait)}
         except ConfigError as error:
-            logger.error("settings not reloaded: %s", error)
+            logger.error("settings not reloaded error=%s: keeping the current ones", error)
             said = {"error": str(error)}
         supervisor.reloaded()
         return said

@@ -9,5 +9,5 @@ import sys
 from sidecar.node.worker_node import main
 
 if __name__ == "__main__":
-    atexit.register(gc.freeze)  # as of every command: the node waits for the end of this process
+    atexit.register(gc.freeze)  # exit at once, as every command does, because the node waits for the end of this process
     sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,7 +1,7 @@
-"""A worker process: hosts a part of the node's partitions, without being a member of the metadata group.
+"""A worker process: hosts a part of the node's partitions, and is no member of the metadata group.
 
-It is built from the same parts as a node, with its own connections. The first process does everything that a node does
-once: registration, heartbeats, status. The worker holds the lock of the data directory too. It stops when its node
+It consists of the same parts as a node, with its own connections. The first process of the node does everything that a node
+does once: registration, heartbeats, status. The worker also holds the lock of the data directory. It stops when its node
 stops.
 """
 
@@ -35,7 +35,7 @@ from sidecar.node.node import Node
 from sidecar.partition.promises import Promises
 from sidecar.runtime.components import Component, Step, begun, no_step, start_all
 from sidecar.runtime.logs import LOGS
-from sidecar.runtime.memory import look_seldom, retain_freed_memory
+from sidecar.runtime.memory import make_collections_rare, retain_freed_memory
 from sidecar.runtime.restarts import momentary, never_again
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.supervisor import Supervisor
@@ -43,7 +43,7 @@ from sidecar.runtime.tasks import attended, run_loop, spawn
 from sidecar.status.sampler import Said, Sampler
 from sidecar.status.status_api import StatusDesk
 from sidecar.workers.channel import Channel
-from sidecar.workers.merged_status import Telling
+from sidecar.workers.merged_status import WorkerStatus
 from sidecar.workers.relayed_group import RelayedGroup
 from sidecar.workers.workers import settings_from_json
 
@@ -52,20 +52,20 @@ _FINISH_S = 1.0
 
 
 class _NodesDesk(StatusDesk):
-    """Placeholder: the main process answers for the status and keeps the history."""
+    """Status desk of a worker. It does nothing, because the first process answers for the status and keeps the history."""
 
     def __init__(self, settings: NodeSettings, counters: Counter[str], sampled: Callable[[Said], None]) -> None:
         super().__init__(settings, counters)
         self._sampled = sampled
 
     def begin_history(self) -> None:
-        """Samples go to the node."""
+        """Do nothing, because the first process keeps the history."""
         assert self.reporter is not None
         self._sampler = Sampler(self.history, self.reporter, tell=self._sampled)
         self._sampler.start()
 
     def listen(self, *_: Any) -> None:
-        """Do nothing: the main process subscribes."""
+        """Do nothing, because the first process subscribes."""
 
 
 class WorkerNode(Node):
@@ -84,12 +84,12 @@ class WorkerNode(Node):
         self._marks: WorkerMarks | None = None
         self._signing: asyncio.Task[None] | None = None
         self.status = _NodesDesk(settings, self.counters, self._tell_sample)
-        self._telling: Telling | None = None
+        self._telling: WorkerStatus | None = None
         self.supervisor = Supervisor("")
 
     # ---- up --------------------------------------------------------------------------------------------------------------
     def _components(self) -> list[Component]:
-        """Return the components of the node. A worker does not start the components that only the main process runs."""
+        """Return the components of the worker, without those that only the first process starts."""
         starts: dict[str, Step] = {
             "task failures": self._watch_tasks,
             "loop watch": self._loop_watch.start,
@@ -105,7 +105,7 @@ class WorkerNode(Node):
         return [replace(component, start=starts.get(component.name, no_step)) for component in super()._components()]
 
     async def start(self) -> dict[str, Any]:
-        """Recover the logs of this share, wait for the registration of the node, open the partitions of the image."""
+        """Recover the logs of this share, wait for the registration of the node, and open the partitions of the image."""
         await start_all(self._components())
         return {}
 
@@ -167,9 +167,9 @@ class WorkerNode(Node):
             }
         ).encode()
 
-    # ---- what the node says ----------------------------------------------------------------------------------------------
+    # ---- frames of the node -----------------------------------------------------------------------------------------------
     def heard(self, frame: Frame) -> None:
-        """A frame of the node's, in order, on the loop. One that can't be followed ends the node."""
+        """Process a frame of the node on the event loop. The node stops if a frame cannot be processed."""
         try:
             self._take(frame)
         except (LiftError, DecodeError, ValueError, KeyError, struct.error) as error:
@@ -212,7 +212,7 @@ class WorkerNode(Node):
         reporter = self.status.reporter
         if self._telling is None and reporter is not None:
             self.status.answers.share = self.share
-            self._telling = Telling(reporter, self.status.answers)
+            self._telling = WorkerStatus(reporter, self.status.answers)
         said = {} if self._telling is None else await self._telling.tell(json.loads(frame.body))
         self._told(frame.token, said)
 
@@ -227,9 +227,9 @@ class WorkerNode(Node):
             await self.partitions.close_subjects(timeout_s)
         self._channel.send(FrameKind.CLOSED)
 
-    # ---- what it says ------------------------------------------------------------------------------------------------------
+    # ---- frames to the node-------------------------------------------------------------------------------------------------
     def fatal(self, error: Exception) -> None:
-        """Stop the node after a fatal error."""
+        """Report a fatal error to the node, which stops."""
         is_news = self._failure is None
         super().fatal(error)
         if is_news:
@@ -237,14 +237,14 @@ class WorkerNode(Node):
             self._channel.send(FrameKind.FATAL, 0, json.dumps(said).encode())
 
     def repair(self, reason: str) -> None:
-        """Restart the node for the given reason."""
+        """Report damage to the node, which restarts for the given reason."""
         is_news = self._failure is None and not self._repairs
         super().repair(reason)
         if is_news:
             self._channel.send(FrameKind.REPAIR, 0, reason.encode())
 
     async def run(self) -> int:
-        """Run until the main process stops or ends. Return the exit code."""
+        """Run until the first process stops or ends. Return the exit code."""
         starting = attended(self.start())
         starting.add_done_callback(self._started)
         await self._told_to_stop.wait()
@@ -260,8 +260,8 @@ class WorkerNode(Node):
 
 
 def main(descriptor: int, lock: int) -> int:
-    """Run one worker; return its exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # whoever sends them to all processes of a node means the node
+    """Run one worker and return its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a signal to all processes of a node is meant for the first one
         signal.signal(number, signal.SIG_IGN)
     os.set_inheritable(lock, False)
     channel = Channel(socket.socket(fileno=descriptor))
@@ -269,7 +269,7 @@ def main(descriptor: int, lock: int) -> int:
     settings = settings_from_json(said["settings"])
     LOGS.configure(settings.log_level, settings.log_format, settings.node_id)
     retain_freed_memory()
-    look_seldom()
+    make_collections_rare()
 
     async def run() -> int:
         loop = asyncio.get_running_loop()

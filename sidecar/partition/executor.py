@@ -279,10 +279,7 @@ class Executor:
     def hand_over(self, effect: do.StepAside, why: str) -> None:
         """Request the leadership transfer after all earlier publishers got answers, or after a limit."""
         self._t.counters[f"leaderships handed over {why}"] += 1
-        asked = do.GiveUpLeadership(leader_epoch=effect.leader_epoch, reason=effect.reason)
-        self._t.step_aside(
-            self._t.key, effect.leader_epoch, lambda: self._t.proposals.give_up_leadership(self._t.key, asked, effect.toward)
-        )
+        self._t.step_aside(self._t.key, effect.leader_epoch, lambda: self._t.proposals.give_up_leadership(self._t.key, effect))
 
     def report_leader(self, effect: do.ReportLeader) -> None:
         self._t.proposals.report_leader(self._t.key, effect)

@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState
-from liftpy.core.metadata.codec import pause_to_pb
 from liftpy.core.metadata.controller.nodes import MAX_REASON
 from liftpy.core.metadata.controller.request_batcher import RequestBatcher, purge_report
 from liftpy.core.replication import effects as do
 from liftpy.core.replication.events import Event, IsrChangeAnswered
+from liftpy.core.replication.metadata_requests import Request, request_of
 from liftpy.core.services.sessions import Ended
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.nats.cancellation import end_tasks
@@ -61,18 +61,6 @@ class Proposals:
         for replica, took_ns in effect.slow:
             text = "%s: %s leaves the ISR: its last flush took %.3f s, far longer than the others'; commits wait for it no more"
             logger.warning(text, key, replica, took_ns / 1e9)
-        change = pb.ChangeIsr(
-            stream=key.stream,
-            uid=key.uid,
-            partition=key.partition,
-            leader=self._node_id,
-            leaderEpoch=effect.leader_epoch,
-            epoch=effect.epoch,
-            isr=sorted(effect.isr),
-            incarnations=dict(effect.incarnations),
-            lost=sorted(effect.lost),
-            evicted=effect.evicted,
-        )
 
         def answered(response: pb.ControlResponse | None) -> None:
             accepted = None if response is None else response.error == pb.ControlResponse.OK
@@ -82,84 +70,32 @@ class Proposals:
                 CHATTER.info(logger, "%s: ISR change not made: %s", key, "no answer" if response is None else response.detail)
             feed(IsrChangeAnswered(epoch=effect.epoch, accepted=accepted))
 
-        self._put(key, pb.ControlRequest(changeIsr=change), answered)
+        self._put(key, self._request(key, effect), answered)
 
     def report_leader(self, key: PartitionKey, effect: do.ReportLeader) -> None:
         """Report an unreachable leader. The replica repeats the report, so it needs no answer."""
-        report = pb.ReportLeader(
-            stream=key.stream,
-            uid=key.uid,
-            partition=key.partition,
-            witness=self._node_id,
-            witnessIncarnation=self._incarnation,
-            leader=effect.leader,
-            leaderEpoch=effect.leader_epoch,
-            lastEpoch=effect.last_epoch,
-            newestOffset=effect.newest_offset,
-            highWatermark=effect.high_watermark,
-            leaderLacks=effect.leader_lacks,
-        )
         if effect.leader_lacks:
             logger.error("%s: leader %s lacks committed records, up to offset %d", key, effect.leader, effect.high_watermark)
-        self._ask(key, pb.ControlRequest(reportLeader=report))
+        self._ask(key, self._request(key, effect))
 
     def leave_isr(self, key: PartitionKey, effect: do.LeaveIsr) -> None:
         """Request to remove this replica from the ISR. The next state of the partition shows the result."""
         logger.warning("%s: removed from the ISR reason=%s", key, effect.reason)
-        wish = pb.LeaveIsr(
-            stream=key.stream,
-            uid=key.uid,
-            partition=key.partition,
-            node=self._node_id,
-            incarnation=self._incarnation,
-            reason=effect.reason,
-        )
-        self._ask(key, pb.ControlRequest(leaveIsr=wish))
+        self._ask(key, self._request(key, effect))
 
-    def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership, toward: str = "") -> None:
-        """Request a successor, ``toward`` if it is not ''. The next state of the partition shows the result."""
+    def give_up_leadership(self, key: PartitionKey, effect: do.GiveUpLeadership | do.StepAside) -> None:
+        """Request a successor. The next state of the partition shows the result."""
         logger.warning("%s: giving up leadership reason=%s", key, effect.reason)
-        wish = pb.GiveUpLeadership(
-            stream=key.stream,
-            uid=key.uid,
-            partition=key.partition,
-            leader=self._node_id,
-            incarnation=self._incarnation,
-            leaderEpoch=effect.leader_epoch,
-            reason=effect.reason,
-            toward=toward,
-        )
-        self._ask(key, pb.ControlRequest(giveUpLeadership=wish))
+        self._ask(key, self._request(key, effect))
 
     def wake_partition(self, key: PartitionKey, effect: do.WakePartition) -> None:
         """Report the end of a pause. The next state of the partition shows the result."""
         CHATTER.info(logger, "%s: its pause ends: %s", key, effect.pause.name)
-        wish = pb.WakePartition(
-            stream=key.stream,
-            uid=key.uid,
-            partition=key.partition,
-            leader=self._node_id,
-            leaderEpoch=effect.leader_epoch,
-            pause=pause_to_pb(effect.pause),
-            pauses=effect.pauses,
-        )
-        self._ask(key, pb.ControlRequest(wakePartition=wish))
+        self._ask(key, self._request(key, effect))
 
     def report_promotion(self, key: PartitionKey, effect: do.ReportPromotion) -> None:
         """Report the progress of the promotion. The next state of the partition shows the result."""
-        report = pb.ReportPromotion(
-            stream=key.stream,
-            uid=key.uid,
-            partition=key.partition,
-            candidate=self._node_id,
-            candidateIncarnation=self._incarnation,
-            leaderEpoch=effect.leader_epoch,
-            epoch=effect.epoch,
-            replayedEndOffset=effect.replayed_end_offset,
-            newestOffset=effect.newest_offset,
-            finished=effect.finished,
-        )
-        self._ask(key, pb.ControlRequest(reportPromotion=report))
+        self._ask(key, self._request(key, effect))
 
     def report_purged(self, key: PartitionKey, state: PartitionState, purged: Collection[int]) -> None:
         """Report completed purges that the metadata group does not know. The next state of the partition shows the result."""
@@ -180,6 +116,9 @@ class Proposals:
             reason=ended.reason[:MAX_REASON],
         )
         self._ask(key, pb.ControlRequest(reportService=report))
+
+    def _request(self, key: PartitionKey, effect: Request) -> pb.ControlRequest:
+        return request_of(effect, key, self._node_id, self._incarnation)
 
     def _ask(self, key: PartitionKey, request: pb.ControlRequest) -> None:
         def answered(response: pb.ControlResponse | None) -> None:

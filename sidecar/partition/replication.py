@@ -18,7 +18,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import Portion, read_portion
 from liftpy.core.publish.state_transfer import PIECE_BYTES, StateGiver, StatePiece, StateQuestion, StateTaker
 from liftpy.core.replication import effects as do
-from liftpy.core.replication import events
+from liftpy.core.replication import events, messages
 from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
@@ -39,7 +39,6 @@ logger = logging.getLogger("liftpy.replication")
 
 _MAX_DIGITS = 19
 """Maximum number of digits of a request id, which has 63 bits."""
-_MAX_MICROS = (1 << 32) - 1
 _STATE_OVERHEAD_BYTES = 512
 """Maximum size of a message with a piece of a state besides its data, in bytes."""
 _MAX_TOKENS = 4096
@@ -147,24 +146,8 @@ class ReplicationDesk:
         if not self._is_own(reply, request.replicaID, _named_id(request)):
             return
         held = Held(request.position, request.batchCrc) if request.HasField("position") else None
-        self._feed(
-            events.FetchReceived(
-                token=self._token(Asker(reply.decode(), held, _named_id(request))),
-                replica=request.replicaID,
-                offset=request.offset,
-                leader_epoch=request.leaderEpoch,
-                offset_epoch=request.offsetEpoch,
-                incarnation=request.incarnation,
-                request_id=request.requestId,
-                max_bytes=request.maxBytes,
-                stream_uid=request.streamUid,
-                awaits_more=request.awaitsMore,
-                bad_offset=request.badOffset if request.HasField("badOffset") else None,
-                flush_ns=request.flushMicros * 1000,
-                copy_epoch=request.copyEpoch,
-                deletes_end=request.deletesEnd if request.HasField("deletesEnd") else None,
-            )
-        )
+        token = self._token(Asker(reply.decode(), held, _named_id(request)))
+        self._feed(messages.FETCH_RECEIVED.from_pb(request, token=token))
 
     def _offset_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if envelope.is_of(payload, MessageType.STATE_REQUEST):
@@ -201,15 +184,8 @@ class ReplicationDesk:
             return
         if not self._is_own(reply, request.replicaID, _named_id(request)):
             return
-        self._feed(
-            events.EpochQueryReceived(
-                token=self._token(Asker(reply.decode(), request_id=_named_id(request))),
-                replica=request.replicaID,
-                asked_epoch=request.leaderEpoch,
-                current_epoch=request.currentEpoch,
-                stream_uid=request.streamUid,
-            )
-        )
+        token = self._token(Asker(reply.decode(), request_id=_named_id(request)))
+        self._feed(messages.EPOCH_QUERY_RECEIVED.from_pb(request, token=token))
 
     def send_response(self, effect: do.SendFetchResponse, log: Log, high_watermark: int) -> None:
         """Answer a fetch with complete batches, or with an empty answer if there are none.
@@ -312,21 +288,11 @@ class ReplicationDesk:
     def send_refusal(self, effect: do.SendFetchRefusal) -> None:
         """Reject a fetch with a reason."""
         self._counters[IMPLAUSIBLE if effect.reason is events.RefusalReason.UNKNOWN else _refused_fetch(effect.reason)] += 1
-        refusal = pb.ReplicationRefusal(
-            leaderEpoch=effect.leader_epoch, logStartOffset=effect.log_start_offset, deletesEnd=effect.deletes_end
-        )
-        refusal.reason = effect.reason.value  # type: ignore[assignment]  # the numbers are the same, a test says so
-        self._answer(effect.token, refusal)
+        self._answer(effect.token, messages.REFUSAL.to_pb(effect))
 
     def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
         """Answer an epoch query."""
-        response = pb.LeaderEpochOffsetResponse(
-            endOffset=effect.last_offset,
-            leaderEpoch=effect.leader_epoch,
-            currentEpoch=effect.current_epoch,
-            logStartOffset=effect.log_start_offset,
-        )
-        self._answer(effect.token, response)
+        self._answer(effect.token, messages.EPOCH_ANSWER.to_pb(effect))
 
     def _answer(self, token: int, answer: pb.ReplicationRefusal | pb.LeaderEpochOffsetResponse) -> None:
         asker = self._tokens.pop(token, None)
@@ -402,23 +368,16 @@ class FetchClient:
         held = self._assembly.asks(effect)
         if not held.position:
             self._router.release(self._slot)
-        request = pb.ReplicationRequest(
+        request = messages.FETCH.to_pb(
+            effect,
             replicaID=self._node_id,
-            offset=effect.offset,
-            leaderEpoch=effect.leader_epoch,
-            offsetEpoch=effect.offset_epoch,
             incarnation=incarnation,
-            requestId=effect.request_id,
-            maxBytes=min(effect.max_bytes, self._bus.max_payload),
             streamUid=self._key.uid,
+            partition=self._key.partition,
             awaitsMore=True,
-            badOffset=effect.bad_offset,
+            maxBytes=min(effect.max_bytes, self._bus.max_payload),
             position=held.position,
             batchCrc=held.crc,
-            flushMicros=min(-(-effect.flush_ns // 1000), _MAX_MICROS),
-            partition=self._key.partition,
-            copyEpoch=effect.copy_epoch,
-            deletesEnd=effect.deletes_end,
         )
         self._asked = effect.request_id, clock.now_ns()
         self._send(self._replicate_subject, effect.request_id, frames.sealed(request))
@@ -465,13 +424,8 @@ class FetchClient:
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
         """Send a query for the end of an epoch to the leader."""
-        request = pb.LeaderEpochOffsetRequest(
-            leaderEpoch=effect.asked_epoch,
-            currentEpoch=effect.current_epoch,
-            replicaID=self._node_id,
-            streamUid=self._key.uid,
-            partition=self._key.partition,
-            requestId=effect.request_id,
+        request = messages.EPOCH_QUERY.to_pb(
+            effect, replicaID=self._node_id, streamUid=self._key.uid, partition=self._key.partition
         )
         self._send(self._offset_subject, effect.request_id, frames.sealed(request))
 
@@ -515,23 +469,11 @@ class FetchClient:
             case MessageType.REPLICATION_REFUSAL:
                 refusal = frames.parse(body, pb.ReplicationRefusal)
                 must_be_for(refusal, self._key.partition, streamUid=self._key.uid, requestId=request_id)
-                return events.FetchRefused(
-                    request_id=request_id,
-                    reason=_reason(refusal.reason),
-                    leader_epoch=refusal.leaderEpoch,
-                    log_start_offset=refusal.logStartOffset,
-                    deletes_end=refusal.deletesEnd,
-                )
+                return messages.REFUSED.from_pb(refusal, request_id=request_id)
             case MessageType.LEADER_EPOCH_OFFSET_RESPONSE:
                 answer = frames.parse(body, pb.LeaderEpochOffsetResponse)
                 must_be_for(answer, self._key.partition, streamUid=self._key.uid, requestId=request_id)
-                return events.EpochQueryAnswered(
-                    request_id=request_id,
-                    leader_epoch=answer.leaderEpoch,
-                    last_offset=answer.endOffset,
-                    current_epoch=answer.currentEpoch,
-                    log_start_offset=answer.logStartOffset,
-                )
+                return messages.EPOCH_ANSWERED.from_pb(answer, request_id=request_id)
         raise ProtocolError(f"{kind.name} is not a valid answer to a replication request. Check the versions of the nodes.")
 
     def _piece(self, request_id: int, answer: frames.ReplicationPiece) -> events.Event:
@@ -641,10 +583,3 @@ def _named_id(request: pb.ReplicationRequest | pb.LeaderEpochOffsetRequest | pb.
 
 def _refused_fetch(reason: events.RefusalReason) -> str:
     return f"{REFUSED}fetch, {reason.name.lower().replace('_', ' ')}"
-
-
-def _reason(number: int) -> events.RefusalReason:
-    try:
-        return events.RefusalReason(number)
-    except ValueError:
-        return events.RefusalReason.UNKNOWN

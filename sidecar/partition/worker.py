@@ -139,6 +139,8 @@ class PartitionWorker:
         self.key, self.config, self.log = key, config, log
         self._node, self.set_aside = node, set_aside
         """Paths of existing files that recovery has quarantined."""
+        self.damage_offset = -1
+        """First missing offset of the damage that the last start found. -1: none."""
         self.touched: Callable[[], None] = partial(node.touched.add, self)
         """Function that marks the partition as changed for the metrics."""
         self.state: PartitionState | None = None
@@ -563,6 +565,7 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
         logger.warning("%s: recovered: %s", key, report)
     worker = PartitionWorker(node, key, subject, config, log, report.set_aside, derived)
     node.counters["derived states left out"] += found.left_out
+    worker.damage_offset = min((one.first_offset for one in report.damage), default=-1)
     node.instruments.damaged_segments += len(report.damage)
     if found.state is not None:
         node.counters["derived states left out" if derived is None else "derived states restored"] += 1

@@ -202,9 +202,8 @@ def _checkpoint(said: pb.RaftNextIndex | pb.RaftAppendEntries) -> Checkpoint:
 
 # Frames of the metadata group on the bus: in an envelope with a CRC-32C, which also covers the sender and the receiver.
 #
-# Goal: a frame is taken as it was sent, where it was meant to go, or not at all. The sessions above count what they get, and
-# every member believes the numbers in it; one bit of a term, or the group's own words said back to it in another's name, would
-# be believed.
+# Goal: a member accepts a frame only unchanged, from its sender, and at its receiver. Members trust the numbers in a frame. So a
+# changed bit of a term, or a frame that returns under another name, could do harm.
 #
 # Layout behind the envelope: size of the names (1 byte) | ``<to>.<from>`` as in the subject | the frame.
 

@@ -1,7 +1,8 @@
 """The tick driver: runs one controller inside one asyncio event loop.
 
 One tick: received messages, the library, flush of the journal, sent messages, results of futures. Nothing is sent, and
-no future resolves, before the journal is on disk [M2, M4]. A tick runs on a timer and after received messages.
+no future resolves, before the journal is on disk [M2, M4]. A tick runs after received messages, after ``wake``, and
+when the next deadline comes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,15 @@ from sidecar.quorum.transport import SessionTransport
 logger = logging.getLogger("liftpy.quorum")
 
 TICK_S = 0.05
+"""Time between two ticks of a member that neither leads nor hears a leader, in seconds."""
+REST_S = 0.12
+"""Maximum time between two ticks, in seconds.
+
+It is longer than the pause between two appends of a leader, so that a follower ticks when a frame arrives. It is shorter than
+``LATE_S``, after which a tick counts as late.
+"""
+_PAST_S = 0.001
+"""Time by which a timer fires after its deadline, in seconds. The event loop rounds times to milliseconds."""
 MAX_INBOX_FRAMES = 65_536
 MAX_INBOX_BYTES = 64 << 20
 """Maximum size of received frames that wait for the next tick, in bytes. Normal traffic of a controller is much smaller."""
@@ -60,7 +70,8 @@ def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal
 class GroupDriver:
     """Runs the library's node in ticks.
 
-    ``send(receiver, frame)``: sends a frame over NATS. ``ticked``: called after each tick.
+    ``send(receiver, frame)``: sends a frame over NATS. ``ticked``: called after each tick. ``rest_s``: returns the time until
+    the next duty of the member, in seconds.
     """
 
     def __init__(
@@ -71,6 +82,7 @@ class GroupDriver:
         send: Callable[[str, bytes], None],
         ticked: Callable[[], None],
         fatal: Callable[[Exception], None],
+        rest_s: Callable[[], float] = lambda: REST_S,
     ) -> None:
         self._core = core
         self._transport = transport
@@ -78,6 +90,7 @@ class GroupDriver:
         self._send = send
         self._ticked = ticked
         self._fatal = fatal
+        self._rest_s = rest_s
         self._loop = asyncio.get_running_loop()
         self._inbox: deque[tuple[str, bytes]] = deque(maxlen=MAX_INBOX_FRAMES)
         """Received frames that wait for the next tick. If there are too many, the oldest is dropped, and its session finds a gap."""
@@ -86,18 +99,18 @@ class GroupDriver:
         self.frames_lost = 0
         self._answers: list[tuple[asyncio.Future[Answer], Answer]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = 0.0
-        """Time of the next timer tick, by the clock of the event loop."""
+        self._due_s = 0.0
+        """Latest time of the next tick, by the clock of the event loop."""
         self.lateness = FlushTimes(_TICKS_KEPT)
-        """Delays of the last timer ticks, in seconds. A delay shows a busy CPU, a blocked interpreter, or a long tick."""
+        """Delays of the last ticks, in seconds. A delay shows a busy CPU, a blocked interpreter, or a long tick."""
         self.late_tick_count = 0
         self._scheduled = False
         self.stopped = False
 
     def start(self) -> None:
         """Start the ticks."""
-        self._timer_s = self._loop.time()
-        self._on_timer()
+        self._due_s = self._loop.time()
+        self.tick()
 
     def stop(self) -> None:
         """Stop the ticks."""
@@ -131,24 +144,39 @@ class GroupDriver:
             self._loop.call_soon(self.tick)
 
     def _on_timer(self) -> None:
-        if not self.stopped:
-            now_s = self._loop.time()
-            late_s = max(0.0, now_s - self._timer_s)
-            self.lateness.add(late_s)
-            self.late_tick_count += late_s > LATE_TICK_S
-            self._timer_s = now_s + TICK_S
-            self._timer = self._loop.call_at(self._timer_s, self._on_timer)
-            self.tick()
+        self._timer = None
+        self.tick()
 
     def tick(self) -> None:
         """Run one tick. A failure of the disk or the state machine stops this process."""
         self._scheduled = False
         if self.stopped:
             return
+        late_s = max(0.0, self._loop.time() - self._due_s) if self._due_s else 0.0
+        self.lateness.add(late_s)
+        self.late_tick_count += late_s > LATE_TICK_S
         try:
             self._tick()
         except Exception as error:
             self._give_up(error)
+            return
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Set the timer to the next deadline. Frames and ``wake`` bring earlier ticks."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due_s = self._loop.time() + min(self._rest_of_core_s(), max(self._rest_s(), _PAST_S))
+        self._timer = self._loop.call_at(self._due_s, self._on_timer)
+
+    def _rest_of_core_s(self) -> float:
+        """Return the time until the library and the sessions need a tick, if no frame arrives.
+
+        A leader sends its next append then. A follower that hears no leader counts the silence in short steps.
+        """
+        if self._core.leads:
+            return min(max(self._core.until_append_s(), 0.0) + _PAST_S, REST_S)
+        return REST_S if self._transport.hears_a_leader(REST_S) else TICK_S
 
     def _tick(self) -> None:
         frames = [self._inbox.popleft() for _ in range(min(len(self._inbox), _FRAMES_PER_TICK))]

@@ -69,6 +69,8 @@ class GroupJournal:
         self._rewrite = True
         self._meta_changed = False
         self._term, self._vote, self._commit = 0, "", 1
+        self._flushed_commit = 1
+        """Commit index of the last frame on disk."""
         self._descriptor = -1
         self._closed = False
         self._failed = False
@@ -148,8 +150,8 @@ class GroupJournal:
         return self._vote or None
 
     def onOneSecondTimer(self) -> None:
-        """Write the commit index from time to time, which shortens the replay after a restart."""
-        self._meta_changed = True
+        """Write a changed commit index from time to time, which shortens the replay after a restart."""
+        self._meta_changed |= self._commit != self._flushed_commit
 
     def _destroy(self) -> None:
         self.close()
@@ -229,6 +231,7 @@ class GroupJournal:
 
     def _written(self) -> None:
         self._pending, self._meta_changed, self.flushed_index = [], False, self.last_index
+        self._flushed_commit = self._commit
 
     def _meta(self) -> bytes:
         vote = self._vote.encode()
@@ -302,6 +305,7 @@ class GroupJournal:
             raise ValueError(f"{a} or {b} is not a term or an index")
         if kind == _META:
             self._term, self._commit, self._vote = a, b, body.decode()
+            self._flushed_commit = b
         elif kind in (_ENTRY, _CUT):
             while self._entries and self._entries[-1][1] >= a:
                 self.entry_bytes -= _size_bytes([self._entries.pop()])

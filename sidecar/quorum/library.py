@@ -410,6 +410,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         assert isinstance(journal, GroupJournal)
         return journal
 
+    def until_append_s(self) -> float:
+        """As the leader, return the time until the next append message, in seconds. It is negative if the message is due."""
+        return float(self._SyncObj__newAppendEntriesTime - pysyncobj.syncobj.monotonicTime())
+
     def next_index(self, node: Node) -> int:
         """As the leader, return the next entry to send to ``node``."""
         return int(self._SyncObj__raftNextIndex.get(node, 0))

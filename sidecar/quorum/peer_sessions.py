@@ -29,6 +29,13 @@ _SMALLEST_CHUNK_BYTES = 1024
 _OVERHEAD_BYTES = 256
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 HELLO_PERIOD_S = 0.25
+"""Interval of hellos without a session, in seconds. With a session, they are half as frequent."""
+SELDOM_HELLO_S = 2.0
+"""Interval of unchanged hellos in a session with messages, in seconds. The messages show that both sides live."""
+_DATA_FLOWS_S = 0.25
+"""Time since the last message of a peer for which its messages show that it lives, in seconds."""
+_REPEATED_HELLOS = 3
+"""Number of equal hellos after which they become seldom, because a hello may be lost."""
 SILENCE_S = 1.5
 _ANSWER_AGAIN_S = 0.02
 _MAX_STRANGERS = 64
@@ -73,7 +80,17 @@ class Peer:
     """Sequence number of the last DATA frame to the peer in this session."""
     received: int = 0
     received_at: float = -1e9
+    data_at: float = -1e9
+    """Time of the last DATA frame of this session."""
     hello_at: float = -1e9
+    no_hello_at: float = -1e9
+    """Time when a hello was due but not needed."""
+    said: bytes = b""
+    """Content of the last hello to the peer, without the term."""
+    said_count: int = 0
+    """Number of hellos in this session with that content."""
+    heard_tail: bytes = b""
+    """Data after the frame of the last hello of the peer."""
     strangers: dict[int, float] = field(default_factory=dict)
     """Epoch of a hello that does not name this member's epoch -> time of the answer, oldest first."""
     parts: list[bytes] | None = None
@@ -164,9 +181,23 @@ class PeerSessions:
         for peer in self.peers.values():
             if peer.up and now - peer.received_at > SILENCE_S:
                 self._end(peer, "silence")
-            # However busy the session is: only a hello says what a folder holds, and one may be lost.
-            if now - peer.hello_at > (2 * HELLO_PERIOD_S if peer.up else HELLO_PERIOD_S):
-                self._hello(peer, now)
+            if now - max(peer.hello_at, peer.no_hello_at) > (2 * HELLO_PERIOD_S if peer.up else HELLO_PERIOD_S):
+                self._hello_if_needed(peer, now)
+
+    def _hello_if_needed(self, peer: Peer, now: float) -> None:
+        """Send a hello, unless messages show that this member lives and the peer knows the content of the hello.
+
+        Only a hello describes the directory. A changed hello is never delayed.
+        """
+        flows = peer.up and now - peer.data_at <= _DATA_FLOWS_S and now - peer.hello_at <= SELDOM_HELLO_S
+        if flows and peer.said_count >= _REPEATED_HELLOS and peer.said == self._hello_content(peer):
+            peer.no_hello_at = now
+            return
+        self._hello(peer, now)
+
+    def _hello_content(self, peer: Peer) -> bytes:
+        """Return what a hello tells the peer about this member's directory and controller list."""
+        return b"%d %d " % (self.is_new(), self.by_log()) + self.tail_for(peer.node_id)
 
     def receive(self, node_id: str, frame: bytes, now: float) -> None:
         """Process a frame from NATS. No content makes the call raise an error."""
@@ -191,7 +222,7 @@ class PeerSessions:
         elif not self._reaches(peer, term, now):
             self.counters[f"{REFUSED}terms out of reach"] += 1
         elif of_session:
-            peer.received_at = now
+            peer.received_at = peer.data_at = now
             self._data_received(peer, flags, sequence, term, frame[_FRAME.size :], now)
         elif peer.other_list:
             self.counters[f"{REFUSED}hellos"] += 1
@@ -202,6 +233,8 @@ class PeerSessions:
                 self.counters[f"{REFUSED}hellos"] += 1
                 return
             peer.is_new, peer.heard, peer.term = bool(flags & _NEW), True, term
+            if peer.heard_tail != frame[_FRAME.size :]:  # the peer may need the next hello to this one's answer
+                peer.heard_tail, peer.said_count = frame[_FRAME.size :], 0
             self._hello_received(peer, epoch, own, now)
 
     def _answer_stranger(self, peer: Peer, epoch: int, now: float) -> None:
@@ -267,6 +300,9 @@ class PeerSessions:
         """Send a hello to the peer. ``known``: epoch to confirm, or 0 for the epoch that the peer has proved."""
         known = known or peer.epoch
         peer.hello_at = now
+        content = self._hello_content(peer)
+        peer.said_count = peer.said_count + 1 if peer.up and content == peer.said else 0
+        peer.said = content
         head = _FRAME.pack(_MEMBERS, 0, peer.own_epoch, known, self.by_log(), self.term())
         self.outbox.append((peer.node_id, head + self._list))  # before the hello, which may begin the session
         flags = _NEW if self.is_new() else 0
@@ -322,6 +358,7 @@ class PeerSessions:
     def _end(self, peer: Peer, why: str) -> None:
         was_up = peer.up
         peer.up, peer.own_epoch, peer.sent, peer.received, peer.parts = False, self.draw() | 1, 0, 0, None
+        peer.no_hello_at, peer.said_count = -1e9, 0
         if was_up:
             self.counters[f"sessions ended: {why}"] += 1
             self.changed(peer.node_id, False)

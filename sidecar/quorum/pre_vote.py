@@ -1,9 +1,9 @@
 """Pre-vote: a controller asks whether a majority would vote for it before it raises its term (Raft dissertation, 9.6).
 Pure.
 
-A controller that was suspended, or that alone does not hear the leader, gets no majority. So the term and the leader
-stay. A grant promises nothing and is not stored. A controller grants if it does not lead, has not heard a leader for
-the election time, and its log is not newer than the asker's.
+A controller that was suspended, or that alone does not hear the leader, gets no majority. Then the term and the leader
+stay. A grant promises nothing and is not stored. A controller grants under three conditions. It does not lead. No
+leader has sent it a message for the election time. Its log is not newer than that of the asking controller.
 """
 
 from __future__ import annotations

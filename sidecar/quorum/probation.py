@@ -109,7 +109,7 @@ class FolderLineage:
                 self._known_as[peer_id], self._changed = nonce, True
             return
         self._doubts[peer_id] = nonce
-        # A folder that went back may know a process that was forgotten, and made up for, long ago; but so may this one of the peer.
+        # The older copy may be this directory or that of the peer. One peer that is an older copy itself proves nothing.
         if (trusted or len(self._doubts) >= self.majority) and nonce not in self.missed:
             self.missed, self._changed = (*self.missed, nonce)[-MAX_MISSED:], True
 
@@ -284,7 +284,7 @@ class Probation:
     def heard(self, peer_id: str, tail: bytes) -> bool:
         """Process a peer's hello. Return whether the peer is trusted.
 
-        Return whether it is trusted. It may show that the own directory is an old copy (``FolderLineage.heard``).
+        The hello may show that the own directory is an old copy (``FolderLineage.heard``).
         """
         trusted = self.lineage.heard(peer_id, tail)
         if self.lineage.missed and self.over and not self._alone:
@@ -335,8 +335,8 @@ class Probation:
 
 # The Raft directory of a controller whose image differs from the majority: marked at once, quarantined at the next start.
 #
-# <data>/raft/diverged           index where it was found; the directory is not used any more
-# <data>/raft-diverged/          the last quarantined directory; a later one replaces it
+# <data>/raft/diverged           index at which the difference was found. The directory is no longer used
+# <data>/raft-diverged/          the last quarantined directory. A later one replaces it
 
 
 MARK = "diverged"

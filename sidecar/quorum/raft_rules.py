@@ -67,8 +67,8 @@ class Hardening:
         first, last, previous = self._first(), log.last_index, message["prevLogIdx"]
         if first < previous <= last and self._term_at(previous) != message["prevLogTerm"]:
             if previous > self._core.raftLastApplied:
-                # From here on nothing is in the leader's log; cutting it now makes every further 'reset' answer point at the
-                # same place, where the library would go round in circles.
+                # The leader has none of the entries from here on. Without the truncation, the library repeats 'reset' answers
+                # that name the same index, and never gets further.
                 log.deleteEntriesFrom(previous - first)
                 self._counters["conflicts cut"] += 1
             self._handler(node, message)

@@ -98,7 +98,7 @@ def read_survivor(folder: DataFolder) -> Survivor:
             "controller (--data)."
         )
     with tempfile.TemporaryDirectory(prefix="liftpy-rescue-") as copy:
-        shutil.copy2(raft / "journal", Path(copy) / "journal")  # to open one is to write it anew
+        shutil.copy2(raft / "journal", Path(copy) / "journal")  # opening a journal rewrites it
         journal = GroupJournal(Path(copy) / "journal", flush=False)
         entries = [entry for position in range(len(journal)) if isinstance(entry := journal[position], tuple)]
         journal.close()

@@ -1,9 +1,9 @@
 """Transport of the Raft library over ``PeerSessions``, with the strict codec and checks of received messages.
 
 It also knows the basis of a leader's leases. An answer confirms the leadership at the time when its append was SENT:
-the follower returns the leader's timestamp. From then on, that follower votes for no other member for VOTE_AGAIN_S. So
-no other leader can be elected while a majority has newer confirmations, unless the leader itself has requested the
-election.
+the follower returns the leader's timestamp. From then on, that follower votes for no other member for VOTE_AGAIN_S.
+While a majority has newer confirmations, no other leader can be elected. The exception is an election that the leader
+itself has requested.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         now_ns = self._stamp()
         if answer["echo_ns"]:
             sent_ns = min(answer["echo_ns"], now_ns)
-        else:  # of a version that does not echo; on probation, which confirms nothing, there is no success
+        else:  # an earlier version, which returns no timestamp. On probation, there is no success
             sent_ns = now_ns if answer["success"] else 0
         of_term, before_ns = self._confirmed.get(sender, (0, 0))
         self._confirmed[sender] = (term, max(sent_ns, before_ns if of_term == term else 0))
@@ -266,6 +266,10 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
     def leader_heard_at(self) -> float:
         """Time of the last message of a leader, in seconds. A time long ago means that there was none."""
         return self._leader_heard_at
+
+    def hears_a_leader(self, within_s: float) -> bool:
+        """Return whether a leader has sent a message within the last ``within_s`` seconds."""
+        return self._clock() - self._leader_heard_at <= within_s
 
     def confirmed_ns(self) -> int:
         """As the leader, return the time until which a majority certainly votes for no other leader."""

@@ -1,1 +1,1 @@
-"""Shared parts of the daemon: clock, tasks, timers, settings, logs."""
+"""Parts that all modules of a node share: clock, tasks, timers, settings, logs."""

@@ -14,7 +14,7 @@ Step = Callable[[], Awaitable[None] | None]
 
 
 class Closable(Protocol):
-    """A part with a close."""
+    """A part that can be closed."""
 
     @property
     def close(self) -> Step:
@@ -22,14 +22,14 @@ class Closable(Protocol):
 
 
 def no_step() -> None:
-    """Do nothing. It is the step of a component that is complete when it is created, or that needs no close."""
+    """Do nothing. A component without a start or a close uses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
     """One part of a process.
 
-    ``close`` also runs if ``start`` failed, was canceled or never ran, so it closes what there is.
+    ``close`` also runs if ``start`` failed, was canceled or never ran, so it closes only what exists.
     """
 
     name: str
@@ -65,7 +65,7 @@ async def _run(step: Step) -> None:
 
 
 def close_of(part: Closable | None) -> Step:
-    """Return the close of ``part``, or no step if no component has created it."""
+    """Return the close of ``part``. If no component has created it, return a step that does nothing."""
     return no_step if part is None else part.close
 
 

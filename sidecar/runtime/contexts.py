@@ -22,9 +22,9 @@ from liftpy.errors import ConfigError, NotFoundError
 from liftpy.nats.credentials import Credentials
 
 FIELDS = ("nats", "namespace", *(each.name for each in fields(Credentials)))
-"""Names of the values that a context may have."""
+"""Names of the options that a context may set."""
 SECRETS = ("password", "token")
-"""Values that are never shown."""
+"""Names of the options whose values are never shown."""
 MAX_CONTEXTS = 1000
 MAX_FILE_BYTES = 1 << 20
 
@@ -32,7 +32,7 @@ _OF_NATS = {
     "url": "nats", "creds": "creds_file", "nkey": "nkey_seed_file", "user": "user", "password": "password", "token": "token",
     "ca": "tls_ca_file", "cert": "tls_cert_file", "key": "tls_key_file", "inbox_prefix": "inbox_prefix",
 }  # fmt: skip
-"""Value of a context of the NATS CLI -> value of liftpy."""
+"""Name of a value in a context of the NATS CLI -> name of the option of liftpy."""
 _OF_NATS_IGNORED = ("description", "jetstream_domain", "jetstream_api_prefix", "jetstream_event_prefix", "color_scheme")
 
 
@@ -92,10 +92,12 @@ class Contexts:
                 os.unlink(new)
                 raise
         except OSError as error:
-            raise ConfigError(f"Cannot write the contexts to {self.path}: {error.strerror}. Nothing was changed.") from None
+            raise ConfigError(
+                f"Cannot write the contexts to {self.path}: {error.strerror}. Nothing was changed. Check its permissions."
+            ) from None
 
     def encode(self) -> bytes:
-        """Return the content of the file."""
+        """Return the bytes of the file."""
         return json.dumps({"selected": self.selected, "contexts": self.values}, indent=2).encode() + b"\n"
 
     def named(self, name: str) -> dict[str, str]:
@@ -141,13 +143,19 @@ def from_nats_cli(path: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def decode_nats_context(content: bytes, path: Path) -> tuple[dict[str, str], list[str]]:
-    """Return values and names as ``from_nats_cli``. ``path``: file that an error names."""
+    """Decode a context of the NATS CLI. Return the same as ``from_nats_cli``. ``path``: name of the file, for errors.
+
+    Raises:
+        ConfigError: The content is not valid.
+    """
     try:
         table = load_json(content)
     except ValueError:
         table = None
     if not isinstance(table, dict):
-        raise ConfigError(f"{path} is not a context of the NATS CLI: it is no JSON object.")
+        raise ConfigError(
+            f"{path} is not a context of the NATS CLI, because it is no JSON object. `nats context ls` lists the contexts."
+        )
     given = {key: value for key, value in table.items() if value and key not in _OF_NATS_IGNORED}
     values = {
         _OF_NATS[key]: os.path.expanduser(value) for key, value in given.items() if key in _OF_NATS and type(value) is str
@@ -167,7 +175,7 @@ def nats_cli_file(name: str, home: Path) -> Path:
 
 
 def decode_contexts(content: bytes, path: Path) -> Contexts:
-    """Return the contexts in the content of a file. Raise ConfigError if it is damaged. ``path``: file that the error names."""
+    """Decode the content of a file of contexts. ``path``: name of the file, for errors. Raises ConfigError if it is damaged."""
     damaged = ConfigError(f"The file of contexts {path} is damaged. Repair it, or remove it and add the contexts again.")
     try:
         table: Any = load_json(content) if len(content) <= MAX_FILE_BYTES else None

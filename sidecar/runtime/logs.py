@@ -1,12 +1,11 @@
-"""Log format of a node: text or JSON, event names, and a rate limit for each event.
+"""Logs of a node: text or JSON, event names, and a rate limit for each event.
 
-Of one event and partition five lines a second are logged, twenty in a burst; how many were left out is said in a line of its own as
-soon as one may be logged again, or a second later. Errors are never left out. The level can be changed for a time, and falls back by
-itself.
+For each event and partition, five lines a second are logged, and twenty in a burst. The number of suppressed lines is
+logged as soon as a line is allowed again, or a second later. Errors are never suppressed. The log level can be changed for
+a limited time.
 
-Every event that a node logs: the logger, and how the text of the line begins -> its name, which stays when the words change.
-
-docs/operating.md lists them, and a test looks through the code for lines without a name.
+``EVENTS`` has every event that a node logs: (logger, beginning of the text) -> name. The name stays if the text changes.
+docs/operating.md lists the names, and a test fails for a log line without a name.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from typing import Any, TextIO
 from liftpy.core.base.ids import PartitionKey
 
 KEY_CHARS = 60
-"""Number of characters of a text that distinguish it from others."""
+"""Number of characters of a text that identify it in ``EVENTS``."""
 EVENTS: dict[tuple[str, str], str] = {
-    ("liftpy.nats", "NATS connection for %s is back, at %s"): "nats.reconnected",
-    ("liftpy.nats", "keeping the current NATS credentials: %s"): "nats.credentials_kept",
+    ("liftpy.nats", "NATS connection restored connection=%s server=%s"): "nats.reconnected",
+    ("liftpy.nats", "NATS credentials not changed error=%s: keeping the current o"): "nats.credentials_kept",
     ("liftpy.nats", "NATS: %r"): "nats.error",
-    ("liftpy.nats", "NATS connection for %s lost (%s); reconnecting"): "nats.disconnected",
-    ("liftpy.nats", "cannot reconnect to NATS connection=%s: %s; retrying"): "nats.reconnect_failed",
-    ("liftpy.nats", "a message on %r can't be taken: %r"): "nats.message_rejected",
-    ("liftpy.nats", "cannot connect to NATS at %s: %s; retrying"): "nats.connect_failed",
-    ("liftpy.nats", "no connection for standbys yet: %s"): "nats.standby_connect_failed",
+    ("liftpy.nats", "NATS connection lost connection=%s reason=%s: reconnecting"): "nats.disconnected",
+    ("liftpy.nats", "cannot reconnect to NATS connection=%s reason=%s: retrying"): "nats.reconnect_failed",
+    ("liftpy.nats", "message processing failed subject=%r error=%r: dropping the "): "nats.message_rejected",
+    ("liftpy.nats", "cannot connect to NATS servers=%s reason=%s: retrying"): "nats.connect_failed",
+    ("liftpy.nats", "standby connection cannot connect to NATS error=%s: retrying"): "nats.standby_connect_failed",
     ("liftpy.nats", "%s"): "nats.permission_denied",
-    ("liftpy.nats", "the NATS stream can't be read"): "nats.unreadable",
+    ("liftpy.nats", "NATS data cannot be decoded: reconnecting"): "nats.unreadable",
     ("liftpy.disk", "HW checkpoint: %s"): "disk.checkpoint_failed",
     ("liftpy.disk", "%s: a flush took %.1f s; slow ones since the last such line:"): "disk.slow_flush",
     ("liftpy.housekeeping", "cannot measure the free space in %s: %s"): "disk.space_unknown",
@@ -53,18 +52,18 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.node", "component failed to close component=%s, closing the others"): "node.close_failed",
     ("liftpy.node", "settings reloaded; %s"): "node.settings_reloaded",
     ("liftpy.node", "unknown environment variable, ignoring variable=%s nearest=%"): "node.unknown_variable",
-    ("liftpy.node", "settings not reloaded: %s"): "node.settings_rejected",
+    ("liftpy.node", "settings not reloaded error=%s: keeping the current ones"): "node.settings_rejected",
     ("liftpy.proposals", "%s: ISR is now %s"): "isr.changed",
     ("liftpy.proposals", "%s: removed from the ISR reason=%s"): "isr.left",
     ("liftpy.proposals", "%s: ISR change not made: %s"): "isr.change_failed",
     ("liftpy.proposals", "%s: %s leaves the ISR: its last flush took %.3f s, far longe"): "isr.slow_replica",
-    ("liftpy.jetstream", "no connection for the read API of JetStream yet: %s"): "jetstream.connect_failed",
-    ("liftpy.jetstream", "JetStream read API is available on %s"): "jetstream.enabled",
+    ("liftpy.jetstream", "JetStream read API cannot connect to NATS error=%s: retrying"): "jetstream.connect_failed",
+    ("liftpy.jetstream", "JetStream read API started subject=%s"): "jetstream.enabled",
     ("liftpy.housekeeping", "%s: compaction dropped %d records"): "log.compacted",
     ("liftpy.housekeeping", "%s: compaction: %s"): "log.compaction_failed",
     ("liftpy.node", "%s: %s"): "log.damaged",
     ("liftpy.node", "%s: the log can't be recovered: %s: %s"): "log.recovery_failed",
-    ("liftpy.node", "%s: the folder of the log is gone: records that this node ac"): "log.directory_lost",
+    ("liftpy.node", "log directory missing log=%s: records that this node acknowl"): "log.directory_lost",
     ("liftpy.node", "%s: all segments of the log are gone: records that this node"): "log.segments_lost",
     ("liftpy.partition", "%s: recovered: %s"): "log.recovered",
     ("liftpy.partition", "%s: retention: %s"): "log.retention_failed",
@@ -92,20 +91,20 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.quorum", "%s %s"): "metadata.waiting",
     ("liftpy.node", "wall clock not trusted, age-based retention is paused: %s"): "node.clock_untrusted",
     ("liftpy.node", "wall clock trusted again, age-based retention resumes"): "node.clock_trusted",
-    ("liftpy.node", "node %s stops: %s"): "node.failed",
-    ("liftpy.node", "data folder %s was writable for others; it is not any more"): "node.directory_permissions_fixed",
-    ("liftpy.node", "log level is %s for %g s"): "node.log_level_changed",
-    ("liftpy.node", "log level set back to %s"): "node.log_level_restored",
+    ("liftpy.node", "node failed node=%s error=%s: stopping"): "node.failed",
+    ("liftpy.node", "data directory was writable for other users directory=%s: pe"): "node.directory_permissions_fixed",
+    ("liftpy.node", "log level changed level=%s seconds=%g"): "node.log_level_changed",
+    ("liftpy.node", "log level restored level=%s"): "node.log_level_restored",
     ("liftpy.node", "this NATS server accepts clients without credentials, and ea"): "node.open_nats",
     ("liftpy.node", "another process runs as node %s: waiting for it to end"): "node.duplicate_process",
-    ("liftpy.node", "node %s restarts to repair %s"): "node.restart_for_repair",
+    ("liftpy.node", "log damaged node=%s log=%s: restarting to repair it"): "node.restart_for_repair",
     ("liftpy.node", "starting again in %g s"): "node.restarting",
-    ("liftpy.node", "shutdown did not finish within %g s; forcing exit"): "node.stop_timeout",
+    ("liftpy.node", "stop not complete seconds=%g: forcing exit"): "node.stop_timeout",
     ("liftpy.node", "node %s stopped clean=%s seconds=%.2f"): "node.stopped",
-    ("liftpy.node", "cannot notify the supervisor of %s: %s"): "node.supervisor_unreachable",
-    ("liftpy.node", "background task failed: %s: %r"): "node.task_failed",
-    ("liftpy.node", "the cluster does not know %s: its data is kept. If nobody ne"): "node.unknown_directory",
-    ("liftpy.node", "node %s is up as incarnation %d"): "node.up",
+    ("liftpy.node", "supervisor not notified state=%s error=%s: continuing"): "node.supervisor_unreachable",
+    ("liftpy.node", "background task failed task=%s error=%r: stopping the node"): "node.task_failed",
+    ("liftpy.node", "unknown stream directory=%s: keeping it. If the data is not "): "node.unknown_directory",
+    ("liftpy.node", "node started node=%s incarnation=%d"): "node.up",
     ("liftpy.partition", "%s: HW checkpoint: %s"): "partition.checkpoint_failed",
     ("liftpy.partitions", "data of an unknown stream removed directory=%s bytes=%d"): "partition.unknown_data_removed",
     ("liftpy.partitions", "%s: deleted"): "partition.deleted",
@@ -122,10 +121,11 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.partition", "%s: cannot remove quarantined files: %s"): "partition.quarantine_not_removed",
     ("liftpy.partition", "%s: what was heard can't be looked for in its log: %s"): "partition.standby_unreadable",
     ("liftpy.partition", "%s: ignoring and deleting state file %s: %s"): "partition.state_discarded",
+    ("liftpy.status", "records read stream=%s partition=%d sender=%s query=%s"): "records.read",
     ("liftpy.partition", "%s: replica is complete again, removed quarantined files=%s"): "replica.repaired",
     ("liftpy.ingest", "dropped publishes without reply subject: %s%s"): "publish.dropped",
-    ("liftpy.ingest", "publishes were lost with a connection that the server closed"): "publish.lost",
-    ("liftpy.ingest", "publishes were lost with a connection, and the server can't "): "publish.lost_unknown",
+    ("liftpy.ingest", "publishes lost with a connection that the server closed reas"): "publish.lost",
+    ("liftpy.ingest", "publishes lost with a connection, number not known at_least="): "publish.lost_unknown",
     ("liftpy.proposals", "%s: giving up leadership reason=%s"): "replica.transfer_requested",
     ("liftpy.replica", "%s: heard while standing by: %d to append, %d in the log to "): "replica.standby_takeover",
     ("liftpy.proposals", "%s: leader %s lacks committed records, up to offset %d"): "replica.leader_lacks_records",
@@ -152,7 +152,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.services", "%s: slow services no longer delay the promotion; continuing "): "service.slow_promotion",
     ("liftpy.services", "a frame on the services' subject can't be used: %s"): "service.frame_rejected",
     ("liftpy.tracing", "the trace collector accepts no spans; dropping and counting "): "tracing.export_rejected",
-    ("liftpy.tracing", "spans can't be made: %r"): "tracing.span_failed",
+    ("liftpy.tracing", "spans not created error=%r: dropping them"): "tracing.span_failed",
 }
 
 
@@ -161,7 +161,7 @@ logger = logging.getLogger("liftpy.node")
 LINES_PER_S = 5.0
 BURST_LINES = 20.0
 MOST_KEYS = 4096
-"""Maximum number of distinct events and partitions. Beyond it the ones without messages for the longest time are forgotten."""
+"""Maximum number of distinct (event, partition). Above it, those without log lines for the longest time are forgotten."""
 _LATER_S = 1.0
 _OTHER = "other"
 LEVELS = ("debug", "info", "warning", "error")
@@ -171,19 +171,22 @@ _EPOCH_AT = {"replica.role_changed": 3}
 
 
 def event_of(record: logging.LogRecord) -> str:
-    """Return the event name, or the logger name without one."""
+    """Return the event name of a log line. Without one, return the logger name with ``other``."""
     found = EVENTS.get((record.name, str(record.msg)[:KEY_CHARS]))
     return found or f"{record.name.removeprefix('liftpy.')}.{_OTHER}"
 
 
 def partition_of(record: logging.LogRecord) -> PartitionKey | None:
-    """Return the partition of the record, if it has one."""
+    """Return the partition of the log line, None if it has none."""
     first = record.args[0] if isinstance(record.args, tuple) and record.args else None
     return first if isinstance(first, PartitionKey) else None
 
 
 class Suppression(logging.Filter):
-    """Limits the number of log lines. ``say``: logs a record that passes. ``clock``: monotonic, s. Any thread may call it."""
+    """Limits the rate of log lines. Any thread may call it.
+
+    ``say``: logs a line that is allowed. ``clock``: monotonic clock, in seconds.
+    """
 
     def __init__(self, say: Callable[[logging.LogRecord], None], clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -191,15 +194,15 @@ class Suppression(logging.Filter):
         self._clock = clock
         self._lock = threading.Lock()
         self._buckets: dict[tuple[str, PartitionKey | None], tuple[float, float]] = {}
-        """(event, partition) -> (lines that may still be logged, as of when)"""
-        self._unsaid: dict[tuple[str, PartitionKey | None], tuple[int, logging.LogRecord]] = {}
-        """Number of suppressed messages, and the last of them."""
+        """(event, partition) -> (number of lines that are allowed, time of this number)."""
+        self._suppressed: dict[tuple[str, PartitionKey | None], tuple[int, logging.LogRecord]] = {}
+        """(event, partition) -> (number of suppressed lines, the last of them)."""
         self.messages: Counter[str] = Counter()
-        """Level -> lines that were logged."""
+        """Level -> number of logged lines."""
         self.left_out_count = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is logged."""
+        """Return whether the line is logged."""
         key = event_of(record), partition_of(record)
         with self._lock:
             takes = record.levelno >= logging.ERROR or self._takes(key)
@@ -207,9 +210,9 @@ class Suppression(logging.Filter):
                 self.messages[record.levelname.lower()] += 1
             else:
                 self.left_out_count += 1
-                count, _ = self._unsaid.get(key, (0, record))
-                self._unsaid[key] = count + 1, record
-            told = self._unsaid.pop(key, None) if takes else None
+                count, _ = self._suppressed.get(key, (0, record))
+                self._suppressed[key] = count + 1, record
+            told = self._suppressed.pop(key, None) if takes else None
         if told is not None:
             self._tell(*told)
         return takes
@@ -224,13 +227,16 @@ class Suppression(logging.Filter):
         return left >= 1
 
     def tell(self, *, all_of_it: bool = False) -> None:
-        """Log how many lines were suppressed for at least a second. ``all_of_it``: the process ends, so log all."""
-        if not self._unsaid:
+        """Log the number of suppressed lines that are older than a second.
+
+        ``all_of_it``: True to log all, because the process ends.
+        """
+        if not self._suppressed:
             return
         now = self._clock()
         with self._lock:
-            due = [key for key in self._unsaid if all_of_it or now - self._buckets.get(key, (0, 0))[1] >= _LATER_S]
-            told = [self._unsaid.pop(key) for key in due]
+            due = [key for key in self._suppressed if all_of_it or now - self._buckets.get(key, (0, 0))[1] >= _LATER_S]
+            told = [self._suppressed.pop(key) for key in due]
         for count, record in told:
             self._tell(count, record)
 
@@ -242,14 +248,14 @@ class Suppression(logging.Filter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats log lines as JSON objects. ``facts``: facts about the node in each line."""
+    """Formats log lines as JSON objects. ``facts``: fields about the node in each line."""
 
     def __init__(self, facts: Callable[[], dict[str, Any]]) -> None:
         super().__init__()
         self._facts = facts
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format with the fields of docs/operating.md."""
+        """Return the line as JSON, with the fields of docs/operating.md."""
         event, key = (
             getattr(record, "event", "") or event_of(record),
             getattr(record, "partition_key", None) or partition_of(record),
@@ -279,14 +285,14 @@ class NodeLogs:
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {}
-        """``node`` and ``incarnation``, as far as they are known."""
+        """``node`` and ``incarnation``, if they are known."""
         self._handler: logging.Handler = logging.NullHandler()
         self.suppression = Suppression(lambda record: self._handler.emit(record))
         self._level = "info"
         self._until: Any = None
 
     def configure(self, level: str, form: str, node_id: str, stream: TextIO | None = None) -> None:
-        """Log to ``stream`` (default: the standard error) from ``level`` on. ``form``: text or json."""
+        """Log to ``stream`` (default: the standard error). ``level``: lowest level of lines. ``form``: text or json."""
         self.facts, self._level = {"node": node_id}, level
         handler = self._handler = logging.StreamHandler(stream or sys.stderr)
         handler.setFormatter(self._formatter(form))
@@ -300,7 +306,7 @@ class NodeLogs:
         return JsonFormatter(lambda: self.facts) if form == "json" else text
 
     def reconfigure(self, level: str, form: str) -> None:
-        """Apply a level and a format. A temporary level stays until it ends."""
+        """Apply another level and format. A temporary level stays until its end."""
         self._level = level
         self._handler.setFormatter(self._formatter(form))
         if self._until is None:
@@ -311,12 +317,12 @@ class NodeLogs:
         if self._until is not None:
             self._until.cancel()
         logging.getLogger().setLevel(level.upper())
-        logger.warning("log level is %s for %g s", level, for_s)
+        logger.warning("log level changed level=%s seconds=%g", level, for_s)
         self._until = call_later(for_s, self._fall_back)
 
     def _fall_back(self) -> None:
         self._until = None
-        logger.warning("log level set back to %s", self._level)
+        logger.warning("log level restored level=%s", self._level)
         logging.getLogger().setLevel(self._level.upper())
 
 
@@ -325,8 +331,8 @@ LOGS = NodeLogs()
 
 # Limits the log lines about single partitions, because an event may concern thousands of them.
 #
-# A line costs 20 us and a write; the lines of 5,000 partitions that change their leader cost more than the change. What is left
-# out is counted, and the count is logged with the next line that is not.
+# A line costs 20 us and a write. If 5,000 partitions change their leader, the lines would cost more than the change. Suppressed
+# lines are counted, and the count is logged with the next line.
 
 
 MAX_LINES_PER_S = 200
@@ -334,7 +340,7 @@ SELDOM_S = 1.0
 
 
 class Chatter:
-    """Rate-limited ``info`` log lines, shared by all partitions of a process."""
+    """Log lines of level ``info`` with a rate limit that all partitions of a process share."""
 
     def __init__(self, lines_per_s: int = MAX_LINES_PER_S) -> None:
         self._lines_per_s = lines_per_s
@@ -344,7 +350,7 @@ class Chatter:
         self._untold = 0
 
     def info(self, logger: logging.Logger, text: str, *given: object) -> None:
-        """Log it, or count it."""
+        """Log the line, or count it as suppressed."""
         second = int(time.monotonic())
         if second != self._second:
             self._second, self._lines = second, 0
@@ -363,14 +369,14 @@ CHATTER = Chatter()
 
 
 class LogRateLimit:
-    """Limits log lines to one per second and text. The next line tells how many were left out."""
+    """Limits log lines to one per second and text. The next line has the number of suppressed ones."""
 
     def __init__(self) -> None:
         self._said: dict[str, tuple[float, int]] = {}
-        """Text -> (when it was said last, how often it was left out since)."""
+        """Text -> (time of the last line, number of lines suppressed since)."""
 
     def warning(self, logger: logging.Logger, text: str, *given: object) -> None:
-        """Log it as a warning, or count it."""
+        """Log the line as a warning, or count it as suppressed."""
         now = time.monotonic()
         said_at, left_out = self._said.get(text, (now - SELDOM_S, 0))
         if now - said_at < SELDOM_S:

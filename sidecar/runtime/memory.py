@@ -1,10 +1,11 @@
-"""Memory of this process: its limit, which is that of its control group or of the machine, and the garbage collector.
+"""Memory of this process: its limit, freed buffers, and the garbage collector.
 
-Keeping freed buffers: what glibc's allocator has to be told so that batches of a megabyte don't cost page faults.
+The limit is that of the control group or of the machine.
 
-glibc returns the top of its heap to the kernel when more than twice the largest block ever freed lies there; a process whose
-largest blocks are 1 MiB batches does so after nearly every batch, and pays a page fault for every 4 KiB of the next one.
-Measured: joining 1 MB twice takes 540 us so, 102 us once a larger block has been freed. Elsewhere than glibc this does nothing.
+glibc returns the top of its heap to the kernel when it has more than twice the size of the largest block that was ever
+freed. A process whose largest blocks are batches of 1 MiB does so after nearly every batch, and has a page fault for every
+4 KiB of the next one. Measured: joining 1 MB twice takes 540 us in this case, and 102 us after a larger block was freed.
+With other C libraries ``retain_freed_memory`` does nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 
 def memory_bytes(limits: tuple[Path, ...] = _LIMITS) -> int:
-    """Return the smallest known limit in bytes."""
+    """Return the smallest of the known limits, in bytes."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in limits:
         try:
@@ -30,24 +31,27 @@ def memory_bytes(limits: tuple[Path, ...] = _LIMITS) -> int:
 
 
 RETAINED_BYTES = 16 * 1024 * 1024
-"""Number of freed bytes, up to twice as much, that stay with the process."""
+"""Number of freed bytes that the process keeps. It may keep twice as many."""
 
 
 def retain_freed_memory(size_bytes: int = RETAINED_BYTES) -> None:
-    """Raise glibc's dynamic thresholds by freeing one block of ``size_bytes`` (at most 32 MiB count). Once per process."""
+    """Free one block of ``size_bytes`` (at most 32 MiB count), which raises glibc's dynamic thresholds.
+
+    Call it once per process.
+    """
     block = bytearray(size_bytes)
     del block
 
 
 # Tunes Python's garbage collector, so that it does not scan the objects of thousands of partitions.
 #
-# A full collection looks at every object of the process: 0.1 ms for each partition, in which nothing else runs, Raft and
-# heartbeats included. What a partition holds lives as long as the partition, so it is put out of the collector's sight
-# (``gc.freeze``) once it has been opened, some partitions at a time. Partitions that are closed leave cycles behind, which only
-# a full collection finds: when enough of them are gone, everything is put back, collected, and put out of sight again.
+# A full collection examines every object of the process: 0.1 ms for each partition, in which nothing else runs, Raft and
+# heartbeats included. The objects of a partition live as long as the partition, so they are hidden from the collector
+# (``gc.freeze``) after it was opened, some partitions at a time. Closed partitions leave reference cycles, which only
+# a full collection finds. When enough partitions are closed, all objects are shown to the collector, collected and hidden again.
 #
-# Young objects are looked at every 700 allocations by default. What a start, an election or a change of the image makes is
-# there to stay, so that looking at it over and over finds nothing: a tenth of the CPU that 5,000 partitions take to come back.
+# By default, young objects are examined every 700 allocations. The objects of a start, an election or a metadata change are
+# long-lived, so these checks find nothing. They would be a tenth of the CPU time that the start of 5,000 partitions needs.
 
 
 OPENED = 128
@@ -57,18 +61,16 @@ CLOSED = 256
 
 
 YOUNG = 10_000
-"""Number of new objects (without freed ones) before the garbage collector checks the young ones. This takes 0.5 ms, and a few
-ms every tenth time.
-"""
+"""Number of new objects after which the collector examines the young ones. This takes 0.5 ms, and every tenth time a few ms."""
 
 
-def look_seldom() -> None:
-    """Make full collections rare in this process. Young cycles may use a few MB longer."""
+def make_collections_rare() -> None:
+    """Make collections rare in this process. Reference cycles of young objects may use a few MB longer."""
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
 
 
 class Garbage:
-    """Counts ``opened`` and ``closed`` partitions to tune the collector. The counters are for the status."""
+    """Tunes the garbage collector by the number of ``opened`` and ``closed`` partitions. The counters are for the status."""
 
     def __init__(self) -> None:
         self._opened = 0
@@ -82,7 +84,7 @@ class Garbage:
         self._opened += 1
         if self._opened >= OPENED:
             self._opened = 0
-            gc.collect(1)  # what has just become garbage shall not stay for ever
+            gc.collect(1)  # collect new garbage first, because hidden garbage would stay forever
             gc.freeze()
 
     def closed(self) -> None:

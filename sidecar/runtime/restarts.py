@@ -1,7 +1,7 @@
 """Decides which failures a node heals by a restart, and the wait before it. Temporary disk errors need no operator [L11].
 
-A process no longer trusts a disk that was full or has rejected a write. The next process does: it reads the data and
-writes it again. Failures that no start can heal (damage, another format version, a directory in use) end the node.
+After a full disk or a failed write, a process no longer trusts its files. The next process reads the data and writes it
+again. A failure that no start can heal (damage, another format version, a locked directory) ends the node.
 
 The module also ends a process whose stop hangs.
 """
@@ -23,27 +23,27 @@ from liftpy.errors import (
 )
 
 EXIT_NEVER_AGAIN = 78
-"""The node must not restart before an operator has checked it.
+"""Exit code of a node that must not restart before an operator has checked it.
 
 Its directory is incomplete or wrong, or the cluster's feature level is not supported.
 """
 EXIT_TO_REPAIR = 75
-"""Exit code of a node that wants to be started again."""
+"""Exit code of a node that must be started again."""
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _CALM_S = 60.0
-"""Uptime after which the failures of a node are counted from zero, in seconds."""
+"""Uptime in seconds after which earlier failures of a node no longer count."""
 _DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM}
 _FINAL = (CorruptionError, UnknownFormatError, DataDirectoryLockedError)
 
 
 def never_again(error: BaseException | None) -> bool:
-    """Return whether another start would end the same way, or do harm."""
+    """Return whether another start would fail in the same way, or do harm."""
     return isinstance(error, (CorruptionError, UnknownFormatError, WrongDataDirectoryError, IncompatibleVersionError))
 
 
 def momentary(error: BaseException | None) -> bool:
-    """Return whether the next start may well go right."""
+    """Return whether the next start may succeed."""
     if isinstance(error, OSError):
         return error.errno in _DISK
     if not isinstance(error, StorageError) or isinstance(error, _FINAL):
@@ -52,12 +52,15 @@ def momentary(error: BaseException | None) -> bool:
 
 
 def count_restart(before: int, ran_s: float) -> int:
-    """Return the number of consecutive restarts. ``before``: the number before this restart."""
+    """Return the number of consecutive restarts, including this one.
+
+    ``before``: number before this restart. ``ran_s``: uptime of the process in seconds.
+    """
     return 1 if ran_s >= _CALM_S else before + 1
 
 
 def pause_s(in_a_row: int) -> float:
-    """Return the seconds to wait before restart number ``in_a_row``."""
+    """Return the wait before restart number ``in_a_row``, in seconds."""
     return float(min(_FIRST_PAUSE_S * 2 ** min(in_a_row - 1, 16), _LONGEST_PAUSE_S))
 
 
@@ -66,11 +69,11 @@ logger = logging.getLogger("liftpy.node")
 _deadlines: list[threading.Timer] = []
 
 
-def leave_the_process_in(seconds: float) -> None:
-    """Exit the process after ``seconds`` even if something hangs, so that SIGTERM always works."""
+def exit_after(seconds: float) -> None:
+    """End the process after ``seconds`` even if something hangs, so that SIGTERM always works."""
 
     def leave() -> None:
-        logger.critical("shutdown did not finish within %g s; forcing exit", seconds)
+        logger.critical("stop not complete seconds=%g: forcing exit", seconds)
         os._exit(1)
 
     timer = threading.Timer(seconds, leave)
@@ -79,7 +82,7 @@ def leave_the_process_in(seconds: float) -> None:
     _deadlines.append(timer)
 
 
-def stay_in_the_process() -> None:
-    """Cancel the deadlines of the stop. It is complete, and this process starts a node again, which may take longer than a stop."""
+def cancel_exit() -> None:
+    """Cancel the deadlines of ``exit_after``, because the stop is complete and this process starts the node again."""
     while _deadlines:
         _deadlines.pop().cancel()

@@ -78,10 +78,10 @@ STATUS_OFF = -1
 _PREFIX = "LIFTPY_"
 _REPLICATION_PREFIX = _PREFIX + "REPLICATION_"
 _RESTARTS = _PREFIX + "RESTARTS_IN_A_ROW"
-"""Number of restarts that a node passes to its next process. Not a setting."""
+"""Variable with the number of consecutive restarts, for the next process of the node. It is no setting."""
 _MAX_RESTARTS = 1_000
 _OPEN_NATS_SAID = _PREFIX + "OPEN_NATS_SAID"
-"""Environment variable that a `liftpy dev` sets after one node has warned about a NATS server without authorization."""
+"""Variable that `liftpy dev` sets so that only one node warns about a NATS server without authorization."""
 _NOT_OF_DEV = frozenset(
     _PREFIX + name
     for name in (
@@ -89,11 +89,11 @@ _NOT_OF_DEV = frozenset(
         "WORKERS",
     )
 )  # fmt: skip
-"""Settings that differ between nodes, or that ``liftpy dev`` has an option for."""
+"""Settings that differ between nodes, or for which `liftpy dev` has an option."""
 _KUBERNETES = re.compile(r"LIFTPY_(\w*_)?(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)", re.ASCII)
-"""Variables that Kubernetes gives each pod for a Service whose name begins with ``liftpy``."""
+"""Pattern of variables that Kubernetes sets in each pod for a Service whose name begins with ``liftpy``."""
 _CLOSE = 0.7
-"""Minimum similarity of two names that may be mistaken for each other, from 0 to 1."""
+"""Minimum similarity of two names for a suggestion, from 0 to 1."""
 _OF_HOSTS = frozenset(string.ascii_letters + string.digits + ".-:")
 _SECTIONS = ("credentials", "replication")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -239,7 +239,7 @@ class NodeSettings:
 
 
 def address_of(listen: str) -> tuple[str, int]:
-    """Return (host, port) of ``probe_listen``. Raise ConfigError if it is not valid."""
+    """Return (host, port) of ``probe_listen``. Raises ConfigError if it is not valid."""
     host, _, port = listen.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not host or not set(host) <= _OF_HOSTS or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65_535:
@@ -263,7 +263,7 @@ class GivenSettings:
         self.sources: Mapping[str, str] = {}
 
     def load(self) -> NodeSettings:
-        """Read and check all settings. Raise ConfigError if one is unknown, missing or wrong."""
+        """Read and check all settings. Raises ConfigError if one is unknown, missing or invalid."""
         table = _read_file(self._file)
         settings = _loaded(dict(table), self._flags, self._environment)
         own = self._sources(table, NodeSettings, _PREFIX, self._flags, skip=_SECTIONS)
@@ -307,8 +307,8 @@ def target_from(
 ) -> Target:
     """Return how to reach the cluster, from flags (None: not given), the environment and a context.
 
-    A context that the user names wins over the environment. The selected context is the default. It is not used if a flag or
-    the environment names the NATS servers, because its credentials are for its own servers.
+    A context that the user names overrides the environment. The selected context is the default. It is not used if a flag
+    or the environment names the NATS servers, because its credentials are for its own servers.
 
     Raises:
         ConfigError: A value is not valid, or the file of contexts cannot be used.
@@ -328,7 +328,7 @@ def credentials_from(flags: Mapping[str, str | None], environment: Mapping[str, 
     """Return credentials from flags (None: not given) and the environment.
 
     Raises:
-        ConfigError: They exclude each other.
+        ConfigError: The values exclude each other.
     """
     environment = os.environ if environment is None else environment
     found = _merge(Credentials, {}, environment, flags, _PREFIX, "credentials")
@@ -337,27 +337,27 @@ def credentials_from(flags: Mapping[str, str | None], environment: Mapping[str, 
 
 
 def config_home(environment: Mapping[str, str] | None = None) -> Path | None:
-    """Return the directory for configuration files of the user. None: the environment names neither it nor a home."""
+    """Return the directory for configuration files of the user. None: the environment names no such directory and no home."""
     environment = os.environ if environment is None else environment
     given, home = environment.get("XDG_CONFIG_HOME", ""), environment.get("HOME", "")
     return Path(given) if os.path.isabs(given) else Path(home) / ".config" if home else None
 
 
 def contexts_file(environment: Mapping[str, str] | None = None) -> Path | None:
-    """Return the file of the user's contexts. None: the user has no home."""
+    """Return the path of the user's contexts file. None: the user has no home."""
     home = config_home(environment)
     return None if home is None else home / "liftpy" / "contexts.json"
 
 
 def named_context(environment: Mapping[str, str] | None = None, context: str | None = None) -> str:
-    """Return the context that a flag or the environment names, '' for none."""
+    """Return the context that a flag or the environment names. '': none."""
     return context or (os.environ if environment is None else environment).get(_PREFIX + "CONTEXT", "")
 
 
 def context_values(
     nats: str | None, environment: Mapping[str, str] | None = None, context: str | None = None
 ) -> tuple[str, dict[str, str]]:
-    """Return the context of a command, by name, and its values. ('', {}): it uses none.
+    """Return (name, values) of the context for a command. ('', {}): the command uses none.
 
     Raises:
         ConfigError: The file of contexts cannot be used.
@@ -373,17 +373,17 @@ def context_values(
 
 
 def search_path() -> str:
-    """Return the PATH, for finding nats-server."""
+    """Return the PATH, in which to search for nats-server."""
     return os.environ.get("PATH", os.defpath)
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment without node settings, for a node that ``liftpy dev`` starts."""
+    """Return this process's environment without node settings, for the nodes of `liftpy dev`."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
 
 
 def dev_environment(environment: Mapping[str, str] | None = None) -> tuple[dict[str, str], list[str]]:
-    """Return the ``LIFTPY_*`` settings for all nodes of ``liftpy dev``, and the names of the ignored ones."""
+    """Return the ``LIFTPY_*`` settings for all nodes of `liftpy dev`, and the names of variables that it ignores."""
     environment = os.environ if environment is None else environment
     names = {_PREFIX + f.name.upper() for f in fields(NodeSettings) if f.name not in _SECTIONS}
     names |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
@@ -395,7 +395,7 @@ def dev_environment(environment: Mapping[str, str] | None = None) -> tuple[dict[
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the ``LIFTPY_*`` variables that no command reads, and for each the nearest known one ('' if none is close)."""
+    """Return unknown ``LIFTPY_*`` variable -> nearest known one, '' if none is similar."""
     environment = os.environ if environment is None else environment
     known = {_PREFIX + f.name.upper() for cls in (NodeSettings, Credentials) for f in fields(cls) if f.name not in _SECTIONS}
     known |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
@@ -410,58 +410,58 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str,
 
 
 def jetstream_environment(domain: str | None) -> dict[str, str]:
-    """Return the environment for a JetStream API domain. None: no setting."""
+    """Return the variables that set the domain of the JetStream API. None: no variable."""
     return {} if domain is None else {_PREFIX + "JETSTREAM_API": domain}
 
 
 def supervised(environment: Mapping[str, str] | None = None) -> tuple[str, float]:
-    """Return the notify socket of the supervisor ('' for none) and the watchdog interval in seconds (0 for none)."""
+    """Return (notify socket of the supervisor, watchdog interval in seconds). ('', 0): there is no supervisor."""
     environment = os.environ if environment is None else environment
     interval, owner = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", str(os.getpid()))
     mine = interval.isascii() and interval.isdigit() and owner == str(os.getpid())
     return environment.get("NOTIFY_SOCKET", ""), int(interval) / 1e6 if mine else 0.0
 
 
-def was_said_to_be_open(environment: Mapping[str, str] | None = None) -> bool:
-    """Return whether another process has already warned that this NATS server has no authorization."""
+def was_open_nats_reported(environment: Mapping[str, str] | None = None) -> bool:
+    """Return whether another process has warned that this NATS server has no authorization."""
     return bool((os.environ if environment is None else environment).get(_OPEN_NATS_SAID))
 
 
 def quiet_environment() -> dict[str, str]:
-    """Return the environment for a node that must not repeat the warning about a NATS server without authorization."""
+    """Return the variables for a node that must not repeat the warning about a NATS server without authorization."""
     return {_OPEN_NATS_SAID: "1"}
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the environment of a worker process, including the path of this program."""
+    """Return the environment for a worker process, including the path of this program."""
     path = [str(Path(__file__).resolve().parents[2]), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **quiet_environment()}
 
 
 def credentials_environment(credentials: Credentials) -> dict[str, str]:
-    """Return the environment that gives a child process these credentials. They do not show in the process list."""
+    """Return the variables that pass these credentials to a child process. The process list does not show them."""
     values = {f.name: getattr(credentials, f.name) for f in fields(Credentials)}
     return {_PREFIX + name.upper(): value for name, value in values.items() if value}
 
 
 def workers_environment(workers: int) -> dict[str, str]:
-    """Return the environment that sets the number of worker processes."""
+    """Return the variables that set the number of worker processes."""
     return {_PREFIX + "WORKERS": str(workers)} if workers > 1 else {}
 
 
 def nats_environment(url: str) -> dict[str, str]:
-    """Return the environment that sets the NATS URL. A URL may contain a password, so it is not a flag."""
+    """Return the variables that set the NATS URL. It is no flag, because a URL may contain a password."""
     return {_PREFIX + "NATS": url}
 
 
 def restarts_in_a_row(environment: Mapping[str, str] | None = None) -> int:
-    """Return how many times this node has restarted itself without a quiet time in between, 0 after a normal start."""
+    """Return the number of consecutive restarts of this node. 0: a normal start."""
     told = (os.environ if environment is None else environment).get(_RESTARTS, "")
     return min(int(told), _MAX_RESTARTS) if told.isascii() and told.isdigit() else 0
 
 
 def restarted_environment(in_a_row: int) -> dict[str, str]:
-    """Return the environment for a node that starts itself again."""
+    """Return the environment for the next process of a node that restarts."""
     return {**os.environ, _RESTARTS: str(min(in_a_row, _MAX_RESTARTS))}
 
 
@@ -472,7 +472,7 @@ def _read_file(config_file: Path | None) -> dict[str, Any]:
         table = tomllib.loads(config_file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         if isinstance(error, tomllib.TOMLDecodeError):
-            raise ConfigError(f"Cannot parse the settings file {config_file}: {error}") from None
+            raise ConfigError(f"Cannot parse the settings file {config_file}: {error}. The file must be TOML.") from None
         raise ConfigError(f"Cannot read the settings file: {error}. Check --config.") from None
     except RecursionError:
         raise ConfigError(f"The settings file {config_file} is nested too deeply. Use sections of settings only.") from None
@@ -514,7 +514,7 @@ def _values(
 
 
 def _check_renamed(known: Collection[str], unknown: Iterable[str], environment: Mapping[str, str], prefix: str) -> None:
-    """Raise ConfigError for an old name of a setting, in the file or in the environment. The error names the new one."""
+    """Check for old names of settings in the file and in the environment. Raises ConfigError with the new name."""
     for name in unknown:
         if SETTINGS.get(name) in known:
             raise ConfigError(f"The setting {name} was renamed. Use {SETTINGS[name]} in the file.")
@@ -524,7 +524,10 @@ def _check_renamed(known: Collection[str], unknown: Iterable[str], environment: 
 
 
 def _convert(name: str, raw: Any, field: Any) -> Any:
-    """Convert ``raw`` (text, or a type of TOML) to the type of the default of ``field``. Raises ConfigError if it cannot."""
+    """Convert ``raw`` (text, or a type of TOML) to the type of the default of ``field``.
+
+    Raises ConfigError if that is not possible.
+    """
     default = "" if field.default is MISSING else field.default
     try:
         for text in raw if isinstance(raw, list) else (raw,):
@@ -535,7 +538,7 @@ def _convert(name: str, raw: Any, field: Any) -> Any:
         if isinstance(default, tuple):
             return _split(raw) if isinstance(raw, str) else tuple(map(_text, raw))
         if isinstance(default, bool):
-            return _truth(raw)
+            return _to_bool(raw)
         if isinstance(raw, bool):
             raise ValueError("true and false are not allowed here")
         if isinstance(default, (int, float)):
@@ -551,7 +554,7 @@ _MAX_SHOWN = 80
 
 
 def _shown(name: str, raw: Any) -> str:
-    """Return a setting for an error text: without secrets, and shortened."""
+    """Return the value of a setting for an error text: shortened, and without secrets."""
     if name in _SECRET:
         return "***"
     if name == "nats":
@@ -567,7 +570,7 @@ def _text(raw: Any) -> str:
 
 
 def _number(raw: Any, kind: type[int] | type[float]) -> int | float:
-    """Convert ASCII digits to a number. Other digits that Python accepts are rejected."""
+    """Convert ASCII digits to a number. Other digits that Python accepts are not allowed. Raises ValueError."""
     if isinstance(raw, str):
         if not raw.isascii() or "_" in raw:
             raise ValueError("use the digits 0 to 9")
@@ -579,7 +582,7 @@ def _number(raw: Any, kind: type[int] | type[float]) -> int | float:
     return kind(raw)
 
 
-def _truth(raw: Any) -> bool:
+def _to_bool(raw: Any) -> bool:
     known = {"true": True, "1": True, "false": False, "0": False}
     if str(raw).lower() not in known:
         raise ValueError("use true or false")
@@ -594,11 +597,11 @@ SECTIONS = {"credentials": Credentials, "replication": ReplicationConfig}
 SECRET = frozenset(("credentials.password", "credentials.token"))
 HIDDEN = "***"
 CLUSTER = "cluster"
-"""Source of values from the metadata image."""
+"""Source of values that come from the cluster metadata."""
 
 
 def flat(settings: NodeSettings) -> dict[str, Any]:
-    """Return dotted name -> value, including secrets."""
+    """Return dotted name -> value. The result includes secrets."""
     values = {f.name: getattr(settings, f.name) for f in fields(NodeSettings) if f.name not in SECTIONS}
     for section in SECTIONS:
         part = getattr(settings, section)
@@ -607,7 +610,7 @@ def flat(settings: NodeSettings) -> dict[str, Any]:
 
 
 def with_values(settings: NodeSettings, changed: Mapping[str, Any]) -> NodeSettings:
-    """Return ``settings`` with changed values by dotted name. Raise ConfigError if they contradict each other."""
+    """Return ``settings`` with changed values by dotted name. Raises ConfigError if they contradict each other."""
     own = {name: value for name, value in changed.items() if "." not in name}
     for section in SECTIONS:
         prefix = f"{section}."
@@ -618,7 +621,7 @@ def with_values(settings: NodeSettings, changed: Mapping[str, Any]) -> NodeSetti
 
 
 def defaults() -> dict[str, Any]:
-    """Return dotted name -> default, '' without one."""
+    """Return dotted name -> default. '': the setting has none."""
     values = {f.name: "" if f.default is MISSING else f.default for f in fields(NodeSettings) if f.name not in SECTIONS}
     for section, cls in SECTIONS.items():
         values |= {f"{section}.{f.name}": f.default for f in fields(cls)}
@@ -628,25 +631,25 @@ def defaults() -> dict[str, Any]:
 def rows(running: NodeSettings, read: NodeSettings, sources: Mapping[str, str], live: Collection[str]) -> list[dict[str, Any]]:
     """Return a row for each setting.
 
-    ``name``. ``value``: the current one. ``read``: value of the file if it differs and waits for a restart. ``source``:
-    default, file, env or flag. ``default``. ``applies``: ``live`` or ``restart``.
+    Keys of a row: ``name``. ``value``: the current one. ``read``: value in the file, if it differs and needs a restart.
+    ``source``: default, file, env or flag. ``default``. ``applies``: ``live`` or ``restart``.
     """
     now, waiting, without = flat(running), flat(read), defaults()
     return [
         {
             "name": name,
-            "value": _plain(name, value),
-            **({"read": _plain(name, waiting[name])} if waiting[name] != value else {}),
+            "value": _json_value(name, value),
+            **({"read": _json_value(name, waiting[name])} if waiting[name] != value else {}),
             "source": sources.get(name, "default"),
-            "default": _plain(name, without[name]),
+            "default": _json_value(name, without[name]),
             "applies": "live" if name in live else "restart",
         }
         for name, value in now.items()
     ]
 
 
-def _plain(name: str, value: Any) -> Any:
-    """Return the value as JSON shows it."""
+def _json_value(name: str, value: Any) -> Any:
+    """Return the value for JSON."""
     if name in SECRET:
         return HIDDEN if value else ""
     if name == "nats":
@@ -657,7 +660,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def with_cluster(found: Sequence[dict[str, Any]], image: ClusterImage) -> list[dict[str, Any]]:
-    """Add the cluster-wide settings of the metadata image. Their source and ``applies`` are ``cluster``."""
+    """Add the rows of the cluster-wide settings from the metadata. Their ``source`` and ``applies`` are ``cluster``."""
     quota = image.default_quota
     said: dict[str, tuple[Any, Any]] = {
         "feature_level": (image.feature_level, NO_LEVEL),

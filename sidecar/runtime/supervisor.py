@@ -1,8 +1,8 @@
-"""Reports to systemd or another supervisor: ready, alive, progress of the start, stopping.
+"""Reports the state of the node to systemd or another supervisor: ready, alive, progress of the start, stopping.
 
-Each report is a datagram to the socket of ``NOTIFY_SOCKET``. During the recovery of logs the reports contain progress,
-and each step extends the time limit. A recovery without progress is not extended. After that, the node reports three
-times in each watchdog interval that it is live.
+Each report is a datagram to the socket of ``NOTIFY_SOCKET``. During the recovery of logs the reports contain the progress,
+and each step extends the time limit. A recovery without progress is not extended. After that, the node reports three times
+in each watchdog interval that it is live.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ logger = logging.getLogger("liftpy.node")
 
 _LOOK_S = 0.25
 _MORE_TIME_S = 30
-"""Extension of the time limit for each step of progress before the node is ready, in seconds."""
+"""Extension of the time limit in seconds for each step of progress before the node is ready."""
 
 
 class Supervisor:
-    """Notifies the supervisor (systemd). ``address``: its socket, '': none. ``watchdog_s``: watchdog interval in seconds,
-    0: none.
+    """Sends reports to the supervisor. ``address``: its socket, '': there is none.
+
+    ``watchdog_s``: its interval in seconds, 0: none.
     """
 
     def __init__(self, address: str, watchdog_s: float = 0.0) -> None:
@@ -35,17 +36,21 @@ class Supervisor:
         self._said = ""
 
     def tell(self, *words: str) -> None:
-        """Send assignments such as ``READY=1``. A failure is only logged."""
+        """Send assignments such as ``READY=1``. An error is only logged."""
         if not self._address:
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as there:
                 there.sendto("\n".join(words).encode(), self._address)
         except OSError as error:
-            logger.warning("cannot notify the supervisor of %s: %s", words[0], error)
+            logger.warning("supervisor not notified state=%s error=%s: continuing", words[0], error)
 
     def start(self, live: Callable[[], list[Check]], ready: Callable[[], list[Check]], doing: Callable[[], str]) -> None:
-        """Start. ``doing``: returns the current step before the node is ready. A new text counts as progress."""
+        """Start the reports.
+
+        ``live``, ``ready``: return the health checks. ``doing``: returns the current step of the start. A new text counts
+        as progress.
+        """
         if self._address:
             self._task = spawn(self._run(live, ready, doing), "telling the supervisor", endless=True)
 
@@ -71,15 +76,15 @@ class Supervisor:
         return False
 
     def reloading(self) -> None:
-        """Note that settings are read again. ``reloaded`` follows."""
+        """Report that the settings are read again. Call ``reloaded`` afterwards."""
         self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def reloaded(self) -> None:
-        """Report the end of a reload, successful or not."""
+        """Report the end of a reload. It may have failed."""
         self.tell("READY=1", "STATUS=ready")
 
     def stopping(self) -> None:
-        """Report that the node stops. Nothing is sent after it."""
+        """Report that the node stops. No report follows."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

@@ -1,9 +1,9 @@
 """Starts background tasks. Each unexpected end is reported [A6].
 
-If a loop that writes checkpoints, sends heartbeats or checks free space ends by an unexpected error, the node looks
-healthy and is not. Code that starts a task without waiting for it therefore uses ``spawn``. An unexpected end goes to
-the event loop's exception handler. A node sets it with ``fatal_on``, and it stops the node. Callbacks of the loop
-(timers, ends of flushes) go the same way. Tasks handle expected errors themselves.
+If an unexpected error ends a task that writes checkpoints, sends heartbeats or checks free space, the node would look
+healthy although it is not. So code that does not await a task starts it with ``spawn``. An unexpected end goes to the
+exception handler of the event loop. A node sets this handler with ``fatal_on``, and it stops the node. So do errors in
+callbacks of the loop (timers, ends of flushes). Tasks handle expected errors themselves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BackgroundError(LiftError):
 def spawn(work: Coroutine[Any, Any, T], what: str, *, endless: bool = False) -> asyncio.Task[T]:
     """Start ``work`` in the background.
 
-    ``what``: its name in the log. ``endless``: any end except by ``cancel`` is unexpected.
+    ``what``: its name in the log. ``endless``: True if every end except a cancellation is unexpected.
     """
     task = asyncio.get_running_loop().create_task(work, name=what)
     task.add_done_callback(_endless_ended if endless else _ended)
@@ -43,7 +43,7 @@ def spawn(work: Coroutine[Any, Any, T], what: str, *, endless: bool = False) -> 
 
 
 def attended(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start ``work`` whose caller waits for it and handles its errors. Errors after the caller's end are ignored."""
+    """Start ``work`` for a caller that awaits it and handles its errors. If the caller has ended, errors are ignored."""
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
@@ -52,7 +52,7 @@ def attended(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 def spawn_in(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], what: str, *, endless: bool = False
 ) -> Callable[[], Coroutine[Any, Any, None]]:
-    """Start work on another thread's loop as ``spawn`` does. Return a coroutine function that ends it."""
+    """Start ``work`` on the loop of another thread, as ``spawn`` does. Return a coroutine function that ends it."""
     begun: list[asyncio.Task[T]] = []
 
     def begin() -> None:
@@ -66,12 +66,12 @@ def spawn_in(
 
 
 async def elsewhere(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` on another thread's loop and return its result. Cancellation is passed on."""
+    """Run ``work`` on the loop of another thread and return its result. A cancellation of the caller cancels it."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 
 def unexpected(what: str, error: Exception) -> None:
-    """Report that ``what`` failed, where other code would swallow the error."""
+    """Report an error of ``what`` in a place where other code would hide it."""
     asyncio.get_running_loop().call_exception_handler({"message": f"{what} has ended", "exception": error, _ENDED: what})
 
 
@@ -93,7 +93,7 @@ def _tell(task: asyncio.Task[Any], error: BaseException) -> None:
 
 
 def run_loop(work: Coroutine[Any, Any, int]) -> int:
-    """Run ``work`` to its end on a new event loop, uvloop if installed."""
+    """Run ``work`` to its end on a new event loop, on uvloop if it is installed. Return its result."""
     try:
         import uvloop
     except ImportError:
@@ -102,14 +102,17 @@ def run_loop(work: Coroutine[Any, Any, int]) -> int:
 
 
 def fatal_on(loop: asyncio.AbstractEventLoop, fatal: Callable[[Exception], None]) -> Callable[[], None]:
-    """Call ``fatal`` for unexpected ends of ``spawn``'s tasks and of callbacks on ``loop``. Return a function that undoes this."""
+    """Call ``fatal`` for unexpected ends of tasks of ``spawn``, and for errors in callbacks of ``loop``.
+
+    Return a function that ends this.
+    """
     before = loop.get_exception_handler()
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         where = context.get(_ENDED) or (repr(context.get("handle")) if "handle" in context and _is_ours(error) else "")
         if where and isinstance(error, Exception):
-            logger.critical("background task failed: %s: %r", where, error, exc_info=error)
+            logger.critical("background task failed task=%s error=%r: stopping the node", where, error, exc_info=error)
             fatal(
                 BackgroundError(
                     f"The background task {where} ended unexpectedly: {error!r}. The node stops. Please report it with its log."
@@ -125,7 +128,7 @@ def fatal_on(loop: asyncio.AbstractEventLoop, fatal: Callable[[Exception], None]
 
 
 def _is_ours(error: BaseException | None) -> bool:
-    """Return whether code of this project was running. nats-py's and asyncio's own callbacks recover by themselves."""
+    """Return whether code of this project caused the error. nats-py's and asyncio's own callbacks recover by themselves."""
     traceback: TracebackType | None = error.__traceback__ if error is not None else None
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename.startswith(_OURS):
@@ -136,18 +139,18 @@ def _is_ours(error: BaseException | None) -> bool:
 
 # Splits work on thousands of partitions into slices, so that it never blocks the event loop for long.
 #
-# Between two slices the loop reads sockets, ticks Raft and answers heartbeats. What is added while it waits already keeps its
-# place and is done once, as things are when its turn comes.
+# Between two slices the loop reads sockets, runs Raft and answers heartbeats. If a waiting item is added again, it keeps its
+# place and is processed once, with the state of that moment.
 
 
 SLICE_S = 0.008
-"""Duration of a slice, in seconds. A slice ends with the first piece of work that is done after this."""
+"""Duration of a slice in seconds. It ends with the first item that is complete after this time."""
 
 Item = TypeVar("Item", bound=Hashable)
 
 
 class Slices(Generic[Item]):
-    """Calls ``work(thing)`` for each added thing in order: the first slice at once, the others one per turn of the loop."""
+    """Calls ``work(item)`` for each added item in order. The first slice runs at once, the others in later turns of the loop."""
 
     def __init__(self, work: Callable[[Item], None], slice_s: float = SLICE_S) -> None:
         self._work = work
@@ -164,7 +167,7 @@ class Slices(Generic[Item]):
         return thing in self._waiting
 
     def add(self, things: Iterable[Item]) -> None:
-        """Queue things. Queued things are not added twice."""
+        """Queue items. An item that waits already is not added again."""
         if self._closed:
             return
         self._waiting.update(dict.fromkeys(things))
@@ -188,7 +191,7 @@ class Slices(Generic[Item]):
             self._handle = asyncio.get_running_loop().call_soon(self._turn)
 
     def close(self) -> None:
-        """Stop."""
+        """Drop the waiting items and stop."""
         self._closed = True
         self._waiting.clear()
         if self._handle is not None:

@@ -1,10 +1,8 @@
 """Runs all deadlines of a node with one timer of the event loop, rounded up to a grid so that they fire together.
 
-A replica moves its deadlines with nearly every message ("the leader answered: 2 s from now"). A move costs one
-assignment: the wheel keeps
-the earlier entry, and checks again when it fires. A step of the grid with timers is one slot, whatever their number. To
-set one is an
-append, and only slots are sorted.
+A replica moves its deadlines with nearly every message ("the leader answered: 2 s from now"). A move costs one assignment:
+the timer wheel keeps the earlier entry, and checks again when it fires. All timers within one step of the grid share a
+slot. Setting a timer is an append, and only slots are sorted.
 """
 
 from __future__ import annotations
@@ -18,46 +16,49 @@ from sidecar.runtime import clock
 
 NS_PER_MS = 1_000_000
 GRID_NS = 5 * NS_PER_MS
-"""Maximum delay of a deadline, in nanoseconds. Deadlines within one such step share a wake-up."""
+"""Maximum delay of a deadline, in nanoseconds. Deadlines within one step share a wake-up."""
 FAR_NS = 500 * NS_PER_MS
 FAR_GRID_NS = 100 * NS_PER_MS
-"""Maximum delay of deadlines that are further ahead than FAR_NS. Idle partitions fire together, and one write serves many."""
+"""Maximum delay of deadlines that are more than FAR_NS ahead, in nanoseconds.
+
+Deadlines of idle partitions then fire together, and one write can serve many of them.
+"""
 
 SLICE_NS = 8 * NS_PER_MS
-"""Maximum time for deadlines in one wake-up, in nanoseconds. The rest wait for the loop's next turn."""
+"""Maximum time for deadlines in one wake-up, in nanoseconds. The others run in the next turn of the loop."""
 
 
 class Timer:
-    """One deadline that can be set repeatedly. ``fire`` is called on the loop after the deadline is cleared."""
+    """One deadline that can be set repeatedly. When it is due, it is cleared and ``fire`` is called on the loop."""
 
     __slots__ = ("_queued_ns", "_wanted_ns", "fire")
 
     def __init__(self, fire: Callable[[], None]) -> None:
         self.fire = fire
         self._wanted_ns: int | None = None
-        """Monotonic time at which it must fire, in nanoseconds. None: it is not set."""
+        """Monotonic time of the deadline in nanoseconds. None: it is not set."""
         self._queued_ns: int | None = None
-        """Earliest slot of the grid in which it is queued, never later than the requested time, rounded up."""
+        """Earliest slot in which it is queued. It is never after the deadline, rounded up to the grid."""
 
 
 class Timers:
-    """Timers of a process: ``set`` and ``cancel`` them. Times are ``clock.now_ns``."""
+    """All timers of a process. Use ``set`` and ``cancel``. Times are those of ``clock.now_ns``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
         self._slots: dict[int, list[Timer]] = {}
-        """Step of the grid -> timers whose time comes by then. A timer that has another entry in an earlier slot is skipped."""
+        """Slot -> timers that are due by then. A timer that also has an entry in an earlier slot is skipped."""
         self._order: list[int] = []
-        """A heap of the slots that there are."""
+        """Heap of the slots."""
         self._handle: asyncio.TimerHandle | None = None
         self._handle_ns = 0
         self._due: deque[Timer] = deque()
-        """Timers whose time has come. Limited by the number of timers, because each one waits once."""
+        """Timers that are due. Each timer is in it at most once."""
         self._firing: asyncio.Handle | None = None
         self._closed = False
 
     def set(self, timer: Timer, at_ns: int) -> None:
-        """Fire ``timer`` at ``at_ns``, instead of at an earlier setting."""
+        """Fire ``timer`` at ``at_ns``. An earlier setting is replaced."""
         if at_ns - clock.now_ns() > FAR_NS:
             at_ns = -(-at_ns // FAR_GRID_NS) * FAR_GRID_NS
         timer._wanted_ns = at_ns
@@ -66,7 +67,7 @@ class Timers:
             self._push(timer, slot_ns)
 
     def cancel(self, timer: Timer) -> None:
-        """Cancel a timer, if it is set."""
+        """Cancel a timer. The call has no effect if it is not set."""
         timer._wanted_ns = None
 
     def _push(self, timer: Timer, slot_ns: int) -> None:
@@ -97,7 +98,7 @@ class Timers:
             slot_ns = heapq.heappop(order)
             for timer in self._slots.pop(slot_ns):
                 if timer._queued_ns != slot_ns:
-                    continue  # an earlier entry took its place
+                    continue  # an earlier entry has replaced this one
                 timer._queued_ns = None
                 wanted_ns = timer._wanted_ns
                 if wanted_ns is None:
@@ -114,13 +115,13 @@ class Timers:
             self._fire_due()
 
     def _fire_due(self) -> None:
-        """Fire due timers for a limited time. The rest follows in the next turns."""
+        """Fire due timers for a limited time. The others fire in the next turns."""
         self._firing = None
         due, end_ns = self._due, clock.now_ns() + SLICE_NS
         while due:
             timer = due.popleft()
             now_ns = clock.now_ns()
-            if timer._wanted_ns is not None and timer._wanted_ns <= now_ns:  # not cancelled or moved by one before it
+            if timer._wanted_ns is not None and timer._wanted_ns <= now_ns:  # an earlier timer may have canceled or moved it
                 timer._wanted_ns = None
                 timer.fire()
             if now_ns >= end_ns:
@@ -129,7 +130,7 @@ class Timers:
             self._firing = self._loop.call_soon(self._fire_due)
 
     def close(self) -> None:
-        """Stop; nothing fires any more."""
+        """Stop. No timer fires afterwards."""
         self._closed = True
         if self._handle is not None:
             self._handle.cancel()

@@ -28,6 +28,7 @@ from liftpy.core.metadata.image import StreamImage
 from liftpy.core.observe.app_rows import asked_name, instance_row, joined_groups, joined_services
 from liftpy.core.observe.cluster_health import FINE, MOST_ROWS, Place, limit_of, match_in, place_of, urgency
 from liftpy.core.observe.history import History, asked_rows
+from liftpy.core.observe.node_events import NodeEvents
 from liftpy.core.observe.timeline import FILTERS, fits
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.subjects import EVENTS_STREAM
@@ -53,7 +54,11 @@ FAILED = b'{"error":"the node failed at this request: its log says why"}'
 """Answer to a request that raised an unexpected error."""
 MOST_WAITING = 64
 """Maximum number of waiting callers. Further ones get no answer."""
-QUESTIONS = ("history", "partitions", "streams", "groups", "services", "events", "metrics", "settings")
+NOT_TOLD_OF_NODES = ("records_read",)
+"""Kinds of events of nodes that only operators may read, because they name people and keys."""
+MOST_NODE_EVENTS = 200
+"""Maximum number of events of a node in one answer."""
+QUESTIONS = ("history", "partitions", "streams", "groups", "services", "events", "node_events", "metrics", "settings")
 
 
 def question_of(payload: bytes) -> tuple[str, Any] | None:
@@ -93,6 +98,8 @@ class PageAnswers:
         """Function that returns one row for each setting of this node, without secrets."""
         self.kept: Callable[[str], History | None] = lambda node: None
         """Function that returns the stored history of another node, or None."""
+        self.node_events: NodeEvents | None = None
+        """Events that this node has seen by itself. None: this process keeps none."""
         self._history = history
         self._reporter = reporter
         self._gather = gather
@@ -113,6 +120,8 @@ class PageAnswers:
             history = self._history if of == "" else self.kept(of) if isinstance(of, str) else None
             rows = asked_rows(history, said) if history is not None else None
             answer(_encoded(kind, rows.as_object() if rows is not None else None))
+        elif kind == "node_events":
+            answer(_encoded(kind, _node_events(self.node_events, said)))
         elif reporter is None:
             return False
         else:
@@ -219,6 +228,17 @@ class PageAnswers:
         behind = [one for one in found if one[0] > after]
         rows = [row for _, row in nsmallest(limit, behind, key=lambda one: one[0])]
         return {"rows": rows, "more": len(behind) > len(rows), "count": len(found)}
+
+
+def _node_events(events: NodeEvents | None, said: Any) -> dict[str, Any] | None:
+    """Answer ``{"after": -1, "since_ns": 0}`` with events that this node has seen by itself. None: the question is invalid."""
+    if events is None or not isinstance(said, dict):
+        return None
+    after, since_ns = said.get("after", -1), said.get("since_ns", 0)
+    if type(after) is not int or type(since_ns) is not int:
+        return None
+    page = events.after(after, since_ns, MOST_NODE_EVENTS)
+    return {**page, "events": [one for one in page["events"] if one["kind"] not in NOT_TOLD_OF_NODES]}
 
 
 async def _groups(reporter: Reporter, said: Any) -> dict[str, Any]:

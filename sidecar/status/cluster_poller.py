@@ -42,6 +42,7 @@ from liftpy.core.observe.history import (
     rows_of,
     with_gaps,
 )
+from liftpy.core.observe.node_events import checked_event
 from liftpy.core.observe.node_summary import ASKED, MOST_NODES, NodeSummary, glance_of
 from liftpy.core.observe.page_model import (
     checked_row,
@@ -203,6 +204,8 @@ class Viewing:
         self.events_told = True
         """True if a controller has reported its events."""
         self._place = (0, -1)
+        self._numbers: dict[str, int] = {}
+        """Node -> number of its last known event of its own."""
 
     # ---- looking -----------------------------------------------------------------------------------------------------------
     async def fresh(
@@ -311,6 +314,7 @@ class Viewing:
             *(self._ask_list(one, answering) for one in self._lists.values()),
             *(self._ask_question(one, answering) for one in self._questions.values()),
             self._ask_events(answering),
+            self._ask_node_events(answering),
             self._ask_streams(answering),
         )
         self._looked_s = self._now()
@@ -409,6 +413,22 @@ class Viewing:
             else:
                 return
         self.events_told = bool(self.events)
+
+    async def _ask_node_events(self, answering: list[str]) -> None:
+        """Add the events that the nodes have seen by themselves, in order."""
+        since_ns = int(self._wall() - EVENTS_BACK_S) * NS_PER_S
+
+        async def ask(node: str) -> list[dict[str, Any]]:
+            said = await self._ask(node, {"node_events": {"after": self._numbers.get(node, -1), "since_ns": since_ns}})
+            found = said.get("events") if isinstance(said, dict) else None
+            events = [kept for one in (found if isinstance(found, list) else []) if (kept := checked_event(one)) is not None]
+            if events:
+                self._numbers[node] = events[-1]["number"]
+            return events
+
+        found = [event for events in await asyncio.gather(*map(ask, answering)) for event in events]
+        if found:
+            self.events = deque(sorted([*self.events, *found], key=_place), maxlen=MOST_EVENTS)
 
     # ---- what there is -----------------------------------------------------------------------------------------------------
     def cluster(self, streams_after: tuple[int, str] = (-1, "")) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from liftpy.config import NS_PER_S, AckPolicy
 from liftpy.core.base.instruments import Histogram
 from liftpy.core.groups.lag import GroupLag
 from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.services.sessions import DIVERGED
 from liftpy.core.wire.decode_errors import by_reason
 from sidecar.metadata.cluster_events import LOST
 from sidecar.partition.figures import BY_STREAM, OFTEN, OTHERS, ROLES, SHOWN, SUMS, Counts, LabelSums
@@ -52,6 +53,10 @@ _SUMS_HERE = (
     "uncommitted_records", "partitions_at_min_isr", "partitions_quiet", "partitions_paused", "partitions_moving", "partitions_failed",
     "fragment_reassembly_bytes", "readers_waiting", "partitions_with_full_subject_index", "partitions_with_quarantined_files",
 )  # fmt: skip
+_CLUSTER = (
+    "cluster_nodes", "cluster_streams", "cluster_streams_waiting", "cluster_partitions_offline", "cluster_partitions_electing",
+)  # fmt: skip
+"""Gauges of the cluster that controllers have."""
 Labels = tuple[str, ...]
 MOST_ENDED = 16
 """Maximum number of ended services that a node names. All of them are counted."""
@@ -181,12 +186,13 @@ class NodeFigures:
             for name, figure in zip(GAUGES, _gauges(sums, now_ns), strict=True):
                 found.put(name, figure, *([label] if label else []))
         services: list[dict[str, Any]] = []
-        gone = ended = 0
+        gone = ended = diverged = 0
         for worker in list(here.with_services):
             services += worker.services.report()
             gone += len(worker.services.gone())
             of_partition = worker.services.ended()
             ended += len(of_partition)
+            diverged += sum(one.ending == DIVERGED for one in of_partition)
             for one in of_partition[: MOST_ENDED - len(found.ended_services)]:
                 found.ended_services.append(f"{worker.key}: {one}")
             if time.monotonic() - began > SLICE_S:
@@ -194,6 +200,7 @@ class NodeFigures:
                 began = time.monotonic()
         found.put("services_unregistered", gone)
         found.put("services_ended", ended)
+        found.put("services_diverged", diverged)
         _services(found, services)
 
     # ---- the rest ------------------------------------------------------------------------------------------------------
@@ -219,7 +226,7 @@ class NodeFigures:
         if group.is_controller:
             _cluster(found, reporter)
         else:
-            for name in ("cluster_nodes", "cluster_streams", "cluster_partitions_offline", "cluster_partitions_electing"):
+            for name in _CLUSTER:
                 found.numbers[name] = {}
             found.numbers["cluster_elections_total"] = found.numbers["cluster_data_directories_lost_total"] = {}
 
@@ -292,6 +299,7 @@ def _cluster(found: Figures, reporter: Reporter) -> None:
         found.put("cluster_nodes", count, state)
     found.put("cluster_data_directories_lost_total", watch.folders_lost)
     found.put("cluster_streams", len(image.streams))
+    found.put("cluster_streams_waiting", len(image.waiting))
     found.put("cluster_partitions_offline", watch.offline)
     found.put("cluster_partitions_electing", watch.electing)
     for kind, count in watch.elections.items():
@@ -319,7 +327,7 @@ def _bus(found: Figures, reporter: Reporter) -> None:
 
 
 def _disk(found: Figures, reporter: Reporter) -> None:
-    free, size = _space(reporter.settings.data)
+    free, size = disk_space(reporter.settings.data)
     found.put("disk_free_bytes", free)
     found.put("disk_size_bytes", size)
     place = reporter.flush_place
@@ -356,8 +364,8 @@ def _disk(found: Figures, reporter: Reporter) -> None:
     found.put("readers_waiting_bytes", reporter.read_budget.used_bytes)
 
 
-def _space(folder: Any) -> tuple[int, int]:
-    """Return (free, size) of the file system in bytes, () if it is unknown."""
+def disk_space(folder: Any) -> tuple[int, int]:
+    """Return (free, size) of the file system in bytes, (0, 0) if it is unknown."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:

@@ -1,7 +1,7 @@
 """Table of all metrics of a node: name (without ``liftpy_``), kind, labels and help. docs/metrics.md shows the same table.
 
 A label's values come from code, and of one label there are at most ``MOST_VALUES``: what comes later is counted as ``(other)``, so that
-a node has at most 500 series, whatever it holds. ``stream`` is a label only where ``metrics_streams`` asks for it.
+a node has at most 510 series, whatever it holds. ``stream`` is a label only where ``metrics_streams`` asks for it.
 """
 
 from __future__ import annotations
@@ -170,6 +170,7 @@ TABLE: dict[str, Row] = {
         ("metadata_operations_bytes", "", "Memory for the answers of recent requests on this controller, in bytes."),
         ("cluster_nodes", "state", "Controllers: number of nodes in the cluster, by state (live, fenced, drained)."),
         ("cluster_streams", "", "Controllers: number of streams in the cluster."),
+        ("cluster_streams_waiting", "", "Controllers: number of streams that wait for nodes and have no partitions yet."),
         ("cluster_partitions_offline", "", "Controllers: number of partitions without a replica that may lead."),
         ("cluster_partitions_electing", "", "Controllers: number of partitions with an election in progress."),
         ("nats_connected", "", "1 if all data connections of this node to NATS are up."),
@@ -189,6 +190,11 @@ TABLE: dict[str, Row] = {
             "services_ended",
             "",
             "Number of replicated services next to this node that ended without being stopped and did not return.",
+        ),
+        (
+            "services_diverged",
+            "",
+            "Number of replicated services next to this node that ended because their state differed from the other instances.",
         ),
         ("services_blocked", "", "Number of replicated services next to this node that are blocked at a record."),
         (
@@ -358,7 +364,11 @@ TABLE: dict[str, Row] = {
         ),
         ("metadata_fsync_duration_seconds", "", "Duration of journal flushes on this controller, in seconds."),
         ("failover_duration_seconds", "", "Controllers: time that a partition had no leader, in seconds."),
-        ("event_loop_lag_seconds", "", "Delay of a timer on the node's event loop, in seconds, measured ten times a second."),
+        (
+            "event_loop_lag_seconds",
+            "",
+            "Delay of a timer on the node's event loop, in seconds, measured four to ten times a second.",
+        ),
     ),
 }
 

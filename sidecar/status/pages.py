@@ -18,9 +18,11 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
+from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import check_name
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.controller.cluster_events import KINDS, event_text
+from liftpy.core.observe import node_events
 from liftpy.core.observe.cluster_health import DEGRADED, FIRST, MOST_MATCH, OK, Place, match_in, place_of
 from liftpy.core.observe.history import LENGTHS
 from liftpy.core.observe.page_model import figure, look_up
@@ -91,7 +93,9 @@ RECORD_COLUMNS = _columns(
     ("offset", "offset", "int"), ("time", "time, UTC"), ("subject", "subject"), ("key", "key"), ("headers", "headers"), ("value", "value"),
 )  # fmt: skip
 SETTING_COLUMNS = _columns(("setting", "setting"), ("value", "value"))
-EVENT_COLUMNS = _columns(("time", "time, UTC"), ("place", "entry"), ("kind", "kind"), ("text", "what happened"))
+EVENT_COLUMNS = _columns(
+    ("time", "time, UTC", "text", "moment"), ("place", "entry"), ("kind", "kind"), ("text", "what happened")
+)
 _NAVIGATION = (("/", "Cluster"), ("/groups", "Groups"), ("/services", "Services"), ("/events", "Events"))
 PLOTS = (
     ("records", "Records per second"), ("bytes", "Bytes per second"), ("acks", "Ack latency"), ("heat", "Acks by latency"),
@@ -221,7 +225,7 @@ def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
     page, kind = shown["page"], fields.get("kind", "")
     links = "".join(
         f'<a href="/events{f"?kind={one}" if one else ""}"{" aria-current=true" if one == kind else ""}>{one.replace("_", " ") or "all"}</a> '
-        for one in ("", *KINDS)
+        for one in ("", *KINDS, *node_events.KINDS)
         if one != "request"
     )
     note = "" if page["told"] else '<p class="note">No controller tells what happened.</p>'
@@ -250,7 +254,8 @@ def event_row(group: list[dict[str, Any]]) -> dict[str, Any]:
     place = f"{event.get('index')}.{event.get('number')}"
     kind = str(event.get("kind", "?")).replace("_", " ")
     text = group_in_words(group) if len(group) > 1 else event_text(event, named=False)
-    return {"time": moment.strftime("%Y-%m-%d %H:%M:%S"), "place": place, "kind": kind, "text": text}
+    at = event["time_ns"] // NS_PER_S
+    return {"time": moment.strftime("%Y-%m-%d %H:%M:%S"), "at": at, "place": place, "kind": kind, "text": text}
 
 
 def _page(title: str, view: str, body: str, shown: dict[str, Any]) -> str:
@@ -281,8 +286,8 @@ def _page(title: str, view: str, body: str, shown: dict[str, Any]) -> str:
 def _at_a_glance(shown: dict[str, Any]) -> str:
     cluster = shown["cluster"]
     reasons = "".join(
-        f'<li class="{"stops" if reason["stops"] else "todo"}"><span>{html.escape(reason["text"])}</span> '
-        f'<a href="/runbook/{quote(reason["runbook"])}">runbook</a></li>'
+        f'<li class="{"stops" if reason["stops"] else "todo"}"><b>{html.escape(reason["word"])}</b> <span>{html.escape(reason["text"])}</span> '
+        f'<a href="/runbook/{quote(reason["runbook"])}">runbook</a>{_event_link(reason)}</li>'
         for reason in cluster["reasons"]
     )
     facts = (
@@ -317,10 +322,16 @@ def _at_a_glance(shown: dict[str, Any]) -> str:
         )
     )  # fmt: skip
     return (
-        '<section class="glance" aria-label="at a glance"><div class="verdict"><p class="word" id="word" aria-live="polite">'
+        '<h1 class="offscreen">Cluster</h1><section class="glance" aria-label="at a glance"><div class="verdict"><p class="word" id="word" aria-live="polite">'
         f'{html.escape(cluster["word"])}</p><ul id="reasons" aria-live="polite">{reasons}</ul></div><dl class="facts">{rows}</dl></section>'
         f'{tiles}<dl class="counts" aria-label="partitions">{counts}</dl>'
     )
+
+
+def _event_link(reason: Mapping[str, Any]) -> str:
+    """Return a link to the newest events that tell of the problem, '' if there are none."""
+    events = reason["events"]
+    return f' <a href="/events?kind={quote(events[0])}">events</a>' if events else ""
 
 
 def _fact(one: Sequence[str]) -> tuple[str, str]:
@@ -362,7 +373,9 @@ def _right(column: Column) -> str:
 def _cell(column: Column, row: dict[str, Any]) -> str:
     value = row.get(column.name)
     text = html.escape(figure(column.kind, value))
-    if column.link and value:
+    if column.link == "moment":
+        text = f'<a href="/?at={int(row["at"])}" title="Show this moment in the plots">{text}</a>'
+    elif column.link and value:
         text = f'<a href="/{column.link}/{quote(str(value), safe="")}">{text}</a>'
     state = f' data-is="{html.escape(str(value))}"' if column.name in ("state", "problem") and value else ""
     return f"<td{_right(column)}{state}>{text}</td>"

@@ -1,13 +1,14 @@
 """Records browser of ``liftpy dashboard --records``: a few records of one partition, read with the permissions of its user.
 
 The page of a node never shows records. The browser reads at most ``MOST_RECORDS`` records and ``MOST_BYTES`` bytes, for at most
-``MOST_S`` seconds. Each read is reported to the caller, so that it can be logged.
+``MOST_S`` seconds. Before each read, the browser reports it. If the report fails, the browser shows no records.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -44,8 +45,8 @@ class RecordsQuery:
         return parse_start(self.start, datetime.now(UTC)) if self.start else ""
 
 
-Report = Callable[[RecordsQuery, int], None]
-"""Callback with each query and the number of shown records."""
+Report = Callable[[RecordsQuery], Awaitable[None]]
+"""Function that reports a query before its records are read. Raises LiftError: then no records are shown."""
 
 
 def records_query(stream: str, fields: Mapping[str, str]) -> RecordsQuery:
@@ -70,6 +71,13 @@ def records_query(stream: str, fields: Mapping[str, str]) -> RecordsQuery:
     return query
 
 
+def query_text(query: RecordsQuery) -> str:
+    """Return the query as text for the audit event, such as ``from=newest key="a" limit=20``."""
+    asked = {"from": query.start or "newest", "subject": query.subject, "key": query.key}
+    given = [f"{name}={json.dumps(value)}" for name, value in asked.items() if value]
+    return " ".join([*given, f"limit={query.limit}"])
+
+
 class RecordsBrowser:
     """Reads records for the page through a client."""
 
@@ -81,6 +89,10 @@ class RecordsBrowser:
         """Return rows for the page, newest first without a start. ``note``: why there are fewer than wanted, '' otherwise."""
         rows: list[dict[str, Any]] = []
         note, size_bytes = "", 0
+        try:
+            await self._report(query)
+        except LiftError as error:
+            return {"rows": [], "note": f"No record is shown, because the audit event cannot be stored: {error}"}
         consumer = self._client.consume(
             query.stream,
             query.partition,
@@ -107,7 +119,6 @@ class RecordsBrowser:
             note = f"The search ended after {MOST_S:g} s. Narrow it with a start."
         except LiftError as error:
             note = str(error)
-        self._report(query, len(rows))
         return {"rows": rows, "note": note}
 
 

@@ -39,6 +39,8 @@ from sidecar.transport.connections import Links
 
 _TRAFFIC = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "reconnects")
 
+_NO_LAGS: dict[str, GroupLag] = {}
+
 
 class Reporter:
     """Collects the status of a node. It changes nothing."""
@@ -154,6 +156,10 @@ class Reporter:
     def group_lags(self) -> dict[str, GroupLag]:
         """Return the lag of the groups that this node coordinates, by label."""
         return self._coordinators.lags.of if self._coordinators is not None else {}
+
+    def lags_by_group(self) -> dict[str, GroupLag]:
+        """Return the lag of the groups that this node coordinates, by name. It is a new object when the lags are measured again."""
+        return self._coordinators.lags.by_group if self._coordinators is not None else _NO_LAGS
 
     def group_rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row for each group that this node coordinates."""

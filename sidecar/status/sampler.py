@@ -18,6 +18,7 @@ from liftpy.core.observe.history import History, bands_of
 from liftpy.core.observe.node_summary import percentile
 from sidecar.partition.figures import BY_STREAM
 from sidecar.runtime import clock
+from sidecar.status.node_watch import watched_parts
 from sidecar.status.report import Reporter
 
 EVERY_S = 1.0
@@ -121,7 +122,8 @@ class Sampler:
         acks = tuple(map(sum, zip(*(one.counts for one in it.acks.values()), strict=True)))
         seen = _Sampled(at_s, second, tuple(look.counts), acks, tuple(it.flushes.counts), tuple(it.loop_lag.counts))
         if self._tell is not None:
-            self._tell({name: getattr(seen, name) for name in _COUNTED} | {"lag_ns": look.lag_ns, "isr": look.isr})
+            said = {name: getattr(seen, name) for name in _COUNTED} | {"lag_ns": look.lag_ns, "isr": look.isr}
+            self._tell({**said, "watched": watched_parts(self._reporter)})
         for said in self._others():
             seen = seen.joined(said)
             look.joined(said)

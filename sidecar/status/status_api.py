@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -23,14 +24,16 @@ import nats.errors
 
 from liftpy import __version__
 from liftpy.client.admin_requests import RELOAD, object_of
-from liftpy.core.base.ids import check_name, shown
+from liftpy.core.base.ids import PartitionKey, check_name, shown
 from liftpy.core.base.instruments import Histogram
 from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.core.metadata.controller.streams import why_it_waits
 from liftpy.core.metadata.controller_metrics import ControllerMetrics
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.observe.cluster_health import why_offline
 from liftpy.core.observe.history import History
+from liftpy.core.observe.node_events import SHOWN_S, NodeEvents, NodeWatch, repair_texts
 from liftpy.core.observe.node_health import told
 from liftpy.core.observe.node_summary import ASKED as GLANCE_ASKED
 from liftpy.core.observe.node_summary import (
@@ -42,29 +45,33 @@ from liftpy.core.observe.node_summary import (
     MOST_NODES,
     MOST_SUSPECT,
     MOST_SUSPECT_CHARS,
+    MOST_TEXT_CHARS,
+    MOST_TEXTS,
     NodeSummary,
 )
 from liftpy.core.wire.frames import encode_presence
 from liftpy.core.wire.subjects import InboxRule, Subjects, reply_to
-from liftpy.errors import ConfigError, UnavailableError
+from liftpy.errors import ConfigError, LiftError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.partition.deletions import MOST_UNKNOWN, UnknownStreams, is_directory
 from sidecar.runtime.logs import LEVELS, LOGS
 from sidecar.runtime.settings import STATUS_OFF, NodeSettings, address_of
 from sidecar.runtime.tasks import spawn
-from sidecar.status.answers import FAILED, PageAnswers
+from sidecar.status.answers import FAILED, MOST_NODE_EVENTS, PageAnswers
 from sidecar.status.cluster_poller import Viewing
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.health import ASKED, Health
 from sidecar.status.http import JSON, LOOPBACK, TEXT, Live, Serving, host_of, http
 from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
+from sidecar.status.node_watch import NodeWatcher, Parts
 from sidecar.status.pages import Site
 from sidecar.status.report import Reporter
 from sidecar.status.sampler import Said, Sampler
 from sidecar.transport.connection import BusConnection, send_answer
 from sidecar.transport.liveness import QUESTION
 
+logger = logging.getLogger("liftpy.status")
 _HOST = "127.0.0.1"
 _LONGEST_NUMBER = 10
 PAGE_PARTITIONS = 500
@@ -97,6 +104,9 @@ class Whole(Protocol):
     def sampled(self) -> list[Said]:
         """Return the last samples of the other processes."""
 
+    def watched(self) -> list[Parts]:
+        """Return the damage and the blocked services of the other processes."""
+
 
 class StatusDesk:
     """Answers status requests. ``reporter`` may be set after the start."""
@@ -127,9 +137,13 @@ class StatusDesk:
         self._glances = GlanceDesk(self._glance, guard=self._guard)
         self.health: Health | None = None
         self.history = History()
+        self.events = NodeEvents(settings.node_id, time.time_ns, self._metadata_index)
         self.answers = PageAnswers(self.history, lambda: self.reporter, self._gather, self._most_bytes, guard=self._guard)
         self.answers.joins = self._joined_rows
+        self.answers.node_events = self.events
         self._sampler: Sampler | None = None
+        self._watcher: NodeWatcher | None = None
+        self._watching: asyncio.Task[None] | None = None
         self.url = ""
 
     def change_hosts(self, hosts: Iterable[str]) -> None:
@@ -216,8 +230,33 @@ class StatusDesk:
             spawn(self._guard.run(self._reload(reply, payload), reply), "reading the settings again")
 
     async def _reload(self, reply: bytes, payload: bytes) -> None:
-        said = await (self.on_reload() if payload == RELOAD else self._remove_data(payload))
+        if payload == RELOAD:
+            said = await self.on_reload()
+        else:
+            said = self._records_read(payload) or self._events_asked(payload) or await self._remove_data(payload)
         self._answer(reply, json.dumps(said).encode())
+
+    def _events_asked(self, payload: bytes) -> dict[str, Any] | None:
+        """Return the events of this node for an operator, or None if the request is another one."""
+        try:
+            asked = load_json(payload)["node_events"]
+            after, since_ns = whole_number(asked["after"], -1, 1 << 62), whole_number(asked["since_ns"], 0, 1 << 62)
+        except (ValueError, TypeError, KeyError):
+            return None
+        return {"node_events": self.events.after(after, since_ns, MOST_NODE_EVENTS)}
+
+    def _records_read(self, payload: bytes) -> dict[str, Any] | None:
+        """Add the event of a person who reads records, and return the answer. None: the request is another one."""
+        try:
+            asked = load_json(payload)["records_read"]
+            stream = check_name(str(asked["stream"]), "stream")
+            partition, sender, query = whole_number(asked["partition"], 0, 1 << 31), str(asked["sender"]), str(asked["query"])
+        except (ValueError, TypeError, KeyError, LiftError):
+            return None
+        sender = sender[:MOST_TEXT_CHARS]
+        self.events.add("records_read", key=PartitionKey(stream, "", partition), sender=sender, detail=query)
+        logger.info("records read stream=%s partition=%d sender=%s query=%s", stream, partition, shown(sender), shown(query))
+        return {"noted": True}
 
     async def _remove_data(self, payload: bytes) -> dict[str, Any]:
         """Remove the named directories of streams that the cluster does not know."""
@@ -241,8 +280,13 @@ class StatusDesk:
         whole = self.whole
         self._sampler = Sampler(self.history, self.reporter, others=whole.sampled if whole is not None else tuple)
         self._sampler.start()
+        self._watcher = NodeWatcher(self.events, self.reporter, whole.watched if whole is not None else tuple)
+        self._watching = spawn(self._watcher.run(), "watching the node for events")
         if self._viewing is not None and self.url:
             self._keeping = spawn(self._viewing.keep(), "keeping the history of other nodes")
+
+    def _metadata_index(self) -> int:
+        return self.reporter.group.image.index if self.reporter is not None else 0
 
     async def _gather(self, reporter: Reporter) -> Figures:
         if self._figures is None:
@@ -279,7 +323,8 @@ class StatusDesk:
 
     async def _glance(self) -> bytes:
         assert self.reporter is not None
-        return glance_at(await self._gather(self.reporter), self.reporter).encode()
+        watch = self._watcher.watch if self._watcher is not None else None
+        return glance_at(await self._gather(self.reporter), self.reporter, watch).encode()
 
     async def _metrics(self, reporter: Reporter, wanted: bool) -> bytes:
         """Return the metrics. They are gathered in slices and formatted in a thread, so that the loop is not blocked."""
@@ -347,7 +392,7 @@ class StatusDesk:
 
     async def close(self) -> None:
         """Close the status port."""
-        await end_tasks([self._keeping])
+        await end_tasks([self._keeping, self._watching])
         await self.probes.close()
         if self._sampler is not None:
             self._sampler.close()
@@ -450,7 +495,7 @@ def _stream(query: bytes) -> str:
     return dict(parse_qsl(query.decode("ascii", "replace"))).get("stream", "")
 
 
-# A node's glance over NATS: made of the figures that its metrics are made of, and not more often than the loop can bear.
+# The summary of a node over NATS. It has the values of the metrics. The node limits the time that it spends on summaries.
 
 
 PART_OF_LOOP = 0.05
@@ -461,8 +506,20 @@ MOST_WAITING = 64
 """Maximum number of callers that wait for figures. Further ones get no answer."""
 
 
-def glance_at(found: Figures, reporter: Reporter) -> NodeSummary:
-    """Return the summary of a node from its metric values."""
+def _seen(watch: NodeWatch) -> dict[str, Any]:
+    """Return the fields of the summary that the node has seen by itself."""
+    repaired = watch.events.recent("damage_repaired", SHOWN_S)
+    return {
+        "nats_problem": watch.nats_problem[:MOST_TEXT_CHARS],
+        "leaderless_since": watch.leaderless_since,
+        "damaged": watch.damaged_count,
+        "repairs": _texts(repair_texts(reversed(repaired))),
+        "stuck_groups": _texts(watch.stuck_groups),
+    }
+
+
+def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None) -> NodeSummary:
+    """Return the summary of a node from its metric values. ``watch``: what the node has seen by itself."""
     group, image = reporter.group, reporter.group.image
 
     def total(name: str, *labels: str) -> float:
@@ -484,6 +541,7 @@ def glance_at(found: Figures, reporter: Reporter) -> NodeSummary:
             "streams": len(image.streams),
             "offline": round(total("cluster_partitions_offline")),
             "suspect_partitions": _suspect(reporter.cluster_watch),
+            "waiting_streams": _waiting(image),
             "electing": round(total("cluster_partitions_electing")),
             "elections": round(total("cluster_elections_total")),
         }
@@ -491,6 +549,8 @@ def glance_at(found: Figures, reporter: Reporter) -> NodeSummary:
         members = {one.nodeId: one for one in group.status()[:MOST_NODES]}
         controllers["term"] = max((one.term for one in members.values()), default=0)
         controllers["members"] = {name: one.lag if one.connected or one.leader else -1 for name, one in members.items()}
+    if watch is not None:
+        controllers |= _seen(watch)
     return NodeSummary(
         node=reporter.node_id,
         version=__version__,
@@ -516,6 +576,7 @@ def glance_at(found: Figures, reporter: Reporter) -> NodeSummary:
         failed=round(total("partitions_failed")),
         services_blocked=round(total("services_blocked")),
         services_ended=round(total("services_ended")),
+        services_diverged=round(total("services_diverged")),
         ended_services=tuple(one[:MOST_ENDED_CHARS] for one in found.ended_services[:MOST_ENDED]),
         lag_records=round(largest("replica_lag_records")),
         lag_s=round(largest("replica_lag_seconds"), 3),
@@ -523,6 +584,16 @@ def glance_at(found: Figures, reporter: Reporter) -> NodeSummary:
         queued=round(total("queued_bytes") / limit, 4) if limit else 0.0,
         **controllers,
     )
+
+
+def _texts(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(text[:MOST_TEXT_CHARS] for text in texts[:MOST_TEXTS])
+
+
+def _waiting(image: ClusterImage) -> tuple[str, ...]:
+    """Return the first streams that wait for nodes, with the reason."""
+    found = (image.streams[name] for name in nsmallest(MOST_TEXTS, image.waiting))
+    return _texts([f"{stream.name} waits for nodes: {why_it_waits(image, stream)}" for stream in found])
 
 
 def _suspect(watch: ControllerMetrics) -> tuple[str, ...]:

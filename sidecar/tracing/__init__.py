@@ -1,1 +1,1 @@
-"""Spans of the node: created by ``liftpy.trace``, exported to OpenTelemetry in a thread."""
+"""Tracing of the node. ``liftpy.core.observe.tracing`` makes the spans, and a thread exports them to OpenTelemetry."""

@@ -1,7 +1,7 @@
-"""Spans to OpenTelemetry, in a thread of their own: made of its SDK's classes and exported there, never on the event loop.
+"""Exports spans to OpenTelemetry in a separate thread, never on the event loop.
 
-The queue is bounded in spans; what finds no room, and what the exporter does not get rid of, is counted as dropped. A collector that is
-away costs memory up to that bound, and nothing else.
+The queue has a limit. Spans that do not fit, and spans that the exporter cannot deliver, are counted as dropped. If the
+collector is down, it costs only the memory of the queue.
 """
 
 from __future__ import annotations
@@ -32,25 +32,30 @@ _LAST_EXPORT_S = 1.0
 
 
 class Exporter(Protocol):
-    """Interface of OpenTelemetry's SpanExporter."""
+    """The methods of OpenTelemetry's SpanExporter that are used."""
 
     def export(self, spans: Sequence[ReadableSpan], /) -> Any:
-        """Return a SpanExportResult."""
+        """Export the spans and return a SpanExportResult."""
 
     def shutdown(self) -> None:
         """Note that no more spans follow."""
 
 
 def otlp_exporter(endpoint: str) -> Exporter:
-    """Return an exporter for OTLP over HTTP. '': OTEL_EXPORTER_OTLP_ENDPOINT, or this host."""
+    """Return an exporter for OTLP over HTTP.
+
+    ``endpoint`` '': the value of OTEL_EXPORTER_OTLP_ENDPOINT, otherwise this host.
+    """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # a line for each attempt that fails; what is lost is counted
+    logging.getLogger("opentelemetry").setLevel(
+        logging.CRITICAL
+    )  # the exporter logs each failed attempt. The node counts lost spans instead
     return OTLPSpanExporter(endpoint=endpoint or None, timeout=EXPORT_TIMEOUT_S)
 
 
 class _Collected(SpanProcessor):
-    """Ended spans before their export. Used by one thread."""
+    """Finished spans that were not exported yet. One thread uses it."""
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
@@ -59,12 +64,12 @@ class _Collected(SpanProcessor):
         """Do nothing."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Keep the span."""
+        """Add the span."""
         self.spans.append(span)
 
 
 class SpanThread:
-    """A thread that exports spans. ``put`` from the loop at any time, ``close`` at the end."""
+    """A thread that exports spans. The event loop calls ``put`` at any time, and ``close`` at the end."""
 
     def __init__(self, exporter: Exporter, node_id: str, namespace: str, budget: SpanBudget) -> None:
         self._exporter = exporter
@@ -72,16 +77,16 @@ class SpanThread:
         self._queue: deque[SpanTree] = deque()
         self._queued = 0
         self._failed = 0
-        """Written by the thread alone."""
+        """Number of spans that the exporter did not deliver. Only the thread writes it."""
         self._failed_seen = 0
         self._refused = False
-        """Time of the last rejection by the collector."""
+        """True if the collector has rejected the last spans."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._collected = _Collected()
         facts = {"service.name": "liftpy", "service.version": __version__, "service.instance.id": node_id}
         provider = TracerProvider(
-            sampler=ALWAYS_ON,  # whether a batch is traced is decided by now
+            sampler=ALWAYS_ON,  # every span is exported, because the node has already decided which batches to trace
             resource=Resource.create({**facts, "liftpy.namespace": namespace}),
             shutdown_on_exit=False,
             span_limits=SpanLimits(max_links=64),
@@ -92,7 +97,7 @@ class SpanThread:
         self._thread.start()
 
     def put(self, tree: SpanTree) -> None:
-        """Queue a finished span with its children, or count it as dropped."""
+        """Queue a finished span with its children. If the queue is full, count them as dropped."""
         with self._lock:
             if self._queued + tree.size <= MOST_QUEUED_SPANS:
                 self._queue.append(tree)
@@ -101,13 +106,13 @@ class SpanThread:
         self._budget.dropped += tree.size
 
     def settle(self) -> None:
-        """Count the spans that the exporter rejected. Call it on the loop."""
+        """Count the spans that were not delivered. Call it on the event loop."""
         failed = self._failed
         self._budget.dropped += failed - self._failed_seen
         self._failed_seen = failed
 
     def end(self) -> None:
-        """Export the queued spans and stop, without waiting."""
+        """Export the queued spans and stop the thread, without waiting."""
         self._closing.set()
 
     def close(self) -> None:
@@ -123,8 +128,8 @@ class SpanThread:
             try:
                 while self._export_some():
                     pass
-            except Exception as error:  # a bug here, or in the SDK, must not end what exports
-                logger.warning("spans can't be made: %r", error)
+            except Exception as error:  # a bug here or in the SDK must not end the thread
+                logger.warning("spans not created error=%r: dropping them", error)
             if ends:
                 self._exporter.shutdown()
                 return
@@ -147,7 +152,7 @@ class SpanThread:
                 self._make(tree)
             result = self._exporter.export(spans)
             failed = getattr(result, "name", "SUCCESS") != "SUCCESS"
-        except Exception:  # requests' and urllib3's own errors, of several kinds
+        except Exception:  # errors of requests and urllib3, which have several classes
             failed = True
         if failed:
             self._failed += size

@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 1.0
 DROPPED = "spans dropped"
-"""Over the node's budget, beyond its queue, or not taken by the exporter."""
+"""Name of the counter of spans above the limits, or not delivered."""
 
 
 class Tracing:
-    """Tracing of a node as ``settings`` say. Off until ``start``. ``exporter``: replaces the OTLP exporter."""
+    """Tracing of a node according to its settings. It is off until ``start``. ``exporter``: replaces the OTLP exporter."""
 
     def __init__(self, settings: NodeSettings, counters: Counter[str], exporter: Callable[[], Exporter] | None = None) -> None:
         self._settings = settings
         self._counters = counters
         self._make_exporter = exporter
         self._thread: SpanThread | None = None
-        """Thread of the spans. None: tracing is off."""
+        """Thread that exports the spans. None: tracing is off."""
         self._looking: asyncio.TimerHandle | None = None
         self.leads_group = False
-        """True if this node leads the metadata group, because only one controller reports a failover."""
+        """True if this node leads the metadata group. Only this controller makes spans for failovers."""
         budget = SpanBudget(SPANS_PER_S / settings.workers)
         self.traces = NodeTraces(settings.node_id, self._put, clock.now_ns, time.time_ns, budget)
 
@@ -45,7 +45,7 @@ class Tracing:
             self._thread.put(tree)
 
     def check(self, settings: NodeSettings) -> None:
-        """Raise ConfigError if tracing packages are missing."""
+        """Check that the packages for tracing are installed. Raises ConfigError if not."""
         if settings.trace != "off":
             try:
                 import sidecar.tracing.exporting  # noqa: F401
@@ -55,7 +55,7 @@ class Tracing:
                 ) from None
 
     def start(self) -> None:
-        """Begin, if the settings say so: load the SDK, start the thread. Raises as ``check``."""
+        """Load the SDK and start the thread if the settings switch tracing on. Raises ConfigError if the packages are missing."""
         self.check(self._settings)
         if self._settings.trace != "off" and self._thread is None:
             self._begin()
@@ -69,16 +69,16 @@ class Tracing:
         self._look_later()
 
     def take_over(self, settings: NodeSettings, partitions: Callable[[], None]) -> None:
-        """Apply changed settings without waiting.
+        """Apply changed settings at once.
 
-        ``partitions``: makes each partition call ``of`` again. Raises as ``check``.
+        ``partitions``: makes each partition call ``of`` again. Raises ConfigError if the packages are missing.
         """
         before, self._settings = self._settings, settings
         if (before.trace, before.trace_endpoint) == (settings.trace, settings.trace_endpoint):
             return
         if (ending := self._thread) is not None:
             self._settings = replace(settings, trace="off")
-            partitions()  # they hand over what they follow
+            partitions()  # they export the spans of open batches
             self._thread, self._settings = None, settings
             self._stop_looking()
             ending.end()
@@ -106,17 +106,17 @@ class Tracing:
         self._counters[DROPPED] = self.traces.budget.dropped
 
     def of(self, key: PartitionKey) -> PartitionTraces | None:
-        """Return the traces of one partition, None if it is not traced."""
+        """Return the traces of one partition. None: tracing is off."""
         return None if self._settings.trace == "off" else PartitionTraces(self.traces, key.stream, key.partition)
 
     def recovered(self, took_s: float, logs: Sized, damaged: Sized) -> None:
-        """Trace the recovery of the logs, which took ``took_s`` seconds until now."""
+        """Make a span for the recovery of the logs, which took ``took_s`` seconds and ends now."""
         if self._thread is not None:
             said: Attributes = {"liftpy.logs": len(logs), "liftpy.damaged_logs": len(damaged)}
             self.traces.whole("recovery", clock.now_ns() - round(took_s * NS_PER_S), said)
 
     def failed_over(self, key: PartitionKey, kind: str, since_ns: int) -> None:
-        """Record a span for a partition that has a leader again. Only the metadata leader does this.
+        """Make a span for a partition that has a leader again. Only the metadata leader does this.
 
         ``kind``: kind of the election. ``since_ns``: monotonic time since which it had no leader.
         """

@@ -1,3 +1,4 @@
-"""NATS connections of a node: publishes, replication, reads, control, acks. Only this folder and ``sidecar/quorum`` use
-NATS.
+"""NATS connections of a node: publishes, replication, reads, control, acks.
+
+Only this package and ``sidecar/quorum`` use NATS.
 """

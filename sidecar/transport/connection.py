@@ -1,10 +1,9 @@
 """One NATS data connection. nats-py does handshake, credentials and reconnects, this module sends and receives data.
 
-Publishing, subscribing and receiving are synchronous. Data is sent in few writes per turn of the event loop
-(``connection.py``). Only this module and the parsers use private names of nats-py, and ``check_nats_py`` refuses
-to run without them.
+Publishing, subscribing and receiving are synchronous. ``Outlet`` sends data in few writes per turn of the event loop. Only
+this module and the parsers use private names of nats-py. ``check_nats_py`` stops the node if nats-py does not have them.
 
-Limits: at most ``send_buffer_bytes`` wait to be sent per connection. Beyond, and while disconnected, replication
+Limits: at most ``send_buffer_bytes`` wait to be sent per connection. Above this limit, and while disconnected, replication
 traffic is dropped and counted (the protocol repeats it). Acks are kept up to ``_KEPT_BYTES``.
 """
 
@@ -42,7 +41,7 @@ logger = logging.getLogger("liftpy.nats")
 SEND_BUFFER_BYTES = 64 * 1024 * 1024
 _KEPT_BYTES = 2 * 1024 * 1024
 _LEFT_BYTES = 256 * 1024
-"""Maximum number of bytes to receive while the reading task is busy. Beyond it, the socket is not read."""
+"""Maximum number of bytes to receive while the reading task is busy. Above it, the socket is not read."""
 _CONNECT_TIMEOUT_S = 5
 _RECONNECT_WAIT_S = 0.1
 _RETIRE_TIMEOUT_S = 1.0
@@ -58,7 +57,7 @@ _PRIVATE = (
 
 
 def check_nats_py() -> None:
-    """Raise ConfigError if this nats-py does not have the private parts that the data path uses."""
+    """Check that nats-py has the private names that the data path uses. Raises ConfigError if not."""
     probe = Client()
     missing = [name for name in _PRIVATE if not hasattr(probe, name)]
     missing += [name for name in ("_process_err", "_process_op_err", "_read_loop", "_remove_sub") if not hasattr(Client, name)]
@@ -67,14 +66,14 @@ def check_nats_py() -> None:
 
 
 class Problems:
-    """Problems of a connection. ``told``: reason why it cannot reconnect, None if it is connected or never was."""
+    """Problems of a connection. ``told``: reason why it cannot reconnect, None: it is connected, or was never connected."""
 
     def __init__(self) -> None:
         self.last = ""
         self.told: set[str] | None = None
 
     def is_news(self) -> bool:
-        """Return whether to log the last problem: each is logged once, and only a few until the reconnect."""
+        """Return whether to log the last problem. Each one is logged once, and only a few until the reconnect."""
         if self.told is None or self.last in self.told or len(self.told) >= _MOST_TOLD:
             return False
         self.told.add(self.last)
@@ -82,14 +81,14 @@ class Problems:
 
 
 class Listener:
-    """A subscription whose messages go to a sink. ``close`` may be called twice and while disconnected."""
+    """A subscription that passes its messages to a sink. ``close`` may be called twice and while disconnected."""
 
     def __init__(self, connection: BusConnection, sid: int) -> None:
         self._connection = connection
         self._sid = sid
 
     def close(self) -> None:
-        """Stop listening; messages that are on their way are dropped."""
+        """Unsubscribe. Messages in flight are dropped."""
         self._connection._forget(self._sid)
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None]) -> None:
@@ -97,31 +96,31 @@ class Listener:
         self._connection.redirect(self._sid, sink, given_up)
 
     def leave(self) -> None:
-        """Unsubscribe, but accept messages on their way until ``close``. After ``settled`` there are none."""
+        """Unsubscribe, but accept messages in flight until ``close``. After ``settled`` there are none."""
         self._connection._unsubscribe(self._sid)
 
 
 class BusConnection(StrictConnection):
-    """nats-py's client with a synchronous way in and out. Make it with ``open_bus``.
+    """nats-py's client with synchronous methods to send and receive. ``open_bus`` makes it.
 
-    ``errors``: kind -> count of nats-py's asynchronous errors, disconnects, dropped sends, messages that were not taken.
+    ``errors``: kind -> number of nats-py's asynchronous errors, disconnects, dropped sends and rejected messages.
     """
 
-    def __init__(self, name: str = "", send_buffer_bytes: int = 0) -> None:
-        super().__init__()
+    def __init__(self, name: str = "", send_buffer_bytes: int = 0, errors: Counter[str] | None = None) -> None:
+        super().__init__(errors)
         self.name = name
         """Purpose of the connection, for logs and status."""
         self._send_buffer_bytes = send_buffer_bytes or SEND_BUFFER_BYTES
         self._sinks: dict[bytes, Sink] = {}
         self._ps = self._parser = SinkParser(self, self._sinks, self.errors)
         self._receiver: Receiver | None = None
-        """Receiver of the current connection. None: before the handshake, and if only nats-py reads and writes."""
+        """Receiver of the current connection. None: before the handshake, or if nats-py itself reads and writes."""
         self._outlet: Outlet | None = None
         """Writer of the current connection. None: as for ``_receiver``."""
         self._taking = False
-        """A read is being parsed, in the callback that brought it."""
+        """True while the data of one read is parsed, in the callback of the read."""
         self._behind: list[Callable[[], None]] = []
-        """Callbacks for the time when that is done."""
+        """Callbacks to run after that."""
         self._on_reconnect: list[Callable[[], None]] = []
         self._on_change: list[Callable[[bool], None]] = []
         self._leaving: list[Listener] = []
@@ -129,29 +128,33 @@ class BusConnection(StrictConnection):
         self._unheard: list[Callable[[], None]] = []
         self._hearing: asyncio.Task[None] | None = None
         self._failing = False
-        """A message could not be taken, and it was logged within the last second."""
+        """True if a message could not be processed, and this was logged within the last second."""
         self._problems = Problems()
         self._unsure = AckResendBuffer()
-        """Answers to publishers."""
+        """Recent acks, which are sent again after a reconnect."""
         self._lost_ns = 0
-        self._left_server = ""
-        """The id of the server that was lost last."""
+        self._last_server_id = ""
+        """Id of the server of the last lost connection."""
         self.all_have_lost_it = False
         """True if the last reconnect shows that no node received the messages published before it."""
         self.inbox = ""
-        """Prefix of the subjects on which this connection gets answers, without the last dot. It cannot be guessed. Set when
-        the connection opens.
+        """Prefix of the subjects on which this connection gets answers, without the last dot. Others cannot guess it.
+
+        It is set when the connection opens.
         """
 
-    # ---- out ----------------------------------------------------------------------------------------------------------
+    # ---- sending ------------------------------------------------------------------------------------------------------
     def send(
         self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, keep: bool = False, headers: bytes = b""
     ) -> bool:
-        """Publish the concatenation of ``pieces`` without copying it, with the header block ``headers`` if there is one.
+        """Publish the concatenation of ``pieces`` without copying it. Return False if it cannot be sent now. This is counted.
 
-        Return False (counted) if it can't be sent now. ``keep``: while disconnected, keep it for the next connection, if
-        there is room (acks). The pieces must not change until they are sent. ``subject`` must be checked, because it is
-        written as it is.
+        Args:
+            subject: Subject. The caller has checked it, because it is written unchanged.
+            pieces: Payload. The pieces must not change until they are sent.
+            reply: Reply subject. b"": none.
+            keep: True to keep the message for the next connection while disconnected, if there is room (acks).
+            headers: Header block. b"": none.
         """
         size_bytes = len(headers) + sum(map(len, pieces))
         connected = self._is_up
@@ -174,7 +177,7 @@ class BusConnection(StrictConnection):
     def send_lines(self, lines: Sequence[bytes]) -> None:
         """Write complete protocol lines (PUB with payload).
 
-        They are kept while disconnected, and recent ones are written again after a reconnect (``liftpy/core/publish/acks.py``).
+        They are kept while disconnected. After a reconnect, recent ones are written again (``liftpy/core/publish/acks.py``).
         """
         joined = b"".join(lines)
         size_bytes = len(joined)
@@ -182,14 +185,14 @@ class BusConnection(StrictConnection):
             self.errors["acks dropped"] += len(lines)
             return
         if self._is_up:
-            self._unsure.note(joined, clock.now_ns())  # what is kept while disconnected is sent by the next connection
+            self._unsure.note(joined, clock.now_ns())  # lines that are kept while disconnected are sent by the next connection
         self._write((joined,), size_bytes)
         self.stats["out_msgs"] += len(lines)
         self.stats["out_bytes"] += size_bytes
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that wait to be sent, here and in asyncio's buffer."""
+        """Number of bytes that wait to be sent, here and in asyncio's buffer."""
         receiver, outlet = self._receiver, self._outlet
         if receiver is None or outlet is None:
             return self._pending_data_size
@@ -197,7 +200,7 @@ class BusConnection(StrictConnection):
 
     @property
     def has_room(self) -> bool:
-        """True if one more message can be sent, however large."""
+        """True if one more message of any size can be sent."""
         return self._is_up and self.unsent_bytes + self._max_payload <= self._send_buffer_bytes
 
     @property
@@ -206,7 +209,7 @@ class BusConnection(StrictConnection):
         return self._status == Client.CONNECTED and (receiver is None or not receiver.transport.is_closing())
 
     def _write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
-        """Write to the transport, after data that waits for nats-py's flusher."""
+        """Write to the transport. Data that waits for nats-py's flusher is written first."""
         outlet = self._outlet
         if outlet is not None and not self._pending and self._is_up:
             outlet.write(pieces, size_bytes)
@@ -217,12 +220,12 @@ class BusConnection(StrictConnection):
         self._kick()
 
     def hold(self) -> None:
-        """Collect the following messages until ``release`` in this turn of the loop, and write them together."""
+        """Collect the next messages and write them together at ``release``, in this turn of the loop."""
         if self._outlet is not None:
             self._outlet.hold()
 
     def release(self) -> None:
-        """End the group of writes."""
+        """Write the messages that were collected since ``hold``."""
         if self._outlet is not None:
             self._outlet.release()
 
@@ -230,15 +233,14 @@ class BusConnection(StrictConnection):
         if self._is_up and self._flush_queue is not None and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
-    # ---- in -----------------------------------------------------------------------------------------------------------
+    # ---- receiving-----------------------------------------------------------------------------------------------------
     def listen(
         self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
         refuser: Refuser | None = None,
     ) -> Listener:  # fmt: skip
-        """Subscribe.
+        """Subscribe. nats-py renews the subscription at each reconnect.
 
-        ``sink`` gets each message as it is read from the socket. nats-py renews it at each reconnect. ``given_up`` gets the
-        number of dropped messages.
+        ``sink`` gets each message when it is read from the socket. ``given_up`` gets the number of dropped messages.
         """
         self._sid += 1
         sid = self._sid
@@ -264,7 +266,7 @@ class BusConnection(StrictConnection):
             self._write((f"UNSUB {sid} \r\n".encode(),), 0)
 
     async def _read_loop(self) -> None:
-        """Read the data that ``_take`` leaves."""
+        """Process the data that ``_take`` leaves for the reading task."""
         self._receiver = receiver = await receive(self, self._take, _LEFT_BYTES)
         self._outlet = None if receiver is None else Outlet(receiver.transport, asyncio.get_running_loop())
         try:
@@ -279,9 +281,9 @@ class BusConnection(StrictConnection):
         return await (self._receiver.read() if self._receiver is not None else super()._read())
 
     def _take(self, data: bytes) -> bytes | None:
-        """Process arrived data, and return the rest for the reading task (``receiving.Take``)."""
+        """Process arrived data, and return the rest for the reading task (see ``liftpy.nats.connection.Take``)."""
         if self.is_closed or self.is_reconnecting:
-            return None  # it belongs to a connection that is given up
+            return None  # the data belongs to a closed connection
         self._pings_outstanding = 0
         self._taking = True
         try:
@@ -299,7 +301,7 @@ class BusConnection(StrictConnection):
             self._outlet.let_go()
 
     def behind_read(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` after the last message of this read, so that messages that arrive together are processed together."""
+        """Call ``callback`` after the last message of this read. Messages that arrive together are then processed together."""
         if self._taking:
             self._behind.append(callback)
         else:
@@ -308,16 +310,21 @@ class BusConnection(StrictConnection):
     def sink_failed(self, subject: bytes, error: Exception) -> None:
         """Log, count and drop a message that could not be processed."""
         self.errors["messages not taken"] += 1
-        if not self._failing:  # a bug; a sender that causes it once can do so a million times
+        if not self._failing:  # it is a bug. A sender can repeat such a message a million times, so the log is limited
             self._failing = True
-            logger.error("a message on %r can't be taken: %r", subject[:_SHOWN_BYTES], error, exc_info=error)
+            logger.error(
+                "message processing failed subject=%r error=%r: dropping the message",
+                subject[:_SHOWN_BYTES],
+                error,
+                exc_info=error,
+            )
             asyncio.get_running_loop().call_later(_SAY_EVERY_S, self._may_say)
 
     def _may_say(self) -> None:
         self._failing = False
 
     def retire(self, listeners: Sequence[Listener]) -> None:
-        """Unsubscribe, and close when no message is in flight any more. Until then the sinks are called."""
+        """Unsubscribe, and close when no message is in flight any more. Until then the sinks get messages."""
         for listener in listeners:
             listener.leave()
         self._leaving.extend(listeners)
@@ -325,7 +332,7 @@ class BusConnection(StrictConnection):
             self._retiring = spawn(self._retire(), "leaving subscriptions")
 
     async def _retire(self) -> None:
-        """Unsubscribe all leaving listeners with two round trips."""
+        """Unsubscribe all subscriptions that are being retired, with two round trips."""
         while self._leaving:
             leaving, self._leaving = self._leaving, []
             with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
@@ -334,7 +341,7 @@ class BusConnection(StrictConnection):
                 listener.close()
 
     def when_heard(self, heard: Callable[[], None]) -> None:
-        """Call ``heard`` when the server has processed everything sent so far, such as subscriptions.
+        """Call ``heard`` when the server has processed all data sent so far, such as subscriptions.
 
         Several callers share a round trip.
         """
@@ -349,7 +356,7 @@ class BusConnection(StrictConnection):
             try:
                 await self.settled(wait_s)
             except (nats.errors.Error, TimeoutError, OSError):
-                wait_s = min(wait_s * 2, _LONGEST_HEARING_S)  # the answer may wait behind a burst that is read before it
+                wait_s = min(wait_s * 2, _LONGEST_HEARING_S)  # the answer may be behind a burst of messages
                 self._unheard = asking + self._unheard
                 await asyncio.sleep(_RECONNECT_WAIT_S)
                 continue
@@ -357,12 +364,15 @@ class BusConnection(StrictConnection):
                 heard()
 
     async def settled(self, timeout_s: float) -> None:
-        """Wait until the server has processed everything sent, and its earlier messages have arrived. Raises as ``flush``."""
+        """Wait until the server has processed all data sent so far, and its earlier messages have arrived.
+
+        Raises the errors of ``flush``.
+        """
         self._let_go()
-        for _ in range(2):  # nats-py's PING overtakes what waits to be sent; the second one can't
+        for _ in range(2):  # nats-py's PING overtakes unsent data. The second one cannot
             await self.flush(timeout_s)  # type: ignore[arg-type]  # nats-py says int, and waits for any number
 
-    # ---- life ---------------------------------------------------------------------------------------------------------
+    # ---- state --------------------------------------------------------------------------------------------------------
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` after each reconnect."""
         self._on_reconnect.append(callback)
@@ -373,12 +383,12 @@ class BusConnection(StrictConnection):
 
     @property
     def last_problem(self) -> str:
-        """Last problem in words, '' for none."""
+        """Text of the last problem. '': there is none."""
         return self._problems.last
 
     @property
-    def asks_who_comes(self) -> bool:
-        """True if the server requires credentials. Otherwise everything is permitted."""
+    def requires_credentials(self) -> bool:
+        """True if the server requires credentials. Otherwise every client has all permissions."""
         return bool(self._server_info.get("auth_required"))
 
     def on_change(self, callback: Callable[[bool], None]) -> None:
@@ -391,7 +401,7 @@ class BusConnection(StrictConnection):
         await self.close()
 
     async def _process_op_err(self, e: Exception) -> None:
-        """Log the reason before nats-py reconnects."""
+        """Log the error, then let nats-py reconnect."""
         self._problems.last = str(e) or type(e).__name__
         await super()._process_op_err(e)
 
@@ -400,28 +410,28 @@ class BusConnection(StrictConnection):
         self._problems.last = str(error) or type(error).__name__
         logger.debug("NATS: %r", error)
         if self._problems.is_news():
-            logger.warning("cannot reconnect to NATS connection=%s: %s; retrying", self.name, self.last_problem)
+            logger.warning("cannot reconnect to NATS connection=%s reason=%s: retrying", self.name, self.last_problem)
 
     async def _disconnected(self) -> None:
         self.errors["disconnected"] += 1
         self._problems.told = {self.last_problem}
-        self._left_server, self._lost_ns = str(self._server_info.get("server_id", "")), clock.now_ns()
+        self._last_server_id, self._lost_ns = str(self._server_info.get("server_id", "")), clock.now_ns()
         if not self.is_closed:
-            logger.warning("NATS connection for %s lost (%s); reconnecting", self.name, self.last_problem)
+            logger.warning("NATS connection lost connection=%s reason=%s: reconnecting", self.name, self.last_problem)
             self._tell_all([partial(changed, False) for changed in self._on_change])
 
     async def _reconnected(self) -> None:
         self._problems.told = None
         where = shown_address(self.connected_url) or "?"
-        logger.info("NATS connection for %s is back, at %s", self.name, where)
+        logger.info("NATS connection restored connection=%s server=%s", self.name, where)
         server = str(self._server_info.get("server_id", ""))
         if again := self._unsure.again(self._lost_ns):
             self._write((again,), len(again))
-        self.all_have_lost_it = all_have_lost_it(len(self.servers), self._left_server, server)
+        self.all_have_lost_it = all_have_lost_it(len(self.servers), self._last_server_id, server)
         self._tell_all([*self._on_reconnect, *(partial(changed, True) for changed in self._on_change)])
 
     def _tell_all(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Call all callbacks, even if one raises, which nats-py would swallow."""
+        """Call all callbacks, even if one raises an error. nats-py would hide such an error."""
         for callback in callbacks:
             try:
                 callback()
@@ -430,7 +440,7 @@ class BusConnection(StrictConnection):
 
 
 class Sends(Protocol):
-    """A connection that sends."""
+    """A connection that can send."""
 
     def send(self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, headers: bytes = b"") -> bool:
         """Send a message, as ``BusConnection.send`` does."""
@@ -446,16 +456,16 @@ def send_answer(
     headers: bytes = b"",
     under: str = "",
 ) -> bool:
-    """Answer a request: send ``pieces`` to its reply subject, if that is an inbox [A5].
+    """Answer a request on its reply subject, if that is an inbox [A5].
 
     Args:
-        bus: The connection.
-        rules: Rules for inboxes that may be answered.
+        bus: Connection that sends the answer.
+        rules: Rules for inboxes that may get answers.
         counters: Counters of rejected reply subjects.
-        reply: The reply subject of the request, as received.
-        pieces: The answer, in pieces.
-        headers: The header block of the answer.
-        under: Required beginning of the reply subject, if only the inbox of one node may be answered.
+        reply: Reply subject of the request, as received.
+        pieces: Answer, in pieces.
+        headers: Header block of the answer.
+        under: Required beginning of the reply subject, if only the inbox of one node may get the answer.
 
     Returns:
         False if nothing was sent.
@@ -467,7 +477,7 @@ def send_answer(
 
 
 def _call(callback: Callable[[], None]) -> None:
-    """Call ``callback`` as the event loop does: its error is logged and affects nothing else."""
+    """Call ``callback`` as the event loop does: an error is logged and has no other effect."""
     try:
         callback()
     except Exception as error:
@@ -479,7 +489,10 @@ Connection = TypeVar("Connection", bound=BusConnection)
 
 
 async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys: Keys | None = None) -> Connection:
-    """Open a connection that reconnects forever, also at the start, until canceled. ``keys``: None: those of ``settings``."""
+    """Open a connection that reconnects forever. The first connect is also retried, until the caller is canceled.
+
+    ``keys``: credentials. None: those of ``settings``.
+    """
     keys = keys or Keys(settings.credentials)
     check_nats_py()
     announced = False
@@ -511,7 +524,7 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
                 await connection.stop()
             if not announced:
                 why = connection.last_problem or error
-                logger.warning("cannot connect to NATS at %s: %s; retrying", shown(settings.nats), why)
+                logger.warning("cannot connect to NATS servers=%s reason=%s: retrying", shown(settings.nats), why)
                 announced = True
             await asyncio.sleep(_RECONNECT_WAIT_S)
 
@@ -519,22 +532,23 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
 # ``Outlet``: combines the messages of one turn of the event loop into few writes.
 #
 # The first AT_ONCE messages of a turn are written at once. Further ones wait until the current read is processed, until
-# TOGETHER_BYTES are collected, or until the turn ends. Callers that know that more follows use ``hold`` and ``release``.
+# TOGETHER_BYTES are collected, or until the turn ends. Callers that send several messages use ``hold`` and ``release``.
 
 
 TOGETHER_BYTES = 16 * 1024
-"""Maximum size of data that waits to be written together, in bytes. A larger message is written at once, after the earlier
-data.
+"""Maximum size of messages that are written together, in bytes.
+
+A larger message is written at once, after the waiting ones.
 """
 
 AT_ONCE = 8
-"""Number of writes per turn that belong to the way of a record: answers to followers, an ack, and what follows."""
+"""Number of writes per turn that are not delayed. They are on the path of a record: answers to followers, then an ack."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 class Outlet:
-    """Combines writes for one transport. At its end, waiting data is lost with the transport's buffer."""
+    """Combines the writes to one transport. If the transport is lost, waiting data is lost with it."""
 
     def __init__(self, transport: asyncio.WriteTransport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -542,13 +556,13 @@ class Outlet:
         self._waiting: list[bytes] = []
         self.waiting_bytes = 0
         self._written = 0
-        """Writes of this turn of the loop that left at once."""
+        """Number of writes in this turn of the loop that were not delayed."""
         self._held = False
         self._ends = False
-        """The end of this turn is waited for."""
+        """True if a callback for the end of this turn is scheduled."""
 
     def write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
-        """Send ``pieces`` of together ``size_bytes``. Pieces that wait are copied."""
+        """Send ``pieces`` with a total of ``size_bytes``. Pieces that wait are copied."""
         if not self._ends:
             self._ends = True
             self._loop.call_soon(self._turn_ends)
@@ -571,7 +585,7 @@ class Outlet:
         self._held = True
 
     def release(self) -> None:
-        """Send the delayed writes as one."""
+        """Write the data that was delayed since ``hold``."""
         self._held = False
         if self._waiting and self._written < AT_ONCE:
             self._written += 1

@@ -4,7 +4,7 @@
     replication   fetches and their answers, notices, presence and status, services
     ingest        publishes of applications, and their acks
     reads         read requests and answers
-    standby       publishes for standby followers; only if there are such streams
+    standby       publishes for standby followers, if a stream has them
 
 A leader without its replication connection, or without publishes for longer, transfers its leadership
 (``liftpy/core/replication/lease.py``).
@@ -32,14 +32,14 @@ from sidecar.transport.ingest_connection import Inflow
 from sidecar.transport.parser import Sink
 
 _STANDBY_PARTS = 4
-"""Divisor of a standby's buffer that limits its unread messages."""
+"""Divisor of the size of a standby buffer. The result limits its unread messages."""
 _READS_BYTES = 32 * 1024 * 1024
-"""Maximum size of answers to readers that wait to be sent, in bytes. Beyond it, requests are not read."""
+"""Maximum size of unsent answers to readers, in bytes. Above it, requests are not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The three connections of a node. The standby connection opens when needed."""
+    """The NATS connections of a node. The standby connection opens when it is needed."""
 
     replication: BusConnection
     ingest: Inflow
@@ -47,17 +47,17 @@ class Links:
     standby: StandbyLink
 
     def all(self) -> tuple[BusConnection, ...]:
-        """Return them in the order of the status."""
+        """Return the connections in the order of the status."""
         standby = () if self.standby.link is None else (self.standby.link,)
         return self.ingest, self.reads, self.replication, *standby
 
     async def taken(self, timeout_s: float) -> None:
-        """Wait until earlier publishes have arrived. Raises as ``settled`` of a connection."""
+        """Wait until earlier publishes have arrived. Raises the errors of ``settled`` of a connection."""
         await self.ingest.settled(timeout_s)
         await self.standby.settled(timeout_s)
 
     def watch(self, changed: Callable[[bool], None]) -> None:
-        """Call ``changed`` with the state of the data path after each loss and reconnect."""
+        """Call ``changed`` with the state of the data path after each loss and reconnect of a connection."""
         _DataPath(self, changed)
 
     def watch_publishes(self, lost: Callable[[], None]) -> None:
@@ -66,7 +66,7 @@ class Links:
 
     @property
     def are_up(self) -> bool:
-        """True if a leader can be reached, by publishers too."""
+        """True if followers and publishers can reach leaders on this node."""
         return self.replication.is_connected and self.ingest.is_connected
 
     async def close(self) -> None:
@@ -77,7 +77,7 @@ class Links:
 
 
 class _DataPath:
-    """Reports connection changes and the time to ``DataPath``."""
+    """Reports changes of the connections, and deadlines, to a ``DataPath``."""
 
     def __init__(self, links: Links, changed: Callable[[bool], None]) -> None:
         self._changed = changed
@@ -91,7 +91,7 @@ class _DataPath:
         self._tell(self._path.link_changed(name, is_up, clock.now_ns()))
 
     def _due(self) -> None:
-        if self._links.ingest.is_closed:  # the node has stopped meanwhile
+        if self._links.ingest.is_closed:  # the node has stopped in the meantime
             self._link_changed(INGEST, True)
         else:
             self._tell(self._path.due(clock.now_ns()))
@@ -109,7 +109,7 @@ class _DataPath:
 
 
 async def open_links(settings: NodeSettings, intake: NodeIntake, room: MemoryBudget, keys: Keys) -> Links:
-    """Open all three connections. Retries until canceled."""
+    """Open the connections of a node. The first connect is retried until the caller is canceled."""
     config = settings.replication
     replication = await open_bus(settings, lambda: BusConnection("replication"), keys)
     reads = await open_bus(settings, lambda: BusConnection("reads", _READS_BYTES), keys)
@@ -119,9 +119,9 @@ async def open_links(settings: NodeSettings, intake: NodeIntake, room: MemoryBud
     return Links(replication, ingest, reads, standby)
 
 
-# The connection for standby followers. It opens when the first partition of this node becomes a standby.
+# The connection for standby followers. It opens when a partition of this node first becomes a standby.
 #
-# It has its own limits, so that standby messages never delay publishes to led partitions [A11]. A promoted partition
+# It has its own limits, so that standby messages never delay publishes to leaders on this node [A11]. A promoted partition
 # keeps using it, without a gap or overlap. After a reconnect its leader uses the ingest connection.
 
 
@@ -129,11 +129,11 @@ logger = logging.getLogger("liftpy.nats")
 
 _SETTLES_S = 1.0
 _AGAIN_S = 1.0
-"""Time to wait after credentials that could not be read."""
+"""Time in seconds until a retry if credentials could not be read."""
 
 
 class Subscribed:
-    """Subscription of one data subject, active when there is a connection."""
+    """Subscription to one data subject. It becomes active when there is a connection."""
 
     def __init__(self, standby: StandbyLink, subject: str, sink: Sink, given_up: Callable[[int], None]) -> None:
         self._standby = standby
@@ -141,7 +141,7 @@ class Subscribed:
         self.subject = subject
         self._listener: Listener | None = None
         self.lost: Callable[[], None] | None = None
-        """Called on a leader when the connection is lost, or NATS denies the subscription."""
+        """Called on a leader if the connection is lost or NATS denies the subscription."""
         self.is_denied = False
 
     def connected(self, link: Inflow) -> None:
@@ -157,24 +157,24 @@ class Subscribed:
             self.denied()
 
     def denied(self) -> None:
-        """Handle a denied subscription: a leader uses the main connection, a standby follower buffers nothing."""
+        """Process a denied subscription: a leader uses the main connection, a standby follower buffers nothing."""
         self.is_denied = True
         if self.lost is not None:
             asyncio.get_running_loop().call_soon(self.lost)
 
     def behind_read(self, callback: Callable[[], None]) -> None:
-        """Call back when everything that has arrived together has been given to its sinks."""
+        """Call ``callback`` when all messages that arrived together were passed to their sinks."""
         if self._standby.link is None:
             asyncio.get_running_loop().call_soon(callback)
         else:
             self._standby.link.behind_read(callback)
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call back in the loop's next turn."""
+        """Call ``callback`` in the next turn of the loop."""
         asyncio.get_running_loop().call_soon(callback)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call back when everything that was published before has arrived, at the latest after ``_SETTLES_S``."""
+        """Call ``callback`` when all earlier publishes have arrived, at the latest after ``_SETTLES_S``."""
         link, loop = self._standby.link, asyncio.get_running_loop()
         waiting: list[Callable[[], None]] = [callback]
 
@@ -190,28 +190,28 @@ class Subscribed:
             link.when_heard(settled)
 
     def leave(self) -> None:
-        """Unsubscribe. Messages on their way still arrive."""
+        """Unsubscribe. Messages in flight still arrive."""
         if self._listener is not None:
             self._listener.leave()
         else:
             self._standby.closed(self)
 
     def close(self) -> None:
-        """Unsubscribe; nothing comes any more."""
+        """Unsubscribe. No message arrives afterwards."""
         self._standby.closed(self)
         if self._listener is not None:
             self._listener.close()
 
 
 class StandbyLink:
-    """Opens the connection with ``connect`` when needed, and retries."""
+    """Opens the standby connection with ``connect`` when it is needed, and retries."""
 
     def __init__(self, connect: Callable[[], Awaitable[Inflow]]) -> None:
         self._connect = connect
         self.on_denial: Callable[[bool, str], None] = lambda is_publish, subject: None
-        """Callback (True for a publish, subject) when NATS permissions deny an operation of this connection."""
+        """Called with (True for a publish, subject) if NATS permissions deny an operation of this connection."""
         self.link: Inflow | None = None
-        """Connection of the standbys. None: no standby yet, or no server was there."""
+        """Standby connection. None: there is no standby yet, or no server answers."""
         self._connecting: asyncio.Task[None] | None = None
         self._subscribed: dict[Subscribed, None] = {}
 
@@ -226,7 +226,10 @@ class StandbyLink:
         return subscribed
 
     async def _connected(self) -> Inflow:
-        """Return a file of credentials that is missing for a moment, while it is replaced, is no reason for a node to end."""
+        """Return the connection, and retry until it opens.
+
+        A missing credentials file does not stop the node, because it may be replaced at this moment.
+        """
         told = ""
         while True:
             try:
@@ -234,7 +237,7 @@ class StandbyLink:
             except ConfigError as error:
                 if str(error) != told:
                     told = str(error)
-                    logger.error("no connection for standbys yet: %s", told)
+                    logger.error("standby connection cannot connect to NATS error=%s: retrying", told)
             await asyncio.sleep(_AGAIN_S)
 
     async def _open(self) -> None:
@@ -247,7 +250,7 @@ class StandbyLink:
 
     def _changed(self, is_up: bool) -> None:
         for subscribed in [] if is_up else list(self._subscribed):
-            subscribed.is_denied = False  # it is asked for anew
+            subscribed.is_denied = False  # the subscription is sent again
             if subscribed.lost is not None:
                 subscribed.lost()
 
@@ -262,7 +265,7 @@ class StandbyLink:
         self._subscribed.pop(subscribed, None)
 
     async def settled(self, timeout_s: float) -> None:
-        """Wait as in every connection, if there is one."""
+        """Wait until earlier messages have arrived, if there is a connection."""
         if self.link is not None:
             await self.link.settled(timeout_s)
 

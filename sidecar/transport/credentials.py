@@ -1,10 +1,10 @@
-"""NATS credentials of all connections of a node, and their change while it runs.
+"""NATS credentials of all connections of a node, and their change while the node runs.
 
 ``change`` makes all connections reconnect with new credentials. ``prove`` first tests them on a separate connection,
 including the permissions that a node needs. So bad credentials never replace working ones.
 
-Permission errors are reported at once. During the start, a missing permission in the node's own namespace ends the
-start. Later it is an error in the log, because permissions may return.
+Permission errors are reported at once. During the start, a missing permission in the node's own namespace ends the start.
+Later it is an error in the log, because permissions may return.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sidecar.runtime.tasks import spawn
 logger = logging.getLogger("liftpy.nats")
 
 PROVE_S = 3
-"""Time for a server to accept a connection that tests credentials, in seconds."""
+"""Maximum time for a server to accept the test connection, in seconds."""
 
 
 class Keys:
-    """Credentials of one node. Its connections may live on several event loops."""
+    """Credentials of one node. Its connections may run on several event loops."""
 
     def __init__(self, credentials: Credentials) -> None:
         self.credentials = credentials
@@ -38,16 +38,16 @@ class Keys:
         self._open: weakref.WeakKeyDictionary[StrictConnection, asyncio.AbstractEventLoop] = weakref.WeakKeyDictionary()
 
     def add(self, connection: StrictConnection, opened_by: Credentials) -> None:
-        """Add a connection that was opened with these credentials. It gets later changes."""
+        """Add a connection that was opened with the credentials ``opened_by``. It gets later changes."""
         self._open[connection] = asyncio.get_running_loop()
         if opened_by is not self.credentials:
             spawn(_renewed(connection, self.credentials), "connecting anew with other credentials")
 
     def change(self, credentials: Credentials) -> None:
-        """Use new credentials for all connections."""
+        """Use new credentials for all connections, which reconnect."""
         self.credentials = credentials
         for connection, loop in list(self._open.items()):
-            with contextlib.suppress(RuntimeError):  # a loop that has ended has no connections
+            with contextlib.suppress(RuntimeError):  # a stopped loop has no connections
                 loop.call_soon_threadsafe(_renew, connection, credentials)
 
 
@@ -58,14 +58,14 @@ def _renew(connection: StrictConnection, credentials: Credentials) -> None:
 async def _renewed(connection: StrictConnection, credentials: Credentials) -> None:
     try:
         await connection.renew(credentials.nats_options())
-    except ConfigError as error:  # a file that was there a moment ago
-        logger.error("keeping the current NATS credentials: %s", error)
+    except ConfigError as error:  # the file existed at the test
+        logger.error("NATS credentials not changed error=%s: keeping the current ones", error)
 
 
 async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, credentials: Credentials, *, works: bool) -> None:
-    """Raise ConfigError if the node cannot work with ``credentials``.
+    """Test whether the node can work with ``credentials``. Raises ConfigError if not.
 
-    ``works``: the current ones are accepted now, otherwise a failure proves nothing.
+    ``works``: True if the server accepts the current ones. Otherwise a failure proves nothing, and no error is raised.
     """
     try:
         connection = await open_connection(
@@ -80,9 +80,9 @@ async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, creden
     denied: list[str] = []
     try:
         unwatch = watch_denials(connection, lambda is_publish, subject: denied.append(subject))
-        with contextlib.suppress(Exception):  # a connection that ends meanwhile was let in
+        with contextlib.suppress(Exception):  # the server has accepted a connection that ends later
             await connection.subscribe(subjects.notify(node_id), cb=_ignored)
-            for _ in range(2):  # nats-py's PING overtakes the subscription; the second one can't
+            for _ in range(2):  # nats-py's PING overtakes the subscription. The second one cannot
                 await connection.flush(PROVE_S)
         unwatch()
     finally:
@@ -100,12 +100,13 @@ async def _ignored(_: object) -> None:
 
 
 _MAX_SAID = 64
-"""Maximum number of subjects that the log names. The others are only counted."""
+"""Maximum number of denied subjects that the log names. Others are only counted."""
 
 
 class RightsWatch:
-    """Watches for permission errors. Pass ``denied`` to ``watch_denials``, call ``started`` when the node is up. ``fatal``
-    ends the start.
+    """Watches for permission errors.
+
+    Pass ``denied`` to ``watch_denials``, and call ``started`` when the node is up. ``fatal`` ends the start.
     """
 
     def __init__(self, namespace: str, fatal: Callable[[Exception], None], counters: Counter[str]) -> None:
@@ -116,7 +117,7 @@ class RightsWatch:
         self._said: set[tuple[bool, str]] = set()
 
     def started(self) -> None:
-        """Note that the start is complete. A denial stops nothing from now on."""
+        """Note that the start is complete. From now on, a denial does not stop the node."""
         self._is_starting = False
 
     def denied(self, is_publish: bool, subject: str) -> None:

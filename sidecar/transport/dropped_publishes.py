@@ -12,14 +12,14 @@ _SAY_EVERY_S = 1.0
 
 
 class Drops:
-    """Dropped publishes of a node. ``close`` logs the rest."""
+    """Dropped publishes of a node. ``close`` logs those that were not logged yet."""
 
     def __init__(self) -> None:
         self._unsaid: Counter[tuple[str, str]] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
     def count(self, partition: str, reason: str, count: int) -> None:
-        """Count ``count`` lost publishes of ``partition``."""
+        """Count ``count`` dropped publishes of ``partition``."""
         self._unsaid[partition, reason] += count
         if self._timer is None:
             self._say()
@@ -37,7 +37,7 @@ class Drops:
         self._timer = asyncio.get_running_loop().call_later(_SAY_EVERY_S, self._say)
 
     def close(self) -> None:
-        """Stop."""
+        """Log the remaining drops and stop."""
         self._say()
         if self._timer is not None:
             self._timer.cancel()

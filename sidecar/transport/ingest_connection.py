@@ -1,12 +1,12 @@
-"""The connection for publishes and their acks: reads quickly, processes in small steps.
+"""The connection for publishes and their acks: reads quickly, and processes in small steps.
 
-nats-server buffers at most 64 MiB for a slow connection, and then closes it. So the socket is read as fast as possible
-into a buffer of raw bytes, which is processed for a few milliseconds at a time [A11]. During a burst a thread reads the
-socket (not with TLS).
+nats-server buffers at most 64 MiB for a slow connection, and then closes it. So the node reads the socket as fast as
+possible into a buffer of raw bytes, and processes it for a few milliseconds at a time [A11]. During a burst a thread reads
+the socket (not with TLS).
 
-At half of the buffer the node stops reading, so that the server slows publishers down. ``Overflow`` says when the
-server is almost full. Then the other half is used. When the buffer is full, whole messages without reply subject are
-dropped and counted. ``Gate`` limits processing while partitions are full.
+At half of the buffer the node stops reading, so that the server slows publishers down. ``Overflow`` detects when the
+server's buffer is almost full. Then the node uses the other half. When the buffer is full, whole messages without reply
+subject are dropped and counted. ``Gate`` limits processing while partitions are full.
 
 The module also computes how many messages were lost when a server closed the connection.
 """
@@ -49,14 +49,16 @@ _TRY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
+    """A connection that the server closed."""
+
     server_id: str
     client_id: int
     last: ConnectionStats | None
-    """Last answer of its server about the connection, while it was open."""
+    """Last statistics of the connection from its server, while it was open."""
 
 
 class Cuts:
-    """Connections that the server closed, since the start of the node."""
+    """Connections that servers closed, since the start of the node."""
 
     def __init__(self, backlog: Backlog | None, overflow: Overflow) -> None:
         self._backlog = backlog
@@ -64,11 +66,11 @@ class Cuts:
         self._cuts: deque[_Cut] = deque()
         """Lost connections whose last bytes are still in the buffer."""
         self._seen = 0
-        """Messages that had arrived when the last of the others was passed."""
+        """Number of messages that had arrived when the previous lost connection was processed."""
         self.lost_messages = 0
-        """Delivered by a server, and never arrived."""
+        """Number of messages that a server sent and that never arrived."""
         self.unknown = 0
-        """Connections whose state is unknown."""
+        """Number of lost connections for which the server has no statistics."""
         self._last: ConnectionStats | None = None
 
     def lost(self, server_id: str, client_id: int) -> None:
@@ -77,13 +79,16 @@ class Cuts:
         self._cuts.append(_Cut(server_id, client_id, last))
 
     def passed(self, seen: int) -> None:
-        """Note that all its messages are processed: ``seen`` since the start of the node."""
+        """Note that all messages of the lost connection are processed.
+
+        ``seen``: number of messages since the start of the node.
+        """
         cut, arrived = self._cuts.popleft(), seen - self._seen
         self._seen = seen
         spawn(self._judge(cut, arrived), "counting what a cut connection cost")
 
     def told(self, told: ConnectionStats) -> None:
-        """Note what the server reports about the open connection."""
+        """Note the statistics of the open connection from its server."""
         self._last = told
 
     async def _judge(self, cut: _Cut, arrived: int) -> None:
@@ -95,15 +100,15 @@ class Cuts:
         self.lost_messages += lost
         if told is None:
             least = f"{lost} at least" if lost else "an unknown number"
-            cuts_logger.warning("publishes were lost with a connection, and the server can't say how many: %s", least)
+            cuts_logger.warning("publishes lost with a connection, number not known at_least=%s", least)
             return
         if "pending" in told.reason.lower():
             self._overflow.cut_at(told.backlog_bytes)
         if lost:
-            cuts_logger.warning("publishes were lost with a connection that the server closed (%s): %d", told.reason, lost)
+            cuts_logger.warning("publishes lost with a connection that the server closed reason=%s count=%d", told.reason, lost)
 
     async def _ask(self, cut: _Cut) -> ConnectionStats | None:
-        """Return what the server reports about the closed connection, None without an answer."""
+        """Return the statistics of the closed connection from its server. None: it did not answer."""
         answers: asyncio.Queue[ConnectionStats] = asyncio.Queue()
         for _ in range(_TRIES if self._backlog is not None else 0):
             assert self._backlog is not None
@@ -121,36 +126,37 @@ class Cuts:
 logger = logging.getLogger("liftpy.nats")
 
 _PIECE_BYTES = 64 * 1024
-"""Number of bytes to parse at once. The clock is read between two pieces."""
+"""Number of bytes that are parsed between two checks of the clock."""
 _TURN_BYTES = 256 * 1024
 _REFUSING_BYTES = 1024 * 1024
-"""Maximum number of bytes per turn while most publishes are rejected."""
+"""Maximum number of bytes that are processed per turn while most publishes are rejected."""
 _TURN_NS = 4_000_000
-"""Maximum time of this thread per turn. Then everything else on the loop runs."""
+"""Maximum time for parsing per turn of the loop, in nanoseconds. Then all other work of the loop runs."""
 _GIVING_UP_NS = 8_000_000
 """Maximum time per turn for dropping messages, in nanoseconds."""
 _FULL_PARTS = 16
-"""Divisor of the buffer. With less free room than this part, the buffer counts as full."""
+"""Divisor of the buffer size. If less than this part is free, the buffer counts as full."""
 _LOOK_AGAIN_S = 0.005
 _STILL_THERE_S = 0.5
 _LARGE_BYTES = 32 * 1024
-"""A read that brought as much has left more behind, probably."""
+"""Size of a read above which the socket probably has more data."""
 _BURST_NS = 30_000_000
-"""Time without a small read after which a thread reads, in nanoseconds. A thread costs a switch for each read."""
+"""Time without a small read after which a thread reads, in nanoseconds. Each read by the thread costs a thread switch."""
 _CALM_NS = 200_000_000
 """Time after the last large read at which the loop reads again, in nanoseconds."""
 
 
 class _Boundary:
-    """Takes the parser's place for nats-py, which resets it when a connection is lost: here that marks a place in the buffer."""
+    """Replaces the parser for nats-py. When nats-py resets it after a lost connection, it marks this place in the buffer."""
 
     def __init__(self, lost: Callable[[], None]) -> None:
         self.reset = lost
 
 
 class Inflow(BusConnection):
-    """The ingest connection. ``node``: sums of the node. ``asks``: another connection for questions to the server.
-    ``room``: receives queue delays.
+    """The ingest connection.
+
+    ``node``: memory use of the node. ``asks``: another connection for requests to the server. ``room``: receives queue delays.
     """
 
     def __init__(
@@ -173,30 +179,30 @@ class Inflow(BusConnection):
         self.cuts = Cuts(self._backlog, self.overflow)
         self._buffer_bytes = buffer_bytes
         self._chunks: deque[bytes | None] = deque()
-        """Chunks as read from the socket. None: a connection was lost at this place."""
+        """Chunks as read from the socket. None as chunk: a connection was lost at this place."""
         self._position = 0
-        """Position in the first chunk up to which it was parsed."""
+        """Position in the first chunk up to which it is parsed."""
         self._arrived_bytes = 0
-        """Total number of bytes that arrived in the buffer. The loop and the thread take turns in counting."""
+        """Total number of bytes that arrived in the buffer. Either the loop or the thread counts them."""
         self._done_bytes = 0
-        """Out of the buffer, ever."""
+        """Total number of bytes that left the buffer."""
         self._due_to = 0
-        """Count of received bytes up to which data is read in any case, while the buffer is not full."""
+        """Value of ``_arrived_bytes`` up to which data is read even above half of the buffer."""
         self.most_waiting_bytes = 0
         self.taken_bytes = 0
-        """Parsed and not left out, ever."""
+        """Total number of bytes that were parsed and not skipped."""
         self._parsing = False
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._thread: SocketThread | None = None
         self._told = False
-        """True if the loop will be informed that the thread has read data."""
+        """True if the loop will be woken for data of the thread."""
         self.bursts = 0
-        """Number of times that the thread took over."""
+        """Number of times that the thread began to read."""
         self._large_ns = 0
         """Time of the last large read."""
         self._burst_ns = 0
-        """Time since which all reads were large. 0: the last one was not."""
+        """Time since which all reads were large. 0: the last read was small."""
         self._loop = asyncio.get_running_loop()
         self._pump_task = spawn(self._pump(), "taking publishes", endless=True)
 
@@ -206,20 +212,20 @@ class Inflow(BusConnection):
         return self._arrived_bytes - self._done_bytes
 
     @property
-    def passed_bytes(self) -> tuple[int, int]:
+    def read_and_parsed_bytes(self) -> tuple[int, int]:
         """(bytes received from the socket, bytes parsed), in total."""
         return self._arrived_bytes, self._done_bytes
 
     @property
     def left_out(self) -> int:
-        """Messages that were left out unread."""
+        """Number of messages that were dropped unread."""
         return self._parser.left_out
 
     def listen(
         self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
         refuser: Refuser | None = None,
     ) -> Listener:  # fmt: skip
-        """Subscribe, as in every connection. ``given_up`` gets the number of dropped messages, ``refuser`` rejects messages."""
+        """Subscribe. ``given_up`` gets the number of dropped messages. ``refuser`` rejects messages unread."""
         listener = super().listen(subject, sink, queue)
         if given_up is not None:
             self._parser.tell(self._sid, given_up)
@@ -228,13 +234,13 @@ class Inflow(BusConnection):
         return listener
 
     def redirect(self, sid: int, sink: Sink, given_up: Callable[[int], None]) -> None:
-        """Redirect a subscription, with ``given_up``."""
+        """Pass the messages of a subscription to another sink, and its dropped messages to ``given_up``."""
         super().redirect(sid, sink, given_up)
         self._parser.tell(sid, given_up)
 
     # ---- from the socket ---------------------------------------------------------------------------------------------
     def _take(self, data: bytes) -> bytes | None:
-        if not self._takes_at_once(data):
+        if not self._bypasses_buffer(data):
             return data
         left = super()._take(data)
         if left is None:
@@ -242,7 +248,7 @@ class Inflow(BusConnection):
         return left
 
     async def _taken(self, data: bytes) -> None:
-        if self._takes_at_once(data):
+        if self._bypasses_buffer(data):
             await self._parse(data)
         else:
             self._append(data)
@@ -255,10 +261,10 @@ class Inflow(BusConnection):
             self._room.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._room.wait(), _STILL_THERE_S)
-            self._pings_outstanding = 0  # this node is the one that does not read
+            self._pings_outstanding = 0  # the node itself does not read now, so the server buffers more
 
-    def _takes_at_once(self, data: bytes) -> bool:
-        """Return whether ``data`` can bypass the buffer. Then it counts as processed."""
+    def _bypasses_buffer(self, data: bytes) -> bool:
+        """Return whether ``data`` can be parsed without the buffer. If so, count it as processed."""
         if self._chunks or self._parsing or len(data) > _PIECE_BYTES or not self._may_take():
             return False
         self._see(len(data))
@@ -267,7 +273,7 @@ class Inflow(BusConnection):
         return True
 
     def _see(self, size_bytes: int) -> None:
-        """Count bytes that were read, by the loop or by the thread."""
+        """Count bytes that the loop or the thread has read."""
         self._arrived_bytes += size_bytes
         if size_bytes >= _LARGE_BYTES:
             self._large_ns = clock.now_ns()
@@ -290,7 +296,7 @@ class Inflow(BusConnection):
         return 2 * (self.waiting_bytes + self._node.held_bytes) >= self._buffer_bytes
 
     def _reads(self) -> bool:
-        """Return whether to read more from the socket. The thread calls it, too."""
+        """Return whether to read more from the socket. The thread calls it too."""
         if not self._fills():
             return True
         if self._is_full():
@@ -308,7 +314,7 @@ class Inflow(BusConnection):
 
     # ---- by the thread -----------------------------------------------------------------------------------------------
     def _hand_over(self) -> bool:
-        """Let a thread read during a burst. Return False if it is not possible yet."""
+        """Let a thread read during a burst. Return False if this is not possible yet."""
         receiver = self._receiver
         if self._thread is not None or not self._burst_ns or self._large_ns - self._burst_ns < _BURST_NS:
             return self._thread is not None
@@ -320,8 +326,10 @@ class Inflow(BusConnection):
             return False
         transport.pause_reading()
         try:
-            self._thread = SocketThread(descriptor.fileno(), self._read_aside, self._reads, lambda: self._call(self._hand_back))
-        except (OSError, RuntimeError):  # no descriptor, or no thread, is to be had: the connection is as good as before
+            self._thread = SocketThread(
+                descriptor.fileno(), self._append_from_thread, self._reads, lambda: self._call(self._resume_loop_reads)
+            )
+        except (OSError, RuntimeError):  # no file descriptor or thread is available, so the loop continues to read
             transport.resume_reading()
             self.errors["no thread to read a burst"] += 1
             self._burst_ns = 0
@@ -329,8 +337,8 @@ class Inflow(BusConnection):
         self.bursts += 1
         return True
 
-    def _hand_back(self) -> None:
-        """Let the loop read again. It also notices if the connection has ended."""
+    def _resume_loop_reads(self) -> None:
+        """Let the loop read again. The loop also detects the end of the connection."""
         if self._end_thread() and self._receiver is not None and not self._receiver.transport.is_closing():
             self._receiver.transport.resume_reading()
 
@@ -340,15 +348,15 @@ class Inflow(BusConnection):
             thread.stop()
         return thread is not None
 
-    def _read_aside(self, data: bytes) -> None:
-        """Handle data in the thread."""
+    def _append_from_thread(self, data: bytes) -> None:
+        """Add data that the thread has read. Runs in the thread."""
         self._append(data)
         if not self._told:
             self._told = True
             self._call(self._tell)
 
     def _call(self, callback: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is gone
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(callback)
 
     def _tell(self) -> None:
@@ -356,7 +364,7 @@ class Inflow(BusConnection):
         self._pings_outstanding = 0
         self._arrived.set()
 
-    # ---- to the sinks ------------------------------------------------------------------------------------------------
+    # ---- processing --------------------------------------------------------------------------------------------------
     async def _parse(self, data: bytes) -> None:
         self._parsing = True
         try:
@@ -376,17 +384,17 @@ class Inflow(BusConnection):
                 await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _idle(self) -> None:
-        """Wait for data. After a burst the loop reads again."""
+        """Wait for data. After a burst, the loop reads again."""
         self._look_at_age()
         if self._thread is not None and clock.now_ns() - self._large_ns >= _CALM_NS:
-            self._hand_back()
+            self._resume_loop_reads()
         self._arrived.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if self._thread is None else _CALM_NS / 1e9):
                 await self._arrived.wait()
 
     async def _take_some(self) -> None:
-        """Process the data of one turn."""
+        """Process data for one turn of the loop."""
         most_bytes = _REFUSING_BYTES if self._look_at_age() else _TURN_BYTES
         end_ns, taken_bytes = time.thread_time_ns() + _TURN_NS, 0
         while self._chunks and taken_bytes < most_bytes and time.thread_time_ns() < end_ns and self._may_take():
@@ -397,14 +405,14 @@ class Inflow(BusConnection):
         self._say_whether_there_is_room()
 
     def _look_at_age(self) -> bool:
-        """Update the age of the unprocessed bytes. Return whether they are too old."""
+        """Update the wait of the oldest unprocessed bytes. Return whether it is too long."""
         room = self._room_of_node
-        room.look_at_age(self._arrived_bytes, self._done_bytes, clock.now_ns())
+        room.update_wait(self._arrived_bytes, self._done_bytes, clock.now_ns())
         self._parser.pauses = room.is_late or room.is_limited
         return room.is_late
 
     async def _make_room(self) -> None:
-        """Ask in time how much the server buffers, and drop what cannot wait."""
+        """Ask the server early how much it buffers, and drop messages that cannot wait."""
         if (
             self._backlog is not None
             and self.is_connected
@@ -415,7 +423,7 @@ class Inflow(BusConnection):
             self.overflow.roomy()
             return
         if self._thread is not None:
-            self._pings_outstanding = 0  # this node is the one that does not read
+            self._pings_outstanding = 0  # the node itself does not read now, so the server buffers more
         room_bytes = self._buffer_bytes - self.waiting_bytes - self._node.held_bytes
         is_full = room_bytes * _FULL_PARTS <= self._buffer_bytes
         due_bytes = self.overflow.due_bytes(is_full, self._arrived_bytes, self._done_bytes, clock.now_ns())
@@ -424,7 +432,7 @@ class Inflow(BusConnection):
             await self._leave_out(due_bytes - max(room_bytes, 0))
 
     def _identity(self) -> tuple[str, int]:
-        """Return the server's ids of this connection."""
+        """Return (id of the server, its id of this connection)."""
         return self._server_info.get("server_id", ""), self._client_id or 0
 
     def _heard(self, read_bytes: int, told: ConnectionStats) -> None:
@@ -456,11 +464,11 @@ class Inflow(BusConnection):
         except (OSError, nats.errors.Error) as error:
             await self._unreadable(error)
         except Exception as error:
-            logger.exception("the NATS stream can't be read")
+            logger.exception("NATS data cannot be decoded: reconnecting")
             await self._unreadable(error)
 
     def _next_piece(self) -> bytes:
-        """Return bytes of the first chunk, b"" after a lost connection."""
+        """Return the next bytes of the buffer. b"": a connection was lost at this place."""
         chunk = self._chunks[0]
         if chunk is None:
             self._chunks.popleft()
@@ -477,7 +485,7 @@ class Inflow(BusConnection):
         return piece
 
     async def _unreadable(self, error: Exception) -> None:
-        """Note that the frames cannot be separated any more. The rest of the connection's bytes is ignored."""
+        """Note that the protocol lines can no longer be separated. The rest of the connection's bytes is ignored."""
         self.errors["unreadable streams"] += 1
         if not self._parser.lost:
             await self._process_op_err(error)
@@ -490,15 +498,15 @@ class Inflow(BusConnection):
         await super()._close(status, do_cbs)
 
     async def stop(self) -> None:
-        """Take no more, and close."""
+        """Stop receiving, and close the connection."""
         await end_tasks([self._pump_task])
         await self.close()
 
 
-# Asks nats-server how many bytes it buffers for a connection, and how many messages it sent on a closed one.
+# Statistics of a connection from its nats-server: buffered bytes, and number of sent messages.
 #
-# Every account may ask about its own connections (``$SYS.REQ.ACCOUNT.PING.CONNZ``). The question uses another connection,
-# because an answer on the same one would come last. Without an answer it is asked rarely.
+# Every account may request them for its own connections (``$SYS.REQ.ACCOUNT.PING.CONNZ``). The request uses another connection,
+# because an answer on the same one would arrive after the buffered data. If the server does not answer, requests are rare.
 
 
 _OPEN_OR_CLOSED = 2
@@ -510,9 +518,13 @@ _SILENT_AFTER_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStats:
-    """Statistics of a connection from its server. ``backlog_bytes``: bytes held for it. ``delivered``: messages sent to it,
-    or to be sent. ``reason``: why it was closed, "" while it is open. ``asked_ns``: time of the request. A client id is
-    unique only within one server.
+    """Statistics of a connection from its server.
+
+    Attributes:
+        backlog_bytes: Bytes that the server buffers for it.
+        delivered: Number of messages that the server sent or buffers.
+        reason: Why the connection was closed. "": it is open.
+        asked_ns: Monotonic time of the request.
     """
 
     asked_ns: int
@@ -524,7 +536,7 @@ class ConnectionStats:
 
 
 class Backlog:
-    """Sends the questions over ``bus``."""
+    """Sends requests for statistics over ``bus``."""
 
     def __init__(self, bus: BusConnection) -> None:
         self._bus = bus
@@ -533,15 +545,18 @@ class Backlog:
         self._outstanding: dict[bytes, tuple[int, str, int, Callable[[ConnectionStats], None]]] = {}
         self._number = 0
         self._about = "", 0
-        """The connection that was asked about last."""
-        self._silent_ns = 0  # since when; 0: it has answered
+        """The connection of the last request."""
+        self._silent_ns = 0  # time of the unanswered request. 0: it was answered
         self._next_ns = 0
 
     def ask(self, server_id: str, client_id: int, heard: Callable[[ConnectionStats], None], *, at_once: bool = False) -> None:
-        """Ask the server for the state of one connection. ``heard``: callback with the answer. The rate is limited."""
+        """Request the statistics of one connection. ``heard`` is called with the answer. The rate is limited.
+
+        A client id is unique only within one server.
+        """
         now_ns = clock.now_ns()
         if not at_once:
-            if self._about != (server_id, client_id):  # what another server leaves unanswered says nothing of this one
+            if self._about != (server_id, client_id):  # a server that does not answer says nothing about another server
                 self._about, self._silent_ns, self._next_ns = (server_id, client_id), 0, 0
             if now_ns < self._next_ns:
                 return
@@ -562,7 +577,7 @@ class Backlog:
         if heard is None:
             return
         told = _told(payload, asked_ns, server_id, client_id)
-        if told is not None:  # else it was another server of the same cluster
+        if told is not None:  # otherwise another server of the cluster has answered
             del self._outstanding[number]
             self._silent_ns = self._next_ns = 0
             heard(told)
@@ -595,11 +610,11 @@ _GATHER_S = 0.001
 
 
 class SocketThread:
-    """Calls ``take`` with the data of a plain socket while ``has_room``. Calls ``ended``, and reads no more, when the other
-    side closed it.
+    """A thread that reads a plain socket while ``has_room`` is true, and calls ``take`` with the data.
 
-    All three are called in the thread. The owner keeps the socket, and the thread has its own descriptor. Raises OSError or
-    RuntimeError if no descriptor or no thread is available.
+    It calls ``ended`` and stops when the other side has closed the socket. All three run in the thread. The owner keeps the
+    socket, and the thread uses its own descriptor. The constructor raises OSError or RuntimeError if no descriptor or no
+    thread is available.
     """
 
     def __init__(
@@ -615,11 +630,11 @@ class SocketThread:
         threading.Thread(target=self._run, name="liftpy-ingest-socket", daemon=True).start()
 
     def room(self) -> None:
-        """Read again: there may be room."""
+        """Wake the thread, because there may be room again."""
         self._room.set()
 
     def stop(self) -> None:
-        """Stop reading. It may be called twice, and waits for at most one ``recv``."""
+        """Stop the thread. It waits for at most one ``recv``, and may be called twice."""
         self._stopping = True
         self._room.set()
         with contextlib.suppress(OSError):
@@ -648,7 +663,7 @@ class SocketThread:
                 end.close()
 
     def _read(self) -> int:
-        """Read once. Return the number of bytes, -1 at the end."""
+        """Read once. Return the number of bytes. -1: the connection has ended."""
         with self._reading:
             if self._stopping:
                 return -1

@@ -1,7 +1,7 @@
-"""Checks whether a node is gone: NATS knows at once when its connection has ended.
+"""Checks whether a node is down. NATS knows at once when the connection of a node has ended.
 
-A connected node listens on ``<ns>.status.<node>``. A request is answered by the node, or by NATS with "no responders",
-or not at all (a hanging node). Only "no responders" proves that it is gone.
+A connected node subscribes to ``<ns>.status.<node>``. A request has three possible results: the node answers, NATS answers
+"no responders", or no answer comes because the node hangs. Only "no responders" proves that the node is down.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from liftpy.nats.cancellation import end_tasks
 from sidecar.runtime.tasks import spawn
 
 QUESTION = envelope.encode(MessageType.STATUS_REQUEST, b"present?")
-"""Request that is answered without a status report. It has an envelope, so that no stream stores it as a publish."""
+"""Request that the node answers without a status report. It has an envelope, so that no stream stores it as a publish."""
 _ANSWER_TIMEOUT_S = 0.5
 
 
 async def look_for(connection: Client, subjects: Subjects, node_id: str) -> EarlierProcessSign:
-    """Probe once whether there are responders for the node."""
+    """Send one request to the node, and return whether NATS has responders for it."""
     try:
         await connection.request(subjects.status(node_id), QUESTION, timeout=_ANSWER_TIMEOUT_S)
     except nats.errors.NoRespondersError:
@@ -38,12 +38,12 @@ async def look_for(connection: Client, subjects: Subjects, node_id: str) -> Earl
 
 
 async def is_absent(connection: Client, subjects: Subjects, node_id: str) -> bool:
-    """Return whether there are no responders for the node. False without an answer, which proves nothing."""
+    """Return True if there are no responders for the node. A missing answer proves nothing, so the result is False."""
     return await look_for(connection, subjects, node_id) is EarlierProcessSign.ABSENT
 
 
 class Probes:
-    """Probes of this node's leaders, at most one at a time for each node."""
+    """Checks of the nodes that lead this node's partitions. At most one check of each node runs at a time."""
 
     def __init__(self, connection: Client, subjects: Subjects) -> None:
         self._connection = connection
@@ -52,7 +52,7 @@ class Probes:
         self._waiting: dict[str, list[Callable[[], None]]] = {}
 
     def ask(self, node_id: str, absent: Callable[[], None]) -> None:
-        """Call ``absent`` later on the loop if there are no responders for the node."""
+        """Check the node, and call ``absent`` on the loop if there are no responders."""
         self._waiting.setdefault(node_id, []).append(absent)
         if node_id not in self._asking:
             self._asking[node_id] = spawn(self._ask(node_id), f"asking for {node_id}")
@@ -65,8 +65,8 @@ class Probes:
                     absent()
         finally:
             del self._asking[node_id]
-            self._waiting.pop(node_id, None)  # who asked meanwhile asks again
+            self._waiting.pop(node_id, None)  # callers of this time ask again
 
     async def close(self) -> None:
-        """Stop."""
+        """Stop all checks."""
         await end_tasks(list(self._asking.values()))

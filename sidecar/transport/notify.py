@@ -1,5 +1,6 @@
-"""Sends and receives on ``<ns>.notify.<node>``: notices of leaders, combined fetches, service reports, and requests of the
-metadata leader.
+"""Sends and receives messages on ``<ns>.notify.<node>``.
+
+They are notices of leaders, combined fetches, service reports, and requests of the metadata leader.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.worker_assignment import WHOLE, WorkerShare
 from liftpy.core.replication import effects as do
-from liftpy.core.replication import events
+from liftpy.core.replication import events, messages
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire._pb import service_pb2
@@ -23,17 +24,16 @@ from liftpy.nats.request_guard import RequestGuard
 from sidecar.transport.connection import BusConnection, send_answer
 
 Deliver = Callable[[str, int, str, events.Event], None]
-"""Function (stream, partition, stream uid or '', event) that delivers the event to the replica of that partition on this
-node, if any.
+"""Called with (stream, partition, stream uid or '', event). It passes the event to the replica on this node, if there is one.
 """
 StepAside = Callable[[pb.StepAside, Callable[[], None]], None]
-"""(request, what to call when it is done)."""
+"""Called with (request, callback for the end of the leadership transfer)."""
 QuietFetches = Callable[[bytes, memoryview], None]
-"""Function (reply subject, question without its envelope). Raises ProtocolError."""
+"""Called with (reply subject, combined fetch without its envelope). Raises ProtocolError."""
 Testify = Callable[[pb.LeaderQuestion], bool]
-"""Callback that returns whether this node serves as the requested leader."""
+"""Returns whether this node serves as the leader that a request names."""
 ServiceReported = Callable[[service_pb2.ServiceReport], None]
-"""Callback for the state of the services beside another replica."""
+"""Called with the report of another replica about its services."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Requests:
 
 
 class Notifications:
-    """Both directions for a whole node.
+    """Sends and receives the messages for a whole node.
 
-    Each process of a node receives all messages, and handles those of its partitions (``share``).
+    Each process of a node receives all messages, and processes those of its partitions (``share``).
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Notifications:
         self._listener.close()
 
     def wake(self, key: PartitionKey, effect: do.NotifyReplica) -> None:
-        """Wake an idle follower: there are records."""
+        """Wake an idle follower, because there are new records."""
         frame = self._wake_frames.get(key)
         if frame is None:
             frame = frames.sealed(pb.PartitionNotification(stream=key.stream, partition=key.partition, streamUid=key.uid))
@@ -88,21 +88,13 @@ class Notifications:
         self._bus.send(self._subjects.notify(effect.replica), (frame,))
 
     def forget(self, key: PartitionKey) -> None:
-        """Forget a partition that has left this node."""
+        """Forget a partition that was moved away from this node."""
         self._wake_frames.pop(key, None)
 
     def send_notice(self, key: PartitionKey, effect: do.SendNotice) -> None:
-        """Send the leader and the HW to replicas."""
-        notice = pb.LeaderNotice(
-            stream=key.stream,
-            partition=key.partition,
-            leader=self._node_id,
-            leaderEpoch=effect.leader_epoch,
-            epoch=effect.epoch,
-            epochStartOffset=effect.epoch_start_offset,
-            highWatermark=effect.high_watermark,
-            logStartOffset=effect.log_start_offset,
-            streamUid=key.uid,
+        """Send the leader and the high watermark to replicas."""
+        notice = messages.NOTICE.to_pb(
+            effect, stream=key.stream, streamUid=key.uid, partition=key.partition, leader=self._node_id
         )
         frame = frames.sealed(notice)
         for replica in effect.replicas:
@@ -127,7 +119,7 @@ class Notifications:
             if kind is MessageType.STEP_ASIDE:
                 request = frames.parse(body, pb.StepAside)
                 if not self._share.holds(request.stream, request.partition):
-                    return  # another process of this node answers
+                    return  # another process of this node answers the request
                 self._requests.step_aside(request, lambda: self._answer(reply, request))
                 return
             if kind is MessageType.LEADER_QUESTION:
@@ -146,15 +138,7 @@ class Notifications:
         except ProtocolError as error:
             self._counters[refused(error)] += 1
             return
-        event = events.NoticeReceived(
-            leader=notice.leader,
-            leader_epoch=notice.leaderEpoch,
-            epoch=notice.epoch,
-            epoch_start_offset=notice.epochStartOffset,
-            high_watermark=notice.highWatermark,
-            log_start_offset=notice.logStartOffset,
-        )
-        self._deliver(notice.stream, notice.partition, notice.streamUid, event)
+        self._deliver(notice.stream, notice.partition, notice.streamUid, messages.NOTICE_RECEIVED.from_pb(notice))
 
     def _answer(self, reply: bytes, answer: pb.StepAside | pb.LeaderTestimony) -> None:
         send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.sealed(answer),))

@@ -1,7 +1,7 @@
-"""A strict and fast parser of the NATS protocol: whole reads at once, messages to callbacks, synchronously.
+"""A strict and fast parser of the NATS protocol. It parses whole reads, and passes messages to callbacks synchronously.
 
-nats-py needs 6-10 us per message. Here a message costs a search, a split and a slice, and even less if its line equals
-the one before. Other commands go to nats-py. Malformed data is counted and dropped [A12].
+nats-py needs 6-10 us per message. This parser needs a search, a split and a slice, and even less if the protocol line
+equals the previous one. Other commands go to nats-py. Invalid data is counted and dropped [A12].
 """
 
 from __future__ import annotations
@@ -11,33 +11,34 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from liftpy.core.publish.ports import Refuser, may_be_told_no
+from liftpy.core.publish.ports import Refuser, can_be_rejected_unread
 from liftpy.core.wire.envelope import MAGIC
 from liftpy.core.wire.subjects import MAX_REPLY_BYTES
 from liftpy.nats.parser import LARGEST_MESSAGE_BYTES, SIZE_DIGITS, StrictParser, message_fields, size_of
 
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
-"""Function (subject, reply or b"", payload, raw NATS header block or b""). It is called on the loop, and must not raise or block."""
+"""Called on the loop with (subject, reply or b"", payload, NATS header block or b""). It must not raise or block."""
 
 _SIZES = {b"%d" % size_bytes: size_bytes for size_bytes in range(4096)}
-"""A look-up is cheaper than ``int``, and as strict as ``size_of``."""
+"""Text of a size -> number. A lookup is cheaper than ``int``, and as strict as ``size_of``."""
 
 
 class SinkParser(StrictParser):
-    """Parser that calls sinks. ``sinks``: id of a subscription -> its sink. ``expect``: subjects that a sink may get
-    (default: all).
+    """Parser that calls sinks.
+
+    ``sinks``: id of a subscription -> its sink. ``expect`` sets the subjects that a sink may get (default: all).
     """
 
     takes_plain = False
     pauses = False
-    """True if the parser checks after each message, or run of equal lines, whether the next message is for a sink."""
+    """True if the parser checks after each message, or run of equal lines, whether it must stop."""
 
     def __init__(self, connection: Any, sinks: dict[bytes, Sink], errors: Counter[str] | None = None) -> None:
         super().__init__(connection, errors)
         self._sinks = sinks
 
     def _messages(self, buffer: bytes, position: int) -> int:
-        """Feed the sinks from ``position`` on; return the position of the first thing that is not a message for a sink."""
+        """Pass messages to sinks from ``position`` on. Return the position of the first data that is no message for a sink."""
         size, sinks, patterns, stats = len(buffer), self._sinks, self._patterns, self._connection.stats
         count, size_bytes, pauses = 0, 0, self.pauses
         while position < size:
@@ -90,7 +91,7 @@ class SinkParser(StrictParser):
                     sink(subject, reply, buffer[start + header : end], buffer[start : start + header])
                 else:
                     sink(subject, reply, buffer[start:end], b"")
-            except Exception as error:  # a bug, but of one message: what comes after it is read all the same [A6]
+            except Exception as error:  # it is a bug and affects only this message. The next ones are processed [A6]
                 self._connection.sink_failed(subject, error)
             count += 1
             size_bytes += total
@@ -105,7 +106,7 @@ class SinkParser(StrictParser):
         return position
 
     def _repeats(self, buffer: bytes, position: int, line: bytes, fields: tuple[bytes, bytes, bytes], total: int) -> int:
-        """Parse following messages with the same protocol line. Return their number."""
+        """Process the next messages with the same protocol line. Return their number."""
         sid, subject, reply = fields
         sinks, sink = self._sinks, self._sinks.get(sid)
         count, size, start = 0, len(line), position + len(line)
@@ -113,7 +114,7 @@ class SinkParser(StrictParser):
         while sink is not None and start <= last and buffer.startswith(line, start - size) and sinks.get(sid) is sink:
             try:
                 sink(subject, reply, buffer[start : start + total], b"")
-            except Exception as error:  # as above
+            except Exception as error:  # as in _messages
                 self._connection.sink_failed(subject, error)
             count += 1
             start += total + 2 + size
@@ -121,31 +122,38 @@ class SinkParser(StrictParser):
 
     async def _message(self, line: list[bytes], content: bytes) -> None:
         fields = message_fields(line)
-        if fields is not None and fields[1] in self._sinks:  # all but its subject fits: it would not have come here
+        # only the subject can be invalid, otherwise _messages has processed it
+        if fields is not None and fields[1] in self._sinks:
             self.errors["messages under a foreign subject"] += 1
             return
         await super()._message(line, content)
 
 
-# The parser of the ingest connection: drops or rejects whole messages at a fraction of the cost of processing them.
+# The parser of the ingest connection. It can drop or reject whole messages at a fraction of the cost of processing them.
 #
-# Messages without reply subject can be dropped, messages with one can be rejected (``Refuser``). A message that may ask
-# for an ack in its envelope is never dropped.
+# Messages without reply subject can be dropped, messages with one can be rejected (``Refuser``). A message that may request
+# an ack in its envelope is never dropped.
 
 
 _ASKING = re.compile(
     rb"(H?MSG [^ \r\n]+ [^ \r\n]+) ([^ \r\n]{1,%d})(?: ([0-9]{1,%d}))? ([0-9]{1,%d})\r\n(?!%b)"
     % (MAX_REPLY_BYTES, SIZE_DIGITS, SIZE_DIGITS, re.escape(MAGIC))
 ).match
-"""Protocol line of a message with a reply: (text before the reply, the reply, size of headers, total size), without an
-envelope next.
+"""Protocol line of a message with a reply subject, if no envelope follows.
+
+Groups: text before the reply subject, the reply subject, size of the headers, total size.
 """
 
 
 class InflowParser(SinkParser):
-    """Parser of received publishes. ``lost``: number of lost connections whose bytes are not parsed yet. Their commands have
-    no meaning any more. ``leaving_out``: True if it skips messages that may be skipped. ``seen``: all messages.
-    ``left_out``: skipped ones. ``refused``: skipped ones that were rejected unread.
+    """Parser of received publishes.
+
+    Attributes:
+        lost: Number of lost connections whose bytes are not parsed yet. Their commands are ignored.
+        leaving_out: True if messages that may be dropped are dropped.
+        seen: Number of all messages.
+        left_out: Number of dropped messages.
+        refused: Number of messages that were rejected unread.
     """
 
     def __init__(self, *given: Any) -> None:
@@ -159,11 +167,11 @@ class InflowParser(SinkParser):
         self._refusers: dict[bytes, Refuser] = {}
 
     def refuse_by(self, sid: int, refuser: Refuser) -> None:
-        """Let ``refuser`` reject messages of the subscription ``sid`` unread while it wants to."""
+        """Let ``refuser`` reject messages of the subscription ``sid`` unread."""
         self._refusers[b"%d" % sid] = refuser
 
     def tell(self, sid: int, given_up: Callable[[int], None]) -> None:
-        """Call ``given_up`` with how many messages of the subscription ``sid`` were left out."""
+        """Call ``given_up`` with the number of dropped messages of the subscription ``sid``."""
         self._told[b"%d" % sid] = given_up
 
     def forget(self, sid: int) -> None:
@@ -190,7 +198,7 @@ class InflowParser(SinkParser):
         return position
 
     def _leave_out(self, buffer: bytes, position: int) -> int:
-        """Skip messages from ``position`` on. Return the position of other data or of a message to process."""
+        """Drop messages from ``position`` on. Return the position of the first data that must be processed."""
         size = len(buffer)
         while position < size:
             eol = buffer.find(b"\r\n", position)
@@ -218,7 +226,7 @@ class InflowParser(SinkParser):
         return position
 
     def _refuse(self, buffer: bytes, position: int) -> int:
-        """Reject messages from ``position`` on. Return the position of a message to read or of other data."""
+        """Reject messages from ``position`` on. Return the position of the first data that must be processed."""
         while (first := _ASKING(buffer, position)) is not None:
             _, subject, sid = first[1].split(b" ")
             refuser = self._refusers.get(sid)
@@ -229,7 +237,7 @@ class InflowParser(SinkParser):
                 break
             try:
                 refuser.refuse(replies)
-            except Exception as error:  # a bug: what comes behind them is read all the same [A6]
+            except Exception as error:  # it is a bug. The next messages are processed [A6]
                 self._connection.sink_failed(subject, error)
             self.refused += len(replies)
             self._connection.stats["in_msgs"] += len(replies)
@@ -237,7 +245,7 @@ class InflowParser(SinkParser):
         return position
 
     def _is_ours(self, subject: bytes, sid: bytes) -> bool:
-        """Return whether a message belongs to one of our subscriptions."""
+        """Return whether a message belongs to a subscription of this connection."""
         pattern = self._patterns.get(sid)
         return sid in self._sinks and (pattern is None or subject in pattern.known or pattern.matches(subject))
 
@@ -257,14 +265,14 @@ class InflowParser(SinkParser):
             subject, sid, reply, header = fields
             try:
                 self._sinks[sid](subject, reply, content[header:], content[:header])
-            except Exception as error:  # as when nothing is left out
+            except Exception as error:  # process it as usual
                 self._connection.sink_failed(subject, error)
             return
         await super()._message(line, content)
 
 
 def _run_of(buffer: bytes, position: int, head: bytes, is_new: Callable[[bytes], bool]) -> tuple[list[bytes], int, int]:
-    """Return (replies of consecutive messages with the same subject and subscription, payload bytes, end position)."""
+    """Return (reply subjects, payload bytes, end position) of consecutive messages with the same subject and subscription."""
     size, first, replies = len(buffer), position, list[bytes]()
     lines_bytes = 0
     while (found := _ASKING(buffer, position)) is not None:
@@ -277,7 +285,7 @@ def _run_of(buffer: bytes, position: int, head: bytes, is_new: Callable[[bytes],
             payload = start + int(headers or 0)
             if not headers or not start < payload < end - 1 or not other.startswith(b"H"):
                 break
-            if buffer.startswith(MAGIC, payload) or not may_be_told_no(buffer[start:payload], is_new):
+            if buffer.startswith(MAGIC, payload) or not can_be_rejected_unread(buffer[start:payload], is_new):
                 break
         lines_bytes += start - position + 2
         replies.append(reply)

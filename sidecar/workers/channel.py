@@ -1,8 +1,8 @@
-"""Worker side of the connection between a worker process and its node, with two threads.
+"""Worker side of the connection between a worker process and its node. It uses two threads.
 
-One thread reads, so that this process ends with the node whatever its loop does. No worker serves a node that is gone.
-The thread answers pings itself while the loop has turned within a session, as the node's heartbeats do for the node's
-own loop.
+One thread reads, so that this process ends when the node ends, even if its event loop is blocked. So no worker serves
+partitions without its node. The thread answers pings itself, as long as the event loop has run within the last session. In
+the same way the node's heartbeats depend on the node's own loop.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from liftpy.core.wire.worker_frames import Frame, FrameKind, FrameReader, encode
 from liftpy.errors import ProtocolError
 
 MOST_UNSENT_BYTES = 64 * 1024 * 1024
-"""Maximum size of messages that the node has not read, in bytes. Beyond it, the worker treats the node as lost."""
+"""Maximum size of messages that the node has not read, in bytes. Above it, the worker treats the node as lost."""
 _READ_BYTES = 256 * 1024
 EXIT_NODE_ENDED = 3
-"""Worker process: the node's first process has ended, so the worker ends, too."""
+"""Exit code of a worker whose node has ended."""
 
 OnLoop = Callable[[Callable[[Frame], None], Frame], object]
-"""``loop.call_soon_threadsafe``."""
+"""Schedules a callback on the event loop, as ``loop.call_soon_threadsafe`` does."""
 
 
 class Channel:
-    """``leave``: ends the process, at once."""
+    """Connection of a worker to its node. ``leave``: function that ends this process at once."""
 
     def __init__(self, channel: socket.socket, leave: Callable[[int], None] = os._exit) -> None:
         self._socket = channel
@@ -53,7 +53,7 @@ class Channel:
         return first.body
 
     def start(self, session_s: float, on_loop: OnLoop, heard: Callable[[Frame], None]) -> None:
-        """Start to receive frames. Call ``heard`` on the event loop with each frame in order, except pings."""
+        """Start to receive frames. ``heard`` is called on the event loop with each frame in order, except pings."""
         self._session_s = session_s
         self._turned = time.monotonic()
         self._writer.start()
@@ -94,7 +94,7 @@ class Channel:
         except (OSError, ProtocolError):
             pass
         self._leave(EXIT_NODE_ENDED)
-        return [Frame(FrameKind.STOP, 0, b"")]  # for who does not leave
+        return [Frame(FrameKind.STOP, 0, b"")]  # tests replace the function that ends the process
 
     def _run(self, on_loop: OnLoop, heard: Callable[[Frame], None]) -> None:
         frames, self._early = self._early, []
@@ -109,7 +109,10 @@ class Channel:
             frames = self._read()
 
     def _last(self) -> None:
-        """Read until the node orders a stop. It sends nothing else any more. If the stop hangs, this process ends by its deadline."""
+        """Read until the node requests the stop. The node sends nothing after it.
+
+        If the stop hangs, a deadline ends this process.
+        """
         while True:
             if any(frame.kind is FrameKind.STOP for frame in self._read()):
                 return

@@ -1,10 +1,10 @@
 """Combines the reports and metrics of a node's processes into one.
 
-Each row of the table of metrics says how its values are combined: the value of the first process (OWN), the largest (MOST) or the
-smallest (LEAST). All others are summed. Counters never fall: a worker that does not answer counts with its last values, and a worker
-that ends also ends the node.
+Each row of the table of metrics says how its values are combined: the value of the first process (OWN), the largest (MOST)
+or the smallest (LEAST). All others are summed. Counters never decrease: if a worker does not answer, its last values count,
+and a worker that ends also ends the node.
 
-WholeNode: the combined status of a node of several processes, which asks each of them.
+``WholeNode`` is the combined status of a node with several processes. It requests the status of each of them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from liftpy.core.observe.app_rows import joined_groups, joined_services
 from liftpy.core.observe.cluster_health import MOST_ROWS, limit_of
 from sidecar.status.answers import PageAnswers
 from sidecar.status.figures import MOST_ENDED, Figures, NodeFigures
+from sidecar.status.node_watch import Parts
 from sidecar.status.report import Reporter
 from sidecar.status.sampler import Said
 from sidecar.workers.workers import Workers
@@ -40,11 +41,11 @@ MOST = frozenset({
 })  # fmt: skip
 LEAST = frozenset({"nats_connected", "nats_connection_up", "flush_on_event_loop"})
 AGES = frozenset({"scrub_age_seconds"})
-"""The largest, but -1 (never) is larger than any."""
+"""Metrics whose largest value is used, where -1 (never) counts as the largest."""
 
 
 def add_figures(found: Figures, told: dict[str, Any]) -> None:
-    """Add the metrics of a worker (``figures_to_json``) to ``found``."""
+    """Add the metrics of a worker (from ``figures_to_json``) to ``found``."""
     found.pids += told.get("pids", ())
     found.ended_services = [*found.ended_services, *told.get("ended_services", ())][:MOST_ENDED]
     for name, labels, figure in told.get("numbers", ()):
@@ -69,7 +70,7 @@ def _joined(name: str, held: float, figure: float) -> float:
 
 def _add_histogram(found: Figures, name: str, labels: tuple[str, ...], counts: list[int], total: float) -> None:
     held = found.histograms[name][labels]
-    joined = Histogram(held.bounds)  # the one that is held is the process's own, and goes on counting
+    joined = Histogram(held.bounds)  # a copy, because this process continues to count in its own histogram
     joined.counts = [mine + other for mine, other in zip(held.counts, counts, strict=True)]
     joined.total = held.total + total
     found.histograms[name][labels] = joined
@@ -92,14 +93,16 @@ _ADDED = ("copies", "flush_place", "descriptors", "scrub")
 _OF_ONE = frozenset(
     {"on_loop", "last_full_pass_s", "last_finding", "partition_budget", "pass_began_s", "position", "base_offset"}
 )
-"""Fields that are no counts. The value of the first process is used."""
+"""Fields that are no counts. Their value comes from the first process."""
 
 
 def joined_page(
     own: dict[str, Any], others: Iterable[tuple[int, dict[str, Any]]], after: tuple[str, int], count: int
 ) -> dict[str, Any]:
-    """Return a page of the whole node: of ``own`` (the first process) and the workers, by number, with at most ``count``
-    partitions after ``after``."""
+    """Return one page of the status of the whole node, with at most ``count`` partitions after ``after``.
+
+    ``own``: page of the first process. ``others``: number of a worker -> its page.
+    """
     page = dict(own)
     processes = [{"worker": 0, "answers": True, **page.pop("process")}]
     for number, told in others:
@@ -156,14 +159,14 @@ def _is_count(name: str, value: Any) -> bool:
 
 
 class WholeNode:
-    """``reporter``: the first process's own."""
+    """Status of all processes of a node. ``reporter``: that of the first process."""
 
     def __init__(self, reporter: Reporter, workers: Workers) -> None:
         self._reporter = reporter
         self._workers = workers
 
     async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
-        """Return a page as ``Reporter.page`` does, with each process in ``workers``."""
+        """Return a page as ``Reporter.page`` does. Each process has an entry in ``workers``."""
         told = await self._workers.look(what="page", after=list(after), count=count)
         own = {**self._reporter.page(after, count), "process": process_facts(self._reporter)}
         return joined_page(own, enumerate(told, 1), after, count)
@@ -190,17 +193,21 @@ class WholeNode:
         """Return the last samples of the workers."""
         return [handle.sampled for handle in self._workers.handles if handle.sampled]
 
+    def watched(self) -> list[Parts]:
+        """Return the damage and the blocked services of the workers."""
+        return [said["watched"] for said in self.sampled() if "watched" in said]
+
     async def add(self, found: Figures) -> None:
         """Add the metrics of the other processes."""
         for told in await self._workers.look(what="figures"):
             add_figures(found, told)
 
 
-# Status data that a worker sends to its node: its part of reports, stream rows and metrics.
+# Status data that a worker sends to its node: its parts of reports, stream rows and metrics.
 
 
-class Telling:
-    """The status that a worker reports. ``reporter``: of its partitions, connections and counters."""
+class WorkerStatus:
+    """Status that a worker sends to its node. ``reporter``: status of its partitions, connections and counters."""
 
     def __init__(self, reporter: Reporter, answers: PageAnswers) -> None:
         self._reporter = reporter
@@ -208,8 +215,10 @@ class Telling:
         self._answers = answers
 
     async def tell(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to ``{"what": "page", "after": [stream, partition], "count": n}``, ``{"what": "stream", "stream":
-        s, "count": n}``, ``{"what": "partitions"|"groups"|"services", "said": ...}`` or ``{"what": "figures"}``.
+        """Return the answer to one request of the node.
+
+        Requests: ``{"what": "page", "after": [stream, partition], "count": n}``, ``{"what": "stream", "stream": s, "count":
+        n}``, ``{"what": "partitions"|"groups"|"services", "said": ...}`` or ``{"what": "figures"}``.
         """
         what, reporter = asked["what"], self._reporter
         if what == "page":
@@ -223,7 +232,7 @@ class Telling:
 
 
 def process_facts(reporter: Reporter) -> dict[str, Any]:
-    """Return facts about this process."""
+    """Return facts about this process, such as its id and its memory."""
     partitions = reporter.partitions
     return {
         "pid": os.getpid(),
@@ -234,7 +243,7 @@ def process_facts(reporter: Reporter) -> dict[str, Any]:
 
 
 def figures_to_json(found: Figures) -> dict[str, Any]:
-    """Return all metric values as lists."""
+    """Return all values of the metrics as lists."""
     return {
         "pids": found.pids,
         "ended_services": found.ended_services,

@@ -1,7 +1,7 @@
-"""Quiet fetches of a node of several processes: one question may name partitions of all of them, and gets one answer.
+"""Combined fetches of a node with several processes. One request may name partitions of all processes, and gets one answer.
 
-The node's first process takes the question apart, asks each worker for its part, and answers for all. A worker that is silent has
-counted none of its own: they are over, and their followers fetch by themselves, as they would have had it answered so.
+The first process divides the request, asks each worker for its part, and sends the answer. If a worker does not answer, its
+partitions count as active: their followers send their own fetches again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from sidecar.workers.worker_process import WorkerHandle
 
 WITHIN_S = 0.3
 MOST_AT_ONCE = 256
-"""Maximum number of questions that wait for workers. Further ones get no answer, and are asked again."""
+"""Maximum number of requests that wait for workers. Further requests get no answer, and their senders retry."""
 
 
 class SharedQuiet:
-    """``talk``: the first process's own."""
+    """Combined fetches of a node with workers. ``talk``: handles the part of the first process."""
 
     def __init__(self, talk: QuietTalk, handles: Sequence[WorkerHandle], counters: Counter[str] | None = None) -> None:
         self._talk = talk
@@ -35,21 +35,23 @@ class SharedQuiet:
         self._waiting = 0
 
     def received(self, reply: bytes, body: memoryview) -> None:
-        """Handle a question without its envelope. Raises ProtocolError."""
+        """Process a combined fetch without its envelope. Raises ProtocolError."""
         question = self._talk.asked(reply, body)
         if question is None or self._waiting >= MOST_AT_ONCE:
             return
-        parts = taken_apart(question, len(self._handles) + 1)
+        parts = split_by_process(question, len(self._handles) + 1)
         own = parts.pop(0, None)
         over = [] if own is None else _places(own, self._talk.over(_part(question, own)))
         if not parts:
             self._talk.answer(reply, question, over)
             return
         self._waiting += 1
-        gathering = self._gather(reply, question, over, parts)
+        gathering = self._collect_answers(reply, question, over, parts)
         spawn(self._guard.run(gathering, reply), "quiet fetches of workers")
 
-    async def _gather(self, reply: bytes, question: pb.QuietFetches, over: list[int], parts: dict[int, list[int]]) -> None:
+    async def _collect_answers(
+        self, reply: bytes, question: pb.QuietFetches, over: list[int], parts: dict[int, list[int]]
+    ) -> None:
         try:
             asked = (self._ask(self._handles[share - 1], question, places) for share, places in parts.items())
             for more in await asyncio.gather(*asked):
@@ -69,8 +71,8 @@ class SharedQuiet:
         return _places(places, answer.over) if answer.count == len(places) else places
 
 
-def taken_apart(question: pb.QuietFetches, workers: int) -> dict[int, list[int]]:
-    """Return number of a share -> indexes of its fetches in the question, ascending."""
+def split_by_process(question: pb.QuietFetches, workers: int) -> dict[int, list[int]]:
+    """Return number of a process -> indexes of its fetches in the request, ascending."""
     parts: dict[int, list[int]] = {}
     for place, fetch in enumerate(question.fetches):
         parts.setdefault(share_of(fetch.stream, fetch.partition, workers), []).append(place)
@@ -84,5 +86,5 @@ def _part(question: pb.QuietFetches, places: list[int]) -> pb.QuietFetches:
 
 
 def _places(places: list[int], of_part: Sequence[int]) -> list[int]:
-    """Convert places of a part into places of the whole question. Invalid ones are left out."""
+    """Convert indexes of a part into indexes of the whole request. Invalid ones are left out."""
     return [places[place] for place in of_part if place < len(places)]

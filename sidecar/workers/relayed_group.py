@@ -1,4 +1,4 @@
-"""The metadata group in a worker process: data and requests go through the main process."""
+"""The metadata group as a worker process sees it: data and requests go through the first process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Send = Callable[[FrameKind, int, bytes], None]
 
 
 class RelayedGroup(MetadataGroup):
-    """``MetadataGroup`` of a worker. It does not count as a controller: a controller is asked before data is deleted."""
+    """``MetadataGroup`` of a worker. It never counts as a controller, so the node asks a controller before it deletes data."""
 
     def __init__(self, send: Send) -> None:
         super().__init__()
@@ -31,13 +31,13 @@ class RelayedGroup(MetadataGroup):
         self._token = 0
         self._image = ClusterImage()
 
-    # ---- what the node says ----------------------------------------------------------------------------------------------
+    # ---- frames of the node -----------------------------------------------------------------------------------------------
     def image_told(self, snapshot: bytes) -> None:
-        """Replace the image. Raises LiftError."""
+        """Replace the metadata image. Raises LiftError if it is invalid."""
         self._show(decode_snapshot(snapshot))
 
     def entry_told(self, body: bytes) -> None:
-        """Apply a change. Raise LiftError, above all if it does not follow the image."""
+        """Apply a change of the metadata. Raises LiftError if it is invalid or does not follow the image."""
         entry = pb.FeedEntry.FromString(body)
         if entry.previousIndex != self.image.index:
             raise ProtocolError(
@@ -59,15 +59,18 @@ class RelayedGroup(MetadataGroup):
     # ---- MetadataGroup -----------------------------------------------------------------------------------------------------
     @property
     def image(self) -> ClusterImage:
-        """The image that the main process has sent."""
+        """The metadata image that the first process has sent."""
         return self._image
 
     def distrust(self) -> None:
-        """Ask the main process to load its image again."""
+        """Ask the first process to load its image again."""
         self._send(FrameKind.DISTRUST, 0, b"")
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
-        """Let the main process propose ``request``. It always answers, and this process ends when it ends."""
+        """Send ``request`` through the first process and return the answer.
+
+        The first process always answers. This process ends when it ends.
+        """
         self._token += 1
         token = self._token
         answer: asyncio.Future[pb.ControlResponse] = asyncio.get_running_loop().create_future()

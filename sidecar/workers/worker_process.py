@@ -1,8 +1,8 @@
 """``WorkerHandle``: the node's side of one worker process: start, messages, supervision, end.
 
-If a worker hangs or is suspended, the node's heartbeats would keep leaderships that no process serves. So the node
-pings it with each of its own heartbeats. A worker that leaves more pings in a row unanswered than fit into a session
-ends the node. Silence is counted in the node's own turns, so a node that was suspended itself blames no worker.
+If a worker hangs or is suspended, the node's heartbeats would keep leaderships that no process serves. So the node pings
+each worker with each of its own heartbeats. If a worker leaves more consecutive pings without an answer than fit into a
+session, the node ends. Pings are counted, and not time, so a node that was suspended itself ends no worker.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from sidecar.runtime.settings import worker_environment
 logger = logging.getLogger("liftpy.workers")
 
 MOST_UNSENT_BYTES = 640 * 1024 * 1024
-"""Maximum size of frames that a worker has not read: an image, and the changes since."""
+"""Maximum size of frames that a worker has not read, in bytes: a metadata image, and the changes since."""
 _END_S = 5.0
-"""Time for a process to end after it has reported its stop, in seconds. A loaded machine needs seconds for it."""
+"""Time in seconds for a process to end after it has reported its stop. A busy machine needs seconds for it."""
 ANSWER_S = 1.0
-"""Time to wait for the answers that status needs, in seconds."""
+"""Maximum wait for answers of workers for the status, in seconds."""
 
 
 class WorkerError(LiftError):
-    """A worker process has ended, is silent, or has failed, so its node fails, too. Read its log, then start the node again."""
+    """A worker process has ended, hangs or has failed, so its node stops too. Read its log, then start the node again."""
 
     code = "WORKER"
 
 
 class WorkerListener(Protocol):
-    """Receives messages of a worker besides answers."""
+    """Receives the messages of a worker that are no answers."""
 
     def worker_proposes(self, worker: WorkerHandle, frame: Frame) -> None:
-        """Handle PROPOSE."""
+        """Process the request PROPOSE of a worker to the metadata group."""
 
     def worker_distrusts(self) -> None:
-        """Handle a controller's contradiction of the image."""
+        """Note that a controller has contradicted the metadata image of the worker."""
 
     def worker_failed(self, error: Exception) -> None:
         """Stop the node after a fatal error."""
@@ -59,7 +59,7 @@ class WorkerListener(Protocol):
 
 
 def failure_of(number: int, body: bytes) -> Exception:
-    """Return the error in FATAL, which ends the node as the worker's error would."""
+    """Return the error of a frame FATAL. It ends the node as it has ended the worker."""
     said = json.loads(body)
     text = f"worker {number}: {said['text']}"
     if said["never_again"]:
@@ -68,8 +68,9 @@ def failure_of(number: int, body: bytes) -> Exception:
 
 
 class WorkerHandle(asyncio.Protocol):
-    """One worker process. Call ``start``. ``most_silent``: number of consecutive pings without an answer until it counts as
-    silent.
+    """One worker process. Call ``start``.
+
+    ``most_silent``: number of consecutive pings without an answer after which the worker counts as hanging.
     """
 
     def __init__(self, share: WorkerShare, hears: WorkerListener, most_silent: int) -> None:
@@ -91,9 +92,9 @@ class WorkerHandle(asyncio.Protocol):
         self.sampled: dict[str, Any] = {}
         """Counters of the worker in its last sample."""
         self._told: dict[str, dict[str, Any]] = {}
-        """Request -> last answer."""
+        """Request -> last answer of the worker."""
 
-    # ---- life ------------------------------------------------------------------------------------------------------------
+    # ---- start, stop ------------------------------------------------------------------------------------------------------
     async def start(self, lock: int, setup: dict[str, Any]) -> None:
         """Start the process with the inherited ``lock`` of the data directory, and send its setup."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -108,7 +109,7 @@ class WorkerHandle(asyncio.Protocol):
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), lock),
                 env=worker_environment(),
-                start_new_session=True,  # Ctrl-C is for the node, which stops its workers in good order
+                start_new_session=True,  # Ctrl-C goes to the node, which stops its workers in order
             )
             self._process = await loop.run_in_executor(None, start)
         ours.setblocking(False)
@@ -117,11 +118,11 @@ class WorkerHandle(asyncio.Protocol):
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Process id of the worker."""
         return self._process.pid if self._process is not None else 0
 
     def send(self, kind: FrameKind, token: int = 0, body: bytes = b"") -> None:
-        """Send a frame. A worker that has ended ignores it."""
+        """Send a frame. The call has no effect if the worker has ended."""
         self.send_bytes(encode(kind, token, body))
 
     def send_bytes(self, frame: bytes) -> None:
@@ -134,15 +135,15 @@ class WorkerHandle(asyncio.Protocol):
             self._fail(WorkerError(f"Worker {self.share.number} does not read its messages. The node stops with exit code 1."))
 
     async def happened(self, kind: FrameKind) -> Frame:
-        """Wait for RECOVERED, SETTLED, CLOSED or STOPPED. Raise WorkerError if the worker ends before."""
+        """Wait for one of the events RECOVERED, SETTLED, CLOSED or STOPPED. Raises WorkerError if the worker ends before it."""
         return await asyncio.shield(self._events[kind])
 
     def event(self, kind: FrameKind) -> asyncio.Future[Frame]:
-        """Return the event as a future. Do not cancel it."""
+        """Return the future of an event. Do not cancel it."""
         return self._events[kind]
 
     def beat(self) -> None:
-        """Ping the process. Call it with each beat of the node, on its loop."""
+        """Ping the worker. Call it with each heartbeat of the node, on its loop."""
         if not self._is_heard or self._is_stopping or self._has_failed:
             return
         if self._unanswered >= self._most_silent:
@@ -157,7 +158,7 @@ class WorkerHandle(asyncio.Protocol):
         self.send(FrameKind.PING)
 
     async def stop(self, timeout_s: float) -> bool:
-        """Stop the process cleanly within a time limit. Return whether all its acknowledged data is on disk."""
+        """Stop the worker within ``timeout_s``. Return whether all its acknowledged data is on disk."""
         self._is_stopping = True
         clean = False
         if self._transport is not None and not self._has_failed:
@@ -168,7 +169,7 @@ class WorkerHandle(asyncio.Protocol):
         if process is not None:
             if not clean:
                 process.kill()
-            code = await asyncio.to_thread(_end_of, process)
+            code = await asyncio.to_thread(_wait_for_exit, process)
             clean = clean and code == 0
         if self._transport is not None:
             self._transport.close()
@@ -179,12 +180,12 @@ class WorkerHandle(asyncio.Protocol):
             return
         self._has_failed = True
         if self._process is not None:
-            self._process.kill()  # it must not speak for the node any more
+            self._process.kill()  # the worker must not act for the node any more
         self._hears.worker_failed(error)
 
-    # ---- questions -------------------------------------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------------------------------
     async def ask(self, kind: FrameKind, body: bytes, timeout_s: float) -> bytes | None:
-        """Return the body of the answer, None after the timeout."""
+        """Send a request and return the body of the answer. None: no answer came within ``timeout_s``."""
         self._token += 1
         token = self._token
         answer = self._asked[token] = asyncio.get_running_loop().create_future()
@@ -197,9 +198,9 @@ class WorkerHandle(asyncio.Protocol):
             del self._asked[token]
 
     async def look(self, what: dict[str, Any]) -> dict[str, Any]:
-        """Return the worker's values, or the last ones of this kind without an answer, so that counters never fall.
+        """Return the status values of the worker. ``answers``: True if it has answered.
 
-        ``answers``: it answered.
+        If it does not answer, the last values of this kind are returned, so that counters never decrease.
         """
         kind = str(what["what"])
         said = await self.ask(FrameKind.ASK, json.dumps(what).encode(), ANSWER_S) if self._is_heard else None
@@ -210,10 +211,10 @@ class WorkerHandle(asyncio.Protocol):
     # ---- asyncio.Protocol ------------------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Note the connected channel."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the methods, but not the type
 
     def data_received(self, data: bytes) -> None:
-        """Process data of the worker."""
+        """Process data from the worker."""
         try:
             for frame in self._reader.feed(data):
                 self._heard(frame)
@@ -223,14 +224,14 @@ class WorkerHandle(asyncio.Protocol):
             )
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Note that the worker ended."""
+        """Note that the worker has ended. The node stops unless this was expected."""
         ended = WorkerError(
             f"Worker {self.share.number} (process {self.pid}) ended unexpectedly. The node stops with exit code 1."
         )
         for event in self._events.values():
             if not event.done():
                 event.set_exception(ended)
-                event.exception()  # nobody may be waiting
+                event.exception()  # there may be no waiting caller
         if not self._is_stopping:
             self._fail(ended)
 
@@ -260,8 +261,8 @@ class WorkerHandle(asyncio.Protocol):
             raise ProtocolError(f"Internal error: a worker sent a frame {kind.name}. Please report it.")
 
 
-def _end_of(process: subprocess.Popen[Any]) -> int:
-    """Return the exit code of the process. A process that hangs is killed."""
+def _wait_for_exit(process: subprocess.Popen[Any]) -> int:
+    """Wait for the end of the process and return its exit code. A process that hangs is killed."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(_END_S)
     process.kill()

@@ -1,9 +1,9 @@
 """Manages the worker processes of a node. Without workers it does nothing.
 
 The first process of the node holds the lock, the node file and the clean-stop marker. It is the member of the metadata
-group, registers, sends heartbeats and answers status. The workers only hold partitions. They are told changes of the
-image, answered heartbeats and the stop. Their requests to the metadata group go through this module. The node has one
-incarnation. It ends when the first of its processes ends.
+group, registers, sends heartbeats and answers status. The workers only host partitions. The first process sends them
+changes of the metadata, answered heartbeats and the stop. Their requests to the metadata group go through this module. The
+node has one incarnation. It ends when the first of its processes ends.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ from sidecar.workers.worker_process import WorkerHandle
 logger = logging.getLogger("liftpy.workers")
 
 STOP_S = 6.0
-"""A worker that has not stopped by then is killed: the node has no clean stop."""
+"""Time in seconds after which a worker that has not stopped is killed. The node's stop is then not clean."""
 _PROPOSAL = struct.Struct(">I")
 
 
 class Workers:
-    """``settings``: of each process (``shared_out``). ``fatal``, ``repair``: as the node's."""
+    """All workers of a node.
+
+    ``settings``: settings of each process (``divided_settings``). ``fatal``, ``repair``: as those of the node.
+    """
 
     def __init__(
         self,
@@ -69,9 +72,9 @@ class Workers:
             WorkerHandle(WorkerShare(number, settings.workers), self, most_silent) for number in range(1, settings.workers)
         ]
 
-    # ---- up --------------------------------------------------------------------------------------------------------------
+    # ---- start -----------------------------------------------------------------------------------------------------------
     async def start(self, folder: DataFolder, *, clean_stop: bool, flushed_always: bool) -> None:
-        """Start the processes, which recover the logs of their shares at once."""
+        """Start the processes. They recover the logs of their shares at once."""
         if not self.handles:
             return
         said = {"settings": settings_to_json(self._settings), "clean_stop": clean_stop, "flushed_always": flushed_always}
@@ -86,7 +89,7 @@ class Workers:
                 handle.beat()
 
     async def recovered(self) -> dict[str, int]:
-        """Wait until all logs have been looked at: how many are ``damaged``, and ``suspect``. Raises WorkerError."""
+        """Wait until all logs are recovered. Return the numbers of ``damaged`` and ``suspect`` ones. Raises WorkerError."""
         found = {"damaged": 0, "suspect": 0}
         for handle in self.handles:
             said = json.loads((await handle.happened(FrameKind.RECOVERED)).body)
@@ -94,7 +97,7 @@ class Workers:
         return found
 
     def begin(self, incarnation: int, group: MetadataGroup) -> None:
-        """Let the workers open the partitions of the image, after the node is registered and its promises are in one journal."""
+        """Let the workers open the partitions of the image. The node is registered, and its promises are in one journal."""
         if not self.handles:
             return
         self._group = group
@@ -122,7 +125,7 @@ class Workers:
             handle.send_bytes(frame)
 
     def metadata_heard(self, sent_ns: int, lease_ns: int) -> None:
-        """Pass an answered heartbeat on. Each worker extends its leases by its own clock."""
+        """Send an answered heartbeat to the workers. Each worker extends its leases by its own clock."""
         if self._has_begun:
             for handle in self.handles:
                 handle.send(FrameKind.HEARD, sent_ns, LEASE.pack(lease_ns))
@@ -133,13 +136,13 @@ class Workers:
             handle.send(FrameKind.LEVEL, 0, json.dumps({"level": level, "for_s": for_s}).encode())
 
     def change_settings(self, settings: NodeSettings) -> None:
-        """Apply changed settings in each worker."""
+        """Send changed settings to each worker, which applies them."""
         for handle in self.handles:
             handle.send(FrameKind.SETTINGS, 0, json.dumps(settings_to_json(settings)).encode())
 
-    # ---- Hears -------------------------------------------------------------------------------------------------------------
+    # ---- WorkerListener------------------------------------------------------------------------------------------------------
     def worker_proposes(self, worker: WorkerHandle, frame: Frame) -> None:
-        """Pass it on, and the answer back."""
+        """Send the request of a worker to the metadata group, and the answer back."""
         (timeout_ms,) = _PROPOSAL.unpack_from(frame.body)
         request = pb.ControlRequest.FromString(frame.body[_PROPOSAL.size :])
         guard = RequestGuard("proposal of a worker", self._counters, lambda token, _: self._unavailable(worker, int(token)))
@@ -160,7 +163,7 @@ class Workers:
         worker.send(FrameKind.ANSWER, token, answer.SerializeToString())
 
     def worker_distrusts(self) -> None:
-        """Handle a controller's contradiction to the image of a worker."""
+        """Let the node load its image again, because a controller has contradicted the image of a worker."""
         if self._group is not None:
             self._group.distrust()
 
@@ -174,38 +177,38 @@ class Workers:
 
     # ---- status ------------------------------------------------------------------------------------------------------------
     def joined(self, own: Signs) -> Signs:
-        """Return the signs of all processes, as one."""
+        """Return the health signs of all processes, combined."""
         for handle in self.handles:
-            own = _with(own, handle.signs)
+            own = _with_signs(own, handle.signs)
         return own
 
     @property
     def unsynced(self) -> str:
-        """Reason why replicas in a worker have not caught up, '' if they have."""
+        """Reason why replicas of a worker have not caught up. '': all have."""
         return next(
             (f"worker {h.share.number}: {why}" for h in self.handles if (why := h.signs.get("unsynced", "it starts"))), ""
         )
 
     async def look(self, **what: Any) -> list[dict[str, Any]]:
-        """Return the values of each worker."""
+        """Return the status values of each worker."""
         return list(await asyncio.gather(*(handle.look(what) for handle in self.handles)))
 
-    # ---- end ---------------------------------------------------------------------------------------------------------------
+    # ---- stop --------------------------------------------------------------------------------------------------------------
     async def close_subjects(self, timeout_s: float) -> None:
-        """Stop accepting publishes in all workers, and answer the publishes that have arrived. The time is limited."""
+        """Stop accepting publishes in all workers, and answer those that have arrived, within ``timeout_s``."""
         for handle in self.handles:
             handle.send(FrameKind.CLOSE_SUBJECTS, round(timeout_s * 1000))
         if self.handles:
             await asyncio.wait([handle.event(FrameKind.CLOSED) for handle in self.handles], timeout=2 * timeout_s)
 
     async def stop(self) -> bool:
-        """Stop the workers. Return whether all stopped cleanly. Hanging ones are killed."""
+        """Stop the workers. Return whether all of them stopped cleanly. A worker that hangs is killed."""
         stopped = await asyncio.gather(*(handle.stop(STOP_S) for handle in self.handles))
         await end_tasks([self._beating, *self._proposals])
         return all(stopped)
 
 
-def _with(own: Signs, signs: dict[str, Any]) -> Signs:
+def _with_signs(own: Signs, signs: dict[str, Any]) -> Signs:
     return Signs(
         failure=own.failure,
         longest_flush_s=max(own.longest_flush_s, signs.get("longest_flush_s", 0.0)),
@@ -222,10 +225,10 @@ def _with(own: Signs, signs: dict[str, Any]) -> Signs:
 
 # Divides the limits of a node between its processes, and sends settings to workers.
 #
-# Not shared out: what a process has by itself (open files, maps), what is a partition's, a connection's or an answer's.
+# Limits of one process (open files, maps), of a partition, of a connection or of an answer are not divided.
 
 
-SHARED_OUT = {
+DIVIDED_LIMITS = {
     "ingest_buffer_bytes": 8192,
     "node_unreplicated_bytes": 512,
     "node_dedup_state_bytes": 512,
@@ -233,17 +236,17 @@ SHARED_OUT = {
     "copy_bytes_per_s": 1,
     "copy_min_bytes_per_s": 1,
 }
-"""Limits of ``ReplicationConfig`` per node -> minimum for a process. 0 stays 0."""
+"""Name of a node limit in ``ReplicationConfig`` -> minimum for one process. A limit of 0 stays 0."""
 
 
-def shared_out(settings: NodeSettings) -> NodeSettings:
-    """Return the settings of each of the node's processes."""
+def divided_settings(settings: NodeSettings) -> NodeSettings:
+    """Return the settings for each process of the node: its limits are divided by the number of processes."""
     count = settings.workers
     if count == 1:
         return settings
     own: dict[str, Any] = {
         name: max(least, getattr(settings.replication, name) // count) if getattr(settings.replication, name) else 0
-        for name, least in SHARED_OUT.items()
+        for name, least in DIVIDED_LIMITS.items()
     }
     limit = settings.memory_limit_bytes
     return replace(
@@ -255,17 +258,17 @@ def shared_out(settings: NodeSettings) -> NodeSettings:
 
 
 def folder_of(data: Path, share: WorkerShare) -> Path:
-    """Return the directory for a process's own files: that of the node for the first one."""
+    """Return the directory for the files of one process. For the first process it is the data directory."""
     return data if not share.number else data / "workers" / str(share.number)
 
 
 def settings_to_json(settings: NodeSettings) -> dict[str, Any]:
-    """Encode for ``settings_from_json`` of the same version."""
+    """Encode settings for ``settings_from_json`` of the same version."""
     return {**asdict(settings), "data": str(settings.data.absolute())}
 
 
 def settings_from_json(said: dict[str, Any]) -> NodeSettings:
-    """Decode settings. Raise ConfigError if they are invalid."""
+    """Decode settings. Raises ConfigError if they are invalid."""
     try:
         lists = {f.name for f in fields(NodeSettings) if isinstance(said[f.name], list)}
         values: dict[str, Any] = {name: tuple(value) if name in lists else value for name, value in said.items()}
@@ -274,4 +277,4 @@ def settings_from_json(said: dict[str, Any]) -> NodeSettings:
         values["replication"] = ReplicationConfig(**values["replication"])
         return NodeSettings(**values)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"Internal error: a worker received invalid settings: {error!r}") from None
+        raise ConfigError(f"Internal error: a worker received invalid settings: {error!r}. Please report it.") from None

@@ -52,6 +52,13 @@ def test_docs_reference_lists_each_setting_error_event_command_and_format() -> N
     assert len(from_code.command_pages()) == len(from_code.COMMANDS)
 
 
+def test_docs_spark_page_has_the_option_tables_of_the_code() -> None:
+    page = from_code.SPARK_PAGE.read_text(encoding="utf-8")
+    assert from_code.with_option_tables(page) == page, "run `python docs/from_code.py`"
+    named = set(re.findall(r"<!-- options: (\w+) -->", page))
+    assert named == {option.table for option in from_code.TABLE}
+
+
 def test_docs_reference_check_names_entries_without_text(monkeypatch: pytest.MonkeyPatch) -> None:
     unsaid = type("UnsaidError", (), {"__doc__": None})
     monkeypatch.setattr(from_code, "errors_of_the_code", lambda: [unsaid])

@@ -17,7 +17,7 @@ from liftpy.client.batch_view import BatchSlice
 from liftpy.core.wire.batch import RecordBatch, parse_batch
 from liftpy.core.wire.filters import MAX_FILTER_BYTES, Filter, kept
 from liftpy.spark.offsets import relative
-from liftpy.spark.options import _FILES, SourceOptions
+from liftpy.spark.options import CREDENTIALS, SourceOptions
 from liftpy.spark.range_reader import RowBuilder
 from liftpy.spark.schema import COLUMNS
 from sidecar.runtime.settings import NodeSettings
@@ -81,7 +81,7 @@ def options_text(options: SourceOptions) -> bytes:
     """As the source is given them, every option that has a value: JSON of names and texts."""
     access, wanted = options.access, options.wanted
     found = {"nats": access.servers, "namespace": access.namespace}
-    found |= {name: getattr(access, field) for name, field in _FILES.items() if getattr(access, field)}
+    found |= {name: getattr(access, field) for field, name in CREDENTIALS.items() if getattr(access, field)}
     if wanted.partitions:
         named = {stream: [n for s, n in wanted.partitions if s == stream] for stream in wanted.streams}
         found["assign"] = json.dumps(named)
@@ -171,7 +171,7 @@ def check_option(name: str, text: str, written: dict[str, str]) -> None:
                 text.strip().lower().rstrip("b")[-1], 0
             )
         case "startingTimestamp" | "endingTimestamp":
-            assert said == text.lstrip("0")
+            assert said == (text.lstrip("0") or "0")
         case _:
             assert said == text or not text
 

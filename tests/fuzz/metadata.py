@@ -134,9 +134,6 @@ def _change(data: bytes) -> ControllerList | None:
     return found
 
 
-_PARTS = ("counters", "node", "operation", "partition", "report", "stream")
-
-
 def decoders() -> list[Decoder]:
     """Every one of them."""
     p, s = (ProtocolError,), (StorageError,)
@@ -152,7 +149,6 @@ def decoders() -> list[Decoder]:
             covers=(
                 "liftpy.core.metadata.snapshot:decode_snapshot",
                 "liftpy.core.metadata.codec:image_from_bytes",
-                "liftpy.core.metadata.codec:rules_from_pb",
                 "liftpy.core.metadata.codec:image_from_pb",
             ),
         ),
@@ -162,12 +158,6 @@ def decoders() -> list[Decoder]:
             _image_in,
             s,
             cluster_codec.image_to_bytes,
-            covers=(
-                *(f"liftpy.core.metadata.codec:{n}_from_pb" for n in _PARTS),
-                "liftpy.core.metadata.codec:config_from_pb",
-                "liftpy.core.metadata.codec:quota_from_pb",
-                "liftpy.core.metadata.codec:times_from_pb",
-            ),
         ),
         Decoder(
             "metadata entries",
@@ -193,7 +183,7 @@ def decoders() -> list[Decoder]:
             [_CHANGE.SerializeToString()],
             _change,
             (),
-            covers=("liftpy.core.metadata.controller_list:list_of", "liftpy.core.metadata.controller_list:list_from_pb"),
+            covers=("liftpy.core.metadata.controller_list:list_of",),
             make=lambda rng, d: spoiled(rng, cluster_pb2.ControlRequest.FromString(d), NAMES).SerializeToString(),
         ),
         Decoder("feed", _entries(), _Fed(), p, covers=("liftpy.core.metadata.records:record_from_pb",)),

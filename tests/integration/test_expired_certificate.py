@@ -112,7 +112,7 @@ async def test_nodes_wait_for_certificates_and_come_back(tmp_path: Path) -> None
             made.issue("node", expired=True)
             node.log.clear()
             node.start()
-            await says(node, "cannot connect to NATS at", "certificate")
+            await says(node, "cannot connect to NATS servers=", "certificate")
             made.issue("node")
             await asyncio.to_thread(node.wait_ready)
             async with connect(url, credentials=made.credentials()) as client:

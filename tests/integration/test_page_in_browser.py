@@ -24,6 +24,8 @@ from liftpy.errors import LiftError
 from sidecar.dev.cluster import DevCluster, DevNode
 from tests.unit.node.test_site import HOSTILE
 
+AXE = os.environ.get("LIFTPY_AXE", "")
+"""Path of axe.min.js of the npm package axe-core; '': accessibility is not checked."""
 CHROMIUM = shutil.which("chromium") or ""
 PICTURES = os.environ.get("LIFTPY_PICTURES", "")
 """A folder for screenshots; '': none are made."""
@@ -115,6 +117,50 @@ async def browser(base: str, scheme: str = "light") -> AsyncIterator[Browsed]:
         await started.close()
 
 
+async def _an_event_links_to_its_moment(browsed: Browsed) -> None:
+    await browsed.page.goto(browsed.base + "/events?kind=election")
+    await browsed.page.click("#events tbody a")
+    await browsed.until("document.activeElement.id === 'at-mark'")
+    assert "election" in await browsed.page.inner_text("#at-mark")
+
+
+FOCUS = """() => {
+  const style = getComputedStyle(document.activeElement);
+  return [document.activeElement.textContent.trim(), style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0];
+}"""
+
+
+async def _the_page_works_by_keyboard(browsed: Browsed) -> None:
+    """Tab reaches the pages in order with a visible focus, Enter opens a mark, and Escape closes it."""
+    await browsed.open("/")
+    seen = []
+    for _ in range(5):
+        await browsed.page.keyboard.press("Tab")
+        seen.append(await browsed.page.evaluate(FOCUS))
+    assert seen == [[name, True] for name in ("Skip to content", "Cluster", "Groups", "Services", "Events")]
+    await browsed.until("document.querySelector('.track .mark') !== null")
+    await browsed.page.focus(".track .mark")
+    await browsed.page.keyboard.press("Enter")
+    await browsed.until("document.getElementById('at-mark').childElementCount > 0")
+    await browsed.page.keyboard.press("Escape")
+    await browsed.until("document.getElementById('at-mark').childElementCount === 0")
+    assert await browsed.page.evaluate("document.activeElement.classList.contains('mark')")
+
+
+async def _axe_finds_nothing(browsed: Browsed) -> None:
+    if not AXE:
+        return
+    script = await asyncio.to_thread(Path(AXE).read_text, "utf-8")
+    context = await browsed.page.context.browser.new_context(viewport={"width": 390, "height": 800}, bypass_csp=True)
+    page = await context.new_page()
+    for path in ("/", "/node/n1", "/stream/orders", "/groups", "/services", "/events", "/search?q=o", "/runbook/nats-lost"):
+        await page.goto(browsed.base + path)
+        await page.evaluate(script)
+        found = await page.evaluate("async () => (await axe.run()).violations.map((one) => [one.id, one.nodes[0].html])")
+        assert found == [], path
+    await context.close()
+
+
 @pytest.mark.long
 def test_dashboard_in_a_browser_shows_the_cluster(fragile_cluster: DevCluster) -> None:
     asyncio.run(_seen(fragile_cluster))
@@ -132,6 +178,9 @@ async def _seen(cluster: DevCluster) -> None:
                 await _load_is_seen(browsed)
                 await _figures_are_written_alike(browsed)
                 await _a_killed_leader_is_seen(browsed, cluster, victim.node_id)
+                await _an_event_links_to_its_moment(browsed)
+                await _the_page_works_by_keyboard(browsed)
+                await _axe_finds_nothing(browsed)
                 await _a_hostile_name_is_text(browsed, cluster, victim.node_id)
                 await asyncio.to_thread(_back, victim)
                 await browsed.until("document.getElementById('word').textContent === 'OK'", 60.0)

@@ -21,7 +21,7 @@ from liftpy.spark.failures import SourceError
 from liftpy.spark.pipelines.archive import Archived, ArchivePlan, archive, archived, outlook, whole
 from liftpy.spark.pipelines.compact import CompactPlan, compact, next_step
 from liftpy.spark.pipelines.replay import ReplayPlan, replay
-from liftpy.spark.pipelines.table_kind import table_at
+from liftpy.spark.pipelines.table_formats import table_at
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer
 from tests.sim.fake_node import FakeNode, FakePartition, fake_node_in_thread
@@ -214,7 +214,7 @@ def test_archive_is_replayed_once_and_compacted(spark: Any, shared_cluster: DevC
     )  # now from the stream
     assert (sum(one.records for one in again), sum(one.known for one in again)) == (253, 200)
     assert sorted(int(headers[0][1]) for _, _, _, headers in asyncio.run(held())) == list(range(253))
-    with pytest.raises(SourceError, match=r"\[DIVERGED_PRODUCER\] under the name 'again' other records"):
+    with pytest.raises(SourceError, match=r"\[DIVERGED_PRODUCER\] The replay 'again' wrote other records"):
         replay(spark, replace(plan, source={**nats, "startingOffsets": "-30"}))
     compacted = compact(spark, CompactPlan(stream=source, output=output, table=table, source=nats))
     assert (compacted.read, latest()) == (53, expected(253))

@@ -21,8 +21,7 @@ from liftpy.spark.pipelines.audit import audit
 from liftpy.spark.pipelines.stats import stats
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.process_connection import link_to
-from liftpy.spark.range_reader import read_range
-from liftpy.spark.retrying_fetch import FetchRules
+from liftpy.spark.range_reader import FetchRules, RangeReader
 from sidecar.dev.cluster import DevCluster
 from tests.examples.shop import LARGE, orders_of, walk
 
@@ -63,7 +62,7 @@ def test_compressed_stream_is_sent_compressed_to_executors(shared_cluster: DevCl
     link = link_to(Access(servers=shared_cluster.nats_url, namespace=shared_cluster.namespace))
     partition = made.partitions[0]
     wanted = PlannedRange(stream_name, made.uid, 0, 0, len(values), 1 << 30, partition.leader, tuple(partition.replicas))
-    slices = [piece for pieces in read_range(link, wanted, FetchRules(patience_s=30.0)) for piece in pieces]
+    slices = [piece for pieces in RangeReader(link, wanted, FetchRules(patience_s=30.0)).read() for piece in pieces]
     assert [record.value for piece in slices for record in piece.records()] == values
     headers = [piece.batch.header for piece in slices]
     assert {header.codec for header in headers} == {Codec.ZSTD}

@@ -9,6 +9,7 @@ from liftpy.config import NS_PER_MS, SessionTimes
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata import codec, election
 from liftpy.core.metadata.controller import elections
+from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.record_builder import RecordBuilder
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.replication import isr
@@ -51,12 +52,12 @@ def one_report_deposes() -> Patches:
 
 
 def snapshot_forgets_the_complete() -> Patches:
-    real = codec.partition_to_pb
+    real = codec.STREAM.to_pb
 
-    def forget(partition: Any) -> Any:
-        return real(replace(partition, passed_over=()))
+    def forget(value: StreamImage) -> Any:
+        return real(replace(value, partitions=tuple(replace(partition, passed_over=()) for partition in value.partitions)))
 
-    return [method(codec, "partition_to_pb", forget)]
+    return [method(codec.STREAM, "to_pb", forget)]
 
 
 def learners_may_lead() -> Patches:

@@ -156,11 +156,11 @@ class _Boundless:
 
 
 def overloaded_is_silent() -> Patches:
-    return [method(Overload, "turn_away", lambda self, messages: None)]
+    return [method(Overload, "reject_for_overload", lambda self, messages: None)]
 
 
 def expected_sequence_ignored() -> Patches:
-    return [method(Ingest, "_as_expected", lambda self, columns, messages: True)]
+    return [method(Ingest, "_meets_conditions", lambda self, columns, messages: True)]
 
 
 def empty_answer_when_it_does_not_fit() -> Patches:

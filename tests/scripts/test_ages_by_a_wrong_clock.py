@@ -37,7 +37,7 @@ def keep_house(s: Stage, *nodes: str) -> list[int]:
 
 @pytest.mark.parametrize("off_s", [10 * YEAR_S, -10 * YEAR_S])
 def test_wrong_clock_leader_stamps_records_with_the_time_of_other_nodes(off_s: float) -> None:
-    """In the past they would be too old at once, on all replicas; in the future they would stay for as long."""
+    """Records of the past would expire at once on all replicas. Records of the future would stay as long."""
     with Stage(stream=BY_AGE) as s:
         a, b, c = s.leader, *s.followers
         keep_house(s, a, b, c)
@@ -119,7 +119,7 @@ def test_wrong_clock_suspended_host_applies_retention_after_resume() -> None:
 
 
 def test_wrong_clock_frozen_machine_waits_for_other_nodes() -> None:
-    """Its monotonic clock stood still, as in a virtual machine that was stopped; then its wall clock is set right, and jumps."""
+    """Its monotonic clock stopped, as in a stopped virtual machine. Then its wall clock is corrected and jumps."""
     with Stage(stream=BY_AGE) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

@@ -48,7 +48,7 @@ def test_promotion_of_a_failing_candidate_passes_to_the_next(how: str) -> None:
 
 
 def test_promotion_with_services_that_never_replay_fails_but_the_partition_recovers() -> None:
-    """JoinLog is not acknowledged: the promotion hangs in LEADER_REPLAY until the candidate is passed over."""
+    """No service acknowledges JoinLog. The promotion hangs in LEADER_REPLAY until the metadata leader passes over the candidate."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

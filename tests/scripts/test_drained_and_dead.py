@@ -72,7 +72,6 @@ def test_planner_new_target_during_a_copy_replaces_the_learner() -> None:
 
 
 def test_planner_cancel_during_a_leadership_transfer_finishes_only_the_copied_swap() -> None:
-    """Whoever leads then, the swap whose copy is done is finished, and nothing else is."""
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

@@ -45,7 +45,7 @@ def test_duplicate_publish_after_a_lost_publish_is_stored_once() -> None:
 
 
 def test_duplicate_publish_when_the_leader_reconnects_is_stored_once() -> None:
-    """What was on its way to it is gone; what it had taken is stored once, whatever NATS sends again."""
+    """Messages in flight to the leader are lost. A message that it received is stored once, even if NATS repeats it."""
     with Stage() as s:
         a = s.leader
         s.publish(2)

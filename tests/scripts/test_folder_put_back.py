@@ -75,7 +75,7 @@ def test_older_directory_on_the_only_member_waits_for_an_operator() -> None:
 
 
 def test_older_directory_check_accepts_repeated_kills() -> None:
-    """Also of processes that die before they have heard that they are registered."""
+    """Some processes die before they learn that they are registered."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -91,7 +91,7 @@ def test_older_directory_check_accepts_repeated_kills() -> None:
 
 
 def test_older_directory_check_ignores_a_late_registration_of_a_dead_process() -> None:
-    """It is late, and no copy: the process that has registered since knows the one that sent it."""
+    """The process that registered later knows the sender of the late request, so the directory is no copy."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         late = s.hold("registerNode", sender=c, at_most=1)

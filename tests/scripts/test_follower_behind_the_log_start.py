@@ -40,7 +40,7 @@ def test_follower_behind_the_log_start_begins_at_the_leaders_log_start(restarted
 
 
 def test_follower_with_part_of_the_leaders_log_continues_at_its_end() -> None:
-    """Its end is above the leader's log start: it goes on where it was."""
+    """Its log end is above the leader's log start."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(10)

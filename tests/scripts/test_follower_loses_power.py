@@ -35,7 +35,7 @@ def test_follower_power_loss_keeps_acked_records_on_disk() -> None:
 
 
 def test_follower_power_loss_with_empty_disk_resets_its_position() -> None:
-    """What the leader thought of it in its last life does not count: the position is SET, by the new incarnation's fetch."""
+    """The first fetch of the new incarnation sets the position, in place of the position of its last life."""
     with Stage(nodes=2, min_isr=1) as s:
         a, b = s.leader, s.followers[0]
         s.publish(3)

@@ -42,7 +42,7 @@ def test_forged_notice_of_a_high_watermark_shows_no_uncommitted_record() -> None
 
 
 def test_forged_notice_wakes_an_idle_follower_for_a_fetch() -> None:
-    """And what the leader then answers is believed."""
+    """The follower believes only the answer of the leader."""
     with Stage(max_idle_wait_s=1.9) as s:
         b = s.followers[0]
         s.publish(5)

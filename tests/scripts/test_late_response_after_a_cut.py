@@ -39,7 +39,7 @@ def test_late_answer_of_a_dead_leader_is_dropped() -> None:
 
 
 def test_late_answer_after_a_request_timeout_is_dropped() -> None:
-    """The same within one epoch: the request timed out, was sent again and answered; then the first answer comes too."""
+    """Within one epoch the request timed out, was repeated and answered. Then the first answer arrives, too."""
     with Stage() as s:
         _, _, c = s.leader, *s.followers
         s.cluster.nodes[c].awaits_more = False  # it is woken and fetches; of second answers: test_second_answer

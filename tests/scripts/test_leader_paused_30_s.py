@@ -43,7 +43,7 @@ def test_leader_paused_30_s_does_not_ack_its_queued_publishes(timers_first: bool
 
 
 def test_leader_paused_with_a_delayed_image_does_not_ack_its_queue() -> None:
-    """It hears that it is alive again before it hears that it does not lead any more."""
+    """The leader learns that it is alive before it learns that it no longer leads."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

@@ -32,7 +32,7 @@ def test_publish_without_responders_in_an_election_is_not_stored() -> None:
 
 
 def test_record_on_a_single_follower_survives_an_election_without_responders() -> None:
-    """The true HW is above what the followers know: who cuts to its own HW when nobody answers loses what was acknowledged."""
+    """The true HW is above the HW of the followers. A follower that truncates to its own HW loses acknowledged records."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

@@ -81,7 +81,7 @@ def test_no_space_on_a_follower_removes_it_from_the_isr() -> None:
 
 
 def test_flush_error_on_the_leader_fails_its_replica_and_moves_the_leadership() -> None:
-    """The page cache may hold what the disk refused: the process does not ask the same disk again, and nobody is told."""
+    """The page cache may hold what the disk refused. The process does not retry the disk, and no publisher gets an ack."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

@@ -47,7 +47,7 @@ def test_broken_links_to_both_followers_depose_the_leader() -> None:
 
 
 def test_former_standby_leader_steps_aside_after_its_publish_link_was_lost() -> None:
-    """Publishes have gone past it meanwhile, and a follower that stands by has heard them [A4]."""
+    """The leader missed publishes, and a follower on standby heard them [A4]."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(3)
         first = s.leader

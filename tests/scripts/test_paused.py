@@ -75,7 +75,7 @@ def the_next_leader_holds(s: Stage, *ids: int) -> None:
 
 
 def test_paused_stream_publish_rejected_after_the_resume_is_stored_nowhere() -> None:
-    """Followers hear of it first: they stand by no earlier than the leader has said that it takes publishes."""
+    """Followers hear of the resume first. Their standby begins no earlier than the leader's announcement."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(2)
         pause(s, pb.UNTIL_RESUMED)
@@ -88,7 +88,7 @@ def test_paused_stream_publish_rejected_after_the_resume_is_stored_nowhere() -> 
 
 
 def test_paused_stream_standby_that_missed_the_pause_discards_its_messages() -> None:
-    """The followers hear of the pause and of its end at once, and have heard what the leader refused in between."""
+    """The followers hear of the pause and of its end together, with messages that the leader rejected in between."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(2)
         late = [s.hold("image", receiver=node) for node in s.followers]

@@ -64,7 +64,7 @@ def the_next_leader_holds(s: Stage, *ids: int) -> None:
 
 
 def test_read_only_stream_publish_rejected_after_its_end_is_stored_nowhere() -> None:
-    """Followers hear of it first: they stand by no earlier than the leader has said that it takes publishes."""
+    """Followers hear of the end first. Their standby begins no earlier than the leader's announcement."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(2)
         read_only(s, True)
@@ -90,7 +90,7 @@ def test_max_message_bytes_publish_rejected_by_an_outdated_leader_is_stored_nowh
 
 
 def test_read_only_stream_standby_that_missed_read_only_discards_its_messages() -> None:
-    """The followers hear of the beginning and of the end at once, and have heard what the leader refused in between."""
+    """The followers hear of the beginning and the end together, with messages that the leader rejected in between."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(2)
         late = [s.hold("image", receiver=node) for node in s.followers]

@@ -87,7 +87,7 @@ def test_registration_after_a_kill_replaces_the_old_process_within_a_heartbeat()
 
 
 def test_registration_for_a_paused_node_succeeds_some_time_after_its_session() -> None:
-    """Silence proves nothing before; nor does the end of the session, which a starved machine brings about, too."""
+    """Silence before that proves nothing. The session also ends on a starved machine."""
     with Stage() as s:
         c = s.followers[-1]
         s.run(1.0)

@@ -135,7 +135,7 @@ def test_follower_assembles_a_batch_larger_than_the_payload_limit() -> None:
 
 
 def test_follower_restarts_a_partial_batch_after_a_leader_change() -> None:
-    """What is held of a batch is of one leader's epoch: of the next leader it is asked for from the beginning."""
+    """The kept pieces are of one leader's epoch. The follower fetches the batch of the next leader from the beginning."""
     with Stage(min_isr=2) as s:
         a, b, c = s.leader, *s.followers
         s.publish(1)

@@ -58,7 +58,7 @@ def test_delete_records_moves_the_log_start_on_all_replicas() -> None:
 
 
 def test_delete_records_makes_a_far_behind_replica_begin_at_the_leaders_log_start() -> None:
-    """It was away for long: nothing of what it holds is wanted, and nothing below is fetched."""
+    """Its old records are all below the leader's log start, and it fetches nothing below."""
     with Stage() as s:
         s.publish(3)
         s.settle()
@@ -75,7 +75,7 @@ def test_delete_records_makes_a_far_behind_replica_begin_at_the_leaders_log_star
 
 
 def test_retention_deletes_only_committed_records() -> None:
-    """The leader has appended more than the stream keeps, and no follower has fetched it."""
+    """The leader has more records than the stream keeps, and no follower fetched them."""
     with Stage(stream=StreamConfig(segment_bytes=4096, retention_records=10), reader=False) as s:
         s.publish(5)
         s.settle()

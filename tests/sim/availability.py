@@ -67,16 +67,9 @@ class Availability:
             quiet_s = (now_ns - max(self._changed_ns, watched.acked_ns, self._asked_ns(key))) / S
             if quiet_s >= WITHIN_S + self._grace_s():
                 whole = self._majority(key)
-                check(
-                    not whole,
-                    "L10",
-                    key,
-                    whole,
-                    "are whole, and nothing was acknowledged for",
-                    quiet_s,
-                    "s:",
-                    cluster.describe(),
-                )
+                if whole:
+                    text = cluster.describe()
+                    check(False, "L10", key, whole, "are whole, and nothing was acknowledged for", quiet_s, "s:", text)
             if lasts and self._ill():
                 cluster.counters["lasting fault, acknowledged"] += bool(self._majority(key))
         cluster.clock.after(_EVERY_NS, self._look)

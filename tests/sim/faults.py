@@ -657,8 +657,8 @@ def _behind(cluster: Cluster, fault: Fault) -> bool:
         return False
     room, since_ns = process.room, clock.now_ns
     for look in range(_LOOKS):
-        clock.after(fault.for_ns * look // _LOOKS, lambda: room.look_at_age(clock.now_ns, since_ns - 1, clock.now_ns))
-    clock.after(fault.for_ns, lambda: room.look_at_age(clock.now_ns, clock.now_ns, clock.now_ns))
+        clock.after(fault.for_ns * look // _LOOKS, lambda: room.update_wait(clock.now_ns, since_ns - 1, clock.now_ns))
+    clock.after(fault.for_ns, lambda: room.update_wait(clock.now_ns, clock.now_ns, clock.now_ns))
     return True
 
 

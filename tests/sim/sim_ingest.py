@@ -59,9 +59,9 @@ class _Heard(StandbyBuffer):
 
     looked_at: Sequence[Block] = ()
 
-    def hold_out(self, now_ns: int) -> list[Block]:
+    def take_all(self, now_ns: int) -> list[Block]:
         """Return the blocks as the real buffer does."""
-        self.looked_at = super().hold_out(now_ns)
+        self.looked_at = super().take_all(now_ns)
         return self.looked_at
 
 
@@ -85,7 +85,7 @@ class SimIngest:
         self.derived = derived_state(
             replica.log, below, replica.log.config, self._cluster.config, replica.now_ns, replica.process.derived
         )
-        self._hearing_lost: Callable[[], None] = lambda: None
+        self._on_standby_lost: Callable[[], None] = lambda: None
         self._left = False
         """Publishes go past it: it hands over when its connection is back."""
         self._reading = False
@@ -207,14 +207,14 @@ class SimIngest:
 
     def stop(self) -> None:
         """Stop: it leads no more."""
-        self._left, self._hearing_lost = False, lambda: None
+        self._left, self._on_standby_lost = False, lambda: None
         self.standby.cancel()
         self.ingest.stop()
 
     def link_changed(self, is_up: bool) -> None:
         """Handle a lost or restored connection for publishes."""
         if not is_up:
-            self._hearing_lost()
+            self._on_standby_lost()
             self.ingest.link_lost()
         elif self._left:
             self._left, heir = False, self._replica.replica.who_hears_for_it()
@@ -379,7 +379,7 @@ class _Subscribed:
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
         """Deliver messages to another sink."""
-        self._shell._sink, self._shell._hearing_lost = sink, lost
+        self._shell._sink, self._shell._on_standby_lost = sink, lost
 
     def close(self) -> None:
         """Unsubscribe."""

@@ -25,7 +25,6 @@ from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import read_portion
 from liftpy.core.log.scrub import scrubbed
-from liftpy.core.metadata.codec import pause_to_pb
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.publish.log_state_part import NodeDerived
@@ -33,6 +32,8 @@ from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.effects import acts_of
 from liftpy.core.replication.follower import FetchAssembly
+from liftpy.core.replication.messages import received_from
+from liftpy.core.replication.metadata_requests import Request, request_of
 from liftpy.core.replication.quiescence import QuietFetch
 from liftpy.core.replication.reads import Chunks, Reads, ReplicaSource
 from liftpy.core.replication.replica import Replica
@@ -64,70 +65,42 @@ class Asking:
         """Feed one event to the replica."""
         raise NotImplementedError
 
+    def _ask(self, effect: Request, answered: Callable[[pb.ControlResponse | None], None] = lambda response: None) -> None:
+        self.process.propose(self.key, request_of(effect, self.key, self.node_id, self.process.incarnation), answered)
+
     def propose_isr(self, effect: do.ProposeIsr) -> None:
         self.cluster.counters["out of the ISR: slow flushes"] += len(effect.slow)
-        change = pb.ChangeIsr(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
-            leaderEpoch=effect.leader_epoch, epoch=effect.epoch, isr=sorted(effect.isr),
-            incarnations=dict(effect.incarnations), lost=sorted(effect.lost), evicted=effect.evicted,
-        )  # fmt: skip
 
         def answered(response: pb.ControlResponse | None) -> None:
             accepted = None if response is None else response.error == pb.ControlResponse.OK
             self.feed(ev.IsrChangeAnswered(epoch=effect.epoch, accepted=accepted))
 
-        self.process.propose(self.key, pb.ControlRequest(changeIsr=change), answered)
+        self._ask(effect, answered)
 
     def report_leader(self, effect: do.ReportLeader) -> None:
-        report = pb.ReportLeader(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, witness=self.node_id,
-            witnessIncarnation=self.process.incarnation, leader=effect.leader, leaderEpoch=effect.leader_epoch,
-            lastEpoch=effect.last_epoch, newestOffset=effect.newest_offset, highWatermark=effect.high_watermark,
-            leaderLacks=effect.leader_lacks,
-        )  # fmt: skip
-        self.process.propose(self.key, pb.ControlRequest(reportLeader=report), lambda response: None)
+        self._ask(effect)
 
     def leave_isr(self, effect: do.LeaveIsr) -> None:
         self.cluster.counters["leaves the ISR itself"] += 1
-        wish = pb.LeaveIsr(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, node=self.node_id,
-            incarnation=self.process.incarnation, reason=effect.reason,
-        )  # fmt: skip
-        self.process.propose(self.key, pb.ControlRequest(leaveIsr=wish), lambda response: None)
+        self._ask(effect)
 
     def give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
         self.cluster.counters[f"gives up: {effect.reason}"] += 1
-        self._ask_for_another_leader(effect.leader_epoch, effect.reason)
+        self._ask(effect)
 
     def wake_partition(self, effect: do.WakePartition) -> None:
         self.cluster.counters["pauses ended by publishes" if effect.pause.until_publish else "pauses over"] += 1
-        wish = pb.WakePartition(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
-            leaderEpoch=effect.leader_epoch, pause=pause_to_pb(effect.pause), pauses=effect.pauses,
-        )  # fmt: skip
-        self.process.propose(self.key, pb.ControlRequest(wakePartition=wish), lambda response: None)
+        self._ask(effect)
 
     def step_aside(self, effect: do.StepAside) -> None:
         why = [short for short in ("moves away", "gone past it") if short in effect.reason]
         self.cluster.counters[
             "steps aside: " + (f"it {why[0]}" if why == ["moves away"] else (why or ["slow flushes"])[0])
         ] += 1
-        self._ask_for_another_leader(effect.leader_epoch, effect.reason, effect.toward)
-
-    def _ask_for_another_leader(self, leader_epoch: int, reason: str, toward: str = "") -> None:
-        wish = pb.GiveUpLeadership(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
-            incarnation=self.process.incarnation, leaderEpoch=leader_epoch, reason=reason, toward=toward,
-        )  # fmt: skip
-        self.process.propose(self.key, pb.ControlRequest(giveUpLeadership=wish), lambda response: None)
+        self._ask(effect)
 
     def report_promotion(self, effect: do.ReportPromotion) -> None:
-        report = pb.ReportPromotion(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, candidate=self.node_id,
-            candidateIncarnation=self.process.incarnation, leaderEpoch=effect.leader_epoch, epoch=effect.epoch,
-            replayedEndOffset=effect.replayed_end_offset, newestOffset=effect.newest_offset, finished=effect.finished,
-        )  # fmt: skip
-        self.process.propose(self.key, pb.ControlRequest(reportPromotion=report), lambda response: None)
+        self._ask(effect)
 
     def report_purged(self) -> None:
         """Report completed purges that the group does not know yet."""
@@ -577,13 +550,10 @@ class SimReplica(Asking):
             asked = StateRequest(self.node_id, self.key.uid, question)
             self._request(f"{self.subject}.offset", asked, effect.request_id, lambda answer: self._state_came(effect, answer))
             return
-        request = FetchRequest(
-            replica=self.node_id, incarnation=self.process.incarnation, request_id=effect.request_id,
-            offset=effect.offset, offset_epoch=effect.offset_epoch, leader_epoch=effect.leader_epoch,
-            max_bytes=effect.max_bytes, uid=self.key.uid, ghost_chain=self.cluster.checkers.chain_at(self, effect.offset),
-            awaits_more=self.process.node.awaits_more, bad_offset=effect.bad_offset,
-            held=self._assembly.asks(effect), flush_ns=effect.flush_ns, copy_epoch=effect.copy_epoch,
-            deletes_end=effect.deletes_end,
+        request = received_from(
+            FetchRequest, effect, replica=self.node_id, incarnation=self.process.incarnation, uid=self.key.uid,
+            ghost_chain=self.cluster.checkers.chain_at(self, effect.offset), awaits_more=self.process.node.awaits_more,
+            held=self._assembly.asks(effect),
         )  # fmt: skip
         self._request(f"{self.subject}.replicate", request, effect.request_id)
 
@@ -632,27 +602,11 @@ class SimReplica(Asking):
             self.feed(ev.RequestFailed(request_id=request_id, reason="no responders"))
         elif isinstance(answer, do.SendFetchRefusal):
             self.cluster.counters[f"refused: {answer.reason.name}"] += 1
-            self.feed(
-                ev.FetchRefused(
-                    request_id=request_id,
-                    reason=answer.reason,
-                    leader_epoch=answer.leader_epoch,
-                    log_start_offset=answer.log_start_offset,
-                    deletes_end=answer.deletes_end,
-                )
-            )
+            self.feed(received_from(ev.FetchRefused, answer, request_id=request_id))
         elif isinstance(answer, do.SendEpochAnswer):
             diverges = answer.leader_epoch != self.replica.log.epochs.latest_epoch
             self.cluster.counters["diverging epoch" if diverges else "epochs agree"] += 1
-            self.feed(
-                ev.EpochQueryAnswered(
-                    request_id=request_id,
-                    leader_epoch=answer.leader_epoch,
-                    last_offset=answer.last_offset,
-                    current_epoch=answer.current_epoch,
-                    log_start_offset=answer.log_start_offset,
-                )
-            )
+            self.feed(received_from(ev.EpochQueryAnswered, answer, request_id=request_id))
         else:
             self._fetched(answer, request_id)
 
@@ -697,27 +651,14 @@ class SimReplica(Asking):
         network.subscribe(self.host, f"{self.subject}.offset", self._epoch_query_received)
 
     def _fetch_received(self, request: FetchRequest, reply: Reply) -> None:
-        r = request
-        self.feed(
-            ev.FetchReceived(
-                token=self._keep((request, reply)), replica=r.replica, offset=r.offset, leader_epoch=r.leader_epoch,
-                offset_epoch=r.offset_epoch, incarnation=r.incarnation, request_id=r.request_id, max_bytes=r.max_bytes,
-                stream_uid=r.uid, awaits_more=r.awaits_more, bad_offset=r.bad_offset, flush_ns=r.flush_ns,
-                copy_epoch=r.copy_epoch, deletes_end=r.deletes_end,
-            )
-        )  # fmt: skip
+        self.feed(received_from(ev.FetchReceived, request, token=self._keep((request, reply)), stream_uid=request.uid))
 
     def _epoch_query_received(self, request: EpochRequest | StateRequest, reply: Reply) -> None:
         if isinstance(request, StateRequest):
             if not self.failed:
                 reply(StateAnswer(self.publishers.giver.give(request.question, _STATE_PIECE_BYTES)))
             return
-        self.feed(
-            ev.EpochQueryReceived(
-                token=self._keep((request, reply)), replica=request.replica, asked_epoch=request.asked_epoch,
-                current_epoch=request.current_epoch, stream_uid=request.uid,
-            )
-        )  # fmt: skip
+        self.feed(received_from(ev.EpochQueryReceived, request, token=self._keep((request, reply)), stream_uid=request.uid))
 
     def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
         request, reply = self._tokens.pop(effect.token)
@@ -775,10 +716,7 @@ class SimReplica(Asking):
             self.feed(ev.ReplicaAbsent(replica=replica))
 
     def send_notice(self, effect: do.SendNotice) -> None:
-        notice = ev.NoticeReceived(
-            leader=self.node_id, leader_epoch=effect.leader_epoch, epoch=effect.epoch, epoch_start_offset=effect.epoch_start_offset,
-            high_watermark=effect.high_watermark, log_start_offset=effect.log_start_offset,
-        )  # fmt: skip
+        notice = received_from(ev.NoticeReceived, effect, leader=self.node_id)
         for replica in effect.replicas:
             self.cluster.network.publish(self.host, f"notify.{replica}.{self.subject}", notice)
 

@@ -16,25 +16,31 @@ class Trace:
     """Keeps the last ``limit`` lines."""
 
     def __init__(self, limit: int = 1_000_000) -> None:
-        self.lines: list[str] = []
         self.limit = limit
         self.clock: Clock | None = None
+        self._kept: list[tuple[int, str, tuple[object, ...]]] = []
+        """Time, text, and the event and its effects, which get a text only when somebody reads the lines."""
 
-    def note(self, text: str) -> None:
-        """Add one line at the current time."""
+    @property
+    def lines(self) -> list[str]:
+        """Return the text of each line."""
+        return [f"{now_ns / 1e9:11.6f}  {text}{_told(what)}" for now_ns, text, what in self._kept]
+
+    def note(self, text: str, what: tuple[object, ...] = ()) -> None:
+        """Add one line at the current time. ``what``: an event and its effects."""
         now_ns = self.clock.now_ns - START_NS if self.clock is not None else 0
-        self.lines.append(f"{now_ns / 1e9:11.6f}  {text}")
-        if len(self.lines) > 2 * self.limit:
-            del self.lines[: self.limit]
+        self._kept.append((now_ns, text, what))
+        if len(self._kept) > 2 * self.limit:
+            del self._kept[: self.limit]
 
     def step(self, replica: Copy, event: ev.Event, effects: list[do.Effect]) -> None:
         """Add an event of a replica and its effects."""
-        shown = [_short(effect) for effect in effects if not isinstance(effect, _SILENT)]
+        shown = [effect for effect in effects if not isinstance(effect, _SILENT)]
         if isinstance(event, _QUIET) and not shown:
             return
         core = replica.replica
         head = f"{replica.host} {core.role[:4]} e{core.leader_epoch} hw={core.high_watermark} end={core.log.log_end_offset}"
-        self.note(f"{head:32} <- {_short(event)}" + "".join(f"\n{'':47}-> {line}" for line in shown))
+        self.note(f"{head:32} <- ", (event, *shown))
 
     def image(self, old: ClusterImage, new: ClusterImage) -> None:
         """A change of the metadata."""
@@ -48,6 +54,10 @@ class Trace:
                 if before_stream is None or before_stream.partitions[number] is not p:
                     who = p.leader or p.candidate
                     self.note(f"METADATA {new.index}: {p.status.name} {who} e{p.leader_epoch} E{p.epoch} isr={','.join(p.isr)}")
+
+
+def _told(what: tuple[object, ...]) -> str:
+    return _short(what[0]) + "".join(f"\n{'':47}-> {_short(effect)}" for effect in what[1:]) if what else ""
 
 
 def _short(what: object) -> str:

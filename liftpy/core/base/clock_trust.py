@@ -2,28 +2,26 @@
 
 Retention by age needs a trusted clock, because it removes committed records.
 
-Goal: a node whose clock jumps, or is years ahead, removes nothing because of its age. A node whose clock was corrected,
-or that slept, continues as soon as other nodes agree. A leader does not stamp records with a wrong time if other nodes
-know the right one. Constraint: no single clock is trusted, no message waits for the check, and a node that is alone
-still removes old records.
+Goal: a node whose clock jumps, or is years ahead, removes nothing because of its age. A node whose clock was corrected, or
+that slept, continues as soon as other nodes agree. A leader does not stamp records with a wrong time if other nodes know
+the right one. Constraint: no single clock is trusted, no message waits for the check, and a node that is alone still
+removes old records.
 
-Algorithm: a clock is described by its offset: wall time minus the monotonic time of the host, which includes sleep. So
-a jump of the own clock shows at once. The node asks ``PEERS`` other live nodes now and then. It trusts its own clock
+Algorithm: a clock is described by its offset: wall time minus the monotonic time of the host, which includes sleep. So a
+jump of the own clock shows at once. The node asks ``PEERS`` other live nodes now and then. It trusts its own clock
 
 - while a majority of all these clocks, its own included, agrees within ``BOUND_NS``,
 - if no clock disagrees and too few nodes answer, while it has followed the monotonic clock since a majority last
   agreed,
 - if no other node is live, while it has not jumped. ``HOLD_NS`` after a jump the node trusts its clock again. A node
-  waits as long after a start if all other nodes are down. A node that never was one of several does not wait.
+  waits as long after a start if all other nodes are down. A node of a cluster that never had another node does not wait.
 
-In all other cases the clock is in doubt. A node of an older version answers without its time and does not count. If the
-own clock is in doubt and a majority of the clocks agree with each other, records get their time.
+In all other cases the clock is in doubt. A node of an older version answers without its time and does not count. If the own
+clock is in doubt and a majority of the other clocks agree with each other, records get their time.
 
-Worked example: a, b and c agree. b is set ten years ahead. Its offset differs from both others, so 1 of 3 clocks
-agrees: in
-doubt. At a and c 2 of 3 agree. b is corrected: 3 of 3. If only a and b run and b jumps, 1 of 2 agrees on either side.
-There
-is no majority, so both are in doubt.
+Worked example: a, b and c agree. b is set ten years ahead. Its offset differs from both others, so 1 of 3 clocks agrees and
+b is in doubt. At a and c 2 of 3 agree. b is corrected: 3 of 3. If only a and b run and b jumps, 1 of 2 agrees on either
+side. There is no majority, so both are in doubt.
 """
 
 from __future__ import annotations
@@ -37,24 +35,24 @@ from liftpy.config import NS_PER_S
 BOUND_NS = 60 * NS_PER_S
 """Maximum difference between clocks that agree, and between a clock and the monotonic clock, in nanoseconds."""
 PEERS = 6
-"""Others that are asked, at most: more tell nothing new."""
+"""Maximum number of other nodes that are asked. More answers would not change the decision."""
 ASK_EVERY_S = 10.0
 FRESH_NS = 60 * NS_PER_S
 """Time for which an answer is used, in nanoseconds."""
 HOLD_NS = 3600 * NS_PER_S
 """Time for which a clock without peers is in doubt after a jump, in nanoseconds."""
 SLOW_NS = 2 * NS_PER_S
-"""An answer that took longer says too little about when it was given."""
+"""Maximum time between a request and its answer, in nanoseconds. A slower answer is ignored, because its time is imprecise."""
 NO_AGE_NS = 0
-"""The wall time by which nothing is too old."""
+"""Wall time that is used while the clock is not trusted. No record is too old by it."""
 
 _UNTOLD = "no other node has told its time"
 
 
-class _ToldTime(NamedTuple):
-    """Clock answer of another node.
+class _ReportedTime(NamedTuple):
+    """Clock of another node, from its answer.
 
-    ``offset_ns``: difference to our clock, None if the node did not report its time. ``at_ns``: monotonic time of the request.
+    ``offset_ns``: difference to our clock, None: the answer has no time. ``at_ns``: monotonic time of the request.
     """
 
     offset_ns: int | None
@@ -74,29 +72,32 @@ class ClockTrust:
         self.is_wrong = False
         """True if the clock is in doubt because it jumped or others disagree, and not because answers are missing."""
         self._others_ns: int | None = None
-        """Offset on which a majority of the other clocks agreed at the last check. None: no majority."""
+        """Offset on which a majority of the other clocks agreed at the last check. None: there was no majority."""
         self.skew_ns = 0
-        """Time that the clock is ahead of the median of the other nodes, at the last check. 0 if no node answered."""
-        self._told: dict[str, _ToldTime] = {}
+        """Time in ns that the clock was ahead of the median of the other nodes at the last check. 0: no node answered."""
+        self._told: dict[str, _ReportedTime] = {}
         self._trusted_ns: int | None = None
         """Offset of the clock when a majority last agreed, or when it was trusted without peers."""
         self._by_others = False
-        """A majority did."""
+        """True if ``_trusted_ns`` is from an agreement with other nodes."""
         self._jumped: tuple[int, int] | None = None
         """Offset to which the clock jumped while it had no peers, and the time of the jump."""
 
     def peers(self, nodes: Mapping[str, bool]) -> list[str]:
-        """Return the nodes to compare clocks with: the next live ones behind this node, in a ring of all ``nodes`` (True:
-        live)."""
+        """Return the nodes to compare clocks with: the live ones after this node in the sorted ring of names, at most
+        ``PEERS``.
+
+        ``nodes``: node -> True if it is live.
+        """
         names = sorted(name for name, is_live in nodes.items() if is_live and name != self.node_id)
         behind = [name for name in names if name > self.node_id]
         return [*behind, *names[: len(names) - len(behind)]][:PEERS]
 
     def told(self, node: str, wall_ns: int | None, asked_ns: int, answered_ns: int) -> None:
-        """Note that ``node`` has answered. ``wall_ns``: its wall time, None if the answer had none."""
+        """Note the answer of ``node``. ``wall_ns``: its wall time, None if the answer has none."""
         if answered_ns - asked_ns <= SLOW_NS:
             offset_ns = None if wall_ns is None else wall_ns - (asked_ns + answered_ns) // 2
-            self._told[node] = _ToldTime(offset_ns, asked_ns)
+            self._told[node] = _ReportedTime(offset_ns, asked_ns)
 
     def time_of_age_ns(self, wall_ns: int, now_ns: int, nodes: Mapping[str, bool]) -> int:
         """Return the time for age calculations: ``wall_ns``, or ``NO_AGE_NS`` while the clock is not trusted.
@@ -114,12 +115,13 @@ class ClockTrust:
             self.why, self.is_wrong = self._compared(offset_ns, offsets, others)
         else:
             is_one_of_many = len(self._told) < len(set(nodes) - {self.node_id})
-            self.why, self.is_wrong = self._alone(offset_ns, now_ns, is_one_of_many)
+            self.why, self.is_wrong = self._judge_alone(offset_ns, now_ns, is_one_of_many)
         return NO_AGE_NS if self.why else wall_ns
 
     def stamp_ns(self, wall_ns: int, now_ns: int) -> int:
-        """Return the time for records. ``wall_ns``: this node's wall clock, read just now. While it is in doubt, use the
-        clocks of the others at the last check.
+        """Return the time for records: the wall clock, or the time of the other nodes while the clock is in doubt.
+
+        ``wall_ns``: current wall clock of this node.
         """
         return wall_ns if self._others_ns is None else now_ns + self._others_ns
 
@@ -141,10 +143,10 @@ class ClockTrust:
         why = self._moved(offset_ns)
         return why, bool(why)
 
-    def _alone(self, offset_ns: int, now_ns: int, is_one_of_many: bool) -> tuple[str, bool]:
-        """Judge our clock while no other node is live.
+    def _judge_alone(self, offset_ns: int, now_ns: int, is_one_of_many: bool) -> tuple[str, bool]:
+        """Check our clock while no other node is live. Return the same values as ``_compared``.
 
-        ``is_one_of_many``: other nodes exist, and may later report another time. Return as ``_compared``.
+        ``is_one_of_many``: True if other nodes exist, which may report another time later.
         """
         is_new = self._trusted_ns is None
         why = _UNTOLD if is_new and is_one_of_many else self._moved(offset_ns)
@@ -157,8 +159,12 @@ class ClockTrust:
         return "", False
 
     def _moved(self, offset_ns: int) -> str:
-        """Return a text if the wall clock moved too far against the monotonic clock since it was last trusted, else ''."""
+        """Return a text if the wall clock has moved too far against the monotonic clock since it was last trusted. '': it has
+        not.
+        """
         moved_ns = 0 if self._trusted_ns is None else offset_ns - self._trusted_ns
         return (
-            f"it jumped by {moved_ns / NS_PER_S:+.0f} s, and nobody says that it is right" if abs(moved_ns) > BOUND_NS else ""
+            f"it jumped by {moved_ns / NS_PER_S:+.0f} s, and no other node confirms the new time"
+            if abs(moved_ns) > BOUND_NS
+            else ""
         )

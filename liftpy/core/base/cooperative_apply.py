@@ -18,10 +18,10 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""Pauses between steps, then returns a T."""
+"""A generator that yields after each step and returns a T."""
 
 PER_STEP = 200
-"""Number of partitions per step, about 2 ms of a core. It affects only the pauses."""
+"""Number of partitions per step, about 2 ms of CPU time. It affects only the pauses, and not the result."""
 
 
 def finished(work: Steps[T]) -> T:

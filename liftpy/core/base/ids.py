@@ -1,7 +1,7 @@
 """Names and identities: node ids, stream names, partition keys, and the rules that make them safe.
 
-A name becomes a NATS subject token and a folder name, so it is checked here, once, at the edge: one token of
-``[A-Za-z0-9_-]{1,64}``. Everything behind the edge may rely on it.
+A name becomes a token of a NATS subject and the name of a directory. So it is checked once, where it enters the program:
+one token of ``[A-Za-z0-9_-]{1,64}``. All other code relies on the check.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from liftpy.errors import InvalidNameError
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _FOLDER = re.compile(r"([A-Za-z0-9_-]{1,64})-([0-9a-f]{6,}-[0-9a-f]+)", re.ASCII)
-"""A stream's name and uid (``RecordBuilder.next_stream_uid``)."""
+"""Directory name ``<stream>-<uid>``. ``RecordBuilder.next_stream_uid`` makes the uid."""
 _SUBJECT_TOKEN = re.compile(r"[^\s.*>\x00-\x1f\x7f]+")
 _RIGHTS_TOKEN = re.compile(r"""[^\s.*>"'\\\x00-\x1f\x7f]+""")
-"""Characters that a permission may contain, because they need no quotes in a configuration or on a command line."""
+"""Characters that a permission may contain without quotes in a configuration or on a command line."""
 MAX_SUBJECT_LENGTH = 255
 _SHOWN_LENGTH = 80
 
 PROBE_STREAM = "_liftpy-probe"
-"""The one stream of the cluster that operators make: `liftpy health --probe` publishes into it."""
+"""Stream into which `liftpy health --probe` publishes. It is the only internal stream that operators create."""
 NO_OFFSET = -1
 """Value of an inclusive offset (``newest_offset``, ``high_watermark``) when there is no record."""
 
@@ -47,26 +47,34 @@ def is_utf8(text: str) -> bool:
 
 
 def is_name(name: str) -> bool:
-    """Return whether it may be a stream's, node's or service's."""
+    """Return whether ``name`` is allowed for a stream, node or service."""
     return _NAME.fullmatch(name) is not None
 
 
 def is_internal(stream: str) -> bool:
-    """Return whether the cluster itself uses the stream of this name. Other changes to it are rejected."""
+    """Return whether the cluster itself uses the stream of this name. Users can neither change it nor publish to it."""
     return stream.startswith("_")
 
 
 def check_name(name: str, what: str) -> str:
-    """Return ``name`` if it is one token of ``[A-Za-z0-9_-]{1,64}``, else raise InvalidNameError with ``what``."""
+    """Return ``name`` if it is one token of ``[A-Za-z0-9_-]{1,64}``.
+
+    ``what``: what the name belongs to, for the error text. Raises InvalidNameError.
+    """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidNameError(f"{what} {shown(name)} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")
     return name
 
 
 def check_new_stream(name: str) -> str:
-    """Return ``name`` if a new stream may have it, else raise InvalidNameError: ``-rf`` reads as an option of a command."""
+    """Return ``name`` if a new stream may have it. Raises InvalidNameError.
+
+    A name such as ``-rf`` is not allowed, because a command would read it as an option.
+    """
     if check_name(name, "stream").startswith("-"):
-        raise InvalidNameError(f"stream {shown(name)} is not allowed: a name that begins with - reads as an option of commands")
+        raise InvalidNameError(
+            f"stream {shown(name)} is not allowed: commands would read a name that begins with - as an option. Choose another name."
+        )
     return name
 
 
@@ -77,21 +85,23 @@ def split_folder(name: str) -> tuple[str, str] | None:
 
 
 def check_uid(uid: str) -> str:
-    """Return ``uid`` if it is a valid stream uid or '' (any stream), else raise InvalidNameError."""
+    """Return ``uid`` if it is a valid stream uid or '' (any stream). Raises InvalidNameError."""
     if not isinstance(uid, str) or not is_utf8(uid) or len(uid) > MAX_UID_LENGTH:
-        raise InvalidNameError(f"uid {shown(uid)} is none: client.stream(name).uid has the one of a stream")
+        raise InvalidNameError(f"uid {shown(uid)} is not the uid of a stream. client.stream(name).uid returns it.")
     return uid
 
 
 def check_published(stream: str) -> str:
-    """Return ``stream`` if applications may publish to a stream of this name, else raise InvalidNameError."""
+    """Return ``stream`` if applications may publish to a stream of this name. Raises InvalidNameError."""
     if is_internal(check_name(stream, "stream")):
-        raise InvalidNameError(f"stream {stream!r} is internal, the cluster's own: nothing is published to it")
+        raise InvalidNameError(
+            f"stream {stream!r} is internal. Only the cluster itself publishes to it. Choose another stream."
+        )
     return stream
 
 
 def check_publisher_subject(subject: str) -> str:
-    """Return ``subject`` if it is a valid NATS subject (wildcards allowed), else raise InvalidNameError."""
+    """Return ``subject`` if it is a valid NATS subject (wildcards allowed). Raises InvalidNameError."""
     tokens = subject.split(".")
     if len(subject) > MAX_SUBJECT_LENGTH or not all(
         t == "*" or (t == ">" and i == len(tokens) - 1) or _RIGHTS_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
@@ -101,16 +111,13 @@ def check_publisher_subject(subject: str) -> str:
 
 
 def check_subject(subject: str) -> str:
-    """Return ``subject`` if it is a valid NATS subject, with or without ``*`` and a trailing ``>``.
-
-    Otherwise raise InvalidNameError.
-    """
+    """Return ``subject`` if it is a valid NATS subject, with or without ``*`` and a trailing ``>``. Raises InvalidNameError."""
     tokens = subject.split(".") if isinstance(subject, str) else [""]
     well_formed = all(
         t == "*" or (t == ">" and i == len(tokens) - 1) or _SUBJECT_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
     )
     if well_formed and not is_utf8(subject):
-        raise InvalidNameError(f"subject {shown(subject)} is not UTF-8 text")
+        raise InvalidNameError(f"subject {shown(subject)} is not UTF-8 text. Use only characters that UTF-8 can encode.")
     if not well_formed or len(subject) > MAX_SUBJECT_LENGTH:
         raise InvalidNameError(
             f"subject {shown(subject)} is not a NATS subject: non-empty tokens separated by dots, without spaces"
@@ -119,15 +126,15 @@ def check_subject(subject: str) -> str:
 
 
 def check_data_subject(subject: str, namespace: str) -> str:
-    """Return ``subject`` if a stream may store it, else raise InvalidNameError.
+    """Return ``subject`` if a stream may store it. Raises InvalidNameError.
 
-    Wildcards ``*`` and a trailing ``>`` are allowed. The namespace of the cluster, ``$`` subjects and inboxes are rejected:
-    such a stream would store the messages of the protocol itself.
+    Wildcards ``*`` and a trailing ``>`` are allowed. The namespace of the cluster, ``$`` subjects and inboxes are rejected,
+    because a stream on them would store the messages of the protocol itself.
     """
     tokens = check_subject(subject).split(".")
     if tokens[0] in (namespace, "*", ">") or tokens[0].startswith(("$", "_INBOX")):
         raise InvalidNameError(
-            f"subject {shown(subject)} would overlap with {namespace}.>, an _INBOX or $-subjects; choose another first token"
+            f"subject {shown(subject)} would overlap with {namespace}.>, an _INBOX or $-subjects. Choose another first token."
         )
     return subject
 

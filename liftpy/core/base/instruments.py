@@ -1,7 +1,7 @@
 """Counters and histograms that a node updates while it works. One batch costs one bisect, whatever its size. Pure.
 
-Buckets are powers: latencies from 0.25 ms to 8.2 s (L), fail-overs from 10 ms to 20.5 s (F), batches from one record to 4,096 (B).
-A value counts in the first bucket whose bound is not below it. Nothing here ever falls while a process lives.
+Bounds of buckets double: latencies from 0.25 ms to 8.2 s, failovers from 10 ms to 20.5 s, batches from one record to 4,096.
+A value counts in the first bucket whose bound is at or above it. No count decreases while a process lives.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ FAILOVER_S = tuple(0.01 * 2**n for n in range(12))
 BATCH_RECORDS = tuple(float(4**n) for n in range(7))
 _S = 1e-9
 _TIMED_BATCHES = 1024
-"""Number of appended, uncommitted batches of a partition whose times are kept. The oldest ones beyond it are not measured."""
+"""Maximum number of uncommitted batches of a partition whose times are kept. Older ones are not measured."""
 
 
 class Histogram:
-    """Histogram. ``counts[n]``: number of values above ``bounds[n - 1]`` and at most ``bounds[n]``. The last count has no
-    upper bound.
+    """A histogram.
+
+    ``counts[n]``: number of values above ``bounds[n - 1]`` and at most ``bounds[n]``. The last count has no upper bound.
     """
 
     __slots__ = ("bounds", "counts", "total")
@@ -49,41 +50,41 @@ class Instruments:
     acks: dict[AckPolicy, Histogram] = field(
         default_factory=lambda: {AckPolicy.LEADER: Histogram(), AckPolicy.ALL: Histogram()}
     )
-    """Time from the arrival of a publish until its ack was given to the connection, by ack policy."""
+    """Time from the arrival of a publish until its ack was passed to the connection, by ack policy."""
     queued: Histogram = field(default_factory=Histogram)
     """Time from the arrival of a record until it was appended."""
     commits: Histogram = field(default_factory=Histogram)
-    """Time from the append of a record until HW has passed it."""
+    """Time from the append of a record until the high watermark reached it."""
     flushes: Histogram = field(default_factory=Histogram)
-    """Time of the flushes of logs that publishers wait for."""
+    """Duration of the log flushes for which publishers wait."""
     fetches: Histogram = field(default_factory=Histogram)
-    """Time from a follower's request until its answer."""
+    """Time from a follower's fetch request until its answer."""
     reads: Histogram = field(default_factory=Histogram)
-    """Time from when records are available until they were given to the connection."""
+    """Time from the moment when records are available until they were passed to the connection."""
     proposals: Histogram = field(default_factory=Histogram)
-    """Time until requests of this node to the metadata group are decided."""
+    """Time from a request of this node to the metadata group until it is decided."""
     proposals_failed: Counter[str] = field(default_factory=Counter)
     """Number of failed requests to the metadata group, by error."""
     journal_flushes: Histogram = field(default_factory=Histogram)
-    """Time of the flushes of the metadata group's journal."""
+    """Duration of the flushes of the metadata group's journal."""
     loop_lag: Histogram = field(default_factory=Histogram)
-    """Delay of the event loop for a timer that it runs ten times a second."""
+    """Delay of a timer that the event loop runs ten times a second."""
     failovers: Histogram = field(default_factory=lambda: Histogram(FAILOVER_S))
-    """Controllers: of a partition, from the election until it was online again."""
+    """Time from the election of a partition until it was online again. Only controllers measure it."""
     replicated_in_bytes: int = 0
-    """Batches that followers here have fetched."""
+    """Number of bytes of the batches that followers on this node have fetched."""
     replicated_out_bytes: int = 0
-    """Batches that leaders here have sent."""
+    """Number of bytes of the batches that leaders on this node have sent to followers."""
     isr_shrinks: int = 0
     """Number of ISR shrinks of partitions that this node leads."""
     isr_expands: int = 0
     leader_changes: int = 0
     divergences: int = 0
-    """Number of starts that found the controller's directory marked, because its image differed from the majority's."""
+    """Number of starts at which the controller's directory was marked, because its image differed from that of the majority."""
     damaged_segments: int = 0
     """Number of damaged segments that recovery or a read found on this node."""
     recovery_s: float = 0.0
-    """Time of the recovery at this start, in seconds."""
+    """Duration of the recovery at this start, in seconds."""
 
 
 class PublishTimes:
@@ -95,7 +96,7 @@ class PublishTimes:
         self._instruments = instruments or Instruments()
         self.now_ns = now_ns
         self._uncommitted: deque[tuple[int, int, int]] = deque(maxlen=_TIMED_BATCHES)
-        """(last offset, inclusive; when it was appended; how many records)"""
+        """(last offset, inclusive, time of the append, number of records) of each uncommitted batch."""
 
     def appended(self, last_offset: int, record_count: int, arrived_ns: int) -> None:
         """Note that a batch was appended. ``arrived_ns``: time of its arrival."""
@@ -105,7 +106,7 @@ class PublishTimes:
         self._uncommitted.append((last_offset, now_ns, record_count))
 
     def committed(self, high_watermark: int) -> None:
-        """Record that HW (inclusive) has risen."""
+        """Note that the high watermark (inclusive) has risen."""
         waiting = self._uncommitted
         if waiting and waiting[0][0] <= high_watermark:
             now_ns, commits = self.now_ns(), self._instruments.commits

@@ -1,7 +1,6 @@
-"""The metadata of one partition. The image and the replicas of the partition share this value.
+"""The metadata of one partition. The metadata image and the replicas of the partition use these values.
 
-A new field wants a number in ``cluster.proto`` and a line in each direction of ``liftpy/core/metadata/codec.py``, nothing more: then
-every replica of the partition knows it.
+A new field needs a number in ``cluster.proto``, and nothing else. Then every replica of the partition has it.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ class Pause(IntEnum):
 
     NOT_PAUSED = 0
     UNTIL_RESUMED = 1
-    """The leader rejects publishes."""
+    """The leader rejects publishes until an operator resumes the partition."""
     UNTIL_PUBLISH = 2
-    """The first publish resumes it: it is held until then."""
+    """The first publish resumes the partition. The leader holds the publish until then."""
     ENDING = 3
     """The pause ends, or its settings have changed. The leader applies the change as soon as it knows it. Followers buffer
     publishes again only after the leader has confirmed it. So no follower keeps a message that the leader still rejects
     [A2].
     """
     UNTIL_PUBLISH_TO_ANY = 4
-    """The first publish to one of the stream's partitions that are paused so resumes all of these."""
+    """The first publish to any partition of the stream with this pause resumes all of them."""
 
     @classmethod
     def of(cls, number: int) -> Pause:
-        """Return the pause of this number. An unknown number accepts no publishes."""
+        """Return the pause with this number. A partition with an unknown number accepts no publishes."""
         try:
             return cls(number)
         except ValueError:
@@ -48,7 +47,7 @@ class Pause(IntEnum):
 
     @property
     def until_publish(self) -> bool:
-        """True if a publish ends it."""
+        """True if a publish ends the pause."""
         return self in (Pause.UNTIL_PUBLISH, Pause.UNTIL_PUBLISH_TO_ANY)
 
     @property
@@ -58,7 +57,7 @@ class Pause(IntEnum):
 
     @property
     def words(self) -> str:
-        """Text of the pause for people, '' if the partition is not paused."""
+        """Text of the pause for users. '': the partition is not paused."""
         return _PAUSES[self]
 
 
@@ -83,7 +82,7 @@ class MoveReason(IntEnum):
 
     @classmethod
     def of(cls, number: int) -> MoveReason:
-        """Return the reason of this number. An unknown number counts as none."""
+        """Return the reason with this number. An unknown number counts as no reason."""
         try:
             return cls(number)
         except ValueError:
@@ -91,7 +90,7 @@ class MoveReason(IntEnum):
 
     @property
     def words(self) -> str:
-        """Text of the reason for people."""
+        """Text of the reason for users."""
         return _WORDS[self]
 
 
@@ -107,8 +106,11 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purge:
-    """Request of operators to delete committed records below ``end_offset`` (exclusive) that match ``subjects`` (wildcards
-    allowed) and ``keys``. An empty part matches all. ``number``: unique in the cluster, ascending."""
+    """Request of an operator to delete committed records below ``end_offset`` (exclusive).
+
+    It deletes the records that match ``subjects`` (wildcards allowed) and ``keys``. If one of them is empty, it matches
+    all. ``number``: unique in the cluster, ascending.
+    """
 
     number: int
     subjects: tuple[str, ...] = ()
@@ -135,11 +137,11 @@ class PartitionState:
 
     partition: int
     replicas: tuple[str, ...]
-    """Replicas, preferred leader first."""
+    """Nodes of the replicas, the preferred leader first."""
     isr: tuple[str, ...]
     """In-sync replicas in the order of ``replicas``. Never empty. Contains the leader if there is one [C3]."""
     leader: str
-    """'' when there is none."""
+    """Node of the leader. '': the partition has none."""
     leader_epoch: int
     """Epoch of ``leader``, or of ``candidate`` while it promotes itself. Never used twice [C2]."""
     epoch: int
@@ -150,7 +152,7 @@ class PartitionState:
     candidate: str = ""
     """Node that promotes itself in ``leader_epoch``, with status CANDIDATE_FOUND."""
     passed_over: tuple[str, ...] = ()
-    """Candidates of this election that failed, in the order in which they did."""
+    """Candidates that failed in this election, oldest first."""
     incomplete: tuple[str, ...] = ()
     """Replicas that may lack acknowledged data. Only a command elects them [C10], until they join ``isr`` again.
 
@@ -170,11 +172,11 @@ class PartitionState:
     [KIP-966].
     """
     target: tuple[str, ...] = ()
-    """Requested replicas, preferred leader first. Empty: the current ones. One change at a time leads there."""
+    """Requested replicas, preferred leader first. Empty: the current ones. Replicas are replaced one at a time."""
     joining: str = ""
-    """Learner that copies the log. It has no vote, and becomes a replica when it enters the ISR."""
+    """Learner, which copies the log. It has no vote, and becomes a replica when it enters the ISR. '': none."""
     moved_for: MoveReason = MoveReason.BY_HAND
-    """Reason for ``target``. LEADERSHIPS: there is no ``target``, and the first replica must become the leader."""
+    """Reason for ``target``. LEADERSHIPS: there is no ``target``, and the first replica must become leader."""
     copy_epoch: int = 0
     """Epoch at which the learner was named. 0: there is no learner.
 
@@ -182,15 +184,16 @@ class PartitionState:
     [C12].
     """
     asked_start: int = 0
-    """Offset below which operators have deleted the records. The log begins here or later, when HW reaches it [D26]. 0:
-    none.
+    """Offset below which operators have deleted the records. 0: none.
+
+    The log begins here or later, when the high watermark has reached it [D26].
     """
     purges: tuple[Purge, ...] = ()
     """Pending purges by number. A purge ends when every holder has reported that it has none of its records."""
     purged: tuple[PurgedBy, ...] = ()
-    """Highest purge that each ISR member has reported, in the order of ``holders`` (``liftpy/core/base/purge.py``)."""
+    """Highest purge number that each ISR member has reported, in the order of ``holders`` (``liftpy/core/base/purge.py``)."""
     pause: Pause = Pause.NOT_PAUSED
-    """Pause that an operator has set: the partition takes no publishes. Reading continues."""
+    """Pause that an operator has set. The partition then accepts no publishes. Reading continues."""
     pauses: int = 0
     """Number of pauses, and of changes of their settings. A replica sees by it that it has missed one."""
 
@@ -200,36 +203,36 @@ class PartitionState:
         return (*self.replicas, self.joining) if self.joining else self.replicas
 
     def copy_of(self, node_id: str) -> int:
-        """Return the id of the copy that ``node_id`` makes as the learner, 0 if it is not the learner."""
+        """Return ``copy_epoch`` if ``node_id`` is the learner, otherwise 0."""
         return self.copy_epoch if self.joining and node_id == self.joining else 0
 
     @property
     def wants_leader(self) -> str:
-        """Node that should lead next, '' if there is no preference."""
+        """Node that should lead next. '': no preference."""
         first = self.replicas[0] if self.moved_for is MoveReason.LEADERSHIPS and self.replicas else ""
         return "" if first == self.leader else first
 
     @property
     def wants_next(self) -> str:
-        """Node that becomes the next learner. '': none, or not yet."""
+        """Node that becomes the next learner. '': none, or the previous one is not done."""
         if self.joining or len(self.replicas) > len(self.target):
             return ""
         return next((node for node in self.target if node not in self.replicas), "")
 
     @property
     def leaving(self) -> str:
-        """Replica to remove next, '' if none. Replicas outside the ISR are removed first, the leader last."""
+        """Replica to remove next. '': none. Replicas outside the ISR are removed first, the leader last."""
         unwanted = [node for node in self.replicas if node not in self.target]
         if not unwanted or len(self.replicas) <= len(self.target) or not self.target:
             return ""
         return min(unwanted, key=lambda node: (node in self.isr, node == self.leader, -self.replicas.index(node)))
 
     def min_isr(self, config: StreamConfig) -> int:
-        """Return the effective min ISR, for the smaller number of replicas before and after a move. At least 1."""
+        """Return the effective min ISR, at least 1. During a move it is computed from the smaller number of replicas."""
         return config.effective_min_isr(min(len(self.replicas), len(self.target) or len(self.replicas)))
 
     def may_lead(self, policy: CommitPolicy) -> tuple[str, ...]:
-        """Return the nodes that may become leader without a command, live or not, in replica order.
+        """Return the nodes that can become leader without an operator's command, in replica order. They may be down.
 
         They have all committed records.
         """
@@ -250,9 +253,9 @@ class HeldPartition:
     """Longest lease that another node may hold, in nanoseconds. 0: the setting of this node."""
     isr: frozenset[str] = field(init=False)
     min_isr: int = field(init=False)
-    """The effective one: at least 1, never more than there are replicas."""
+    """Effective min ISR: at least 1, and at most the number of replicas."""
     may_lead: frozenset[str] = field(init=False)
-    """Nodes that may be elected without a command, live or not: the ISR, and the complete replicas outside it."""
+    """Nodes that can be elected without an operator's command: the ISR and the complete replicas. They may be down."""
 
     @property
     def has_standby(self) -> bool:

@@ -2,18 +2,18 @@
 
 Tracks which replicas are done, and when the metadata can drop a purge.
 
-Goal: no replica of a partition serves a purged record, also a replica that is away now. No purge stays in the metadata
+Goal: no replica of a partition serves a purged record, not even a replica that is down now. No purge stays in the metadata
 forever.
 
 Rules: a purge has a number, and an end offset (exclusive) at or below HW + 1 at the time of the request. Each replica
-cleans its own log (``liftpy/core/log/compaction.py``), and reports the largest number whose records it no longer has.
-The report counts while the replica is in the ISR. A replica outside may copy the records again from one that is not
-clean yet. A purge is forgotten when every holder, the learner included, has reported it. An unclean election forgets
-all purges, because offsets are assigned again.
+cleans its own log (``liftpy/core/log/compaction.py``), and reports the largest number whose records it no longer has. The
+report counts while the replica is in the ISR. A replica outside may copy the records again from one that is not clean yet.
+A purge is forgotten when every holder, the learner included, has reported it. An unclean election forgets all purges,
+because offsets are assigned again.
 
-Worked example: holders a, b and c, all in the ISR, purge 7. a and b report 7. c is away and leaves the ISR, so the
-purge stays. c returns and fetches the rest of the log. It drops the purged records that it has, joins the ISR and
-reports 7. The purge is forgotten.
+Worked example: holders a, b and c, all in the ISR, purge 7. a and b report 7. c is down and leaves the ISR, so the purge
+stays. c returns and fetches the rest of the log. It drops the purged records that it has, joins the ISR and reports 7. The
+purge is forgotten.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ MAX_PURGE_BYTES = 1024
 
 
 def asked(partition: PartitionState, wish: Purge) -> PartitionState | None:
-    """Return ``partition`` with the purge ``wish``.
+    """Return ``partition`` with the requested purge ``wish``. None: there is no room for another purge.
 
-    The purge replaces an equal one with a smaller end. Returns the partition unchanged if the purge exists already, and
-    None if there is no room.
+    The purge replaces one with equal subjects and keys and a smaller end. If that one has the same or a larger end, the
+    partition is returned unchanged.
     """
     same = [p for p in partition.purges if (p.subjects, p.keys) == (wish.subjects, wish.keys)]
     if any(p.end_offset >= wish.end_offset for p in same):
@@ -45,14 +45,14 @@ def asked(partition: PartitionState, wish: Purge) -> PartitionState | None:
 
 
 def reported(partition: PartitionState, node: str, number: int) -> PartitionState:
-    """Return ``partition`` with the report of ``node`` if it is in the ISR. Unchanged if the report is not new."""
+    """Return ``partition`` with the report of ``node``. It is unchanged if ``node`` is not in the ISR or the report is not new."""
     if node not in partition.isr or number <= heard(partition, node) or not partition.purges:
         return partition
     return replace(partition, purged=(*(said for said in partition.purged if said.node != node), PurgedBy(node, number)))
 
 
 def heard(partition: PartitionState, node: str) -> int:
-    """Return the purge number that ``node`` has reported. 0: none."""
+    """Return the highest purge number that ``node`` has reported. 0: none."""
     return next((said.number for said in partition.purged if said.node == node), 0)
 
 
@@ -70,9 +70,9 @@ def settled(partition: PartitionState) -> PartitionState:
 
 
 def to_report(partition: PartitionState, node: str, purged: Collection[int]) -> int:
-    """Return the number that ``node`` should report, 0 if there is nothing new.
+    """Return the purge number that ``node`` should report. 0: there is nothing new.
 
-    ``purged``: numbers of the purges that its log has completed.
+    ``purged``: numbers of the purges that are done in its log.
     """
     number = 0
     for purge in partition.purges:

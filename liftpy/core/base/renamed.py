@@ -1,11 +1,12 @@
 """Old names: modules, settings, options and commands.
 
-SETTINGS, OPTIONS and COMMANDS have no alias. Where a user still gives an old name, the error says the new one. In Python the old
-name of a setting is still a keyword argument (``accept_old_keywords``), and raises a DeprecationWarning. The old methods of a
-client (``client_method``) and the old functions for groups (``client_function``) do the same.
+Old names of settings, options and commands do not work. If a user gives one, the error shows the new name. In Python the
+old name of a setting still works as a keyword argument (``accept_old_keywords``), with a DeprecationWarning. So do the old
+methods of a client (``client_method``) and the old functions for groups (``client_function``).
 
-The modules of 0.1.0 moved into the folders that ARCHITECTURE.md describes. ``import liftpy.wire.batch`` still works: it gives
-``liftpy.core.wire.batch`` and a DeprecationWarning. The next release removes this module. ``docs/renamed.md`` shows the table.
+The modules of 0.1.0 moved into the folders that ARCHITECTURE.md describes. ``import liftpy.wire.batch`` still works: it
+imports ``liftpy.core.wire.batch`` with a DeprecationWarning. The next release removes this module. ``docs/renamed.md`` has
+the table.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ OPTIONS = {
     "stream create --commit": "--commit-policy",
     "stream create --max-held": "--min-isr-hold-timeout",
 }
-"""Options: command and old name -> new name."""
+"""Options: (command, old name) -> new name."""
 
 MODULES = {
     "liftpy.backup": "liftpy.core.backup",
@@ -454,7 +455,7 @@ MODULES = {
     "liftpy.service.wellness": "liftpy.core.services.sessions",
     "liftpy.shares": "liftpy.core.base.worker_assignment",
     "liftpy.spark.cursor": "liftpy.spark.source",
-    "liftpy.spark.fetching": "liftpy.spark.retrying_fetch",
+    "liftpy.spark.fetching": "liftpy.spark.range_reader",
     "liftpy.spark.lined": "liftpy.spark.range_reader",
     "liftpy.spark.link": "liftpy.spark.process_connection",
     "liftpy.spark.local_files": "liftpy.spark.range_reader",
@@ -463,20 +464,24 @@ MODULES = {
     "liftpy.spark.pipelines.compacting": "liftpy.spark.pipelines.compact",
     "liftpy.spark.pipelines.comparing": "liftpy.spark.pipelines.audit_findings",
     "liftpy.spark.pipelines.cutover": "liftpy.spark.pipelines.archive",
+    "liftpy.spark.pipelines.delta": "liftpy.spark.pipelines.table_formats",
     "liftpy.spark.pipelines.dropping": "liftpy.spark.pipelines.audit",
     "liftpy.spark.pipelines.failing": "liftpy.spark.failures",
     "liftpy.spark.pipelines.findings": "liftpy.spark.pipelines.audit_findings",
+    "liftpy.spark.pipelines.iceberg": "liftpy.spark.pipelines.table_formats",
     "liftpy.spark.pipelines.manifest_source": "liftpy.spark.pipelines.archive_source",
     "liftpy.spark.pipelines.measures": "liftpy.spark.pipelines.stats",
     "liftpy.spark.pipelines.naming": "liftpy.spark.pipelines.tables",
-    "liftpy.spark.pipelines.opening": "liftpy.spark.pipelines.table_kind",
+    "liftpy.spark.pipelines.opening": "liftpy.spark.pipelines.table_formats",
     "liftpy.spark.pipelines.orphans": "liftpy.spark.pipelines.archive",
     "liftpy.spark.pipelines.replay_shares": "liftpy.spark.pipelines.replay",
     "liftpy.spark.pipelines.replaying": "liftpy.spark.pipelines.replay",
     "liftpy.spark.pipelines.spreading": "liftpy.spark.pipelines.parallel",
     "liftpy.spark.pipelines.stats_plot": "liftpy.spark.pipelines.stats",
+    "liftpy.spark.pipelines.table_kind": "liftpy.spark.pipelines.table_formats",
     "liftpy.spark.pipelines.writing": "liftpy.spark.pipelines.archive_writer",
     "liftpy.spark.reading": "liftpy.spark.range_reader",
+    "liftpy.spark.retrying_fetch": "liftpy.spark.range_reader",
     "liftpy.spark.rows": "liftpy.spark.range_reader",
     "liftpy.spark.sending": "liftpy.spark.sink",
     "liftpy.spark.sink_options": "liftpy.spark.options",
@@ -675,26 +680,27 @@ MODULES = {
     "sidecar.workers.telling": "sidecar.workers.merged_status",
     "sidecar.workers.whole": "sidecar.workers.merged_status",
 }
-"""Old name -> new name. Several old modules may have become one."""
+"""Modules: old name -> new name. Several old modules may have the same new name."""
 
 
 _OLD_PACKAGES = {name.rpartition(".")[0] for name in MODULES} & MODULES.keys()
 _OLD_PACKAGE_OF = {MODULES[old]: old for old in _OLD_PACKAGES}
-"""New name of a package -> its old name."""
+"""New name of a package -> old name."""
 
 
 class RenamedModules:
-    """Finds modules by their old names. An old name that a function or module of the new package has is not among them.
+    """Import hook that finds modules by their old names. Names that exist in a new package are never replaced.
 
-    One comes first: an old package's path would lead to a second copy of a module. One comes last, with ``in_packages``: for
-    ``from liftpy.group import shown`` Python looks for ``shown`` by the package's new name.
+    Python has two of these hooks. The first one runs before all others, because the path of an old package would load a
+    second copy of a module. The second one (``in_packages``) runs after all others. For ``from liftpy.group import shown``,
+    Python searches ``shown`` under the package's new name.
     """
 
     def __init__(self, *, in_packages: bool) -> None:
         self._in_packages = in_packages
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return a spec that loads the module of the new name, None for all other names."""
+        """Return a spec that loads the module of the new name. None: ``fullname`` is no old name."""
         old = fullname
         if self._in_packages:
             package, _, name = fullname.rpartition(".")
@@ -702,7 +708,7 @@ class RenamedModules:
         return ModuleSpec(fullname, self, loader_state=old) if old in MODULES else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Import the module of the new name, and warn."""
+        """Import the module of the new name, and raise a DeprecationWarning."""
         old = spec.loader_state
         warnings.warn(f"the module {old} is now {MODULES[old]}", DeprecationWarning, stacklevel=6)
         module = importlib.import_module(MODULES[old])
@@ -710,14 +716,14 @@ class RenamedModules:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its own spec back, which the import of the old name has replaced."""
+        """Restore the module's own spec, which the import of the old name has replaced."""
         alias = module.__spec__
         assert alias is not None
         module.__spec__ = alias.loader_state
 
 
 def accept_old_keywords(made: _Made) -> _Made:
-    """Let a function, or the constructor of a class, be called with old names of SETTINGS, too. They raise a DeprecationWarning."""
+    """Let callers of a function or constructor use the old names of SETTINGS. They get a DeprecationWarning."""
     call = made.__init__ if isinstance(made, type) else made  # type: ignore[misc]  # of the class itself
     own = inspect.signature(call).parameters
     renamed = {old: new for old, new in SETTINGS.items() if new in own}
@@ -739,14 +745,14 @@ def accept_old_keywords(made: _Made) -> _Made:
 
 
 def install() -> None:
-    """Let the old names be imported."""
+    """Install the import hooks for old module names."""
     if not any(isinstance(finder, RenamedModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, RenamedModules(in_packages=False))
         sys.meta_path.append(RenamedModules(in_packages=True))
 
 
 def client_method(client: Any, name: str) -> Any:
-    """Return the method that replaces ``client.<name>``, with a DeprecationWarning. Raises AttributeError for another name."""
+    """Return the method that replaces ``client.<name>``, with a DeprecationWarning. Raises AttributeError for an unknown name."""
     new = CLIENT_METHODS.get(name)
     if new is None:
         raise AttributeError(f"{type(client).__name__!r} object has no attribute {name!r}")
@@ -769,7 +775,10 @@ def info_attribute(info: Any, holder: str, name: str) -> Any:
 
 
 def client_function(module: str, name: str) -> Any:
-    """Return the function that replaces a function of groups, with a DeprecationWarning. Raises AttributeError for another name."""
+    """Return the function that replaces ``name`` of ``module``, with a DeprecationWarning.
+
+    Raises AttributeError for an unknown name.
+    """
     new = GROUP_FUNCTIONS.get(name)
     if new is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")

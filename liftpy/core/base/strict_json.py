@@ -1,4 +1,4 @@
-"""JSON from elsewhere: one kind of error, whatever the text is. Pure."""
+"""Strict decoding of JSON from users and other nodes. Every invalid text raises ValueError. Pure."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import re
 from typing import Any
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-"""A surrogate as JSON escapes it, or as bytes that no UTF-8 has."""
+"""A lone surrogate, as a JSON escape or as bytes, which is not valid UTF-8."""
 
 
 def load_json(text: str | bytes, *, unique: bool = False) -> Any:
-    """Return the JSON value of ``text``.
+    """Return the JSON value of ``text``. Raises ValueError for invalid JSON.
 
-    Raise ValueError for invalid JSON. Python's extensions (NaN, Infinity, huge numbers), half surrogate pairs and too deep
-    nesting are invalid, too. With ``unique``, an object that has a name twice is invalid as well.
+    Extensions of Python (NaN, Infinity, huge numbers), half surrogate pairs and too deep nesting are invalid too. With
+    ``unique``, an object that has a name twice is also invalid.
     """
     try:
         found = json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_unique if unique else None)
         if _SURROGATE.search(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")):
-            json.dumps(found, ensure_ascii=False).encode()  # raises what is a ValueError
+            json.dumps(found, ensure_ascii=False).encode()  # encode() raises UnicodeEncodeError for a lone surrogate
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     except UnicodeEncodeError:
@@ -29,7 +29,7 @@ def load_json(text: str | bytes, *, unique: bool = False) -> Any:
 
 
 def is_count(value: object) -> bool:
-    """Return whether ``value`` is an int of 64 bits that can count something. -1 means none."""
+    """Return whether ``value`` is an int of 64 bits and at least -1, which means none."""
     return type(value) is int and -1 <= value < 1 << 63
 
 

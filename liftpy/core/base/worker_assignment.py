@@ -1,10 +1,10 @@
 """Decides which worker process of a node hosts a partition. Pure.
 
 Goal: the partitions of one stream are spread over all processes, and so are small streams. Constraint: every process
-knows the result without being told, also after a start with another number of processes.
+computes the result alone, also after a start with another number of processes.
 
-Algorithm: the share of a partition is a function of its name: a checksum of the stream's name plus the partition's
-number, modulo the number of processes. Nothing is stored.
+Algorithm: the share of a partition is a function of its name: a checksum of the stream's name plus the partition's number,
+modulo the number of processes. Nothing is stored.
 
 Worked example: stream ``orders`` has checksum 7 and 4 partitions, and there are 2 processes. Process 1 hosts 0 and 2,
 process 0 hosts 1 and 3.
@@ -22,7 +22,7 @@ MOST_WORKERS = 64
 
 @dataclass(frozen=True, slots=True)
 class WorkerShare:
-    """Partitions of one worker process: ``number`` of ``of`` processes. 0 of 1 has all partitions."""
+    """The partitions of one worker process: process ``number`` (from 0) of ``of`` processes. 0 of 1 hosts all partitions."""
 
     number: int = 0
     of: int = 1
@@ -32,13 +32,13 @@ class WorkerShare:
             raise ValueError(f"invalid share {self.number} of {self.of} processes")
 
     def holds(self, stream: str, partition: int) -> bool:
-        """Return whether the partition is this share's."""
+        """Return whether the partition belongs to this process."""
         return self.of == 1 or share_of(stream, partition, self.of) == self.number
 
     def holds_folder(self, name: str) -> bool:
-        """Return whether the log directory ``<stream>-<uid>/<partition>`` belongs to this share.
+        """Return whether the log directory ``<stream>-<uid>/<partition>`` belongs to this process.
 
-        Other names belong to share 0.
+        Directories with other names belong to process 0.
         """
         if self.of == 1:
             return True

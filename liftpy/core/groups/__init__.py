@@ -1,4 +1,4 @@
-"""Consumer groups, named cursors and work queues: owners and positions of partitions.
+"""Consumer groups, named cursors and work queues: which member owns a partition, and at which position. Pure.
 
-``coordinator`` is a replicated service over an internal stream of commands; ``member`` is the other side. Both are pure.
+``coordinator`` is a replicated service over an internal stream of commands. ``member`` is the state machine of one consumer.
 """

@@ -1,7 +1,7 @@
 """Commands to the coordinator and its answers as bytes. Both sides validate them. Pure.
 
-What ``decode_command`` returns is sound by itself: names are names, numbers are in their bounds, no partition is named twice. Whether
-it fits the state is for the machine to say.
+``decode_command`` checks names, the bounds of numbers, and that no partition is named twice. The ``GroupMachine`` checks
+whether the command fits the current state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ M = TypeVar("M", bound=Message)
 
 
 class GroupCommandError(ProtocolError):
-    """Raised for an invalid command, answer or question of a group. The text says what is allowed."""
+    """Raised for an invalid command, answer or query of a group. The text says what is allowed."""
 
     code = "GROUP_MALFORMED"
 
@@ -34,7 +34,7 @@ def partition_of(group: str, partitions: int) -> int:
 
 
 def uid_order(uid: str) -> tuple[int, str]:
-    """Return a sort key: the later of two uids of one stream name is greater."""
+    """Return a sort key for the uids of one stream name. A stream that was created later has a greater key."""
     number = uid.partition("-")[0]
     digits = number if 0 < len(number) <= 16 and all(digit in "0123456789abcdef" for digit in number) else ""
     return (int(digits, 16) if digits else -1, uid)
@@ -68,43 +68,43 @@ def decode_answer(data: bytes | memoryview) -> pb.GroupAnswer:
 
 
 def decode_query(data: bytes | memoryview) -> pb.GroupQuery:
-    """Return a question, checked. Raises GroupCommandError."""
+    """Decode and validate a ``GroupQuery``. Raises GroupCommandError."""
     query = _parsed(data, pb.GroupQuery)
     for name in filter(None, (query.group, query.after)):
-        _name(name, "group")
-    _within("limit", query.limit, 0, MAX_LIST)
+        _check_name(name, "group")
+    _check_bounds("limit", query.limit, 0, MAX_LIST)
     return query
 
 
 def decode_query_answer(data: bytes | memoryview) -> pb.GroupQueryAnswer:
-    """Return the answer to a question. Raises GroupCommandError."""
+    """Decode the answer to a ``GroupQuery``. Raises GroupCommandError."""
     return _parsed(data, pb.GroupQueryAnswer)
 
 
 def check_command(command: pb.GroupCommand) -> None:
     """Raise GroupCommandError if the command is invalid in any state."""
-    _name(command.group, "group")
+    _check_name(command.group, "group")
     parts = {name for name in _ORDER if command.HasField(name)}
     if len(parts) != 1 and parts not in _TOGETHER:
         raise GroupCommandError(
             f"Invalid group command: it combines {sorted(parts)}. Only one action, or "
-            f"{' or '.join('+'.join(sorted(t)) for t in _TOGETHER)}, is allowed."
+            f"{' or '.join('+'.join(sorted(t)) for t in _TOGETHER)}, is allowed. Use several commands."
         )
     if command.HasField("commit"):
-        _optional_name(command.commit.member, "member")
-        _positions(command.commit.positions, 0)
+        _check_optional_name(command.commit.member, "member")
+        _check_positions(command.commit.positions, 0)
     if command.HasField("join"):
-        _join(command.join)
+        _check_join(command.join)
     if command.HasField("beat"):
-        _beat(command.beat)
+        _check_beat(command.beat)
     if command.HasField("leave"):
-        _name(command.leave.member, "member")
+        _check_name(command.leave.member, "member")
     if command.HasField("reset"):
-        _positions(command.reset.positions, -1)
+        _check_positions(command.reset.positions, -1)
     if command.HasField("settle"):
-        _settle(command.settle)
+        _check_settle(command.settle)
     if command.HasField("take"):
-        _take(command.take)
+        _check_take(command.take)
 
 
 def _parsed(data: bytes | memoryview, expected: type[M]) -> M:
@@ -116,42 +116,42 @@ def _parsed(data: bytes | memoryview, expected: type[M]) -> M:
         ) from None
 
 
-def _join(join: pb.JoinGroup) -> None:
-    _name(join.member, "member")
-    _optional_name(join.instance, "instance")
+def _check_join(join: pb.JoinGroup) -> None:
+    _check_name(join.member, "member")
+    _check_optional_name(join.instance, "instance")
     if len(join.client) > MAX_CLIENT_LENGTH or not join.client.isprintable():
         raise GroupCommandError(f"Invalid client name. Use at most {MAX_CLIENT_LENGTH} printable characters.")
     if join.sessionMs:
-        _within("sessionMs", join.sessionMs, MIN_SESSION_MS, MAX_SESSION_MS)
-    _streams(join.streams)
+        _check_bounds("sessionMs", join.sessionMs, MIN_SESSION_MS, MAX_SESSION_MS)
+    _check_streams(join.streams)
 
 
-def _beat(beat: pb.BeatGroup) -> None:
-    _name(beat.member, "member")
-    _optional_name(beat.instance, "instance")
-    _streams(beat.streams)
+def _check_beat(beat: pb.BeatGroup) -> None:
+    _check_name(beat.member, "member")
+    _check_optional_name(beat.instance, "instance")
+    _check_streams(beat.streams)
     if beat.streams and not beat.tellsStreams:
         raise GroupCommandError("Invalid group command: streams without tellsStreams. Check the version of the client.")
     seen: set[tuple[str, str, int]] = set()
     for owned in beat.owned:
-        _name(owned.stream, "stream")
-        _name(owned.uid, "uid")
+        _check_name(owned.stream, "stream")
+        _check_name(owned.uid, "uid")
         if owned.generations and len(owned.generations) != len(owned.partitions):
             raise GroupCommandError(
                 "Invalid group command: the numbers of generations and partitions differ. Check the version of the client."
             )
         for partition in owned.partitions:
-            _once(seen, (owned.stream, owned.uid, partition), "owned")
+            _check_once(seen, (owned.stream, owned.uid, partition), "owned")
 
 
-def _streams(streams: Iterable[pb.KnownStream]) -> None:
+def _check_streams(streams: Iterable[pb.KnownStream]) -> None:
     names: set[tuple[str, str, int]] = set()
     total = 0
     for stream in streams:
-        _name(stream.name, "stream")
-        _name(stream.uid, "uid")
-        _within("partitions", stream.partitions, 1, MAX_PARTITIONS)
-        _once(names, (stream.name, "", 0), "streams")
+        _check_name(stream.name, "stream")
+        _check_name(stream.uid, "uid")
+        _check_bounds("partitions", stream.partitions, 1, MAX_PARTITIONS)
+        _check_once(names, (stream.name, "", 0), "streams")
         total += stream.partitions
     if len(names) > MAX_STREAMS or total > MAX_PARTITIONS:
         raise GroupCommandError(
@@ -159,31 +159,31 @@ def _streams(streams: Iterable[pb.KnownStream]) -> None:
         )
 
 
-def _positions(positions: Iterable[pb.GroupPosition], lowest: int) -> None:
+def _check_positions(positions: Iterable[pb.GroupPosition], lowest: int) -> None:
     seen: set[tuple[str, str, int]] = set()
     for at in positions:
-        _name(at.stream, "stream")
-        _name(at.uid, "uid")
-        _within("position", at.position, lowest, _MAX_INT)
-        _within("leaderEpoch", at.leaderEpoch, 0, _MAX_INT)
-        _within("partition", at.partition, 0, MAX_PARTITIONS - 1)
-        _once(seen, (at.stream, at.uid, at.partition), "positions")
+        _check_name(at.stream, "stream")
+        _check_name(at.uid, "uid")
+        _check_bounds("position", at.position, lowest, _MAX_INT)
+        _check_bounds("leaderEpoch", at.leaderEpoch, 0, _MAX_INT)
+        _check_bounds("partition", at.partition, 0, MAX_PARTITIONS - 1)
+        _check_once(seen, (at.stream, at.uid, at.partition), "positions")
     if not 0 < len(seen) <= MAX_POSITIONS:
         raise GroupCommandError(
             f"A commit or a reset must have 1 to {MAX_POSITIONS} positions, not {len(seen)}. Divide it into several requests."
         )
 
 
-def _settle(settle: pb.SettleRecords) -> None:
-    _name(settle.member, "member")
-    _within("settlements", len(settle.settlements), 1, MAX_SETTLEMENTS)
+def _check_settle(settle: pb.SettleRecords) -> None:
+    _check_name(settle.member, "member")
+    _check_bounds("settlements", len(settle.settlements), 1, MAX_SETTLEMENTS)
     count = 0
     for part in settle.settlements:
-        _name(part.stream, "stream")
-        _name(part.uid, "uid")
-        _within("partition", part.partition, 0, MAX_PARTITIONS - 1)
-        _within("delayMs", part.delayMs, 0, MAX_DELAY_MS)
-        _within("kind", part.kind, pb.SETTLE_ACK, pb.SETTLE_RELEASE)
+        _check_name(part.stream, "stream")
+        _check_name(part.uid, "uid")
+        _check_bounds("partition", part.partition, 0, MAX_PARTITIONS - 1)
+        _check_bounds("delayMs", part.delayMs, 0, MAX_DELAY_MS)
+        _check_bounds("kind", part.kind, pb.SETTLE_ACK, pb.SETTLE_RELEASE)
         if len(part.reason.encode()) > MAX_REASON_BYTES:
             raise GroupCommandError(f"The reason is too long. Use at most {MAX_REASON_BYTES} bytes.")
         count += len(part.ranges)
@@ -198,18 +198,18 @@ def _settle(settle: pb.SettleRecords) -> None:
             behind = piece.end
 
 
-def _take(take: pb.TakeRecords) -> None:
-    _name(take.member, "member")
-    _name(take.stream, "stream")
-    _name(take.uid, "uid")
-    _within("partition", take.partition, 0, MAX_PARTITIONS - 1)
-    _within("maxRecords", take.maxRecords, 1, MAX_TAKE)
-    _within("begin", take.begin, 0, _MAX_INT)
-    _within("logStart", take.logStart, 0, _MAX_INT)
-    _within("logEnd", take.logEnd, 0, _MAX_INT)
-    _within("keysFrom", take.keysFrom, 0, _MAX_INT)
-    _within("keys", len(take.keys), 0, MAX_KEYS)
-    _within("partitions", take.partitions, 0, MAX_PARTITIONS)
+def _check_take(take: pb.TakeRecords) -> None:
+    _check_name(take.member, "member")
+    _check_name(take.stream, "stream")
+    _check_name(take.uid, "uid")
+    _check_bounds("partition", take.partition, 0, MAX_PARTITIONS - 1)
+    _check_bounds("maxRecords", take.maxRecords, 1, MAX_TAKE)
+    _check_bounds("begin", take.begin, 0, _MAX_INT)
+    _check_bounds("logStart", take.logStart, 0, _MAX_INT)
+    _check_bounds("logEnd", take.logEnd, 0, _MAX_INT)
+    _check_bounds("keysFrom", take.keysFrom, 0, _MAX_INT)
+    _check_bounds("keys", len(take.keys), 0, MAX_KEYS)
+    _check_bounds("partitions", take.partitions, 0, MAX_PARTITIONS)
     if take.keys and not take.ordered:
         raise GroupCommandError("Invalid group command: keys need ordered. Check the version of the client.")
     for name, value, low, high in (
@@ -219,10 +219,10 @@ def _take(take: pb.TakeRecords) -> None:
         ("maxMemberPending", take.maxMemberPending, 1, MAX_MAX_PENDING),
     ):
         if value:
-            _within(name, value, low, high)
+            _check_bounds(name, value, low, high)
 
 
-def _once(seen: set[tuple[str, str, int]], key: tuple[str, str, int], what: str) -> None:
+def _check_once(seen: set[tuple[str, str, int]], key: tuple[str, str, int], what: str) -> None:
     if key in seen:
         raise GroupCommandError(f"{what} names {key[0]}/{key[2]} twice. Name each partition once.")
     seen.add(key)
@@ -230,22 +230,22 @@ def _once(seen: set[tuple[str, str, int]], key: tuple[str, str, int], what: str)
         raise GroupCommandError(f"{what} names more than {MAX_PARTITIONS} partitions. Use several groups.")
 
 
-def _name(name: str, what: str) -> None:
+def _check_name(name: str, what: str) -> None:
     if not is_name(name):
         raise GroupCommandError(f"Invalid {what} {shown(name)}. Use 1 to 64 of the characters A-Z a-z 0-9 _ -.")
 
 
-def _optional_name(name: str, what: str) -> None:
+def _check_optional_name(name: str, what: str) -> None:
     if name:
-        _name(name, what)
+        _check_name(name, what)
 
 
-def _within(name: str, value: int, low: int, high: int) -> None:
+def _check_bounds(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise GroupCommandError(f"{name} = {value} is outside {low}..{high}. Choose a value in this range.")
 
 
-# Limits of groups and queues: commands, groups, and the state of the coordinator. Times are ns or ms, as named.
+# Limits of commands, of groups and queues, and of the coordinator's state. The names of times end with their unit.
 
 
 NS_PER_MS = 1_000_000
@@ -254,14 +254,14 @@ MAX_COMMAND_BYTES = 512 * 1024
 MAX_STREAMS = 64
 """Maximum number of streams that one member reads."""
 MAX_PARTITIONS = 4_000
-"""Most partitions that the streams of one group may have in all."""
+"""Maximum number of partitions of all streams that one group reads."""
 MAX_POSITIONS = 1_000
-"""Most positions in one command."""
+"""Maximum number of positions in one command."""
 MAX_RANGES = 10_000
-"""Most ranges in one settlement."""
+"""Maximum number of ranges in one settlement."""
 MAX_SETTLEMENTS = 64
 MAX_TAKE = 10_000
-"""Most records of one take."""
+"""Maximum number of records that one take requests."""
 MAX_GRANTED_RANGES = 500
 """Maximum number of record ranges that one take returns, so that the answer fits into one message."""
 MAX_LOST_RANGES = 1_000
@@ -270,22 +270,25 @@ MAX_CLIENT_LENGTH = 128
 MAX_REASON_BYTES = 200
 MAX_LIST = 1000
 MAX_HOLDERS = 50
-"""Workers of one queue that an operator is shown."""
+"""Maximum number of workers of one queue that the answer to an operator lists."""
 
 MAX_GROUPS = 10_000
-"""Most groups of one coordinator. It has one partition of the stream of groups."""
+"""Maximum number of groups of one coordinator. A coordinator manages one partition of the groups stream."""
 MAX_MEMBERS = 1000
-"""Most members of one group."""
+"""Maximum number of members of one group."""
 MAX_SUBSCRIPTIONS = 16_000
 """Maximum number of streams of all members of one group. Each change of a member assigns all of them again."""
 MAX_QUEUES = 1000
 """Maximum number of partitions for which one group has a queue."""
 MAX_QUEUE_RANGES = 20_000
-"""Maximum number of ranges in the state of one queue. Beyond it no new records are given until some are settled."""
+"""Maximum number of ranges in the state of one queue. At the limit the queue delivers no new records until some are settled."""
 MAX_KEYS = 10_000
 """Maximum number of new record keys that one take sends."""
 MAX_HELD = 10_000
-"""Records of one queue that wait for an earlier one of their key: beyond them nothing new is given, until some are free."""
+"""Maximum number of records of one queue that wait for an earlier record with their key.
+
+At the limit the queue delivers no new records until some of them are free.
+"""
 MAX_STATE_BYTES = 64 * 1024 * 1024
 """Limit of the coordinator's state, as ``machine`` estimates it. Beyond it the coordinator accepts nothing new."""
 
@@ -297,11 +300,14 @@ FEW_MEMBERS = 32
 QUICK_HEARTBEAT_MS = 500
 """Heartbeat interval in a group with at most ``FEW_MEMBERS`` members, in ms. They learn a new assignment sooner."""
 WAITING_HEARTBEAT_MS = 200
-"""Heartbeat interval of a member that waits until another member gives partitions up."""
+"""Heartbeat interval in ms of a member that waits for partitions that another member must release first."""
 FENCE_MS = 2_000
-"""Time between the end of a session for the member and for the coordinator, in ms. It covers differences between clocks."""
+"""Time in ms from the end of a session on the member's clock until the coordinator ends it. It covers clock differences."""
 MAX_CLOCK_STEP_MS = 1_000
-"""Maximum time that passes between two records, in ms. While the coordinator was away, no heartbeat could arrive."""
+"""Maximum time in ms that the coordinator's clock advances between two records.
+
+No heartbeat can arrive while the coordinator is down, so this time must not end sessions.
+"""
 
 ACK_WAIT_MS = 30_000
 MIN_ACK_WAIT_MS = 100
@@ -315,5 +321,5 @@ MAX_MAX_PENDING = 100_000
 
 
 def heartbeat_ms(session_ms: int) -> int:
-    """Return the heartbeat interval of a member: at most a sixth of the session and ``MAX_CLOCK_STEP_MS``."""
+    """Return the heartbeat interval of a member: at most ``MAX_CLOCK_STEP_MS`` and a sixth of ``session_ms``."""
     return min(MAX_HEARTBEAT_MS, session_ms // 6)

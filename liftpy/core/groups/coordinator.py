@@ -1,7 +1,7 @@
-"""``GroupCoordinator``: the replicated service that keeps the groups of one partition of the groups stream. Pure.
+"""``GroupCoordinator``: the replicated service that manages the groups of one partition of the groups stream. Pure.
 
 Every record is a command, and its answer is the reply. The clock of the coordinator is the time of its records. While a
-group has members, or a queue has records out, the coordinator adds an empty record each second if no command arrives.
+group has members, or a queue has leased records, the coordinator appends an empty record each second if no command arrives.
 
 The module also builds the lists and descriptions of groups for operators. They do not change the state.
 """
@@ -20,11 +20,11 @@ from liftpy.core.wire.batch import Record
 from liftpy.errors import CorruptionError
 
 _MAX_PIECES = 2 * commands.MAX_QUEUE_RANGES
-"""Maximum number of pieces that one query reads to find the holders of records."""
+"""Maximum number of queue pieces that one query reads to find the members with leased records."""
 
 
 def answered(machine: GroupMachine, query: bytes) -> bytes:
-    """Return the ``GroupQueryAnswer`` to a ``GroupQuery``, both as bytes."""
+    """Return the ``GroupQueryAnswer`` to a ``GroupQuery``. Both are bytes."""
     try:
         asked = decode_query(query)
     except GroupCommandError as error:
@@ -35,7 +35,7 @@ def answered(machine: GroupMachine, query: bytes) -> bytes:
     if group is None:
         detail = f"there is no group {asked.group!r}"
         return pb.GroupQueryAnswer(code=pb.GROUP_NOT_FOUND, detail=detail).SerializeToString()
-    return _described(machine, asked.group, group).SerializeToString()
+    return _describe(machine, asked.group, group).SerializeToString()
 
 
 def _list(machine: GroupMachine, asked: pb.GroupQuery) -> pb.GroupQueryAnswer:
@@ -58,7 +58,7 @@ def _summary(name: str, group: GroupRecord) -> pb.GroupSummary:
     )
 
 
-def _described(machine: GroupMachine, name: str, group: GroupRecord) -> pb.GroupQueryAnswer:
+def _describe(machine: GroupMachine, name: str, group: GroupRecord) -> pb.GroupQueryAnswer:
     readers = group.readers
     return pb.GroupQueryAnswer(
         summary=_summary(name, group),
@@ -81,7 +81,10 @@ def _described(machine: GroupMachine, name: str, group: GroupRecord) -> pb.Group
 
 
 def _queues(group: GroupRecord) -> Iterator[pb.QueueView]:
-    """Yield the figures of all queues, and holders for the first ones. A query inspects a limited number of pieces."""
+    """Yield the figures of all queues. The first queues also get the members with leased records.
+
+    One query reads a limited number of pieces.
+    """
     left = _MAX_PIECES
     for place in sorted(group.queues):
         queue = group.queues[place]
@@ -95,8 +98,9 @@ NO_FIGURES = {"groups": 0, "members": 0, "queues": 0, "records_out": 0, "state_b
 
 
 class GroupCoordinator(Service):
-    """The coordinator of groups, a replicated service. Run it in the host of every replica of a partition of the groups
-    stream, with ``tick_interval_s`` = 1 and no output.
+    """The coordinator of groups, a replicated service.
+
+    Run it in the host of every replica of a partition of the groups stream, with ``tick_interval_s`` = 1 and without output.
     """
 
     on_error = "skip"
@@ -121,7 +125,7 @@ class GroupCoordinator(Service):
             self.cancel_timer(SILENCE)
 
     def on_timer(self, name: str) -> None:
-        """Offer a record if there was none for a second. Its ``on_record`` sets the timer again."""
+        """Append an empty record if no record was appended for a second. Its ``on_record`` starts the timer again."""
         self.offer(b"")
 
     def on_query(self, query: bytes) -> bytes:
@@ -148,7 +152,7 @@ class GroupCoordinator(Service):
 
     @classmethod
     def check_snapshot(cls, state: bytes) -> None:
-        """Raise CorruptionError unless ``state`` restores exactly the current groups."""
+        """Check that ``state`` restores exactly the current groups. Raises CorruptionError if it does not."""
         again = GroupMachine()
         again.restore(state)
         if again.snapshot() != state:

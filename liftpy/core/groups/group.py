@@ -1,17 +1,18 @@
 """One consumer group: its members, assignments and positions. Pure. The time is the coordinator's clock.
 
-Goal: a partition has one reader [G1], and only this reader may commit [G2]. Partitions that do not move keep running.
-Constraint: members learn of a change at their next request, and may be slow, paused or dead.
+Goal: a partition has one reader [G1], and only this reader may commit [G2]. Members continue to read the partitions that do
+not move. Constraint: members learn of a change at their next request, and may be slow, paused or dead.
 
-Algorithm: there is a *target* (the members that shall read) and a *grant* (the member that reads, with a generation). A
-change of members or streams sets a new target at once. Grants follow. A member sees in the answer to its heartbeat that
-it has to release a partition. It finishes, commits, and leaves the partition out of its next heartbeat. Then, or when
-its session and the fence time have ended, the partition is granted to the next member with a new generation. A
-partition missing from a heartbeat counts as released only if the member has seen an answer as new as the grant.
+Algorithm: each partition has a *target* (the member that shall read it) and a *grant* (the member that reads it, with a
+generation). A change of members or streams sets new targets at once. Grants follow. A member sees in the answer to its
+heartbeat that it has to release a partition. It finishes, commits, and leaves the partition out of its next heartbeat. Then
+the partition is granted to the next member with a new generation. If the member does not answer, the grant follows when its
+session and the fence time have ended. A partition missing from a heartbeat counts as released only if the member has seen
+an answer as new as the grant.
 
-Worked example: a owns p0 and p1 by generation 1. b joins, and p1 shall move to b. The next heartbeat of a is answered
-"p0". a finishes p1, commits it by generation 1, and sends the heartbeat "p0, I know 2". p1 is granted to b by
-generation 3. A later commit of p1 by generation 1 is rejected.
+Worked example: a owns p0 and p1 by generation 1. b joins, and the target of p1 becomes b. The answer to the next heartbeat
+of a assigns only p0. a finishes p1, commits it by generation 1, and sends a heartbeat that names p0 and generation 2. p1 is
+granted to b by generation 3. A later commit of p1 by generation 1 is rejected.
 
 A member with a static identity takes over from the earlier member with the same identity, which is fenced.
 """
@@ -27,7 +28,10 @@ from liftpy.core.wire._pb import group_pb2 as pb
 
 _NEVER = 1 << 62
 ADDED_LATER = -2
-"""Position of a partition of which nothing is committed, and that was added, or made again, after the group had met its stream."""
+"""Position of a partition without a committed position that was added, or created again, after the group first used its stream.
+
+The member reads it from its first record.
+"""
 _NOWHERE, _ADDED_LATER = (-1, 0), (ADDED_LATER, 0)
 MEMBER_BYTES = 300
 STREAM_BYTES = 150
@@ -39,8 +43,11 @@ PARTITION_BYTES = 60
 class GroupMember:
     """One member of a group.
 
-    ``heard_ns``: time of the last command, by the coordinator's clock. ``joined``: sequence of its join. ``number``: number
-    of its newest command. ``held``: (stream, partition) -> generation of its grant.
+    Attributes:
+        heard_ns: Time of its last command, by the coordinator's clock.
+        joined: Sequence number of its join.
+        number: Number of its newest command.
+        held: (stream, partition) -> generation of its grant.
     """
 
     name: str
@@ -55,12 +62,17 @@ class GroupMember:
     held: dict[Place, int] = field(default_factory=dict)
 
     def is_news(self, number: int) -> bool:
-        """Return whether a command with this number is new. Copies of earlier ones may arrive at any time."""
+        """Return whether a command with this number is newer than all earlier ones.
+
+        A command without a number (0) counts as new.
+
+        Copies of old commands may arrive at any time.
+        """
         return number == 0 or number > self.number
 
     @property
     def end_ns(self) -> int:
-        """Time at which the coordinator reassigns its partitions without another heartbeat."""
+        """Time at which the coordinator reassigns the member's partitions, unless a heartbeat arrives before."""
         return self.heard_ns + self.session_ns + commands.FENCE_MS * NS_PER_MS
 
 
@@ -68,9 +80,12 @@ class GroupMember:
 class KnownIncarnation:
     """A stream as the members know it.
 
-    ``partitions``: 0: only positions name it. ``placed``: partitions with a committed position, now or earlier. A new
-    incarnation of the stream resets only these. ``first_partitions``: number of partitions when the group first used the
-    stream. Later partitions are read from their first record, because "new" has no meaning for them.
+    Attributes:
+        uid: Unique id of the stream. A stream that is created again has another one.
+        partitions: Number of partitions. 0: only committed positions name the stream.
+        first_partitions: Number of partitions when the group first used the stream. Later ones are read from their first
+            record, because the position "new" would skip records.
+        placed: Partitions that have or had a committed position. A new incarnation of the stream resets only these.
     """
 
     uid: str
@@ -92,7 +107,7 @@ class ConsumerGroup:
     positions: dict[Place, tuple[int, int]] = field(default_factory=dict)
     """Partition -> offset of the next record, and LeaderEpoch of the record before it."""
     next_end_ns: int = _NEVER
-    """Time before which no session ends. Computed again after a restart."""
+    """Time before which no session ends. It is computed again after a restart."""
 
     @property
     def size_bytes(self) -> int:
@@ -102,8 +117,9 @@ class ConsumerGroup:
 
     # ---- members ---------------------------------------------------------------------------------------------------------
     def join(self, join: pb.JoinGroup, number: int, now_ns: int) -> None:
-        """Let a member join, or repeat its join. The caller has checked that there is room. ``number``: number of the
-        command, 0: none.
+        """Add a member, or process its repeated join. The caller has checked the limits.
+
+        ``number``: number of the command, 0: none.
         """
         member = self.members.get(join.member)
         is_new = member is None
@@ -123,7 +139,10 @@ class ConsumerGroup:
         self._reads(member, join.streams, is_new=is_new)
 
     def beat(self, beat: pb.BeatGroup, number: int, now_ns: int) -> pb.GroupCode:
-        """Process a heartbeat. Return GROUP_OK or why it is rejected. ``number``: of the command, 0 without one."""
+        """Process a heartbeat. Return GROUP_OK or the code of the rejection.
+
+        ``number``: number of the command. 0: the command has none.
+        """
         member = self.members.get(beat.member)
         if member is None:
             fenced = beat.instance and self._by_instance(beat.instance) is not None
@@ -155,7 +174,7 @@ class ConsumerGroup:
         return True
 
     def expire(self, now_ns: int) -> bool:
-        """Remove members whose session and fence have ended. Return whether there were any."""
+        """Remove members whose session and fence time have ended. Return True if any member was removed."""
         if now_ns < self.next_end_ns:
             return False
         ended = [member.name for member in self.members.values() if member.end_ns <= now_ns]
@@ -165,7 +184,10 @@ class ConsumerGroup:
         return bool(ended)
 
     def room_for(self, streams: Sequence[pb.KnownStream], name: str, instance: str = "") -> str:
-        """Return why the member ``name`` with this static identity cannot read ``streams``, '' if it can."""
+        """Return the reason why the member ``name`` cannot read ``streams``. '': it can.
+
+        ``instance``: static identity of the member, '' for none.
+        """
         former = self._by_instance(instance)
         others = (m for m in self.members.values() if m.name != name and m is not former)
         if len(streams) + sum(len(member.streams) for member in others) > commands.MAX_SUBSCRIPTIONS:
@@ -184,8 +206,9 @@ class ConsumerGroup:
         return next((member for member in self.members.values() if instance and member.instance == instance), None)
 
     def _take_over(self, former: GroupMember, member: GroupMember) -> None:
-        """Replace ``former`` by ``member``, which is the same member for the user. ``former`` is fenced, because its grants
-        have other generations.
+        """Replace ``former`` by ``member``, a new process with the same static identity.
+
+        ``former`` is fenced, because the grants get new generations.
         """
         member.streams = former.streams
         self.targets = {place: member.name if name == former.name else name for place, name in self.targets.items()}
@@ -200,9 +223,12 @@ class ConsumerGroup:
             del self.members[name]
         self._rebalance()
 
-    # ---- what is read ----------------------------------------------------------------------------------------------------
+    # ---- streams ---------------------------------------------------------------------------------------------------------
     def _reads(self, member: GroupMember, streams: Iterable[pb.KnownStream], *, is_new: bool = False) -> None:
-        """Set the streams that ``member`` reads. Its knowledge of them may be old or new."""
+        """Set the streams that ``member`` reads.
+
+        The member may know an older or a newer incarnation of a stream than the group.
+        """
         names = tuple(sorted(stream.name for stream in streams))
         before = (member.streams, self._known(names))
         member.streams = names
@@ -219,7 +245,7 @@ class ConsumerGroup:
         return [(known.uid, known.partitions) if known else ("", 0) for known in found]
 
     def learn(self, name: str, uid: str, partitions: int = 0) -> bool:
-        """Note an incarnation of a stream. Return False if a later one is known. State of an earlier one is dropped."""
+        """Note an incarnation of a stream. Return False if the group knows a later one. The state of an earlier one is dropped."""
         known = self.streams.get(name)
         if known is None:
             self.streams[name] = KnownIncarnation(uid, partitions, partitions)
@@ -276,12 +302,12 @@ class ConsumerGroup:
         return self.owners == self.targets
 
     def lacks(self, name: str) -> bool:
-        """Return whether a member waits for partitions of others."""
+        """Return whether a member waits for partitions that other members must release."""
         return any(target == name and self.owners.get(place) != name for place, target in self.targets.items())
 
     # ---- positions -------------------------------------------------------------------------------------------------------
     def commit(self, commit: pb.CommitPositions, answer: pb.GroupAnswer) -> None:
-        """Store valid positions and list the rejected ones in ``answer`` [G2]. Lower positions are ignored [G3]."""
+        """Store the valid positions and list the rejected ones in ``answer`` [G2]. A lower position changes nothing [G3]."""
         member = self.members.get(commit.member)
         if commit.member and member is None:
             answer.code, answer.detail = pb.GROUP_UNKNOWN_MEMBER, "its session is over: nothing was committed"
@@ -311,7 +337,7 @@ class ConsumerGroup:
             )
 
     def reset(self, reset: pb.ResetPositions, answer: pb.GroupAnswer) -> None:
-        """Set positions, also back, or forget them (-1). The group has no members."""
+        """Set positions of a group without members. They may be lower than before. A position of -1 is removed."""
         for at in reset.positions:
             place = (at.stream, at.partition)
             if not self.learn(at.stream, at.uid):
@@ -336,9 +362,9 @@ class ConsumerGroup:
             stream=place[0], uid=self.streams[place[0]].uid, partition=place[1], position=position, leaderEpoch=epoch
         )
 
-    # ---- what members and operators are told -----------------------------------------------------------------------------
+    # ---- answers to members and operators ---------------------------------------------------------------------------------
     def tell(self, name: str, owned: Iterable[pb.GrantedPartitions], answer: pb.GroupAnswer) -> None:
-        """Fill the answer to a join or a heartbeat of member ``name``, which says that it owns ``owned``."""
+        """Fill the answer to a join or a heartbeat of member ``name``. ``owned``: the partitions that the member has reported."""
         member = self.members[name]
         answer.generation = self.generation
         mine = [place for place in member.held if self.targets.get(place) == name]
@@ -366,7 +392,7 @@ class ConsumerGroup:
         answer.heartbeatMs = beat_ms if answer.settled or not self.lacks(name) else min(beat_ms, commands.WAITING_HEARTBEAT_MS)
 
     def granted(self, name: str, places: Iterable[Place]) -> list[pb.GrantedPartitions]:
-        """Return the ``places`` of member ``name`` by stream, in order."""
+        """Return the ``places`` of member ``name`` grouped by stream, in order."""
         held = self.members[name].held
         parts: dict[str, pb.GrantedPartitions] = {}
         for place in sorted(places):
@@ -384,16 +410,16 @@ class ConsumerGroup:
 
 # Assigns partitions to members: balanced, with as few moves as possible.
 #
-# Of each stream every reader gets as many partitions as any other, or one more or less. What a member has, it keeps up to that
-# share. Who gets the one more: first whoever has it already, then whoever reads less in all; at last ones more go from those
-# that read more in all to those that read less by two and more, so that many streams of one partition are spread as well.
+# The numbers of partitions that two readers of one stream get differ by at most one. A member keeps the partitions that it has,
+# up to its share. Some readers get one partition more: first those that have it already, then those that read fewer partitions
+# of all streams. At last, such partitions move from a reader to another one that reads at least two partitions less. So many
 #
-# Worked example: 4 partitions, a reads all, b comes: a keeps 0 and 1, b gets 2 and 3. c comes: shares are 2, 1, 1: a keeps 0
-# and 1, b keeps 2, c gets 3. a goes: b keeps 2, c keeps 3, 0 goes to b and 1 to c.
+# Worked example: a reads 4 partitions, and b joins: a keeps 0 and 1, b gets 2 and 3. c joins, and the shares are 2, 1, 1: a
+# keeps 0 and 1, b keeps 2, c gets 3. a leaves: b keeps 2, c keeps 3, 0 moves to b and 1 to c.
 
 
 Place = tuple[str, int]
-"""Stream and partition."""
+"""(stream, partition)."""
 _MAX_PASSES = 8
 
 
@@ -429,7 +455,7 @@ def assign(counts: Mapping[str, int], readers: Mapping[str, Sequence[str]], held
 def _shares(
     readers: Sequence[str], have: Mapping[str, Sequence[int]], load: Mapping[str, int], floor: int, extra: int
 ) -> dict[str, int]:
-    """Return how many partitions of one stream each reader gets. Readers that get one more come first."""
+    """Return how many partitions of one stream each reader gets. The readers with one partition more come first."""
     if not extra:
         return dict.fromkeys(readers, floor)
     richer = [name for name in readers if name in have and len(have[name]) > floor]
@@ -443,7 +469,7 @@ def _shares(
 
 
 def _held(stream: str, count: int, readers: Sequence[str], held: Mapping[Place, str]) -> dict[str, list[int]]:
-    """Return the partitions that each reader had before. A reader without any is absent."""
+    """Return the partitions that each reader had before. A reader without partitions is not in the result."""
     have: dict[str, list[int]] = {}
     names = set(readers)
     for partition in range(count):
@@ -474,6 +500,6 @@ def _even_out(counts: Mapping[str, int], shares: dict[str, dict[str, int]], load
 
 
 def _is_uneven(share: Mapping[str, int], load: Mapping[str, int], floor: int) -> bool:
-    """Return whether a reader with one partition more has a load that is greater by two and more than that of a reader without."""
+    """Return whether a reader with one partition more reads at least two partitions more in all than a reader without."""
     most = max(load[name] for name, count in share.items() if count > floor)
     return most >= 2 + min(load[name] for name, count in share.items() if count == floor)

@@ -1,15 +1,14 @@
 """Lag of groups in records and seconds. Pure. ``now_ns`` is the monotonic clock of one process.
 
 Goal: a scrape of the groups' metrics sends no requests. Constraint: a coordinator knows the committed positions of its
-groups, but not where their partitions end. The age of a record is only in its log.
+groups, but not the ends of their partitions. Only the log has the age of a record.
 
-Algorithm: the caller reports from time to time where partitions end (``KnownEnds.told``). For each partition, some
-pairs (end, time when first seen) are kept. The age of the first unread record is the age of the first end above the
-committed position. If there are too many pairs, two old ones are merged into one with the earlier time and the later
-end. A computed age may be too high by that width, never too low. The lag of a group that does not move keeps growing.
+Algorithm: the caller reports from time to time where partitions end (``KnownEnds.told``). For each partition, some pairs
+(end, time when first seen) are kept. The age of the first unread record is the age of the first end above the committed
+position. If there are too many pairs, two old ones are merged into one with the earlier time and the later end. A computed
+age may be too high by that width, never too low. The lag of a group that does not move keeps growing.
 
-Worked example: the end 10 was seen at 0 s, and 25 at 60 s. A group that has committed 12 is 13 records and 30 s behind
-at
+Worked example: the end 10 was seen at 0 s, and 25 at 60 s. A group that has committed 12 is 13 records and 30 s behind at 90 s.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from liftpy.core.groups.machine import GroupRecord
 OTHERS = "(other)"
 """Label of all groups beyond ``MOST_GROUPS``. No group can have this name."""
 MOST_GROUPS = 50
-"""Maximum number of groups that are shown under their own names."""
+"""Maximum number of groups with metrics of their own."""
 MOST_PARTITIONS = 4_000
 """Maximum number of partitions whose ends are kept."""
 MOST_ENDS = 32
@@ -33,9 +32,9 @@ MOST_ENDS = 32
 
 
 def read_by(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:
-    """Yield (partition, offset of the next record) for committed offsets and work queues.
+    """Yield (partition, offset of the next record) for each committed position and work queue.
 
-    A cursor yields nothing. Its reader may read at any time, so it is never behind.
+    A cursor yields nothing. Its reader may read at any time, so it has no lag.
     """
     if group.cursor:
         return
@@ -48,7 +47,7 @@ def read_by(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:
 
 
 class PartitionEnds:
-    """Known end of one partition (HW + 1) with its time, and its log start."""
+    """Known ends of one partition (HW + 1) with their times, and its log start."""
 
     __slots__ = ("_ends", "_since_ns", "_start")
 
@@ -58,7 +57,7 @@ class PartitionEnds:
         self._since_ns: list[int] = []
 
     def told(self, end: int, now_ns: int, start: int = 0) -> None:
-        """Set the end and the start of the log. A lower end (unclean election) starts again."""
+        """Set the end and the start of the log. A lower end (after an unclean election) removes the earlier ends."""
         self._start = start
         if self._ends and end < self._ends[-1]:
             self._ends.clear()
@@ -97,7 +96,7 @@ class KnownEnds:
         return len(self._of)
 
     def get(self, key: PartitionKey) -> PartitionEnds | None:
-        """Return the known ends, None if unknown."""
+        """Return the known ends of a partition, None if no end is known."""
         return self._of.get(key)
 
     def told(self, key: PartitionKey, end: int, now_ns: int, start: int = 0) -> None:
@@ -114,14 +113,14 @@ class KnownEnds:
         self._of.pop(key, None)
 
     def keep(self, read: Collection[PartitionKey]) -> None:
-        """Forget all partitions that no group reads."""
+        """Forget all partitions that are not in ``read``."""
         for key in [key for key in self._of if key not in read]:
             del self._of[key]
         for key in [key for key in self._asked if key not in read]:
             del self._asked[key]
 
     def to_ask(self, keys: Iterable[PartitionKey], count: int) -> list[PartitionKey]:
-        """Return the next ``count`` of ``keys`` to ask for, whether earlier questions were answered or not."""
+        """Return the next ``count`` of ``keys`` whose ends the caller requests. Each call continues after the previous one."""
         chosen = sorted(keys, key=lambda key: (self._asked.get(key, 0), key))[:count]
         self._questions += 1
         self._asked.update(dict.fromkeys(chosen, self._questions))
@@ -151,14 +150,14 @@ class GroupLag:
 
 
 class GroupLabels:
-    """Groups that are shown under their own names: the first ``most``. A deleted group makes room for another."""
+    """Groups that have metrics of their own: the first ``most``. A deleted group makes room for another one."""
 
     def __init__(self, most: int = MOST_GROUPS) -> None:
         self._most = most
         self._given: set[str] = set()
 
     def shown(self, lags: dict[str, GroupLag]) -> dict[str, GroupLag]:
-        """Return the lags by label. Further groups are combined."""
+        """Return the lags by label. The lags of further groups are combined under ``OTHERS``."""
         self._given &= lags.keys()
         for name in sorted(lags.keys() - self._given)[: self._most - len(self._given)]:
             self._given.add(name)

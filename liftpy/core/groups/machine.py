@@ -3,12 +3,9 @@
 Answers and state depend only on the commands and their stamps, so every node that runs the service has the same state.
 
 The coordinator's clock counts only time in which members could reach the coordinator. Goal: no session ends because the
-coordinator was away, and none lasts forever because a leader's clock was set back. The time of the log alone fails in
-both
-cases: an outage is a jump, and after a leader with a clock one hour ahead the time does not move for an hour. So the
-clock
-adds the difference between two records in a row of one leader epoch, at most one second each. Between two epochs it
-adds
+coordinator was down, and none lasts forever because a leader's clock was set back. The time of the log alone fails in both
+cases: an outage is a jump, and after a leader with a clock one hour ahead the time does not move for an hour. So the clock
+adds the difference between two consecutive records of one leader epoch, at most one second each. Between two epochs it adds
 nothing. The clock is never faster than the leaders' clocks, except for one second when a clock is set forward.
 """
 
@@ -27,7 +24,7 @@ from liftpy.errors import CorruptionError
 
 @dataclass(slots=True)
 class HeardClock:
-    """``now_ns``: time that counts. ``stamp_ns``, ``leader_epoch``: of the last record."""
+    """The coordinator's clock. ``now_ns``: its time. ``stamp_ns``, ``leader_epoch``: of the last record."""
 
     now_ns: int = 0
     stamp_ns: int = 0
@@ -61,7 +58,7 @@ class GroupRecord:
         return _GROUP_BYTES + self.readers.size_bytes + sum(queue.size_bytes for queue in self.queues.values())
 
     def expire(self, now_ns: int) -> None:
-        """End expired sessions and leases."""
+        """End the sessions and leases whose time is over."""
         self.readers.expire(now_ns)
         for queue in self.queues.values():
             queue.expire(now_ns)
@@ -82,7 +79,7 @@ class GroupRecord:
 
     @property
     def is_busy(self) -> bool:
-        """True if something in it expires with time."""
+        """True if the group has a session or lease that can expire."""
         return bool(self.readers.members) or any(queue.out_count for queue in self.queues.values())
 
     @property
@@ -91,22 +88,25 @@ class GroupRecord:
         return not (self.readers.members or self.readers.positions or self.queues or self.cursor)
 
     def new_holder(self) -> None:
-        """End the ownership of the cursor's current holder."""
+        """Increase the generation of the cursor, so that its current holder can no longer move it."""
         self.readers.generation += 1
         self.cursor = self.readers.generation
 
 
 class GroupMachine:
-    """Make one, ``restore`` it perhaps, then ``apply`` every record of the log once, in order."""
+    """State machine of all groups. Call ``restore`` if there is a snapshot.
+
+    Then ``apply`` every record of the log once, in order.
+    """
 
     def __init__(self) -> None:
         self.clock = HeardClock()
         self.groups: dict[str, GroupRecord] = {}
         self._swept_ns = 0
         self._generations = 0
-        """First generation of a new group. A forgotten group with this name may have used the generations below."""
+        """First generation of a new group. A deleted group with the same name may have used the generations below it."""
         self._busy: set[str] = set()
-        """Groups with activity. The order has no effect."""
+        """Groups with sessions or leases. Their order has no effect."""
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
 
@@ -117,7 +117,7 @@ class GroupMachine:
 
     @property
     def waits(self) -> bool:
-        """True if something expires with time. Then the log needs records, even empty ones."""
+        """True if a session or lease can expire. The log then needs records, also empty ones, to advance the clock."""
         return bool(self._busy)
 
     def pass_time(self, stamp_ns: int, leader_epoch: int) -> None:
@@ -150,12 +150,12 @@ class GroupMachine:
                 answer.detail = f"there is no group {command.group!r}"
                 return
             if len(self.groups) >= commands.MAX_GROUPS:
-                _full(answer, f"{commands.MAX_GROUPS} groups: delete some, or use other names for their partitions")
+                _reject_full(answer, f"{commands.MAX_GROUPS} groups: delete some, or use other names for their partitions")
                 return
             group = self.groups[command.group] = GroupRecord(ConsumerGroup(self._generations))
         now_ns = self.clock.now_ns
         group.expire(now_ns)
-        if reason := _another_kind(group, command):
+        if reason := _wrong_kind_reason(group, command):
             answer.code, answer.detail = pb.GROUP_NOT_EMPTY, reason
             return
         if command.HasField("commit"):
@@ -193,7 +193,7 @@ class GroupMachine:
         held = group.readers.positions
         new = sum((at.stream, at.partition) not in held for at in positions)
         if new and (len(held) + new > commands.MAX_PARTITIONS or self._size_bytes >= commands.MAX_STATE_BYTES):
-            _full(
+            _reject_full(
                 answer,
                 f"positions of {commands.MAX_PARTITIONS} partitions in a group, {commands.MAX_STATE_BYTES} bytes of all groups",
             )
@@ -212,10 +212,10 @@ class GroupMachine:
         if join.member not in readers.members and (
             len(readers.members) >= commands.MAX_MEMBERS or self._size_bytes >= commands.MAX_STATE_BYTES
         ):
-            _full(answer, f"{commands.MAX_MEMBERS} members of a group, {commands.MAX_STATE_BYTES} bytes of all groups")
+            _reject_full(answer, f"{commands.MAX_MEMBERS} members of a group, {commands.MAX_STATE_BYTES} bytes of all groups")
             return
         if reason := readers.room_for(join.streams, join.member, join.instance):
-            _full(answer, reason)
+            _reject_full(answer, reason)
             return
         readers.join(join, answer.number, self.clock.now_ns)
         readers.tell(join.member, (), answer)
@@ -241,10 +241,10 @@ class GroupMachine:
         ready_ns = queue.next_ready_ns()
         answer.nextReadyMs = -1 if ready_ns is None else max(0, -(-(ready_ns - now_ns) // NS_PER_MS))
         if not may_grow or queue.is_full:
-            _full(answer, f"{commands.MAX_QUEUE_RANGES} ranges of one queue: settle what is out before more is given")
+            _reject_full(answer, f"{commands.MAX_QUEUE_RANGES} ranges of one queue: settle what is out before more is given")
 
     def _queue(self, group: GroupRecord, take: pb.TakeRecords, answer: pb.GroupAnswer) -> WorkQueue | None:
-        """Return the queue of a take, created if needed. None: ``answer`` says why it is not possible."""
+        """Return the queue of a take, and create it if needed. None: ``answer`` has the reason of the rejection."""
         place = (take.stream, take.partition)
         queue = group.queues.get(place)
         if queue is not None and queue.uid == take.uid:
@@ -253,7 +253,7 @@ class GroupMachine:
             answer.code, answer.detail = pb.GROUP_STALE, "the stream was made again since: look it up"
             return None
         if queue is None and (len(group.queues) >= commands.MAX_QUEUES or self._size_bytes >= commands.MAX_STATE_BYTES):
-            _full(
+            _reject_full(
                 answer, f"{commands.MAX_QUEUES} partitions of queues in a group, {commands.MAX_STATE_BYTES} bytes of all groups"
             )
             return None
@@ -261,7 +261,7 @@ class GroupMachine:
         is_later = first is not None and take.partition >= first
         known = group.readers.streams.get(take.stream)
         committed = group.readers.positions.get(place) if known is not None and known.uid == take.uid else None
-        if committed is not None:  # such as a restore of a backup sets it
+        if committed is not None:  # a restore of a backup sets such a position
             begin = max(committed[0], take.logStart)
         else:
             begin = take.logStart if is_later else max(take.begin, take.logStart)
@@ -302,7 +302,7 @@ class GroupMachine:
         groups = {name: group.frozen() for name, group in self.groups.items()}
 
         def made() -> bytes:
-            """Encode group by group, so that another thread never waits long."""
+            """Encode one group after the other, so that other threads wait only briefly."""
             parts = [
                 pb.CoordinatorState(groups=[_group_state(name, groups[name])]).SerializeToString(deterministic=True)
                 for name in sorted(groups)
@@ -314,7 +314,7 @@ class GroupMachine:
         return made
 
     def restore(self, data: bytes) -> None:
-        """Load the result of ``snapshot``. Raise CorruptionError for another version."""
+        """Load the result of ``snapshot``. Raises CorruptionError for a snapshot of another version."""
         state = pb.CoordinatorState.FromString(data)
         if state.version != STATE_VERSION:
             raise CorruptionError(
@@ -333,12 +333,12 @@ def _encoded(answer: pb.GroupAnswer) -> bytes:
     return answer.SerializeToString(deterministic=True)
 
 
-def _full(answer: pb.GroupAnswer, what: str) -> None:
+def _reject_full(answer: pb.GroupAnswer, what: str) -> None:
     answer.code, answer.detail = pb.GROUP_FULL, f"no more than {what}"
 
 
-def _another_kind(group: GroupRecord, command: pb.GroupCommand) -> str:
-    """Return why a command does not match the kind of its name, '' if it does."""
+def _wrong_kind_reason(group: GroupRecord, command: pb.GroupCommand) -> str:
+    """Return why a command does not fit the kind of its name (group, cursor or queue). '': it fits."""
     if group.cursor and (command.HasField("join") or command.HasField("take")):
         return "the name is that of a cursor: use another, or delete it"
     if command.HasField("open") and not group.cursor and not group.is_empty:
@@ -381,8 +381,8 @@ def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: p
 def _first_partitions(group: GroupRecord, take: pb.TakeRecords) -> int | None:
     """Return the number of partitions of the stream when the group first read it. None: not known.
 
-    A partition above this number was added later, or belongs to a stream that was created again. It has no "new" position.
-    Its queue begins at its first record.
+    A partition above this number was added later, or belongs to a stream that was created again. The start position "new"
+    does not apply to it: its queue begins at its first record.
     """
     if not take.HasField("partitions"):
         return None

@@ -1,15 +1,14 @@
-"""Member side of a consumer group: what one member owns, releases and sends, and until when it may deliver. Pure.
+"""Member side of a consumer group: which partitions one member owns, what it sends, and until when it may deliver. Pure.
 
-Goal: each record of a partition goes to one live member, though the coordinator hears from this member only now and
-then.
+Goal: each record of a partition goes to one live member, though the coordinator gets only a heartbeat now and then.
 Constraint: an answer may be lost or late, and the process may be stopped for any time between two instructions.
 
-Algorithm: a join, then heartbeats, each with its own number. An answer counts only if its command is later than that of
-the last answer that counted. A session starts when the answered heartbeat was *sent*, by the member's own monotonic
-clock. After its end the member delivers nothing (``may_deliver``), because the coordinator may assign the partitions to
-others soon. The member remembers its partitions. If a later answer has the same generation, no other member had them in
-between. If an answer no longer assigns a partition, or assigns it with another generation, the member releases it: the
-caller finishes, commits and calls ``given_up``. The next heartbeat leaves the partition out.
+Algorithm: a join, then heartbeats, each with its own number. An answer counts only if its command is later than that of the
+last answer that counted. A session starts when the answered heartbeat was *sent*, by the member's own monotonic clock.
+After its end the member delivers nothing (``may_deliver``), because the coordinator may assign the partitions to others
+soon. The member remembers its partitions. If a later answer has the same generation, no other member had them in between.
+If an answer no longer assigns a partition, or assigns it with another generation, the member releases it: the caller
+finishes, commits and calls ``given_up``. The next heartbeat leaves the partition out.
 
 ``on_answer`` returns the actions in order. ``command`` returns the next command when it is due.
 """
@@ -26,16 +25,18 @@ from liftpy.core.groups.commands import NS_PER_MS
 from liftpy.core.wire._pb import group_pb2 as pb
 
 _RETRY_NS = 1_000 * NS_PER_MS
-"""Time after which an answer is no longer awaited. It is shorter with more frequent heartbeats."""
+"""Time in ns after which the member repeats a command without an answer. It is shorter with more frequent heartbeats."""
 _LONG_AGO = -(1 << 62)
 _MAX_UNANSWERED = 16
 _REFUSED_NS = 1_000 * NS_PER_MS
-"""Pause before a retry of a request that was rejected for lack of room, in nanoseconds."""
+"""Pause before a retry of a rejected request, in nanoseconds."""
 
 
 class MemberStage(Enum):
-    """Stage of a member. JOINING: no partitions yet. MEMBER. FENCED: another process has the static identity, so it sends
-    nothing more. LEFT.
+    """Stage of a member.
+
+    JOINING: it has no partitions yet. MEMBER: it is in the group. FENCED: another process has its static identity, so it
+    sends nothing more. LEFT: it has left the group.
     """
 
     JOINING = "JOINING"
@@ -48,9 +49,8 @@ class MemberStage(Enum):
 class PartitionGained:
     """The member starts to read ``key`` at ``position``, the offset of the next record.
 
-    -1: nothing is committed, start where the group is configured to start. ``ADDED_LATER``: nothing is committed, start
-    at the
-    first record.
+    -1: nothing is committed, so it starts at the configured position. ``ADDED_LATER``: nothing is committed, so it starts
+    at the first record.
     """
 
     key: PartitionKey
@@ -61,7 +61,7 @@ class PartitionGained:
 
 @dataclass(frozen=True, slots=True)
 class PartitionAsked:
-    """Finish with ``key``, commit, then call ``given_up``: another member waits for it."""
+    """Another member waits for ``key``. Finish its records, commit, then call ``given_up``."""
 
     key: PartitionKey
     generation: int
@@ -69,7 +69,7 @@ class PartitionAsked:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLost:
-    """Stop reading ``key`` at once: another member may own it, and commits are rejected."""
+    """Stop to read ``key`` at once. Another member may own it, and commits are rejected."""
 
     key: PartitionKey
     generation: int
@@ -87,7 +87,7 @@ MemberEvent = PartitionGained | PartitionAsked | PartitionLost | MemberRefused
 
 
 class MemberMachine:
-    """One member. ``new_id``: a random name for each session. All times are ns of one monotonic clock."""
+    """One member. ``new_id``: returns a random name for each session. All times are ns of one monotonic clock."""
 
     def __init__(
         self,
@@ -110,21 +110,24 @@ class MemberMachine:
         """Number of the first command that names the streams. 0: the coordinator knows them."""
         self._instance, self._client, self._session_ms = instance, client, session_ms
         self._session = 0
-        """Random number of this session. A member that was removed and joins late by a copied join has another one."""
+        """Random number of this session.
+
+        A member that was removed and then joins again by a copy of its old join has another one.
+        """
         self._owned: dict[PartitionKey, int] = {}
         self._asked: set[PartitionKey] = set()
-        """Owned partitions that are being released."""
+        """Owned partitions that this member is releasing."""
         self._dropped: dict[PartitionKey, tuple[int, int]] = {}
         """Partition -> generation and command number of its release. An answer to an earlier command may still name it."""
         self._number = 0
         """Number of the newest command."""
         self._news_after = -1
-        """Number of the last command before a change that the next command reports."""
+        """Number of the last command before a change that the next command must report."""
         self._sent_ns: dict[int, int] = {}
-        """Number -> when it left: commands whose answers would count."""
+        """Command number -> time when it was sent, for commands whose answers would count."""
         self._due_ns = self._until_ns = _LONG_AGO
 
-    # ---- what is owned ---------------------------------------------------------------------------------------------------
+    # ---- owned partitions ------------------------------------------------------------------------------------------------
     @property
     def owned(self) -> dict[PartitionKey, int]:
         """Owned partitions with their generations, including those to be released."""
@@ -136,13 +139,13 @@ class MemberMachine:
 
     @property
     def until_ns(self) -> int:
-        """Time after which nothing may be delivered without an answered heartbeat."""
+        """Time until which records may be delivered without another answered heartbeat."""
         return self._until_ns
 
     def given_up(self, key: PartitionKey) -> None:
-        """Note that the application is finished with ``key`` and has committed.
+        """Note that the application has finished ``key`` and has committed its position.
 
-        The next heartbeat is due now and reports it.
+        The next heartbeat is due now and reports the release.
         """
         if key in self._owned:
             self._dropped[key] = (self._owned.pop(key), self._number)
@@ -150,7 +153,7 @@ class MemberMachine:
             self._tell()
 
     def reads(self, streams: Iterable[pb.KnownStream]) -> None:
-        """Set the streams to read from now on. They may also be known ones with more partitions, or ones that were created again."""
+        """Set the streams to read from now on. Call it also when a stream gets more partitions or was created again."""
         self._streams = list(streams)
         self._streams_from = self._number + 1
         self._tell()
@@ -158,14 +161,14 @@ class MemberMachine:
     def _tell(self) -> None:
         self._news_after, self._due_ns = self._number, _LONG_AGO
 
-    # ---- what is sent ----------------------------------------------------------------------------------------------------
+    # ---- commands --------------------------------------------------------------------------------------------------------
     @property
     def wake_ns(self) -> int:
         """Time of the next command, unless another call comes first."""
         return self._due_ns
 
     def command(self, now_ns: int) -> pb.GroupCommand | None:
-        """Return the join or heartbeat to send now, or None. Unanswered ones are repeated."""
+        """Return the join or heartbeat to send now. None: nothing is due. The member repeats a command without an answer."""
         if self.stage in (MemberStage.FENCED, MemberStage.LEFT) or now_ns < self._due_ns:
             return None
         self._number += 1
@@ -195,10 +198,9 @@ class MemberMachine:
         return pb.GroupCommand(group=self.group, number=self._number, beat=beat)
 
     def commit(self, positions: dict[PartitionKey, tuple[int, int]]) -> pb.GroupCommand | None:
-        """Return a commit of (position, LeaderEpoch) of owned partitions, at most ``MAX_POSITIONS``. None: there is nothing
-        to commit.
+        """Return a commit of (position, LeaderEpoch) for owned partitions, at most ``MAX_POSITIONS``.
 
-        The answer names the rejected partitions. They belong to another member.
+        Return None if there is nothing to commit. The answer names the rejected partitions. They belong to another member.
         """
         mine = [
             pb.GroupPosition(
@@ -213,9 +215,9 @@ class MemberMachine:
         return pb.GroupCommand(group=self.group, commit=pb.CommitPositions(member=self.member, positions=mine))
 
     def leave(self) -> pb.GroupCommand | None:
-        """Return the command that announces the end of this member, None if the group does not know it.
+        """Return the command that removes this member from the group. None: the group does not know it.
 
-        A static member sends it only if it will not return soon.
+        A member with a static identity sends it only if it will not return soon.
         """
         told = self.stage is MemberStage.MEMBER or (self.stage is MemberStage.JOINING and bool(self._sent_ns))
         self.stage = MemberStage.LEFT
@@ -230,15 +232,15 @@ class MemberMachine:
             part.generations.append(generation)
         return list(parts.values())
 
-    # ---- what comes back -------------------------------------------------------------------------------------------------
+    # ---- answers ---------------------------------------------------------------------------------------------------------
     def on_answer(self, answer: pb.GroupAnswer, now_ns: int) -> list[MemberEvent]:
-        """Process the answer to a join or a heartbeat. Repeated and older answers are ignored."""
+        """Process the answer to a join or a heartbeat, and return the actions. Repeated and older answers change nothing."""
         sent_ns = self._sent_ns.get(answer.number)
         if sent_ns is None or self.stage in (MemberStage.FENCED, MemberStage.LEFT):
             return []
         self._sent_ns = {number: at for number, at in self._sent_ns.items() if number > answer.number}
         if answer.code == pb.GROUP_OK and now_ns >= sent_ns + answer.sessionMs * NS_PER_MS:
-            return []  # it says what was: the session may have ended since
+            return []  # the answer describes the past: the session may have ended since then
         if answer.code == pb.GROUP_OK:
             lost = self._lose_all() if self._session not in (0, answer.session) else []
             self._session = answer.session

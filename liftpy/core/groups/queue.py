@@ -1,31 +1,28 @@
-"""One partition as a work queue: which records are done, out or to be delivered again. Pure.
+"""One partition as a work queue: which records are done, leased, or to be delivered again. Pure.
 
-The state consists of ranges, never of single records.
+The state consists of ranges of offsets, never of single records.
 
-Goal: several members work on one partition, record by record in any order. No acked record is delivered again [Q1],
-none is forgotten [Q2, Q6], and none is out twice at a time [Q3]. Constraint: members are slow or fail, and the state
-has a limit.
+Goal: several members work on one partition, record by record in any order. No acked record is delivered again [Q1], none is
+forgotten [Q2, Q6], and none is leased twice at a time [Q3]. Constraint: members are slow or fail, and the size of the state
+is limited.
 
 Algorithm: everything below ``prefix`` is done. From there to ``frontier`` the offsets are divided into sorted pieces
-without
-gaps: DONE, OUT (leased to a member until a deadline) or BACK (to be delivered again from a time on). Records at and
-above the
-frontier were never delivered.
+without gaps: DONE, OUT (leased to a member until a deadline) or BACK (to be delivered again from a time on). Records at and
+above the frontier were never delivered.
 
 - A take returns the BACK pieces that are due, then new records.
-- A settlement names ranges and their leases. Ranges that are no longer OUT by that lease are rejected.
+- A settlement names ranges and their leases. A range is rejected if it is no longer OUT by its lease.
 - If a lease ends or is returned, its pieces become BACK.
-- After ``max_deliveries``, or after a rejection by the worker, a piece is *dead*. It is delivered once more with a
-  mark, to a
-  member that copies it to the dead letters and then acks it.
+- After ``max_deliveries``, or after a rejection by the worker, a piece is *dead*. It is delivered once more with a mark,
+  to a member that copies it to the dead letters and then acks it.
 
-An *ordered* queue delivers the records of a key one after the other [Q7]. A take contains the keys of new records, and
-a record with a key is a piece of its own until it is done. A record that waits for an earlier one of its key is BACK
-without being due. The frontier moves past it, so it does not block other keys.
+An *ordered* queue delivers the records of a key one after the other [Q7]. A take contains the keys of new records, and a
+record with a key is a piece of its own until it is done. A record that waits for an earlier one of its key is BACK without
+a due time. The frontier moves past it, so it does not block other keys.
 
-Worked example: frontier 0, log end 100. a takes 10: OUT 0..10 by lease 1. a acks 4..6: OUT 0..4, DONE 4..6, OUT 6..10.
-a fails and its lease ends: BACK 0..4, DONE 4..6, BACK 6..10. b takes 5: OUT 0..4 by lease 2, DONE 4..6, OUT 6..7 by
-lease 2, BACK 7..10. b acks 0..4: prefix 6.
+Worked example: frontier 0, log end 100. a takes 10: OUT 0..10 by lease 1. a acks 4..6: OUT 0..4, DONE 4..6, OUT 6..10. a
+fails and its lease ends: BACK 0..4, DONE 4..6, BACK 6..10. b takes 5: OUT 0..4 by lease 2, DONE 4..6, OUT 6..7 by lease 2,
+BACK 7..10. b acks 0..4: prefix 6.
 """
 
 from __future__ import annotations
@@ -44,12 +41,12 @@ from liftpy.core.wire._pb import group_pb2 as pb
 
 # Decides which records of a work queue wait for an earlier record with the same key.
 #
-# Goal: of the records of one key at most one is out, and they are done in order of offsets [Q7]; what has no key waits for
-# nobody. Constraint: the coordinator sees no records: whoever takes says the keys, as digests of 8 bytes. Two keys of one
-# digest wait for each other, which harms nobody.
+# Goal: at most one record of a key is leased, and its records are done in order of offsets [Q7]. A record without a key does not
+# wait. Constraint: the coordinator sees no records. The member that takes records sends the keys, as digests of 8 bytes. Two keys
+# with one digest wait for each other, which does no harm.
 #
-# Algorithm: each key has a line of the offsets that were seen and are not done, ascending. Its first may be given; the others
-# are *held*. What is done leaves the line, and the next one is free.
+# Algorithm: each key has a line of the offsets that were seen and are not done, ascending. The first one may be delivered. The
+# others are *held*. A record that is done leaves the line, and the next one is free.
 
 
 NO_KEY = 0
@@ -70,7 +67,7 @@ class KeyOrder:
 
     @property
     def held_count(self) -> int:
-        """Number of records that wait for another one."""
+        """Number of records that wait for an earlier record with their key."""
         return self.count - len(self._lines)
 
     def add(self, key: int, offset: int) -> bool:
@@ -85,9 +82,7 @@ class KeyOrder:
         return key != NO_KEY and self._lines[key][0] != offset
 
     def remove(self, key: int, offset: int) -> int | None:
-        """Note that ``offset`` is done, or no longer in the log. Return the offset that becomes free by this, None if there
-        is none.
-        """
+        """Note that ``offset`` is done or was deleted from the log. Return the offset that is free now, None if there is none."""
         line = self._lines[key]
         was_first = line[0] == offset
         line.remove(offset)
@@ -108,7 +103,7 @@ _SHORT_REASON = 32
 _FEW_EXPIRED = 32
 """Number of leases up to which ``expire`` ends each separately. If more have expired, it checks all pieces once."""
 _SPARSE = 16
-"""Pieces for each change, beyond which changes are made one by one instead of all in one pass."""
+"""Number of pieces per change above which the changes are made one by one, instead of all in one pass."""
 
 
 class PieceKind(IntEnum):
@@ -123,9 +118,12 @@ class PieceKind(IntEnum):
 class QueuePiece:
     """Offsets from ``start`` to ``end`` (exclusive) in one state.
 
-    ``due_ns``: for OUT the end of the lease, for BACK the time from which it may be delivered again. ``deliveries``: number
-    so far. ``lease``, ``member``: of an OUT piece. ``dead``, ``reason``: True and the reason if it goes to the dead letters.
-    ``key``: digest of the key of its only record, in an ordered queue. A DONE piece has none.
+    Attributes:
+        due_ns: OUT: end of the lease. BACK: time from which the records may be delivered again.
+        deliveries: Number of deliveries so far.
+        lease, member: Lease of an OUT piece, and the member that holds it.
+        dead, reason: True and the reason if the records go to the dead letters.
+        key: Digest of the key of the only record, in an ordered queue. A DONE piece has none.
     """
 
     start: int
@@ -140,7 +138,7 @@ class QueuePiece:
     key: int = NO_KEY
 
     def continues(self, other: QueuePiece) -> bool:
-        """Return whether the ``other`` piece behind it has the same state."""
+        """Return whether ``other``, the next piece, has the same state."""
         if self.end != other.start or self.kind is not other.kind or self.lease != other.lease or self.due_ns != other.due_ns:
             return False
         if self.key or other.key:
@@ -149,20 +147,20 @@ class QueuePiece:
         return alike and self.dead == other.dead and self.reason == other.reason
 
     def between(self, start: int, end: int) -> QueuePiece:
-        """Return a part of the piece. It is five times as fast as ``replace``."""
+        """Return the part of the piece from ``start`` to ``end``. It is five times as fast as ``replace``."""
         return QueuePiece(
             start, end, self.kind, self.deliveries, self.lease, self.due_ns, self.member, self.reason, self.dead, self.key
         )
 
 
 class WorkQueue:
-    """State of one queue. The caller passes the coordinator's time and everything that a method needs to know of the log."""
+    """State of one queue. The caller passes the coordinator's time and the positions of the log that a method needs."""
 
     def __init__(self, uid: str, prefix: int, *, ordered: bool = False) -> None:
         self.uid = uid
         self.prefix = prefix
         self.ordered = ordered
-        """Records of one key are given one after the other."""
+        """True if the records of one key are delivered one after the other."""
         self.first_partitions: int | None = None
         """Number of partitions of the stream when the group first read it. 0: the stream was created again. None: not known."""
         self.leases = 0
@@ -177,16 +175,16 @@ class WorkQueue:
         self._ready: list[tuple[int, int]] = []
         """(time, start) of BACK pieces. An entry whose piece has changed has no meaning."""
         self._out: dict[str, int] = {}
-        """Member -> number of records that are out. Members without records are left out."""
+        """Member -> number of its leased records. Members without records are not in it."""
         self._records = dict.fromkeys(PieceKind, 0)
-        """Records of the pieces of each kind."""
+        """Kind of piece -> number of records in its pieces."""
         self._dead_back = 0
-        """Records that are BACK and dead."""
+        """Number of records that are BACK and dead."""
         self._order = KeyOrder()
 
     @property
     def frontier(self) -> int:
-        """Offset from which on no record was ever delivered."""
+        """First offset that was never delivered."""
         return self._pieces[-1].end if self._pieces else self.prefix
 
     @property
@@ -246,7 +244,7 @@ class WorkQueue:
 
     # ---- commands --------------------------------------------------------------------------------------------------------
     def order(self, ordered: bool) -> bool:
-        """Switch order per key on or off. Return False if this is not possible now, because some delivered records are not done."""
+        """Switch the order by key on or off. Return False if this is not possible, because some delivered records are not done."""
         if ordered != self.ordered and not self._pieces:
             self.ordered = ordered
         return self.ordered == ordered
@@ -257,10 +255,9 @@ class WorkQueue:
         return len(self._pieces) >= commands.MAX_QUEUE_RANGES
 
     def take(self, take: pb.TakeRecords, now_ns: int, *, may_grow: bool = True) -> list[pb.GrantedRange]:
-        """Lease up to ``maxRecords`` to a member, in order of offsets: redelivered records first, then new ones below
-        ``logEnd``.
+        """Lease up to ``maxRecords`` records to a member, in order of offsets. Due BACK records come before new ones.
 
-        Both limits of delivered records hold [Q5]. ``may_grow``: False: deliver only returned records.
+        New records are below ``logEnd``. Both limits of leased records hold [Q5]. ``may_grow`` False: lease no new records.
         """
         self.max_deliveries = take.maxDeliveries or commands.MAX_DELIVERIES
         self.wait_ns = (take.ackWaitMs or commands.ACK_WAIT_MS) * NS_PER_MS
@@ -279,7 +276,7 @@ class WorkQueue:
                 if piece.end - piece.start > room:
                     self._cut(piece.start + room)
                     piece = piece.between(piece.start, piece.start + room)
-                given.append(self._leased(piece, take.member, now_ns))
+                given.append(self._lease(piece, take.member, now_ns))
                 room -= piece.end - piece.start
         if may_grow and self.ordered:
             given += self._taken_in_order(take, room, commands.MAX_GRANTED_RANGES - len(given), now_ns)
@@ -287,7 +284,7 @@ class WorkQueue:
             start = self.frontier
             end = min(start + room, take.logEnd)
             if start < end:
-                given.append(self._leased(QueuePiece(start, end, PieceKind.BACK), take.member, now_ns))
+                given.append(self._lease(QueuePiece(start, end, PieceKind.BACK), take.member, now_ns))
         if not given:
             self.leases -= 1
         return [
@@ -296,7 +293,7 @@ class WorkQueue:
         ]
 
     def _taken_in_order(self, take: pb.TakeRecords, room: int, ranges: int, now_ns: int) -> list[QueuePiece]:
-        """Take new records whose keys are known: free ones are leased, the others wait."""
+        """Take new records whose keys are known. Lease the free ones. The others wait for an earlier record with their key."""
         given: list[QueuePiece] = []
         at, end = self.frontier, min(take.logEnd, take.keysFrom + len(take.keys))
         while take.keysFrom <= at < end and room > 0 and len(given) < ranges and not self._holds_enough():
@@ -305,7 +302,7 @@ class WorkQueue:
                 behind += 1
             piece = QueuePiece(at, behind, PieceKind.BACK, key=key)
             if key == NO_KEY or self._order.add(key, at):
-                given.append(self._leased(piece, take.member, now_ns))
+                given.append(self._lease(piece, take.member, now_ns))
                 room -= behind - at
             else:
                 self._put(piece)
@@ -318,10 +315,10 @@ class WorkQueue:
     def settle(
         self, settlement: pb.Settlement, member: str, now_ns: int, most_lost: int = commands.MAX_LOST_RANGES
     ) -> list[tuple[int, int]]:
-        """Apply the settlement of a member. It takes one pass over pieces and ranges.
+        """Apply the settlement of a member, in one pass over pieces and ranges.
 
-        Returns the parts of its ranges that the member no longer owns. They stay unchanged. Acks of records that are
-        done already are not returned. Returns at most about ``most_lost`` parts.
+        Return the parts of its ranges that the member no longer owns, about ``most_lost`` at most. They stay unchanged. A
+        part of an ack that is already done is not returned.
         """
         lost: list[tuple[int, int]] = []
         changes: list[tuple[int, QueuePiece]] = []
@@ -334,8 +331,8 @@ class WorkQueue:
                 first, behind = max(0, self._index(start)), self._index(end - 1) + 1
                 own = self._own(first, behind, part.lease, member)
                 if len(own) < behind - first and len(lost) < most_lost:
-                    lost += self._not_own(first, behind, own, settlement.kind, start, end, most_lost - len(lost))
-                if one_by_one:  # how much is kept of a reason depends on how many pieces there are just then
+                    lost += self._foreign_ranges(first, behind, own, settlement.kind, start, end, most_lost - len(lost))
+                if one_by_one:  # the maximum length of a reason depends on the current number of pieces
                     for piece in [self._pieces[index] for index in own]:
                         self._settle_one(settlement, piece, max(piece.start, start), min(piece.end, end), now_ns)
                 else:
@@ -349,7 +346,7 @@ class WorkQueue:
     def _settled_parts(
         self, settlement: pb.Settlement, own: list[int], start: int, end: int, now_ns: int
     ) -> Iterator[tuple[int, QueuePiece]]:
-        """Yield the new pieces for ``own`` between ``start`` and ``end``, with their index. Unchanged ones are left out."""
+        """Yield (index, new piece) for the pieces ``own`` between ``start`` and ``end``. Unchanged pieces are left out."""
         due_ns = now_ns + self.wait_ns if settlement.kind == pb.SETTLE_EXTEND else None
         for index in own:
             piece = self._pieces[index]
@@ -367,12 +364,12 @@ class WorkQueue:
         found = [index for index in range(first, behind) if pieces[index].lease == lease]
         return found if found and pieces[found[0]].member == member else []  # a lease has one member
 
-    def _not_own(
+    def _foreign_ranges(
         self, first: int, behind: int, own: list[int], kind: int, start: int, end: int, most: int
     ) -> list[tuple[int, int]]:
-        """Return at most ``most`` pieces between ``start`` and ``end`` that belong to others.
+        """Return at most ``most`` ranges between ``start`` and ``end`` that the member does not own.
 
-        For an acknowledgment without completed ones.
+        For an ack, ranges that are done are left out.
         """
         mine, found = set(own), list[tuple[int, int]]()
         for index in range(first, behind):
@@ -384,7 +381,7 @@ class WorkQueue:
         return found
 
     def _settle_one(self, settlement: pb.Settlement, piece: QueuePiece, start: int, end: int, now_ns: int) -> None:
-        self._cut(start)  # the one before may have become one with it
+        self._cut(start)  # it may have been merged with the previous piece
         if end < self.frontier:
             self._cut(end)
         self._put(self._settled(settlement, piece.between(start, end), now_ns))
@@ -413,7 +410,7 @@ class WorkQueue:
             dead, reason = True, self._short(f"delivered {deliveries} times")
         return QueuePiece(piece.start, piece.end, PieceKind.BACK, piece.deliveries, 0, due_ns, "", reason, dead, piece.key)
 
-    def _leased(self, piece: QueuePiece, member: str, now_ns: int) -> QueuePiece:
+    def _lease(self, piece: QueuePiece, member: str, now_ns: int) -> QueuePiece:
         deliveries = piece.deliveries + (not piece.dead)
         given = replace(
             piece, kind=PieceKind.OUT, deliveries=deliveries, lease=self.leases, due_ns=now_ns + self.wait_ns, member=member
@@ -426,14 +423,14 @@ class WorkQueue:
         return bisect_right(self._starts, offset) - 1
 
     def _at(self, entry: tuple[int, int], kind: PieceKind) -> QueuePiece | None:
-        """Return the piece of a heap entry. None: it has changed since."""
+        """Return the piece of a heap entry. None: the piece has changed since."""
         due_ns, start = entry
         index = self._index(start)
         piece = self._pieces[index] if index >= 0 else None
         return piece if piece is not None and (piece.start, piece.kind, piece.due_ns) == (start, kind, due_ns) else None
 
     def _cut(self, offset: int) -> None:
-        """Split the piece that contains ``offset`` there."""
+        """Split the piece that contains ``offset`` at this offset."""
         index = self._index(offset)
         piece = self._pieces[index]
         if piece.start == offset:
@@ -443,7 +440,7 @@ class WorkQueue:
         self._remember(self._pieces[index + 1])
 
     def _put(self, piece: QueuePiece) -> None:
-        """Insert ``piece`` in place of one with the same bounds, or at the end. Merge it with equal neighbors."""
+        """Insert ``piece`` in place of one with the same bounds, or at the end. Merge it with neighbors in the same state."""
         index = self._index(piece.start)
         if index >= 0 and self._starts[index] == piece.start:
             former = self._pieces[index]
@@ -478,7 +475,7 @@ class WorkQueue:
             return
         made, fresh, done = self._pieces[max(first - 1, 0) : first], list[QueuePiece](), list[QueuePiece]()
         at, start = first, self._pieces[first].start
-        """Pieces before ``at``, and that one below ``start``, are in ``made``."""
+        """All pieces before index ``at``, and the part of that piece below ``start``, are in ``made``."""
         for index, piece in changes:
             former = self._pieces[index]
             if index > at:
@@ -514,7 +511,7 @@ class WorkQueue:
             self._free_next(former)
 
     def _rest(self, index: int, start: int, fresh: list[QueuePiece]) -> QueuePiece:
-        """Return the end of a piece as a new piece."""
+        """Return the part of the piece at ``index`` from ``start`` on. A new piece is added to ``fresh``."""
         piece = self._pieces[index]
         if piece.start == start:
             return piece
@@ -522,7 +519,7 @@ class WorkQueue:
         return fresh[-1]
 
     def _free_next(self, done: QueuePiece) -> None:
-        """Make the next record with the key of ``done`` available."""
+        """Make the next record with the key of the piece ``done`` available."""
         free = self._order.remove(done.key, done.start) if done.key else None
         if free is not None and free >= self.prefix:
             self._remember(self._pieces[self._index(free)])
@@ -536,7 +533,7 @@ class WorkQueue:
             heap[:] = self._entries(kind)
 
     def _count(self, piece: QueuePiece, records: int) -> None:
-        """Change the count of records in the state of ``piece``."""
+        """Add ``records`` to the number of records in the state of ``piece``."""
         self._records[piece.kind] += records
         if piece.kind is PieceKind.OUT:
             count = self._out.get(piece.member, 0) + records
@@ -548,14 +545,14 @@ class WorkQueue:
             self._dead_back += records
 
     def _advance(self) -> None:
-        """Move completed records at the beginning into the prefix."""
+        """Move DONE pieces at the beginning into the prefix."""
         if self._pieces and self._pieces[0].kind is PieceKind.DONE:
             first = self._pieces[0]
             self._count(first, first.start - first.end)
             self.prefix = first.end
             del self._pieces[0], self._starts[0]
 
-    # ---- snapshots and questions -----------------------------------------------------------------------------------------
+    # ---- snapshots and queries -------------------------------------------------------------------------------------------
     def state(self, stream: str, partition: int) -> pb.QueueState:
         """Return the complete state for a snapshot."""
         return pb.QueueState(
@@ -601,7 +598,7 @@ class WorkQueue:
         self._ready = self._entries(PieceKind.BACK)
 
     def _entries(self, kind: PieceKind) -> list[tuple[int, int]]:
-        """Return the entries of a heap."""
+        """Return the heap entries of all pieces of ``kind``."""
         return sorted((p.due_ns, p.start) for p in self._pieces if p.kind is kind and not self._order.holds(p.key, p.start))
 
     def frozen(self) -> WorkQueue:
@@ -613,7 +610,10 @@ class WorkQueue:
         return copied
 
     def view(self, stream: str, partition: int, *, with_holders: bool = True) -> pb.QueueView:
-        """Return the figures for operators. ``with_holders``: also the holders of leased records. This inspects all pieces."""
+        """Return the figures for operators.
+
+        ``with_holders``: include the members with leased records. This reads all pieces.
+        """
         held = self._order.held_count
         holders: dict[str, pb.QueueHolder] = {}
         if with_holders:

@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Records ``first_index`` (inclusive) to ``end_index`` (exclusive) of ``batch``."""
+    """The records of one batch with indexes ``first_index`` (inclusive) to ``end_index`` (exclusive)."""
 
     batch: RecordBatch
     first_index: int
@@ -70,7 +70,10 @@ def rows_to_arrow(group: Sequence[Rows], columns: Sequence[str] = tuple(SCHEMA.n
 
 
 def _rows(batch: RecordBatch, from_offset: int | None, end_offset: int | None) -> Rows:
-    """Return the records of ``batch`` within the limits. Offsets are decoded only if a limit lies inside the batch."""
+    """Return the records of ``batch`` with ``from_offset`` <= offset < ``end_offset``.
+
+    The function decodes the offsets only if a limit lies inside the batch.
+    """
     first, end = 0, batch.record_count
     if from_offset is not None and batch.base_offset < from_offset:
         first = int(np.searchsorted(batch.offsets(), from_offset))
@@ -81,14 +84,14 @@ def _rows(batch: RecordBatch, from_offset: int | None, end_offset: int | None) -
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Entries ``first`` (inclusive) to ``end`` (exclusive) of ``column``. None: as many nulls."""
+    """Entries ``first`` (inclusive) to ``end`` (exclusive) of one column. If ``column`` is None, all these entries are null."""
 
     column: BytesColumn | None
     first: int
     end: int
 
 
-def _of_records(group: Sequence[Rows], column: Callable[[RecordBatch], BytesColumn | None]) -> list[_Part]:
+def _column_parts(group: Sequence[Rows], column: Callable[[RecordBatch], BytesColumn | None]) -> list[_Part]:
     return [_Part(column(rows.batch), rows.first_index, rows.end_index) for rows in group]
 
 
@@ -113,19 +116,19 @@ def _bytes_array(parts: Sequence[_Part], kind: pa.DataType) -> pa.Array:
             size_bytes += stop - start
         row += rows
     found = pa.Array.from_buffers(kind, count, [_validity(parts), pa.py_buffer(offsets), _one_buffer(data)])
-    return _as_text(found) if pa.types.is_string(kind) else found
+    return _to_text_array(found) if pa.types.is_string(kind) else found
 
 
-def _as_text(found: pa.Array) -> pa.Array:
-    """Return an array of strings for bytes from publishers. Bytes that are not UTF-8 become ``\xe9``."""
+def _to_text_array(found: pa.Array) -> pa.Array:
+    r"""Return an Arrow array of strings for bytes from publishers. A byte that is not UTF-8 becomes an escape such as ``\xe9``."""
     try:
         found.validate(full=True)
     except pa.ArrowInvalid:
-        return pa.array([_text(entry) for entry in found.cast(pa.binary()).to_pylist()], pa.string())
+        return pa.array([_decode_text(entry) for entry in found.cast(pa.binary()).to_pylist()], pa.string())
     return found
 
 
-def _text(entry: bytes | None) -> str | None:
+def _decode_text(entry: bytes | None) -> str | None:
     return None if entry is None else entry.decode("utf-8", "backslashreplace")
 
 
@@ -157,15 +160,15 @@ def fixed(numbers: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
 
 def timestamps_ns(group: Sequence[Rows]) -> NDArray[np.int64]:
     """Return the timestamps of all records as int64[rows], in ns since 1970."""
-    return _joined([rows.batch.timestamps_ns()[rows.first_index : rows.end_index] for rows in group])
+    return _concat_numbers([rows.batch.timestamps_ns()[rows.first_index : rows.end_index] for rows in group])
 
 
-def _joined(pieces: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+def _concat_numbers(pieces: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
 
 
 def _offsets(group: Sequence[Rows]) -> pa.Array:
-    return fixed(_joined([rows.batch.offsets()[rows.first_index : rows.end_index] for rows in group]), pa.int64())
+    return fixed(_concat_numbers([rows.batch.offsets()[rows.first_index : rows.end_index] for rows in group]), pa.int64())
 
 
 def _timestamps(group: Sequence[Rows]) -> pa.Array:
@@ -173,11 +176,11 @@ def _timestamps(group: Sequence[Rows]) -> pa.Array:
 
 
 def _keys(group: Sequence[Rows]) -> pa.Array:
-    return _bytes_array(_of_records(group, lambda batch: batch.columns.keys), pa.binary())
+    return _bytes_array(_column_parts(group, lambda batch: batch.columns.keys), pa.binary())
 
 
 def _values(group: Sequence[Rows]) -> pa.Array:
-    return _bytes_array(_of_records(group, lambda batch: batch.columns.values), pa.binary())
+    return _bytes_array(_column_parts(group, lambda batch: batch.columns.values), pa.binary())
 
 
 def _headers(group: Sequence[Rows]) -> pa.Array:
@@ -196,7 +199,7 @@ def _headers(group: Sequence[Rows]) -> pa.Array:
         counts.append(np.diff(ends))
         names.append(_Part(column.names, int(ends[0]), int(ends[-1])))
         values.append(_Part(column.values, int(ends[0]), int(ends[-1])))
-    per_record = _joined(counts)
+    per_record = _concat_numbers(counts)
     offsets = np.concatenate(([0], np.cumsum(per_record))).astype(np.int32)
     pairs = pa.StructArray.from_arrays(
         [_bytes_array(names, pa.string()), _bytes_array(values, pa.binary())], fields=list(HEADERS.value_type)
@@ -207,7 +210,7 @@ def _headers(group: Sequence[Rows]) -> pa.Array:
 def _subjects(group: Sequence[Rows]) -> pa.Array:
     """Return the subject of every record, '' if none was stored."""
     if (subject := _only_subject(group)) is not None:
-        return pa.repeat(pa.scalar(_text(subject), pa.string()), sum(rows.record_count for rows in group))
+        return pa.repeat(pa.scalar(_decode_text(subject), pa.string()), sum(rows.record_count for rows in group))
     entries: list[_Part] = []
     indices: list[NDArray[np.int64]] = []
     entry_count = 0
@@ -219,13 +222,13 @@ def _subjects(group: Sequence[Rows]) -> pa.Array:
         entries.append(_Part(column.entries, 0, len(column.entries.ends)))
         indices.append(column.index[rows.first_index : rows.end_index].astype(np.int64) + entry_count)
         entry_count += len(column.entries.ends)
-    index = _joined(indices)
+    index = _concat_numbers(indices)
     texts = pa.concat_arrays([_bytes_array(entries, pa.string()), pa.array([""])])
     return texts.take(pa.array(np.where(index < 0, entry_count, index)))
 
 
 def _only_subject(group: Sequence[Rows]) -> bytes | None:
-    """Return the subject that all records share, which is the usual case. None: there are several."""
+    """Return the subject that all records share. None: the records have several subjects. One shared subject is the usual case."""
     found: set[bytes] = set()
     for rows in group:
         column = rows.batch.columns.subjects

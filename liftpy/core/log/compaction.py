@@ -44,9 +44,9 @@ MAX_KEYS = 4_000_000
 
 @dataclass(slots=True, kw_only=True)
 class Superseded:
-    """Finds superseded records.
+    """Finds the records that compaction may remove.
 
-    First pass all batches to ``learn`` in order, then call ``kept`` for the same batches in the same order.
+    First pass all batches to ``learn`` in order. Then call ``kept`` for the same batches in the same order.
     """
 
     config: StreamConfig
@@ -54,20 +54,23 @@ class Superseded:
     ids_from_ns: int
     """Time since which records with headers stay, because they may have a message id."""
     purges: Sequence[Purge] = ()
-    keeps_deletes_longer: bool = False
-    """A replica is copied or away: delete markers stay twice ``delete_retention_s``, so that it need not start afresh."""
+    keeps_tombstones_longer: bool = False
+    """True while a replica is copied or is not in the ISR.
+
+    Tombstones then stay for twice ``delete_retention_s``, so that this replica does not need to fetch the whole log again.
+    """
     held_until_ns: dict[int, int] = field(default_factory=dict)
-    """Purge number -> wall time until which its records stay if they may have a message id."""
+    """Purge number -> wall time until which records of the purge stay, because they may have a message id."""
     ids_held_until_ns: int = 0
-    """Wall time until which records stay only because of their message ids. 0: none do."""
+    """Wall time until which some records stay only because of their message ids. 0: there are no such records."""
     deletes_end: int = 0
-    """Exclusive: no removed record at or past it was the newest of its key."""
+    """Exclusive: every removed record that was the newest of its key is below this offset."""
     deletes_start: int | None = None
-    """Inclusive: offset of the first removed record that was the newest of its key. None: there is none."""
+    """Inclusive: offset of the first removed record that was the newest of its key. None: no such record was removed."""
     _latest: dict[bytes | None, int] = field(default_factory=dict)
     """Key -> offset of its last record."""
     _counts: dict[bytes, int] = field(default_factory=dict)
-    """Subject -> how many there are."""
+    """Subject -> number of its records."""
     _seen: dict[bytes, int] = field(default_factory=dict)
     """Subject -> number of its records that were checked."""
     _filters: list[tuple[Purge, Filter]] = field(init=False)
@@ -96,7 +99,7 @@ class Superseded:
                 self._counts[subject] = self._counts.get(subject, 0) + count
 
     def kept(self, batch: RecordBatch) -> Mask:
-        """Return which records of the batch stay, as bool[record_count]. The second pass calls this."""
+        """Return which records of the batch stay, as bool[record_count]. Call it in the second pass."""
         if batch.header.is_remains:
             return np.zeros(batch.record_count, dtype=np.bool_)
         keep = np.ones(batch.record_count, dtype=np.bool_)
@@ -105,19 +108,19 @@ class Superseded:
         newest: Mask | None = None
         if self.config.compaction and batch.columns.keys is not None:
             newest = self._is_newest(batch)
-            keep &= newest & ~self._is_old_delete(batch)
+            keep &= newest & ~self._is_old_tombstone(batch)
         if self.config.max_per_subject and batch.columns.subjects is not None:
-            keep &= self._by_subject(batch.columns.subjects)
-        purged = self._purged(batch)
+            keep &= self._newest_by_subject(batch.columns.subjects)
+        purged = self._purge_mask(batch)
         if keep.all() and not purged.any():
             return keep
         held = self._may_have_ids(batch)
         if held is not None:
-            self._hold(batch, held & (~keep | purged))
+            self._hold_for_ids(batch, held & (~keep | purged))
             keep |= held
             purged &= ~held
         keep &= ~purged
-        stays = self._superseders_of_held(batch, newest, purged)
+        stays = self._mask_of_superseders(batch, newest, purged)
         keep |= stays
         if (stays & purged).any():
             self._hold_purges(batch, stays & purged, self.ids_held_until_ns)
@@ -130,7 +133,7 @@ class Superseded:
         return keep
 
     def _is_newest(self, batch: RecordBatch) -> Mask:
-        """Return whether no later record of its key is known. Always True for records without a key."""
+        """Return for each record whether it is the newest known one of its key. Always True for records without a key."""
         keys = batch.columns.keys
         assert keys is not None
         entries = keys.to_list()
@@ -138,20 +141,20 @@ class Superseded:
         is_newest: Mask = (newest <= batch.offsets()) | ~keys.valid()
         return is_newest
 
-    def _is_old_delete(self, batch: RecordBatch) -> Mask:
+    def _is_old_tombstone(self, batch: RecordBatch) -> Mask:
         keys, values = batch.columns.keys, batch.columns.values
         if values.validity is None or keys is None:
             return np.zeros(batch.record_count, dtype=np.bool_)
-        stays_s = self.config.delete_retention_s * (2 if self.keeps_deletes_longer else 1)
+        stays_s = self.config.delete_retention_s * (2 if self.keeps_tombstones_longer else 1)
         old: Mask = batch.timestamps_ns() < self.now_wall_ns - int(stays_s * NS_PER_S)
         return ~values.valid() & keys.valid() & old
 
-    def _by_subject(self, subjects: DictionaryColumn) -> Mask:
-        """Return a mask of the newest ``max_per_subject`` records of each subject."""
+    def _newest_by_subject(self, subjects: DictionaryColumn) -> Mask:
+        """Return a mask that is True for the newest ``max_per_subject`` records of each subject."""
         names, counts = _counted(subjects)
         before = np.fromiter((self._seen.get(name, 0) for name in names), dtype=np.int64, count=len(names))
         first = np.fromiter((self._counts.get(name, 0) for name in names), dtype=np.int64, count=len(names))
-        first -= self.config.max_per_subject  # the first one of them that stays
+        first -= self.config.max_per_subject  # index of the first of these records that stays
         for name, count in zip(names, counts, strict=True):
             self._seen[name] = self._seen.get(name, 0) + count
         order = np.argsort(subjects.index, kind="stable")
@@ -169,9 +172,12 @@ class Superseded:
             return None
         return np.diff(headers.ends.astype(np.int64), prepend=0) > 0
 
-    def _hold(self, batch: RecordBatch, held: Mask) -> None:
-        """Keep records of ``batch`` because of their message ids: note the records that must not be removed before them, and
-        the time until which they stay."""
+    def _hold_for_ids(self, batch: RecordBatch, held: Mask) -> None:
+        """Keep the records of ``batch`` in the mask ``held`` because of their message ids.
+
+        The method stores their keys and subjects, so that newer records of these stay too. It also stores the time until
+        which they stay.
+        """
         places = np.flatnonzero(held).tolist()
         if not places:
             return
@@ -191,7 +197,7 @@ class Superseded:
             if bool((wanted.mask(batch) & (batch.offsets() < purge.end_offset) & held).any()):
                 self.held_until_ns[purge.number] = max(self.held_until_ns.get(purge.number, 0), until_ns)
 
-    def _superseders_of_held(self, batch: RecordBatch, newest: Mask | None, purged: Mask) -> Mask:
+    def _mask_of_superseders(self, batch: RecordBatch, newest: Mask | None, purged: Mask) -> Mask:
         """Return a mask of records that stay because they replace a record which is kept for its message id.
 
         These are the newest records of its key, and those that a purge matches by key or subject.
@@ -206,7 +212,7 @@ class Superseded:
             stays |= of_entry[batch.columns.subjects.index] & purged
         return stays
 
-    def _purged(self, batch: RecordBatch) -> Mask:
+    def _purge_mask(self, batch: RecordBatch) -> Mask:
         """Return a mask of the records that a purge deletes."""
         gone = np.zeros(batch.record_count, dtype=np.bool_)
         for purge, wanted in self._filters:
@@ -216,18 +222,21 @@ class Superseded:
 
 
 def _counted(subjects: DictionaryColumn) -> tuple[list[bytes], list[int]]:
-    """Return the subjects and how many records each has."""
+    """Return the distinct subjects, and the number of records of each."""
     names = [name or b"" for name in subjects.entries.to_list()]
     return names, np.bincount(subjects.index, minlength=len(names)).tolist()
 
 
 MAX_FILLER_OFFSETS = 1 << 31
-"""Bound of the offsets under one filler: its delta is a u32."""
+"""Maximum number of offsets in one filler. The header stores the number as a u32."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactedFile:
-    """A finished file. ``replaced``: the base offsets of the segments that it takes the place of, its own first."""
+    """A finished output file of a compaction.
+
+    ``replaced``: base offsets of the segments that the file replaces. The first one is the base offset of the file itself.
+    """
 
     segment: Segment
     temporary: str
@@ -236,7 +245,7 @@ class CompactedFile:
 
 @dataclass(slots=True, kw_only=True)
 class Compaction:
-    """One run of compaction over ``inputs``: sealed segments in ascending order below the high watermark + 1."""
+    """One run of compaction over ``inputs``: sealed segments in ascending order, all below the high watermark + 1."""
 
     storage: Storage
     config: StreamConfig
@@ -244,14 +253,14 @@ class Compaction:
     now_wall_ns: int
     ids_from_ns: int
     """Time since which records with headers stay, because they may have a message id."""
-    keeps_deletes_longer: bool = False
-    """True if delete markers stay longer, while a replica is copied or away. See ``Superseded``."""
+    keeps_tombstones_longer: bool = False
+    """True if tombstones stay for twice ``delete_retention_s``, because a replica is copied or is not in the ISR."""
     producer_expiry_ns: int = 0
     """Log time without a batch after which a producer is forgotten, in nanoseconds. 0: never."""
     purges: tuple[Purge, ...] = ()
     rules: Superseded = field(init=False)
     covered: tuple[Segment, ...] = ()
-    """The first of ``inputs``, as many as were learned and judged."""
+    """The first of the ``inputs``, as many as fit into the map of keys. The run compacts only these."""
     outputs: list[CompactedFile] = field(default_factory=list)
     dropped_records: int = 0
     _writer: _Writer | None = None
@@ -263,11 +272,14 @@ class Compaction:
             now_wall_ns=now_ns,
             ids_from_ns=ids_ns,
             purges=self.purges,
-            keeps_deletes_longer=self.keeps_deletes_longer,
+            keeps_tombstones_longer=self.keeps_tombstones_longer,
         )
 
     def run(self) -> None:
-        """Write the outputs, flushed, under temporary names. Raises StorageError. Then nothing is changed or left behind."""
+        """Write the output files under temporary names and flush them.
+
+        Raises StorageError. In that case nothing was changed, and the temporary files were removed.
+        """
         try:
             self._write()
         except StorageError:
@@ -294,7 +306,7 @@ class Compaction:
                 self.outputs.append(output)
 
     def abandon(self) -> None:
-        """Remove the output files: there was nothing to drop, or the segments changed during the run."""
+        """Remove the output files, because nothing was dropped or because the segments changed during the run."""
         unfinished, self._writer = self._writer, None
         if unfinished is not None:
             self.storage.remove(unfinished.temporary)
@@ -307,7 +319,7 @@ class Compaction:
         self.storage.remove(output.temporary)
 
     def _learn(self) -> dict[int, int]:
-        """Collect the keys of the first segments, as many as MAX_KEYS allow (``covered``).
+        """Collect the keys of the first segments, up to ``MAX_KEYS``, and set ``covered``.
 
         Return producer id -> base offset of its last batch, for producers that have not expired.
         """
@@ -319,7 +331,7 @@ class Compaction:
                 break
             for batch in _batches(segment):
                 header = batch.header
-                time_ns = max(time_ns, header.timestamp_ns)  # log time, as it is judged by who expires producers
+                time_ns = max(time_ns, header.timestamp_ns)  # producers expire by the same log time
                 if header.producer_id:
                     lasts[header.producer_id] = header.base_offset, time_ns
                 self.rules.learn(batch)
@@ -327,7 +339,7 @@ class Compaction:
         return {producer: base for producer, (base, at_ns) in lasts.items() if at_ns > until_ns}
 
     def _groups(self, segments: tuple[Segment, ...]) -> Iterator[tuple[Segment, ...]]:
-        """Yield groups of neighboring segments that fit into one file together."""
+        """Yield groups of neighboring segments. The records of each group fit into one file."""
         group: list[Segment] = []
         for segment in segments:
             if group and sum(s.size_bytes for s in group) + segment.size_bytes > self.config.segment_bytes:
@@ -339,20 +351,20 @@ class Compaction:
 
 
 class _Writer:
-    """Writes one output file. It delays a filler, because the filler may still grow."""
+    """Writes one output file. It writes a filler only when the next record follows, because the filler may still grow."""
 
     def __init__(self, storage: Storage, base_offset: int) -> None:
         self.temporary = f"{log_name(base_offset)}.compacted.tmp"
         self._file: LogFile = storage.create(self.temporary)
         self._segment = Segment(base_offset, self._file, base_offset, checked=True)
         self._filler: BatchHeader | None = None
-        """Header of the batches since the last one that was written, all of one epoch."""
+        """Header of the filler that was not written yet. It covers batches of one epoch. None: no filler is pending."""
 
     def add(self, batch: RecordBatch, mask: Mask, is_last: bool) -> None:
-        """Write the records of ``batch`` in ``mask``.
+        """Write the records of ``batch`` that are in ``mask``.
 
-        Without any, a filler covers its offsets. If ``is_last`` (the last batch of its producer), a control batch with its
-        note does.
+        If the mask is empty, a filler covers the offsets of the batch. If the batch is also the last one of its producer
+        (``is_last``), the method writes a control batch with the producer's stamps and its note instead.
         """
         if not mask.any() and not is_last:
             self._fill(batch.header)
@@ -408,23 +420,23 @@ def _batches(segment: Segment) -> Iterator[RecordBatch]:
 
 @dataclass(slots=True)
 class Cleaning:
-    """Decides when one log is compacted."""
+    """Decides when a compaction of one log is worth its cost, and tracks which purges are done."""
 
     purges: tuple[Purge, ...] = ()
     """Purges of the partition in the metadata."""
     purged: set[int] = field(default_factory=set)
     """Numbers of the purges that are done in this log."""
     _seen_end_offset: int = 0
-    """Exclusive: what a run has looked at since the log was opened."""
+    """Exclusive: compaction has examined the records below this offset since the log was opened."""
     _ids_held_until_ns: int = 0
     """Wall time until which replaced records stay for their message ids. 0: none do."""
     _lacks_replicas: bool = False
-    """A replica is copied, or is not in the ISR."""
+    """True while a replica is copied or is not in the ISR."""
     _not_before_ns: dict[int, int] = field(default_factory=dict)
     """Purge number -> wall time until which its records stay because of their message ids."""
 
     def told(self, state: PartitionState) -> bool:
-        """Apply the metadata of the partition. Return whether a purge is new."""
+        """Apply the metadata of the partition. Return True if it has a purge that was not known."""
         before, self.purges = self.purges, state.purges
         self._lacks_replicas = bool(state.joining) or not set(state.replicas) <= set(state.isr)
         numbers = {purge.number for purge in self.purges}
@@ -433,7 +445,7 @@ class Cleaning:
         return any(purge not in before for purge in self.purges)
 
     def cut(self, end_offset: int) -> None:
-        """Note that the log was truncated to ``end_offset`` (exclusive). 0: the log starts again."""
+        """Note that the log was truncated to ``end_offset`` (exclusive). 0: all records were deleted."""
         self.purged -= {purge.number for purge in self.purges if purge.end_offset > end_offset}
         self._seen_end_offset = min(self._seen_end_offset, end_offset)
 
@@ -447,7 +459,7 @@ class Cleaning:
                 self.purged.add(purge.number)
 
     def wants_seal(self, active: Segment, committed_end_offset: int) -> bool:
-        """Return whether the active segment may hold records of a purge, judged by its offsets."""
+        """Return whether the active segment may contain records of a purge. Only its offsets are compared."""
         return bool(active.size_bytes) and any(
             active.base_offset < purge.end_offset <= committed_end_offset for purge in self._waiting()
         )
@@ -461,9 +473,11 @@ class Cleaning:
         now_wall_ns: int,
         min_dirty_ratio: float,
     ) -> Compaction | None:
-        """Return a compaction run over the ``inputs`` (sealed, flushed, committed) that need it, None if it is not worth the
-        work. ``newest_ns``: timestamp of the newest batch of the log."""
-        worth = self._worth(inputs, now_wall_ns, min_dirty_ratio if config.is_cleaned else None)
+        """Return a compaction of those ``inputs`` (sealed, flushed, committed) that need it. None: it is not worth the work.
+
+        ``newest_ns``: timestamp of the newest batch of the log.
+        """
+        worth = self._segments_to_compact(inputs, now_wall_ns, min_dirty_ratio if config.is_cleaned else None)
         if not worth:
             return None
         window_ns = round(config.dedup_window_s * NS_PER_S)
@@ -474,10 +488,12 @@ class Cleaning:
             now_wall_ns=now_wall_ns,
             ids_from_ns=max(newest_ns, now_wall_ns) - window_ns if window_ns else 1 << 63,
             purges=self.purges,
-            keeps_deletes_longer=self._lacks_replicas,
+            keeps_tombstones_longer=self._lacks_replicas,
         )
 
-    def _worth(self, inputs: Sequence[Segment], now_wall_ns: int, min_dirty_ratio: float | None) -> Sequence[Segment]:
+    def _segments_to_compact(
+        self, inputs: Sequence[Segment], now_wall_ns: int, min_dirty_ratio: float | None
+    ) -> Sequence[Segment]:
         """Return the segments to compact.
 
         ``min_dirty_ratio``: fraction of their bytes that must be new. None: remove only records of purges.

@@ -34,10 +34,10 @@ _NOT_KNOWN = -1
 
 
 class Horizon(NamedTuple):
-    """Compaction horizon of a log. ``end_offset``: exclusive, 0: never compacted.
+    """The compaction horizon of a log.
 
-    ``leader_epoch``: highest LeaderEpoch of the records below it. ``deletes_end``: exclusive, 0: none. Tombstones below it
-    may be gone.
+    ``end_offset``: exclusive, 0: the log was never compacted. ``leader_epoch``: highest LeaderEpoch of the records below
+    it. ``deletes_end``: exclusive. Compaction may have removed tombstones below it. 0: it has removed none.
     """
 
     end_offset: int = 0
@@ -62,20 +62,26 @@ def decode_horizon(data: bytes | None) -> Horizon | None:
 
 
 class CompactionHorizon:
-    """Compaction horizon of one log, and the file that stores it."""
+    """The compaction horizon of one log, and the file that stores it."""
 
     def __init__(self, storage: Storage, segments: Sequence[Segment], file: bytes | None) -> None:
-        """``file``: content of the file ``compaction-horizon``, None if it does not exist."""
+        """Load the horizon.
+
+        ``file``: content of the file ``compaction-horizon``. None: the file does not exist.
+        """
         self._storage = storage
         stored = decode_horizon(file)
         self.value = stored if stored is not None else inferred(segments)
         if self.value.deletes_end == _NOT_KNOWN:
             self.value = self.value._replace(deletes_end=min(self.value.end_offset, segments[-1].next_offset))
         if segments[-1].next_offset == segments[0].base_offset:
-            self.value = NEVER._replace(deletes_end=self.value.deletes_end)  # an empty log lacks nothing
+            self.value = NEVER._replace(deletes_end=self.value.deletes_end)  # no record of an empty log was compacted away
 
     def rise(self, horizon: Horizon) -> bool:
-        """Store durably that the log is compacted up to ``horizon``. Return whether that is new. Raises StorageError."""
+        """Store durably that the log is compacted up to ``horizon``.
+
+        Return False if the stored horizon was already as high. Raises StorageError.
+        """
         held = self.value
         raised = held
         if horizon.end_offset > held.end_offset:
@@ -99,15 +105,15 @@ class CompactionHorizon:
 
 
 def deletes_end_after(held: Horizon, deletes_start: int | None, deletes_end: int) -> int:
-    """Return ``deletes_end`` after a compaction of a log whose horizon was ``held``. It rises whenever a tombstone is
-    removed [D30].
+    """Return ``deletes_end`` after a compaction. It rises whenever a tombstone is removed [D30].
 
-    A tombstone stays while an older record of its key stays for its message id. So it may be removed after tombstones
-    above it. The highest offset alone would then not change, and readers would not notice the removal.
+    A tombstone stays while an older record of its key stays for its message id. So compaction may remove it after
+    tombstones with higher offsets. The highest offset alone would then not change, and readers would not notice the
+    removal.
 
     Args:
         held: Horizon of the log before the compaction.
-        deletes_start: Offset of the first removed tombstone. None: none was removed.
+        deletes_start: Offset of the first removed tombstone. None: no tombstone was removed.
         deletes_end: Offset after the last removed tombstone.
 
     Returns:
@@ -119,7 +125,7 @@ def deletes_end_after(held: Horizon, deletes_start: int | None, deletes_end: int
 
 
 def inferred(segments: Sequence[Segment]) -> Horizon:
-    """Return the horizon of a log that has no stored one: as far as a compaction that left these traces can have looked."""
+    """Return the horizon of a log whose horizon file is lost: the end of its last sealed segment, if a segment has gaps."""
     if not any(shows_traces(segment) for segment in segments):
         return NEVER
     active = segments[-1]

@@ -1,15 +1,15 @@
 """The journal of promised LeaderEpochs: one file for all partitions of a node.
 
-A candidate must store its epoch before it acts [protocol: Promotion]. With one file, an election of thousands of
-partitions needs a few flushes.
+A candidate must store its epoch before it acts [protocol: Promotion]. With one file, an election of thousands of partitions
+needs a few flushes.
 
 Format, little endian: magic ``LFPJ`` and version, then frames. A frame has the CRC-32C of the rest, its length, and for
-each promise the LeaderEpoch, the length of the key, and the key. Nothing after the first frame that does not fit is
-read: it was never acted on.
+each promise the LeaderEpoch, the length of the key, and the key. Reading stops at the first damaged frame. No node has
+acted on the promises after it, because their flush had not completed.
 
-``store`` returns when the frame is flushed. Opening rewrites the file atomically with one promise per partition,
-because pages after a failed flush are not trusted [S4]. A failed flush is final: this process makes no more promises.
-The file is also rewritten when it has grown to ``_GROWTH`` times its size.
+``store`` returns when the frame is flushed. Opening rewrites the file atomically with one promise per partition, because
+pages after a failed flush are not trusted [S4]. A failed flush is final: this process makes no more promises. The file is
+also rewritten when it has grown to ``_GROWTH`` times its size.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def encode_promises(promises: Mapping[str, int]) -> bytes:
 def decode_promises(data: bytes | None) -> dict[str, int]:
     """Return key -> highest LeaderEpoch of a journal. Reading stops at the first damaged frame.
 
-    UnknownFormatError for a journal of another version [S11]."""
+    Raises UnknownFormatError for a journal of another version [S11].
+    """
     held: dict[str, int] = {}
     if data is None or len(data) < _HEAD.size:
         return held
@@ -85,8 +86,9 @@ def _take(body: bytes, held: dict[str, int]) -> bool:
 class PromiseJournal:
     """Journal of promised epochs, in its own directory. One thread at a time calls ``store``, any thread calls ``epoch_of``.
 
-    ``is_held``: returns whether the partition of a key is on this node. Promises of other partitions are dropped. ``others``:
-    promises from other journals of this directory, to be taken over. Raises StorageError, UnknownFormatError.
+    ``is_held``: returns whether the partition of a key is on this node. The journal drops promises of other partitions.
+    ``others``: promises from other journals of this directory. The new journal includes them. Raises StorageError,
+    UnknownFormatError.
     """
 
     def __init__(
@@ -106,13 +108,13 @@ class PromiseJournal:
         self._bound_bytes = 0
         self._failed = ""
         try:
-            self._write_anew()
+            self._rewrite_file()
         except NoSpaceError:
-            pass  # nothing is promised until there is room again
+            pass  # `store` fails until the disk has room again
 
     @property
     def is_written(self) -> bool:
-        """True if the file has all promises. False if the disk was full."""
+        """True if the file has all promises. False: the disk was full at the last write."""
         return self._file is not None
 
     def epoch_of(self, key: str) -> int:
@@ -122,7 +124,7 @@ class PromiseJournal:
     def store(self, promises: Mapping[str, int]) -> None:
         """Make ``promises`` (key -> LeaderEpoch) durable, all with one flush.
 
-        Raises NoSpaceError, StorageError. Then the caller must act on none of them.
+        Raises NoSpaceError, StorageError. After an error the caller must not act on any of them.
         """
         if self._failed:
             raise StorageError(
@@ -135,7 +137,7 @@ class PromiseJournal:
         frame = encode_promises(more)
         try:
             if self._file is None or self._file.size_bytes + len(frame) > self._bound_bytes:
-                self._write_anew(more)
+                self._rewrite_file(more)
             else:
                 self._file.append([frame])
                 self._file.sync()
@@ -146,7 +148,7 @@ class PromiseJournal:
             raise
         self._held |= more
 
-    def _write_anew(self, more: Mapping[str, int] | None = None) -> None:
+    def _rewrite_file(self, more: Mapping[str, int] | None = None) -> None:
         held = self._held | dict(more or {})
         data = _HEAD.pack(_MAGIC, _VERSION) + encode_promises(held)
         if decode_promises(data) != held:
@@ -159,11 +161,11 @@ class PromiseJournal:
         self._bound_bytes = max(len(data) * _GROWTH, _LEAST_BYTES)
 
     def forget(self, key: str) -> None:
-        """Forget the promise of a partition that this node no longer has. The next rewrite of the file leaves it out."""
+        """Remove the promise of a partition that this node no longer has. The next rewrite of the file omits it."""
         self._held.pop(key, None)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

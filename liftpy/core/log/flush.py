@@ -30,9 +30,9 @@ class Flush:
     new_names: bool
     end_offset: int
     size_bytes: int = 0
-    """About so much was appended to the active file since the last flush."""
+    """Approximate number of bytes appended to the active file since the last flush."""
     waiter: Callable[[], None] | None = field(default=None)
-    """Function that blocks until a run elsewhere is over. A shell that calls ``run`` elsewhere sets it."""
+    """Function that blocks until the run in another thread is over. A shell that calls ``run`` in a thread sets it."""
 
     @property
     def is_plain(self) -> bool:
@@ -40,8 +40,9 @@ class Flush:
         return not self.seals and not self.new_names
 
     def run(self) -> None:
-        """Make the bytes durable. Thread-safe with appends to the same log. Raises StorageError, and leaves a mark of the
-        failure [S4].
+        """Make the bytes durable. Other threads may append to the same log.
+
+        Raises StorageError. In that case it also stores a mark of the failure on the disk [S4].
         """
         try:
             self._run()
@@ -50,7 +51,10 @@ class Flush:
             raise
 
     def _run(self) -> None:
-        """Flush the index last. It proves to the next start that its segment, and the name of the segment, are on disk [S12]."""
+        """Flush the files, and the index last.
+
+        At the next start, an index proves that its segment and the name of the segment are on disk [S12].
+        """
         for job in self.seals:
             job.file.sync()
         self.active.sync()
@@ -60,7 +64,7 @@ class Flush:
             self.storage.replace(job.index_name, encode_index(job.summary))
 
     def wait(self) -> None:
-        """Return when the run in another thread is over."""
+        """Block until the run in another thread is over."""
         if self.waiter is None:
             raise StorageError("Internal error: the log cannot be truncated during a flush. Please report it.")
         self.waiter()
@@ -79,11 +83,11 @@ class Flush:
 
 
 SHORT_S = 0.001
-"""A flush of at most this is short: about what a hand-over costs on a busy machine."""
+"""Maximum duration of a short flush, in seconds. It is about the cost of a switch to a thread on a busy machine."""
 SLOW_S = 0.002
 """Average duration of flushes above which they run in a thread, in seconds."""
 LONG_S = 0.02
-"""Duration of a slow flush, in seconds: a few time slices of the loop. Slower flushes move to a thread."""
+"""Duration in seconds above which one flush moves all flushes to a thread. It is a few time slices of the loop."""
 LARGE_BYTES = 64 * 1024
 """Number of appended bytes since the last flush above which the flush runs in a thread."""
 MOST_WAITING = 4
@@ -98,20 +102,20 @@ _WEIGHT = 1 / 32
 
 
 class FlushPlace:
-    """Place of one node's flushes. Times are in seconds, of the flush without its wait for a thread."""
+    """Decides for one node where its flushes run. Times are in seconds and do not include the wait for a thread."""
 
     def __init__(self) -> None:
         self.on_loop = False
         """True if short flushes run on the loop now."""
         self.waiting = 0
-        """Number of logs that need a flush in this turn of the loop. The caller of ``takes`` counts them."""
+        """Number of logs that need a flush in this turn of the loop. The caller of ``takes`` sets it."""
         self.done_on_loop = 0
-        """Flushes since the node started."""
+        """Number of flushes on the event loop since the node started."""
         self.done_in_thread = 0
         self.probed = 0
-        """Flushes that the start of the node has tried out."""
+        """Number of test flushes at the start of the node."""
         self.probes_failed = 0
-        """1: a flush that the start tried out failed."""
+        """1 if a test flush at the start failed, otherwise 0."""
         self.moves = 0
         """Number of moves between loop and thread."""
         self._points = 0
@@ -119,10 +123,10 @@ class FlushPlace:
         self._average_s = 0.0
         """Average time of the flushes on the loop since they moved there, in seconds."""
         self._moved_at = 0
-        """``done_on_loop`` when they moved there."""
+        """Value of ``done_on_loop`` when flushing moved to the event loop."""
 
     def takes(self, size_bytes: int, seals: bool) -> bool:
-        """Return whether a flush of ``size_bytes`` runs on the event loop. ``seals``: it is more than a flush of one file."""
+        """Return whether a flush of ``size_bytes`` runs on the event loop. ``seals``: True if it flushes more than one file."""
         return self.on_loop and not seals and size_bytes <= LARGE_BYTES and self.waiting <= MOST_WAITING
 
     def took_on_loop(self, took_s: float) -> None:
@@ -146,7 +150,7 @@ class FlushPlace:
             self._count(took_s)
 
     def tried_out(self, times_s: Sequence[float] | None) -> None:
-        """Note the times of test flushes in a thread. None: they failed, so nothing is known."""
+        """Note the times of the test flushes, in seconds. None: the test flushes failed, and the place stays a thread."""
         self.probes_failed += times_s is None
         for took_s in times_s or ():
             self.probed += 1

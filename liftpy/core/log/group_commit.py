@@ -28,19 +28,19 @@ T = TypeVar("T")
 
 
 class FlushShell(Protocol):
-    """The shell of a ``GroupCommit``."""
+    """Runs flushes and timers for a ``GroupCommit``. The node implements it with asyncio, the simulator with its own clock."""
 
     def begin(self) -> None:
         """Request a flush: call ``start`` now or soon, and run its result."""
 
     def arm(self) -> None:
-        """Call ``interval_over`` when the interval of the policy has passed."""
+        """Start a timer that calls ``interval_over`` when the flush interval has passed."""
 
     def wait(self, flush: Flush) -> tuple[int, Exception | None]:
-        """Block until ``flush`` has run. Return the time of the disk in ns, and the error of the flush."""
+        """Block until ``flush`` has run. Return its duration on the disk in ns, and its error (None: it succeeded)."""
 
     def wait_for_checkpoint(self) -> None:
-        """Block until the checkpoint that runs is over."""
+        """Block until the running checkpoint is over."""
 
     def done(self) -> None:
         """Note that a flush has succeeded."""
@@ -55,7 +55,7 @@ class FlushShell(Protocol):
 
 
 class GroupCommit:
-    """Group commit of one log. Call it only on the log's own thread."""
+    """Group commit of one log. Call it only on the thread of the log."""
 
     __slots__ = (
         "_again",
@@ -79,26 +79,26 @@ class GroupCommit:
         self._always = policy.mode is FlushMode.ALWAYS
         self._interval = policy.mode is FlushMode.INTERVAL
         self.running: Flush | None = None
-        """The running flush."""
+        """The running flush. None: no flush runs."""
         self.count = 0
         """Number of successful flushes."""
         self._wanted = False
         """True if the shell must start a flush and has not done so."""
         self._again = False
-        """While one was running, or while files were changed, another flush was wanted."""
+        """True if another flush was requested while a flush ran or while files changed."""
         self._armed = False
-        """The timer of the interval runs."""
+        """True while the timer of the flush interval runs."""
         self._alone = False
-        """Files are being changed: nothing begins."""
+        """True while files change. No flush and no checkpoint begins in this time."""
         self._waiting: deque[Callable[[], object]] = deque()
-        """Callers of ``alone_later``, oldest first."""
+        """Work that ``alone_later`` has queued, oldest first."""
         self._checkpointing = False
         self._closed = False
 
     def appended(self) -> None:
-        """Note that records were appended, or that a truncation left data unflushed."""
+        """Note that the log has unflushed data, from an append or from a truncation."""
         if self._always:
-            self._want()
+            self._request_flush()
             return
         self._shell.flushed(self._log.log_end_offset, 0)
         if self._interval and not self._armed:
@@ -106,11 +106,11 @@ class GroupCommit:
             self._shell.arm()
 
     def interval_over(self) -> None:
-        """Note that the interval since ``arm`` has passed."""
+        """Note that the flush interval has passed. The timer that ``FlushShell.arm`` started calls it."""
         self._armed = False
-        self._want()
+        self._request_flush()
 
-    def _want(self) -> None:
+    def _request_flush(self) -> None:
         if self.running is not None or self._alone or self._waiting:
             self._again = True
         elif not self._wanted and not self._closed:
@@ -124,10 +124,10 @@ class GroupCommit:
         return self.running
 
     def ended(self, flush: Flush, disk_ns: int, error: Exception | None) -> None:
-        """Note that ``flush`` has run. Do nothing if ``alone`` has already waited for it."""
+        """Note that ``flush`` has run. The call has no effect if ``alone`` has already waited for this flush."""
         if flush is self.running:
             self._complete(flush, disk_ns, error)
-            self._go_on()
+            self._run_waiting()
 
     def _complete(self, flush: Flush, disk_ns: int, error: Exception | None) -> None:
         """Report the result of the flush to the log, then to the replica."""
@@ -143,18 +143,18 @@ class GroupCommit:
         if self._always:
             self._shell.flushed(end_offset, disk_ns)
 
-    def _go_on(self) -> None:
+    def _run_waiting(self) -> None:
         if self._waiting:
             if self.running is None and not self._checkpointing:
-                self.alone(self._waiting.popleft())  # and goes on behind it
+                self.alone(self._waiting.popleft())  # it continues after the queued work
         elif self._again:
             self._again = False
-            self._want()
+            self._request_flush()
 
     def alone(self, work: Callable[[], T]) -> T:
         """Run ``work``, which changes files, while no flush and no checkpoint runs.
 
-        Then flush its changes. Returns its result, raises its errors.
+        Then flush its changes. Returns the result of ``work`` and raises its errors.
         """
         self.settle()
         self._alone = True
@@ -165,17 +165,17 @@ class GroupCommit:
             return result
         finally:
             self._alone = False
-            self._go_on()
+            self._run_waiting()
 
     def alone_later(self, work: Callable[[], object]) -> None:
-        """Run ``work`` as ``alone`` does, after the operation that runs now.
+        """Queue ``work``, and run it as ``alone`` does when the running operation is over.
 
-        No other operation starts before it. ``close`` drops it. Its errors are raised by ``ended`` and ``checkpoint_ended``.
+        No other operation starts before it. ``close`` drops it. ``ended`` and ``checkpoint_ended`` raise its errors.
         """
         self._waiting.append(work)
 
     def settle(self) -> None:
-        """Wait (blocking) for the running operation and count its result. Start nothing new."""
+        """Wait (blocking) for the running operation and process its result. Start no other operation."""
         if self._checkpointing:
             self._shell.wait_for_checkpoint()
             self._checkpointing = False
@@ -190,12 +190,12 @@ class GroupCommit:
         return True
 
     def checkpoint_ended(self) -> None:
-        """Note that the checkpoint ended, with or without success."""
+        """Note that the checkpoint is over. It may have failed."""
         self._checkpointing = False
         if self._waiting:
-            self._go_on()
+            self._run_waiting()
 
     def close(self) -> None:
-        """Start no more flushes, because the log is closed next. The caller settles the running one."""
+        """Start no more flushes. The caller calls ``settle`` for the running flush and then closes the log."""
         self._closed = True
         self._waiting.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from liftpy.core.log.compaction_point import HORIZON_NAME
@@ -23,17 +23,21 @@ from liftpy.errors import UnknownFormatError
 
 @dataclass(frozen=True, slots=True)
 class SegmentReport:
-    """Result of scanning one segment. ``fault`` '': everything is correct."""
+    """Result of scanning one segment. ``fault``: what is wrong, '' for a valid segment."""
 
     name: str
     file_size_bytes: int
     summary: SegmentSummary
     index: str
-    """State of the index: ``right``, ``missing`` (for an active segment), ``damaged`` or ``wrong`` (it contradicts the segment)."""
+    """State of the index.
+
+    ``right``: it fits the segment. ``missing``: there is none, as for an active segment. ``damaged``: it cannot be read.
+    ``wrong``: it contradicts the segment.
+    """
     fault: str = ""
     fault_position: int = 0
     torn_tail: bool = False
-    """True if the damage is at the end, with no valid batch after it. Then the next start truncates it."""
+    """True if the damage is at the end and no valid batch follows it. The next start truncates the segment there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +49,27 @@ class PartitionReport:
     checkpoint_found: bool
     other_files: tuple[str, ...]
     faults: tuple[str, ...]
-    """Errors in the order of the log. The first one is the first damage."""
+    """Faults in the order of the log. The first one has the lowest offset."""
 
     @property
     def log_end_offset(self) -> int:
-        """Exclusive end of the valid records."""
+        """Offset after the last valid record."""
         return self.segments[-1].summary.next_offset if self.segments else 0
 
     @property
     def epochs(self) -> list[tuple[int, int]]:
-        """(LeaderEpoch, offset of its first record), by a scan."""
+        """(LeaderEpoch, offset of its first record) in ascending order, from a scan of the segments."""
         found: list[tuple[int, int]] = []
         for segment in self.segments:
             found += [entry for entry in segment.summary.epochs if not found or found[-1][0] != entry[0]]
         return found
 
 
-def inspect(storage: Storage) -> PartitionReport:
-    """Read and check every byte of every segment in a directory."""
+def inspect(storage: Storage, tell: Callable[[int, int], None] | None = None) -> PartitionReport:
+    """Read and check every byte of every segment in a directory.
+
+    ``tell`` is called after each segment with the number of checked segments and of all segments.
+    """
     names = storage.names()
     bases = sorted(int(n[:-4]) for n in names if n.endswith(".log") and n[:-4].isdigit())
     segments, faults = [], []
@@ -78,6 +85,8 @@ def inspect(storage: Storage) -> PartitionReport:
             faults.append(f"{index_name(base)}: {report.index} (a cache: rebuilt when the log is opened)")
         next_offset = report.summary.next_offset
         segments.append(report)
+        if tell is not None:
+            tell(len(segments), len(bases))
     known = {log_name(b) for b in bases} | {index_name(b) for b in bases} | {CHECKPOINT_NAME, EPOCHS_NAME, HORIZON_NAME}
     data = storage.load(CHECKPOINT_NAME)
     checkpoint = decode_checkpoint(data)

@@ -34,7 +34,7 @@ class EpochCache:
     @property
     def entries(self) -> tuple[tuple[int, int], ...]:
         """(LeaderEpoch, offset of its first record), ascending."""
-        # Not strict: a checkpoint in another thread may look between the two appends of ``assign``, and sees the shorter list.
+        # Not strict: a checkpoint in another thread may read between the two appends of ``assign``. It then gets the shorter list.
         return tuple(zip(self._epochs, self._starts, strict=False))
 
     @property
@@ -44,7 +44,7 @@ class EpochCache:
 
     @property
     def position_epoch(self) -> int:
-        """Epoch of the replica's position: that of the newest record, or of the newest deleted one if the log is empty."""
+        """LeaderEpoch of the newest record. If the log is empty, that of the newest deleted record."""
         return self.latest_epoch or self.before_start
 
     def assign(self, epoch: int, base_offset: int) -> None:
@@ -61,21 +61,25 @@ class EpochCache:
         return self._epochs[index] if index >= 0 else NO_EPOCH
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """Return (largest epoch up to ``epoch``, its end offset, exclusive). If there is none, return (0, start of the first
-        entry).
+        """Return (largest known epoch <= ``epoch``, its end offset, exclusive).
+
+        If no such epoch is known, return (0, offset of the first entry).
         """
         index = bisect_right(self._epochs, epoch)
         end_offset = self._starts[index] if index < len(self._starts) else log_end_offset
         return (self._epochs[index - 1] if index else NO_EPOCH), end_offset
 
     def cut(self, end_offset: int) -> None:
-        """Note that the log now ends at ``end_offset`` (exclusive), and forget the epochs that began there or later."""
+        """Note that the log now ends at ``end_offset`` (exclusive). Remove the epochs that began there or later."""
         while self._starts and self._starts[-1] >= end_offset:
             self._starts.pop()
             self._epochs.pop()
 
     def drop_prefix(self, log_start_offset: int, log_end_offset: int) -> None:
-        """Note the new log start, and forget epochs that end there. An epoch that spans it starts there."""
+        """Note the new log start. Remove the epochs that end there.
+
+        An epoch with records on both sides now begins at the log start.
+        """
         self.before_start = self.epoch_at(log_start_offset - 1) or self.before_start
         if log_start_offset >= log_end_offset:
             self._starts.clear()

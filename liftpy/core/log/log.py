@@ -29,7 +29,7 @@ from liftpy.core.log.reading import (
     read_forwards,
     read_part,
     segment_at,
-    without_past,
+    without_earlier_offsets,
 )
 from liftpy.core.log.recovery import OpenReport, Recovered, recover
 from liftpy.core.log.retention import asked_start, held_start, is_below, is_too_old, retained_start
@@ -51,13 +51,14 @@ class Log:
         """Segments, ascending, never empty. The last one receives appends."""
         self.epochs = EpochCache()
         self.on_advance: Callable[[], None] | None = None
-        """Called after each append, rise of the HW, or cut: tailing readers look again."""
+        """Called after each append, truncation and rise of the high watermark. Tailing readers then check for new records."""
         self.on_damage: Callable[[CorruptionError], None] | None = None
-        self.truncated_records = 0  # cut because the leader does not have them, since the log was opened
+        # number of records, since the log was opened, that were truncated because the leader does not have them
+        self.truncated_records = 0
         """Called when a read finds other bytes than were written."""
         self.log_start_offset = max(checkpoint.log_start_offset, segments[0].base_offset)
         """Inclusive. Equal to ``log_end_offset`` when the log is empty. It only grows [D26]."""
-        self.asked_start = 0  # ``PartitionState.asked_start``, as last heard of
+        self.asked_start = 0  # newest known ``PartitionState.asked_start``
         for segment in segments:
             for epoch, start in segment.epochs:
                 self.epochs.assign(epoch, start)
@@ -67,13 +68,13 @@ class Log:
         self.high_watermark = max(min(checkpoint.high_watermark, self.newest_offset), self.log_start_offset - 1)
         """Inclusive, -1 when nothing is committed. Never above the log [D7]."""
         self.persisted_epoch = checkpoint.persisted_epoch
-        """The LeaderEpoch that was promised last, in the journal of promises or a checkpoint. 0: none."""
+        """Highest LeaderEpoch that is durably promised, in the journal of promises or in a checkpoint. 0: none."""
         self._durable_end_offset = self.log_end_offset
         self._horizon = CompactionHorizon(storage, segments, recovered.small_files.get(HORIZON_NAME))
         self._rechecks = Rechecks()
         self.on_compacted: Callable[[Horizon], None] | None = None
         """Called when the horizon rises."""
-        self.producer_expiry_ns = 0  # of what compaction keeps of producers [A4], in log time; 0: it stays for ever
+        self.producer_expiry_ns = 0  # expiry of producers in log time, for compaction [A4]. 0: producers never expire
         self.cleaning = Cleaning()
         self._unsynced: list[SealJob] = []
         self._flush: Flush | None = None
@@ -94,10 +95,20 @@ class Log:
     ) -> tuple[Log, OpenReport]:
         """Recover the directory and open its log.
 
-        ``clean``: the node's marker says that this log was closed cleanly. ``recovered``: the directory was already recovered
-        and not changed since. ``promised_epoch``: promised LeaderEpoch, 0 for none.
+        Args:
+            storage: Directory of the partition.
+            config: Settings of the stream.
+            now_wall_ns: Wall clock, in nanoseconds.
+            clean: True if the marker of the node says that this log was closed cleanly.
+            recovered: Result of ``recover`` for this directory, if nothing has changed since. None: recover it now.
+            promised_epoch: Highest LeaderEpoch in the journal of promises. 0: none.
 
-        Raises StorageError, UnknownFormatError for data of another format version.
+        Returns:
+            The log, and the report of the recovery.
+
+        Raises:
+            StorageError: The disk failed.
+            UnknownFormatError: Data has the format of another version.
         """
         recovered = recovered or recover(storage, clean=clean)
         segments, start = recovered.segments, recovered.checkpoint.log_start_offset
@@ -107,9 +118,10 @@ class Log:
         log = cls(config, recovered)
         log.promised(promised_epoch)
         log.segments[-1].made_wall_ns = now_wall_ns
-        log._new_names = log.segments[-1].size_bytes == 0  # durable with its first records: thousands may be made at once
+        # the first flush of records makes the file name durable, because a node may create thousands of logs at once
+        log._new_names = log.segments[-1].size_bytes == 0
         if recovered.report.lost_committed:
-            log._store_checkpoint()  # or the next opening would take what is appended there for proven
+            log._store_checkpoint()  # otherwise the next opening would count data that is appended there as durable
         return log, recovered.report
 
     # ---- bounds ------------------------------------------------------------------------------------------------------
@@ -162,16 +174,24 @@ class Log:
     def append_batches(
         self, buffer: memoryview, batches: Sequence[RecordBatch], now_wall_ns: int = 0, *, compacted: Horizon = NEVER
     ) -> None:
-        """Append received batches unchanged, with one write. ``buffer`` begins with their bytes, whose CRCs are checked.
+        """Append received batches unchanged, with one write.
 
-        The batches must follow each other and the log [D14, D15]. Otherwise InvariantError is raised and nothing is written.
-        Bytes of ``buffer`` after the last batch are not written. ``compacted``: the furthest point that compaction of the
-        source log can have reached.
+        Args:
+            buffer: Bytes that begin with the batches. The caller has checked the CRCs. Bytes after the last batch are not
+                written.
+            batches: Headers of the batches. They must follow each other and the log [D14, D15].
+            now_wall_ns: Wall clock, in nanoseconds.
+            compacted: Horizon of the source log: how far its compaction can have reached.
+
+        Raises:
+            InvariantError: The batches do not follow the log. Nothing was written.
+            NoSpaceError, StorageError: The write failed.
+            LogClosedError: The log is closed.
         """
         self._must_be_open()
         size_bytes = checked_to_follow(batches, self.log_end_offset, self.epochs.latest_epoch)
         if compacted.end_offset > self.horizon.end_offset and any(b.header.is_compacted for b in batches):
-            self._compacted_to(compacted)
+            self._store_horizon(compacted)
         check(size_bytes <= len(buffer), "D23", size_bytes, "bytes of batches in a buffer of", len(buffer))
         self._roll_if_due(size_bytes, now_wall_ns)
         active = self.segments[-1]
@@ -188,7 +208,7 @@ class Log:
                 epoch = header.leader_epoch
                 self.epochs.assign(epoch, header.base_offset)
             position += header.size_bytes
-        self._advanced()
+        self._notify_advance()
 
     def _roll_if_due(self, size_bytes: int, now_wall_ns: int) -> None:
         active = self.segments[-1]
@@ -201,10 +221,10 @@ class Log:
             active.made_wall_ns = now_wall_ns
 
     def roll(self, now_wall_ns: int = 0) -> None:
-        """Seal the active segment and begin another.
+        """Seal the active segment and begin another one.
 
-        The next flush also flushes the sealed segment and writes its index. An empty segment stays active, because two
-        segments never begin at one offset.
+        The next flush also flushes the sealed segment and writes its index. An empty active segment is not sealed, because
+        two segments never begin at one offset.
         """
         active, base = self.segments[-1], self.log_end_offset
         if active.base_offset == base:
@@ -249,7 +269,10 @@ class Log:
         return self.flushed_end_offset
 
     def flush(self) -> int:
-        """Flush at once and return ``flushed_end_offset``. For tools, tests and the end. A server uses ``begin_flush``."""
+        """Flush now and return ``flushed_end_offset``.
+
+        Tools, tests and ``close`` use it. A running node uses ``begin_flush``, which does not block.
+        """
         if (flush := self.begin_flush()) is not None:
             try:
                 flush.run()
@@ -261,16 +284,19 @@ class Log:
     # ---- commitment --------------------------------------------------------------------------------------------------
 
     def raise_high_watermark(self, high_watermark: int) -> None:
-        """Note that records through ``high_watermark`` are committed. It never falls and is never above the log end [D7, D8]."""
+        """Note that records up to ``high_watermark`` (inclusive) are committed.
+
+        It never falls and is never above the log end [D7, D8].
+        """
         check(high_watermark <= self.newest_offset, "D7", "HW", high_watermark, "newest", self.newest_offset)
         if high_watermark > self.high_watermark:
             self.high_watermark = high_watermark
-            self._advanced()
+            self._notify_advance()
 
     def promised(self, leader_epoch: int) -> None:
-        """Note that the journal of promises durably rejects epochs below ``leader_epoch``.
+        """Note that the journal of promises rejects epochs below ``leader_epoch`` durably.
 
-        The next checkpoint stores it, too.
+        The next checkpoint stores the epoch too.
         """
         self.persisted_epoch = max(self.persisted_epoch, leader_epoch)
 
@@ -300,12 +326,13 @@ class Log:
         Raises OffsetOutOfRangeError below the log start and above the log end, CorruptionError, LogClosedError.
         """
         self._must_be_readable(from_offset)
-        limit = self._limit(end_offset)
+        limit = self._end_limit(end_offset)
         try:
             result = read_forwards(self.segments, from_offset, max_bytes, limit)
-            if not result.chunks and from_offset < limit:  # a wrong header can hide a batch: "nothing there" would be wrong
+            # a damaged header can hide a batch, so an empty result would be wrong
+            if not result.chunks and from_offset < limit:
                 self._segment_at(from_offset).recheck(from_offset)
-            return without_past(result, from_offset) if self.may_have_gaps else result
+            return without_earlier_offsets(result, from_offset) if self.may_have_gaps else result
         except CorruptionError as error:
             self.met_damage(error)
             raise
@@ -315,11 +342,11 @@ class Log:
     ) -> tuple[BatchHeader, memoryview] | None:
         """Return the header of the batch that contains ``from_offset``, and up to ``size_bytes`` of it from ``position``.
 
-        None if it has no more bytes or ends past ``end_offset``. Raises as ``read``.
+        Return None if the batch has no more bytes or ends past ``end_offset``. Raises the errors of ``read``.
         """
         self._must_be_readable(from_offset)
         try:
-            return read_part(self.segments, from_offset, position, size_bytes, self._limit(end_offset))
+            return read_part(self.segments, from_offset, position, size_bytes, self._end_limit(end_offset))
         except CorruptionError as error:
             self.met_damage(error)
             raise
@@ -339,10 +366,10 @@ class Log:
     def met_damage(self, error: CorruptionError) -> None:
         """Record that a read has found damage, and remove the index of the segment.
 
-        Without the index, the next recovery reads the segment, finds the damage and quarantines it [S3]. Until then
-        this replica must not stay in the ISR. ``on_damage`` informs the caller.
+        Without the index, the next recovery reads the segment, finds the damage and quarantines the segment [S3]. Until
+        then this replica must not stay in the ISR. ``on_damage`` reports the damage to the replica.
         """
-        with suppress(StorageError):  # then the next reader meets it again
+        with suppress(StorageError):  # then the next read finds the damage again
             for segment in self.segments:
                 if segment.damaged:
                     self.storage.remove(index_name(segment.base_offset))
@@ -351,9 +378,9 @@ class Log:
             self.on_damage(error)
 
     def complaint(self, offset: int, asker: str, now_ns: int) -> Recheck:
-        """Check a report of ``asker`` that the batch at ``offset`` is damaged.
+        """Check a report of the node or reader ``asker`` that the batch at ``offset`` is damaged.
 
-        The number of checks is limited (``Rechecks``). Damage is handled as in ``met_damage``. ``now_ns``: monotonic.
+        ``Rechecks`` limits the number of checks. A confirmed damage is handled as in ``met_damage``. ``now_ns``: monotonic.
         """
         if self.closed or not self.log_start_offset <= offset < self.log_end_offset:
             return Recheck.NOT_HERE
@@ -362,7 +389,7 @@ class Log:
         return Recheck.SOUND if self.is_sound(offset) else Recheck.DAMAGED
 
     def is_sound(self, offset: int) -> bool:
-        """Return whether the block that contains ``offset`` is valid in the file, after reading it again.
+        """Read the block that contains ``offset`` from the file again, and return whether it is valid.
 
         Damage is handled as in ``met_damage``.
         """
@@ -372,13 +399,13 @@ class Log:
             self.met_damage(error)
             return False
         except StorageError:
-            return True  # nothing that could be read says otherwise; an error of the device shows when it is read for somebody
+            return True  # no readable byte is wrong. The next reader sees an error of the device
         return True
 
     def _segment_at(self, offset: int) -> Segment:
         return self.segments[segment_at(self.segments, offset)]
 
-    def _limit(self, end_offset: int | None) -> int:
+    def _end_limit(self, end_offset: int | None) -> int:
         return min(self.high_watermark + 1 if end_offset is None else end_offset, self.log_end_offset)
 
     def _must_be_readable(self, offset: int) -> None:
@@ -389,17 +416,17 @@ class Log:
                 "offset in this range."
             )
 
-    # ---- cutting -----------------------------------------------------------------------------------------------------
+    # ---- truncation --------------------------------------------------------------------------------------------------
 
     def cut_after(self, offset: int) -> int:
-        """Keep the batches that end at or below ``offset``, durably. Return the new ``log_end_offset``."""
+        """Truncate the log durably after ``offset``. Batches that end at or below it stay. Return the new ``log_end_offset``."""
         return self.cut_to(offset + 1)
 
     def cut_to(self, end_offset: int) -> int:
-        """Truncate the log so that it ends at ``end_offset``, or before the batch that contains it, because a batch is atomic
-        [D23].
+        """Truncate the log so that it ends at ``end_offset``, or before the batch that contains it. A batch is atomic [D23].
 
-        The newest files are removed first. Each removal is durable before the next, so that a crash leaves no gap.
+        The method removes the newest files first. Each removal is durable before the next, so that a crash leaves no gap.
+        Return the new ``log_end_offset``.
         """
         self._must_be_open()
         self._join_flush()
@@ -411,7 +438,7 @@ class Log:
         if position < active.size_bytes or active.sealed:
             self.storage.remove(index_name(active.base_offset))
             self.storage.sync_folder()
-            self._shorten(active, position)
+            self._truncate_segment(active, position)
         self._forget_flushes(self.log_end_offset)
         self.epochs.cut(self.log_end_offset)
         if self.log_end_offset <= self.log_start_offset:
@@ -421,13 +448,13 @@ class Log:
         if self.high_watermark > self.newest_offset:
             self.high_watermark = self.newest_offset
             self._store_checkpoint()
-        self._advanced()
+        self._notify_advance()
         return self.log_end_offset
 
-    def _shorten(self, segment: Segment, position: int) -> None:
+    def _truncate_segment(self, segment: Segment, position: int) -> None:
         segment.file.truncate(position)
         kept = Segment(segment.base_offset, segment.file, segment.base_offset, checked=segment.checked)
-        kept.size_bytes = position  # so that the walk over what is kept sees its end
+        kept.size_bytes = position  # the scan of the remaining batches ends there
         for at, header in list(kept.batches(0, position)):
             kept.note(header, at)
         kept.made_wall_ns = segment.made_wall_ns
@@ -436,20 +463,20 @@ class Log:
     def start_afresh(self, start_offset: int, deletes_end: int = 0) -> None:
         """Delete all records and begin an empty log at ``start_offset``.
 
-        The replica is behind the leader's log start [D26], or behind delete markers that the leader has removed [D30].
-        ``deletes_end``: that of the leader's horizon.
+        A follower does this when its log ends below the leader's log start [D26], or below tombstones that the leader has
+        removed [D30]. ``deletes_end``: that of the leader's horizon.
         """
         self._must_be_open()
         self._join_flush()
         for name in self.storage.names():
             if name.startswith(STATE_PREFIX):
-                self.storage.remove(name)  # it covers the log that is thrown away
+                self.storage.remove(name)  # the checkpoint describes the log that is deleted
         self.truncated_records += self.log_end_offset - self.log_start_offset
         self.log_start_offset = start_offset
         self.high_watermark = start_offset - 1
         self._durable_end_offset = start_offset
         self.epochs = EpochCache()
-        self._checkpoints.store_epochs(self.epochs, start_offset)  # of what is below nothing is known
+        self._checkpoints.store_epochs(self.epochs, start_offset)  # the epochs below the new start are not known
         self._store_checkpoint()
         for segment in reversed(self.segments):
             self._remove(segment)
@@ -459,13 +486,13 @@ class Log:
         self._new_names = False
         self._horizon.forget(deletes_end)
         self.cleaning.cut(0)
-        self._advanced()
+        self._notify_advance()
 
     def drop_prefix(self, log_start_offset: int) -> None:
         """Stop serving records below ``log_start_offset``, and delete whole segments below it.
 
-        The log start is never above HW + 1 [D26] and only grows. An offset inside a batch is lowered to the first offset of
-        the batch.
+        The log start is never above HW + 1 [D26] and only grows. If the offset is inside a batch, the log starts at the
+        first offset of this batch.
         """
         self._must_be_open()
         wanted = min(log_start_offset, self.high_watermark + 1)
@@ -477,13 +504,13 @@ class Log:
         self.log_start_offset = wanted
         self.epochs.drop_prefix(wanted, self.log_end_offset)
         if not self.epochs.entries:
-            self._checkpoints.store_epochs(self.epochs, wanted)  # nothing else will tell of which epoch the last record was
-        self._store_checkpoint()  # first: what is removed after this is known to be gone
+            self._checkpoints.store_epochs(self.epochs, wanted)  # nothing else stores the epoch of the last record
+        self._store_checkpoint()  # first the log start becomes durable, then the files are removed
         self._join_flush()
         while len(self.segments) > 1 and self.segments[0].next_offset <= wanted:
             self._remove(self.segments.pop(0))
         self._forget_flushes(self.log_end_offset)
-        self._advanced()
+        self._notify_advance()
 
     def _batch_start(self, segment: Segment, offset: int) -> int:
         """Return the base offset of the batch that contains ``offset``."""
@@ -502,15 +529,16 @@ class Log:
         hold_bytes: int = 0,
         may_drop: Callable[[int], bool] = lambda log_start_offset: True,
     ) -> bool:
-        """Delete the whole segments that retention (``held_start``) or ``asked_start`` releases.
+        """Delete the whole segments that retention (``held_start``) or an operator's request (``asked_start``) releases.
 
-        Return whether the log start moved. ``may_drop``: the log may start there now, otherwise retry later.
+        ``may_drop``: returns whether the log may start at an offset now. If not, the caller retries later. Return True if
+        the log start moved.
         """
         self._must_be_open()
         before, active, high = self.log_start_offset, self.segments[-1], self.high_watermark
         given_up = is_too_old(active, self.config, high, now_wall_ns) or is_below(active, self.asked_start, high)
         if given_up or self.cleaning.wants_seal(active, high + 1):
-            self.roll(now_wall_ns)  # a stream that has gone quiet keeps to its age too
+            self.roll(now_wall_ns)  # the active segment of an idle stream also exceeds its age
         wanted = retained_start(self.segments, self.config, high, now_wall_ns)
         asked = asked_start(self.segments, self.asked_start)
         start = min(max(held_start(self.segments, wanted, held_from, hold_bytes), asked), high + 1)
@@ -531,21 +559,21 @@ class Log:
 
     @property
     def may_have_gaps(self) -> bool:
-        """True if offsets may be without a record, here or on a replica that this one fetched from."""
+        """True if compaction may have removed records, here or on a replica from which this log was fetched."""
         return self.config.is_cleaned or self.horizon.end_offset > 0
 
     def told(self, state: PartitionState) -> bool:
-        """Apply the metadata: the requested log start and the purges. Return whether ``apply_retention`` has new work."""
+        """Apply the metadata: the requested log start and the purges. Return True if ``apply_retention`` has new work."""
         is_new = self.asked_start != state.asked_start
         self.asked_start = state.asked_start
         return self.cleaning.told(state) or is_new
 
     def begin_compaction(self, now_wall_ns: int, *, min_dirty_ratio: float = 0.0) -> Compaction | None:
-        """Return a compaction run over the sealed, flushed, committed segments.
+        """Return a compaction of the sealed, flushed and committed segments. Run it in any thread.
 
-        None if there are none, or if less than ``min_dirty_ratio`` of their bytes are new since the last run of this process.
-
-        Run it in any thread, then give it to ``complete_compaction`` on the log's own.
+        Return None if there are no such segments, or if the share of new bytes is below ``min_dirty_ratio``. Bytes are new
+        if they were appended after the last compaction of this process. Pass the finished run to ``complete_compaction`` on
+        the thread of the log.
         """
         self._must_be_open()
         pending = {id(job.file) for job in (*self._unsynced, *(self._flush.seals if self._flush else ()))}
@@ -561,10 +589,10 @@ class Log:
         return run
 
     def complete_compaction(self, compaction: Compaction) -> int:
-        """Replace the inputs of a compaction by its outputs. Return the number of removed records. Do nothing if the log was
-        truncated.
+        """Replace the inputs of a compaction by its outputs. Return the number of removed records.
 
-        An error closes the log. The next start repairs the directory.
+        The method changes nothing if the log was truncated during the run. An error closes the log. The next start repairs
+        the directory.
         """
         self._must_be_open()
         known = {id(s) for s in self.segments}
@@ -575,7 +603,7 @@ class Log:
         try:
             if compaction.outputs:
                 deletes_end = deletes_end_after(self.horizon, compaction.rules.deletes_start, compaction.rules.deletes_end)
-                self._compacted_to(Horizon(end_offset, self.epochs.epoch_at(end_offset - 1), deletes_end))
+                self._store_horizon(Horizon(end_offset, self.epochs.epoch_at(end_offset - 1), deletes_end))
             for output in compaction.outputs:
                 self._put_in_place(output)
         except StorageError as error:
@@ -584,7 +612,7 @@ class Log:
         self.cleaning.ran(compaction)
         return compaction.dropped_records if compaction.outputs else 0
 
-    def _compacted_to(self, horizon: Horizon) -> None:
+    def _store_horizon(self, horizon: Horizon) -> None:
         """Store the horizon durably before the compacted files are used."""
         if self._horizon.rise(horizon) and self.on_compacted is not None:
             self.on_compacted(self.horizon)
@@ -607,7 +635,7 @@ class Log:
         self.segments[index : index + len(old)] = [output.segment]
 
     def _forget_flushes(self, end_offset: int) -> None:
-        """Cancel flushes of deleted files. A completed flush says nothing about records appended past ``end_offset``."""
+        """Cancel the flushes of deleted files. A running flush no longer counts for records past ``end_offset``."""
         self._unsynced = [job for job in self._unsynced if any(job.file is s.file for s in self.segments[:-1])]
         if self._flush is not None:
             self._flush.end_offset = min(self._flush.end_offset, end_offset)
@@ -621,7 +649,7 @@ class Log:
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def close(self, *, clean: bool = True) -> None:
-        """Flush, checkpoint (``clean``) and let go of the files. Closing twice is allowed."""
+        """Flush, write a checkpoint if ``clean``, and close the files. A second call has no effect."""
         if not self.closed and clean:
             self._join_flush()
             self.flush()
@@ -639,12 +667,12 @@ class Log:
         if self._flush is not None:
             self._flush.wait()
 
-    def _advanced(self) -> None:
+    def _notify_advance(self) -> None:
         if self.on_advance is not None:
             self.on_advance()
 
 
-# ``Rechecks``: what a replica does when a reader or follower reports damaged bytes [S14].
+# ``Rechecks``: limits how often a replica checks its file after a reader or follower has reported damaged bytes [S14].
 #
 # The replica reads the reported block from the file again. If it is damaged, it is repaired as any other damage
 # (``Log.met_damage``). If not, the report is only counted. The number of checks is limited: one each ``EVERY_NS`` per
@@ -653,9 +681,9 @@ class Log:
 
 EVERY_NS = 1_000_000_000
 MAX_ASKERS = 64
-"""More are forgotten, the oldest first: a partition has a handful of replicas."""
+"""Maximum number of followers whose last check is remembered. The oldest is forgotten first."""
 READERS = ""
-"""Id that all readers share. A node id is never empty."""
+"""Id that all readers share. It differs from every node id, because a node id is never empty."""
 
 
 class Recheck(Enum):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from liftpy.core.log.log import Log
-from liftpy.core.log.reading import offset_some_bytes_before, segment_at
+from liftpy.core.log.reading import offset_about_bytes_before, segment_at
 from liftpy.core.log.segment import INDEX_INTERVAL_BYTES, Segment, log_name
 from liftpy.core.wire.batch import BatchHeader, RecordBatch, parse_header, split_batches
 from liftpy.core.wire.chunking import NOTHING, Held, Piece
@@ -25,7 +25,7 @@ from liftpy.errors import CorruptionError
 
 LOOK_BYTES = 1 << 20
 LOOK_SUBJECTS = 10_000
-"""Distinct subjects of batches, each counted once per batch: some 20 ms."""
+"""Maximum number of distinct subjects that one answer examines. Each batch counts its own subjects. They take about 20 ms."""
 
 
 def read_selected(
@@ -41,18 +41,18 @@ def read_selected(
 ) -> Portion:
     """Read the records that match ``wanted``, from ``offset`` on (inclusive), or ``backwards`` below it (exclusive).
 
-    ``end_offset``: exclusive. No batch that reaches past it is returned. Raises as ``Log.read``.
+    ``end_offset``: exclusive. No returned batch reaches past it. Raises the errors of ``Log.read``.
     """
     most_bytes = min(max_bytes, room_bytes)
     found: list[memoryview] = []
     size_bytes, position, looked_subjects = 0, offset, 0
-    for batch in _below(log, offset, end_offset) if backwards else _from(log, offset, end_offset):
+    for batch in _batches_below(log, offset, end_offset) if backwards else _batches_from(log, offset, end_offset):
         data = _kept(batch, wanted)
         if data is not None:
             if found and size_bytes + len(data) > most_bytes:
                 break
             if len(data) > room_bytes:
-                return _piece(data, room_bytes, offset, held)
+                return _piece_of(data, room_bytes, offset, held)
             found.append(data)
             size_bytes += len(data)
         position = max(batch.base_offset, log.log_start_offset) if backwards else batch.next_offset
@@ -67,17 +67,17 @@ def read_selected(
 def read_narrow(
     log: Log, left_out: int, offset: int, max_bytes: int, room_bytes: int, *, end_offset: int, held: Held = NOTHING
 ) -> Portion:
-    """Read like ``read_portion``, without the columns ``left_out`` (see ``liftpy.core.wire.filters``)."""
+    """Read like ``read_portion``, but without the columns ``left_out`` (see ``liftpy.core.wire.filters``)."""
     most_bytes = min(max_bytes, room_bytes)
     found: list[memoryview] = []
     size_bytes = looked_bytes = 0
     position = offset
-    for batch in _from(log, offset, end_offset):
+    for batch in _batches_from(log, offset, end_offset):
         data = narrow(batch, left_out)
         if found and size_bytes + len(data) > most_bytes:
             break
         if len(data) > room_bytes:
-            return _piece(data, room_bytes, offset, held)
+            return _piece_of(data, room_bytes, offset, held)
         found.append(data)
         size_bytes, looked_bytes, position = size_bytes + len(data), looked_bytes + len(batch.view), batch.next_offset
     return Portion(tuple(found), size_bytes, position, looked_bytes=looked_bytes)
@@ -94,8 +94,8 @@ def _count_subjects(batch: RecordBatch) -> int:
 def _kept(batch: RecordBatch, wanted: Filter) -> memoryview | None:
     """Return the matching part of a batch, None if nothing matches.
 
-    Without a filter everything matches, fillers too. A batch with invalid columns is returned as it is, so that the reader
-    reports the damage.
+    Without a filter every batch matches, also a filler. A batch with invalid columns is returned unchanged, so that the
+    reader reports the damage.
     """
     if not wanted:
         return batch.view
@@ -108,37 +108,37 @@ def _kept(batch: RecordBatch, wanted: Filter) -> memoryview | None:
     return batch.view if mask.all() else memoryview(kept(batch, mask))
 
 
-def _piece(data: memoryview, room_bytes: int, offset: int, held: Held) -> Portion:
+def _piece_of(data: memoryview, room_bytes: int, offset: int, held: Held) -> Portion:
     """Return a piece of one batch that is larger than a message."""
     crc = int.from_bytes(data[:4], "little")
     position = held.position if held.crc == crc and held.position < len(data) else 0
     return portion_of(Piece(crc, len(data), position, data[position : position + room_bytes]), offset)
 
 
-def _from(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-    """Iterate over about LOOK_BYTES of checked batches, from the one that contains ``offset``."""
+def _batches_from(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
+    """Yield about LOOK_BYTES of checked batches, beginning with the batch that contains ``offset``."""
     read = log.read(offset, LOOK_BYTES, end_offset=end_offset)
     for chunk in read.chunks:
-        yield from _checked(log, chunk)
+        yield from _checked_batches(log, chunk)
 
 
-def _below(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-    """Yield the checked batches of about LOOK_BYTES below ``offset``, the last one first."""
+def _batches_below(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
+    """Yield about LOOK_BYTES of checked batches below ``offset``, in descending order."""
     batches: list[RecordBatch] = []
     if offset > log.log_start_offset:
-        at = max(offset_some_bytes_before(log.segments, offset, LOOK_BYTES), log.log_start_offset)
+        at = max(offset_about_bytes_before(log.segments, offset, LOOK_BYTES), log.log_start_offset)
         while at < offset:
             read = log.read(at, LOOK_BYTES, end_offset=end_offset)
             if not read.chunks:
                 break
             for chunk in read.chunks:
-                batches += [batch for batch in _checked(log, chunk) if batch.base_offset < offset]
+                batches += [batch for batch in _checked_batches(log, chunk) if batch.base_offset < offset]
             at = read.next_offset
     while batches:
         yield batches.pop()
 
 
-def _checked(log: Log, chunk: memoryview) -> list[RecordBatch]:
+def _checked_batches(log: Log, chunk: memoryview) -> list[RecordBatch]:
     try:
         return split_batches(chunk)
     except CorruptionError as error:
@@ -159,14 +159,16 @@ def _checked(log: Log, chunk: memoryview) -> list[RecordBatch]:
 # stays readable. The reader opens all files at once and checks each batch. If something does not fit, it asks a node.
 
 
-MAX_BORDERS = 128
+MAX_BOUNDARIES = 128
 """Maximum number of borders in an answer. Each one costs a lookup in the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class RangeSize:
-    """Size of an offset range. ``size_bytes``: stored size of its batches. ``borders``: first offsets of batches inside
-    the range. ``positions``: bytes before each.
+    """Size of an offset range.
+
+    ``size_bytes``: stored size of its batches. ``borders``: first offsets of batches inside the range. ``positions``:
+    number of bytes of the range before each border.
     """
 
     size_bytes: int
@@ -176,7 +178,7 @@ class RangeSize:
 
 def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_records: int = 0) -> RangeSize:
     """Measure the offsets [``start``, ``end``), which must be in the log. With a step, also return boundaries, at most
-    MAX_BORDERS.
+    MAX_BOUNDARIES.
 
     By bytes: the last batch that begins at or before each multiple of the step, counted from the range's first batch. By
     records: the last batch that begins at most one step after the previous boundary, or the next batch if one is larger.
@@ -199,7 +201,10 @@ def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_recor
 
 
 class _Range:
-    """An offset range over segments. ``_begins``: position of the first byte of each segment, relative to the first batch."""
+    """An offset range over segments.
+
+    ``_begins``: position of the first byte of each segment, relative to the first batch of the range.
+    """
 
     def __init__(self, segments: Sequence[Segment], start: int, end: int) -> None:
         self._segments, self._start, self._end = segments, start, end
@@ -207,14 +212,14 @@ class _Range:
         segments[0].check(hint, hint + 2 * INDEX_INTERVAL_BYTES)
         sizes = (segment.size_bytes for segment in segments[:-1])
         self._begins = list(itertools.accumulate(sizes, initial=-segments[0].locate(start)))
-        last, at = last_begun(segments[-1], end - 1)
+        last, at = last_batch_at(segments[-1], end - 1)
         self.size_bytes = self._begins[-1] + (at + last.size_bytes if last.base_offset < end else 0)
 
     def by_bytes(self, step: int) -> list[tuple[int, int]]:
         """Return (offset, position) of the borders. All multiples of the step within one batch share a border."""
         found: list[tuple[int, int]] = []
         position = step
-        while position < self.size_bytes and len(found) < MAX_BORDERS:
+        while position < self.size_bytes and len(found) < MAX_BOUNDARIES:
             number = bisect_right(self._begins, position) - 1
             begin = self._begins[number]
             batch, at = _last_at(self._segments[number], position - begin)
@@ -227,7 +232,7 @@ class _Range:
         """Return (offset, position) of the borders."""
         found: list[tuple[int, int]] = []
         before = self._start
-        while before + step < self._end and len(found) < MAX_BORDERS:
+        while before + step < self._end and len(found) < MAX_BOUNDARIES:
             border = self._last_above(before, before + step)
             if border is None:
                 break
@@ -240,7 +245,7 @@ class _Range:
         range has no other border.
         """
         number = segment_at(self._segments, most)
-        batch, at = last_begun(self._segments[number], most)
+        batch, at = last_batch_at(self._segments[number], most)
         if batch.base_offset <= before:
             at += batch.size_bytes
             if at >= self._segments[number].size_bytes:
@@ -251,7 +256,7 @@ class _Range:
         return (batch.base_offset, self._begins[number] + at) if before < batch.base_offset < self._end else None
 
 
-def last_begun(segment: Segment, offset: int) -> tuple[BatchHeader, int]:
+def last_batch_at(segment: Segment, offset: int) -> tuple[BatchHeader, int]:
     """Return (header, position) of the last batch that begins at or below ``offset``, or of the first batch if there is none."""
     number = max(bisect_right(segment.entries, offset, key=lambda e: e.base_offset) - 1, 0)
     return _last_of_block(segment, number, lambda header, _: header.base_offset <= offset)
@@ -264,7 +269,10 @@ def _last_at(segment: Segment, position: int) -> tuple[BatchHeader, int]:
 
 
 def _last_of_block(segment: Segment, number: int, wanted: Callable[[BatchHeader, int], bool]) -> tuple[BatchHeader, int]:
-    """Return the last ``wanted`` batch from index entry ``number`` on, or the first one there."""
+    """Return the last batch for which ``wanted`` is true, from index entry ``number`` on.
+
+    If there is none, return the first batch.
+    """
     begin = segment.entries[number].position
     segment.check(begin, begin + 1)
     found: tuple[BatchHeader, int] | None = None
@@ -285,8 +293,10 @@ MAX_FILES = 256
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """Whole batches in a segment file: bytes ``begin`` (inclusive) to ``end`` (exclusive) of the file with offset
-    ``base_offset``."""
+    """Whole batches in one segment file.
+
+    ``begin`` (inclusive) and ``end`` (exclusive) are positions in the file of the segment with ``base_offset``.
+    """
 
     base_offset: int
     begin: int
@@ -296,7 +306,8 @@ class FileSpan:
 def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
     """Return the file ranges of the batches of [``start``, ``end``), in order.
 
-    The range must be in the log. Empty if the range is empty or needs more than MAX_FILES files. Raises CorruptionError.
+    The range must be in the log. The result is empty if the range is empty or needs more than MAX_FILES files. Raises
+    CorruptionError.
     """
     if end <= start:
         return []
@@ -308,7 +319,7 @@ def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
         hint = reached[0].entry_at(start)
         reached[0].check(hint, hint + 2 * INDEX_INTERVAL_BYTES)
         begins = [reached[0].locate(start), *(0 for _ in reached[1:])]
-        batch, at = last_begun(reached[-1], end - 1)
+        batch, at = last_batch_at(reached[-1], end - 1)
     except CorruptionError as error:
         log.met_damage(error)
         raise
@@ -322,9 +333,10 @@ def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """A part of a log for one message. ``chunks``: whole batches, or one piece. ``next_offset``: where to continue.
+    """A part of a log that fits into one message. ``chunks``: whole batches, or one piece of a large batch.
 
-    ``size_bytes``: size of all chunks. ``looked_bytes``: their size in the log, before columns were removed.
+    ``next_offset``: offset at which the reader continues. ``size_bytes``: size of all chunks. ``looked_bytes``: size of the
+    examined batches in the log.
     """
 
     chunks: tuple[memoryview, ...]
@@ -337,9 +349,10 @@ class Portion:
 def read_portion(
     log: Log, from_offset: int, max_bytes: int, room_bytes: int, *, end_offset: int | None = None, held: Held = NOTHING
 ) -> Portion:
-    """Read batches as ``Log.read`` does, from the one that holds ``from_offset``, but never more than ``room_bytes``.
+    """Read batches as ``Log.read`` does, from the one that contains ``from_offset``, but at most ``room_bytes``.
 
-    A larger batch comes in pieces. The next piece follows ``held``, if that is part of this batch.
+    A larger batch comes in pieces. ``held``: the pieces that the reader already has. The next piece follows them if they
+    are part of this batch.
     """
     if held.position:
         found = log.read_part(from_offset, held.position, room_bytes, end_offset=end_offset)
@@ -349,7 +362,7 @@ def read_portion(
     read = log.read(from_offset, min(max_bytes, room_bytes), end_offset=end_offset)
     if read.size_bytes <= room_bytes:
         return Portion(read.chunks, read.size_bytes, read.next_offset)
-    (batch,) = read.chunks  # a read gives more than it may for its first batch alone
+    (batch,) = read.chunks  # only the first batch of a read may be larger than allowed
     header = parse_header(batch)
     return portion_of(Piece(header.crc, header.size_bytes, 0, batch[:room_bytes]), from_offset)
 

@@ -14,9 +14,9 @@ from liftpy.errors import CorruptionError
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Whole batches in ascending order in ``chunks``.
+    """Result of a read. ``chunks``: whole batches in ascending order.
 
-    ``next_offset``: where the next read continues, in the direction of the read.
+    ``next_offset``: offset at which the next read in the same direction continues.
     """
 
     chunks: tuple[memoryview, ...]
@@ -42,7 +42,7 @@ def offset_at(segment: Segment, position: int) -> int:
 
 
 def read_forwards(segments: Sequence[Segment], from_offset: int, max_bytes: int, limit: int) -> ReadResult:
-    """Read the batches that end at or below ``limit`` (exclusive), from the one that holds ``from_offset``."""
+    """Read the batches that end at or below ``limit`` (exclusive), from the one that contains ``from_offset``."""
     chunks: list[memoryview] = []
     size_bytes, next_offset = 0, from_offset
     for segment in segments[segment_at(segments, from_offset) :]:
@@ -61,12 +61,12 @@ def read_forwards(segments: Sequence[Segment], from_offset: int, max_bytes: int,
         size_bytes += len(chunk)
         next_offset = end
         if end < segment.next_offset:
-            break  # the rest of this segment did not fit: what the next one holds does not follow on
+            break  # the rest of this segment did not fit, so the next segment does not continue the result
     return ReadResult(tuple(chunks), size_bytes, next_offset)
 
 
-def without_past(result: ReadResult, from_offset: int) -> ReadResult:
-    """Return the result with a filler at its start that covers no offset below ``from_offset``."""
+def without_earlier_offsets(result: ReadResult, from_offset: int) -> ReadResult:
+    """Return the result without the offsets below ``from_offset``. A filler at its start is shortened."""
     if not result.chunks:
         return result
     header = parse_header(result.chunks[0])
@@ -94,9 +94,11 @@ def _forwards_in(segment: Segment, offset: int, max_bytes: int, limit: int, *, f
     return segment.file.read(start, end - start), next_offset
 
 
-def offset_some_bytes_before(segments: Sequence[Segment], offset: int, size_bytes: int) -> int:
-    """Return a base offset below ``offset``, of the same segment as the batch before it, about ``size_bytes`` before it by the
-    indexes alone."""
+def offset_about_bytes_before(segments: Sequence[Segment], offset: int, size_bytes: int) -> int:
+    """Return the base offset of a batch about ``size_bytes`` before ``offset``. Only indexes are read.
+
+    The result is below ``offset`` and in the segment of the batch before it.
+    """
     segment = segments[segment_at(segments, offset - 1)]
     entries = segment.entries
     last = bisect_right(entries, offset - 1, key=lambda e: e.base_offset) - 1
@@ -109,7 +111,8 @@ def read_part(
 ) -> tuple[BatchHeader, memoryview] | None:
     """Return the header of the batch that contains ``offset``, and up to ``size_bytes`` of it from ``position``.
 
-    None if no such batch ends at or below ``limit`` (exclusive offset), or if it is smaller.
+    Return None if no batch with this offset ends at or below ``limit`` (exclusive), or if the batch has no byte at
+    ``position``.
     """
     segment = segments[segment_at(segments, offset)]
     if segment.next_offset <= offset:
@@ -160,10 +163,9 @@ def offset_before(segments: Sequence[Segment], timestamp_ns: int) -> int:
 
 
 def checked_to_follow(batches: Sequence[RecordBatch], end_offset: int, epoch: int) -> int:
-    """Return the size of the batches in bytes.
+    """Check that the batches are contiguous and continue a log. Return their size in bytes.
 
-    Raise InvariantError unless they are contiguous and continue a log that ends at ``end_offset`` (exclusive) in ``epoch``
-    [D14, D15].
+    The log ends at ``end_offset`` (exclusive) in ``epoch``. Raises InvariantError if they do not continue it [D14, D15].
     """
     size_bytes = 0
     for batch in batches:

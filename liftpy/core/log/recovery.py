@@ -39,13 +39,13 @@ from liftpy.core.log.storage import LogFile, Storage
 from liftpy.errors import NoSpaceError, StorageError
 
 DAMAGED_KEPT = 3
-"""Number of damaged segments that ``drop_set_aside`` keeps as evidence. It keeps those with the highest offsets."""
+"""Number of damaged segments that ``drop_set_aside`` leaves as evidence. They are those with the highest offsets."""
 DAMAGED, BEHIND = "damaged", "behind"
 _NAME = re.compile(rf"\d+\.log\.({DAMAGED}|{BEHIND})-\d+")
 
 
 def set_aside(storage: Storage, base_offset: int, why: str) -> None:
-    """Rename the segment at ``base_offset`` and remove its index. ``why``: DAMAGED or BEHIND."""
+    """Quarantine the segment at ``base_offset``: rename it and remove its index. ``why``: DAMAGED or BEHIND."""
     storage.remove(index_name(base_offset))
     taken = set(storage.names())
     name = f"{log_name(base_offset)}.{why}"
@@ -76,7 +76,7 @@ _COPY_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A quarantined segment. ``first_offset``: first missing offset, inclusive. ``fault``: what is wrong."""
+    """A quarantined segment. ``first_offset``: first missing offset (inclusive). ``fault``: description of the damage."""
 
     name: str
     first_offset: int
@@ -86,8 +86,10 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenReport:
-    """Result of opening a log. ``cut_bytes``: size of a torn tail. ``walked_bytes``: bytes read. ``damage``: quarantined
-    parts.
+    """Result of opening a log.
+
+    ``cut_bytes``: size of the truncated torn tail. ``walked_bytes``: number of bytes that were read. ``damage``:
+    quarantined segments.
     """
 
     cut_bytes: int = 0
@@ -96,10 +98,10 @@ class OpenReport:
     damage: tuple[Damage, ...] = ()
     checkpoint_found: bool = True
     lost_committed: bool = False
-    """True if the HW of the checkpoint was above the log end, so that committed records are lost on this node."""
+    """True if the high watermark of the checkpoint was above the log end. This node has then lost committed records."""
 
     set_aside: tuple[str, ...] = ()
-    """Quarantined files in the directory, from this or an earlier start."""
+    """Quarantined files in the directory. This start or an earlier one has renamed them."""
 
     lost_flushed: bool = False
     """True if a cleanly closed log was truncated. A crash cannot cause this, so flushed records are lost."""
@@ -108,38 +110,38 @@ class OpenReport:
     """Number of bytes that were written again, because they were not proven to be on the disk."""
 
     flush_failed: str = ""
-    """Reason of a failed flush since the log was opened last. '': none has failed, or the disk did not store the mark."""
+    """Error of a flush that failed since the log was last opened. '': no flush failed, or the disk did not store the mark."""
 
     @property
     def must_leave_isr(self) -> bool:
-        """True if this replica may miss records that it acknowledged."""
+        """True if this replica may lack records that it has acknowledged."""
         return bool(self.damage) or self.lost_committed or self.lost_flushed
 
 
 @dataclass(slots=True)
 class Recovered:
-    """Segments of an opened directory, in ascending order and without gaps between them."""
+    """The segments of a recovered directory, in ascending order and without gaps between them."""
 
     segments: list[Segment]
     checkpoint: Checkpoint
     report: OpenReport
     storage: Storage
     small_files: dict[str, bytes] = field(default_factory=dict)
-    """Existing small files that a log also reads: ``leader-epochs`` and ``compaction-horizon``."""
+    """Small files that exist and that a log also reads: ``leader-epochs`` and ``compaction-horizon``."""
 
     has_states: bool = False
-    """True if there are checkpoints of derived state."""
+    """True if the directory has checkpoints of derived state."""
 
     @property
     def is_complete(self) -> bool:
-        """True if opening the log on it touches no file any more."""
+        """True if opening the log changes no file."""
         return bool(self.segments) and not self.segments[-1].sealed and not self.report.lost_committed
 
 
 def recover(storage: Storage, *, clean: bool = False) -> Recovered:
-    """Recover a directory so that its log can continue, and report the findings.
+    """Recover a directory so that its log can be used, and report the findings.
 
-    ``clean``: the log was closed in good order, so damage at its end happened afterwards.
+    ``clean``: True if the log was closed cleanly. Damage at its end then happened after the close.
     """
     names = storage.names()
     if any(name.endswith((".tmp", ".tail")) for name in names):
@@ -155,7 +157,7 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
     _remove_stray_indexes(storage, names, bases)
     segments, walked, rebuilt, cut, damage = _segments(storage, bases, checkpoint.log_start_offset, clean)
     if segments and segments[-1].next_offset < checkpoint.log_start_offset:
-        for segment in reversed(segments):  # a fresh start (`Log.start_afresh`) died before it removed what was there
+        for segment in reversed(segments):  # a crash interrupted `Log.start_afresh` before the old segments were removed
             segment.file.close()
             _remove_segment(storage, segment.base_offset)
         segments = []
@@ -204,15 +206,16 @@ def _segments(
     damage: list[Damage] = []
     for number, base in enumerate(bases):
         if segments and base < segments[-1].next_offset:
-            _remove_segment(storage, base)  # merged into the one before by compaction, which died before it removed the file
+            # compaction merged this segment into the previous one, and a crash came before it removed the file
+            _remove_segment(storage, base)
             continue
         last = number == len(bases) - 1
         if not last and bases[number + 1] <= log_start_offset:
-            _remove_segment(storage, base)  # retention had moved the start and died before it removed the file
+            _remove_segment(storage, base)  # retention moved the log start, and a crash came before it removed the file
             continue
         segment = None if last else _from_index(storage, base)
         if segment is None:
-            segment, found = _walked(storage, base)
+            segment, found = _open_and_scan(storage, base)
             walked += segment.file.size_bytes
             rebuilt += not last
             torn = found.fault and not found.valid_behind and (last or _is_torn(storage, base, bases[number + 1 :], clean))
@@ -235,7 +238,7 @@ def _segments(
         if gap:
             fault = f"the segment before it ends at offset {segments[-1].next_offset}"
             damage.append(Damage(log_name(base), segments[-1].next_offset, 0, fault))
-            _set_behind_aside(storage, [base, *bases[number + 1 :]])
+            _quarantine_behind(storage, [base, *bases[number + 1 :]])
             break
         segments.append(segment)
         if last:
@@ -244,7 +247,7 @@ def _segments(
 
 
 def _from_index(storage: Storage, base: int) -> Segment | None:
-    """Return a sealed segment by its index, if the index fits the file. If they differ, the segment counts [S6]."""
+    """Return a sealed segment by its index. None: there is no index, or it does not fit the file [S6]."""
     summary = decode_index(storage.load(index_name(base)))
     if summary is None or summary.base_offset != base:
         return None
@@ -255,17 +258,17 @@ def _from_index(storage: Storage, base: int) -> Segment | None:
     return None
 
 
-def _walked(storage: Storage, base: int) -> tuple[Segment, Walk]:
+def _open_and_scan(storage: Storage, base: int) -> tuple[Segment, Walk]:
     segment = Segment(base, storage.open(log_name(base)), base)
     return segment, walk(segment)
 
 
 def _is_torn(storage: Storage, base: int, behind: list[int], clean: bool) -> bool:
-    """Return whether a segment that ends too early was never flushed completely, and the segments behind it are empty."""
+    """Return whether the segment was never flushed completely. If so, the segments after it have no valid batch."""
     if clean or decode_index(storage.load(index_name(base))) is not None:
         return False
     for later in behind:
-        segment, found = _walked(storage, later)
+        segment, found = _open_and_scan(storage, later)
         segment.file.close()
         if found.end or found.valid_behind:
             return False
@@ -285,8 +288,8 @@ def _remove_segment(storage: Storage, base: int) -> None:
 
 
 def _set_aside(storage: Storage, segment: Segment, found: Walk, later: list[int]) -> Segment | None:
-    """Copy the valid part of a damaged segment into a new file. Quarantine the damaged segment and all later ones."""
-    _set_behind_aside(storage, later)
+    """Quarantine a damaged segment and all later ones. Return a new segment with the valid part, None if it is empty."""
+    _quarantine_behind(storage, later)
     name = f"{log_name(segment.base_offset)}.tmp"
     kept = storage.create(name)
     for position in range(0, found.end, _COPY_BYTES):
@@ -301,11 +304,11 @@ def _set_aside(storage: Storage, segment: Segment, found: Walk, later: list[int]
         return None
     storage.rename(name, log_name(segment.base_offset))
     storage.sync_folder()
-    return _walked(storage, segment.base_offset)[0]
+    return _open_and_scan(storage, segment.base_offset)[0]
 
 
-def _set_behind_aside(storage: Storage, bases: list[int]) -> None:
-    """Quarantine segments, newest first, so that a crash leaves no gap."""
+def _quarantine_behind(storage: Storage, bases: list[int]) -> None:
+    """Quarantine the good segments after a damaged one, newest first, so that a crash leaves no gap."""
     for base in reversed(bases):
         set_aside(storage, base, BEHIND)
 
@@ -330,20 +333,21 @@ def _set_behind_aside(storage: Storage, bases: list[int]) -> None:
 
 
 FLUSH_FAILED_NAME = "flush-failed"
-"""Name of a small file, the durable mark of a failed flush. Its text says why, for people. No code relies on it, because the
-disk may not have stored the mark.
+"""Name of the small file that marks a failed flush. Its text is the error, for operators.
+
+No code relies on the file, because the disk may not have stored it.
 """
 _TAIL = re.compile(r"(\d{20}\.log)\.(\d+)-(\d{20})\.tail")
 
 
 def mark_failed_flush(storage: Storage, error: Exception) -> None:
-    """Leave the durable mark, if the disk takes it."""
+    """Store the durable mark of a failed flush. An error of the disk is ignored."""
     with suppress(StorageError):
         storage.replace(FLUSH_FAILED_NAME, str(error).encode())
 
 
 def failed_flush(storage: Storage) -> str:
-    """Return the text of the failure marker, '' if there is none."""
+    """Return the text of the mark of a failed flush, '' if there is none."""
     mark = storage.load(FLUSH_FAILED_NAME)
     return "" if mark is None else mark.decode(errors="replace") or "a flush failed"
 
@@ -361,30 +365,40 @@ def finish_splits(storage: Storage, names: Iterable[str]) -> None:
 def prove(
     storage: Storage, segments: list[Segment], checkpoint: Checkpoint, names: Collection[str], *, flush_failed: bool = False
 ) -> tuple[list[Segment], int]:
-    """Make the segments and names durable. Return the segments, and the number of bytes that were written again.
+    """Make the segments and names durable.
 
-    ``segments``: from recovery, ascending. ``checkpoint``: as read, durable or not. ``names``: of the files in the directory.
-    ``flush_failed``: True if there is a mark of a failed flush. Raises StorageError.
+    Args:
+        storage: Directory of the partition.
+        segments: Recovered segments, ascending.
+        checkpoint: Checkpoint as read. It may not be durable.
+        names: Names of the files in the directory.
+        flush_failed: True if there is a mark of a failed flush.
+
+    Returns:
+        The segments, and the number of bytes that were written again.
+
+    Raises:
+        StorageError: The disk failed.
     """
     proven_end_offset = checkpoint.high_watermark + 1
     positions = [_proven_position(segment, proven_end_offset) for segment in segments]
     doubtful = [s for s, position in zip(segments, positions, strict=True) if position < s.size_bytes]
     if (
         len(doubtful) > 1
-    ):  # or a later one's name could be durable before the bytes of an earlier one are: that looks like damage
+    ):  # otherwise the name of a later segment may become durable before the bytes of an earlier one, which looks like damage
         for segment in doubtful:
             with suppress(StorageError):
                 segment.file.sync()
     proved: list[Segment] = []
     for segment, position in zip(segments, positions, strict=True):
-        proved += [segment] if position == segment.size_bytes else _rewritten(storage, segment, position)
+        proved += [segment] if position == segment.size_bytes else _rewrite(storage, segment, position)
     base_offset = segments[0].base_offset if segments else 0
     _make_names_durable(storage, names, anew=flush_failed or checkpoint.log_start_offset > base_offset)
     return proved, sum(s.size_bytes for s in segments) - sum(positions)
 
 
 def seal(storage: Storage, segment: Segment) -> None:
-    """Write the index of a durable segment. On a full disk it is left out."""
+    """Write the index of a durable segment. If the disk is full, no index is written."""
     with suppress(NoSpaceError):
         storage.replace(index_name(segment.base_offset), encode_index(segment.summary()))
     segment.sealed = True
@@ -399,12 +413,14 @@ def _proven_position(segment: Segment, proven_end_offset: int) -> int:
 
 
 def _make_names_durable(storage: Storage, names: Collection[str], *, anew: bool) -> None:
-    """Make the small files durable that recovery relies on. Their current content may never have reached the disk.
+    """Make the small files durable that recovery relies on. Their current content may be only in the page cache.
 
-    The checkpoint is written again only if that matters, because two flushes for each of thousands of logs are most of
-    the cost of a start after a kill. Its HW proves what was flushed, whether it is durable itself or not. An older HW
-    proves less, so more is written again. No code has acted on a promise that never became durable, and this process
-    makes its own promise before it acts. Only a log start above the first segment's base would fall back.
+    ``anew``: True to write the checkpoint again. It is written only then, because two flushes for each of thousands of logs
+    would be most of the cost of a start after a kill. Its high watermark proves what was flushed, even if the checkpoint
+    itself is not durable. After a power cut an older checkpoint proves less, and recovery writes more data again. No code
+    has acted on a promise that never became durable, and this process makes its own promise before it acts. A log
+    start above the base of the first segment must not fall back to an older value. So the caller sets ``anew`` for such a
+    log, and after a failed flush.
     """
     for name in (CHECKPOINT_NAME, HORIZON_NAME) if anew else (HORIZON_NAME,):
         data = storage.load(name) if name in names else None
@@ -414,16 +430,16 @@ def _make_names_durable(storage: Storage, names: Collection[str], *, anew: bool)
     storage.sync_folder()
 
 
-def _rewritten(storage: Storage, segment: Segment, position: int) -> list[Segment]:
-    """Return the segment with everything from ``position`` on written again, as one segment or two."""
+def _rewrite(storage: Storage, segment: Segment, position: int) -> list[Segment]:
+    """Write everything from ``position`` on again. Return the result as one segment or two."""
     try:
-        return _split(storage, segment, position) if position else [_replaced(storage, segment)]
+        return _split(storage, segment, position) if position else [_replace_by_copy(storage, segment)]
     except NoSpaceError:
         segment.file.rewrite(position)
         return [segment]
 
 
-def _replaced(storage: Storage, segment: Segment) -> Segment:
+def _replace_by_copy(storage: Storage, segment: Segment) -> Segment:
     segment.file = _copy_in_place(storage, log_name(segment.base_offset), segment.file, segment.size_bytes)
     return segment
 
@@ -433,9 +449,7 @@ def _split(storage: Storage, segment: Segment, position: int) -> list[Segment]:
     name = log_name(segment.base_offset)
     tail_name = f"{name}.{position}-{base_offset:020d}.tail"
     _copy(storage, segment.file, position, segment.size_bytes, tail_name)
-    storage.remove(
-        index_name(segment.base_offset)
-    )  # one that did not fit, or this one's of before: it must not fit what is left
+    storage.remove(index_name(segment.base_offset))  # an old index of either file: it must not fit the remaining bytes
     file = _cut(storage, name, segment.file, position)
     storage.rename(tail_name, log_name(base_offset))
     storage.sync_folder()
@@ -445,20 +459,20 @@ def _split(storage: Storage, segment: Segment, position: int) -> list[Segment]:
         raise StorageError(
             f"{log_name(base_offset)}: the records cannot be read after the write: {found.fault}. Check the disk."
         )
-    head = _beginning(segment, file, position, tail)
+    head = _head_of(segment, file, position, tail)
     seal(storage, head)
     return [head, tail]
 
 
-def _beginning(segment: Segment, file: LogFile, position: int, tail: Segment) -> Segment:
-    """Return the known part of a segment that was truncated at ``position``. ``tail``: the removed bytes."""
+def _head_of(segment: Segment, file: LogFile, position: int, tail: Segment) -> Segment:
+    """Return the part of a segment before ``position``, where it was truncated. ``tail``: the removed bytes."""
     whole = bisect_left(segment.entries, position, key=lambda entry: entry.position) - 1
     entry = segment.entries[whole]
     head = Segment(segment.base_offset, file, segment.base_offset, checked=segment.checked)
     head.first_timestamp_ns, head.max_timestamp_ns = segment.first_timestamp_ns, entry.max_timestamp_ns
     head.entries = segment.entries[:whole]
     head.epochs = [(epoch, start) for epoch, start in segment.epochs if start < entry.base_offset]
-    head.size_bytes = position  # so that the walk over the headers sees its end
+    head.size_bytes = position  # the scan of the headers ends there
     for at, header in list(head.batches(entry.position, position)):
         head.note(header, at)
     head.record_count = segment.record_count - tail.record_count
@@ -466,7 +480,7 @@ def _beginning(segment: Segment, file: LogFile, position: int, tail: Segment) ->
 
 
 def _cut(storage: Storage, name: str, file: LogFile, position: int) -> LogFile:
-    """Return the file, truncated at ``position`` and durable. A file whose flush has failed before is replaced by a copy."""
+    """Truncate the file at ``position`` durably and return it. If a flush of the file has failed, a copy replaces it."""
     try:
         file.truncate(position)
         return file
@@ -477,14 +491,17 @@ def _cut(storage: Storage, name: str, file: LogFile, position: int) -> LogFile:
 
 
 def _copy_in_place(storage: Storage, name: str, file: LogFile, end: int) -> LogFile:
-    """Return a new file with the first ``end`` bytes, flushed, under the old one's name."""
+    """Replace the file ``name`` by a flushed copy of its first ``end`` bytes. Return the copy."""
     _copy(storage, file, 0, end, name)
     file.close()
     return storage.open(name)
 
 
 def _copy(storage: Storage, file: LogFile, start: int, end: int, name: str) -> None:
-    """Copy the bytes ``start`` to ``end`` into a new file ``name``, completely and durably, or not at all. Raises StorageError."""
+    """Copy the bytes ``start`` to ``end`` of ``file`` into a new durable file ``name``.
+
+    Raises StorageError. In that case there is no new file.
+    """
     temporary = f"{name}.tmp"
     copy = storage.create(temporary)
     try:

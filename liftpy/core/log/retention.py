@@ -16,11 +16,11 @@ from typing import Protocol
 from liftpy.config import NS_PER_S, StreamConfig
 
 AT_ONCE = 32
-"""Number of segments that are deleted at a time after an operator's request."""
+"""Maximum number of segments that one step deletes after an operator's request."""
 
 
 class Retained(Protocol):
-    """Summary of a segment for retention."""
+    """The facts about a segment that retention needs."""
 
     base_offset: int
     next_offset: int
@@ -30,19 +30,19 @@ class Retained(Protocol):
 
 
 def is_too_old(segment: Retained, config: StreamConfig, high_watermark: int, now_wall_ns: int) -> bool:
-    """Return whether all of a segment is committed (``high_watermark``: inclusive) and past ``retention_age_s``."""
+    """Return whether the whole segment is committed and older than ``retention_age_s``. ``high_watermark``: inclusive."""
     oldest_ns = now_wall_ns - int(config.retention_age_s * NS_PER_S)
     committed = segment.next_offset <= high_watermark + 1
     return bool(config.retention_age_s and segment.size_bytes and committed and segment.max_timestamp_ns < oldest_ns)
 
 
 def is_below(segment: Retained, asked_start: int, high_watermark: int) -> bool:
-    """Return whether all records of a segment are committed (``high_watermark``: inclusive) and below the requested log start."""
+    """Return whether the whole segment is committed and below the requested log start. ``high_watermark``: inclusive."""
     return bool(segment.size_bytes) and segment.next_offset <= min(asked_start, high_watermark + 1)
 
 
 def asked_start(segments: Sequence[Retained], wanted: int) -> int:
-    """Return the requested log start ``wanted``, or a nearer one: each step removes a limited number of files."""
+    """Return the next log start on the way to the requested one (``wanted``). Each step removes at most ``AT_ONCE`` files."""
     return min(wanted, segments[AT_ONCE].base_offset) if len(segments) > AT_ONCE else wanted
 
 
@@ -65,12 +65,12 @@ def retained_start(segments: Sequence[Retained], config: StreamConfig, high_wate
 
 
 def held_start(segments: Sequence[Retained], wanted: int, held_from: int | None, most_bytes: int) -> int:
-    """Return the log start while a service still needs the record at ``held_from`` (None: none does).
+    """Return the log start while a service still needs the record at ``held_from``. None: no service needs a record.
 
-    At most ``most_bytes`` below ``wanted`` are kept for it. Beyond that, retention wins.
+    At most ``most_bytes`` below ``wanted`` stay for the service. Beyond this limit, retention wins.
 
-    Worked example: segments of 10 records and 1 MB [0..9] [10..19] [20..29] [30..], wanted 30, held from 12: the log start becomes
-    10 with 2 MB or more to be held, 20 with 1 MB.
+    Example: segments of 10 records and 1 MB begin at 0, 10, 20 and 30. ``wanted`` is 30 and ``held_from`` is 12. The log
+    start becomes 10 if ``most_bytes`` is 2 MB, and 20 if it is 1 MB.
     """
     start, held_bytes = wanted, 0
     if held_from is None:

@@ -22,13 +22,16 @@ from liftpy.errors import CorruptionError
 
 @dataclass(slots=True)
 class Scan:
-    """A walk over one segment's file from ``position`` (of a batch with ``next_offset``) to ``end`` (exclusive; a batch ends there)."""
+    """A scan of one segment file from ``position`` to ``end`` (exclusive). Both are batch boundaries.
+
+    ``next_offset`` is the offset of the batch at ``position``.
+    """
 
     base_offset: int
     end: int
     position: int = 0
     next_offset: int = 0
-    """The first offset that has not been checked: where the fault is, when ``step`` raises."""
+    """The first offset that was not checked. If ``step`` raises, the fault is there."""
     leader_epoch: int = 0
     read_bytes: int = 0
     """Number of bytes of the file that were read. A batch that is larger than a step is read once more."""
@@ -44,14 +47,15 @@ class Scan:
         return self.position >= self.end
 
     def step(self, file: LogFile, max_bytes: int) -> int:
-        """Check the next batches: about ``max_bytes``, at least one.
+        """Check the next batches: about ``max_bytes``, at least one batch.
 
-        Return how many bytes were checked. ``read_bytes`` grows by the bytes read. Raises CorruptionError, StorageError.
+        Return the number of checked bytes. ``read_bytes`` grows by the number of bytes read. Raises CorruptionError,
+        StorageError.
         """
         block = file.reread(self.position, min(max(max_bytes, HEADER_SIZE_BYTES), self.end - self.position))
         self.read_bytes += len(block)
         done = self._check(block)
-        if not done and not self.done:  # one batch that is larger, or a size that is wrong
+        if not done and not self.done:  # the batch is larger than the step, or its size is wrong
             wanted = max(claimed_size_bytes(block), HEADER_SIZE_BYTES)
             whole = file.reread(self.position, min(wanted, MAX_BATCH_BYTES, self.end - self.position))
             self.read_bytes += len(whole)
@@ -71,7 +75,9 @@ class Scan:
             except CorruptionError:
                 if whole or (at == 0 and len(block) >= self.end - self.position):
                     raise
-                break  # the piece ends in this batch, or it is damaged: the next look, from here on, tells
+                # the block ends inside this batch, or the batch is damaged. The next step starts at this batch
+                # and decides it
+                break
             if batch.base_offset != self.next_offset or batch.leader_epoch < self.leader_epoch:
                 raise CorruptionError(
                     f"The log file {self.name} is damaged: found offset {batch.base_offset} instead of "
@@ -87,7 +93,10 @@ class Scan:
 
 
 def scan_of(log: Log, segment: Segment, position: int = 0) -> Scan | None:
-    """Return a scan of the flushed part of ``segment``, from the indexed batch at or before ``position``. None: nothing to check."""
+    """Return a scan of the flushed part of ``segment``, from the indexed batch at or before ``position``.
+
+    Return None if there is nothing to check.
+    """
     flushed = [entry for entry in segment.entries if entry.base_offset <= log.durable_end_offset]
     if not flushed:
         return None
@@ -98,9 +107,9 @@ def scan_of(log: Log, segment: Segment, position: int = 0) -> Scan | None:
 
 
 def confirmed(log: Log, segment: Segment, scan: Scan) -> bool:
-    """Return whether the fault that ``scan`` found is damage of ``segment``.
+    """Check the fault that ``scan`` found on the thread of the log. Return whether it is damage of ``segment``.
 
-    If so, and if the segment is still part of the log, the log was informed.
+    If the segment is damaged and still part of the log, the function also reports the damage to the log.
     """
     return any(segment is held for held in log.segments) and not log.is_sound(scan.next_offset)
 
@@ -119,7 +128,10 @@ def next_segment(log: Log, after_base_offset: int) -> Segment | None:
 
 
 def scrubbed(log: Log, segments: Iterable[Segment], max_bytes: int) -> bool:
-    """Check all of ``segments`` here and now, by pieces of ``max_bytes``: for the simulator and tools. Whether nothing was found."""
+    """Check all of ``segments`` now, in steps of ``max_bytes``. Return whether no damage was found.
+
+    The simulator and tools use it.
+    """
     for segment in segments:
         scan = scan_of(log, segment)
         try:

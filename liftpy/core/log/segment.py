@@ -51,14 +51,14 @@ class Segment:
     max_timestamp_ns: int = 0
     record_count: int = 0
     epochs: list[tuple[int, int]] = field(default_factory=list)
-    """(LeaderEpoch, its first offset in this segment), ascending."""
+    """(LeaderEpoch, offset of its first record in this segment), ascending."""
     entries: list[IndexEntry] = field(default_factory=list)
     sealed: bool = False
-    """True if nothing is appended to the segment anymore."""
+    """True if no more records are appended to the segment."""
     recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    """(base offset, next offset, position) of the newest batches: followers and tailing readers ask for these."""
+    """(base offset, next offset, position) of the newest batches. Most followers and tailing readers read these."""
     checked: bool = False
-    """Every batch in it was written, or walked with its CRC, by this process."""
+    """True if this process wrote every batch of the segment or has checked its CRC."""
     checked_blocks: set[int] = field(default_factory=set)
     """Numbers of the index entries whose batches, up to the next entry, have been checked. Used while ``checked`` is False."""
     damaged: bool = False
@@ -68,10 +68,10 @@ class Segment:
     flushing_bytes: int = 0
     """Size of the file at the beginning of its last flush, in bytes."""
     made_wall_ns: int = 0
-    """Wall clock of the first append by this process, for ``segment_age_s``."""
+    """Wall clock of the first append by this process, for ``segment_age_s``. In nanoseconds."""
 
     def note(self, header: BatchHeader, position: int) -> None:
-        """Add the batch at ``position``, which is the end of the known part."""
+        """Add the batch at ``position``. All batches before it must be known."""
         base_offset, timestamp_ns = header.base_offset, header.timestamp_ns
         if not self.entries or position - self.entries[-1].position >= INDEX_INTERVAL_BYTES:
             self.entries.append(IndexEntry(base_offset, position, self.max_timestamp_ns))
@@ -101,7 +101,7 @@ class Segment:
 
     @classmethod
     def from_summary(cls, file: LogFile, summary: SegmentSummary) -> Segment:
-        """Return a sealed segment as its index describes it."""
+        """Return a sealed segment from the content of its index."""
         file.seal()
         return cls(
             summary.base_offset,
@@ -119,7 +119,7 @@ class Segment:
     def check(self, start: int, end: int) -> None:
         """Check CRC and order of the batches between two positions. A range that was checked before is not read again.
 
-        Raises CorruptionError. A segment that this process wrote or walked needs no check.
+        A segment that this process wrote or scanned needs no check. Raises CorruptionError.
         """
         if self.checked or not self.entries:
             return
@@ -136,7 +136,7 @@ class Segment:
                 self.checked_blocks.add(number)
 
     def recheck(self, offset: int) -> None:
-        """Read the block with ``offset`` from the file and check it again, about INDEX_INTERVAL_BYTES.
+        """Read the block that contains ``offset`` from the file and check it again. A block has about INDEX_INTERVAL_BYTES.
 
         Raises CorruptionError, StorageError.
         """
@@ -183,7 +183,7 @@ class Segment:
             try:
                 header = parse_header(block, position - start)
             except UnknownFormatError:
-                parse_batch(self.file.read(position, MAX_BATCH_BYTES))  # tells a flipped bit from another version
+                parse_batch(self.file.read(position, MAX_BATCH_BYTES))  # it distinguishes a flipped bit from another version
                 raise
             yield position, header
             position += header.size_bytes
@@ -203,10 +203,10 @@ class Segment:
         return self.size_bytes
 
     def end_of_whole_batches(self, start: int, limit: int, end_offset: int) -> int:
-        """Return the position up to which there are whole batches from ``start``: at most ``limit``, and none at or past
-        ``end_offset``.
+        """Return the end position of the last whole batch that can be read from ``start`` on.
 
-        Return ``start`` if no batch fits. The sparse index skips most of them.
+        The position is at most ``limit``, and the batch ends at or below ``end_offset``. Return ``start`` if no batch fits.
+        The sparse index skips most of the batches.
         """
         if self.size_bytes <= limit and self.next_offset <= end_offset:
             return self.size_bytes
@@ -223,8 +223,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Result of scanning a file. ``end``: position up to which it is correct. ``valid_behind``: a correct batch follows
-    the fault.
+    """Result of scanning a file.
+
+    ``end``: position up to which the file is valid. ``valid_behind``: True if a valid batch follows the fault.
     """
 
     end: int
@@ -233,9 +234,9 @@ class Walk:
 
 
 def walk(segment: Segment) -> Walk:
-    """Read a segment's file from its start, batch by batch with CRC and order, and note the valid part.
+    """Scan a segment's file from its start. Check CRC and order of each batch, and note the valid part.
 
-    Raises UnknownFormatError for a complete, valid batch of another version. Then nothing is truncated [S11].
+    Raises UnknownFormatError for a complete, valid batch of another version. The caller then truncates nothing [S11].
     """
     position, start, block = 0, 0, memoryview(b"")
     size = segment.file.size_bytes
@@ -256,17 +257,23 @@ def walk(segment: Segment) -> Walk:
 
 
 def _size_at(block: memoryview, position: int) -> int:
-    """Return the size of the batch at ``position`` of a block, or of a header when not even that is in the block."""
+    """Return the size of the batch at ``position`` of a block.
+
+    If the block ends inside the header, return the size of a header.
+    """
     if position + HEADER_SIZE_BYTES > len(block):
         return HEADER_SIZE_BYTES
     try:
         return parse_header(block, position).size_bytes
     except UnknownFormatError:
-        return HEADER_SIZE_BYTES  # parse_batch tells a flipped bit from another version
+        return HEADER_SIZE_BYTES  # parse_batch distinguishes a flipped bit from another version
 
 
 def _check_order(segment: Segment, batch: RecordBatch) -> None:
-    """Check that offsets grow within a file and that epochs never fall [D14, D15]. Compaction may leave gaps."""
+    """Check that offsets grow within a file and that epochs never fall [D14, D15]. Compaction may leave gaps.
+
+    Raises CorruptionError.
+    """
     if batch.base_offset < segment.next_offset or (segment.epochs and batch.leader_epoch < segment.epochs[-1][0]):
         raise CorruptionError(
             f"The batch at offset {batch.base_offset}, epoch {batch.leader_epoch}, does not follow offset "
@@ -275,7 +282,7 @@ def _check_order(segment: Segment, batch: RecordBatch) -> None:
 
 
 def _valid_behind(segment: Segment, fault: int) -> bool:
-    """Return whether a valid batch of this log exists past ``fault``. Then the fault is damage, not a torn tail [S3]."""
+    """Return whether a valid batch of this log exists after ``fault``. If so, the fault is damage and not a torn tail [S3]."""
     tail = bytes(segment.file.read(fault, segment.file.size_bytes - fault))
     found = tail.find(SIGNATURE, SIGNATURE_POSITION + 1)
     while found >= 0:

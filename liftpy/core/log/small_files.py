@@ -34,7 +34,11 @@ _CRC = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """HW (inclusive, -1: none), log start offset (inclusive), and the LeaderEpoch a replica promised to follow (0: none)."""
+    """The positions of a log in one small file.
+
+    ``high_watermark``: inclusive, -1: none. ``log_start_offset``: inclusive. ``leader_epoch``: LeaderEpoch that the replica
+    has promised to follow, 0: none.
+    """
 
     high_watermark: int = -1
     log_start_offset: int = 0
@@ -42,7 +46,10 @@ class Checkpoint:
 
 
 class IndexEntry(NamedTuple):
-    """A batch begins at ``position`` with ``base_offset``. No record before it has a timestamp above the maximum."""
+    """An entry of the sparse index: a batch with ``base_offset`` begins at ``position``.
+
+    No record before the batch has a timestamp above the maximum of the entry.
+    """
 
     base_offset: int
     position: int
@@ -69,7 +76,7 @@ def seal_small_file(magic: bytes, body: bytes) -> bytes:
 
 
 def seal_in_pieces(magic: bytes, body: Sequence[bytes]) -> list[bytes]:
-    """Return the file content in pieces, for a large ``body`` that is never in memory as a whole."""
+    """Return the file content in pieces, so that a large ``body`` is never copied as a whole."""
     head = _HEAD.pack(magic, _VERSION)
     crc = crc32c.crc32c(head)
     for piece in body:
@@ -80,7 +87,7 @@ def seal_in_pieces(magic: bytes, body: Sequence[bytes]) -> list[bytes]:
 def open_small_file(magic: bytes, data: bytes | None) -> bytes | None:
     """Return the body, None if the file is missing, torn or damaged.
 
-    Raise UnknownFormatError for a valid file of another version [S11].
+    Raises UnknownFormatError for a valid file of another version [S11].
     """
     if data is None or len(data) < _HEAD.size + _CRC.size:
         return None
@@ -111,7 +118,7 @@ def decode_checkpoint(data: bytes | None) -> Checkpoint | None:
 
 
 def encode_epochs(entries: Sequence[tuple[int, int]]) -> bytes:
-    """Return the bytes of the ``leader-epochs`` file: (LeaderEpoch, offset of its first record), ascending."""
+    """Return the bytes of the ``leader-epochs`` file. ``entries``: (LeaderEpoch, offset of its first record), ascending."""
     return seal_small_file(b"LFEP", b"".join(_EPOCH.pack(*entry) for entry in entries))
 
 
@@ -153,7 +160,10 @@ def decode_index(data: bytes | None) -> SegmentSummary | None:
 
 
 class Checkpoints:
-    """The two files of one log. ``checkpoint`` and ``epochs`` (the file's bytes, or None) are what an opening has found."""
+    """The two files of one log.
+
+    ``checkpoint`` and ``epochs`` (bytes of the file, None: missing) are what the opening of the log has read.
+    """
 
     def __init__(self, storage: Storage, checkpoint: Checkpoint, epochs: bytes | None) -> None:
         self._storage = storage
@@ -161,17 +171,20 @@ class Checkpoints:
         self._epochs = decode_epochs(epochs) or ()
 
     def store(self, checkpoint: Checkpoint) -> None:
-        """Store the checkpoint durably. A promised LeaderEpoch alone is not written here, because the journal of promises has it."""
+        """Store the checkpoint durably.
+
+        If only the promised LeaderEpoch is new, nothing is written: the journal of promises has it.
+        """
         said = self._checkpoint
         if (checkpoint.high_watermark, checkpoint.log_start_offset) != (said.high_watermark, said.log_start_offset):
             self._storage.replace(CHECKPOINT_NAME, encode_checkpoint(checkpoint))
             self._checkpoint = checkpoint
 
     def store_epochs(self, epochs: EpochCache, log_start_offset: int) -> None:
-        """Store (epoch, first offset) for tools.
+        """Store ``epochs``, a list of (epoch, first offset).
 
-        A start scans the log instead. A log without records has nothing to scan, so the epoch of the record before its start
-        is stored.
+        Tools read the file. At a start, the log scans its segments instead. An empty log has nothing to scan, so the file
+        also stores the epoch of the record before its start.
         """
         entries = epochs.entries
         if not entries and epochs.before_start:

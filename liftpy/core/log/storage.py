@@ -24,7 +24,7 @@ class LogFile(Protocol):
         """Number of appended bytes."""
 
     def append(self, pieces: Sequence[Bytes]) -> None:
-        """Append all ``pieces`` with one ``writev``. On an error, append none."""
+        """Append all ``pieces`` with one ``writev``. After an error none of them is in the file."""
 
     def read(self, position: int, size_bytes: int) -> memoryview:
         """Return up to ``size_bytes`` from ``position``, fewer at the end of the file.
@@ -35,7 +35,7 @@ class LogFile(Protocol):
     def reread(self, position: int, size_bytes: int) -> memoryview:
         """Read as ``read`` does, but without caches: from the device if the system allows it.
 
-        It shows what the next process would read.
+        The result is what the next process would read.
         """
 
     def sync(self) -> None:
@@ -48,7 +48,7 @@ class LogFile(Protocol):
         """Write the bytes from ``position`` on again, in place and durably, if the disk is too full for a copy."""
 
     def seal(self) -> None:
-        """Declare that nothing more will be appended. Later reads may map the file instead of copying."""
+        """Declare that nothing more is appended. Later reads may map the file instead of copying."""
 
     def close(self) -> None:
         """Close the file. Views that were returned stay valid."""
@@ -88,7 +88,7 @@ class Storage(Protocol):
 # Storage in memory that fails like a disk: unsynced data is lost, or partly lost, in a power cut.
 #
 # It is for tests and the simulator. ``crash`` leaves the directory as a power cut or a kill would. A failed sync behaves
-# as on Linux: later syncs succeed, but a power cut loses the data. ``fail_after`` fails the k-th call, so that a test can
+# as on Linux: later syncs succeed, but a power cut loses the data. ``fail_after`` fails every call from the k-th on, so that a test can
 # fail every operation.
 
 
@@ -99,8 +99,9 @@ class MemoryFile:
         self.data = bytearray() if data is None else data
         self.synced = len(self.data)
         self.never_written_from: int | None = None
-        """Position from which bytes are only in the page cache, because a sync has failed. They count as written. None: no
-        sync failed.
+        """Position from which bytes are only in the page cache, because a sync has failed. Later syncs count them as written.
+
+        None: no sync has failed.
         """
         self._storage = storage
 
@@ -110,7 +111,7 @@ class MemoryFile:
         return len(self.data)
 
     def append(self, pieces: Sequence[Bytes]) -> None:
-        """Add all of ``pieces``, or none when the capacity does not suffice."""
+        """Append all ``pieces``. Raises NoSpaceError if the capacity does not suffice, and then appends nothing."""
         self._storage.called("append")
         if self._storage.used_bytes() + sum(map(len, pieces)) > self._storage.capacity_bytes:
             raise NoSpaceError("the memory storage is full")
@@ -118,11 +119,11 @@ class MemoryFile:
             self.data += piece
 
     def read(self, position: int, size_bytes: int) -> memoryview:
-        """Return a copy, as ``pread`` gives one."""
+        """Return a copy of the bytes, as ``pread`` does."""
         return memoryview(bytes(self.data[position : position + size_bytes]))
 
     def reread(self, position: int, size_bytes: int) -> memoryview:
-        """Return the same as ``read``: there is no cache."""
+        """Return the same bytes as ``read``, because there is no cache."""
         return self.read(position, size_bytes)
 
     def sync(self) -> None:
@@ -133,9 +134,9 @@ class MemoryFile:
             if self.never_written_from is None:
                 self.never_written_from = self.synced
             raise
-        self._all_is_clean()
+        self._mark_all_clean()
 
-    def _all_is_clean(self) -> None:
+    def _mark_all_clean(self) -> None:
         size_bytes = len(self.data)
         self.synced = size_bytes if self.never_written_from is None else min(self.never_written_from, size_bytes)
 
@@ -145,14 +146,14 @@ class MemoryFile:
         del self.data[size_bytes:]
         if self.never_written_from is not None and size_bytes <= self.never_written_from:
             self.never_written_from = None
-        self._all_is_clean()
+        self._mark_all_clean()
 
     def rewrite(self, position: int) -> None:
         """Write the bytes from ``position`` on again, so that the next sync makes them durable."""
         self._storage.called("rewrite")
         if self.never_written_from is not None and position <= self.never_written_from:
             self.never_written_from = None
-        self._all_is_clean()
+        self._mark_all_clean()
 
     def copy(self, storage: MemoryStorage, size_bytes: int, *, power: bool) -> MemoryFile:
         """Return the first ``size_bytes`` as the next process finds them. After a power cut only synced bytes remain."""
@@ -169,7 +170,10 @@ class MemoryFile:
 
 
 class MemoryStorage:
-    """A Storage in dictionaries. ``capacity_bytes``: its capacity. ``fault``: called before each call with its name, may raise."""
+    """A Storage in dictionaries, for tests and the simulator.
+
+    ``capacity_bytes``: its capacity. ``fault``: called with the name of each changing call before it runs. It may raise.
+    """
 
     def __init__(self, *, capacity_bytes: int = 1 << 40, fault: Callable[[str], None] | None = None) -> None:
         self.files: dict[str, MemoryFile] = {}
@@ -180,13 +184,13 @@ class MemoryStorage:
         self._durable: dict[str, MemoryFile] = {}
 
     def called(self, what: str) -> None:
-        """Count a changing call. Fail it if the test requests that."""
+        """Count a changing call. Raises the error that the test has requested for it."""
         self.calls += 1
         if self.fault is not None:
             self.fault(what)
 
     def fail_after(self, calls: int) -> None:
-        """Let ``calls`` further changing calls through and refuse every one after them, as a process that died."""
+        """Let ``calls`` more changing calls succeed. Every call after them raises StorageError."""
         last = self.calls + calls
 
         def fault(what: str) -> None:
@@ -202,8 +206,10 @@ class MemoryStorage:
     def crash(self, *, power: bool = True, keep: Callable[[str, int, int], int] | None = None) -> MemoryStorage:
         """Return the directory as the next process finds it.
 
-        ``power`` False: only the process ended, so all written bytes remain. ``keep(name, synced, written)``: returns how
-        many bytes of a file survive a power cut. Default: only the synced ones.
+        Args:
+            power: True for a power cut. False if only the process ended, so that all written bytes remain.
+            keep: Called as ``keep(name, synced, written)``. Returns how many bytes of a file survive a power cut. Default: only
+                the synced ones.
         """
         after = MemoryStorage(capacity_bytes=self.capacity_bytes)
         copies: dict[int, MemoryFile] = {}

@@ -26,6 +26,7 @@ from liftpy.core.base.ids import check_name, shown
 from liftpy.core.metadata.feature_range import LevelRange
 from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
 from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.message_codec import MessageCodec
 from liftpy.errors import InvalidNameError
 
 MAX_CONTROLLERS = 7
@@ -68,6 +69,10 @@ class ControllerList:
         return "; ".join(parts)
 
 
+CONTROLLERS = MessageCodec(ControllerList, pb.ControllerList)
+list_to_pb, list_from_pb = CONTROLLERS.to_pb, CONTROLLERS.from_pb
+
+
 def majority(count: int) -> int:
     """Return the size of a majority of ``count`` members."""
     return count // 2 + 1
@@ -76,16 +81,6 @@ def majority(count: int) -> int:
 def first_list(members: Iterable[str]) -> ControllerList:
     """Return the controller list with ``members``, as in the settings."""
     return ControllerList(tuple(sorted(members)))
-
-
-def list_to_pb(held: ControllerList) -> pb.ControllerList:
-    """Convert a ControllerList to protobuf."""
-    return pb.ControllerList(voters=held.voters, learner=held.learner, leaving=held.leaving, index=held.index)
-
-
-def list_from_pb(message: pb.ControllerList) -> ControllerList:
-    """Decode a list without validation."""
-    return ControllerList(tuple(message.voters), message.learner, message.leaving, message.index)
 
 
 def well_formed(held: ControllerList) -> bool:

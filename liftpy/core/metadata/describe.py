@@ -16,7 +16,7 @@ from typing import Any
 
 from liftpy.config import NO_QUOTA
 from liftpy.core.base.ids import shown
-from liftpy.core.metadata.codec import counters_to_pb, node_to_pb, partition_to_pb, quota_to_pb, stream_to_pb, times_to_pb
+from liftpy.core.metadata.codec import COUNTERS, node_to_pb, partition_to_pb, quota_to_pb, stream_to_pb, times_to_pb
 from liftpy.core.metadata.controller_list import list_to_pb
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -68,7 +68,7 @@ def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResp
 def _add_nodes(page: pb.ClusterDescription, image: ClusterImage, after: str, room: _Room) -> bool:
     """Add nodes to the page. Return whether all nodes are in this page or an earlier one."""
     if not after:
-        page.image.counters.CopyFrom(counters_to_pb(image.counters))
+        page.image.counters.CopyFrom(COUNTERS.to_pb(image.counters))
     for node_id in sorted(node_id for node_id in image.nodes if node_id > after):
         node = node_to_pb(image.nodes[node_id])
         if not room.takes(node):

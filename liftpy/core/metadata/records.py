@@ -5,18 +5,19 @@ A record holds the state after the change, so that replay decides nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never
+from typing import Any, TypeAlias
 
 from liftpy.config import DefaultQuota, SessionTimes, StreamConfig
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata import codec
-from liftpy.core.metadata.codec import config_from_pb, config_to_pb, quota_from_pb, quota_to_pb
-from liftpy.core.metadata.controller_list import ControllerList, list_from_pb, list_to_pb
+from liftpy.core.metadata.controller_list import CONTROLLERS, ControllerList
 from liftpy.core.metadata.idempotency_cache import Operation
 from liftpy.core.metadata.image import ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import has_unknown_fields
+from liftpy.core.wire.message_codec import MessageCodec
 from liftpy.errors import ProtocolError
 
 
@@ -153,47 +154,36 @@ Record: TypeAlias = (
 )
 
 
+_KINDS: dict[str, tuple[Callable[..., Record], str, MessageCodec[Any, Any]]] = {
+    "streamCreated": (StreamCreated, "stream", codec.STREAM),
+    "streamDeleted": (StreamDeleted, "", MessageCodec(StreamDeleted, pb.StreamDeleted)),
+    "nodeRegistered": (NodeChanged, "node", codec.NODE),
+    "nodeRemoved": (NodeRemoved, "", MessageCodec(NodeRemoved, pb.NodeRemoved)),
+    "partitionChanged": (PartitionStateChanged, "", MessageCodec(PartitionStateChanged, pb.PartitionStateChanged)),
+    "operationDone": (OperationDone, "operation", codec.OPERATION),
+    "countersMoved": (CountersMoved, "counters", codec.COUNTERS),
+    "partitionsAdded": (PartitionsAdded, "", MessageCodec(PartitionsAdded, pb.PartitionsAdded)),
+    "streamAltered": (StreamAltered, "", MessageCodec(StreamAltered, pb.StreamAltered)),
+    "controllersChanged": (ControllersChanged, "controllers", CONTROLLERS),
+    "featureLevelSet": (
+        FeatureLevelSet,
+        "",
+        MessageCodec(FeatureLevelSet, pb.FeatureLevelSet, renamed={"times": "sessionTimes"}),
+    ),
+    "defaultQuotaSet": (DefaultQuotaSet, "quota", codec.QUOTA),
+    "sessionTimesSet": (SessionTimesSet, "times", codec.TIMES),
+}
+"""Name in the protobuf Record -> class of the record, its only field if that field is the whole message, and the codec."""
+_NAMES: dict[Any, str] = {kind: name for name, (kind, _, _) in _KINDS.items()}
+
+
 def record_to_pb(record: Record) -> pb.Record:
     """Convert a record to protobuf."""
-    match record:
-        case StreamCreated(stream):
-            return pb.Record(streamCreated=codec.stream_to_pb(stream))
-        case StreamDeleted(name, uid):
-            return pb.Record(streamDeleted=pb.StreamDeleted(name=name, uid=uid))
-        case PartitionsAdded(stream_name, uid, partitions):
-            added = pb.PartitionsAdded(stream=stream_name, uid=uid, partitions=map(codec.partition_to_pb, partitions))
-            return pb.Record(partitionsAdded=added)
-        case StreamAltered(stream_name, uid, factor, config, version):
-            altered = pb.StreamAltered(stream=stream_name, uid=uid, replicationFactor=factor)
-            if config is not None:
-                altered.config.CopyFrom(config_to_pb(config))
-                altered.configVersion = version
-            return pb.Record(streamAltered=altered)
-        case NodeChanged(node):
-            return pb.Record(nodeRegistered=codec.node_to_pb(node))
-        case NodeRemoved(node_id):
-            return pb.Record(nodeRemoved=pb.NodeRemoved(nodeId=node_id))
-        case PartitionStateChanged(stream_name, uid, partition):
-            changed = pb.PartitionStateChanged(stream=stream_name, uid=uid, partition=codec.partition_to_pb(partition))
-            return pb.Record(partitionChanged=changed)
-        case OperationDone(operation):
-            return pb.Record(operationDone=codec.operation_to_pb(operation))
-        case CountersMoved(counters):
-            return pb.Record(countersMoved=codec.counters_to_pb(counters))
-        case LeaderReported(uid, number, report):
-            return pb.Record(leaderReported=codec.report_to_pb(uid, number, report))
-        case ControllersChanged(controllers):
-            return pb.Record(controllersChanged=list_to_pb(controllers))
-        case FeatureLevelSet(level, rules, times):
-            message = pb.FeatureLevelSet(level=level, rules=None if rules is None else codec.rules_to_pb(rules))
-            if times is not None:
-                message.sessionTimes.CopyFrom(codec.times_to_pb(times))
-            return pb.Record(featureLevelSet=message)
-        case DefaultQuotaSet(quota):
-            return pb.Record(defaultQuotaSet=quota_to_pb(quota))
-        case SessionTimesSet(times):
-            return pb.Record(sessionTimesSet=codec.times_to_pb(times))
-    assert_never(record)
+    if isinstance(record, LeaderReported):
+        return pb.Record(leaderReported=codec.report_to_pb(record.uid, record.partition, record.report))
+    name = _NAMES[type(record)]
+    _, whole, of_message = _KINDS[name]
+    return pb.Record(**{name: of_message.to_pb(getattr(record, whole) if whole else record)})
 
 
 def record_from_pb(message: pb.Record) -> Record:
@@ -203,40 +193,12 @@ def record_from_pb(message: pb.Record) -> Record:
     """
     if has_unknown_fields(message):
         raise ProtocolError("The metadata record has fields that this version of liftpy does not support. Upgrade this node.")
-    match message.WhichOneof("record"):
-        case "streamCreated":
-            return StreamCreated(codec.stream_from_pb(message.streamCreated))
-        case "streamDeleted":
-            return StreamDeleted(message.streamDeleted.name, message.streamDeleted.uid)
-        case "partitionsAdded":
-            more, names = message.partitionsAdded, codec.Names()
-            return PartitionsAdded(more.stream, more.uid, tuple(codec.partition_from_pb(p, names) for p in more.partitions))
-        case "streamAltered":
-            altered = message.streamAltered
-            config = config_from_pb(altered.config) if altered.HasField("config") else None
-            return StreamAltered(altered.stream, altered.uid, altered.replicationFactor, config, altered.configVersion)
-        case "nodeRegistered":
-            return NodeChanged(codec.node_from_pb(message.nodeRegistered))
-        case "nodeRemoved":
-            return NodeRemoved(message.nodeRemoved.nodeId)
-        case "partitionChanged":
-            changed = message.partitionChanged
-            return PartitionStateChanged(changed.stream, changed.uid, codec.partition_from_pb(changed.partition))
-        case "operationDone":
-            return OperationDone(codec.operation_from_pb(message.operationDone))
-        case "countersMoved":
-            return CountersMoved(codec.counters_from_pb(message.countersMoved))
-        case "leaderReported":
-            report = message.leaderReported
-            return LeaderReported(report.uid, report.partition, codec.report_from_pb(report))
-        case "controllersChanged":
-            return ControllersChanged(list_from_pb(message.controllersChanged))
-        case "featureLevelSet":
-            level = message.featureLevelSet
-            times = codec.times_from_pb(level.sessionTimes) if level.HasField("sessionTimes") else None
-            return FeatureLevelSet(level.level, codec.rules_from_pb(level.rules) if level.HasField("rules") else None, times)
-        case "defaultQuotaSet":
-            return DefaultQuotaSet(quota_from_pb(message.defaultQuotaSet))
-        case "sessionTimesSet":
-            return SessionTimesSet(codec.times_from_pb(message.sessionTimesSet))
-    raise ProtocolError("The metadata record has a kind that this version of liftpy does not support. Upgrade this node.")
+    name = message.WhichOneof("record")
+    if name == "leaderReported":
+        report = message.leaderReported
+        return LeaderReported(report.uid, report.partition, codec.REPORT.from_pb(report))
+    if name not in _KINDS:
+        raise ProtocolError("The metadata record has a kind that this version of liftpy does not support. Upgrade this node.")
+    kind, whole, of_message = _KINDS[name]
+    value = of_message.from_pb(getattr(message, name))
+    return kind(value) if whole else value

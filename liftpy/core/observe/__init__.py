@@ -1,1 +1,4 @@
-"""Traces: which steps of a batch are exported to OpenTelemetry, and when. Nothing in this package imports OpenTelemetry."""
+"""What operators see of a node or cluster: summaries, health, history, status pages and traces. Pure.
+
+Nothing in this package imports OpenTelemetry.
+"""

@@ -1,7 +1,9 @@
-"""Rows of groups, queues and services for the status page: made by a node, checked and combined by the node that serves the page.
+"""Rows of groups, queues and services for the status page. Pure.
 
-A node answers ``{"groups": {...}}`` for the groups whose coordinators lead on it, and ``{"services": {...}}`` for the services that are
-connected to it. Numbers of other nodes are checked before they are shown.
+Each node makes rows. The node that serves the page checks and combines the rows of all nodes.
+
+A node answers ``{"groups": {...}}`` for the groups whose coordinators lead on it, and ``{"services": {...}}`` for the
+services that are connected to it. Values of other nodes are checked before they are shown.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _INSTANCE = {
 }  # fmt: skip
 
 _OPTIONAL = frozenset({"position", "end", "snapshot_age_s"})
-"""Numbers that may be unknown, None."""
+"""Names of the numbers that may be None, because they are not known."""
 
 
 def groups_question(group: str = "", limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
@@ -52,14 +54,14 @@ def services_question(service: str = "", limit: int = MOST_ROWS, match: str = ""
 
 
 def asked_name(said: object, field: str) -> tuple[str, int]:
-    """Return the name and the limit in a request. Raises ValueError."""
+    """Return (name, limit) from the ``field`` of a request. Raises ValueError if the name is invalid."""
     if not isinstance(said, dict) or not isinstance(said.get(field, ""), str):
         raise ValueError(f"Invalid parameter {field}. Use a name, or an empty text for all.")
     return said.get(field, ""), limit_of(said.get("limit", MOST_ROWS))
 
 
 def instance_row(stream: str, partition: int, figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of one service at one partition of this node. ``figures``: an object of the node's status."""
+    """Return the row of one service for one partition of this node. ``figures``: its object in the status of the node."""
     if figures["role"] == "GONE":
         state = str(figures["ending"])
     elif figures["failing"]:
@@ -78,7 +80,10 @@ def instance_row(stream: str, partition: int, figures: Mapping[str, Any]) -> dic
 
 
 def service_totals(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per service and stream, with problems first. ``rows``: of instances, or totals of several nodes."""
+    """Return one row per service and stream, services with problems first.
+
+    ``rows``: rows of instances, or totals of several nodes.
+    """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         one = _as_total(row)
@@ -99,7 +104,7 @@ def service_totals(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def joined_groups(parts: Iterable[Mapping[str, Any]], limit: int) -> dict[str, Any]:
-    """Return the answer of a node about groups. ``parts``: answers of its processes, each within ``limit``."""
+    """Return the answer of a node to a request for groups. ``parts``: the answers of its processes, each within ``limit``."""
     found: dict[str, list[Any]] = {"rows": [], "members": [], "positions": []}
     is_cut = False
     for part in parts:
@@ -113,7 +118,10 @@ def joined_groups(parts: Iterable[Mapping[str, Any]], limit: int) -> dict[str, A
 
 
 def joined_services(parts: Iterable[Mapping[str, Any]], limit: int, *, of_one: bool) -> dict[str, Any]:
-    """Return the answer of a node about services. ``of_one``: each instance of one service. Otherwise: totals of each service."""
+    """Return the answer of a node to a request for services.
+
+    ``of_one``: True for each instance of one service, False for the totals of each service.
+    """
     parts = list(parts)
     rows = [row for part in parts for row in part.get("rows", ())]
     rows = sorted(rows, key=_instance_order) if of_one else service_totals(rows)
@@ -141,7 +149,7 @@ def _instance_order(row: Mapping[str, Any]) -> tuple[bool, str, str, int, str]:
 
 
 def shown_groups(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return the rows of all nodes for the page of groups, the largest lag first. ``said``: node -> its answer."""
+    """Return the groups of all nodes for the page of groups, the largest lag first. ``said``: node -> its answer."""
     best: dict[str, dict[str, Any]] = {}
     for node, row in _rows(said, "rows", _GROUP):
         problem = _group_problem(row)
@@ -161,7 +169,7 @@ def _group_problem(row: Mapping[str, Any]) -> str:
 
 
 def shown_group(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return one group for its page: its row or None, its members and its positions."""
+    """Return one group for its page: its row (None: not found), its members and its positions. ``said``: node -> its answer."""
     groups = shown_groups(said)["rows"]
     own = groups[0] if groups else None
     told = {node: one for node, one in said.items() if own is not None and node == own["coordinator"]}
@@ -172,13 +180,13 @@ def shown_group(said: Mapping[str, object]) -> dict[str, Any]:
 
 
 def shown_services(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return the rows of all nodes for the page of services, those with problems first."""
+    """Return the services of all nodes for the page of services, those with problems first. ``said``: node -> its answer."""
     rows = service_totals(row for _, row in _rows(said, "rows", _SERVICE))
     return {"rows": rows[:MOST_ROWS], "count": len(rows), "more": len(rows) > MOST_ROWS or _has_more(said)}
 
 
 def shown_service(said: Mapping[str, object]) -> dict[str, Any]:
-    """Return each instance of one service for its page, and its totals."""
+    """Return each instance of one service for its page, and its totals. ``said``: node -> its answer."""
     rows = [{**row, "node": node} for node, row in _rows(said, "rows", _INSTANCE)]
     rows.sort(key=_instance_order)
     totals = service_totals(rows)
@@ -195,7 +203,7 @@ def _has_more(said: Mapping[str, object]) -> bool:
 
 
 def _rows(said: Mapping[str, object], name: str, wanted: Mapping[str, type]) -> Iterable[tuple[str, dict[str, Any]]]:
-    """Iterate over (node, row) of the rows in which each value has the wanted type."""
+    """Yield (node, row) for the rows in which each value has the wanted type."""
     for node, one in said.items():
         rows = one.get(name) if isinstance(one, dict) else None
         for row in rows[:MOST_ROWS] if isinstance(rows, list) else ():

@@ -1,112 +1,138 @@
-"""Summarizes the health of a cluster in one word with reasons, from the summaries of its nodes. Pure.
+"""Judges the health of a cluster in one word with reasons, from the summaries of its nodes. Pure.
 
-``DATA UNAVAILABLE``: somewhere nothing can be published or read now. ``DEGRADED``: all can, and something is to be done. Reasons come
-most severe first; each names its runbook.
+``DATA UNAVAILABLE``: something cannot be published or read now. ``DEGRADED``: everything can, and an operator should act. The reasons
+are rows of ``verdicts.py``, the most severe first.
 
-What is wrong with a partition, in a word, and how urgent that is: lists of partitions begin with the worst. Pure.
+The module also names the problem of a partition and its urgency. Lists of partitions begin with the most urgent one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause
 from liftpy.core.observe.node_summary import DRAINED, FENCED, NodeSummary
+from liftpy.core.observe.verdicts import Reason, reason, urgency_of
 
 OK, DEGRADED, UNAVAILABLE = "OK", "DEGRADED", "DATA UNAVAILABLE"
 DISK_LOW = 0.15
 """Free share of a disk below which an operator should act."""
 QUEUED_HIGH = 0.8
-"""Part of what a node may hold of publishes: from there on it refuses some."""
+"""Used share of the buffers for publishes from which a node rejects some of them."""
 MOST_NAMED = 5
-
-
-class Reason(NamedTuple):
-    """``runbook``: the page below docs/runbooks, without ``.md``."""
-
-    stops: bool
-    """True if somewhere nothing can be published or read."""
-    text: str
-    runbook: str
+"""Maximum number of names, and of reasons of one kind, in a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterVerdict:
-    """Health of a cluster. ``word``: one of three."""
+    """Health of a cluster. ``word``: one of three. ``reasons``: rows of ``VERDICTS``, those that stop something first."""
 
     word: str
     reasons: tuple[Reason, ...]
 
-
-def judge(glances: Mapping[str, NodeSummary | None]) -> ClusterVerdict:
-    """Judge the cluster. ``glances``: node -> summary, None without an answer."""
-    said = [glance for glance in glances.values() if glance is not None]
-    reasons = [*_cluster(said), *_nodes(glances, said)] if said else [Reason(True, "no node answers", "node-down")]
-    ordered = tuple(sorted(reasons, key=lambda reason: not reason.stops))
-    word = OK if not ordered else UNAVAILABLE if ordered[0].stops else DEGRADED
-    return ClusterVerdict(word, ordered)
+    def as_object(self) -> dict[str, Any]:
+        """Return the verdict as JSON."""
+        return {"word": self.word, "reasons": [one.as_object() for one in self.reasons]}
 
 
-def states(glances: Mapping[str, NodeSummary | None]) -> dict[str, str]:
+def judge(summaries: Mapping[str, NodeSummary | None]) -> ClusterVerdict:
+    """Judge the cluster. ``summaries``: node -> summary, None without an answer."""
+    return verdict_of(_reasons(summaries))
+
+
+def verdict_of(reasons: Iterable[Reason]) -> ClusterVerdict:
+    """Return the verdict for these reasons."""
+    ordered = tuple(sorted(reasons, key=lambda one: (not one.stops, urgency_of(one))))
+    return ClusterVerdict(OK if not ordered else UNAVAILABLE if ordered[0].stops else DEGRADED, ordered)
+
+
+def states(summaries: Mapping[str, NodeSummary | None]) -> dict[str, str]:
     """Return node -> live, fenced, drained or silent, by the newest controller."""
-    controllers = [glance for glance in glances.values() if glance is not None and glance.nodes]
-    known = max(controllers, key=lambda glance: glance.index).nodes if controllers else {}
-    found = {node: known.get(node, "live" if glance is not None else "silent") for node, glance in glances.items()}
+    newest = _newest(one for one in summaries.values() if one is not None and one.nodes)
+    known = newest.nodes if newest is not None else {}
+    found = {node: known.get(node, "live" if one is not None else "silent") for node, one in summaries.items()}
     for node, state in known.items():
         found.setdefault(node, state)
-    return {node: "silent" if state == "live" and glances.get(node) is None else state for node, state in found.items()}
+    return {node: "silent" if state == "live" and summaries.get(node) is None else state for node, state in found.items()}
 
 
-def leader_of(glances: Mapping[str, NodeSummary | None]) -> str:
+def leader_of(summaries: Mapping[str, NodeSummary | None]) -> str:
     """Return the metadata leader by its own report, '' for none."""
-    return next((node for node, glance in sorted(glances.items()) if glance is not None and glance.metadata_leader == node), "")
+    return next((node for node, one in sorted(summaries.items()) if one is not None and one.metadata_leader == node), "")
 
 
-def _cluster(said: list[NodeSummary]) -> Iterable[Reason]:
-    if not any(glance.metadata_leader == glance.node for glance in said):
-        yield Reason(
-            True,
-            "nobody leads the metadata group: leaders lose their leases, and nothing is acknowledged",
-            "no-metadata-leader",
-        )
-    controllers = [glance for glance in said if glance.is_controller]
-    newest = max(controllers, key=lambda glance: glance.index, default=None)
-    if newest is not None and newest.offline:
-        yield Reason(True, f"{_count(newest.offline, 'partition')} offline: no replica may lead", "partitions-offline")
-    for why in newest.suspect_partitions if newest is not None else ():
-        yield Reason(True, why, "partitions-offline")
-    if newest is not None and newest.electing:
-        yield Reason(
-            True, f"{_count(newest.electing, 'partition')} without a leader: an election is under way", "failover-slow"
-        )
-    if short := sum(glance.under_min_isr for glance in said):
-        yield Reason(True, f"{_count(short, 'partition')} under min_isr: nothing is acknowledged there", "under-min-isr")
-    if under := sum(glance.under_replicated for glance in said):
-        yield Reason(False, f"{_count(under, 'partition')} with replicas out of sync", "under-replicated")
+def _newest(summaries: Iterable[NodeSummary]) -> NodeSummary | None:
+    """Return the summary with the newest state of the metadata group, or None."""
+    return max(summaries, key=lambda one: one.index, default=None)
 
 
-def _nodes(glances: Mapping[str, NodeSummary | None], said: list[NodeSummary]) -> Iterable[Reason]:
-    of = states(glances)
-    for state, runbook in ((FENCED, "node-down"), ("silent", "node-down")):
-        if names := sorted(node for node, one in of.items() if one == state):
-            yield Reason(False, f"{state}: {_named(names)}", runbook)
-    for text, runbook, found in (
-        ("NATS is away from part of", "bus-flapping", [one.node for one in said if not one.nats_connected]),
-        ("logs have failed on", "partition-failed", [one.node for one in said if one.failed]),
-        ("services stand still on", "service-failing", [one.node for one in said if one.services_blocked]),
-        ("services have ended on", "service-ended", [one.node for one in said if one.services_ended]),
-        ("the disk is nearly full on", "disk-full", [one.node for one in said if one.disk_free < DISK_LOW]),
-        ("publishes are refused by", "overloaded", [one.node for one in said if one.queued >= QUEUED_HIGH]),
+def _reasons(summaries: Mapping[str, NodeSummary | None]) -> Iterable[Reason]:
+    answers = [one for one in summaries.values() if one is not None]
+    if not answers:
+        yield reason("no-answer")
+        return
+    away = [one for one in answers if not one.nats_connected]
+    if away:
+        why = next((f" at {one.nats_problem}" for one in away if one.nats_problem), "")
+        yield reason("nats-lost", who=_named([one.node for one in away]), why=why)
+    if len(away) == len(answers):
+        return  # nothing is known of the others
+    yield from _cluster(answers)
+    yield from _nodes(summaries, answers)
+
+
+def _cluster(answers: list[NodeSummary]) -> Iterable[Reason]:
+    newest = _newest(one for one in answers if one.is_controller)
+    if not any(one.metadata_leader == one.node for one in answers):
+        since = newest.leaderless_since if newest is not None else ""
+        yield reason("no-majority", since=f". State of {since} UTC, may be stale" if since else "")
+    if newest is not None:
+        if newest.offline:
+            yield reason("offline", partitions=_count(newest.offline, "partition"))
+        for why in newest.suspect_partitions:
+            yield reason("suspect", why=why)
+        if newest.electing:
+            yield reason("electing", partitions=_count(newest.electing, "partition"))
+        for why in newest.waiting_streams:
+            yield reason("insufficient-nodes", why=why)
+    if under_min := sum(one.under_min_isr for one in answers):
+        yield reason("under-min-isr", partitions=_count(under_min, "partition"))
+    if under := sum(one.under_replicated for one in answers):
+        yield reason("under-replicated", partitions=_count(under, "partition"))
+    for why in [text for one in answers for text in one.stuck_groups][:MOST_NAMED]:
+        yield reason("group-stuck", why=why)
+    for why in [text for one in answers for text in one.repairs][:MOST_NAMED]:
+        yield reason("repaired", why=why)
+
+
+def _nodes(summaries: Mapping[str, NodeSummary | None], answers: list[NodeSummary]) -> Iterable[Reason]:
+    of = states(summaries)
+    for word in (FENCED, "silent"):
+        if names := [node for node, state in of.items() if state == word]:
+            yield reason(word, who=_named(names))
+    for word, found in (
+        ("log-failed", [one.node for one in answers if one.failed]),
+        ("damaged", [one.node for one in answers if one.damaged]),
+        ("service-blocked", [one.node for one in answers if one.services_blocked]),
+        ("disk-low", [one.node for one in answers if one.disk_free < DISK_LOW]),
+        ("overloaded", [one.node for one in answers if one.queued >= QUEUED_HIGH]),
     ):
         if found:
-            why = next((w for one in said if runbook == "service-ended" for w in one.ended_services), "")
-            yield Reason(False, f"{text} {_named(sorted(found))}" + (f": {why}" if why else ""), runbook)
-    versions = {one.version for one in said if one.version and of.get(one.node) != DRAINED}
+            yield reason(word, who=_named(found))
+    yield from _lost_services("service-diverged", [one for one in answers if one.services_diverged])
+    yield from _lost_services("service-ended", [one for one in answers if one.services_ended > one.services_diverged])
+    versions = {one.version for one in answers if one.version and of.get(one.node) != DRAINED}
     if len(versions) > 1:
-        yield Reason(False, f"versions are mixed: {_named(sorted(versions))}", "versions-mixed")
+        yield reason("versions-mixed", why=_named(list(versions)))
+
+
+def _lost_services(word: str, lost: list[NodeSummary]) -> Iterable[Reason]:
+    if lost:
+        texts = (text for one in lost for text in one.ended_services if (" diverged: " in text) == (word == "service-diverged"))
+        yield reason(word, who=_named([one.node for one in lost]), why=next(texts, "no reason is known"))
 
 
 def _count(number: int, what: str) -> str:
@@ -114,25 +140,29 @@ def _count(number: int, what: str) -> str:
 
 
 def _named(names: list[str]) -> str:
+    """Return the first ``MOST_NAMED`` names in order, and the number of others."""
     more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(sorted(names)[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 PROBLEMS = ("damaged", "offline", "electing", "under min_isr", "under-replicated", "moving", "paused", "")
-"""Problems, the most urgent first. The last one means that nothing is wrong."""
+"""Problems of a partition, the most urgent first. The last one means that the partition has no problem."""
 FINE = len(PROBLEMS) - 1
 MOST_ROWS = 500
 """Maximum number of rows in one answer, and on one page."""
 MOST_MATCH = 200
-"""Maximum number of characters of a search."""
+"""Maximum number of characters of a search text."""
 Place = tuple[int, str, int]
-"""(urgency, stream, partition): by these lists are in order."""
+"""(urgency, stream, partition). Lists of partitions are sorted by it."""
 FIRST: Place = (-1, "", -1)
-"""Place before all others."""
+"""The place before all partitions."""
 
 
 def urgency(state: PartitionState | None, config: StreamConfig, *, failed: bool = False) -> int:
-    """Return the index in ``PROBLEMS``. ``failed``: the log of this node is unusable. ``state`` None: nothing else is known."""
+    """Return the index of the partition's problem in ``PROBLEMS``.
+
+    ``state`` None: the metadata of the partition is not known. ``failed``: the log on this node is unusable.
+    """
     if failed:
         return 0
     if state is None:
@@ -150,9 +180,9 @@ def urgency(state: PartitionState | None, config: StreamConfig, *, failed: bool 
 
 
 def why_offline(stream: str, partition: int, status: str, isr: Iterable[str], incomplete: Container[str]) -> str:
-    """Return why a partition waits for an operator, and the command for it. '': it does not.
+    """Return why a partition waits for an operator, and the command for it. '': the partition does not wait.
 
-    Its last in-sync replicas came back without all that they had acknowledged [C10].
+    A partition waits if its last in-sync replicas came back without some records that they had acknowledged [C10].
     """
     lacking = [node for node in isr if node in incomplete]
     if status != PartitionStatus.OFFLINE.name or not lacking:
@@ -164,20 +194,23 @@ def why_offline(stream: str, partition: int, status: str, isr: Iterable[str], in
 
 
 def partitions_question(stream: str = "", after: Place = FIRST, limit: int = MOST_ROWS) -> dict[str, Any]:
-    """Return the request for partitions of a node, or those of ``stream``, after ``after``."""
+    """Return the request for the partitions of a node after the place ``after``.
+
+    ``stream``: only the partitions of this stream.
+    """
     return {"partitions": {"stream": stream, "after": list(after), "limit": limit}}
 
 
 def streams_question(after: tuple[int, str] = (-1, ""), limit: int = MOST_ROWS, match: str = "") -> dict[str, Any]:
     """Return the request for the streams of the cluster after ``after``, an (urgency, name).
 
-    ``match``: only those with this text in their name or subject.
+    ``match``: only streams that have this text in their name or subject.
     """
     return {"streams": {"after": list(after), "limit": limit, **({"match": match} if match else {})}}
 
 
 def place_of(said: object) -> Place:
-    """Return the place in a request. Raises ValueError."""
+    """Return the place in a request. Raises ValueError if it is invalid."""
     match said:
         case [int(rank), str(stream), int(partition)] if -1 <= rank <= FINE and -1 <= partition < 1 << 31:
             return rank, stream, partition
@@ -185,7 +218,7 @@ def place_of(said: object) -> Place:
 
 
 def match_in(said: Mapping[str, Any]) -> str:
-    """Return the text in a request that a name must contain, in lower case. Raises ValueError."""
+    """Return the search text in a request, in lower case. Raises ValueError if it is invalid."""
     match = said.get("match", "")
     if not isinstance(match, str) or len(match) > MOST_MATCH:
         raise ValueError(f"Invalid parameter match. Use a text of at most {MOST_MATCH} characters.")
@@ -193,7 +226,7 @@ def match_in(said: Mapping[str, Any]) -> str:
 
 
 def limit_of(said: object) -> int:
-    """Return the limit in a request. Raises ValueError."""
+    """Return the limit in a request. Raises ValueError if it is out of range."""
     if type(said) is int and 1 <= said <= MOST_ROWS:
         return said
     raise ValueError(f"Invalid parameter limit. Use 1 to {MOST_ROWS}.")

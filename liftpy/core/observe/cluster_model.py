@@ -1,4 +1,7 @@
-"""Model of ``liftpy top``: rates, percentiles and the last minute of each node, from summaries once a second. Pure."""
+"""Model of ``liftpy top``: rates, percentiles and the last minute of each node. Pure.
+
+The model gets a summary of each node once a second.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,19 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from liftpy.core.observe.cluster_health import ClusterVerdict, judge, leader_of, states
+from liftpy.core.observe.cluster_health import ClusterVerdict, judge, leader_of, states, verdict_of
 from liftpy.core.observe.node_summary import NodeSummary, percentile
+from liftpy.core.observe.verdicts import reason
 
 HISTORY = 60
 """Seconds that sparklines show, one value each."""
 WINDOW = 10
-"""Seconds that percentiles look back."""
+"""Time over which percentiles are computed, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
-    """A node on the page. None: not known, because it does not answer, or not for long enough."""
+    """A node on the page. None: the value is not known, because the node does not answer or was not observed long enough."""
 
     node: str
     state: str
@@ -32,12 +36,12 @@ class NodeRow:
     ack_p99_s: float | None = None
     loop_p99_s: float | None = None
     history: tuple[float | None, ...] = ()
-    """Received records per second, oldest first. None: a gap."""
+    """Received records per second, oldest first. None: no data for this second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The cluster at a moment."""
+    """State of the cluster at one moment, as ``liftpy top`` shows it."""
 
     namespace: str
     verdict: ClusterVerdict
@@ -55,8 +59,8 @@ class Model:
 
 
 @dataclass(slots=True)
-class _Seen:
-    """Summaries of one node."""
+class _NodeSummaries:
+    """The last summaries of one node."""
 
     glances: deque[tuple[float, NodeSummary]] = field(default_factory=lambda: deque(maxlen=WINDOW + 1))
     history: deque[float | None] = field(default_factory=lambda: deque(maxlen=HISTORY))
@@ -64,7 +68,7 @@ class _Seen:
     def put(self, now_s: float, glance: NodeSummary | None) -> None:
         last = self.glances[-1][1] if self.glances else None
         if glance is None or (last is not None and glance.incarnation != last.incarnation):
-            self.glances.clear()  # another process counts from nothing: what was between is not known
+            self.glances.clear()  # a restarted process counts from 0, so the rate is not known
         if glance is not None:
             self.glances.append((now_s, glance))
         self.history.append(self.rate("records_in"))
@@ -78,7 +82,7 @@ class _Seen:
         return max(0, grown) / (now_s - before_s) if now_s > before_s else None
 
     def counted(self, name: str) -> list[int]:
-        """Return the counts of a histogram within the window, [] if unknown."""
+        """Return the counts of a histogram within the window. []: not known."""
         if len(self.glances) < 2:
             return []
         old, new = getattr(self.glances[0][1], name), getattr(self.glances[-1][1], name)
@@ -86,26 +90,34 @@ class _Seen:
 
 
 class Watching:
-    """Collects summaries and builds the model."""
+    """Collects the summaries of all nodes and builds the model."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _NodeSummaries] = {}
         self._glances: dict[str, NodeSummary | None] = {}
         self._in: deque[float | None] = deque(maxlen=HISTORY)
         self._out: deque[float | None] = deque(maxlen=HISTORY)
+        self._is_nats_lost = False
 
-    def put(self, now_s: float, glances: Mapping[str, NodeSummary | None]) -> None:
-        """Add the summaries of all known nodes at ``now_s`` (monotonic), None without an answer. Other nodes are forgotten."""
+    def put(self, now_s: float, glances: Mapping[str, NodeSummary | None], *, is_nats_lost: bool = False) -> None:
+        """Add the summaries of all known nodes. Other nodes are forgotten.
+
+        Args:
+            now_s: Monotonic time, in seconds.
+            glances: Node -> summary, None without an answer.
+            is_nats_lost: True if the viewer's own connection to NATS is down, so that no node can answer.
+        """
+        self._is_nats_lost = is_nats_lost
         self._glances = dict(glances)
-        self._seen = {node: self._seen.get(node) or _Seen() for node in glances}
+        self._seen = {node: self._seen.get(node) or _NodeSummaries() for node in glances}
         for node, glance in glances.items():
             self._seen[node].put(now_s, glance)
         self._in.append(self._sum("records_in"))
         self._out.append(self._sum("records_out"))
 
     def nodes(self, fallback: Sequence[str] = ()) -> list[str]:
-        """Return the nodes to ask next: those of the newest controller, else the known ones, else ``fallback``."""
+        """Return the nodes to ask next: those that the newest controller names, else the known ones, else ``fallback``."""
         named = [glance for glance in self._glances.values() if glance is not None and glance.nodes]
         newest = max(named, key=lambda glance: glance.index, default=None)
         return sorted(newest.nodes if newest is not None else self._glances or fallback)
@@ -118,7 +130,9 @@ class Watching:
         acks = self._added("acks")
         return Model(
             namespace=self._namespace,
-            verdict=judge(self._glances),
+            verdict=verdict_of([reason("nats-lost", who="This command", why="")])
+            if self._is_nats_lost
+            else judge(self._glances),
             metadata_leader=leader,
             rows=tuple(self._row(node, of[node], node == leader) for node in sorted(of)),
             streams=newest.streams if newest is not None else None,
@@ -133,7 +147,7 @@ class Watching:
         )
 
     def _row(self, node: str, state: str, leads: bool) -> NodeRow:
-        seen = self._seen.get(node) or _Seen()
+        seen = self._seen.get(node) or _NodeSummaries()
         return NodeRow(
             node=node,
             state=state,

@@ -1,12 +1,11 @@
 """Keeps the last minutes of a node as series of numbers: ten minutes at 1 s, four hours at 10 s, in about 200 KB. Pure.
 
-A second without data is NaN in every series. It stays a gap, and is neither joined nor counted as 0. Seconds are those
-of the wall clock, so that the series of several nodes can be compared. If the clock goes back, the history starts
-again.
+A second without data is NaN in every series. It stays a gap, and is neither joined nor counted as 0. Seconds are those of
+the wall clock, so that the series of several nodes can be compared. If the clock goes back, the history starts again.
 
-Each series says how ten seconds become one value. Rates and counts of partitions: the mean. Times: the maximum.
-Percentiles:
-from the bands of acks. Nodes are merged into a cluster by their sum, the maximum, or the sums of the bands.
+Each series says how ten seconds become one value: the mean for rates and counts of partitions, the maximum for times.
+Percentiles are computed from the bands of ack times. The values of nodes are combined by their sum, their maximum, or the
+sums of the bands.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from liftpy.core.base.instruments import LATENCY_S
 
 SECONDS, TENS = 1, 10
 LENGTHS = {SECONDS: 600, TENS: 1440}
-"""Step in s -> how many values are kept at that step."""
+"""Step in seconds -> number of values that are kept at this step."""
 BAND_BOUNDS_S = LATENCY_S[1:12]
 """Upper bounds of the bands of ack times, in seconds: 0.5 ms, 1 ms ... 512 ms, and above. Each is twice the previous one."""
 MOST_ROWS = 600
-"""Maximum number of rows in an answer, 77 KB as sent."""
+"""Maximum number of rows in one answer. They take 77 KB."""
 _STARTS_ANEW_S = 2
-"""A clock that goes back by more than this."""
+"""If the clock goes back by more than this, in seconds, the history starts again."""
 SUM, LARGEST, BANDS = "sum", "largest", "bands"
 
 
 class Series(NamedTuple):
-    """``joined``: how nodes become a cluster, and seconds ten seconds."""
+    """One series. ``joined``: how the values of several nodes, and of ten seconds, are combined."""
 
     name: str
     unit: str
@@ -72,22 +71,22 @@ _EMPTY = (nan,) * len(SERIES)
 
 
 def bands_of(counts: Sequence[float]) -> list[float]:
-    """Return a histogram with the buckets ``LATENCY_S``, as counts of the bands."""
+    """Return the counts of the bands, from a histogram with the buckets ``LATENCY_S``."""
     last = len(BAND_BOUNDS_S) + 1
     return [counts[0] + counts[1], *counts[2:last], sum(counts[last:])]
 
 
 def joined(told: npt.NDArray[np.float32], *, over_time: bool = False) -> npt.NDArray[np.float32]:
-    """Combine values [node or second, series, moment] into [series, moment].
+    """Combine values [node or second, series, moment] into [series, moment]. NaN where nothing is known.
 
-    ``over_time``: they are seconds of one node. NaN if nothing is known.
+    ``over_time``: True if the first axis has seconds of one node, False if it has nodes.
     """
     known = ~np.isnan(told[:, 0, :])
     count = known.sum(axis=0)
     made = np.where(known[:, None, :], np.nan_to_num(told), 0).sum(axis=0)
     if over_time:
         made /= np.maximum(count, 1)
-    largest = np.fmax.reduce(told, axis=0)  # of what is known: NaN only where all are
+    largest = np.fmax.reduce(told, axis=0)  # NaN only where all values are NaN
     made[_LARGEST] = largest[_LARGEST]
     for place, part in ((_P50, 0.5), (_P99, 0.99)):
         made[place] = _percentiles(made[_BANDS_AT:], part)
@@ -116,17 +115,20 @@ class History:
     def __init__(self) -> None:
         self._held = {step: [array("f", [nan]) * length for _ in SERIES] for step, length in LENGTHS.items()}
         self._newest = dict.fromkeys(LENGTHS, 0)
-        """Step -> last second, or first second of the last ten, that has a place. 0: none."""
+        """Step -> time of the newest value in seconds. 0: there is none."""
         self._oldest = dict.fromkeys(LENGTHS, 0)
-        """Step -> its first value. 0: none."""
+        """Step -> time of the oldest value in seconds. 0: there is none."""
 
     @property
     def newest(self) -> int:
-        """Last known second, 0 for none."""
+        """Last known second. 0: there is none."""
         return self._newest[SECONDS]
 
     def known_before(self, second: float) -> float:
-        """Return the last known second up to ``second``, or the end of the last ten. 0: none."""
+        """Return the last known second at or before ``second``. 0: there is none.
+
+        If only ten-second values are known there, return the end of the ten seconds.
+        """
         for step, covers in ((SECONDS, 1), (TENS, TENS)):
             length, at = LENGTHS[step], min(self._newest[step], int(second) // step * step)
             while self._oldest[step] and at >= max(self._oldest[step], self._newest[step] - (length - 1) * step):
@@ -149,7 +151,7 @@ class History:
         elif second <= newest:
             return
         if newest and second - newest > LENGTHS[SECONDS] and newest % TENS != TENS - 1:
-            self._sum_up(newest // TENS * TENS, newest % TENS + 1)  # the seconds until now are over
+            self._sum_up(newest // TENS * TENS, newest % TENS + 1)  # no more values follow for these ten seconds
         first = max(second - covers, newest, second - LENGTHS[SECONDS]) + 1
         self._oldest[SECONDS] = self._oldest[SECONDS] or first
         for at in range(max(newest, second - LENGTHS[SECONDS]) + 1 if newest else first, second + 1):
@@ -159,7 +161,7 @@ class History:
         self._newest[SECONDS] = second
 
     def take(self, rows: HistoryRows) -> None:
-        """Add rows of another history. Known rows stay."""
+        """Add rows of another history of the node. Rows that are known already do not change."""
         for number, values in enumerate(zip(*rows.columns, strict=True)):
             at = rows.first + number * rows.step
             if rows.step == SECONDS:
@@ -170,7 +172,10 @@ class History:
                 self._write(TENS, at, values)
 
     def rows(self, step: int, after: int, most: int = MOST_ROWS) -> HistoryRows:
-        """Return at most ``most`` rows after ``after`` (wall clock in s), oldest first, so that the next request can continue."""
+        """Return at most ``most`` rows after the time ``after`` (wall clock in s), oldest first.
+
+        The next request continues after the last returned row.
+        """
         length, newest = LENGTHS[step], self._newest[step]
         first = max(after // step * step + step, newest - (length - 1) * step, self._oldest[step])
         count = max(0, min(most, (newest - first) // step + 1)) if newest else 0
@@ -183,7 +188,7 @@ class History:
         seconds = np.array([[series[place] for series in self._held[SECONDS]] for place in places], np.float32)
         self._advance_tens(first)
         place = first // TENS % LENGTHS[TENS]
-        if isnan(self._held[TENS][0][place]):  # else somebody who knew all ten has told it
+        if isnan(self._held[TENS][0][place]):  # otherwise the value came from a history that knew all ten seconds
             self._write(TENS, first, joined(seconds[:, :, None], over_time=True)[:, 0].tolist())
 
     def _advance_tens(self, first: int) -> None:
@@ -207,9 +212,9 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class HistoryRows:
-    """Part of a history: the first row is at ``first`` (wall clock in s), each next one ``step`` s later.
+    """Part of a history. The first row is at ``first`` (wall clock in s), each next one ``step`` s later.
 
-    ``columns``: as ``SERIES``.
+    ``columns``: one per series, in the order of ``SERIES``.
     """
 
     step: int
@@ -232,9 +237,9 @@ class HistoryRows:
 
 
 def rows_of(said: object) -> HistoryRows | None:
-    """Decode the result of ``as_object`` of any version.
+    """Decode the result of ``as_object`` of any version. Return None if it is invalid.
 
-    Unknown series are ignored, missing ones are gaps. None if it is invalid.
+    Unknown series are ignored. Missing ones are NaN.
     """
     if not isinstance(said, dict):
         return None
@@ -265,12 +270,12 @@ def rows_of(said: object) -> HistoryRows | None:
 
 
 def question(step: int, after: int, node: str = "") -> dict[str, Any]:
-    """Return the request for rows after ``after``, of the node itself or of another ``node``."""
+    """Return the request for rows after ``after``. ``node``: name of another node whose history is wanted, '' for the own one."""
     return {"history": {"step": step, "after": after, **({"node": node} if node else {})}}
 
 
 def asked_rows(history: History, asked: object) -> HistoryRows | None:
-    """Return the answer to ``{"step": 1, "after": second}``. None: the question is invalid."""
+    """Return the rows for a request ``{"step": 1, "after": second}``. None: the request is invalid."""
     if not isinstance(asked, dict):
         return None
     step, after = asked.get("step"), asked.get("after", 0)
@@ -280,7 +285,7 @@ def asked_rows(history: History, asked: object) -> HistoryRows | None:
 
 
 def with_gaps(rows: HistoryRows, unknown: Sequence[tuple[float, float]]) -> HistoryRows:
-    """Return ``rows`` without those in the ranges ``unknown``: (after, until) in s."""
+    """Return ``rows`` with NaN in the ranges ``unknown``, pairs (after, until) in s."""
     moments = [rows.first + number * rows.step for number in range(rows.count)]
     gaps = [n for n, at in enumerate(moments) if any(at + rows.step - 1 > after and at <= until for after, until in unknown)]
     if not gaps:

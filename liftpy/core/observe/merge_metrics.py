@@ -1,7 +1,7 @@
 """Merges the metrics of several nodes into one text for Prometheus. Each sample has a label ``node``. Pure.
 
-Each metric is described once. Lines of a node that do not have the exposition format are left out, so no node can
-change the samples of another one.
+Each metric is described once. Lines that do not have the exposition format are left out, so that no node can change the
+samples of another one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PARTS = ("_total", "_bucket", "_count", "_sum", "_created")
 
 
 def together(texts: Mapping[str, str]) -> str:
-    """Merge the metrics of all nodes into one text, by metric, and for each metric by node name. ``texts``: node -> its text."""
+    """Merge the metrics of all nodes into one text, sorted by metric and node. ``texts``: node -> its text."""
     told: dict[str, dict[str, str]] = {}
     samples: dict[str, list[str]] = {}
     for node, text in sorted(texts.items()):
@@ -29,7 +29,7 @@ def together(texts: Mapping[str, str]) -> str:
                 name, labels, value = found.groups()
                 parts = [part for part in (labels or "").rstrip(",").split(",") if part]
                 own = next((part for part in parts if part.startswith('node="')), label)
-                if own == label:  # else it speaks for another
+                if own == label:  # otherwise the sample would name another node
                     labels = ",".join(parts if label in parts else [*parts, label])
                     samples.setdefault(_metric(name, samples), []).append(f"{name}{{{labels}}} {value}")
     lines = [line for name, found in samples.items() for line in (*told.get(name, {}).values(), *found)]
@@ -37,6 +37,6 @@ def together(texts: Mapping[str, str]) -> str:
 
 
 def _metric(name: str, known: Mapping[str, object]) -> str:
-    """Return the metric that a sample belongs to."""
+    """Return the name of the metric to which a sample belongs."""
     bare = next((name.removesuffix(part) for part in _PARTS if name.endswith(part)), name)
     return name if name in known or bare not in known else bare

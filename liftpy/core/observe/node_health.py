@@ -1,9 +1,9 @@
 """Health checks of a node: *live* (keep running), *ready* (serves) and *synced* (has caught up). Pure.
 
-*Live*: this process works. Nothing outside of the process counts (NATS, other nodes, disk space, its role), so that a supervisor never
-restarts a node because of others. *Ready*: the node takes part in the cluster, and has opened its replicas. *Synced*: each replica of
-the node was in the ISR at least once since the start. A rolling restart waits for this. It stays true, because a replica that lags
-later is no reason to stop an application.
+*Live*: this process works. The check ignores everything outside of the process (NATS, other nodes, disk space, its role),
+so that a supervisor never restarts a node because of others. *Ready*: the node takes part in the cluster, and has opened
+its replicas. *Synced*: each replica of the node was in the ISR at least once since the start. A rolling restart waits for
+this. It stays true, because a replica that lags later is no reason to stop an application.
 
 Each check has a name, and a text that says why it fails.
 """
@@ -18,7 +18,7 @@ from liftpy.core.base.ids import PartitionKey
 
 
 class Check(NamedTuple):
-    """Result of one check. ``why``: reason in words, '' if it is well."""
+    """Result of one check. ``why``: reason of the failure, '' if the check passed."""
 
     name: str
     why: str = ""
@@ -42,7 +42,7 @@ class Signs:
     registered: bool = False
     nats: bool = False
     metadata_heard_s: float | None = None
-    """Time since the last answer of the metadata group, in seconds. None: never."""
+    """Time since the last answer of the metadata group, in seconds. None: it has never answered."""
     session_s: float = 0.0
     """Time without heartbeats after which a node is fenced, in seconds."""
     opening: int = 0
@@ -50,11 +50,11 @@ class Signs:
     opened: bool = False
     """True if all partitions of the image at the start are open, or reported as failed."""
     stopped_for_space: int = 0
-    """Replicas that a full disk has stopped."""
+    """Number of replicas that are stopped because the disk is full."""
 
 
 def live(signs: Signs) -> list[Check]:
-    """Return the checks of whether this process should keep running."""
+    """Return the checks that say whether this process should keep running."""
     hung = signs.longest_flush_s >= signs.hung_flush_s
     return [
         Check("tasks", signs.failure),
@@ -63,7 +63,7 @@ def live(signs: Signs) -> list[Check]:
 
 
 def ready(signs: Signs) -> list[Check]:
-    """Return whether it takes part in the cluster."""
+    """Return the checks that say whether the node takes part in the cluster."""
     heard_s = signs.metadata_heard_s
     late = heard_s is None or heard_s > signs.session_s
     silence = "it has never been heard" if heard_s is None else f"nothing heard for {heard_s:.1f} s"
@@ -88,8 +88,10 @@ class Synced:
         self._were: set[PartitionKey] = set()
 
     def look(self, replicas: Iterable[tuple[PartitionKey, bool]], *, opened: bool) -> Check:
-        """Check the replicas. ``replicas``: (partition, is in sync) without learners. ``opened``: these are all replicas of
-        the node.
+        """Check the replicas.
+
+        ``replicas``: (partition, is in sync) of each replica, without learners. ``opened``: True if these are all replicas
+        of the node.
         """
         if self.done:
             return Check("synced")
@@ -110,5 +112,5 @@ class Synced:
 
 
 def told(checks: Iterable[Check]) -> str:
-    """Yield a line for each check."""
+    """Return one line of text for each check."""
     return "".join(f"[{'+' if check.ok else '-'}] {check.name}{': ' + check.why if check.why else ''}\n" for check in checks)

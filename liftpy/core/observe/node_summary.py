@@ -1,6 +1,6 @@
-"""Summary of a node: few numbers from the same values as its metrics, in about 1 KiB. Pure.
+"""Summary of a node: a few numbers from the same values as its metrics, in about 1 KiB. Pure.
 
-Counts only grow while a process lives; rates and percentiles are the viewer's, from two glances.
+Counts only grow while a process lives. The viewer computes rates and percentiles from two summaries.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from liftpy.core.base.instruments import LATENCY_S
 from liftpy.core.base.strict_json import is_count
 
 ASKED = b'{"glance": true}'
-"""The payload of a question on ``<ns>.status.<node>``."""
+"""Payload of a request for the summary on ``<ns>.status.<node>``."""
 MOST_ENDED, MOST_ENDED_CHARS = 3, 160
-"""Ended services that a node names at a glance, and characters of each."""
+"""Maximum number of ended services in a summary, and of characters for each."""
 MOST_SUSPECT, MOST_SUSPECT_CHARS = 3, 400
-"""Partitions that a controller names because they wait for an operator, and characters of each."""
+"""Maximum number of partitions that wait for an operator in a summary, and of characters for each."""
+MOST_TEXTS, MOST_TEXT_CHARS = 3, 200
+"""Maximum number of waiting streams, stuck groups or repairs in a summary, and of characters for each."""
 MOST_NODES = 64
-"""Maximum number of nodes that a controller names."""
+"""Maximum number of nodes that a controller lists."""
 LIVE, FENCED, DRAINED = "live", "fenced", "drained"
 
 
@@ -40,8 +42,12 @@ class NodeSummary:
     feature_level: int = 0
     """Feature level of the cluster that this node knows."""
     speaks: int = 0
-    """The highest level that its version speaks."""
+    """The highest feature level that this version supports."""
     nats_connected: bool = True
+    nats_problem: str = ""
+    """URL and error of the connection to NATS that is down. '': all connections are up."""
+    leaderless_since: str = ""
+    """Controllers: UTC time at which they lost the metadata leader, such as ``12:03:10``. '': they know a leader."""
     records_in: int = 0
     """Number of records appended as leader."""
     bytes_in: int = 0
@@ -49,37 +55,47 @@ class NodeSummary:
     """Number of records sent to readers."""
     bytes_out: int = 0
     acks: tuple[int, ...] = ()
-    """Acks sent, by how long they took: as ``LATENCY_S``, and one above."""
+    """Number of acks by the time that they took: one per bucket of ``LATENCY_S``, and one for longer times."""
     loop_lag: tuple[int, ...] = ()
     """Recent maximum delay of the event loop, in seconds."""
     leads: int = 0
     replicas: int = 0
-    """Number of replicas, leaders included."""
+    """Number of replicas on this node, including those that lead."""
     under_replicated: int = 0
     at_min_isr: int = 0
     under_min_isr: int = 0
     failed: int = 0
     services_blocked: int = 0
+    damaged: int = 0
+    """Number of replicas with damaged files that are not repaired yet."""
+    repairs: tuple[str, ...] = ()
+    """Repairs of the last ten minutes, as texts."""
+    stuck_groups: tuple[str, ...] = ()
+    """Groups of this node that commit nothing while their lag grows, as texts."""
     services_ended: int = 0
+    services_diverged: int = 0
+    """Number of ended services whose state differed from that of the other instances."""
     ended_services: tuple[str, ...] = ()
     """First ``MOST_ENDED`` ended services with their reasons, in at most ``MOST_ENDED_CHARS`` characters."""
     lag_records: int = 0
     lag_s: float = 0.0
     """Largest lag of the partitions that this node leads, in seconds."""
     disk_free: float = 1.0
-    """Part of the disk, 0 to 1."""
+    """Free share of the disk, 0 to 1."""
     queued: float = 0.0
-    """Part of what the node may hold of publishes, 0 to 1."""
+    """Used share of the node's memory limit for publishes, 0 to 1."""
     nodes: Mapping[str, str] = field(default_factory=dict)
     """Controllers: node -> live, fenced or drained. The first ``MOST_NODES`` by name."""
     index: int = 0
-    """Controllers: up to where of the metadata group's log the following is known."""
+    """Controllers: index of the metadata group's log for which the following values are known."""
     streams: int = 0
     offline: int = 0
     suspect_partitions: tuple[str, ...] = ()
     """First ``MOST_SUSPECT`` offline partitions that wait for an operator, with the reason, in at most
     ``MOST_SUSPECT_CHARS``.
     """
+    waiting_streams: tuple[str, ...] = ()
+    """Controllers: streams that wait for nodes, with the reason."""
     electing: int = 0
     elections: int = 0
     """Number of elections since this controller started."""
@@ -95,10 +111,14 @@ class NodeSummary:
 
 
 _MAPPINGS: dict[str, type] = {"nodes": str, "members": int}
-"""Field -> of what kind its values are."""
+"""Field that is a mapping -> type of its values."""
 
 
-_TEXTS = {"ended_services": (MOST_ENDED, MOST_ENDED_CHARS), "suspect_partitions": (MOST_SUSPECT, MOST_SUSPECT_CHARS)}
+_TEXTS = {
+    "ended_services": (MOST_ENDED, MOST_ENDED_CHARS),
+    "suspect_partitions": (MOST_SUSPECT, MOST_SUSPECT_CHARS),
+    **dict.fromkeys(("repairs", "stuck_groups", "waiting_streams"), (MOST_TEXTS, MOST_TEXT_CHARS)),
+}
 """Field -> (maximum number of texts, maximum characters of each)."""
 
 
@@ -110,7 +130,7 @@ _DEFAULTS = {one.name: _default(one.name) for one in fields(NodeSummary)}
 
 
 def glance_of(said: object) -> NodeSummary | None:
-    """Return the summary in an answer, None if it is invalid. Unknown fields are ignored."""
+    """Return the summary in an answer, None if the answer is invalid. Unknown fields are ignored."""
     found: dict[str, Any] = {}
     if not isinstance(said, dict):
         return None
@@ -121,7 +141,7 @@ def glance_of(said: object) -> NodeSummary | None:
 
 
 def _checked(name: str, value: Any) -> Any:
-    """Return ``value`` if it has the type of the field, else None."""
+    """Return ``value`` if it has the type of the field ``name``, otherwise None."""
     default = _DEFAULTS[name]
     if name in _MAPPINGS:
         good = (
@@ -145,7 +165,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def percentile(counts: Sequence[int], part: float, bounds: Sequence[float] = LATENCY_S) -> float | None:
-    """Return the percentile ``part`` in s, estimated as Prometheus does. None if nothing was counted."""
+    """Return the percentile ``part`` (0 to 1) in s, estimated as Prometheus does. None: the counts are all 0."""
     wanted, below = sum(counts) * part, 0
     if not wanted:
         return None

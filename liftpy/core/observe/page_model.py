@@ -1,10 +1,7 @@
 """JSON of the status pages, from the model of ``liftpy top``, histories, and the partitions of the nodes. Pure.
 
-Numbers are plain, in the unit that their name ends with; None: not known. Whoever shows them formats them (``figures_text``).
-
-Figures as pages show them, in words; ``static/format.js`` says the same, and a test compares the two. Pure.
-
-Halves are rounded up, in both, before they are written.
+Numbers are plain, in the unit that their name ends with. None means that a number is not known. ``figure`` formats a number as text.
+``static/format.js`` formats it in the browser in the same way, and a test compares the two. Both round halves up.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ def newest_of(rows: HistoryRows) -> dict[str, float | None]:
 
 
 def cluster_object(model: Model, newest: Mapping[str, float | None]) -> dict[str, Any]:
-    """Return the cluster at a glance. ``newest``: its last second, for figures that the model has not seen grow yet."""
+    """Return the summary of the cluster. ``newest``: values of its last second, for rates that the model does not know yet."""
     glances = {row.node: row.glance for row in model.rows if row.glance is not None}
     controllers = [one for one in glances.values() if one.is_controller]
     image = max(controllers, key=lambda one: one.index, default=None)
@@ -41,8 +38,7 @@ def cluster_object(model: Model, newest: Mapping[str, float | None]) -> dict[str
     said = list(glances.values())
     return {
         "namespace": model.namespace,
-        "word": model.verdict.word,
-        "reasons": [reason._asdict() for reason in model.verdict.reasons],
+        **model.verdict.as_object(),
         "nodes": {state: states.count(state) for state in ("live", "fenced", "drained", "silent")},
         "streams": model.streams,
         "metadata": {
@@ -73,7 +69,7 @@ def cluster_object(model: Model, newest: Mapping[str, float | None]) -> dict[str
 
 
 def feature_object(said: Iterable[NodeSummary]) -> dict[str, Any]:
-    """Return the finalized level, the level that all nodes support, and the action to take."""
+    """Return the finalized feature level, the level that all nodes support, and the action for the operator."""
     known = [one for one in said if one.feature_level]
     level = max((one.feature_level for one in known), default=None)
     speaks = min((one.speaks for one in known), default=None)
@@ -82,7 +78,7 @@ def feature_object(said: Iterable[NodeSummary]) -> dict[str, Any]:
 
 
 def node_row(row: NodeRow) -> dict[str, Any]:
-    """Return a node in the table of nodes."""
+    """Return the row of a node for the table of nodes."""
     glance = row.glance
     found: dict[str, Any] = {
         "node": row.node, "state": row.state, "leads_metadata": row.leads_metadata,
@@ -101,8 +97,10 @@ _OF_GLANCE = (
 
 
 def stream_rows(said: Mapping[str, object]) -> list[dict[str, Any]]:
-    """Combine the rows of all nodes into one row for each partition, most urgent first: that of the leader with the highest
-    epoch, otherwise the most complete one. Invalid rows are ignored."""
+    """Combine the rows of all nodes into one row for each partition, most urgent first.
+
+    The row of the leader with the highest epoch wins. Without a leader, the most complete row wins. Invalid rows are ignored.
+    """
     best: dict[int, tuple[tuple[int, int, bool], dict[str, Any]]] = {}
     for node, rows in said.items():
         for row in rows if isinstance(rows, list) else ():
@@ -122,7 +120,7 @@ _ROW: dict[str, type] = {
 
 
 def checked_row(row: object) -> dict[str, Any] | None:
-    """Return a partition row of a node if all its values have the right type, else None."""
+    """Return a partition row of a node. None: some value has the wrong type."""
     if not isinstance(row, dict):
         return None
     kept: dict[str, Any] = {}
@@ -150,7 +148,7 @@ _STREAM_ROW: dict[str, type] = {
 
 
 def checked_stream(row: object) -> dict[str, Any] | None:
-    """Return a stream row if all its values have the right type, else None."""
+    """Return a stream row of a node. None: some value has the wrong type."""
     if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in _STREAM_ROW.items()):
         return None
     if not all(is_count(row[name]) for name, kind in _STREAM_ROW.items() if kind is int):
@@ -160,7 +158,7 @@ def checked_stream(row: object) -> dict[str, Any] | None:
 
 
 def stream_about(said: Iterable[object]) -> dict[str, Any]:
-    """Return what the nodes say about a stream: subject, partitions, replicas, and settings that differ from the default."""
+    """Return a stream as the nodes describe it: subject, partitions, replicas, and settings that differ from the default."""
     for one in said:
         match one:
             case {

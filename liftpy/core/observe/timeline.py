@@ -2,15 +2,15 @@
 
 Events have the form of ``ClusterEvent.as_object``.
 
-The module also groups events that an operator sees as one: after the loss of a node, a thousand partitions get another
-leader and a shorter ISR.
+The module also groups events that an operator sees as one. For example, after the loss of a node a thousand partitions get
+another leader and a shorter ISR.
 
-Algorithm: events that say the same of different partitions form one group, if each is at most ``TOGETHER_NS`` after the
-one before. The group is shown at its newest event, whatever happened in between. Important events (an unclean election,
-a request) are never grouped. A page that shows groups also offers the single events.
+Algorithm: events that say the same about different partitions form one group, if each is at most ``TOGETHER_NS`` after the
+one before. The group is shown at its newest event, even if other events came in between. Important events (an unclean
+election, a request) are never grouped. A page that shows groups also offers the single events.
 
-Worked example: n3 led 334 of 1,000 partitions and is fenced. 334 elections and 1,000 ISR changes in four entries of the
-log become "334 partitions of 10 streams: n3 -> n1 (167), n2 (167)" and "1,000 partitions of 10 streams: n3 left".
+Worked example: n3 led 334 of 1,000 partitions and is fenced. 334 elections and 1,000 ISR changes in four entries of the log
+become "334 partitions of 10 streams: n3 -> n1 (167), n2 (167)" and "1,000 partitions of 10 streams: n3 left".
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 from liftpy.config import NS_PER_S
 
 MARKS = ("unclean", "offline", "fenced", "election", "isr", "restart", "upgrade", "other")
-"""Most severe first: where several are at one place, this one is shown."""
+"""Kinds of marks, most severe first. If several marks are at one place, the page shows the most severe one."""
 CLUSTER = ""
-"""Row of events that belong to no single node."""
+"""Name of the row for events that belong to no single node."""
 MOST_MARKS = 2000
 FILTERS = ("kind", "stream", "node")
-"""Fields by which a list of events may be filtered."""
+"""Fields by which a list of events can be filtered."""
 _OF = {
     "unclean_election": "unclean",
     "partition_offline": "offline",
@@ -38,11 +38,16 @@ _OF = {
     "leadership_transfer": "election",
     "isr_changed": "isr",
     "feature_level_changed": "upgrade",
+    "nats_lost": "fenced",
+    "metadata_leader_lost": "offline",
+    "damage_found": "offline",
+    "service_blocked": "offline",
+    "group_stuck": "offline",
 }
 
 
 def fits(event: Mapping[str, Any], only: Mapping[str, str]) -> bool:
-    """Return whether an event is of the kind, the stream and the node's row in ``only`` (``FILTERS``; kind and stream '': of any)."""
+    """Return whether an event passes the filters ``only``: a value for each of ``FILTERS``. '' for kind or stream: any."""
     if only.get("kind") and event.get("kind") != only["kind"]:
         return False
     if only.get("stream") and event.get("stream") != only["stream"]:
@@ -73,7 +78,7 @@ def _version(process: str) -> str:
 def marks(events: Iterable[Mapping[str, Any]], step: int) -> list[tuple[int, str, str, int]]:
     """Return (wall clock in s, node, mark, count) of the newest ``MOST_MARKS``.
 
-    Marks of one row within ``step`` seconds are combined into one, with the most severe mark.
+    Marks of one row within ``step`` seconds are combined into the most severe one.
     """
     found: dict[tuple[int, str], tuple[int, int]] = {}
     for event in events:
@@ -86,17 +91,20 @@ def marks(events: Iterable[Mapping[str, Any]], step: int) -> list[tuple[int, str
 
 
 TOGETHER_NS = 2 * NS_PER_S
-"""An election of thousands is decided in several entries of the log."""
+"""Maximum time in ns between two events of a group. An election of thousands of partitions takes several entries of the log."""
 _LEADERS = ("election", "leadership_transfer", "partition_offline")
 _Event = dict[str, Any]
 
 
 def grouped(events: Iterable[_Event]) -> list[list[_Event]]:
-    """Group ``events``, which ``ClusterEvent.as_object`` made. Events, groups, and the events in a group are ordered newest first."""
+    """Group ``events``, which have the form of ``ClusterEvent.as_object``.
+
+    Events, groups, and the events in a group are ordered newest first.
+    """
     groups: list[list[_Event]] = []
     newest: dict[tuple[str, ...], list[_Event]] = {}
     for event in events:
-        meaning = _meaning(event)
+        meaning = _group_key(event)
         group = newest.get(meaning) if meaning is not None else None
         if group is not None and group[-1]["time_ns"] - event["time_ns"] <= TOGETHER_NS:
             group.append(event)
@@ -108,7 +116,7 @@ def grouped(events: Iterable[_Event]) -> list[list[_Event]]:
 
 
 def group_in_words(group: list[_Event]) -> str:
-    """Return one line of text for several events of one group, without their kind."""
+    """Return one line of text for a group of events, without their kind."""
     streams = {str(event["stream"]) for event in group}
     where = next(iter(streams)) if len(streams) == 1 else f"{len(streams):,} streams"
     kind = group[0]["kind"]
@@ -123,8 +131,8 @@ def group_in_words(group: list[_Event]) -> str:
     return f"{len(group):,} partitions of {where}: {said}"
 
 
-def _meaning(event: _Event) -> tuple[str, ...] | None:
-    """Return a key that is equal for events that people see as one. None: the event stays alone."""
+def _group_key(event: _Event) -> tuple[str, ...] | None:
+    """Return a key that is equal for events that belong to one group. None: the event is never grouped."""
     kind = str(event.get("kind"))
     if "stream" not in event or "partition" not in event:
         return None

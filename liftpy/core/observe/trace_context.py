@@ -1,8 +1,7 @@
-"""``traceparent`` of W3C Trace Context: sender and trace of a message. Pure.
+"""Trace contexts of messages (W3C ``traceparent``), spans, and the limit for spans. Pure.
 
-Whatever is not one exactly is none: the message it came with is stored and handed on as it is, and no span is made for it.
-
-The context of a message in its headers: read, and put there by who sends it. A header that is there is never changed. Pure.
+An invalid ``traceparent`` is ignored: the message is stored and forwarded unchanged, and no span is made for it. The sender
+of a message adds its context to the headers. A header that exists is never changed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from liftpy.core.wire.batch_columns import BytesColumn, ColumnSet, HeadersColumn
 from liftpy.core.wire.headers import Pairs
 
 TRACEPARENT = "traceparent"
-"""The header's name, in this case alone: as OpenTelemetry's propagators write it."""
+"""Name of the header. Only this spelling counts, as OpenTelemetry's propagators write it."""
 TRACEPARENT_BYTES = 55
 """Length of a version 00 header, and minimum length of later versions, in bytes."""
 MAX_TRACEPARENT_BYTES = 512
@@ -27,7 +26,7 @@ _FIELDS = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2}
 
 
 class TraceContext(NamedTuple):
-    """``trace_id``: of 16 bytes, ``span_id``: of 8, neither 0. ``flags``: 8 bits."""
+    """A trace context. ``trace_id``: 16 bytes, ``span_id``: 8 bytes, neither is 0. ``flags``: 8 bits."""
 
     trace_id: int
     span_id: int
@@ -35,12 +34,12 @@ class TraceContext(NamedTuple):
 
     @property
     def sampled(self) -> bool:
-        """True if its sender records it."""
+        """True if the sender of the message records the trace."""
         return bool(self.flags & SAMPLED)
 
 
 def parse_traceparent(value: bytes) -> TraceContext | None:
-    """Return the trace context in ``value``, None if it is malformed."""
+    """Return the trace context in ``value``, None if it is invalid."""
     size, fields = len(value), _FIELDS.match(value)
     if fields is None or size > MAX_TRACEPARENT_BYTES:
         return None
@@ -53,22 +52,22 @@ def parse_traceparent(value: bytes) -> TraceContext | None:
 
 
 def traceparent(context: TraceContext) -> bytes:
-    """Return the header of ``context``, of version 00."""
+    """Return the header value for ``context``, in version 00."""
     return b"00-%032x-%016x-%02x" % context
 
 
 TRACESTATE = "tracestate"
 MAX_STATE_BYTES = 512
-"""Maximum length of a ``tracestate`` that is put into a message, in bytes. A longer one is left out."""
+"""Maximum length of a ``tracestate`` header, in bytes. A longer one is not added to a message."""
 
 
 def bears_one(pairs: Pairs) -> bool:
-    """Return whether the headers have a ``traceparent``, in any case of letters."""
+    """Return whether the headers have a ``traceparent`` in any spelling."""
     return any(name.lower() == TRACEPARENT for name, _ in pairs)
 
 
 def created_in(pairs: Pairs) -> TraceContext | None:
-    """Return the first sampled context in the headers, None for none."""
+    """Return the first sampled context in the headers, None if there is none."""
     for name, value in pairs:
         if name == TRACEPARENT and (context := parse_traceparent(value)) is not None and context.sampled:
             return context
@@ -76,7 +75,10 @@ def created_in(pairs: Pairs) -> TraceContext | None:
 
 
 def with_context(pairs: Pairs, context: TraceContext, state: str = "") -> Pairs:
-    """Return ``pairs`` with ``context`` and its ``tracestate`` added, unless they already have a context."""
+    """Return ``pairs`` with headers for ``context`` and its ``tracestate``.
+
+    If they have a context already, return them unchanged.
+    """
     if bears_one(pairs):
         return pairs
     marked = (*pairs, (TRACEPARENT, traceparent(context)))
@@ -86,21 +88,21 @@ def with_context(pairs: Pairs, context: TraceContext, state: str = "") -> Pairs:
 
 
 def first_marked(columns: ColumnSet, pairs: Pairs) -> ColumnSet:
-    """Return ``columns`` with ``pairs`` added to the first record, unless it already has a context."""
+    """Return ``columns`` with ``pairs`` added to the headers of the first record, unless it already has a context."""
     had = columns.headers
     added = np.uint32(len(pairs))
     names, values = [name.encode() for name, _ in pairs], [value for _, value in pairs]
     if had is None:
         ends = np.full(len(columns.values.ends), added, dtype=np.uint32)
-        return replace(columns, headers=HeadersColumn(ends, _before(names), _before(values)))
+        return replace(columns, headers=HeadersColumn(ends, _prepend(names), _prepend(values)))
     own = int(had.ends[0])
     if own and TRACEPARENT.encode() in bytes(had.names.data[: int(had.names.ends[own - 1])]).lower():
         return columns
-    return replace(columns, headers=HeadersColumn(had.ends + added, _before(names, had.names), _before(values, had.values)))
+    return replace(columns, headers=HeadersColumn(had.ends + added, _prepend(names, had.names), _prepend(values, had.values)))
 
 
-def _before(entries: list[bytes], column: BytesColumn | None = None) -> BytesColumn:
-    """Return a column of ``entries`` followed by those of ``column``, which has no nulls."""
+def _prepend(entries: list[bytes], column: BytesColumn | None = None) -> BytesColumn:
+    """Return a column with ``entries`` followed by those of ``column``, which has no nulls."""
     ends = np.cumsum([len(entry) for entry in entries], dtype=np.uint32)
     if column is None:
         return BytesColumn(ends, memoryview(b"".join(entries)), None)
@@ -109,7 +111,7 @@ def _before(entries: list[bytes], column: BytesColumn | None = None) -> BytesCol
 
 # A finished span with its children, ready for export.
 #
-# A token bucket limits the spans of a node or of a client. It counts the spans that exceed the limit, and nobody makes them.
+# A token bucket limits the spans of a node or of a client. Spans above the limit are counted and not created.
 
 
 Attributes = dict[str, str | int]
@@ -117,7 +119,7 @@ Attributes = dict[str, str | int]
 
 @dataclass(slots=True)
 class Span:
-    """One span. Times are in ns of the wall clock. ``error``: reason of a failure. '': it did not fail."""
+    """One span. Times are in ns of the wall clock. ``error``: reason of a failure, '' for success."""
 
     name: str
     start_ns: int
@@ -147,17 +149,20 @@ SPANS_PER_S = 100.0
 
 
 class SpanBudget:
-    """Budget of spans. ``per_s``: tokens per second, and the maximum number of tokens. A span costs one token."""
+    """Limit for spans. ``per_s``: number of tokens per second, and maximum number of tokens. A span costs one token."""
 
     def __init__(self, per_s: float = SPANS_PER_S) -> None:
         self._per_s = per_s
         self._tokens = per_s
         self._at_ns: int | None = None
         self.dropped = 0
-        """Number of spans that were not created, or created and not exported, since the process began."""
+        """Number of spans above the limit since the process began. They were not created, or not exported."""
 
     def takes(self, spans: int, now_ns: int) -> bool:
-        """Return whether ``spans`` spans may be created at ``now_ns`` (monotonic). If not, they count as dropped."""
+        """Take tokens for ``spans`` spans at ``now_ns`` (monotonic). Return False if there are too few.
+
+        The spans then count as dropped.
+        """
         if not self.has(spans, now_ns):
             self.dropped += spans
             return False
@@ -165,12 +170,12 @@ class SpanBudget:
         return True
 
     def has(self, spans: int, now_ns: int) -> bool:
-        """Return whether ``spans`` spans could be taken."""
+        """Return whether there are tokens for ``spans`` spans. Take none."""
         if self._at_ns is not None:
             self._tokens = min(self._per_s, self._tokens + max(0, now_ns - self._at_ns) * self._per_s / NS_PER_S)
         self._at_ns = now_ns
         return self._tokens >= spans
 
     def gives_back(self, spans: int) -> None:
-        """Return unused spans to the budget."""
+        """Return the tokens of unused spans to the budget."""
         self._tokens += spans

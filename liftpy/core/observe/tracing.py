@@ -1,12 +1,12 @@
 """Traces batches through a leader: appended, flushed, fetched by followers, committed, acked. Pure.
 
-A batch is traced if the sender of one of its messages records it, and the node's budget allows. Its spans are exported
-together when the last step is known. That is at once when every replica has the batch, ``LINGER_NS`` after the acks if
-a follower lags, and at most ``MOST_NS`` after the append. At most ``MOST_OPEN`` batches of a node are traced at a time.
-The log never waits for a trace.
+A batch is traced if the sender of one of its messages records a trace, and the node's budget allows it. Its spans are
+exported together when the last step is known. That is at once when every replica has the batch, ``LINGER_NS`` after the
+acks if a follower lags, and at most ``MOST_NS`` after the append. At most ``MOST_OPEN`` batches of a node are traced at a
+time. The log never waits for a trace.
 
-To find the traced messages of a batch, one search looks for the header name in all headers. It usually finds nothing,
-and then no record is read. Otherwise numpy finds the values, and Python reads the first few that are sampled.
+To find the traced messages of a batch, one search looks for the header name in all headers. It usually finds nothing, and
+then no record is read. Otherwise numpy finds the values, and Python reads the first few that are sampled.
 
 A command with steps, such as a backup or a restore, is one span with a child span for each step.
 """
@@ -37,38 +37,41 @@ from liftpy.errors import CorruptionError
 MOST_LINKS = 32
 """Maximum number of trace contexts of a batch. The leader ignores the contexts of further messages."""
 MOST_READ_LINKS = 64
-"""Maximum number of links of a batch that is read."""
+"""Maximum number of trace contexts of a batch that a reader gets."""
 _NAME = TRACEPARENT.encode()
 _LAST_FLAG = 54
-"""Index of the lower hexadecimal digit of the flags."""
+"""Index of the lower hexadecimal digit of the flags in a ``traceparent``."""
 _NINE = ord("9")
 _PARSED_A_LINK = 4
-"""Maximum number of values to parse for each link. A value that looks sampled may be malformed."""
+"""Maximum number of values that are parsed to find one context. A value that looks sampled may be invalid."""
 
 
 def traced_in(batch: bytes) -> tuple[TraceContext, ...]:
-    """Return the sampled contexts of the first messages of ``batch`` that have one, each once, in order, at most ``MOST_LINKS``."""
-    parsed = parse_batch(batch, verify=False)  # it was sealed a moment ago
+    """Return the sampled contexts of the first messages of ``batch`` that have one, at most ``MOST_LINKS``.
+
+    They are in order, and each context is listed once.
+    """
+    parsed = parse_batch(batch, verify=False)  # this process has just sealed the batch
     if Columns.HEADERS not in Columns(parsed.header.column_bits):
         return ()
     try:
         headers = parsed.columns.headers
-    except CorruptionError:  # of what its publisher has compressed; readers are told
+    except CorruptionError:  # the publisher compressed the batch, and only readers decompress it
         return ()
     return () if headers is None else sampled_in(headers)
 
 
-def may_bear(batch: bytes) -> bool:
-    """Return whether a message of ``batch`` may be traced, by one search in its bytes.
+def may_have_context(batch: bytes) -> bool:
+    """Return whether a message of ``batch`` may have a trace context, by one search in its bytes.
 
-    For a compressed batch: whether it has headers.
+    For a compressed batch, return whether it has headers.
     """
     header = parse_batch(batch, verify=False).header
     return Columns.HEADERS in Columns(header.column_bits) and (header.codec is not Codec.NONE or batch.find(_NAME) >= 0)
 
 
 def names_one(headers: HeadersColumn) -> bool:
-    """Return whether a message may be traced, of a column: by one search in its names."""
+    """Return whether a record of a header column may have a trace context, by one search in its names."""
     return bytes(headers.names.data).find(_NAME) >= 0
 
 
@@ -101,7 +104,7 @@ def _sampled_values(headers: HeadersColumn, names: bytes, begin: int, end: int, 
     written = letters[name_starts[pairs, None] + np.arange(len(_NAME))]
     pairs = pairs[(written == np.frombuffer(_NAME, dtype=np.uint8)).all(axis=1)]
     digit = values[value_starts[pairs] + _LAST_FLAG]
-    bit = (digit ^ (digit > _NINE)) & SAMPLED  # in ASCII '0' is even, and 'a', which stands for ten, is odd
+    bit = (digit ^ (digit > _NINE)) & SAMPLED  # in ASCII '0' is even, and 'a' (ten) is odd
     pairs = pairs[bit == SAMPLED][:most]
     data, starts, sizes = bytes(headers.values.data), value_starts[pairs].tolist(), value_sizes[pairs].tolist()
     return [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
@@ -110,7 +113,7 @@ def _sampled_values(headers: HeadersColumn, names: bytes, begin: int, end: int, 
 def _places(
     column: BytesColumn,
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Return (starts, sizes) as int64 arrays."""
+    """Return the starts and sizes of the entries of a column, as int64 arrays."""
     ends = column.ends.astype(np.int64)
     starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
     return starts, ends - starts
@@ -127,9 +130,9 @@ _STEPS = 4
 
 
 class NodeTraces:
-    """Shared trace state of a node's partitions.
+    """Trace state that all partitions of a node share.
 
-    ``now_ns``: monotonic. ``wall_ns``: since 1970. ``put``: receives finished spans.
+    ``now_ns``: monotonic clock. ``wall_ns``: ns since 1970. ``put``: receives the finished spans.
     """
 
     def __init__(
@@ -146,12 +149,12 @@ class NodeTraces:
         self.wall_ns = wall_ns
         self.budget = budget or SpanBudget()
         self.open: dict[PartitionTraces, None] = {}
-        """Partitions with traced batches on their way."""
+        """Partitions with traced batches whose last step is not known yet."""
         self.open_count = 0
         """Number of traced batches that are not complete."""
 
     def look(self) -> None:
-        """Export spans that waited long enough. Call it regularly while something is ``open``."""
+        """Export the spans that waited long enough. Call it regularly while ``open`` is not empty."""
         now_ns = self.now_ns()
         for partition in list(self.open):
             partition.look(now_ns)
@@ -166,8 +169,8 @@ class NodeTraces:
 
 
 @dataclass(slots=True, kw_only=True)
-class _OnItsWay:
-    """Times of the steps of one batch in ns, monotonic. 0: not yet."""
+class _OpenBatch:
+    """Times of the steps of one batch in ns (monotonic). 0: the step is not done."""
 
     last_offset: int
     leader_epoch: int
@@ -188,7 +191,7 @@ class _OnItsWay:
 
     @property
     def decided_ns(self) -> int:
-        """Time since which only lagging followers are missing, 0 if others are, too."""
+        """Time since which only lagging followers are missing. 0: another step is missing too."""
         if not self.flushed_ns or not self.committed_ns or (self.awaited and not self.acked_ns):
             return 0
         return max(self.flushed_ns, self.committed_ns, self.acked_ns)
@@ -201,14 +204,14 @@ class PartitionTraces:
         self._node = node
         self._stream = stream
         self._partition = partition
-        self._open: list[_OnItsWay] = []
-        """Open batches in the order of their offsets."""
+        self._open: list[_OpenBatch] = []
+        """Traced batches whose last step is not known, in the order of their offsets."""
         self._elected_ns = 0
-        """Time since which this replica has been a candidate, in nanoseconds. 0: it is none."""
+        """Time when this replica became a candidate, in nanoseconds. 0: it is not a candidate."""
 
     @property
     def follows(self) -> bool:
-        """True if any batch is on its way."""
+        """True if a traced batch of this partition is open."""
         return bool(self._open)
 
     @property
@@ -234,18 +237,29 @@ class PartitionTraces:
         awaited: bool,
         followers: frozenset[str],
     ) -> None:
-        """Note that a batch was appended. ``flushed``: it is also on disk. ``awaited``: a publisher waits for its ack."""
+        """Note that a batch was appended, and trace it if one of its messages has a sampled context.
+
+        Args:
+            batch: Bytes of the batch.
+            base_offset: Offset of its first record.
+            record_count: Number of its records.
+            leader_epoch: LeaderEpoch of this leader.
+            arrived_wall_ns: Time when its messages arrived, in ns since 1970.
+            flushed: True if the batch is also on disk.
+            awaited: True if a publisher waits for its ack.
+            followers: Followers that must flush it.
+        """
         node = self._node
         now_ns, spans = node.now_ns(), _STEPS - (not awaited) + len(followers)
         if node.open_count >= MOST_OPEN or not node.budget.has(spans, now_ns):
-            node.budget.dropped += spans if may_bear(batch) else 0
+            node.budget.dropped += spans if may_have_context(batch) else 0
             return
         contexts = traced_in(batch)
         if not contexts:
             return
         node.budget.takes(spans, now_ns)
         self._open.append(
-            _OnItsWay(
+            _OpenBatch(
                 last_offset=base_offset + record_count - 1,
                 leader_epoch=leader_epoch,
                 contexts=contexts,
@@ -269,7 +283,7 @@ class PartitionTraces:
         node.open[self] = None
 
     def flushed(self, end_offset: int) -> None:
-        """Note that everything below ``end_offset`` is on disk."""
+        """Note that all records below ``end_offset`` are on disk."""
         now_ns = self._node.now_ns()
         for one in self._open:
             if one.last_offset >= end_offset:
@@ -278,7 +292,7 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def fetched(self, replica: str, offset: int, leader_epoch: int) -> None:
-        """Note that a follower has flushed up to ``offset``, inclusive."""
+        """Note that the follower ``replica`` has flushed the records up to ``offset`` (inclusive)."""
         now_ns = self._node.now_ns()
         for one in self._open:
             if one.last_offset > offset:
@@ -289,7 +303,7 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def committed(self, high_watermark: int) -> None:
-        """Record that HW (inclusive) has risen."""
+        """Note that the high watermark (inclusive) has risen."""
         now_ns = self._node.now_ns()
         for one in self._open:
             if one.last_offset > high_watermark:
@@ -298,8 +312,9 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def acked(self, policy: AckPolicy, through_offset: int) -> None:
-        """Note that publishers that wait for ``policy`` have their answers, up to ``through_offset`` (inclusive). The last
-        answers count.
+        """Note that publishers with the ack policy ``policy`` have their acks up to ``through_offset`` (inclusive).
+
+        The last acks of a batch end its trace.
         """
         now_ns = self._node.now_ns()
         for one in self._open:
@@ -310,16 +325,16 @@ class PartitionTraces:
         self._hand_over(now_ns)
 
     def ended(self, why: str = ENDED) -> None:
-        """End all traces at the end of the leadership, or because of ``why``."""
-        self._let_go(self._open, why)
+        """End all traces, because the leadership ended or for the reason ``why``."""
+        self._close_batches(self._open, why)
 
     def look(self, now_ns: int) -> None:
-        """Export spans that waited long enough."""
-        self._let_go([one for one in self._open if now_ns - one.appended_ns >= MOST_NS], SLOW)
+        """Export the spans that waited long enough."""
+        self._close_batches([one for one in self._open if now_ns - one.appended_ns >= MOST_NS], SLOW)
         self._hand_over(now_ns)
 
     def role_is(self, role: str, is_ready: bool, leader_epoch: int) -> None:
-        """Set the role of this replica. An election span starts with the role CANDIDATE."""
+        """Set the role of this replica. The role CANDIDATE starts a span for the election."""
         now_ns = self._node.now_ns()
         if role == "CANDIDATE":
             self._elected_ns = self._elected_ns or now_ns
@@ -328,13 +343,13 @@ class PartitionTraces:
             self._node.whole(f"election {self._name}", self._elected_ns, self._attributes(leader_epoch), error)
             self._elected_ns = 0
 
-    # ---- what is finished ------------------------------------------------------------------------------------------------
+    # ---- finished spans ---------------------------------------------------------------------------------------------------
     def _hand_over(self, now_ns: int) -> None:
         done = [one for one in self._open if (since := one.decided_ns) and (not one.missing or now_ns - since >= LINGER_NS)]
         if done:
-            self._let_go(done)
+            self._close_batches(done)
 
-    def _let_go(self, some: list[_OnItsWay], error: str = "") -> None:
+    def _close_batches(self, some: list[_OpenBatch], error: str = "") -> None:
         node = self._node
         going = {id(one) for one in some}
         for one in some:
@@ -344,7 +359,7 @@ class PartitionTraces:
         if not self._open:
             node.open.pop(self, None)
 
-    def _tree(self, one: _OnItsWay, error: str) -> SpanTree:
+    def _tree(self, one: _OpenBatch, error: str) -> SpanTree:
         def wall_ns(at_ns: int) -> int:
             return one.appended_wall_ns + at_ns - one.appended_ns
 
@@ -366,30 +381,30 @@ class PartitionTraces:
 
 
 MOST_STEPS = 64
-"""Maximum number of steps of a command. Later steps are part of the last one."""
+"""Maximum number of steps of a command. Further steps are part of the last one."""
 
 
 class StepSpans:
-    """``name``: of the span. ``wall_ns``: the wall clock, ns since 1970."""
+    """Spans of a command with steps. ``name``: name of the span. ``wall_ns``: wall clock, ns since 1970."""
 
     def __init__(self, name: str, wall_ns: Callable[[], int]) -> None:
         self.name = name
-        """May be changed until the end."""
+        """Name of the span. It may change until the end."""
         self.attributes: Attributes = {}
         self._wall_ns = wall_ns
         self._began_ns = wall_ns()
         self._steps: list[tuple[str, int]] = []
-        """Name, and when it began."""
+        """(name, start time) of each step."""
 
     def step(self, name: str) -> None:
-        """Begin a step, and end the previous one."""
+        """End the previous step and begin the step ``name``."""
         if len(self._steps) < MOST_STEPS:
             self._steps.append((name, self._wall_ns()))
 
     def ended(self, error: str = "") -> SpanTree:
-        """Return all steps.
+        """Return the span of the command with one child per step.
 
-        ``error``: reason of a failure, '' for success. The attribute ``liftpy.step`` names the failed step.
+        ``error``: reason of a failure, '' for success. The attribute ``liftpy.step`` names the step that failed.
         """
         end_ns = max(self._wall_ns(), self._began_ns)
         ends = [*(at for _, at in self._steps[1:]), end_ns]

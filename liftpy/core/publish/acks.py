@@ -1,12 +1,12 @@
 """Acks: tracks which publisher waits for which offset, and sends the answers [A1, A2, A5].
 
-A plain publish with a reply inbox gets a JetStream answer (JSON), an enveloped ``Message`` gets an Ack envelope. Only
-inbox subjects are answered: a publisher must not make a node publish on any other subject. Waiting publishers are kept
-per batch in offset order. Consecutive messages of one inbox may get one Ack for a run
+A plain NATS message with a reply inbox gets a JetStream answer (JSON). An enveloped ``Message`` gets an Ack envelope. A
+node answers only on inbox subjects, so that a publisher cannot make it publish on any other subject. Waiting publishers are
+kept per batch in offset order. Consecutive messages of one inbox may get one Ack for all of them, a *run*
 (``liftpy/core/wire/envelope.py``). Each rejection is answered separately.
 
-Also here: acks that may have been lost with a NATS connection are sent again after a reconnect. The newest acks are
-kept for the time of a lease, limited in bytes.
+The module also sends acks again after a reconnect, because they may have been lost with the NATS connection. It keeps the
+newest acks for the time of a lease, limited in bytes.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
 }
 """Reason -> (code, err_code, description) for a JetStream client. The err_codes are those of nats-server."""
 
-MOST_UNTOLD = 1000
-"""Maximum number of batches whose publishers wait for a negative ack. That is a few seconds of batches."""
+MAX_DELAYED_REJECTIONS = 1000
+"""Maximum number of batches with delayed rejections. That is a few seconds of batches."""
 
 
 class AckShell(Protocol):
-    """The shell of acks: sends answers."""
+    """Sends answers for ``PendingAcks``."""
 
     def send_lines(self, lines: Sequence[bytes]) -> None:
         """Send complete ``PUB`` lines of the NATS protocol with their payloads."""
@@ -78,7 +78,7 @@ class AckShell(Protocol):
 
 @dataclass(slots=True)
 class Envelope:
-    """Values of an enveloped publish that its Ack repeats."""
+    """The fields of an enveloped publish that its Ack repeats."""
 
     correlation_id: str
     ack_inbox: str
@@ -86,20 +86,20 @@ class Envelope:
     policy: AckPolicy
     received_wall_ns: int
     record_count: int = 0
-    """Number of records of a BatchPublish. 0: one record."""
+    """Number of records of a BatchPublish. 0: the message has one record."""
     producer: client_pb2.ProducerState | None = None
     """Part of the ack for the producer of the batch. None: no producer."""
     known_records: int = 0
-    """Number of first records of a producer's batch that were stored before."""
+    """Number of records at the start of a producer's batch that were stored before."""
     takes_runs: bool = False
-    """True if several messages with numbered replies share this envelope, so one Ack may answer many of them."""
+    """True if several messages with numbered replies share this envelope, so that one Ack may answer many of them."""
 
 
 @dataclass(slots=True)
 class Publishers:
     """The publishers of one batch, in record order.
 
-    ``replies``: reply subject of each, or b"". ``envelopes`` None: all messages are plain.
+    ``replies``: reply subject of each, b"" for none. ``envelopes`` None: all messages are plain NATS messages.
     """
 
     policy: AckPolicy
@@ -108,28 +108,28 @@ class Publishers:
     policies: Sequence[AckPolicy] | None = None
     """Ack policy of each record. None: all records have ``policy``."""
     batch_records: int = 0
-    """Number of records if all came in one message from one publisher, which gets one answer. 0: each came in its own message."""
+    """Number of records if all came in one message, which gets one answer. 0: each record came in its own message."""
 
     @property
     def record_count(self) -> int:
-        """Number of published records."""
+        """Number of records that the publishers sent."""
         return self.batch_records or len(self.replies)
 
     @property
     def plain_count(self) -> int:
-        """Number of records whose publisher waits for no answer."""
+        """Number of records whose publisher expects no answer."""
         plain = self.replies.count(b"")
         return plain * self.batch_records if self.batch_records else plain
 
     def only(self, *indices: int) -> Publishers:
-        """Return the publishers of the messages at ``indices``."""
+        """Return the publishers of the messages at these ``indices``."""
         envelopes = None if self.envelopes is None else [self.envelopes[index] for index in indices]
         policies = None if self.policies is None else [self.policies[index] for index in indices]
         return Publishers(self.policy, [self.replies[index] for index in indices], envelopes, policies, self.batch_records)
 
     @property
     def wanted(self) -> AckPolicy:
-        """Ack policy of a single publisher. NONE: the publisher waits for no answer."""
+        """Ack policy of the only publisher. NONE: it expects no answer."""
         own = self.policy if self.policies is None else self.policies[0]
         return own if self.replies[0] else AckPolicy.NONE
 
@@ -143,6 +143,8 @@ def envelope_of(publishers: Publishers) -> Envelope:
 
 @dataclass(slots=True)
 class _Unanswered:
+    """The publishers of one stored batch that wait for acks."""
+
     base_offset: int
     last_offset: int
     """Last offset of the batch, inclusive."""
@@ -150,15 +152,15 @@ class _Unanswered:
     arrived_ns: int = 0
 
 
-_Again = tuple[int, int, int, Publishers, bool]
-"""A publisher that waits for the ack of a stored record.
+_RepeatedPublish = tuple[int, int, int, Publishers, bool]
+"""A publisher that repeated a stored message and waits for its ack.
 
-(Last offset of its batch, number, offset of the record, publisher, True if the ack says ``duplicate``).
+(Last offset of the batch, sequence number, offset of the record, publisher, True if the ack says ``duplicate``).
 """
 
 
 class PendingAcks:
-    """Publishers that wait for acks of one partition. ``count``: number of pending acks, which is limited."""
+    """Publishers of one partition that wait for acks. ``count``: number of pending acks. The caller limits it."""
 
     def __init__(self, shell: AckShell, key: PartitionKey, data_subject: str, times: PublishTimes | None = None) -> None:
         self._shell = shell
@@ -166,17 +168,17 @@ class PendingAcks:
         self.key = key
         self._data_subject = data_subject
         self._waiting: dict[AckPolicy, deque[_Unanswered]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
-        self._again: dict[AckPolicy, list[_Again]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
-        """Heaps of publishers that repeated a message which is in the log, at any offset."""
-        self._untold: list[tuple[Publishers, Rejection, Sequence[int] | int]] = []
-        """Delayed rejections that a leader without a lease must not send yet."""
+        self._again: dict[AckPolicy, list[_RepeatedPublish]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
+        """Heaps of publishers that repeated a stored message, one per ack policy."""
+        self._delayed_rejections: list[tuple[Publishers, Rejection, Sequence[int] | int]] = []
+        """Delayed rejections. A leader without a lease must not send them yet."""
         self._number = count()
         self._shown_stream = stream_of(key.stream, key.partition)
         self._json_prefix = b'{"stream":"%b","seq":' % self._shown_stream.encode()
         self.count = 0
 
     def add(self, base_offset: int, publishers: Publishers, arrived_ns: int = 0) -> None:
-        """Add publishers whose records were appended from ``base_offset`` on. ``arrived_ns``: approximate arrival time."""
+        """Add publishers whose records were appended at ``base_offset`` and above. ``arrived_ns``: approximate arrival time."""
         last_offset = base_offset + publishers.record_count - 1
         if publishers.policies is None:
             wanted = {publishers.policy} - {AckPolicy.NONE} if any(publishers.replies) else set()
@@ -197,10 +199,10 @@ class PendingAcks:
         return oldest_ns
 
     def add_again(self, stored: Stored, publishers: Publishers, *, duplicate: bool = True) -> None:
-        """Add a repeated publish of the record ``stored``.
+        """Add a publisher that repeated the message of the record ``stored``.
 
-        It is answered together with the record's own publisher. ``duplicate``: the answer says that it is a duplicate. False if
-        the previous leader stored the record without an answer.
+        It gets its ack together with the record's own publisher. ``duplicate``: the value of the field in the ack. It is
+        False if the previous leader stored the record and may not have answered.
         """
         if publishers.wanted is not AckPolicy.NONE:
             again = (stored.last_offset, next(self._number), stored.offset, publishers, duplicate)
@@ -208,7 +210,7 @@ class PendingAcks:
             self.count += 1
 
     def release(self, policy: AckPolicy, through_offset: int, leader_epoch: int, now_wall_ns: int) -> None:
-        """Answer all publishers of ``policy`` with offsets up to ``through_offset``."""
+        """Answer all publishers with the ack policy ``policy`` and offsets up to ``through_offset`` (inclusive)."""
         lines: list[bytes] = []
         waiting = self._waiting[policy]
         while waiting and waiting[0].base_offset <= through_offset:
@@ -225,7 +227,7 @@ class PendingAcks:
         while again and again[0][0] <= through_offset:
             _, _, offset, publishers, duplicate = heappop(again)
             self.count -= 1
-            self._answer_again(offset, publishers, leader_epoch, now_wall_ns, lines, duplicate=duplicate)
+            self._answer_repeated(offset, publishers, leader_epoch, now_wall_ns, lines, duplicate=duplicate)
         if lines:
             self._shell.send_lines(lines)
 
@@ -253,7 +255,7 @@ class PendingAcks:
         self, entry: _Unanswered, start: int, end: int, envelope: Envelope | None, leader_epoch: int, now_wall_ns: int,
         lines: list[bytes],
     ) -> None:  # fmt: skip
-        """Answer the publishers from ``start`` to ``end`` (exclusive), which want equal answers."""
+        """Answer the publishers from ``start`` to ``end`` (exclusive), which all get the same answer."""
         replies, index = entry.publishers.replies, start
         while index < end:
             reply, offset, length = replies[index], entry.base_offset + index, 1
@@ -266,7 +268,7 @@ class PendingAcks:
                 lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
             index += length
 
-    def _answer_again(
+    def _answer_repeated(
         self, offset: int, publishers: Publishers, leader_epoch: int, now_wall_ns: int, lines: list[bytes], *, duplicate: bool
     ) -> None:
         reply, envelope = publishers.replies[0], publishers.envelopes and publishers.envelopes[0]
@@ -282,8 +284,8 @@ class PendingAcks:
     ) -> None:  # fmt: skip
         """Reject all publishers of a batch that was not appended.
 
-        The negative ack names the leader if it is known [A2]. ``waits_ms``: time after which to retry, per publisher or for
-        all. 0: at once.
+        The negative ack names the leader if it is known [A2]. ``waits_ms``: time in ms after which to retry, one value for
+        all or one per publisher. 0: at once.
         """
         lines: list[bytes] = []
         how_many = len(publishers.replies)
@@ -315,33 +317,34 @@ class PendingAcks:
         if lines := [b"PUB %b%b" % (reply, rest) for reply in replies if reply]:
             self._shell.send_lines(lines)
 
-    def say_no(
+    def reject_or_delay(
         self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0, *, now: bool, later: bool
     ) -> None:
         """Reject publishers now if ``now`` is True.
 
-        If ``later`` is True, keep the rejection for ``say_untold``. Otherwise, and beyond ``MOST_UNTOLD``, send nothing.
+        If ``now`` is False and ``later`` is True, delay the rejection until ``send_delayed_rejections``. In all other cases,
+        and above ``MAX_DELAYED_REJECTIONS``, send nothing.
         """
         if now:
-            self.say_untold()
+            self.send_delayed_rejections()
             self.reject(publishers, unfit, waits_ms=waits_ms)
-        elif later and len(self._untold) < MOST_UNTOLD:
-            self._untold.append((publishers, unfit, waits_ms))
+        elif later and len(self._delayed_rejections) < MAX_DELAYED_REJECTIONS:
+            self._delayed_rejections.append((publishers, unfit, waits_ms))
 
     @property
-    def owes_a_no(self) -> bool:
-        """True if rejections are delayed until ``say_untold``."""
-        return bool(self._untold)
+    def has_delayed_rejections(self) -> bool:
+        """True if there are delayed rejections."""
+        return bool(self._delayed_rejections)
 
-    def say_untold(self, *, may: bool = True) -> None:
-        """Send the delayed rejections. If ``may`` is false, drop them."""
-        untold, self._untold = self._untold, []
+    def send_delayed_rejections(self, *, may: bool = True) -> None:
+        """Send the delayed rejections if ``may`` is True. Otherwise drop them."""
+        untold, self._delayed_rejections = self._delayed_rejections, []
         for publishers, unfit, waits_ms in untold if may else ():
             self.reject(publishers, unfit, waits_ms=waits_ms)
 
     def drop(self) -> None:
-        """Forget all publishers without an answer. Their records may or may not be stored."""
-        self._untold.clear()
+        """Forget all publishers without an answer. Their records may be stored or not."""
+        self._delayed_rejections.clear()
         for waiting in self._waiting.values():
             waiting.clear()
         for again in self._again.values():
@@ -408,7 +411,7 @@ UNSURE_BYTES = 2 * 1024 * 1024
 
 
 class AckResendBuffer:
-    """Recent acks of one connection. ``note`` adds a written ack. ``again`` returns them after a reconnect."""
+    """Recent acks of one connection. ``note`` adds an ack that was written. ``again`` returns the acks after a reconnect."""
 
     def __init__(self, bound_bytes: int = UNSURE_BYTES, age_ns: int = UNSURE_NS) -> None:
         self._bound_bytes = bound_bytes
@@ -417,13 +420,13 @@ class AckResendBuffer:
         self.size_bytes = 0
 
     def note(self, lines: bytes, now_ns: int) -> None:
-        """Record the acks that were written to the connection."""
+        """Add the acks that were written to the connection."""
         self._written.append((now_ns, lines))
         self.size_bytes += len(lines)
         self._forget(now_ns)
 
     def again(self, lost_ns: int) -> bytes:
-        """Return the lines that were written shortly before the connection was lost (``lost_ns``), and forget them."""
+        """Remove and return the acks that were written shortly before the connection was lost at ``lost_ns``."""
         self._forget(lost_ns)
         joined = b"".join(lines for _, lines in self._written)
         self._written.clear()

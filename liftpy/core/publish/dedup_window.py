@@ -1,15 +1,15 @@
 """``RecentIds``: the message ids in a partition's log within the deduplication window, with their offsets [A3]. Pure.
 
-A message that is sent again with the same ``Nats-Msg-Id`` is not stored again, whoever leads. The ids follow from the
-log: truncated records are forgotten, and uncommitted ones expire nothing. Time is log time, the largest batch timestamp
-so far. An id is also known for the whole window by the node's monotonic clock, because wall clocks may jump.
+A message that is sent again with the same ``Nats-Msg-Id`` is not stored again, whichever node leads. The ids follow from
+the log: truncated records are forgotten, and only committed records advance the time. Time is log time, the largest batch
+timestamp so far. An id is also known for the whole window by the node's monotonic clock, because wall clocks may jump.
 
-A leader accepts a new id only if there is memory for it (``lacks``). A follower must accept what its leader accepted.
-If its memory is full, it drops the oldest ids. Until these have left the window, unknown ids are rejected
+A leader accepts a new id only if there is memory for it (``lacks``). A follower must accept what its leader accepted. If
+its memory is full, it drops the oldest ids. Until these have left the window, it rejects unknown ids as leader
 (``is_blind``).
 
-Example with a window of 120 s: "a" is stored at offset 7 with t = 1000 s. At t = 1100 s it is a duplicate of 7. At t =
-1121 s it is a new message.
+Example with a window of 120 s: "a" is stored at offset 7 with t = 1000 s. At t = 1100 s it is a duplicate of 7. At t = 1121
+s it is a new message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from liftpy.errors import CorruptionError
 
 MESSAGE_ID = "Nats-Msg-Id"
 MAX_ID_BYTES = 1024
-"""Maximum length of a message id, in bytes. A longer one is rejected if the publish has a reply subject."""
+"""Maximum length of a message id, in bytes. A publish with a longer one and a reply subject is rejected."""
 ID_NAME = MESSAGE_ID.encode()
 _ID_BYTES = 144
 """Memory of a message id besides its bytes, in bytes. The value was measured."""
@@ -41,7 +41,7 @@ _BATCH_BYTES = 296
 
 
 class Stored(NamedTuple):
-    """Place of a message id. ``last_offset``: last offset of its batch. Both are committed together [D23]."""
+    """Place of a message id. ``last_offset``: last offset of the batch of its record. A batch is committed as a whole [D23]."""
 
     offset: int
     last_offset: int
@@ -49,7 +49,7 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Taken:
-    """Message ids of one batch. ``time_ns``: log time. ``known_ns``: monotonic time of its arrival here."""
+    """Message ids of one batch. ``time_ns``: its log time. ``known_ns``: monotonic time at which this node got it."""
 
     last_offset: int
     time_ns: int
@@ -59,12 +59,14 @@ class _Taken:
     offsets: Sequence[int] = ()
     size_bytes: int = 0
     before: dict[bytes, _Taken] | None = None
-    """Earlier entries of the same ids, until this batch is committed. None: there are none."""
+    """Earlier places of the same ids, until this batch is committed. None: there are none."""
 
 
 class RecentIds:
-    """A ``Part``: of one partition, on one replica. ``window_ns`` 0: none are kept. ``now_ns``: the node's monotonic clock. Offsets are
-    inclusive but for ``end_offset``."""
+    """Message ids of one partition on one replica, a ``Part`` of the derived state.
+
+    ``window_ns`` 0: no ids are kept. ``now_ns``: the node's monotonic clock. All offsets are inclusive, except ``end_offset``.
+    """
 
     name = "ids"
     version = 1
@@ -74,23 +76,23 @@ class RecentIds:
         self._now_ns = now_ns
         self.share = Share(node, self.name, max_bytes, "partition_message_id_bytes")
         self.in_hand = self.share.beside()
-        """Memory of accepted message ids that are not in the log yet, in bytes."""
+        """Memory of message ids that the leader has accepted and that are not in the log yet, in bytes."""
         self.forgotten = 0
         """Number of message ids that were dropped early for lack of memory, since the start."""
         self.takes_shorter_window = False
-        """True if ``restore`` takes a file that was written under a shorter window: nothing else knows more."""
+        """True if ``restore`` accepts a file that was written with a shorter window, because no other source knows more ids."""
         self.begin(None)
 
     def begin(self, offset: int | None) -> None:
-        """Start without any known ids, from ``offset`` on."""
+        """Start at ``offset`` without any known ids."""
         self._high_watermark = -1
-        self._time_ns = 0  # log time of what is committed
-        self._last_id = b""  # of the last committed record
+        self._time_ns = 0  # log time of the last committed batch
+        self._last_id = b""  # message id of the last committed record
         self._tail: deque[_Taken] = deque()
-        self._kept: deque[_Taken] = deque()  # committed, with ids, oldest first
+        self._kept: deque[_Taken] = deque()  # committed batches with ids, oldest first
         self._by_id: dict[bytes, _Taken] = {}
         self._lost_ns = self._lost_known_ns = -1
-        """Log time of the last id that was dropped early, and the time when it was accepted here. -1: no id was dropped."""
+        """(log time, time of arrival here) of the last id that was dropped early. -1: no id was dropped."""
         self.share.hold(0)
 
     @property
@@ -103,7 +105,7 @@ class RecentIds:
 
     @property
     def last_id(self) -> bytes:
-        """Message id of the last record. b"": it has none."""
+        """Message id of the last record. b"": the record has none."""
         return self._tail[-1].last_id if self._tail else self._last_id
 
     @property
@@ -113,7 +115,7 @@ class RecentIds:
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     def take(self, batch: NewBatch) -> None:
-        """Add the next batch of the log."""
+        """Process the next batch of the log."""
         ids, last_offset = batch.ids, batch.last_offset
         last_id = self.last_id if not batch.record_count else ids.get(last_offset, b"") if ids else b""
         time_ns = max(self._tail[-1].time_ns if self._tail else self._time_ns, batch.timestamp_ns)
@@ -123,7 +125,7 @@ class RecentIds:
             self._note(taken)
         self._tail.append(taken)
         if last_offset <= self._high_watermark:
-            self._fold()
+            self._merge_committed()
         if taken.ids and (excess_bytes := self.share.excess_bytes(taken.size_bytes)):
             self._make_room(excess_bytes)
 
@@ -137,12 +139,12 @@ class RecentIds:
         self.share.hold(self.share.size_bytes + taken.size_bytes)
 
     def committed(self, high_watermark: int) -> None:
-        """Set the high watermark (inclusive). It may be ahead of the records that were read."""
+        """Set the high watermark (inclusive). It may be above the last processed record."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
-            self._fold()
+            self._merge_committed()
 
-    def _fold(self) -> None:
+    def _merge_committed(self) -> None:
         tail, high_watermark = self._tail, self._high_watermark
         while tail and tail[0].last_offset <= high_watermark:
             taken = tail.popleft()
@@ -153,7 +155,7 @@ class RecentIds:
         self._expire(self._time_ns)
 
     def _expire(self, time_ns: int) -> None:
-        """Remove ids that are too old at the log time ``time_ns``."""
+        """Remove the ids that have left the window at the log time ``time_ns``."""
         kept, until_ns = self._kept, time_ns - self.window_ns
         while kept and kept[0].time_ns <= until_ns and not self._is_fresh(kept[0].known_ns):
             self._forget(kept.popleft())
@@ -162,7 +164,7 @@ class RecentIds:
         return known_ns > self._now_ns() - self.window_ns
 
     def _make_room(self, excess_bytes: int) -> None:
-        """Remove the oldest ids until there is room."""
+        """Remove the oldest ids until ``excess_bytes`` are free."""
         until_bytes = self.size_bytes - excess_bytes
         while self.size_bytes > until_bytes and self._kept:
             self._lose(self._kept.popleft())
@@ -185,7 +187,7 @@ class RecentIds:
         taken.ids, taken.offsets, taken.size_bytes, taken.before = (), (), 0, None
 
     def cut(self, end_offset: int) -> None:
-        """Forget the ids at and above ``end_offset``, which is above HW."""
+        """Forget the ids at and above ``end_offset``, which is above the high watermark."""
         while self._tail and self._tail[-1].last_offset >= end_offset:
             taken = self._tail.pop()
             before = taken.before or {}
@@ -194,13 +196,16 @@ class RecentIds:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self) -> Callable[[], Sequence[bytes]]:
-        """Return the window, the log time, the last id, then one column per field of the batches and of the ids."""
+        """Return a function that encodes the ids.
+
+        Format: the window, the log time, the last id, then one column per field of the batches and of the ids.
+        """
         head = _HEAD.pack(self.window_ns, self._time_ns, len(self._last_id)) + self._last_id
         kept = tuple(self._kept)
         return lambda: [head, *_encoded(kept)]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
-        """Load a state file. A file that was written with a shorter window is not sufficient."""
+        """Load a state file. Raises CorruptionError if it is invalid, or was written with a shorter window than now."""
         try:
             window_ns, self._time_ns, size_bytes = _HEAD.unpack_from(data or b"")
         except struct.error:
@@ -231,11 +236,14 @@ class RecentIds:
         return Stored(taken.offsets[_last_index(taken.ids, message_id)], taken.last_offset)
 
     def may_hold(self, message_id: bytes, now_wall_ns: int) -> bool:
-        """Return whether a record with ``message_id`` may exist for a publish at ``now_wall_ns``. Its age is not checked."""
+        """Return whether a record with ``message_id`` may exist for a publish at ``now_wall_ns``.
+
+        The age of the id is not checked.
+        """
         return message_id in self._by_id or self.is_blind(now_wall_ns)
 
     def is_blind(self, now_wall_ns: int) -> bool:
-        """Return whether an unknown id at ``now_wall_ns`` may have been removed too early."""
+        """Return whether an unknown id at ``now_wall_ns`` may belong to a record whose id was dropped early."""
         if self._lost_ns < 0:
             return False
         return self._lost_ns > max(self._time_ns, now_wall_ns) - self.window_ns or self._is_fresh(self._lost_known_ns)
@@ -245,23 +253,23 @@ class RecentIds:
         """True if all ids within the window of the last committed record are known."""
         return not self.is_blind(0)
 
-    def hold_in_hand(self, ids: Iterable[bytes]) -> None:
-        """Record that the leader has accepted these message ids."""
+    def reserve_ids(self, ids: Iterable[bytes]) -> None:
+        """Count the memory of ``ids`` that the leader has accepted."""
         self.in_hand.hold(self.in_hand.size_bytes + size_of(ids))
 
-    def let_go_in_hand(self, ids: Iterable[bytes]) -> None:
-        """Release the ids in progress: they were stored or rejected."""
+    def release_ids(self, ids: Iterable[bytes]) -> None:
+        """Stop counting ``ids``, because their messages were stored or rejected."""
         self.in_hand.hold(self.in_hand.size_bytes - size_of(ids))
 
     def lacks(self, ids: Iterable[bytes], now_wall_ns: int) -> str:
-        """Return why a leader must reject a batch with unknown ``ids``, or '' if it may accept the batch."""
+        """Return why a leader must reject a batch with these unknown ``ids``. '': it may accept the batch."""
         if not self.window_ns:
             return ""
         if self.is_blind(now_wall_ns):
             return f"some message ids of the last {self.window_ns / NS_PER_S:g} s went for want of room here"
         size_bytes, in_hand_bytes = _BATCH_BYTES + size_of(ids), self.in_hand.size_bytes
         if not self.share.has_room(size_bytes, in_hand_bytes):
-            self._expire(max(self._time_ns, now_wall_ns))  # a log that takes nothing has no time of its own
+            self._expire(max(self._time_ns, now_wall_ns))  # the log time does not advance without batches
         setting = self.share.lacks(size_bytes, in_hand_bytes)
         return setting and f"the message ids of the last {self.window_ns / NS_PER_S:g} s fill what {setting} allows"
 
@@ -273,7 +281,7 @@ def size_of(ids: Iterable[bytes]) -> int:
 
 
 def _encoded(kept: Sequence[_Taken]) -> list[bytes]:
-    """Encode the ids. ``kept`` may lose batches of ids in the meantime, if they were removed."""
+    """Encode the ids. Other code may remove the oldest batches of ids from ``kept`` in the meantime."""
     columns: tuple[list[bytes], ...] = ([], [], [], [], [], [])
     row_count = id_count = 0
     for some in sliced(kept):
@@ -298,7 +306,7 @@ def _encoded(kept: Sequence[_Taken]) -> list[bytes]:
 
 
 def _decoded(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[bytes, ...], tuple[int, ...]]]:
-    """Yield (last offset, log time, ids, offsets) of each batch. Raises CorruptionError for bytes that ``_encoded`` never writes."""
+    """Yield (last offset, log time, ids, offsets) of each batch. Raises CorruptionError if the data is invalid."""
     try:
         row_count, id_count = _COUNTS.unpack_from(data)
         at, columns = _COUNTS.size, []
@@ -333,14 +341,16 @@ def _last_index(ids: Sequence[bytes], message_id: bytes) -> int:
 
 
 def ids_of(headers: HeadersColumn | None, names: bytes | None = None) -> dict[int, bytes]:
-    """Return index of a record -> its message id, ascending, for records that have one. The first of several ids counts.
+    """Return record index -> message id, ascending, for the records that have one.
+
+    If a record has several ids, the first counts.
 
     ``names``: all names of headers.
     """
     if headers is None or ID_NAME not in (bytes(headers.names.data) if names is None else names):
         return {}
     found: dict[int, bytes] = {}
-    pairs = list(_named(headers.names))
+    pairs = list(_id_header_indexes(headers.names))
     records = np.searchsorted(headers.ends, pairs, side="right").tolist()
     ends, data = headers.values.ends, headers.values.data
     for pair, record in zip(pairs, records, strict=True):
@@ -350,8 +360,8 @@ def ids_of(headers: HeadersColumn | None, names: bytes | None = None) -> dict[in
     return found
 
 
-def _named(names: BytesColumn) -> Iterable[int]:
-    """Yield the indexes of the headers that have a message id."""
+def _id_header_indexes(names: BytesColumn) -> Iterable[int]:
+    """Yield the indexes of the headers that are message ids."""
     ends = names.ends.astype(np.int64)
     sizes = np.diff(ends, prepend=0)
     for pair in np.flatnonzero(sizes == len(ID_NAME)).tolist():
@@ -361,5 +371,5 @@ def _named(names: BytesColumn) -> Iterable[int]:
 
 
 def is_id(value: bytes) -> bool:
-    """Return whether the value is a message id. An empty value has no effect."""
+    """Return whether a header value is a message id. An empty value is none."""
     return 0 < len(value) <= MAX_ID_BYTES

@@ -23,7 +23,7 @@ DIGEST_BYTES = _FORMAT.size
 
 
 class RollingDigest(NamedTuple):
-    """Digest of records in sequence order: one CRC-32C for each part of the records."""
+    """Digest of a producer's records in sequence order: one CRC-32C for each kind of column."""
 
     value_sizes: int = 0
     values: int = 0
@@ -86,5 +86,5 @@ def _lengths(ends: NDArray[np.uint32], start: int, end: int) -> NDArray[np.uint3
 
 
 def _bounds(ends: NDArray[np.uint32], start: int, end: int) -> tuple[int, int]:
-    """Return (first, last): where the entries ``start`` to ``end`` begin, and where they end (exclusive)."""
+    """Return (first, last): the positions where the entries ``start`` to ``end`` (exclusive) begin and end."""
     return int(ends[start - 1]) if start else 0, int(ends[end - 1]) if end else 0

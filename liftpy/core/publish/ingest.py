@@ -1,19 +1,19 @@
-"""``Ingest``: combines the messages of one partition that arrive together into a batch, and lets the core append it.
+"""``Ingest``: combines the messages of one partition that arrive together into a batch, and lets the replica append it.
 
-Messages wait in a list until the whole read of the socket is dispatched. Batches that the core does not append at once
-are held under a token (limits: ``liftpy/core/replication/inflight_limits.py``). Two more limits apply: the messages of
-one socket read, and the publishers that wait for an ack. Beyond a limit, a publish with reply subject is rejected with
+Messages wait in a list until the whole read of the socket is dispatched. Batches that the replica does not append at once
+are held under a token (limits: ``liftpy/core/replication/inflight_limits.py``). Two more limits apply: the messages of one
+socket read, and the publishers that wait for an ack. Above a limit, a publish with a reply subject is rejected with
 OVERLOADED, and one without is dropped and counted.
 
 A message whose id is known is not stored. Its publisher gets the ack of the stored record, with ``duplicate``, and not
 before the record's own publisher gets its ack.
 
-Conditions [protocol: Conditions]: a publish may expect the last sequence of the stream, of a subject or of a filter, or
-the last message id. The leader checks this against the whole log, including uncommitted records. If its subject index
-is not complete, the publish waits for it, within limits. Beyond a limit the answer is 503.
+Conditions [protocol: Conditions]: a publish may expect the last sequence of the stream, of a subject or of a filter, or the
+last message id. The leader checks this against the whole log, including uncommitted records. If its subject index is not
+complete, the publish waits for it, within limits. Above a limit the answer is 503.
 
-Messages of one read are judged together. Messages that cannot be stored are removed in one pass, and the others become one batch. So
-the cost of a read grows with the number of its messages, and never with its square.
+Messages of one read are checked together. Messages that cannot be stored are removed in one pass, and the others become one
+batch. So the cost of a read grows with the number of its messages, and never with its square.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ _TOO_OFTEN = Rejection(
 )
 
 
-class _Before:
-    """Subjects of the earlier messages in the same batch, for the last offset of a subject or of a filter."""
+class _EarlierMessages:
+    """Subjects of the earlier messages of the batch that is checked. It finds the last offset of a subject or of a filter."""
 
     def __init__(self, derived: LogState) -> None:
         self._derived = derived
@@ -95,13 +95,13 @@ class _Before:
         self._filters: dict[str, _FilterLookup] = {}
 
     def add(self, subjects: Sequence[str], base_offset: int) -> None:
-        """Add messages that are stored from ``base_offset`` on."""
+        """Add messages that will be stored from ``base_offset`` on."""
         new = list(zip(subjects, range(base_offset, base_offset + len(subjects)), strict=True))
         self.last.update(new)
         self._in_order += new
 
     def look_up(self, subject_filter: str) -> _FilterLookup | None:
-        """Return the last offsets for a filter, from the log and from this batch, or None if the lookup would take too long."""
+        """Return the last offsets for a filter, from the log and from this batch. None: the lookup would take too long."""
         found = self._filters.get(subject_filter)
         new_count = len(self._in_order) - (found.seen_count if found is not None else 0)
         if found is None:
@@ -121,25 +121,27 @@ class _Before:
 
 @dataclass(slots=True)
 class _FilterLookup:
+    """The last offsets of the subjects that match a filter."""
+
     matches: Callable[[str], bool]
     in_log: int | None
     here: int = -1
     seen_count: int = 0
-    """Number of earlier messages that ``here`` covers."""
+    """Number of earlier messages of the batch that ``here`` covers."""
 
 
 def unmet_conditions(
     columns: MessageColumns, derived: LogState, end_offset: int, *, of_ids: bool = True
 ) -> dict[int, Rejection]:
-    """Return record index -> rejection, for messages whose condition on the log does not hold. Empty: all hold.
+    """Return record index -> rejection, for messages whose condition does not hold. Empty: all conditions hold.
 
-    A message is checked as if the earlier ones, except those found here, were stored from ``end_offset`` on. ``of_ids``
-    False: conditions on the last message id are not checked.
+    A message is checked as if the earlier messages of the batch were stored from ``end_offset`` on. Messages whose
+    condition does not hold are left out. ``of_ids`` False: conditions on the last message id are not checked.
     """
     unmet: dict[int, Rejection] = {}
-    before = _Before(derived)
+    before = _EarlierMessages(derived)
     seen, end, last_id = 0, end_offset, derived.ids.last_id
-    """Offset up to which ``before`` covers the messages (exclusive), their end (exclusive), and the last message id."""
+    """Number of messages that ``before`` covers, the log end after them, and the last message id."""
     subjects, ids = columns.subjects, columns.ids
     asks_subjects = any(wanted.sequence is not None for wanted in columns.of_others.values())
     for index in sorted(columns.expected.keys() | columns.of_others.keys()):
@@ -156,7 +158,7 @@ def unmet_conditions(
 
 
 def _unmet(
-    columns: MessageColumns, index: int, before: _Before, last_id: bytes | None, derived: LogState, end_offset: int
+    columns: MessageColumns, index: int, before: _EarlierMessages, last_id: bytes | None, derived: LogState, end_offset: int
 ) -> Rejection | None:
     if columns.expected.get(index, end_offset) != end_offset:
         return wrong_sequence(end_offset)
@@ -168,7 +170,7 @@ def _unmet(
     return wrong_last_id(last_id) if last_id is not None and wanted.last_id and wanted.last_id != last_id else None
 
 
-def _of_subject(wanted: Expected, own: str, before: _Before, derived: LogState) -> Rejection | None:
+def _of_subject(wanted: Expected, own: str, before: _EarlierMessages, derived: LogState) -> Rejection | None:
     subject = wanted.subject or own
     if has_wildcards(subject):
         if len(derived.subjects) > MANY:
@@ -186,7 +188,7 @@ def _of_subject(wanted: Expected, own: str, before: _Before, derived: LogState) 
 
 
 def index_key(wanted: Expected, own: str) -> str:
-    """Return the subject whose last offset a publish needs, "" for the whole index (wildcards)."""
+    """Return the subject whose last offset a publish needs. "": it has wildcards and needs the whole index."""
     subject = wanted.subject or own
     return "" if has_wildcards(subject) else subject
 
@@ -195,15 +197,16 @@ _UNDECIDED = Rejection(
     RejectReason.NOT_LEADER, "The leader changed before the publish was stored. It is not stored: send it again."
 )
 INGEST_OVERFLOW = "ingest_overflow"
-"""Reason of publishes that were dropped before they reached a partition."""
+"""Reason in the counter of publishes that the connection dropped before they reached a partition."""
 _BATCH_OVERHEAD_BYTES = 4096
 """Maximum size of the headers of a batch, of its response and of NATS, in bytes."""
 _NOBODY = Numbering(0, 0, 0, None)
 
 
 class Ingest:
-    """Combines publishes of one partition into batches. ``feed`` receives PublishesReceived. The core answers with
-    ``seal`` or ``reject``.
+    """Combines publishes of one partition into batches.
+
+    ``feed`` passes PublishesReceived to the replica. The replica answers with ``seal`` or ``reject``.
     """
 
     def __init__(
@@ -242,42 +245,42 @@ class Ingest:
         self._takes = takes
         self.reader = MessageDecoder(acks.key, subject, policy, inboxes, codec)
         self.counters = IngestCounters(on_drop=on_drop, times=times or PublishTimes())
-        self._ids_in_hand: dict[bytes, tuple[PendingBatch, int]] = {}
-        """Message id -> its pending batch, and the index of the record there."""
+        self._pending_ids: dict[bytes, tuple[PendingBatch, int]] = {}
+        """Message id -> its pending batch, and the index of its record there."""
         self._overload = Overload(
-            may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._known,
-            ids=KnownIds(derived.ids, self._ids_in_hand, self._holds_unread), say_no=self._say_no, wall_ns=wall_ns,
+            may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._find_repeats,
+            ids=KnownIds(derived.ids, self._pending_ids, self._has_unread), reject_or_delay=self._say_no, wall_ns=wall_ns,
         )  # fmt: skip
         self._overload.unanswered_since_ns = acks.since_ns
         self._listener: Subscription | None = None
         self._taken_over: FailoverBacklog | None = None
         """Messages that this node buffered as a standby, while it takes publishes over the same subscription.
 
-        ``undecided`` messages wait for a negative ack.
+        ``undecided`` messages get a negative ack later.
         """
         self.heard = False
         """True if the NATS server has confirmed the subscription, so that new publishes arrive."""
         self._left = False
-        """True if no more messages are accepted. Messages in flight are still stored."""
+        """True if the node has unsubscribed. Messages in flight are still stored."""
         self._raw: list[RawMessage] = []
         self._raw_bytes = 0
         self._drain_scheduled = False
         self._tokens: dict[int, PendingBatch] = {}
         self._again_count = 0
-        """Number of repeated messages in all ``PendingBatch.again``."""
+        """Number of repeated messages in ``PendingBatch.again`` of all pending batches."""
         self._next_token = 1
 
     def settings_changed(self, stream: StreamConfig, partitions: int = 1) -> None:
-        """Apply the stream's settings and number of partitions, at the start and after each change."""
+        """Apply the settings and the number of partitions of the stream, at the start and after each change."""
         self.reader.quota = quota_for(stream, partitions, self.reader.quota)
         self.reader.max_message_bytes = stream.max_message_bytes
         self.reader.wants_offsets = stream.optimistic_concurrency
 
     @property
     def _batch_bytes(self) -> int:
-        """Maximum size of a batch of several messages, so that it usually fits one answer to a follower.
+        """Maximum size of a batch of several messages, so that it usually fits one fetch answer.
 
-        A single message may be larger. It then travels in pieces.
+        A single message may be larger. It is then sent to followers in pieces.
         """
         room = min(self._config.replication_max_bytes, self._shell.max_payload) - _BATCH_OVERHEAD_BYTES
         return max(4096, min(self._config.batch_max_bytes, room))
@@ -288,7 +291,10 @@ class Ingest:
         return self._listener is not None
 
     def start(self, taken: FailoverBacklog | None = None) -> None:
-        """Subscribe to the data subject. ``taken``: continue the subscription of the standby buffer without a gap."""
+        """Subscribe to the data subject.
+
+        ``taken``: messages of the standby buffer. Its subscription then continues without a gap.
+        """
         if self._listener is not None:
             return
         if taken is None:
@@ -297,7 +303,7 @@ class Ingest:
         hearing = taken.hearing
         assert hearing is not None
         self._taken_over, self._listener, self.heard = taken, hearing, True
-        hearing.feed_to(self._arrived, self._given_up, self._hearing_lost)
+        hearing.feed_to(self._arrived, self._given_up, self._on_standby_lost)
         for stored, publishers in taken.known:
             self._acks.add_again(stored, publishers, duplicate=False)
         if taken.known:
@@ -308,42 +314,40 @@ class Ingest:
             self._drain_soon()
 
     def _say_no(self, publishers: Publishers, unfit: Rejection, waits_ms: Sequence[int] | int = 0) -> None:
-        self._acks.say_no(publishers, unfit, waits_ms, now=self._may.refuse_for_now(), later=not self._may.refuse())
+        self._acks.reject_or_delay(publishers, unfit, waits_ms, now=self._may.refuse_for_now(), later=not self._may.refuse())
 
     def settle(self) -> None:
         """Send the delayed rejections if they may be sent now."""
-        if self._acks.owes_a_no and self._may.refuse():
-            self._acks.say_untold(may=self._may.refuse_for_now())
+        if self._acks.has_delayed_rejections and self._may.refuse():
+            self._acks.send_delayed_rejections(may=self._may.refuse_for_now())
         if self._taken_over is not None and self._taken_over.undecided and self._may.refuse():
             messages, self._taken_over.undecided = self._taken_over.undecided, []
             for message in messages:
                 self._refuse(self.reader.read([message], self.wall_ns()).publishers, _UNDECIDED)
 
     def link_lost(self) -> None:
-        """Renew the subscription, because the connection of ``shell`` was lost."""
+        """Renew the subscription, because the connection of the shell was lost."""
         if self._hearing is None:
-            self._stops_taking()
+            self._leave_to_standby()
 
     @property
     def _hearing(self) -> Hearing | None:
-        """Subscription of the standby buffer that delivers the publishes.
-
-        None: the leader uses its own subscription, or none.
-        """
+        """Subscription of the standby buffer that delivers the publishes. None: the leader has its own subscription, or none."""
         return None if self._taken_over is None else self._taken_over.hearing
 
-    def _hearing_lost(self) -> None:
-        """Subscribe again on the main connection, because the standby connection was lost or NATS denied its subscription."""
+    def _on_standby_lost(self) -> None:
+        """Subscribe on the main connection, because the standby connection was lost or NATS denied its subscription."""
         hearing = self._hearing
-        if hearing is None or self._left or (not hearing.is_denied and self._stops_taking()):
+        if hearing is None or self._left or (not hearing.is_denied and self._leave_to_standby()):
             return
         hearing.close()
         self._listen()
 
-    def _stops_taking(self) -> bool:
-        """Stop accepting publishes where other nodes buffer them: later messages must not be stored before them.
+    def _leave_to_standby(self) -> bool:
+        """Unsubscribe if standby followers receive the publishes. Return whether they do.
 
-        ``come_back`` follows, or another leader.
+        This node must then not store later messages before theirs. Either ``come_back`` follows, or another node becomes
+        leader.
         """
         if self._listener is None or self._left or not self._may.leave():
             return False
@@ -357,20 +361,20 @@ class Ingest:
             self._subject, self._arrived, given_up=self._given_up, refuser=self._overload
         )
         self.heard = False
-        self._shell.when_heard(lambda: self._is_heard(listener))
+        self._shell.when_heard(lambda: self._on_subscribed(listener))
 
-    def _is_heard(self, listener: Subscription) -> None:
+    def _on_subscribed(self, listener: Subscription) -> None:
         self.heard = self.heard or listener is self._listener
 
     def leave(self) -> None:
-        """Unsubscribe, but store messages in flight. Call ``stop`` or ``come_back`` later."""
+        """Unsubscribe, and still store messages in flight. Call ``stop`` or ``come_back`` later."""
         if self._listener is not None:
             self._listener.leave()
             self._left = True
             self._derived.index_wait.release(self._derived.subjects, everything=True)
 
     def come_back(self) -> None:
-        """Subscribe again after ``leave``, unless the role changed since."""
+        """Subscribe again after ``leave``, unless the role has changed since then."""
         if self._left:
             assert self._listener is not None
             self._listener.close()
@@ -379,18 +383,18 @@ class Ingest:
 
     @property
     def idle(self) -> bool:
-        """True if all received messages are stored or rejected, and all waiting publishers were answered."""
+        """True if all received messages are stored or rejected, and all waiting publishers have their answers."""
         undecided = self._taken_over is not None and self._taken_over.undecided
-        return not (self._holds_unread() or self._tokens or undecided or self._acks.count)
+        return not (self._has_unread() or self._tokens or undecided or self._acks.count)
 
-    def _holds_unread(self) -> bool:
-        """Return whether publishes have arrived that are not judged yet."""
+    def _has_unread(self) -> bool:
+        """Return whether publishes have arrived that were not checked yet."""
         return bool(self._raw or self._derived.index_wait)
 
     def stop(self) -> None:
         """Unsubscribe and drop the messages that are not stored.
 
-        They got no ack. They are not counted as dropped, because the next leader may have buffered them.
+        They get no ack. They do not count as dropped, because the next leader may have buffered them.
         """
         if self._listener is not None:
             self._listener.close()
@@ -402,7 +406,7 @@ class Ingest:
         self._raw_bytes = 0
         self._derived.index_wait.forget()
         self._tokens.clear()
-        self._ids_in_hand.clear()
+        self._pending_ids.clear()
         self._derived.ids.in_hand.hold(0)
         self._desk.begin()
         self._again_count = 0
@@ -415,7 +419,7 @@ class Ingest:
 
     def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if self._is_full():
-            self._overload.turn_away([(subject, reply, payload, headers)])
+            self._overload.reject_for_overload([(subject, reply, payload, headers)])
             return
         self._raw.append((subject, reply, payload, headers))
         self._raw_bytes += len(payload) + len(headers) + len(subject) + RECORD_OVERHEAD_BYTES
@@ -430,20 +434,20 @@ class Ingest:
         if size_bytes <= batch_bytes and len(raw) <= self._config.batch_max_records:
             if raw:
                 self._take(raw)
-            self._took(len(raw))
+            self._count_processed(len(raw))
             return
         start = 0
-        most = len(raw) if self._taken_over is None else self._config.batch_max_records  # a standby's are many
+        most = len(raw) if self._taken_over is None else self._config.batch_max_records  # a standby buffer has many messages
         while start < min(len(raw), most):
             end = batch_end(raw, start, self._config.batch_max_records, batch_bytes)
             self._take(raw[start:end])
             start = end
-        self._took(start)
+        self._count_processed(start)
         if start < len(raw) and self._listener is not None:
             self._raw, self._raw_bytes = raw[start:], size_bytes - sum(map(message_size_bytes, raw[:start]))
             self._drain_soon()
 
-    def _took(self, count: int) -> None:
+    def _count_processed(self, count: int) -> None:
         if self._taken_over is not None:
             self._taken_over.fresh_left = max(0, self._taken_over.fresh_left - count)
 
@@ -452,7 +456,7 @@ class Ingest:
         (self._hearing or self._shell).behind_read(self._drain)
 
     def _take(self, messages: list[RawMessage]) -> None:
-        """Submit the messages. If one cannot be read for an unexpected reason, only this message is rejected [A6]."""
+        """Submit the messages. If an unexpected error occurs for one message, only this message is rejected [A6]."""
         try:
             messages = self._overload.in_time(messages)
         except Exception as error:
@@ -462,14 +466,14 @@ class Ingest:
             self._submit_piece(messages)
 
     def _submit_piece(self, messages: list[RawMessage]) -> None:
-        """Submit a part of a read. What goes wrong with it does not touch the other parts."""
+        """Submit a part of a read. An error in it does not affect the other parts."""
         try:
             self._submit(messages)
         except Exception as error:
             self._failed(messages, error, self._submit_piece)
 
     def _failed(self, messages: list[RawMessage], error: Exception, again: Callable[[list[RawMessage]], None]) -> None:
-        """Drop one message, or split several in halves until the failing one is alone."""
+        """Drop a single message whose processing failed. Divide several messages until the failing one is alone."""
         if len(messages) == 1:
             self._shell.sink_failed(messages[0][0], error)
             return
@@ -478,7 +482,7 @@ class Ingest:
         again(messages[half:])
 
     def _submit_at(self, messages: list[RawMessage], alone: Collection[int]) -> None:
-        """Submit each message of ``alone`` by itself, and the runs between them together, in the order of arrival."""
+        """Submit each message of ``alone`` by itself, and the messages between them together, in the order of arrival."""
         for piece in split_at(messages, alone):
             self._submit_piece(piece)
 
@@ -489,23 +493,23 @@ class Ingest:
             self._submit_at(messages, columns.apart)
             return
         if columns.unfit:
-            self._refuse_some(columns, columns.unfit)
+            self._reject_some(columns, columns.unfit)
             if rest := [message for index, message in enumerate(messages) if index not in columns.unfit]:
                 self._submit_piece(rest)
             return
         if columns.asked is not None:
-            self._tell_of_producer(columns.asked, columns.publishers)
+            self._answer_producer(columns.asked, columns.publishers)
             return
         if columns.ids and (repeats := self._repeats(columns, now_wall_ns)):
-            self._leave_out(repeats, columns, messages)
+            self._submit_without_repeats(repeats, columns, messages)
             return
-        if columns.unfit_then and not self._has_nothing_unfit_to_store(columns):
+        if columns.unfit_after_sequence and not self._forbids_only_stored(columns):
             self._refuse_by_settings(columns, messages)
             return
         if columns.ids and self._has_no_room(columns, messages, now_wall_ns):
             return
         numbering = None
-        if columns.claim is not None and (numbering := self._judged(columns.claim, columns)) is None:
+        if columns.claim is not None and (numbering := self._judge_batch(columns.claim, columns)) is None:
             return
         replies = columns.publishers.replies
         plain_count = replies.count(b"")
@@ -518,17 +522,17 @@ class Ingest:
                 self._submit_piece(run)
             return
         if acks_are_full:
-            self._overload.turn_away(messages)
+            self._overload.reject_for_overload(messages)
             return
         bound = bool(columns.expected or columns.of_others)
-        if bound and not self._as_expected(columns, messages):
+        if bound and not self._meets_conditions(columns, messages):
             return
-        if bound and len(messages) > 1 and not self._takes():  # who is bound does not wait, and nobody else is refused for it
+        if bound and len(messages) > 1 and not self._takes():  # messages with a condition are submitted alone
             self._submit_at(messages, sorted(columns.expected.keys() | columns.of_others.keys()))
             return
         if self.reader.quota is not None and self._over_quota(self.reader.quota, columns, messages, numbering, now_wall_ns):
             return
-        body = self._measured(columns, messages)
+        body = self._encode_body(columns, messages)
         if body is None:
             return
         token = self._next_token
@@ -539,9 +543,9 @@ class Ingest:
         )
         self._tokens[token] = in_hand
         if columns.ids:
-            self._derived.ids.hold_in_hand(columns.ids.values())
+            self._derived.ids.reserve_ids(columns.ids.values())
             for index, message_id in columns.ids.items():
-                self._ids_in_hand[message_id] = in_hand, index
+                self._pending_ids[message_id] = in_hand, index
         self._feed(
             PublishesReceived(
                 token=token,
@@ -554,8 +558,8 @@ class Ingest:
         )
 
     # ---- producers -----------------------------------------------------------------------------------------------------
-    def _tell_of_producer(self, asked: Question, publishers: Publishers) -> None:
-        """Answer a process that wants to continue a producer, after the data of the answer is committed."""
+    def _answer_producer(self, asked: Question, publishers: Publishers) -> None:
+        """Answer a process that wants to continue a producer. The answer is sent when its data is committed."""
         if asked.acked is not None and self._derived.has_lost(*asked.acked):
             self._refuse(publishers, RECORDS_LOST)
             return
@@ -564,12 +568,13 @@ class Ingest:
             self._refuse(publishers, self._desk.why_not(given))
             return
         envelope_of(publishers).producer = given.told
-        self._answer_as_stored(Stored(-1, given.last_offset), publishers)
+        self._await_stored_ack(Stored(-1, given.last_offset), publishers)
 
-    def _judged(self, claim: Claim, columns: MessageColumns) -> Numbering | None:
+    def _judge_batch(self, claim: Claim, columns: MessageColumns) -> Numbering | None:
         """Check a producer's batch.
 
-        Return the numbering to append, with its records in ``columns``. None: append nothing, the publisher is answered.
+        Return the sequence numbers to append, with the records in ``columns``. None: append nothing. The publisher gets its
+        answer.
         """
         published, publishers = columns.batch, columns.publishers
         assert published is not None
@@ -580,7 +585,7 @@ class Ingest:
             envelope.known_records = claim.record_count
             state = self._derived.producers.state_of(claim.producer_id)
             assert state is not None
-            self._answer_as_stored(Stored(ruling.offset, last_offset_of(state)), publishers)
+            self._await_stored_ack(Stored(ruling.offset, last_offset_of(state)), publishers)
             return None
         if ruling.finding is not Finding.APPEND:
             envelope.producer = client_pb2.ProducerState(nextSequence=ruling.next_sequence)
@@ -596,10 +601,10 @@ class Ingest:
         said = (claim.name, claim.position, claim.partitioning)
         return Numbering(claim.producer_id, claim.epoch, sequence, published.columns, known, *said)
 
-    def _has_nothing_unfit_to_store(self, columns: MessageColumns) -> bool:
-        """Return whether the settings reject only records that are already stored.
+    def _forbids_only_stored(self, columns: MessageColumns) -> bool:
+        """Return whether the settings forbid only records that are already stored.
 
-        If not, the publisher gets the expected sequence.
+        If not, the rejection of the batch gets the expected sequence.
         """
         if columns.claim is None or columns.batch is None:
             return False
@@ -620,25 +625,25 @@ class Ingest:
         assert columns.batch is not None
         return self._desk.judge(claim, columns.batch.columns).known > 0
 
-    def _answer_as_stored(self, stored: Stored, publishers: Publishers) -> None:
-        """Let the publishers wait for the ack of the stored record.
+    def _await_stored_ack(self, stored: Stored, publishers: Publishers) -> None:
+        """Let the publisher wait for the ack of the record ``stored``.
 
-        Beyond the limit there is no answer, until they send again.
+        Above the limit of waiting publishers it gets no answer until it sends again.
         """
         if publishers.wanted is not AckPolicy.NONE and self._acks.count + self._again_count < self._config.ingest_queue_records:
             self._acks.add_again(stored, publishers)
             self._feed(DuplicateReceived(last_offset=stored.last_offset))
 
     def _has_no_room(self, columns: MessageColumns, messages: list[RawMessage], now_wall_ns: int) -> bool:
-        """Return whether there is no room for the new message ids.
+        """Return whether there is no memory for the new message ids.
 
-        The messages are then submitted separately, and those with an id are rejected.
+        If so, the messages are submitted one by one, and those with a new id are rejected.
         """
         ids = self._derived.ids
         if not (why := ids.lacks(columns.ids.values(), now_wall_ns)):
             return False
         if columns.claim is not None and self._is_known(columns.claim, columns):
-            return False  # who is told no must not find it stored [A2]
+            return False  # a rejected message must never be stored [A2]
         if columns.batch is None and len(columns.ids) < len(messages):
             self._submit_piece([message for index, message in enumerate(messages) if index not in columns.ids])
             self._submit_piece([messages[index] for index in columns.ids])
@@ -646,34 +651,36 @@ class Ingest:
         ids.share.refused(columns.publishers.record_count)
         if not ids.is_blind(now_wall_ns):
             self._refuse(columns.publishers, Rejection(RejectReason.OVERLOADED, why, (503, 10023)))
-        else:  # it may be stored: nobody may be told no [A2]
+        else:  # the message may be stored, so it must not be rejected [A2]
             self.counters.drop(IDS_LOST, columns.publishers.record_count)
         return True
 
     def _repeats(self, columns: MessageColumns, now_wall_ns: int) -> dict[int, Stored | None]:
         """Return record index -> stored record with the same message id.
 
-        None: the other record is in progress, or earlier in this batch.
+        None as value: the other record is in progress, or is earlier in this batch.
         """
         found: dict[int, Stored | None] = {}
         seen: set[bytes] = set()
         if not self._derived.ids.window_ns or columns.batch is not None:
-            return found  # a whole batch is stored as it is, once by the offset that it expects
+            return found  # a whole batch is stored unchanged. Its expected offset makes sure that it is stored once
         for index, message_id in columns.ids.items():
             if self.reader.is_command(columns, index):
                 continue
-            stored = None if message_id in self._ids_in_hand else self._derived.ids.find(message_id, now_wall_ns)
-            if stored is not None or message_id in seen or message_id in self._ids_in_hand:
+            stored = None if message_id in self._pending_ids else self._derived.ids.find(message_id, now_wall_ns)
+            if stored is not None or message_id in seen or message_id in self._pending_ids:
                 found[index] = stored
             seen.add(message_id)
         return found
 
-    def _leave_out(self, repeats: dict[int, Stored | None], columns: MessageColumns, messages: list[RawMessage]) -> None:
-        """Remove repeated messages, note their publishers, and submit the others.
+    def _submit_without_repeats(
+        self, repeats: dict[int, Stored | None], columns: MessageColumns, messages: list[RawMessage]
+    ) -> None:
+        """Remove the repeated messages, keep their publishers, and submit the others.
 
-        A message that repeats one of the others is checked again after them, because the first may be rejected.
+        A message that repeats another one of these messages is checked after it, because that one may be rejected.
         """
-        ids_in_hand, find = self._ids_in_hand, self._derived.ids.find
+        ids_in_hand, find = self._pending_ids, self._derived.ids.find
         repeated_here = [i for i, stored in repeats.items() if stored is None and columns.ids[i] not in ids_in_hand]
         here = set(repeated_here)
         self._answer_repeats({index: stored for index, stored in repeats.items() if index not in here}, columns)
@@ -691,18 +698,20 @@ class Ingest:
         self._answer_repeats(known, columns)
 
     def _answer_repeats(self, repeats: Mapping[int, Stored | None], columns: MessageColumns) -> None:
-        """Let publishers wait for the ack of the record that they repeat.
+        """Let each publisher wait for the ack of the record that it repeats.
 
-        ``repeats``: as from ``_repeats``, all stored or in progress.
+        ``repeats``: result of ``_repeats``. All records are stored or in progress.
         """
         lowest = None
         for index, stored in repeats.items():
             self.counters.duplicates += 1
             publishers = columns.publishers.only(index)
             if publishers.wanted is AckPolicy.NONE or self._acks.count + self._again_count >= self._config.ingest_queue_records:
-                continue  # beyond the bound in silence: it is stored, and whoever asks again is told
+                # above the limit there is no answer: the record is stored, and the publisher gets its ack when
+                # it sends again
+                continue
             if stored is None:
-                in_hand, first = self._ids_in_hand[columns.ids[index]]
+                in_hand, first = self._pending_ids[columns.ids[index]]
                 in_hand.again.append((first, publishers))
                 self._again_count += 1
             else:
@@ -711,10 +720,11 @@ class Ingest:
         if lowest is not None:
             self._feed(DuplicateReceived(last_offset=lowest))
 
-    def _measured(self, columns: MessageColumns, messages: list[RawMessage]) -> Body | None:
+    def _encode_body(self, columns: MessageColumns, messages: list[RawMessage]) -> Body | None:
         """Return the encoded body of the batch [A10].
 
-        None if it is too large for a log: several messages are then submitted in halves, a single one is rejected.
+        Return None if the body is too large for a log. Several messages are then submitted in halves, and a single one is
+        rejected.
         """
         try:
             return body_of(columns, self.reader.codec)
@@ -728,13 +738,12 @@ class Ingest:
                 self._refuse(columns.publishers, Rejection(RejectReason.TOO_LARGE, detail))
             return None
 
-    def _as_expected(self, columns: MessageColumns, messages: list[RawMessage]) -> bool:
-        """Check the conditions on the log. If some do not hold, reject the messages or submit them in parts, and return
-        False.
+    def _meets_conditions(self, columns: MessageColumns, messages: list[RawMessage]) -> bool:
+        """Return whether all conditions on the log hold. If not, reject the messages or submit them in parts.
 
         The result of a condition depends on the messages before it, which may be rejected for other reasons. So a message
-        whose condition does not hold is checked after everything before it. Consecutive ones are checked together, because
-        nothing is stored between them.
+        whose condition does not hold is checked after all messages before it. Consecutive ones are checked together,
+        because nothing is stored between them.
         """
         end_offset = self._log_end_offset()
         unmet = unmet_conditions(columns, self._derived, end_offset)
@@ -748,7 +757,7 @@ class Ingest:
         return False
 
     def _refuse_or_wait(self, columns: MessageColumns, messages: list[RawMessage], unmet: Mapping[int, Rejection]) -> None:
-        """Reject messages, or let them wait for the index that their condition needs."""
+        """Reject messages, or let them wait for the subject index that their condition needs."""
         waits = set[int]()
         if not self._left and self._derived.lacks:
             for index, unfit in unmet.items():
@@ -756,18 +765,18 @@ class Ingest:
                     key = index_key(columns.of_others[index], columns.subjects[index])
                     if self._derived.index_wait.add(messages[index], key, lambda message: self._take([message])):
                         waits.add(index)
-        self._refuse_some(columns, {index: unfit for index, unfit in unmet.items() if index not in waits})
+        self._reject_some(columns, {index: unfit for index, unfit in unmet.items() if index not in waits})
 
     def _refuse_by_settings(self, columns: MessageColumns, messages: list[RawMessage]) -> None:
-        """Reject messages that the stream settings forbid, and submit the others. Conditions on the log are checked first."""
+        """Reject messages that the settings of the stream forbid, and submit the others. Conditions are checked first."""
         bound = columns.expected.keys() | columns.of_others.keys()
-        unfit = columns.unfit_then
+        unfit = columns.unfit_after_sequence
         if len(messages) == 1:
             unmet = unmet_conditions(columns, self._derived, self._log_end_offset(), of_ids=False)
             self._refuse_or_wait(columns, messages, unmet or unfit)
             return
         plain = {index: why for index, why in unfit.items() if index not in bound}
-        self._refuse_some(columns, plain)
+        self._reject_some(columns, plain)
         left = [index for index in range(len(messages)) if index not in plain]
         alone = [place for place, index in enumerate(left) if index in unfit]
         self._submit_at([messages[index] for index in left], alone)
@@ -775,7 +784,7 @@ class Ingest:
     def _over_quota(
         self, quota: Quota, columns: MessageColumns, messages: list[RawMessage], numbering: Numbering | None, now_ns: int
     ) -> bool:
-        """Return whether some messages exceed the quota. They are rejected, and the others are submitted separately [A2]."""
+        """Return whether some messages exceed the quota. If so, reject these and submit the others [A2]."""
         publishers = columns.publishers
         heard = self._taken_over is not None and self._taken_over.fresh_left > 0
         forced = heard or (numbering is not None and numbering.first > 0)
@@ -791,17 +800,17 @@ class Ingest:
             self._submit_piece(within)
         return True
 
-    def _known(self, columns: MessageColumns) -> dict[int, Stored | None] | None:
-        """Return ``_repeats``, or None for a producer's batch that is already stored."""
+    def _find_repeats(self, columns: MessageColumns) -> dict[int, Stored | None] | None:
+        """Return the result of ``_repeats``. None: a part of this producer's batch is already stored."""
         if columns.claim is not None and self._is_known(columns.claim, columns):
             return None
         return self._repeats(columns, self.wall_ns()) if columns.ids else {}
 
     def _given_up(self, count: int) -> None:
-        """Count publishes that were dropped unread, because the buffers of the node and the server were full."""
+        """Count publishes that the connection dropped unread, because the buffers of the node and the server were full."""
         self.counters.drop(INGEST_OVERFLOW, count)
 
-    def _refuse_some(self, columns: MessageColumns, unfit: Mapping[int, Rejection]) -> None:
+    def _reject_some(self, columns: MessageColumns, unfit: Mapping[int, Rejection]) -> None:
         """Reject the messages at these indexes. Consecutive ones with the same reason are rejected together."""
         for why, run in groupby(unfit.items(), key=itemgetter(1)):
             indices = [index for index, _ in run]
@@ -810,12 +819,12 @@ class Ingest:
 
     def _refuse(self, publishers: Publishers, unfit: Rejection) -> None:
         self.counters.not_stored(publishers, unfit.reason)
-        # Another node may lead by now, and have stored it [A2]; but nobody of this stream stores what is addressed to another.
+        # Another node may lead now and have stored the message [A2]. No node stores a message for another stream or partition.
         if unfit.reason is RejectReason.WRONG_STREAM or self._may.refuse():
             self._acks.reject(publishers, unfit)
 
     def seal(self, effect: AppendBatch) -> bytes:
-        """Return the record batch of the publishes under ``effect.token``. ``appended`` or ``reject`` must follow."""
+        """Return the record batch of the publishes under ``effect.token``. The caller then calls ``appended`` or ``reject``."""
         in_hand = self._tokens[effect.token]
         by = in_hand.numbering or _NOBODY
         return seal(
@@ -829,8 +838,8 @@ class Ingest:
         )
 
     def appended(self, effect: AppendBatch, batch: bytes) -> None:
-        """Note that the batch was appended. Its publishers now wait for acks."""
-        in_hand = self._taken_out(effect.token)
+        """Note that the batch was appended. Its publishers wait for their acks from now on."""
+        in_hand = self._remove_pending(effect.token)
         assert in_hand is not None
         base_offset, record_count = effect.base_offset, in_hand.body.record_count
         self._acks.add(base_offset, in_hand.publishers, in_hand.arrived_ns)
@@ -844,15 +853,15 @@ class Ingest:
         self.counters.times.appended(base_offset + record_count - 1, record_count, in_hand.arrived_ns)
 
     def committed(self, high_watermark: int) -> None:
-        """Record that HW (inclusive) has risen."""
+        """Note that the high watermark (inclusive) has risen."""
         self.counters.times.committed(high_watermark)
 
     def drop(self, token: int, reason: RejectReason | None = None) -> None:
         """Forget the publishes under ``token`` without an answer.
 
-        ``reason``: reason for the counter of lost publishes without reply subject.
+        ``reason``: counter for those without a reply subject. None: count nothing.
         """
-        in_hand = self._taken_out(token)
+        in_hand = self._remove_pending(token)
         if in_hand is not None and reason is not None:
             self.counters.drop(reason.name.lower(), in_hand.publishers.plain_count)
             self.counters.overloaded += in_hand.body.record_count if reason is RejectReason.OVERLOADED else 0
@@ -862,18 +871,18 @@ class Ingest:
 
         It contains the leader, its LeaderEpoch and the Epoch of the partition, so that the publisher knows where to retry.
         """
-        in_hand = self._taken_out(token)
+        in_hand = self._remove_pending(token)
         if in_hand is not None:
             self.counters.not_stored(in_hand.publishers, reason)
             for publishers in (in_hand.publishers, *(publishers for _, publishers in in_hand.again)):
                 self._acks.reject(publishers, Rejection(reason, ""), leader, leader_epoch, epoch)
 
-    def _taken_out(self, token: int) -> PendingBatch | None:
+    def _remove_pending(self, token: int) -> PendingBatch | None:
         in_hand = self._tokens.pop(token, None)
         if in_hand is not None and in_hand.ids:
             self._again_count -= len(in_hand.again)
-            self._derived.ids.let_go_in_hand(in_hand.ids.values())
+            self._derived.ids.release_ids(in_hand.ids.values())
             for message_id in in_hand.ids.values():
-                if self._ids_in_hand.get(message_id, (None, 0))[0] is in_hand:
-                    del self._ids_in_hand[message_id]
+                if self._pending_ids.get(message_id, (None, 0))[0] is in_hand:
+                    del self._pending_ids[message_id]
         return in_hand

@@ -1,11 +1,11 @@
 """Checks the JetStream headers of a publish: which are supported, and which lead to a rejection. Pure.
 
-A header that a JetStream server would act on is either acted on here, or the publish is rejected with the code and text
-of nats-server. Header names are case-sensitive. A message without a ``Nats-`` header costs one search of its bytes.
-Checks run in the order of nats-server.
+If a JetStream server would act on a header, then this node acts on it too, or rejects the publish with the code and text of
+nats-server. Header names are case-sensitive. A message without a ``Nats-`` header costs one search of its bytes. Checks run
+in the order of nats-server.
 
-Example: ``Nats-Rollup: all`` with ``Nats-Expected-Last-Sequence: 7`` on a stream whose last sequence is 9 gets "wrong
-last sequence: 9". With 9, it gets "rollup not permitted".
+Example: ``Nats-Rollup: all`` with ``Nats-Expected-Last-Sequence: 7`` on a stream whose last sequence is 9 gets "wrong last
+sequence: 9". With 9, it gets "rollup not permitted".
 
 Source: nats-server 2.15, ``jetstream_batching.go``, ``stream.go``, ``errors.json``.
 """
@@ -22,7 +22,7 @@ from liftpy.core.wire.headers import Headers
 
 EXPECTED_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
 FAST_BATCH_REPLY = b".$FI"
-"""End of the reply subject of a fast batch."""
+"""Last token of the reply subject of a fast batch."""
 MAX_BLOCK_BYTES = 65_535
 """Maximum size of a NATS header block, in bytes."""
 _PREFIX = "Nats-"
@@ -41,12 +41,12 @@ _DURATION = re.compile(rb"[+-]?(?:(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:
 
 
 class Rejection(NamedTuple):
-    """Reason why a message is not stored."""
+    """Reason why a message is not stored, with a text for the publisher."""
 
     reason: RejectReason
     detail: str
     jetstream: tuple[int, int] | None = None
-    """(code, err_code) for a JetStream client. None: the values of the reason."""
+    """(code, err_code) for a JetStream client. None: the codes of ``JETSTREAM_ERRORS``."""
 
 
 def _unsupported(err_code: int, detail: str, code: int = 400) -> Rejection:
@@ -71,43 +71,43 @@ _FIRST = {
     _INCR: _unsupported(10168, "message counters is disabled"),
     _TTL: _unsupported(10166, "per-message TTL is disabled"),
 }
-"""Checks before the expected sequence. The check of the stream's name comes before ``Nats-TTL``."""
+"""Headers that are checked before the expected sequence. The stream's name is checked before ``Nats-TTL``."""
 _THEN = {
     _STREAM_SOURCE: _unsupported(10227, "message stream source header is not allowed"),
     OF_SUBJECT_NAMED: _NO_SEQUENCE,
     _SCHEDULE: _unsupported(10188, "message schedules is disabled"),
     "Nats-Rollup": _unsupported(10111, "rollup not permitted", 500),
 }
-"""Checks after those of the expected sequences of stream and subject."""
+"""Headers that are checked after the expected sequences of the stream and of the subject."""
 _JUDGED = {*_FIRST, *_THEN, _EXPECTED_STREAM, EXPECTED_LAST_SEQUENCE, OF_SUBJECT, LAST_MSG_ID}
 _MAX_DIGITS = 19
 """Maximum number of digits of a sequence, which has 63 bits."""
 
 
 class Expected(NamedTuple):
-    """Conditions of a publish, without the last sequence."""
+    """Conditions of a publish, except the last sequence of the stream."""
 
     sequence: int | None
     """Expected last sequence of a subject. None: no condition.
 
-    0: the subject must have no record. -1: the header is no number, so no sequence matches.
+    0: the subject must have no record. -1: the header is no number, so the condition never holds.
     """
     subject: str
-    """Subject or filter of the condition. '': the subject of the message."""
+    """Subject or filter of the condition. '': the subject of the message itself."""
     last_id: bytes
     """Expected message id of the last record. b"": no condition."""
 
 
 def asks(block: bytes) -> bool:
-    """Return whether a header block may have a header that a JetStream server evaluates."""
+    """Return whether a header block may have a header on which a JetStream server acts."""
     return _MARK in block
 
 
-def why_not_first(headers: Headers, stream: str, partition: int) -> Rejection | None:
-    """Return the rejection that applies before the sequence is checked, or None."""
+def rejection_before_sequence(headers: Headers, stream: str, partition: int) -> Rejection | None:
+    """Return the rejection for headers that are checked before the expected sequence. None: the message passes."""
     given = {
         name: value for name, value in reversed(headers) if name.startswith(_PREFIX) and value
-    }  # of several the first counts
+    }  # if there are several, the first one counts
     for name, unfit in _FIRST.items():
         if name == _INCR and name in given and not _INTEGER.fullmatch(given[name]):
             return _NO_INCR
@@ -120,7 +120,7 @@ def why_not_first(headers: Headers, stream: str, partition: int) -> Rejection | 
 
 
 def _ttl_refused(value: bytes) -> Rejection | None:
-    """Check a TTL: ``never``, a Go duration, or whole seconds. Return a rejection or None. 0 has no effect."""
+    """Check a TTL: ``never``, a Go duration, or whole seconds. Return the rejection. None: the TTL is 0 or is ignored."""
     if value == b"never":
         return _FIRST[_TTL]
     if value != b"0" and value.isdigit():
@@ -131,8 +131,8 @@ def _ttl_refused(value: bytes) -> Rejection | None:
     return _FIRST[_TTL] if sum(float(number) * _UNITS[unit] for number, unit in parts) >= 1 else _NO_TTL
 
 
-def why_not_then(headers: Headers) -> Rejection | None:
-    """Return the rejection that applies after the sequence was checked, or None."""
+def rejection_after_sequence(headers: Headers) -> Rejection | None:
+    """Return the rejection for headers that are checked after the expected sequence. None: the message passes."""
     names = [name for name, value in headers if name.startswith(_PREFIX) and value]
     for name, unfit in _THEN.items():
         if name == OF_SUBJECT_NAMED and OF_SUBJECT in names:
@@ -143,9 +143,9 @@ def why_not_then(headers: Headers) -> Rejection | None:
 
 
 def expected_in(headers: Headers) -> Expected | None:
-    """Return the conditions of a publish besides the stream's last sequence, or None if it has none.
+    """Return the conditions of a publish, except the last sequence of the stream. None: it has no condition.
 
-    The first of several counts.
+    If a header occurs several times, the first one counts.
     """
     given = {name: value for name, value in reversed(headers) if name in (OF_SUBJECT, OF_SUBJECT_NAMED, LAST_MSG_ID)}
     sequence, last_id = given.get(OF_SUBJECT), given.get(LAST_MSG_ID, b"")
@@ -161,25 +161,28 @@ def number_of(text: bytes) -> int:
 
 
 def wrong_sequence(last: int) -> Rejection:
-    """Return the rejection for a ``last`` sequence, of the stream or a subject, that differs from the expected one."""
+    """Return the rejection for a condition on the last sequence that does not hold. ``last``: the last sequence in the log."""
     return Rejection(RejectReason.INCORRECT_OFFSET, f"wrong last sequence: {last}")
 
 
 def wrong_last_id(last: bytes) -> Rejection:
-    """Return the rejection for a last record with another message id."""
+    """Return the rejection for a condition on the last message id that does not hold. ``last``: the id of the last record."""
     return Rejection(RejectReason.INCORRECT_OFFSET, f"wrong last msg ID: {last.decode('utf-8', 'replace')}", (400, 10070))
 
 
 def asked_for(name: str) -> bool:
-    """Return whether a header is an instruction for the stream, such as a message id."""
+    """Return whether a header is an instruction for the stream, such as a message id. It is then not part of the record."""
     return name in _JUDGED or name.startswith(_SCHEDULE) or name == MESSAGE_ID
 
 
 def first_refused(names: Iterable[str]) -> str:
-    """Return the first of ``names`` that a record in a published batch must not have, or ''."""
+    """Return the first of ``names`` that a record in a published batch must not have. '': all are allowed."""
     return next((name for name in sorted(names) if name in _JUDGED or name.startswith(_SCHEDULE)), "")
 
 
 def stream_of(stream: str, partition: int) -> str:
-    """Return the name of a partition in the answers to JetStream clients: each has its own sequence."""
+    """Return the name of a partition in answers to JetStream clients.
+
+    Each partition is a stream for them, with its own sequence.
+    """
     return f"{stream}.{partition}" if partition else stream

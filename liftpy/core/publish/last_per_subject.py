@@ -1,15 +1,15 @@
 """``LastOfSubjects``: the last offset of each subject, for ``Nats-Expected-Last-Subject-Sequence``. Pure.
 
-The index starts with the first such publish. From then on each new batch is added, and the log before it is read
-backwards in slices (``LogState.look_back``). A known subject can be answered at once. An unknown one waits until the
-whole log is read. A stream with one literal subject needs no index. A truncation removes the entries of the truncated
-batches.
+The first publish with this header creates the index. From then on each new batch is added, and the log before it is read
+backwards in slices (``LogState.look_back``). A publish for a known subject can be answered at once. For an unknown one it
+waits until the whole log is read. A stream with one literal subject needs no index. A truncation removes the entries of the
+truncated batches.
 
-Memory is limited. If removing deleted subjects does not help, the index is dropped, and such publishes are rejected
-until retention has deleted half of the subjects, or the node has memory again.
+Memory is limited. If the removal of deleted subjects does not free enough, the index is dropped, and publishes with the
+header are rejected. They are accepted again when retention has deleted half of the subjects, or the node has memory again.
 
-Example: log a@0 b@1 a@2, high watermark 1, and a first publish that expects something of "b". The index begins at 3,
-reads back, and finds a: 2, b: 1.
+Example: log a@0 b@1 a@2, high watermark 1, and a first publish with a condition on "b". The index begins at 3, reads back,
+and finds a: 2, b: 1.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _BATCH_BYTES = 320
 _OFF, _ASKED, _READY = b"\0", b"\1", b"\2"
 _COUNT = struct.Struct("<Q")
 MANY = 10_000
-"""Number of subjects above which a filter is not looked up, because the lookup would stop the node for milliseconds."""
+"""Number of subjects above which a filter is not looked up, because the lookup would block the node for milliseconds."""
 _AFTER_DOT = chr(ord(".") + 1)
 _CHECK_BYTES = 64
-"""Number of bytes of a filter that count as one more check."""
+"""Number of bytes of a filter that count as one more comparison."""
 
 WAIT_NS = 4 * NS_PER_S
 """Maximum wait of a publish for the index, in nanoseconds. A JetStream client gives up after 5 s."""
@@ -54,9 +54,11 @@ _WAIT_OVERHEAD_BYTES = 400
 
 
 class _Waiting(NamedTuple):
+    """A publish that waits for the index."""
+
     until_ns: int
     subject: str
-    """Subject whose last offset is missing. '': the complete index is missing."""
+    """Subject whose last offset is not known yet. '': the publish needs the complete index."""
     message: RawMessage
     judge: Callable[[RawMessage], None]
 
@@ -66,7 +68,7 @@ class IndexWait:
 
     Args:
         now_ns: The node's monotonic clock.
-        node: What the node holds of derived state. Waiting publishes count there.
+        node: Memory limit of the node for derived state. Waiting publishes count there.
     """
 
     def __init__(self, now_ns: Callable[[], int], node: NodeDerived | None = None) -> None:
@@ -79,7 +81,10 @@ class IndexWait:
         return len(self._waiting)
 
     def add(self, message: RawMessage, subject: str, judge: Callable[[RawMessage], None]) -> bool:
-        """Let ``message`` wait, and call ``judge`` with it once. Return False if there is no room, or ``judge`` is running."""
+        """Let ``message`` wait, and call ``judge`` with it once the index knows enough.
+
+        Return False if there is no room, or if ``judge`` is running.
+        """
         size_bytes = _wait_bytes(message)
         if self._is_closed:
             return False
@@ -91,9 +96,9 @@ class IndexWait:
         return True
 
     def release(self, index: LastOfSubjects, *, everything: bool = False) -> None:
-        """Check the publishes whose subject is known now, and those that waited too long.
+        """Check the publishes whose subject is known now, and those that have waited too long.
 
-        ``everything``: check all waiting publishes.
+        ``everything``: True to check all waiting publishes.
         """
         if self._waiting:
             now_ns = self._now_ns()
@@ -129,8 +134,8 @@ def _wait_bytes(message: RawMessage) -> int:
 class LastOfSubjects:
     """Last offset of each subject, a ``Part`` of the derived state.
 
-    ``literal``: the stream has one subject, so nothing is stored. ``log_start_offset``: inclusive. ``read_on``: called when
-    older records must be read.
+    ``literal``: True if the stream has one subject, so that nothing is stored. ``log_start_offset``: returns the log start.
+    ``read_on``: called when older records must be read.
     """
 
     name = "subjects"
@@ -150,29 +155,31 @@ class LastOfSubjects:
         self._log_start_offset = log_start_offset
         self._read_on = read_on
         self.wanted = False
-        """True if a publisher has needed the last offset of a subject, now or earlier in the log."""
+        """True if a publish has needed the last offset of a subject. The log shows this after a restart."""
         self._full_until: int | None = None
-        """Log start above which the index is tried again. It exceeded its memory limit before."""
+        """Log start above which the index is tried again after it exceeded its memory limit."""
         self._wants_bytes = 0
-        """Free memory that the node needs before the index is tried again, in bytes. 0: memory was not the reason."""
+        """Free memory that the node needs before the index is tried again, in bytes. 0: the node's memory was not the reason.
+        """
         self._clear(None)
 
     def begin(self, offset: int | None) -> None:
-        """Start without any known subject, from ``offset`` on."""
+        """Start at ``offset`` without any known subject."""
         self._clear(offset)
         if self.lacks:
             self._read_on()
 
     def _clear(self, offset: int | None) -> None:
-        self._kept: dict[str, int] = {}  # of what is committed, and what was read backwards
-        self._over: dict[str, int] = {}  # of the tail
+        self._kept: dict[str, int] = {}  # offsets of committed records, and of those that were read backwards
+        self._over: dict[str, int] = {}  # offsets of uncommitted records
         self._names: list[str] | None = None
-        """Known subjects in order, at most ``MANY``. None: no filter was looked up since subjects were removed."""
-        self._tail: deque[tuple[int, Mapping[str, int], int]] = deque()  # (last offset, subject -> offset, bytes)
+        """Known subjects in sorted order, at most ``MANY``. None: they must be sorted again."""
+        # uncommitted batches: (last offset, subject -> offset, bytes)
+        self._tail: deque[tuple[int, Mapping[str, int], int]] = deque()
         self._high_watermark = -1
         self._began_at = offset
         self.low = offset
-        """Offset from which all records are in the index, inclusive. None: no record is."""
+        """Offset from which on all records are in the index (inclusive). None: no record is in it."""
         self.share.hold(0)
 
     @property
@@ -184,7 +191,7 @@ class LastOfSubjects:
         self.share.hold(self.share.size_bytes + size_bytes)
 
     def __len__(self) -> int:
-        """Return the maximum number of subjects. Those in the tail are counted twice."""
+        """Return an upper bound for the number of subjects. A subject with uncommitted records counts twice."""
         return len(self._kept) + len(self._over)
 
     @property
@@ -199,7 +206,7 @@ class LastOfSubjects:
 
     @property
     def lacks(self) -> bool:
-        """True if the log must be read backwards."""
+        """True if older records must be read backwards."""
         return self.wanted and self._full_until is None and self.low is not None and self.low > self._log_start_offset()
 
     @property
@@ -213,7 +220,7 @@ class LastOfSubjects:
     def want(self, end_offset: int | None) -> None:
         """Start the index, because a publish needs it.
 
-        ``end_offset``: exclusive end of the records that the other parts have read.
+        ``end_offset``: exclusive end of the records that the other parts have processed.
         """
         if self.wanted or self._literal or self.is_full:
             return
@@ -226,7 +233,7 @@ class LastOfSubjects:
         self._high_watermark = high_watermark
 
     def take(self, batch: NewBatch) -> None:
-        """Add the next batch of the log."""
+        """Process the next batch of the log."""
         if not self.wanted:
             if not batch.asks:
                 return
@@ -242,18 +249,18 @@ class LastOfSubjects:
         self._over.update(found)
         self._grow(size_bytes)
         if batch.last_offset <= self._high_watermark:
-            self._fold()
+            self._merge_committed()
         self._make_room(size_bytes)
 
     def committed(self, high_watermark: int) -> None:
-        """Record that HW (inclusive) has risen."""
+        """Note that the high watermark (inclusive) has risen."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
             if self._tail:
-                self._fold()
+                self._merge_committed()
                 self._make_room(0)
 
-    def _fold(self) -> None:
+    def _merge_committed(self) -> None:
         tail, over = self._tail, self._over
         while tail and tail[0][0] <= self._high_watermark:
             _, found, size_bytes = tail.popleft()
@@ -267,7 +274,7 @@ class LastOfSubjects:
         self._kept.update(found)
 
     def cut(self, end_offset: int) -> None:
-        """Forget the offsets at and above ``end_offset``, which is above HW."""
+        """Forget the offsets at and above ``end_offset``, which is above the high watermark."""
         if self._began_at is not None and end_offset < self._began_at:
             self._restart(end_offset if self.wanted else None)
             return
@@ -279,7 +286,7 @@ class LastOfSubjects:
             self._over.update(found)
 
     def read_below(self, low: int, found: Mapping[str, int]) -> None:
-        """Add the last offset of each subject from ``low`` up to the known part."""
+        """Add the last offset of each subject in the records from ``low`` up to the known part. ``found``: subject -> offset."""
         self.low, self._names = low, None
         before_bytes = self.size_bytes
         self._keep({subject: offset for subject, offset in found.items() if subject not in self._kept})
@@ -302,8 +309,10 @@ class LastOfSubjects:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self) -> Callable[[], Sequence[bytes]]:
-        """Return a function that encodes the index: whether it is used and, if it is complete, offsets and sizes as columns,
-        then the subjects."""
+        """Return a function that encodes the index.
+
+        Format: whether the index is in use. If it is complete, offsets and sizes as columns follow, then the subjects.
+        """
         if not self.wanted or not self._knows_all:
             state = _ASKED if self.wanted else _OFF
             return lambda: [state]
@@ -311,7 +320,7 @@ class LastOfSubjects:
         return lambda: [_READY, *_encoded(kept)]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
-        """Load a state file. If it did not have all subjects, read the log backwards."""
+        """Load a state file. If it does not have all subjects, the log is read backwards."""
         self.wanted = data is not None and data[:1] != _OFF and not self._literal
         self._clear(end_offset)
         self._high_watermark = end_offset - 1
@@ -325,7 +334,7 @@ class LastOfSubjects:
 
     # ---- lookups -----------------------------------------------------------------------------------------------------
     def find(self, subject: str) -> int | None:
-        """Return the offset of the last record of ``subject``. -1: it has no record. None: not known yet."""
+        """Return the offset of the last record of ``subject``. -1: it has no record. None: the answer is not known yet."""
         offset = self._over.get(subject)
         if offset is None:
             offset = self._kept.get(subject)
@@ -338,7 +347,10 @@ class LastOfSubjects:
         return self.wanted and self.low is not None and not self.lacks
 
     def find_matching(self, subject_filter: str) -> int | None:
-        """Return the offset of the last record of all subjects that match ``subject_filter``, as ``find``."""
+        """Return the offset of the last record of all subjects that match ``subject_filter``.
+
+        -1: there is no such record. None: the answer is not known yet.
+        """
         if not self._knows_all:
             return None
         matches, over, kept = matcher(subject_filter), self._over, self._kept
@@ -349,14 +361,14 @@ class LastOfSubjects:
         return offset if offset >= self._log_start_offset() else -1
 
     def count_checks(self, subject_filter: str) -> int:
-        """Return the work of ``find_matching``: the number of subjects to compare, which begin as the filter does."""
+        """Return the number of subjects that ``find_matching`` compares: those with the literal start of the filter."""
         if not self._knows_all:
             return 0
         first, end = self._range(subject_filter)
         return 1 + end - first + len(subject_filter) // _CHECK_BYTES
 
     def _range(self, subject_filter: str) -> tuple[int, int]:
-        """Return (first, end) of the subjects in ``_names`` with the literal tokens before the filter's first wildcard."""
+        """Return (first, end) of the subjects in ``_names`` that begin with the tokens before the filter's first wildcard."""
         if self._names is None:
             self._names = sorted(self._kept.keys() | self._over.keys())
         begin = literal_prefix(subject_filter.split("."))
@@ -406,7 +418,7 @@ def _size_bytes(subjects: Collection[str]) -> int:
 
 
 def last_of_each(batch: RecordBatch | bytes) -> dict[str, int]:
-    """Return the last offset in the batch of each subject."""
+    """Return subject -> its last offset in the batch."""
     if not isinstance(batch, RecordBatch):
         batch = parse_batch(batch, verify=False)
     column = batch.columns.subjects

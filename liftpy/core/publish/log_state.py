@@ -1,11 +1,11 @@
 """``LogState``: the state that a replica derives from its log: message ids, producers, subjects [protocol: Promotion].
 
-Each part is a pure function of the log. One ``end_offset`` applies to all parts. Only ``subjects`` may lack older
-records, and it reads them backwards in the background.
+Each part is a pure function of the log. One ``end_offset`` applies to all parts. Only the part ``subjects`` may lack older
+records. It reads them backwards in the background.
 
-Every appended batch is added, also on followers, so that a promotion finds the state ready. After a restart, ``replay``
-reads the needed part of the log in slices. A leader accepts publishes when the replay has reached the log end. The
-replay begins at the first batch within the longest window, counted back from the high watermark.
+Every appended batch is added, also on followers, so that the state is ready when the replica becomes leader. After a
+restart, ``replay`` reads the needed part of the log in slices. A leader accepts publishes when the replay has reached the
+log end. The replay begins at the first batch within the longest window, counted back from the high watermark.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from contextlib import suppress
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.core.base.invariants import check
 from liftpy.core.log.log import Log
-from liftpy.core.log.reading import offset_before, offset_some_bytes_before
+from liftpy.core.log.reading import offset_about_bytes_before, offset_before
 from liftpy.core.publish.dedup_window import ID_NAME, RecentIds, ids_of, is_id
 from liftpy.core.publish.jetstream_headers import OF_SUBJECT
 from liftpy.core.publish.last_per_subject import IndexWait, LastOfSubjects, last_of_each
 from liftpy.core.publish.log_state_part import NewBatch, NodeDerived, Numbering, Part
-from liftpy.core.publish.producer_state import Producers, count_for
+from liftpy.core.publish.producer_state import Producers, max_producers
 from liftpy.core.publish.state_file import State, Unwritten, epoch_before
 from liftpy.core.wire.batch import FEW, RecordBatch, few_headers, parse_header, split_batches
 from liftpy.core.wire.batch_columns import Columns
@@ -31,11 +31,11 @@ from liftpy.errors import CorruptionError, LiftError
 
 _ASKS = OF_SUBJECT.encode()
 REPLAY_BYTES = 64 * 1024
-"""Maximum size of a slice of the log to replay, in bytes, or one batch. It takes less than 1 ms with full batches."""
+"""Maximum size in bytes of a slice of the log to replay. A larger batch is read as a whole. A slice takes less than 1 ms."""
 
 
 class LogState:
-    """The derived state of one replica. The shell reports every change of ``log`` afterwards."""
+    """The derived state of one replica. The shell reports every change of ``log`` to it."""
 
     def __init__(
         self,
@@ -54,12 +54,12 @@ class LogState:
         self._literal = not has_wildcards(subject)
         self._now_ns = now_ns
         self.on_lacking: Callable[[], None] = lambda: None
-        """Callback when older records must be read. The caller then calls ``read_beside`` until nothing is missing."""
-        self._is_behind = False  # what was fetched is not taken before a replay has reached it
+        """Called when older records must be read. The caller then calls ``read_beside`` until nothing is missing."""
+        self._is_behind = False  # fetched batches are processed when a replay has reached them
         self.first_look_bytes = REPLAY_BYTES
-        """Number of bytes of the log to read at once for the first condition on a subject. 0: none."""
+        """Number of bytes of the log that the first condition on a subject reads at once. 0: none."""
         self.ids = RecentIds(window_ns, max_bytes, now_ns, node)
-        self.producers = Producers(0, count_for(max_bytes), 0, node) if producers is None else producers
+        self.producers = Producers(0, max_producers(max_bytes), 0, node) if producers is None else producers
         self.subjects = LastOfSubjects(
             self._literal, partition_subject_index_bytes, lambda: log.log_start_offset, lambda: self.on_lacking(), node
         )
@@ -67,17 +67,20 @@ class LogState:
         """Publishes that wait until ``subjects`` knows the subject of their condition."""
         self.parts: tuple[Part, ...] = (self.ids, self.producers, self.subjects)
         self.taken_bytes = 0
-        """Total size of all batches of the log that were taken, replayed ones included, in bytes."""
+        """Total size of all processed batches in bytes, including the replayed ones."""
         self.covered = -1
         """Offset (exclusive) up to which the newest stored state covers the log. -1: no state is stored."""
         self.awaited: State | None = None
-        """A state that is used when the log has grown to its end: it is the leader's, and this log is a copy that began later."""
+        """State of the leader for a copied log that began later. It is used when the log has grown to its end.
+
+        None: there is none.
+        """
         self.fresh_starts = 0
-        """Times that the log was thrown away, and began somewhere else."""
+        """Number of times that all records of the log were deleted and it began at another offset."""
         self.states_left_out = 0
-        """Awaited ones that did not fit when the log got there, ever."""
+        """Number of states in ``awaited`` that did not fit when the log reached their end."""
         self.replayed_bytes = 0
-        """Read again of the log, ever."""
+        """Number of bytes of the log that replays have read."""
         self._begin(log.log_end_offset if log.log_end_offset == log.log_start_offset else None)
 
     def join(self, node: NodeDerived) -> None:
@@ -87,7 +90,7 @@ class LogState:
 
     def _begin(self, offset: int | None) -> None:
         self.end_offset = offset
-        """Exclusive end of the processed log. None: nothing was processed."""
+        """Exclusive end of the processed records. None: no record was processed."""
         self._high_watermark = -1
         for part in self.parts:
             part.begin(offset)
@@ -95,7 +98,7 @@ class LogState:
 
     @property
     def is_complete(self) -> bool:
-        """True if it covers the log to its end."""
+        """True if the state covers the log up to its end."""
         return self.end_offset == self._log.log_end_offset
 
     def appended(
@@ -111,16 +114,16 @@ class LogState:
     ) -> None:
         """Add a batch that this leader has appended.
 
-        ``ids``: message ids by offset. ``stored``: the batch. ``numbering``, ``asks``: as in NewBatch.
+        ``ids``: offset -> message id. ``stored``: the batch. ``numbering``, ``asks``: as in NewBatch.
         """
         last_offset = base_offset + record_count - 1
         self.taken_bytes += len(stored)
         self._take(NewBatch(base_offset, last_offset, timestamp_ns, record_count, ids, numbering, stored, asks))
 
     def fetched(self, batches: Iterable[RecordBatch]) -> None:
-        """Add fetched batches that were appended. If earlier batches are not read yet, these follow them."""
+        """Add fetched batches that were appended. If earlier batches are not processed yet, a replay adds them later."""
         if self.producers.can_be_whole and not self._log.log_start_offset:
-            self._begin(None)  # there is room again for what was let go: the log has it
+            self._begin(None)  # there is memory again for producers that were dropped: the log has them
         for batch in batches:
             if batch.base_offset != self.end_offset:
                 self._is_behind = True
@@ -135,26 +138,26 @@ class LogState:
         for part in self.parts:
             part.take(batch)
         if self.awaited is not None and self.end_offset >= self.awaited.end_offset:
-            self._take_over(batch)
+            self._use_awaited(batch)
 
-    def _take_over(self, batch: NewBatch) -> None:
-        """Use the awaited state: ``batch`` has brought the log to its end. This state covers more than the log."""
+    def _use_awaited(self, batch: NewBatch) -> None:
+        """Use the awaited state if it fits, because ``batch`` has brought the log to its end. It covers more than the log."""
         state, self.awaited = self.awaited, None
         assert state is not None
         end_offset, fits = batch.last_offset + 1, self._log.epochs.epoch_at(state.end_offset - 1) == state.leader_epoch
         if fits and (end_offset == state.end_offset or not batch.record_count) and self.restore(state):
-            self.end_offset = end_offset  # behind it there is a filler at most
+            self.end_offset = end_offset  # only a filler may follow
         else:
             self.states_left_out += 1
 
     @property
     def is_whole(self) -> bool:
-        """True if no message id and no producer went before its time."""
+        """True if no message id and no producer was dropped before its time."""
         return self.ids.is_whole and self.producers.is_whole
 
     @property
     def is_blank(self) -> bool:
-        """True if the state may be empty after the records are deleted."""
+        """True if a start without any record of the log loses nothing: there are no message ids and no producers."""
         return self.end_offset is not None and not len(self.ids) and not len(self.producers) and self.awaited is None
 
     def catch_up(self) -> None:
@@ -164,20 +167,20 @@ class LogState:
             self.on_lacking()
 
     def committed(self, high_watermark: int) -> None:
-        """Note the increased high watermark."""
+        """Note that the high watermark has risen."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
             for part in self.parts:
                 part.committed(high_watermark)
 
     def started_afresh(self) -> None:
-        """Forget everything, because the log was emptied and begins elsewhere. The leader knows the state of earlier records."""
+        """Forget everything, because all records were deleted. The leader knows the state of the deleted records."""
         self.awaited, self.covered = None, -1
         self.fresh_starts += 1
         self._begin(self._log.log_end_offset)
 
     def cut(self) -> None:
-        """Note that the log was truncated. Below the committed offset nothing is known any more."""
+        """Note that the log was truncated. If it ends below the high watermark, start again."""
         log = self._log
         end_offset = log.log_end_offset
         if end_offset < self.covered:
@@ -194,9 +197,9 @@ class LogState:
                 part.cut(end_offset)
 
     def has_lost(self, offset: int, leader_epoch: int) -> bool:
-        """Return whether the acknowledged record at ``offset`` is missing in the log, and was not deleted at its start.
+        """Return whether an acknowledged record is missing. A record below the log start does not count.
 
-        ``leader_epoch``: of the leader that acknowledged it.
+        ``leader_epoch``: LeaderEpoch of the leader that acknowledged the record at ``offset``.
         """
         log = self._log
         if offset < log.log_start_offset:
@@ -205,9 +208,9 @@ class LogState:
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self, of: str) -> Unwritten | None:
-        """Return the state up to the HW, to be written after a checkpoint.
+        """Return the state up to the high watermark. Write it after a checkpoint.
 
-        None: there is nothing to write, or it is not flushed yet. ``of``: owner of the file.
+        None: there is nothing to write, or the records are not flushed yet. ``of``: name of the partition in the file.
         """
         log, end_offset = self._log, self._high_watermark + 1
         if self.end_offset is None or not log.log_start_offset <= end_offset <= min(self.end_offset, log.durable_end_offset):
@@ -215,12 +218,12 @@ class LogState:
         if not end_offset or self.awaited is not None:
             return None
         if not self.is_whole:
-            return None  # who begins with it would not know that some are missing
+            return None  # a start from this file would not know that some are missing
         parts = {part.name: (part.version, part.snapshot()) for part in self.parts}
         return Unwritten(of, end_offset, epoch_before(log, end_offset), parts)
 
     def begin_with(self, state: State) -> bool:
-        """Use a stored state: now, or when the copied log reaches the end of the state. Returns False if it cannot be used."""
+        """Use a stored state now, or when the copied log reaches its end. Return False if it cannot be used."""
         can_be_used = True
         if state.end_offset > self._log.log_end_offset:
             self.awaited = state
@@ -230,12 +233,12 @@ class LogState:
         return can_be_used
 
     def restore(self, state: State) -> bool:
-        """Start from a state file that fits this log (``load_state``).
+        """Start from a state file that fits this log (``load_state``). Return whether the file was usable.
 
-        A replay continues from there. Return whether the file was usable.
+        A replay continues after the end of the file.
         """
         self._begin(state.end_offset)
-        self.ids.takes_shorter_window = self._log.log_start_offset > 0  # the records that would say more are gone
+        self.ids.takes_shorter_window = self._log.log_start_offset > 0  # the records that would tell more are deleted
         try:
             for part in self.parts:
                 version, data = state.parts.get(part.name, (part.version, None))
@@ -248,14 +251,14 @@ class LogState:
         return True
 
     def replay(self, max_bytes: int = REPLAY_BYTES) -> bool:
-        """Read on in the log. Return whether its end is reached. Raises as ``Log.read``."""
+        """Read the next part of the log. Return whether the log end is reached. Raises the errors of ``Log.read``."""
         log = self._log
         if self.is_complete:
             return True
         if self.end_offset is None:
             self._begin(max(self._first_needed(), log.log_start_offset))
         assert self.end_offset is not None
-        self.end_offset = max(self.end_offset, log.log_start_offset)  # retention was faster
+        self.end_offset = max(self.end_offset, log.log_start_offset)  # retention has deleted the next records
         if self.is_complete:
             return True
         result = log.read(self.end_offset, max_bytes, end_offset=log.log_end_offset)
@@ -273,13 +276,13 @@ class LogState:
 
     @property
     def lacks(self) -> bool:
-        """True if a part of the log must be read in the background."""
+        """True if a part of the log must still be read in the background."""
         return self._is_behind or self.subjects.lacks
 
     def read_beside(self, max_bytes: int = REPLAY_BYTES) -> bool:
-        """Read a slice of the missing part, for a follower forwards to the end first.
+        """Read a slice of the missing part of the log. A follower first reads forwards to the log end.
 
-        Return whether nothing is missing now. Raises as ``Log.read``.
+        Return whether nothing is missing now. Raises the errors of ``Log.read``.
         """
         is_read = False
         try:
@@ -293,9 +296,9 @@ class LogState:
         return not self.lacks
 
     def last_of(self, subject: str) -> int | None:
-        """Return the offset of the last record of ``subject``, -1 if it has none.
+        """Return the offset of the last record of ``subject``. -1: it has no record.
 
-        None: not known yet, or ``subjects.is_full``. The first call reads a part of the log.
+        None: the answer is not known yet, or ``subjects.is_full``. The first call reads a part of the log.
         """
         log, subjects = self._log, self.subjects
         if self._literal:
@@ -303,38 +306,44 @@ class LogState:
         if not subjects.wanted or subjects.is_full:
             subjects.want(self.end_offset)
             until = self.replayed_bytes + self.first_look_bytes
-            with suppress(LiftError):  # damage: who reads on is told
+            with suppress(LiftError):  # the next background read reports the damage
                 while subjects.lacks and self.replayed_bytes < until:
                     self.look_back(self.first_look_bytes)
         return subjects.find(subject)
 
     def last_of_matching(self, subject_filter: str) -> int | None:
-        """Return the same for all subjects that match ``subject_filter``."""
+        """Return the offset of the last record of all subjects that match ``subject_filter``. Values as for ``last_of``."""
         if self._literal:
             return self.last_of(self._subject) if matcher(subject_filter)(self._subject) else -1
         self.last_of("")
         return self.subjects.find_matching(subject_filter)
 
     def may_check(self, subject_filter: str, more: int = 0) -> bool:
-        """Return whether the node has time for ``last_of_matching``, and for ``more`` subjects. Spend that time [A21]."""
+        """Return whether the node has time for ``last_of_matching`` and for comparing ``more`` subjects.
+
+        That time is then used [A21].
+        """
         checks = 1 if self._literal else self.subjects.count_checks(subject_filter)
         if literal_prefix(subject_filter.split(".")):
-            more //= 4  # most of them are told apart by how they begin
+            more //= 4  # most of them differ from the filter in their first tokens
         return self.subjects.share.may_check(checks + more, self._now_ns())
 
     def look_back(self, max_bytes: int = REPLAY_BYTES) -> bool:
-        """Read the log backwards for the subjects. Return whether none is missing now. Raises as ``Log.read``."""
+        """Read a slice of the log backwards for the subjects. Return whether none is missing now.
+
+        Raises the errors of ``Log.read``.
+        """
         log, subjects = self._log, self.subjects
         if not subjects.lacks:
             return True
         low = subjects.low
         assert low is not None
-        at = begin = max(offset_some_bytes_before(log.segments, low, max_bytes), log.log_start_offset)
+        at = begin = max(offset_about_bytes_before(log.segments, low, max_bytes), log.log_start_offset)
         found: dict[str, int] = {}
         while at < low:
             result = log.read(at, max_bytes, end_offset=low)
             if not result.chunks:
-                break  # compaction has joined what it left here with what it left above
+                break  # compaction has merged the batches here with batches above
             self.replayed_bytes += result.size_bytes
             for chunk in result.chunks:
                 for batch in split_batches(chunk, verify=False):
@@ -344,7 +353,7 @@ class LogState:
         return not subjects.lacks
 
     def _first_needed(self) -> int:
-        """Return the base offset of the first batch that any part needs, or of a batch before it."""
+        """Return the base offset of the first batch that any part needs. The result may be an earlier batch."""
         log = self._log
         if log.high_watermark < log.log_start_offset:
             return log.log_start_offset
@@ -368,7 +377,7 @@ def _told(batch: RecordBatch) -> NewBatch:
 
 
 def headers_of(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
-    """Return (offset -> message id, whether a record has a condition on its subject). Batches without headers are skipped."""
+    """Return (offset -> message id, whether a record has a condition on its subject). A batch without headers costs nothing."""
     if not batch.header.column_bits & Columns.HEADERS.value or not batch.header.record_count:
         return {}, False
     if batch.record_count <= FEW and not batch.header.column_bits & Columns.DELTAS.value:
@@ -401,13 +410,14 @@ def derived_state(
     now_ns: Callable[[], int],
     held: NodeDerived | None = None,
 ) -> LogState:
-    """Build the derived state as the settings require, and configure the compaction of ``log``.
+    """Build the derived state that the settings require, and configure the compaction of ``log``.
 
-    ``subject``: of the partition. ``now_ns``: monotonic clock. ``held``: memory budget of the node, None: it is set later.
+    ``subject``: subject of the partition. ``now_ns``: monotonic clock. ``held``: memory limit of the node, None: set later.
     """
     window_ns = round(stream.dedup_window_s * NS_PER_S)
-    log.producer_expiry_ns = expiry_ns = round(node.producer_expiry_s * NS_PER_S)  # compaction keeps what is to be known here
-    producers = Producers(expiry_ns, count_for(node.partition_producer_bytes), expiry_ns, held)
+    # compaction keeps the records that this state needs
+    log.producer_expiry_ns = expiry_ns = round(node.producer_expiry_s * NS_PER_S)
+    producers = Producers(expiry_ns, max_producers(node.partition_producer_bytes), expiry_ns, held)
     return LogState(
         log,
         window_ns,

@@ -24,8 +24,11 @@ from liftpy.core.wire.producer_note import Partitioning, SourcePosition
 class Numbering(NamedTuple):
     """Sequence numbers of a producer in a batch.
 
-    ``columns``: its records from index ``first``. None: compaction removed some. ``name`` '': not in the batch.
-    ``position``: source position. ``partitioning`` None: not in the batch.
+    Attributes:
+        columns: Its records from index ``first`` on. None: compaction removed some of them.
+        name: Name of the producer. '': the batch does not have it.
+        position: Source position. None: the batch does not have it.
+        partitioning: Method and number of partitions. None: the batch does not have them.
     """
 
     producer_id: int
@@ -39,30 +42,31 @@ class Numbering(NamedTuple):
 
 
 class NewBatch(NamedTuple):
-    """A batch in the log, as parts see it. Offsets are inclusive. ``record_count`` 0: only its offsets remain after
-    compaction.
+    """A batch of the log, as the parts of the state see it. All offsets are inclusive.
+
+    ``record_count`` 0: compaction has removed all its records.
     """
 
     base_offset: int
     last_offset: int
     timestamp_ns: int
-    """Wall time of the leader, in nanoseconds."""
+    """Timestamp of the batch by the leader's wall clock, in nanoseconds."""
     record_count: int
     ids: Mapping[int, bytes]
-    """Offset -> message id, ascending, of the records that have one."""
+    """Offset -> message id, ascending, for the records that have one."""
     numbering: Numbering | None = None
     stored: RecordBatch | bytes = b""
-    """The batch itself, for rarely needed data. It is valid during the call."""
+    """The batch itself, for data that is rarely needed. It is valid during the call."""
     asks: bool = False
-    """True if one of its records was published with an expected last sequence of a subject."""
+    """True if a record of the batch was published with an expected last sequence of a subject."""
 
 
 class Part(Protocol):
-    """One part of the derived state."""
+    """One part of the derived state, such as the message ids."""
 
     @property
     def name(self) -> str:
-        """Name in checkpoints and metrics. It never changes."""
+        """Name of the part in checkpoints and metrics. It never changes."""
 
     @property
     def version(self) -> int:
@@ -70,42 +74,42 @@ class Part(Protocol):
 
     @property
     def reach_ns(self) -> int:
-        """Log time in ns before the HW that the part must have read to be complete."""
+        """Log time in ns before the high watermark that the part must have processed to be complete."""
 
     @property
     def share(self) -> Share:
-        """Memory use and limit of the part. The part enforces the limit itself."""
+        """Memory use and limit of the part. The part itself enforces the limit."""
 
     def begin(self, offset: int | None) -> None:
-        """Start without any state. The next batch begins at ``offset``, None: at any offset."""
+        """Start without any state. The next batch begins at ``offset``. None: at any offset."""
 
     def take(self, batch: NewBatch) -> None:
-        """Process the next batch of the log. It may be at or below HW already."""
+        """Process the next batch of the log. The batch may already be committed."""
 
     def committed(self, high_watermark: int) -> None:
         """Set the high watermark (inclusive).
 
-        It may be ahead of the batches that were read. It decreases only after a truncation.
+        It may be above the last processed batch. It decreases only after a truncation.
         """
 
     def cut(self, end_offset: int) -> None:
-        """Forget all batches from ``end_offset`` on. All of them were above the HW."""
+        """Forget all batches from ``end_offset`` on. All of them are above the high watermark."""
 
     def snapshot(self) -> Callable[[], Sequence[bytes]]:
-        """Return a function that encodes the state up to the HW.
+        """Return a function that encodes the state up to the high watermark.
 
-        The call is short. The function may run later in any thread, and returns pieces of at most ``packing.SLICE`` values.
+        The call is short. The function may run later in any thread, and returns pieces of at most ``SLICE`` values.
         """
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
-        """Load the data of ``snapshot`` for a log up to ``end_offset`` (exclusive), after ``begin``.
+        """Load the data of ``snapshot`` for a log up to ``end_offset`` (exclusive). Call ``begin`` before it.
 
-        None: the file has nothing for this part. Raise CorruptionError if the data is invalid or insufficient.
+        ``data`` None: the file has nothing for this part. Raises CorruptionError if the data is invalid or insufficient.
         """
 
 
 SLICE = 8192
-"""Values: less than a millisecond."""
+"""Maximum number of values that one call encodes or decodes. It takes less than a millisecond."""
 
 
 def sliced(values: Iterable[Any]) -> Iterator[list[Any]]:
@@ -121,7 +125,7 @@ def packed(values: Iterable[int], kind: Any) -> list[bytes]:
 
 
 def joined(texts: Iterable[bytes]) -> list[bytes]:
-    """Join the texts into pieces."""
+    """Join the texts into pieces of ``SLICE`` texts."""
     return [b"".join(some) for some in sliced(texts)]
 
 
@@ -132,7 +136,7 @@ def numbers(column: np.ndarray) -> Iterator[int]:
 
 
 def cut_up(data: bytes, at: int, sizes: np.ndarray) -> Iterator[bytes]:
-    """Yield the consecutive texts in ``data`` from ``at``, with ``sizes`` bytes each."""
+    """Yield consecutive texts from ``data``, beginning at position ``at``. ``sizes``: their lengths in bytes."""
     for first in range(0, len(sizes), SLICE):
         ends = at + np.cumsum(sizes[first : first + SLICE], dtype=np.int64)
         for start, end in pairwise((at, *ends.tolist())):
@@ -156,9 +160,9 @@ _UNBOUNDED = 1 << 62
 
 
 FILTER_CHECKS = 200_000
-"""Subjects that a node compares with filters without a pause: about a tenth of a second."""
+"""Maximum number of subjects that a node compares with filters without a pause: about a tenth of a second."""
 FILTER_CHECKS_PER_S = 400_000
-"""Subjects that a node compares with filters per second: about a fifth of a core."""
+"""Maximum number of subjects that a node compares with filters per second: about a fifth of a core."""
 
 
 @dataclass(slots=True)
@@ -169,7 +173,10 @@ class FilterBudget:
     _at_ns: int = 0
 
     def spend(self, checks: int, now_ns: int) -> bool:
-        """Return whether a lookup may compare ``checks`` subjects now. The last one may exceed the budget."""
+        """Return whether a lookup may compare ``checks`` subjects now. If so, they are counted.
+
+        The last lookup may exceed the budget.
+        """
         grown = max(0, now_ns - self._at_ns) * FILTER_CHECKS_PER_S / NS_PER_S
         self._left, self._at_ns = min(FILTER_CHECKS, self._left + grown), now_ns
         if self._left <= 0:
@@ -185,7 +192,7 @@ class NodeDerived:
     bound_bytes: int = _UNBOUNDED
     size_bytes: int = 0
     by_kind: Counter[str] = field(default_factory=Counter)
-    """Part's name -> bytes of memory, of all partitions."""
+    """Name of a part -> its memory in bytes, over all partitions."""
     refused: Counter[str] = field(default_factory=Counter)
     """Name of a part -> number of publishes and producer questions that were rejected for lack of room or knowledge, since
     the start.
@@ -194,8 +201,9 @@ class NodeDerived:
 
 
 class Share:
-    """Memory limit of one part (``kind``) of one partition. ``setting``: name of the setting. All sizes are in bytes of
-    memory.
+    """Memory use and limit of one part (``kind``) of one partition. ``setting``: name of the setting for the limit.
+
+    All sizes are in bytes of memory.
     """
 
     __slots__ = ("_node", "bound_bytes", "kind", "setting", "size_bytes")
@@ -215,7 +223,7 @@ class Share:
         node.by_kind[self.kind] += grown_bytes
 
     def join(self, node: NodeDerived) -> None:
-        """Count the memory use for ``node`` from now on, including the current use."""
+        """Count the memory use for ``node`` from now on. The current use is included."""
         size_bytes = self.size_bytes
         self.hold(0)
         self._node = node
@@ -226,14 +234,14 @@ class Share:
         return Share(self._node, self.kind)
 
     def has_room(self, more_bytes: int, beside_bytes: int = 0) -> bool:
-        """Return whether a leader may accept something that needs ``more_bytes``.
+        """Return whether a leader may accept data that needs ``more_bytes``.
 
-        ``beside_bytes``: memory that will move into this share and is already counted.
+        ``beside_bytes``: memory that is already counted elsewhere and will move into this share.
         """
         return not self.lacks(more_bytes, beside_bytes)
 
     def lacks(self, more_bytes: int, beside_bytes: int = 0) -> str:
-        """Return the setting that limits it, '' if there is room."""
+        """Return the setting whose limit would be exceeded. '': there is room. The arguments are those of ``has_room``."""
         node = self._node
         if self.size_bytes + beside_bytes + more_bytes > self.bound_bytes * _OPEN_NUMERATOR // _OPEN_DENOMINATOR:
             return self.setting
@@ -241,18 +249,18 @@ class Share:
         return "" if is_open else "node_dedup_state_bytes"
 
     def fits(self, more_bytes: int) -> bool:
-        """Return whether a known entry can grow by ``more_bytes``."""
+        """Return whether a known entry may grow by ``more_bytes``."""
         return self.size_bytes + more_bytes <= self.bound_bytes and self._node.size_bytes + more_bytes <= self._node.bound_bytes
 
     def excess_bytes(self, grown_bytes: int) -> int:
-        """Return how many bytes must be freed after a share grew by ``grown_bytes``."""
+        """Return how many bytes the part must free after it has grown by ``grown_bytes``."""
         of_node = min(self._node.size_bytes - self._node.bound_bytes, grown_bytes)
         return max(self.size_bytes - self.bound_bytes, of_node, 0)
 
     def may_check(self, subjects: int, now_ns: int) -> bool:
-        """Return whether the node may now compare this number of subjects with a filter."""
+        """Return whether the node may now compare this number of ``subjects`` with a filter."""
         return self._node.filters.spend(subjects, now_ns)
 
     def refused(self, count: int = 1) -> None:
-        """Count ``count`` rejections because of missing room."""
+        """Count ``count`` rejections that missing memory has caused."""
         self._node.refused[self.kind] += count

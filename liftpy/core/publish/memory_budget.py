@@ -1,15 +1,13 @@
 """``MemoryBudget``: limits the memory for publishes in progress over a whole node. Pure.
 
-Ten times a second it adds up: read but unprocessed, held, appended but uncommitted, waiting publishers, standby
-buffers, waiting readers. Standby buffers and readers count only up to a share. Up to 4/5 of ``limit_bytes`` nothing
-changes. Beyond, the limits of all partitions shrink linearly, down to nothing at the limit. So the longest queues are
-limited first.
+Ten times a second it adds up: unprocessed publishes, held ones, uncommitted records, waiting publishers, standby buffers,
+waiting readers. Standby buffers and readers count only up to a share. Up to 4/5 of ``limit_bytes`` nothing changes. Above,
+the limits of all partitions shrink linearly, down to nothing at the limit. So the longest queues are limited first.
 
-Time is limited too: ``Lateness`` rejects publishes with reply subject when the oldest unprocessed one has waited too
-long.
+Time is limited too: ``Lateness`` rejects publishes with reply subject when the oldest unprocessed one has waited too long.
 
-Example: a limit of 1,000 MiB, 900 are in use. Half of the last fifth is left, so a partition with a limit of 64 MiB
-accepts publishes while it holds less than 32.
+Example: of a limit of 1,000 MiB, 900 are in use. Half of the last fifth is left, so a partition with a limit of 64 MiB
+accepts publishes while it holds less than 32 MiB.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from liftpy.config import NS_PER_S
 
 # ``Lateness``: rejects publishes while the queue delay is too high, as CoDel does.
 #
-# A burst is accepted, a standing queue is not: in a standing queue every publish is answered late, and the throughput
+# A burst is accepted, a lasting queue is not: in a lasting queue every publish is answered late, and the throughput
 # does not increase. When the oldest unprocessed publish is older than ``late_ns``, publishes with reply subject are
 # rejected until the age is below 1/16 of it, and then again above 1/8. The limit returns to ``late_ns`` gradually: by 1/8
 # of the time without a rejection.
@@ -42,7 +40,7 @@ _REGAINS_PARTS = 8
 
 
 class Lateness:
-    """Limit of the queue delay. ``late_ns``: limit without overload, 0: none. All times are monotonic nanoseconds."""
+    """Limit of the queue delay. ``late_ns``: limit without overload, 0: no limit. All times are monotonic nanoseconds."""
 
     __slots__ = ("_late_ns", "_refused_ns", "_short_ns", "is_late")
 
@@ -50,21 +48,21 @@ class Lateness:
         self._late_ns = late_ns
         self._short_ns = late_ns // _SHORT_PARTS
         self._refused_ns = -1
-        """Time when it was last late. -1: never."""
+        """Time of the last rejection for lateness. -1: there was none."""
         self.is_late = False
 
     def bound_ns(self, now_ns: int) -> int:
-        """Return how long a publish may wait unread before the node counts as late."""
+        """Return how long a publish may wait unprocessed before the node counts as late."""
         if self._refused_ns < 0:
             return self._late_ns
         return min(self._short_ns + (now_ns - self._refused_ns) // _REGAINS_PARTS, self._late_ns)
 
     def refused(self, now_ns: int) -> None:
-        """Note a rejection that has the same cause."""
+        """Note a rejection by another check that has the same cause."""
         self._refused_ns = now_ns
 
     def look(self, waited_ns: int, now_ns: int) -> bool:
-        """Check the oldest unread publish, which has waited for ``waited_ns``.
+        """Check the wait of the oldest unprocessed publish, ``waited_ns``.
 
         Return whether publishes with a reply subject must be rejected.
         """
@@ -77,32 +75,36 @@ class Lateness:
 
 
 class Unanswered:
-    """Detects that acks of one partition are too late."""
+    """Detects that the acks of one partition are too late."""
 
     __slots__ = ("_moved_ns", "_oldest_ns", "is_late")
 
     def __init__(self) -> None:
         self.is_late = False
         self._oldest_ns = 0
-        """Last seen arrival time of the oldest publish. 0: it was not older than ``late_ns``."""
+        """Arrival time of the oldest publish without an ack, at the last check. 0: its wait was at most ``late_ns``."""
         self._moved_ns = 0
-        """First time since then at which another publish was the oldest. 0: not yet."""
+        """Time when another publish became the oldest for the first time since then. 0: not yet."""
 
     def look(self, since_ns: int, now_ns: int, late_ns: int, *, is_pressed: bool) -> bool:
-        """Check the oldest unanswered publish.
+        """Check the oldest publish without an ack. Return whether acks are too late.
 
-        ``since_ns``: its arrival, 0 for none. ``late_ns`` 0: never late. ``is_pressed``: the node rejects now or did recently.
+        Args:
+            since_ns: Its arrival time. 0: there is none.
+            now_ns: Current time.
+            late_ns: Limit. 0: acks are never too late.
+            is_pressed: True if the node rejects publishes now or has done so recently.
         """
         waited_ns = now_ns - since_ns
         if not since_ns or not late_ns or waited_ns <= late_ns // 4:
             self._oldest_ns, self.is_late = 0, False
             return False
-        stands = self._stands(since_ns, waited_ns, now_ns, late_ns)
+        stands = self._is_lasting(since_ns, waited_ns, now_ns, late_ns)
         self.is_late = self.is_late or stands or (is_pressed and waited_ns > late_ns // 2)
         return self.is_late
 
-    def _stands(self, since_ns: int, waited_ns: int, now_ns: int, late_ns: int) -> bool:
-        """Return whether the queue moves but is still too long."""
+    def _is_lasting(self, since_ns: int, waited_ns: int, now_ns: int, late_ns: int) -> bool:
+        """Return whether acks are sent, but all of them too late."""
         if waited_ns <= late_ns:
             self._oldest_ns = 0
         elif not self._oldest_ns:
@@ -123,17 +125,17 @@ WAITING_PUBLISHER_BYTES = 200
 _MOST_LOOKS = 600
 _APART_NS = 10_000_000
 _APART_PARTS = 100
-"""Divisor of the oldest wait that gives the interval of the checks. Fewer checks are enough for long waits."""
+"""Divisor of the oldest wait that gives the interval of the checks. The longer the wait, the fewer checks are needed."""
 LEAST_WAIT_MS, LONGEST_WAIT_MS = 50, 2000
-"""Bounds of the retry delay in a rejection, in ms. The delay is the time that other publishes wait, or may wait."""
+"""Bounds of the retry delay in a rejection, in ms. The delay is about the time that other publishes wait."""
 LEAST_LIMIT_BYTES = 16 * 1024 * 1024
 DEFAULT_SHARE = 0.25
-"""Share of the process memory that is the default limit."""
+"""Share of the process memory that is the limit if the setting is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldByNode:
-    """Memory for publishes in progress on a node, in bytes."""
+    """Memory of publishes in progress on a node, by kind, in bytes."""
 
     unread: int = 0
     held_back: int = 0
@@ -144,7 +146,7 @@ class HeldByNode:
 
 
 def limit_of(setting_bytes: int, memory_bytes: int) -> int:
-    """Return the limit: the setting, or by default a share of ``memory_bytes``, the memory limit of the process."""
+    """Return the memory limit of a node: the setting, or a share of ``memory_bytes``, the memory of the process."""
     return setting_bytes or max(round(memory_bytes * DEFAULT_SHARE), LEAST_LIMIT_BYTES)
 
 
@@ -160,21 +162,24 @@ class MemoryBudget:
         self.late_ns = round(late_s * NS_PER_S)
         self._lateness = Lateness(self.late_ns)
         self._looks: deque[tuple[int, int]] = deque(maxlen=_MOST_LOOKS)
-        """(bytes that had arrived, when), of which some are not looked at yet."""
+        """(number of bytes that had arrived, time of the check), for checks whose bytes are not all processed."""
         self.waited_ns = 0
-        """Approximate wait of the oldest publish, in nanoseconds."""
+        """Approximate wait of the oldest unprocessed publish, in nanoseconds."""
         self.is_late = False
         """True if publishes with a reply subject are rejected."""
         self.is_pressed = False
-        """More came than could be taken, until now or lately."""
+        """True if publishes with a reply subject are rejected now, or were recently."""
         self.used_bytes = 0
         self.is_limited = False
-        """Partitions have less than their own bounds."""
+        """True if the limits of the partitions are reduced."""
         self.open_part = 1.0
         """Share of its own limit that each partition may use now."""
 
-    def look_at_age(self, arrived_bytes: int, done_bytes: int, now_ns: int) -> None:
-        """Update the age from the number of bytes that have arrived and those that were processed. ``now_ns``: monotonic."""
+    def update_wait(self, arrived_bytes: int, done_bytes: int, now_ns: int) -> None:
+        """Update the wait of the oldest publish, from the number of bytes that arrived and that were processed.
+
+        ``now_ns``: monotonic clock.
+        """
         while self._looks and self._looks[0][0] <= done_bytes:
             self._looks.popleft()
         self.waited_ns = now_ns - self._looks[0][1] if self._looks else 0
@@ -184,18 +189,18 @@ class MemoryBudget:
         self.is_late = self._lateness.look(self.waited_ns, now_ns)
         self.is_pressed = self.is_late or self._lateness.bound_ns(now_ns) < self.late_ns
 
-    def refuses_for_commit(self, now_ns: int) -> None:
+    def note_slow_commits(self, now_ns: int) -> None:
         """Note that a partition rejects publishes because commits are slow."""
         self._lateness.refused(now_ns)
 
     @property
     def retry_after_ms(self) -> int:
-        """Suggested time until a retry, in milliseconds."""
+        """Delay in milliseconds after which a rejected publisher should retry."""
         wait_ns = max(self.waited_ns, self.late_ns // 2) if self.is_late or self.is_pressed else self.waited_ns
         return min(max(wait_ns // 1_000_000, LEAST_WAIT_MS), LONGEST_WAIT_MS)
 
     def look(self, held: HeldByNode) -> None:
-        """Set the current memory use."""
+        """Set the current memory use and compute the limits of the partitions."""
         if not self.limit_bytes:
             return
         self.used_bytes = (
@@ -212,7 +217,7 @@ class MemoryBudget:
 
 
 class PartitionRoom:
-    """Room of one partition. ``own_bytes``: its limit. ``queued``: bytes in use."""
+    """Memory limit of one partition. ``own_bytes``: its own limit. ``queued``: returns the bytes in use."""
 
     __slots__ = ("_own_bytes", "_queued", "node")
 
@@ -222,9 +227,9 @@ class PartitionRoom:
         self._queued = queued
 
     def takes(self, arrived_bytes: int) -> bool:
-        """Return whether one more publish is accepted while the node is limited.
+        """Return whether one more publish is accepted while the limits are reduced.
 
-        ``arrived_bytes``: bytes that have just arrived.
+        ``arrived_bytes``: number of bytes that arrived in this read.
         """
         return arrived_bytes + self._queued() < self._own_bytes * self.node.open_part
 

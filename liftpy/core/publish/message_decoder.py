@@ -64,7 +64,7 @@ _ALLOWED = Columns.KEYS | Columns.HEADERS | Columns.VALUE_NULLS | Columns.KEY_NU
 
 
 class InvalidBatchError(LiftError):
-    """The batch cannot be stored as it is. ``reason`` and the text go into the answer."""
+    """Raised if a published batch cannot be stored. ``reason`` and the text are sent to the publisher."""
 
     code = "INVALID_BATCH"
 
@@ -74,7 +74,7 @@ class InvalidBatchError(LiftError):
 
 
 class Published(NamedTuple):
-    """A valid batch. ``ids``: message ids by record index. ``columns``: as received. ``note``: of its producer."""
+    """A valid batch. ``ids``: record index -> message id. ``columns``: as received. ``note``: fields of its producer."""
 
     body: Body
     ids: dict[int, bytes]
@@ -84,15 +84,17 @@ class Published(NamedTuple):
 
 
 def body_to_store(published: memoryview, subject: str, codec: Codec, note: bytes = b"") -> Published:
-    """Return the body of the one batch in ``published``, with its subject, its producer's ``note``, and in the stream's ``codec``.
+    """Return the body of the one batch in ``published``, with its subject, its producer's ``note``, and in the stream's
+    ``codec``.
 
-    Raises InvalidBatchError, BatchTooLargeError where the subject makes it too large.
+    Raises InvalidBatchError. Raises BatchTooLargeError if the subject makes the body too large.
     """
     batch = _parsed(published)
     header = batch.header
     if header.codec is not Codec.NONE or header.control or header.column_bits & ~_ALLOWED.value:
         raise InvalidBatchError(
-            "a published batch must be uncompressed, must not be a control batch, and can have only values, keys and headers."
+            "a published batch must be uncompressed, must not be a control batch, and can have only values, keys and headers. "
+            "Check the version of the client."
         )
     if not header.producer_id and (header.base_sequence or header.producer_epoch):
         raise InvalidBatchError("the batch has a sequence or an epoch, but no producer id. Check the version of the client.")
@@ -162,7 +164,7 @@ def _sizes(column: BytesColumn) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def largest_record_bytes(columns: ColumnSet, first: int = 0) -> int:
-    """Return an upper bound for value, key and headers of one record, among those from index ``first``."""
+    """Return an upper bound for the bytes of value, key and headers of one record. Records below index ``first`` do not count."""
     sizes = _sizes(columns.values)
     if columns.keys is not None:
         sizes = sizes + _sizes(columns.keys)
@@ -172,7 +174,7 @@ def largest_record_bytes(columns: ColumnSet, first: int = 0) -> int:
 
 
 def _header_bytes(headers: HeadersColumn) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the names and values, by record."""
+    """Return the number of bytes of header names and values of each record."""
     size_bytes = np.concatenate(([0], headers.names.ends.astype(np.int64) + headers.values.ends))[headers.ends.astype(np.int64)]
     return np.diff(size_bytes, prepend=0)
 
@@ -187,8 +189,9 @@ def _check_sizes(headers: HeadersColumn) -> None:
 
 
 def _distinct_names(headers: HeadersColumn) -> set[bytes]:
-    """Return the distinct header names. Records mostly have equal names in equal order, so these are compared as one piece of
-    memory.
+    """Return the distinct header names.
+
+    Most records have the same names in the same order. These are compared as one piece of memory.
     """
     names, count = headers.names, len(headers.ends)
     width = int(headers.ends[0])
@@ -202,12 +205,12 @@ def _distinct_names(headers: HeadersColumn) -> set[bytes]:
 
 
 RawMessage = tuple[bytes, bytes, bytes, bytes]
-"""(subject, reply or b"", payload, raw NATS header block or b"")"""
+"""(subject, reply or b"", payload, NATS header block or b"")."""
 
 _POLICIES = {client_pb2.LEADER: AckPolicy.LEADER, client_pb2.ALL: AckPolicy.ALL, client_pb2.NONE: AckPolicy.NONE}
 _BY_HEADER = {policy.value.encode(): policy for policy in AckPolicy}
 TYPE_POSITION = 7
-"""Position of the message type in the envelope."""
+"""Position of the message type in an envelope."""
 _PUBLISH, BATCH = bytes([MessageType.PUBLISH]), bytes([MessageType.BATCH_PUBLISH])
 _TEXT = ("utf-8", "surrogateescape")
 _TOO_MANY_HEADERS = Rejection(RejectReason.TOO_LARGE, f"The message has more than {MAX_HEADERS} headers. Send fewer.")
@@ -224,9 +227,9 @@ _NO_TOMBSTONE = Rejection(
 
 @dataclass(slots=True, kw_only=True)
 class MessageColumns:
-    """Messages as columns of equal length. None: the column is absent. A value of None is a tombstone.
+    """Messages as columns of equal length. None as column: the column is absent. None as value: a tombstone.
 
-    ``expected``: record index -> expected offset. -1 (which no record ever gets) if the expected value is no offset [A7].
+    ``expected``: record index -> expected offset. The value is -1, which no record has, if the header is no offset [A7].
     """
 
     values: list[bytes | None]
@@ -237,27 +240,27 @@ class MessageColumns:
     replies: list[str | None] | None = None
     expected: dict[int, int] = field(default_factory=dict)
     of_others: dict[int, Expected] = field(default_factory=dict)
-    """Record index -> what else it expects."""
+    """Record index -> its other conditions."""
     ids: dict[int, bytes] = field(default_factory=dict)
     """Record index -> message id, ascending."""
     batch: Published | None = None
-    """Set if the one message is a whole batch. Then the other columns are empty."""
+    """The batch, if the only message is a whole batch. Then the other columns are empty."""
     claim: Claim | None = None
-    """Producer and sequence numbers that the producer has set."""
+    """Producer and sequence numbers that the producer has set. None: the batch has no producer."""
     asked: Question | None = None
-    """Set if the one message asks how a process may continue. Then nothing is stored."""
+    """The request, if the only message asks how a process may continue a producer. Then nothing is stored."""
     apart: list[int] = field(default_factory=list)
-    """Indices of whole batches among several messages. Each is read alone, and no other column is set."""
+    """Indexes of whole batches among several messages. Each of them is then decoded alone, and no other column is set."""
     unfit: dict[int, Rejection] = field(default_factory=dict)
-    """Record index -> why the message can't be stored as it is, ascending. Its other columns are not complete."""
-    unfit_then: dict[int, Rejection] = field(default_factory=dict)
-    """Messages that are rejected only after their expected offset was correct, ascending."""
+    """Record index -> rejection of a message that cannot be stored, ascending. Its other columns are incomplete."""
+    unfit_after_sequence: dict[int, Rejection] = field(default_factory=dict)
+    """Record index -> rejection of a message that is rejected only if its expected offset is correct, ascending."""
 
 
 class MessageDecoder:
     """Decodes the raw messages of one partition into MessageColumns. ``own_subject``: subject of most messages.
 
-    An envelope addressed to another stream, uid or partition is rejected [A9]. A stream that never acks keeps it,
+    An envelope that is addressed to another stream, uid or partition is rejected [A9]. A stream without acks stores it,
     because its subject may overlap the subjects of other streams.
     """
 
@@ -271,40 +274,46 @@ class MessageDecoder:
         self._inboxes = inboxes
         self.codec = codec
         self.refused_replies = 0
-        """Replies outside the inbox prefixes: never answered [A5]."""
+        """Number of reply subjects that the inbox rule forbids. Nodes never answer on them [A5]."""
         self.protocol_frames = 0
-        """Another cluster's protocol, on subjects that the stream covers: stored as plain bytes, never answered [A8]."""
+        """Number of protocol frames of another cluster that arrived on subjects of the stream.
+
+        They are stored as plain bytes and never answered [A8].
+        """
         self.max_message_bytes = 0
         """Maximum size of payload and headers of one record, in bytes. 0: the stream sets no limit."""
         self.quota: Quota | None = None
         """Quota of the stream. None: no quota."""
         self.wants_offsets = False
-        """True if a publish that expects no offset is refused (optimistic concurrency)."""
+        """True if a publish without an expected offset is rejected (optimistic concurrency)."""
         self._takes_plain = not is_internal(key.stream) or key.stream == PROBE_STREAM
-        """True if plain NATS messages are records. Into an internal stream only commands and offers of the cluster go [A22]."""
+        """True if plain NATS messages are records.
+
+        An internal stream accepts only commands and records of the cluster itself [A22].
+        """
         self._own_is_protocol = is_protocol_shaped(own_subject)
         self._forms = [
             Ordinary(key.stream, key.partition, key.uid, ack, runs=runs)
             for runs in (True, False)
             for ack in (AckPolicy.ALL, AckPolicy.LEADER)
         ]
-        """Common forms of envelopes. The one seen last comes first."""
+        """Common forms of envelopes. The most recent one comes first."""
         self._alike: dict[tuple[bytes, AckPolicy, bool], Envelope] = {}
-        """Shared options of publishers with equal options, within one ``read``."""
+        """Envelope values that publishers with equal options share, within one ``read``."""
         self.poison_envelopes = 0
-        """Number of payloads with the envelope's magic number that are no envelopes. They are stored as plain bytes."""
-        self.touched: Callable[[], None] = _nothing
-        """Callback for each ``read`` and for publishes that are rejected unread, because counters may have changed."""
+        """Number of payloads that begin like an envelope and are none. They are stored as plain bytes."""
+        self.touched: Callable[[], None] = _do_nothing
+        """Called after each ``read`` and for publishes that are rejected unread, because counters may have changed."""
 
     @property
     def answers(self) -> bool:
-        """True if the stream's publishers are answered at all."""
+        """True if publishers of the stream get answers."""
         return self._policy is not AckPolicy.NONE
 
     def publishers_of(self, replies: Sequence[bytes]) -> Publishers:
-        """Return the publishers of plain messages with these reply subjects."""
+        """Return the publishers of plain NATS messages with these reply subjects."""
         self.touched()
-        return Publishers(self._policy, self._allowed(list(replies))[0])
+        return Publishers(self._policy, self._allowed_replies(list(replies))[0])
 
     def read(self, messages: Sequence[RawMessage], now_wall_ns: int) -> MessageColumns:
         """Return the columns of ``messages``, in their order."""
@@ -314,7 +323,7 @@ class MessageDecoder:
         asked: list[bytes] = []
         fast_batches: list[int] = []
         if any(replies):
-            replies, fast_batches = self._allowed(replies)
+            replies, fast_batches = self._allowed_replies(replies)
             if self._policy is AckPolicy.NONE:
                 asked, replies, fast_batches = replies, [b""] * len(replies), []
         subjects = self._subjects(messages)
@@ -323,7 +332,7 @@ class MessageDecoder:
             publishers=Publishers(self._policy, replies),
             subjects=subjects,
         )
-        if any(asked):  # nobody else answers here: a service that reads the record may
+        if any(asked):  # the node does not answer. A service that reads the record may answer
             columns.replies = [reply.decode() if reply else None for reply in asked]
         magic = envelope.MAGIC
         self._alike = {}
@@ -335,18 +344,18 @@ class MessageDecoder:
             columns.unfit = dict.fromkeys(fast_batches, jetstream_headers.FAST_BATCH)
             special = [index for index in special if index not in columns.unfit]
         if special and self._policy is not AckPolicy.NONE:
-            special = self._take_ordinary(columns, messages, special, now_wall_ns)
+            special = self._decode_common(columns, messages, special, now_wall_ns)
         if not self._takes_plain:
             plain = [index for index, message in enumerate(messages) if not message[2].startswith(magic)]
-            columns.unfit.update(dict.fromkeys(plain, self._no_plain()))
+            columns.unfit.update(dict.fromkeys(plain, self._plain_rejection()))
             special = [index for index in special if index not in columns.unfit]
         opened_count = len(columns.ids)
         for index in special:
-            opened = self._opened_batch(messages[index]) if len(messages) == 1 else None
+            opened = self._decode_batch(messages[index]) if len(messages) == 1 else None
             if opened is None:
-                self._look_into(columns, index, messages[index], now_wall_ns)
+                self._inspect(columns, index, messages[index], now_wall_ns)
             else:
-                self._look_into_batch(columns, messages[index], *opened, now_wall_ns)
+                self._inspect_batch(columns, messages[index], *opened, now_wall_ns)
         if 0 < opened_count < len(columns.ids):
             columns.ids = dict(sorted(columns.ids.items()))
         if not self._takes_plain or (fast_batches and len(columns.unfit) > len(fast_batches)):
@@ -356,7 +365,7 @@ class MessageDecoder:
         return columns
 
     def _judge_by_settings(self, columns: MessageColumns, messages: Sequence[RawMessage]) -> None:
-        """Note in ``unfit_then`` what this stream's own settings have against a message, though another stream would take it."""
+        """Add the messages that the settings of this stream forbid to ``unfit_after_sequence``."""
         found: dict[int, Rejection] = {}
         most = self.max_message_bytes
         if columns.batch is not None:
@@ -375,18 +384,18 @@ class MessageDecoder:
             if len(bound) < len(messages):
                 found.update((index, _NO_OFFSET) for index in range(len(messages)) if index not in bound)
         if found:
-            columns.unfit_then = dict(sorted((found | columns.unfit_then).items()))
+            columns.unfit_after_sequence = dict(sorted((found | columns.unfit_after_sequence).items()))
 
     def is_command(self, columns: MessageColumns, index: int) -> bool:
-        """Return whether the record is a service command.
+        """Return whether the record is a command of a service.
 
-        A repeated command is stored again: the service recognizes its id and answers again
+        A repeated command is stored again. The service recognizes its id and answers again
         (``liftpy/core/services/replies.py``).
         """
         return columns.replies is not None and columns.replies[index] is not None
 
-    def _allowed(self, replies: list[bytes]) -> tuple[list[bytes], list[int]]:
-        """Return the reply subjects that may be answered, and the indices of messages of a fast batch."""
+    def _allowed_replies(self, replies: list[bytes]) -> tuple[list[bytes], list[int]]:
+        """Return the reply subjects that the node may answer, and the indexes of messages of a fast batch."""
         if len(replies) > 1 and self._inboxes.allows_all(replies, jetstream_headers.FAST_BATCH_REPLY):
             return replies, []
         allows = self._inboxes.allows
@@ -401,7 +410,7 @@ class MessageDecoder:
             return [self._own_text] * len(messages)
         return [message[0].decode(*_TEXT) for message in messages]
 
-    def _look_into(self, columns: MessageColumns, index: int, message: RawMessage, now_wall_ns: int) -> None:
+    def _inspect(self, columns: MessageColumns, index: int, message: RawMessage, now_wall_ns: int) -> None:
         _, _, payload, block = message
         published: client_pb2.Message | None = None
         if payload.startswith(envelope.MAGIC):
@@ -412,12 +421,12 @@ class MessageDecoder:
             elif (published := self._opened(payload)) is not None:
                 self._note_publisher(columns, index, message, published, now_wall_ns)
         if published is None and not self._takes_plain:
-            columns.unfit[index] = self._no_plain()
+            columns.unfit[index] = self._plain_rejection()
             return
         if len(block) > jetstream_headers.MAX_BLOCK_BYTES:
             columns.unfit[index] = jetstream_headers.BLOCK_TOO_LARGE
             return
-        if block.count(b"\n") > MAX_HEADERS + 2:  # its status line and its end
+        if block.count(b"\n") > MAX_HEADERS + 2:  # status line and end of the header block
             columns.unfit[index] = _TOO_MANY_HEADERS
             return
         headers = parse_headers(block) if block else []
@@ -431,13 +440,13 @@ class MessageDecoder:
             headers += [(header.name, header.value) for header in published.headers]
             asks = asks or bool(published.headers)
         if asks and self._policy is not AckPolicy.NONE:
-            unfit = jetstream_headers.why_not_first(headers, self._key.stream, self._key.partition)
+            unfit = jetstream_headers.rejection_before_sequence(headers, self._key.stream, self._key.partition)
             if unfit is not None:
                 columns.unfit[index] = unfit
                 return
-            unfit = jetstream_headers.why_not_then(headers)
+            unfit = jetstream_headers.rejection_after_sequence(headers)
             if unfit is not None:
-                columns.unfit_then[index] = unfit
+                columns.unfit_after_sequence[index] = unfit
             expected = jetstream_headers.expected_in(headers)
             if expected is not None:
                 columns.of_others[index] = expected
@@ -462,15 +471,15 @@ class MessageDecoder:
                 elif len(value) > MAX_ID_BYTES and self._policy is not AckPolicy.NONE:
                     columns.unfit[index] = jetstream_headers.ID_TOO_LONG
                     return
-            elif name == jetstream_headers.EXPECTED_LAST_SEQUENCE and value:  # of several the first counts
+            elif name == jetstream_headers.EXPECTED_LAST_SEQUENCE and value:  # if there are several, the first one counts
                 columns.expected.setdefault(index, jetstream_headers.number_of(value))
         if headers:
             _column(columns, "headers")[index] = headers
 
-    def _take_ordinary(
+    def _decode_common(
         self, columns: MessageColumns, messages: Sequence[RawMessage], special: list[int], now_wall_ns: int
     ) -> list[int]:
-        """Decode the messages with the usual envelope. Return the indices of the others."""
+        """Decode the messages with a common form of envelope. Return the indexes of the others."""
         form, left = self._forms[0], list[int]()
         opened = form.opened
         for index in special:
@@ -490,11 +499,11 @@ class MessageDecoder:
             policy = form.made_for[1]
             alike = self._alike.get((subject, policy, form.runs))
             self._policies(columns)[index] = policy
-            self._envelopes(columns)[index] = alike or self._wanted_alike(subject, policy, form.runs, now_wall_ns)
+            self._envelopes(columns)[index] = alike or self._shared_envelope(subject, policy, form.runs, now_wall_ns)
         return left
 
     def _form_of(self, payload: bytes, otherwise: Ordinary) -> Ordinary:
-        """Return the form of an envelope that differs from the previous one."""
+        """Return the form of an envelope that differs from the previous one. ``otherwise``: result if none fits."""
         for form in self._forms[1:]:
             if form.opened(payload) is not None:
                 self._forms.remove(form)
@@ -502,8 +511,8 @@ class MessageDecoder:
                 return form
         return otherwise
 
-    def _wanted_alike(self, subject: bytes, policy: AckPolicy, runs: bool, now_wall_ns: int) -> Envelope:
-        """Return the envelope values that all these messages share."""
+    def _shared_envelope(self, subject: bytes, policy: AckPolicy, runs: bool, now_wall_ns: int) -> Envelope:
+        """Return the envelope values that all messages with these options share."""
         alike = self._alike.get((subject, policy, runs))
         if alike is None:
             alike = Envelope("", "", subject.decode(*_TEXT), policy, now_wall_ns, takes_runs=runs)
@@ -511,7 +520,7 @@ class MessageDecoder:
         return alike
 
     def _is_protocol(self, message: RawMessage) -> bool:
-        """Return whether the message is a frame of another cluster's protocol. It must not be answered."""
+        """Return whether the message is a protocol frame of another cluster. The node must not answer it."""
         kind = message[2][TYPE_POSITION : TYPE_POSITION + 1]
         return kind not in (_PUBLISH, BATCH) and (self._own_is_protocol or message[0] != self._own_subject)
 
@@ -525,11 +534,11 @@ class MessageDecoder:
     def _note_publisher(
         self, columns: MessageColumns, index: int, message: RawMessage, published: client_pb2.Message, now_wall_ns: int
     ) -> None:
-        """Note how to answer the publisher of an envelope, whether the message is accepted or rejected."""
+        """Store how to answer the publisher of an envelope. The message may be accepted or rejected later."""
         subject, _, _, block = message
         policy = _POLICIES.get(published.ackPolicy, self._policy)
         if published.runs and not (block or published.correlationId or published.ackInbox):
-            wanted = self._wanted_alike(subject, policy, True, now_wall_ns)
+            wanted = self._shared_envelope(subject, policy, True, now_wall_ns)
         else:
             wanted = Envelope(published.correlationId, published.ackInbox, subject.decode(*_TEXT), policy, now_wall_ns)
         self._note_wanted(columns, index, wanted)
@@ -545,11 +554,11 @@ class MessageDecoder:
         self._envelopes(columns)[index] = wanted
 
     def _why_not(self, published: client_pb2.Message, beside: Headers) -> Rejection | None:
-        """Return why an envelope cannot be stored. None if it can. ``beside``: NATS headers of the message."""
+        """Return the rejection of an envelope. None: it can be stored. ``beside``: NATS headers of the message."""
         if not self._takes_plain and not published.stream:
-            return self._no_plain()
-        if (self._policy is not AckPolicy.NONE or not self._takes_plain) and not self._is_ours(published):
-            return self._misaddressed(published)
+            return self._plain_rejection()
+        if (self._policy is not AckPolicy.NONE or not self._takes_plain) and not self._is_addressed_here(published):
+            return self._address_rejection(published)
         if published.tombstone and published.value:
             return _NO_TOMBSTONE
         if len(published.headers) > MAX_HEADERS:
@@ -562,17 +571,17 @@ class MessageDecoder:
 
     # ---- whole batches -------------------------------------------------------------------------------------------------------
     def _whole_batches(self, messages: Sequence[RawMessage], special: list[int]) -> list[int]:
-        """Return the indices of messages that look like a record batch.
+        """Return the indexes of the messages that look like a record batch.
 
-        A stream without answers stores foreign batches as plain bytes.
+        A stream without answers stores batches for other streams as plain bytes.
         """
         found = [index for index in special if messages[index][2][_KIND] == BATCH and messages[index][2].startswith(MAGIC)]
         if found and self._policy is AckPolicy.NONE:
-            found = [index for index in found if self._opened_batch(messages[index]) is not None]
+            found = [index for index in found if self._decode_batch(messages[index]) is not None]
         return found
 
-    def _opened_batch(self, message: RawMessage) -> tuple[client_pb2.BatchPublish, memoryview] | None:
-        """Return the content of a BatchPublish for this partition. None: it is none, or it is stored as plain bytes."""
+    def _decode_batch(self, message: RawMessage) -> tuple[client_pb2.BatchPublish, memoryview] | None:
+        """Return the content of a BatchPublish for this partition. None: the message is stored as plain bytes."""
         payload = message[2]
         if payload[TYPE_POSITION : TYPE_POSITION + 1] != BATCH or not payload.startswith(envelope.MAGIC):
             return None
@@ -580,19 +589,19 @@ class MessageDecoder:
             head, batch = frames.decode_batch_publish(payload)
         except ProtocolError:
             return None
-        return (head, batch) if self._policy is not AckPolicy.NONE or self._is_ours(head) else None
+        return (head, batch) if self._policy is not AckPolicy.NONE or self._is_addressed_here(head) else None
 
-    def _look_into_batch(
+    def _inspect_batch(
         self, columns: MessageColumns, message: RawMessage, head: client_pb2.BatchPublish, batch: memoryview, now_wall_ns: int
     ) -> None:
         subject = message[0].decode(*_TEXT)
         policy = _POLICIES.get(head.ackPolicy, self._policy)
         wanted = Envelope(head.correlationId, head.ackInbox, subject, policy, now_wall_ns)
         self._note_wanted(columns, 0, wanted)
-        if not self._is_ours(head):
-            columns.unfit[0] = self._misaddressed(head)
+        if not self._is_addressed_here(head):
+            columns.unfit[0] = self._address_rejection(head)
         elif is_internal(self._key.stream):
-            columns.unfit[0] = self._no_plain()
+            columns.unfit[0] = self._plain_rejection()
         elif message[3]:
             detail = "A batch must not have NATS headers. Put the headers into its records."
             columns.unfit[0] = Rejection(RejectReason.MALFORMED, detail)
@@ -626,16 +635,16 @@ class MessageDecoder:
             if head.HasField("expectedOffset"):
                 columns.expected[0] = head.expectedOffset
 
-    def _no_plain(self) -> Rejection:
+    def _plain_rejection(self) -> Rejection:
         return Rejection(RejectReason.UNSUPPORTED, f"stream {self._key.stream} is {_NO_PRODUCERS}")
 
-    def _misaddressed(self, published: client_pb2.Message | client_pb2.BatchPublish) -> Rejection:
+    def _address_rejection(self, published: client_pb2.Message | client_pb2.BatchPublish) -> Rejection:
         wanted = f"{published.stream or '?'}/{published.partition} (uid {published.streamUid or '?'})"
         detail = f"it is addressed to {wanted}, and {self._key} (uid {self._key.uid}) listens here"
         return Rejection(RejectReason.WRONG_STREAM, detail)
 
-    def _is_ours(self, published: client_pb2.Message | client_pb2.BatchPublish) -> bool:
-        """Return whether the message names this partition or no partition. Without a uid, partition 0 means unknown."""
+    def _is_addressed_here(self, published: client_pb2.Message | client_pb2.BatchPublish) -> bool:
+        """Return whether the message names this partition, or names none. Without a uid, partition 0 means that none is named."""
         key = self._key
         if published.streamUid:
             return (published.stream or key.stream, published.streamUid, published.partition) == (
@@ -651,7 +660,7 @@ class MessageDecoder:
             _column(columns, "keys")[index] = published.key
         if published.replySubject:
             _column(columns, "replies")[index] = published.replySubject
-        if published.offset > 0:  # 0 is what a publisher sends that does not know the field
+        if published.offset > 0:  # a publisher that does not know the field sends 0
             columns.expected[index] = published.offset
 
     def _envelopes(self, columns: MessageColumns) -> list[Envelope | None]:
@@ -669,8 +678,8 @@ class MessageDecoder:
         return publishers.policies
 
 
-def _nothing() -> None:
-    """Do nothing: no metrics are collected."""
+def _do_nothing() -> None:
+    """Do nothing. It is the default of callbacks."""
 
 
 def _note(head: client_pb2.BatchPublish) -> ProducerNote:
@@ -734,7 +743,10 @@ _KIND = slice(TYPE_POSITION, TYPE_POSITION + 1)
 
 
 def split_at(messages: list[RawMessage], alone: Collection[int]) -> Iterator[list[RawMessage]]:
-    """Split ``messages`` in their order: each index of ``alone``, which ascends, becomes a piece, and so does each run between two."""
+    """Split ``messages`` in their order.
+
+    Each index of ``alone`` (ascending) is a piece, and so are the messages between two of them.
+    """
     start = 0
     for index in alone:
         if start < index:
@@ -746,15 +758,15 @@ def split_at(messages: list[RawMessage], alone: Collection[int]) -> Iterator[lis
 
 
 def runs_of(messages: list[RawMessage], replies: Sequence[bytes]) -> Iterator[list[RawMessage]]:
-    """Yield runs of messages with a reply subject and runs of messages without one. The core handles them differently."""
+    """Yield runs of messages with a reply subject and runs of messages without one. The replica handles them differently."""
     for _, run in groupby(zip(messages, replies, strict=True), key=lambda pair: bool(pair[1])):
         yield [message for message, _ in run]
 
 
-def late_ones(messages: list[RawMessage]) -> tuple[list[list[RawMessage]], list[RawMessage]]:
+def split_late(messages: list[RawMessage]) -> tuple[list[list[RawMessage]], list[RawMessage]]:
     """Return the messages that may be rejected because they waited too long.
 
-    The result has groups of messages that arrived together, and the messages without a reply subject.
+    The result has groups of messages that arrived together and have a reply subject, and the messages without one.
     """
     together, alone, others = list[RawMessage](), list[list[RawMessage]](), list[RawMessage]()
     for message in messages:
@@ -762,7 +774,7 @@ def late_ones(messages: list[RawMessage]) -> tuple[list[list[RawMessage]], list[
         if not reply:
             others.append(message)
         elif reply.endswith(FAST_BATCH_REPLY) or (payload[_KIND] == BATCH and payload.startswith(MAGIC)):
-            alone.append([message])  # others that are read with a batch would not be looked at
+            alone.append([message])  # together with a batch, the other messages would not be decoded
         else:
             together.append(message)
     return [*([together] if together else []), *alone], others

@@ -1,9 +1,9 @@
 """``Overload``: rejects publishes to one partition when there is no room or no time for them. Pure.
 
 A rejection must cost a fraction of storing a message. So publishes with a reply subject are rejected almost unread
-(``Refuser``). A rejected message must never be stored [A2], so messages with a known id and envelopes are read first.
-The rejection tells when to retry. Publishes without reply subject are dropped and counted. A leader that is not sure
-whether another node stores a message does not reject it for being late.
+(``Refuser``). A rejected message must never be stored [A2], so messages with a known id and envelopes are decoded first.
+The rejection says when to retry. Publishes without reply subject are dropped and counted. A leader that is not sure whether
+another node stores a message does not reject it for being late.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from liftpy.core.publish.dedup_window import RecentIds, Stored
 from liftpy.core.publish.jetstream_headers import Rejection
 from liftpy.core.publish.log_state_part import Numbering
 from liftpy.core.publish.memory_budget import MemoryBudget, Unanswered
-from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage, late_ones
+from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder, RawMessage, split_late
 from liftpy.core.publish.ports import ReplyPolicy
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire.batch import Body, encode_body
 from liftpy.core.wire.envelope import MAGIC
 
 IDS_LOST = "message_ids_lost"
-"""Reason of dropped publishes whose message id may be one that this node had no room for before it became leader."""
+"""Reason of dropped publishes whose message id may be stored. This node dropped ids for lack of memory before it became leader.
+"""
 _NO_ROOM = Rejection(RejectReason.OVERLOADED, "")
 
 
 class KnownIds(NamedTuple):
-    """Message ids of one partition: by them a message may be stored already, or be about to be."""
+    """Message ids of one partition that are stored or in progress."""
 
     stored: RecentIds
     in_hand: Container[bytes]
-    """Memory of ids that are on their way into the log, in bytes."""
+    """Ids of messages that are in progress."""
     waits: Callable[[], bool]
-    """True if something has arrived that was not looked at yet, and may have one."""
+    """Returns True if messages have arrived that were not decoded yet. They may have any id."""
 
 
 class Overload:
     """Rejects publishes of one partition, as a ``Refuser``.
 
-    ``is_full``: whether received publishes leave no room for more. ``known``: indices of messages that are stored or
-    repeated. ``say_no``: sends rejections.
+    ``is_full``: returns whether there is no room for more publishes. ``known``: returns the indexes of messages that are
+    stored or in progress. ``reject_or_delay``: sends rejections.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class Overload:
         is_full: Callable[[], bool],
         known: Callable[[MessageColumns], Mapping[int, Stored | None] | None],
         ids: KnownIds,
-        say_no: Callable[[Publishers, Rejection, int], None],
+        reject_or_delay: Callable[[Publishers, Rejection, int], None],
         wall_ns: Callable[[], int],
     ) -> None:
         self.unanswered_since_ns: Callable[[], int] = lambda: 0
-        """Arrival time of the oldest publish without an answer. 0: none waits."""
+        """Returns the arrival time of the oldest publish without an answer. 0: there is none."""
         self._unanswered = Unanswered()
         self._may = may
         self._reader = reader
@@ -69,7 +70,7 @@ class Overload:
         self._is_full = is_full
         self._known = known
         self._ids = ids
-        self._say_no = say_no
+        self._say_no = reject_or_delay
         self._wall_ns = wall_ns
 
     @property
@@ -82,22 +83,22 @@ class Overload:
         now_ns = self._counters.times.now_ns()
         late = self._unanswered.look(self.unanswered_since_ns(), now_ns, node.late_ns, is_pressed=node.is_pressed)
         if late:
-            node.refuses_for_commit(now_ns)
+            node.note_slow_commits(now_ns)
         return late
 
     def refuses(self) -> bool:
-        """Return whether ``is_refused_unread`` messages are rejected now: the node is late, or there is no room."""
+        """Return whether ``is_refused_unread`` messages are rejected now, because the node is late or there is no room."""
         return self._is_late or (self._is_full() and self._reader.answers and self._may.refuse_for_now())
 
     def is_new(self, message_id: bytes) -> bool:
-        """Return whether no record with this id is stored, in progress or about to be stored."""
+        """Return whether no record with this message id is stored, in progress or waiting to be decoded."""
         ids = self._ids
         if message_id in ids.in_hand or ids.waits():
             return False
         return not ids.stored.may_hold(message_id, self._wall_ns())
 
     def refuse(self, replies: Sequence[bytes]) -> None:
-        """Reject these publishes without reading them."""
+        """Reject the publishes with these reply subjects without decoding them."""
         self._counters.overloaded += len(replies)
         self._say_overloaded(self._reader.publishers_of(replies), len(replies))
 
@@ -105,12 +106,12 @@ class Overload:
         """Return the messages to accept. If the node is late, reject the others."""
         if not self._is_late:
             return messages
-        waited_for, others = late_ones(messages)
+        waited_for, others = split_late(messages)
         for refused in waited_for:
-            self.turn_away(refused)
+            self.reject_for_overload(refused)
         return others
 
-    def turn_away(self, messages: list[RawMessage]) -> None:
+    def reject_for_overload(self, messages: list[RawMessage]) -> None:
         """Reject messages with a reply subject and drop the others, because there is no room."""
         self._counters.overloaded += len(messages)
         plain = len(messages)
@@ -123,10 +124,10 @@ class Overload:
                 return
             ids, in_hand = columns.ids, self._ids.in_hand
             known = {index for index, stored in repeats.items() if stored is not None or ids[index] in in_hand}
-            if ids and self._ids.stored.is_blind(now_wall_ns):  # each of them may be
+            if ids and self._ids.stored.is_blind(now_wall_ns):  # each of them may be stored
                 self._counters.drop(IDS_LOST, len(ids) - len(known))
                 known = set(ids)
-            if known:  # who is told no must not find it stored [A2]
+            if known:  # a rejected message must never be stored [A2]
                 kept = [b"" if index in known else reply for index, reply in enumerate(publishers.replies)]
                 publishers = replace(publishers, replies=kept)
             self._say_overloaded(publishers, len(messages) - plain)
@@ -137,7 +138,7 @@ class Overload:
         self._say_no(publishers, _NO_ROOM, self._may.room.node.retry_after_ms)
 
 
-# Counters of ingest, and the publishes that the core has not appended yet.
+# Counters of ingest, and the publishes that the replica has not appended yet.
 
 
 RECORD_OVERHEAD_BYTES = 24
@@ -154,9 +155,9 @@ class IngestCounters:
     overloaded: int = 0
     """Number of publishes that were rejected or dropped for lack of memory."""
     rejected: int = 0
-    """Answered with a negative ack for another reason."""
+    """Number of publishes that got a negative ack for another reason."""
     duplicates: int = 0
-    """Number of publishes that were left out, because a record with their message id is stored or in progress."""
+    """Number of publishes that were not stored, because a record with their message id is stored or in progress."""
     refused: Counter[str] = field(default_factory=Counter)
     """Reason -> number of rejected publishes with a reply subject. The publisher gets a negative ack if the result is
     certain.
@@ -192,7 +193,7 @@ class IngestCounters:
 
 @dataclass(slots=True)
 class PendingBatch:
-    """Publishes that were passed to the core and are not appended yet."""
+    """Publishes that the replica has not appended yet."""
 
     body: Body
     publishers: Publishers
@@ -201,7 +202,7 @@ class PendingBatch:
     asks: bool
     """True if a publish has a condition on its subject."""
     again: list[tuple[int, Publishers]] = field(default_factory=list)
-    """Record index and publisher of messages that were sent again before the batch was stored."""
+    """(record index, publisher) of messages that repeat a record of this batch."""
     numbering: Numbering | None = None
     """Sequence numbers that a producer has set."""
     arrived_ns: int = 0
@@ -215,9 +216,9 @@ def message_size_bytes(message: RawMessage) -> int:
 
 
 def batch_end(raw: list[RawMessage], start: int, most_records: int, most_bytes: int) -> int:
-    """Return the exclusive end of the batch that begins at ``start``, limited by count and bytes.
+    """Return the index after the last message of the batch that begins at ``start``, limited by count and bytes.
 
-    It has at least one message.
+    The batch has at least one message.
     """
     total = 0
     for index in range(start, min(len(raw), start + most_records)):
@@ -228,7 +229,7 @@ def batch_end(raw: list[RawMessage], start: int, most_records: int, most_bytes: 
 
 
 def body_of(columns: MessageColumns, codec: Codec) -> Body:
-    """Return the encoded body of the batch. Raise BatchTooLargeError if it is too large for a log."""
+    """Return the encoded body of the batch. Raises BatchTooLargeError if it is too large for a log."""
     if columns.batch is not None:
         return columns.batch.body
     return encode_body(

@@ -1,4 +1,4 @@
-"""Interfaces that ``Ingest`` and ``Standby`` need from the shell: subscriptions and sending acks."""
+"""Interfaces that the caller of ``Ingest`` and ``Standby`` implements: subscriptions, and sending acks."""
 
 from __future__ import annotations
 
@@ -13,38 +13,44 @@ from liftpy.core.wire.envelope import MAGIC
 
 _ONE_ID = re.compile(rb"\r\n%b: ?([!-~]{1,%d})\r\n" % (ID_NAME, MAX_ID_BYTES)).search
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
-"""``sink(subject, reply, payload, header block)`` takes one message."""
+"""Called as ``sink(subject, reply, payload, header block)`` for one message."""
 
 
 class Subscription(Protocol):
     """Subscription to a data subject."""
 
     def leave(self) -> None:
-        """Unsubscribe. Messages on their way still arrive."""
+        """Unsubscribe. Messages in flight still arrive."""
 
     def close(self) -> None:
         """Unsubscribe. No message arrives afterwards."""
 
 
 class Refuser(Protocol):
-    """Rejects publishes without reading them, when there is no time to read them."""
+    """Rejects publishes without decoding them, when there is no time for it."""
 
     def refuses(self) -> bool:
         """Return whether ``is_refused_unread`` publishes are rejected now."""
 
     def is_new(self, message_id: bytes) -> bool:
-        """Return whether no record with this message id is stored or in progress. Then it may be rejected [A2]."""
+        """Return whether no record with this message id is stored or in progress.
+
+        Only then may the publish be rejected unread [A2].
+        """
 
     def refuse(self, replies: Sequence[bytes]) -> None:
-        """Send a rejection for each publish that has a reply subject."""
+        """Send a rejection to each of these reply subjects."""
 
 
 def is_refused_unread(reply: bytes, payload: bytes, headers: bytes, is_new: Callable[[bytes], bool]) -> bool:
-    """Return whether a publish has a reply subject, no envelope, and no message id that may be stored."""
-    return bool(reply) and not payload.startswith(MAGIC) and may_be_told_no(headers, is_new)
+    """Return whether a publish may be rejected without decoding it.
+
+    It has a reply subject, no envelope, and no message id that may be stored.
+    """
+    return bool(reply) and not payload.startswith(MAGIC) and can_be_rejected_unread(headers, is_new)
 
 
-def may_be_told_no(headers: bytes, is_new: Callable[[bytes], bool]) -> bool:
+def can_be_rejected_unread(headers: bytes, is_new: Callable[[bytes], bool]) -> bool:
     """Return whether a header block has no message id, or a new one."""
     if ID_NAME not in headers:
         return True
@@ -53,7 +59,7 @@ def may_be_told_no(headers: bytes, is_new: Callable[[bytes], bool]) -> bool:
 
 
 class IngestShell(AckShell, Protocol):
-    """The shell of ingest: receives publishes and sends answers."""
+    """Receives publishes for ``Ingest`` and sends its answers."""
 
     @property
     def max_payload(self) -> int:
@@ -64,62 +70,63 @@ class IngestShell(AckShell, Protocol):
     ) -> Subscription:
         """Subscribe to the subject of the partition.
 
-        ``sink`` gets all messages that ``refuser`` does not reject. ``given_up(count)``: called with the number of
+        ``sink`` gets all messages that ``refuser`` does not reject. ``given_up(count)`` is called with the number of
         dropped messages.
         """
 
     def when_heard(self, heard: Callable[[], None]) -> None:
-        """Call ``heard`` when the server has processed all earlier subscriptions."""
+        """Call ``heard`` when the NATS server has processed all earlier subscriptions."""
 
     def behind_read(self, callback: Callable[[], None]) -> None:
-        """Call back when everything that has arrived together has been given to its sinks."""
+        """Call ``callback`` when all messages that arrived together were passed to their sinks."""
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
-        """Report that a message raised an unexpected error and was skipped."""
+        """Report that a message caused an unexpected error and was skipped."""
 
 
 class Hearing(Protocol):
-    """A subscription to the data subject, on the connection that standbys have."""
+    """The subscription of a standby follower to the data subject."""
 
     is_denied: bool
-    """NATS does not let this node have it."""
+    """True if NATS has denied the subscription."""
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
         """Deliver messages to another sink from now on. ``lost``: called when the connection is lost."""
 
     def behind_read(self, callback: Callable[[], None]) -> None:
-        """Call back when everything that has arrived together has been given to its sinks."""
+        """Call ``callback`` when all messages that arrived together were passed to their sinks."""
 
     def soon(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` after all other pending work."""
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call back once everything that was published before has arrived, or after a bounded time."""
+        """Call ``callback`` when all earlier publishes have arrived, or after a limited time."""
 
     def leave(self) -> None:
-        """Unsubscribe. Messages on their way still arrive."""
+        """Unsubscribe. Messages in flight still arrive."""
 
     def close(self) -> None:
         """Unsubscribe. No message arrives afterwards."""
 
 
 class StandbyShell(Protocol):
-    """The shell of a standby follower: receives publishes."""
+    """Receives publishes for a ``Standby``."""
 
     def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> Hearing:
-        """Subscribe now or after the next connect. ``given_up(count)``: called with the number of dropped messages."""
+        """Subscribe now, or after the next connect. ``given_up(count)`` is called with the number of dropped messages."""
 
 
 class ReplyPolicy(NamedTuple):
-    """Decides whether a negative ack is allowed."""
+    """Decides whether a leader may send a negative ack."""
 
     refuse: Callable[[], bool]
     refuse_for_now: Callable[[], bool]
-    """True if publishes are rejected that the next leader may store. No standby follower may have buffered them."""
+    """Returns True if publishes may be rejected that the next leader could store. Then no standby follower has buffered them.
+    """
     room: PartitionRoom
-    """Memory budget of the node for this partition."""
+    """Memory limit of this partition on the node."""
     leave: Callable[[], bool]
-    """Callback when publishes bypass this node. It returns whether standby followers have received them.
+    """Called when publishes no longer reach this node. It returns True if standby followers receive them.
 
-    If they have, the leadership is transferred.
+    In that case the leadership is transferred.
     """

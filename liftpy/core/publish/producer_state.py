@@ -1,24 +1,27 @@
 """``Producers``: the last sequence number and epoch of each producer in a partition's log [A4]. Pure.
 
 Each record of a producer is stored once and in order, even if the process repeats it, dies, returns, or runs twice. The
-batches of a producer follow each other without a gap, in an epoch that only rises. Sequences have 32 bits and epochs
-16, and both wrap around.
+batches of a producer follow each other without a gap, in an epoch that only rises. Sequences have 32 bits and epochs 16,
+and both wrap around.
 
 A leader accepts a new producer only if there is memory for it. A follower whose memory is full drops the producers that
-were idle longest, and rejects unknown ones until these would have expired (``is_full``).
+were idle longest. As leader it then rejects unknown ones until these would have expired (``is_full``).
 
 | batch | result |
 |---|---|
 | lower epoch than in the log | FENCED: a newer process has the name |
 | higher epoch with ``reset``, from sequence 0 | starts again |
 | the next sequence | appended |
-| sequences that are stored already | skipped; their digest must match, or the result is DIVERGED |
+| sequences that are stored already | skipped. Their digest must match, or the result is DIVERGED |
 | a batch of the log's epoch that is all stored | must be one of the last ones, or the result is DIVERGED |
 | a gap | OUT_OF_ORDER, with the expected sequence |
 | a source position at or below the stored one | skipped, whatever it contains |
 | a round that another producer stored under another plan | PLAN_CHANGED |
 | another name under the same number, or another source | CONFLICT |
 | a lower generation | FENCED |
+
+A *round* is the part of the source that one attempt of a Spark micro-batch writes. A *plan* is how its records are divided
+among producers.
 
 Example: 0..99 are stored in epoch 1. The process dies, returns in epoch 2, and sends 90..119. 90..99 are skipped if the
 digest of 0..99 matches, and 100..119 are appended. The old process is fenced from then on.
@@ -47,15 +50,15 @@ from liftpy.errors import CorruptionError, ProtocolError
 _ROUND = 1 << 32
 _EPOCHS = 1 << 16
 _REMEMBERED = 5
-"""Number of a producer's batches whose offsets are known."""
+"""Number of last batches of a producer whose offsets are known."""
 _TIME = struct.Struct("<qI")
 _STATE = struct.Struct("<QHIq?B")
 _BATCH = struct.Struct("<IIq?I")
 _NOTE_SIZE = struct.Struct("<H")
 STATE_BYTES = 2_000
-"""About what a producer takes in memory, with its last batches, a long name and a position: 1,672 were measured, rounded up."""
+"""Approximate memory of a producer with its last batches, a long name and a position, in bytes. 1,672 were measured."""
 TAIL_BYTES = 1_150
-"""Approximate memory of a batch above HW, including the state before it. 763 bytes were measured without name and position."""
+"""Approximate memory of an uncommitted batch with the producer's state before it, in bytes."""
 
 
 def distance(sequence: int, other: int) -> int:
@@ -69,13 +72,14 @@ def epoch_distance(epoch: int, other: int) -> int:
 
 
 def after(sequence: int, count: int) -> int:
-    """Return the sequence that is ``count`` records behind ``sequence``."""
+    """Return the sequence that is ``count`` records after ``sequence``, modulo 2**32."""
     return (sequence + count) % _ROUND
 
 
 class StoredBatch(NamedTuple):
-    """Place of some records of a producer: first ``sequence`` and ``offset``. ``check``: CRC-32C of the digest after the
-    last record, None: not known.
+    """Place of a stored batch of a producer: its first ``sequence`` and ``offset``.
+
+    ``check``: CRC-32C of the digest after its last record. None: not known.
     """
 
     sequence: int
@@ -85,8 +89,9 @@ class StoredBatch(NamedTuple):
 
 
 class ProducerState(NamedTuple):
-    """State of one producer in the log. ``next_sequence``: expected sequence. ``digest``: digest of all its records, None:
-    not known.
+    """State of one producer in the log.
+
+    ``next_sequence``: the sequence that it must send next. ``digest``: digest of all its records, None: not known.
     """
 
     epoch: int
@@ -100,11 +105,14 @@ class ProducerState(NamedTuple):
     position: SourcePosition | None = None
     """Source position of its last batch. None: the producer has no source."""
     partitioning: Partitioning | None = None
-    """Partitioning that all its processes have used. None: no batch says it, or they differ."""
+    """Partitioning that all its processes have used. None: no batch has it, or they differ."""
 
 
 class Claim(NamedTuple):
-    """Data of a producer about a batch. ``digest``: digest of all its records before ``base_sequence``, None: not given."""
+    """What a producer says about its batch.
+
+    ``digest``: digest of all its records before ``base_sequence``. None: the batch does not have it.
+    """
 
     producer_id: int
     epoch: int
@@ -118,11 +126,11 @@ class Claim(NamedTuple):
     position: SourcePosition | None = None
     """Position of the last source record from which the batch was made."""
     partitioning: Partitioning | None = None
-    """Partitioning of the process. None: the batch does not say it."""
+    """Partitioning of the process. None: the batch does not have it."""
 
 
 class Finding(Enum):
-    """Verdict about a batch of a producer."""
+    """Result of the check of a producer's batch."""
 
     APPEND = "append"
     """Append the whole batch, or the part after its first ``known`` records."""
@@ -131,18 +139,20 @@ class Finding(Enum):
     OUT_OF_ORDER = "out of order"
     DIVERGED = "diverged"
     UNKNOWN = "unknown"
-    """This leader has not given the producer its epoch."""
+    """This leader has not granted the epoch to the process."""
     CONFLICT = "conflict"
-    """Another name, or another source, has the number."""
+    """Another producer name, or another source, uses this producer id."""
     PLAN_CHANGED = "plan changed"
-    """Records of its round were shared out among producers by another plan."""
+    """The records of its round were divided among producers by another plan."""
     FULL = "full"
     """There is no memory for more producers."""
 
 
 class Ruling(NamedTuple):
-    """Verdict with details. ``known``: number of its first records that are stored. ``offset``: offset of the first one,
-    -1: not known. ``next_sequence``: expected sequence before this batch.
+    """A finding with details.
+
+    ``known``: number of records at its start that are stored. ``offset``: offset of the first one, -1: not known.
+    ``next_sequence``: the expected sequence before this batch.
     """
 
     finding: Finding
@@ -151,9 +161,11 @@ class Ruling(NamedTuple):
     next_sequence: int = 0
 
 
-def at_odds(state: ProducerState, name: str, position: SourcePosition | None) -> Finding | None:
-    """Return why a process with this name and position is not the known producer or not its newest process, None if it may be.
-    ``name`` '': not given."""
+def conflict_with(state: ProducerState, name: str, position: SourcePosition | None) -> Finding | None:
+    """Return the finding if a process with this name and position must not continue the producer. None: it may continue.
+
+    CONFLICT: the producer has another name or source. FENCED: it has a newer process. ``name`` '': not given.
+    """
     if name and state.name and name != state.name:
         return Finding.CONFLICT
     if (position is None) != (state.position is None):
@@ -166,7 +178,9 @@ def at_odds(state: ProducerState, name: str, position: SourcePosition | None) ->
 
 
 @dataclass(slots=True, eq=False)
-class _Numbered:
+class _StateBefore:
+    """The state of a producer before an uncommitted batch."""
+
     last_offset: int
     time_ns: int
     producer_id: int
@@ -174,16 +188,20 @@ class _Numbered:
 
 
 class Producers:
-    """A ``Part``: of one partition, on one replica. Offsets are inclusive but for ``end_offset``."""
+    """Producers of one partition on one replica, a ``Part`` of the derived state.
+
+    All offsets are inclusive, except ``end_offset``.
+    """
 
     name = "producers"
     version = 2
-    """1 had neither names nor positions."""
+    """Version 1 has no names and no positions."""
 
     def __init__(self, expiry_ns: int, max_count: int, reach_ns: int = 0, node: NodeDerived | None = None) -> None:
-        """``expiry_ns``: log time without a batch after which a producer is forgotten, 0: never.
+        """Create an empty table.
 
-        ``max_count``: maximum number of producers. ``reach_ns``: log time to read when a log is opened.
+        ``expiry_ns``: log time without a batch after which a producer is forgotten, 0: never. ``max_count``: maximum number
+        of producers. ``reach_ns``: log time to replay when a log is opened.
         """
         self._expiry_ns = expiry_ns
         self.reach_ns = reach_ns
@@ -194,15 +212,15 @@ class Producers:
         self.begin(None)
 
     def begin(self, offset: int | None) -> None:
-        """Start without any known producer, from ``offset`` on."""
-        self._states: dict[int, ProducerState] = {}  # who was heard last stands last
+        """Start at ``offset`` without any known producer."""
+        self._states: dict[int, ProducerState] = {}  # the producer of the newest batch is at the end
         self._plans: dict[tuple[str, int], dict[int, int]] = {}
-        """(run, generation) of rounds -> plan -> number of producers whose last batch has this plan."""
-        self._tail: deque[_Numbered] = deque()
+        """(run, generation) of a round -> plan -> number of producers whose last batch has this plan."""
+        self._tail: deque[_StateBefore] = deque()
         self._high_watermark = -1
         self._time_ns = self._committed_ns = 0
         self._lost_ns = -1
-        """Log time of the last batch of producers that were dropped before their expiry. -1: none was."""
+        """Log time of the last batch of the producers that were dropped before their expiry. -1: none was dropped."""
         self._lost_count = 0
         self._count()
 
@@ -214,12 +232,12 @@ class Producers:
 
     @property
     def is_full(self) -> bool:
-        """True if no unknown producer is accepted: there is no room, or the log may know it."""
+        """True if unknown producers are rejected: there is no room, or the log may have records of them."""
         return len(self._states) >= self.max_count or not self.is_whole or not self.share.has_room(STATE_BYTES)
 
     @property
     def why_full(self) -> str:
-        """Text for the rejection when the table is full."""
+        """Text of the rejection if ``is_full``."""
         if len(self._states) >= self.max_count:
             return f"{self.max_count} producers are known here, and no more are kept (partition_producer_bytes)"
         if not self.is_whole:
@@ -233,7 +251,7 @@ class Producers:
 
     @property
     def can_be_whole(self) -> bool:
-        """True if producers were dropped early, and there is memory for them now."""
+        """True if producers were dropped early, and there is memory for all of them now."""
         if self.is_whole:
             return False
         count = len(self._states) + self._lost_count
@@ -241,7 +259,7 @@ class Producers:
 
     @property
     def takes_batches(self) -> bool:
-        """True if there is room for one more uncommitted batch of a known producer."""
+        """True if there is memory for one more uncommitted batch of a known producer."""
         return self.share.fits(TAIL_BYTES)
 
     @property
@@ -260,12 +278,12 @@ class Producers:
         return self._committed_ns
 
     def state_of(self, producer_id: int) -> ProducerState | None:
-        """Return the state of a producer with its uncommitted batches, None if it is unknown."""
+        """Return the state of a producer including its uncommitted batches, None if it is unknown."""
         return self._states.get(producer_id)
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     def take(self, batch: NewBatch) -> None:
-        """Add the next batch of the log. Batches without a producer change nothing."""
+        """Process the next batch of the log. A batch without a producer changes nothing."""
         numbering = batch.numbering
         if numbering is None:
             return
@@ -273,7 +291,7 @@ class Producers:
         before = self._drop(producer_id)
         self._time_ns = max(self._time_ns, batch.timestamp_ns)
         count = batch.last_offset - batch.base_offset + 1
-        known: RollingDigest | None  # of what came before this batch
+        known: RollingDigest | None  # the state before this batch
         earlier: tuple[StoredBatch, ...] = ()
         newer = before is not None and epoch_distance(epoch, before.epoch) > 0
         if before is not None:
@@ -281,7 +299,7 @@ class Producers:
         if before is None or (newer and not base_sequence):
             known = None if base_sequence else RollingDigest()
         else:
-            partitioning = _merged(before.partitioning, partitioning)
+            partitioning = _merge_partitioning(before.partitioning, partitioning)
             known = before.digest if base_sequence == before.next_sequence else None
             earlier = before.batches[1 - _REMEMBERED :]
         digest = None if known is None or columns is None else known.over(columns, first, first + count)
@@ -289,8 +307,8 @@ class Producers:
         batches = (*earlier, stored)
         state = ProducerState(epoch, after(base_sequence, count), digest, batches, self._time_ns, name, position, partitioning)
         self._put(producer_id, state)
-        self._tail.append(_Numbered(batch.last_offset, self._time_ns, producer_id, before))
-        self._fold()
+        self._tail.append(_StateBefore(batch.last_offset, self._time_ns, producer_id, before))
+        self._merge_committed()
         self._make_room(STATE_BYTES if before is None else 0)
 
     def _put(self, producer_id: int, state: ProducerState) -> None:
@@ -316,19 +334,19 @@ class Producers:
             del self._plans[round]
 
     def has_another_plan(self, position: SourcePosition | None) -> bool:
-        """Return whether the log has records of the round of ``position`` with another assignment, of any producer."""
+        """Return whether the log has records of the round of ``position`` under another plan, from any producer."""
         if position is None or not position.plan:
             return False
         plans = self._plans.get((position.stream_uid, position.generation), {})
         return len(plans) > (position.plan in plans)
 
     def committed(self, high_watermark: int) -> None:
-        """Record that HW (inclusive) has risen."""
+        """Note that the high watermark (inclusive) has risen."""
         if high_watermark > self._high_watermark:
             self._high_watermark = high_watermark
-            self._fold()
+            self._merge_committed()
 
-    def _fold(self) -> None:
+    def _merge_committed(self) -> None:
         while self._tail and self._tail[0].last_offset <= self._high_watermark:
             self._committed_ns = self._tail.popleft().time_ns
         states = self._states
@@ -338,7 +356,7 @@ class Producers:
         self._count()
 
     def _make_room(self, grown_bytes: int) -> None:
-        """Forget the producers that were idle the longest."""
+        """Forget the producers that were idle the longest, until the memory fits."""
         states, excess_bytes = self._states, self.share.excess_bytes(grown_bytes)
         while states and (len(states) > self.max_count or excess_bytes > 0):
             gone = self._drop(next(iter(states)))
@@ -350,29 +368,29 @@ class Producers:
         self._count()
 
     def cut(self, end_offset: int) -> None:
-        """Truncate to ``end_offset``, which is above the last HW."""
+        """Forget the batches at and above ``end_offset``, which is above the high watermark."""
         while self._tail and self._tail[-1].last_offset >= end_offset:
             taken = self._tail.pop()
             self._time_ns = self._tail[-1].time_ns if self._tail else self._committed_ns
             self._drop(taken.producer_id)
             if taken.before is not None:
                 self._put(taken.producer_id, taken.before)
-        self._states = _in_order(self._states)
+        self._states = _by_last_offset(self._states)
         self._count()
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self) -> Callable[[], Sequence[bytes]]:
-        """Log time, then each producer."""
+        """Return a function that encodes the log time, then each producer."""
         states = dict(self._states)
         for taken in reversed(self._tail):
             states.pop(taken.producer_id, None)
             if taken.before is not None:
                 states[taken.producer_id] = taken.before
         head = _TIME.pack(self._committed_ns, len(states))
-        return lambda: [head, *joined(_encoded(producer_id, state) for producer_id, state in states.items())]
+        return lambda: [head, *joined(_encode(producer_id, state) for producer_id, state in states.items())]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
-        """Load a state file. If there is less room now, forget the producers that were idle the longest."""
+        """Load a state file. If there is less memory now, forget the producers that were idle the longest."""
         try:
             self._committed_ns, count = _TIME.unpack_from(data or b"")
             at, states = _TIME.size, dict[int, ProducerState]()
@@ -385,14 +403,14 @@ class Producers:
             raise CorruptionError("the saved producers do not match their count. The node reads the log instead.")
         self._time_ns, self._high_watermark = self._committed_ns, end_offset - 1
         self._states, self._plans = {}, {}
-        for producer_id, state in _in_order(states).items():
+        for producer_id, state in _by_last_offset(states).items():
             self._put(producer_id, state)
-        self._fold()
+        self._merge_committed()
         self._make_room(0)
 
-    # ---- what comes --------------------------------------------------------------------------------------------------
+    # ---- checks of batches --------------------------------------------------------------------------------------------
     def judge(self, claim: Claim, columns: ColumnSet) -> Ruling:
-        """Decide what to do with a producer's batch. ``columns``: those of the batch."""
+        """Check a producer's batch and return the ruling. ``columns``: those of the batch."""
         state = self._states.get(claim.producer_id)
         if state is None:
             return Ruling(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
@@ -402,7 +420,7 @@ class Producers:
             return Ruling(Finding.FENCED, next_sequence=due)
         if claim.reset and newer > 0:
             return Ruling(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
-        if (ruling := self._by_position(state, claim)) is not None:
+        if (ruling := self._judge_by_position(state, claim)) is not None:
             return ruling
         ahead = distance(claim.base_sequence, due)
         if ahead > 0:
@@ -411,43 +429,44 @@ class Producers:
             return Ruling(Finding.APPEND, next_sequence=due)
         known = min(-ahead, claim.record_count)
         at_the_end = known == -ahead
-        if not (self._repeats if at_the_end else self._is_stored_so)(state, claim, columns, known, newer):
+        if not (self._repeats if at_the_end else self._equals_stored)(state, claim, columns, known, newer):
             return Ruling(Finding.DIVERGED, next_sequence=due)
         finding = Finding.APPEND if known < claim.record_count else Finding.DUPLICATE
         return Ruling(finding, known, _offset_of(state, claim.base_sequence), due)
 
     @staticmethod
-    def _by_position(state: ProducerState, claim: Claim) -> Ruling | None:
-        """Judge a batch that names its source position: whether the source matches, and whether its records are stored.
+    def _judge_by_position(state: ProducerState, claim: Claim) -> Ruling | None:
+        """Check a batch that names its source position: whether the source matches, and whether its records are stored.
 
-        None: it is new.
+        Return None if the batch is new.
         """
         due = state.next_sequence
-        finding = at_odds(state, claim.name, claim.position)
+        finding = conflict_with(state, claim.name, claim.position)
         if finding is not None:
             return Ruling(finding, next_sequence=due)
         if claim.position is None or state.position is None:
             return None
-        if claim.position.offset > state.position.offset:  # a batch is never there in part: who overlaps is another process
+        # a batch is never stored in part, so an overlapping batch is from another process
+        if claim.position.offset > state.position.offset:
             overlaps = distance(claim.base_sequence, due) < 0
             return Ruling(Finding.DIVERGED, next_sequence=due) if overlaps else None
         offset = (
             _offset_of(state, claim.base_sequence) if claim.epoch == state.epoch else -1
-        )  # of another process it may be another
+        )  # the digest of another process may differ
         return Ruling(Finding.DUPLICATE, claim.record_count, offset, due)
 
     @staticmethod
     def _repeats(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
-        """Return whether the stored records equal those of the batch, as far as the log can show."""
+        """Return whether the stored records equal those of the batch, as far as the digests show it."""
         if claim.digest is None or state.digest is None:
             return True
         return claim.digest.over(columns, 0, known) == state.digest
 
     @staticmethod
-    def _is_stored_so(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
-        """Return whether a completely stored batch that is not the last one is equal to the stored records.
+    def _equals_stored(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
+        """Return whether a completely stored batch is equal to the stored records. It is not the producer's last batch.
 
-        For a new epoch, the last repeated record is compared.
+        Without a digest, or in a newer epoch, return True.
         """
         if newer or claim.digest is None:
             return True
@@ -458,7 +477,7 @@ class Producers:
         return stored.check is None or stored.check == _check(claim.digest.over(columns, 0, known))
 
 
-def _encoded(producer_id: int, state: ProducerState) -> bytes:
+def _encode(producer_id: int, state: ProducerState) -> bytes:
     digest = b"" if state.digest is None else state.digest.encode()
     note = ProducerNote(state.name, state.position, state.partitioning).encode()
     head = _STATE.pack(
@@ -469,7 +488,7 @@ def _encoded(producer_id: int, state: ProducerState) -> bytes:
 
 
 def _decoded(data: bytes, at: int) -> tuple[int, ProducerState, int]:
-    """Return (producer id, its state, position of the next one)."""
+    """Return (producer id, its state, position after it)."""
     producer_id, epoch, next_sequence, time_ns, has_digest, batch_count = _STATE.unpack_from(data, at)
     at += _STATE.size
     digest = RollingDigest.decode(data[at : at + DIGEST_BYTES]) if has_digest else None
@@ -485,8 +504,8 @@ def _decoded(data: bytes, at: int) -> tuple[int, ProducerState, int]:
     return producer_id, ProducerState(epoch, next_sequence, digest, tuple(batches), time_ns, *note), at
 
 
-def _merged(before: Partitioning | None, said: Partitioning | None) -> Partitioning | None:
-    """Return the partitioning of a producer after the next process reported ``said``. None: nothing is known."""
+def _merge_partitioning(before: Partitioning | None, said: Partitioning | None) -> Partitioning | None:
+    """Return the partitioning of a producer after its next process has reported ``said``. None: not known."""
     if said is None or said == before:
         return before
     if before is None or before.partitions != said.partitions:
@@ -496,13 +515,13 @@ def _merged(before: Partitioning | None, said: Partitioning | None) -> Partition
     return said if said.partitions == 1 else None
 
 
-def _in_order(states: dict[int, ProducerState]) -> dict[int, ProducerState]:
-    """Return the states ordered by their last record in the log."""
+def _by_last_offset(states: dict[int, ProducerState]) -> dict[int, ProducerState]:
+    """Return the states in the order of their last records in the log."""
     return dict(sorted(states.items(), key=lambda item: [batch.offset for batch in item[1].batches[-1:]]))
 
 
-def count_for(max_bytes: int) -> int:
-    """Return how many producers of a partition fit into ``max_bytes``."""
+def max_producers(max_bytes: int) -> int:
+    """Return how many producers of a partition fit into ``max_bytes`` of memory."""
     return max(1, max_bytes // STATE_BYTES)
 
 
@@ -533,7 +552,7 @@ def _offset_of(state: ProducerState, sequence: int) -> int:
 
 
 _GIVEN_BYTES = 900
-"""Approximate memory of a producer with a granted epoch: 420 bytes without a name, which has up to 255 bytes."""
+"""Approximate memory of a producer with a granted epoch, in bytes. A name takes up to 255 bytes more."""
 _REFUSALS = {
     Finding.FENCED: Rejection(
         RejectReason.PRODUCER_FENCED, "A newer process uses this producer id. Stop this process, or use another producer id."
@@ -564,14 +583,14 @@ RECORDS_LOST = Rejection(
     "the log does not hold the last record of this producer that was acknowledged: acknowledged records were lost, by an unclean "
     "election or with a data directory. Open the producer again to go on behind what is stored, and send the lost records again",
 )
-"""Rejection for a producer whose acked records are lost [A20]."""
+"""Rejection for a producer whose acknowledged records are lost [A20]."""
 
 
 class Given(NamedTuple):
-    """Answer to a process that opens a producer, sent when ``last_offset`` is committed.
+    """Answer to a process that opens a producer. It is sent when ``last_offset`` is committed.
 
-    ``last_offset`` -1: the log holds no record of the producer, and ``known`` is False. ``digest``: digest of all
-    records before ``next_sequence``, None: not known.
+    ``last_offset`` -1: the log has no record of the producer, and ``known`` is False. ``digest``: digest of all records
+    before ``next_sequence``, None: not known.
     """
 
     epoch: int
@@ -585,7 +604,7 @@ class Given(NamedTuple):
 
     @property
     def told(self) -> client_pb2.ProducerState:
-        """Return the protobuf message for the answer."""
+        """Protobuf message with these values."""
         digest = b"" if self.digest is None else self.digest.encode()
         told = client_pb2.ProducerState(epoch=self.epoch, nextSequence=self.next_sequence, digest=digest, known=self.known)
         if self.position is not None:
@@ -596,7 +615,7 @@ class Given(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Request of a process to continue as ``producer_id``, with ``sequence`` if the producer is unknown.
+    """Request of a process to continue as ``producer_id``. ``sequence``: its next one if the producer is unknown.
 
     ``position``: source and generation that it reads.
     """
@@ -611,20 +630,20 @@ class Question(NamedTuple):
 
 
 class ProducerDesk:
-    """Epochs of producers at the leader of one partition."""
+    """Grants epochs to producers. Each leader of a partition has one."""
 
     def __init__(self, producers: Producers) -> None:
         self._producers = producers
         self._share = producers.share.beside()
         self._given: dict[int, tuple[int, int]] = {}
-        """Producer -> newest (epoch, instance) of this leadership. The last one to ask is at the end."""
+        """Producer id -> newest (epoch, instance) of this leadership. The process that asked last is at the end."""
         self._names: dict[int, tuple[str, int]] = {}
-        """Name and generation of the producers, as they sent them."""
+        """Producer id -> name and generation, as its process sent them."""
         self._first: dict[int, int] = {}
-        """Next sequence of producers that have no records in the log."""
+        """Producer id -> next sequence, for producers without records in the log."""
 
     def begin(self) -> None:
-        """Forget all granted epochs: a leadership begins or ends."""
+        """Forget all granted epochs, because a leadership begins or ends."""
         self._given.clear()
         self._names.clear()
         self._first.clear()
@@ -634,7 +653,7 @@ class ProducerDesk:
         return len(self._given)
 
     def ask(self, asked: Question) -> Given | Finding:
-        """Return the epoch for the process, or why it may not continue."""
+        """Return the epoch for the process. Return a Finding if it may not continue."""
         producer_id, instance, sequence = asked[:3]
         state = self._producers.state_of(producer_id)
         refused = self._refusal(state, asked)
@@ -647,7 +666,7 @@ class ProducerDesk:
         given = self._given.pop(producer_id, None)
         epoch = self._epoch_for(state, given, instance)
         while len(self._given) >= self._producers.max_count:
-            gone = next(iter(self._given))  # he asks again
+            gone = next(iter(self._given))  # the process asks again
             del self._given[gone], self._first[gone], self._names[gone]
         self._given[producer_id], self._first[producer_id] = (epoch, instance), sequence
         self._share.hold(_GIVEN_BYTES * len(self._given))
@@ -658,7 +677,7 @@ class ProducerDesk:
         return Given(epoch, state.next_sequence, state.digest, True, last_offset_of(state), *said)
 
     def _refusal(self, state: ProducerState | None, asked: Question) -> Finding | None:
-        if state is not None and (finding := at_odds(state, asked.name, asked.position)) is not None:
+        if state is not None and (finding := conflict_with(state, asked.name, asked.position)) is not None:
             return finding
         if self._producers.has_another_plan(asked.position):
             return Finding.PLAN_CHANGED
@@ -676,12 +695,12 @@ class ProducerDesk:
         epoch, holder = given
         is_stored = state is not None and epoch_distance(epoch, state.epoch) <= 0
         if holder == instance and not is_stored:
-            return epoch  # his question came twice
+            return epoch  # the request arrived twice
         newest = state.epoch if state is not None and is_stored else epoch
         return (newest + 1) % _EPOCHS
 
     def judge(self, claim: Claim, columns: ColumnSet) -> Ruling:
-        """Decide what to do with a producer's batch. ``columns``: those of the batch."""
+        """Check a producer's batch against the granted epochs and the log. ``columns``: those of the batch."""
         state, given = self._producers.state_of(claim.producer_id), self._given.get(claim.producer_id)
         due = 0 if state is None else state.next_sequence
         ahead = 1 if state is None else epoch_distance(claim.epoch, state.epoch)
@@ -701,14 +720,14 @@ class ProducerDesk:
         return ruling
 
     def why_not(self, finding: Finding) -> Rejection:
-        """Return the rejection for a batch or a request with the finding FULL."""
+        """Return the rejection for a batch or request with this ``finding``."""
         if finding is not Finding.FULL:
             return _REFUSALS[finding]
         self._producers.share.refused()
         return Rejection(RejectReason.OVERLOADED, self._producers.why_full)
 
     def _judge_the_first(self, claim: Claim) -> Ruling:
-        """Judge the first batch of an unknown producer. It may follow a lost batch, or the producer may have been forgotten."""
+        """Check the first batch of an unknown producer. An earlier batch may be lost, or the producer may have been forgotten."""
         if claim.base_sequence != self._first[claim.producer_id]:
             return Ruling(Finding.UNKNOWN)
         return Ruling(Finding.FULL if self._producers.is_full else Finding.APPEND)

@@ -1,13 +1,13 @@
 """``Quota``: limits the records and bytes per second of one partition, with token buckets. Pure.
 
-One bucket counts records and one bytes. Each is filled at the rate, up to ``BURST_S`` of it. A publish is accepted
-while neither bucket is empty, and may make it negative. So a message larger than the burst is accepted too, and the
-average rate still holds. Rejected publishes are told when to retry, one after the other. With ``by_token`` each value
-of that subject token has its own buckets, at most ``MAX_BUCKETS``. The quota of a stream is divided equally among its
-partitions.
+One bucket counts records and one counts bytes. Each is filled at the rate, up to ``BURST_S`` of it. A publish is accepted
+while neither bucket is empty, and may make it negative. So a message larger than the burst is accepted too, and the average
+rate still holds. A rejection says when to retry. The times differ, so that publishers retry one after the other. With
+``by_token`` each value of that subject token has its own buckets, at most ``MAX_BUCKETS``. The quota of a stream is divided
+equally among its partitions.
 
-Example: 1,000 records per second, so the bucket holds 250. Of 400 records at once, 250 are accepted. The 251st is told
-to wait 1 ms, the last one 150 ms.
+Example: 1,000 records per second, so the bucket holds 250. Of 400 records at once, 250 are accepted. The rejection of the
+251st says 1 ms, that of the last one 150 ms.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ MAX_BUCKETS = 10_000
 MAX_WAIT_MS = 30_000
 """Maximum retry delay in a rejection, in ms."""
 _MAX_TOKEN_LENGTH = 32
-"""Maximum length of a token, in characters. The quota keeps the digest of a longer token."""
+"""Maximum length of a token, in characters. For a longer token, the quota uses its digest."""
 _MS = 1000
 _ROUNDING = 1e-6
 
 Messages = Sequence[tuple[bytes, bytes, bytes, bytes]]
-"""(subject, reply, payload, header block) of each."""
+"""(subject, reply, payload, header block) of each message."""
 _Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 _Indices = np.ndarray[tuple[int], np.dtype[np.intp]]
 
 
 class _Bucket:
-    """Token buckets. ``left``: records and bytes that may pass. Negative: owed."""
+    """Two token buckets. ``left``: records and bytes that may pass. A negative number must be paid back first."""
 
     __slots__ = ("left", "seen_ns")
 
@@ -45,7 +45,7 @@ class _Bucket:
 
 
 class Quota:
-    """Quota of one partition. ``rates``: records and bytes per second, 0: no limit."""
+    """Quota of one partition. ``rates``: records and bytes per second. 0: no limit."""
 
     def __init__(self, rates: tuple[float, float], by_token: int = 0) -> None:
         self.terms = rates, by_token
@@ -57,7 +57,7 @@ class Quota:
 
     @property
     def scope(self) -> str:
-        """Unit that has its own bucket, for metrics."""
+        """What has buckets of its own, as a label of metrics: ``stream`` or ``token``."""
         return "token" if self._by_token else "stream"
 
     def __len__(self) -> int:
@@ -66,30 +66,36 @@ class Quota:
     def charge(self, messages: Messages, batch_records: int, now_ns: int, *, forced: bool = False) -> list[int] | None:
         """Charge the messages.
 
-        None: all are accepted and paid. Otherwise nothing is paid, and the result has milliseconds to wait per message, 0 for
-        those that could be accepted alone. ``batch_records``: records of a single batch message, 0: each message is one record.
+        Return None if all are accepted and charged. Otherwise nothing is charged, and the result has the wait in ms per
+        message. It is 0 for messages that would be accepted alone.
+
+        Args:
+            messages: The messages.
+            batch_records: Number of records if the only message is a batch. 0: each message is one record.
+            now_ns: Monotonic clock, in nanoseconds.
+            forced: True to accept all messages.
         """
         records, sizes = batch_records or 1, self._sizes(messages)
         if not self._by_token:
-            return self._of_all(len(messages), records, sizes, self._bucket("", now_ns), forced)
+            return self._charge_all(len(messages), records, sizes, self._bucket("", now_ns), forced)
         tokens, groups = self._tokens(messages)
         buckets = [self._bucket(token, now_ns) for token in tokens]
         if len(buckets) == 1:
-            return self._of_all(len(messages), records, sizes, buckets[0], forced)
+            return self._charge_all(len(messages), records, sizes, buckets[0], forced)
         costs = [np.full(len(messages), float(records)), np.array(sizes, np.float64)]
         waits_ms = np.zeros(len(messages))
         for kind, rate in enumerate(self._rates):
             if rate:
                 left = np.array([bucket.left[kind] for bucket in buckets])
-                waits_ms = np.maximum(waits_ms, _waits(_before(costs[kind], groups) - left[groups], rate))
+                waits_ms = np.maximum(waits_ms, _waits(_cost_before(costs[kind], groups) - left[groups], rate))
         if forced or not waits_ms.any():
             sums = [np.bincount(groups, cost, len(buckets)).tolist() for cost in costs]
             for bucket, *paid in zip(buckets, *sums, strict=True):
                 self._pay(bucket, paid)
             return None
-        return _bounded(waits_ms)
+        return _limit_waits(waits_ms)
 
-    def _of_all(self, count: int, records: int, sizes: list[int], bucket: _Bucket, forced: bool) -> list[int] | None:
+    def _charge_all(self, count: int, records: int, sizes: list[int], bucket: _Bucket, forced: bool) -> list[int] | None:
         """Charge all messages to one bucket."""
         paid, last = [float(count * records), float(sum(sizes))], (records, sizes[-1] if sizes else 0)
         if forced or all(not self._rates[kind] or paid[kind] - last[kind] < bucket.left[kind] for kind in (0, 1)):
@@ -100,20 +106,20 @@ class Quota:
             if rate:
                 cost = np.array(sizes, np.float64) if kind else np.full(count, float(records))
                 waits_ms = np.maximum(waits_ms, _waits(np.cumsum(cost) - cost - bucket.left[kind], rate))
-        return _bounded(waits_ms)
+        return _limit_waits(waits_ms)
 
     def _pay(self, bucket: _Bucket, paid: Sequence[float]) -> None:
         bucket.left = [left - cost if rate else left for left, cost, rate in zip(bucket.left, paid, self._rates, strict=True)]
 
     def _sizes(self, messages: Messages) -> list[int]:
-        """Return the sizes of payload and headers in bytes, [] if there is no limit for bytes."""
+        """Return the sizes of payload and headers in bytes. []: there is no limit for bytes."""
         if not self._rates[1]:
             return [0] * len(messages) if self._by_token else []
         _, _, payloads, blocks = zip(*messages, strict=True)
         return list(map(int.__add__, map(len, payloads), map(len, blocks)))
 
     def _tokens(self, messages: Messages) -> tuple[list[str], _Indices]:
-        """Return the different values of the subject token, and for each message the index of its value."""
+        """Return the distinct values of the subject token, and for each message the index of its value."""
         subjects = [message[0] for message in messages]
         numbers: dict[str, int] = {}
         of_subject = {
@@ -122,7 +128,7 @@ class Quota:
         return list(numbers), np.fromiter(map(of_subject.__getitem__, subjects), np.intp, len(subjects))
 
     def _bucket(self, token: str, now_ns: int) -> _Bucket:
-        """Return the bucket of ``token``, filled up to now."""
+        """Return the bucket of ``token``, filled up to ``now_ns``."""
         bucket = self._buckets.pop(token, None)
         if bucket is None:
             bucket = _Bucket(list(self._most), now_ns)
@@ -138,7 +144,10 @@ class Quota:
 
 
 def quota_for(stream: StreamConfig, partitions: int, held: Quota | None) -> Quota | None:
-    """Return the quota of one of ``partitions`` of a stream. ``held`` if nothing changed, None if the stream has no quota."""
+    """Return the quota of one partition of a stream with this number of ``partitions``. None: the stream has no quota.
+
+    ``held``: the quota until now. It is returned if nothing has changed.
+    """
     if not stream.has_quota:
         return None
     share = max(partitions, 1)
@@ -154,7 +163,7 @@ def _token(subject: bytes, number: int) -> str:
     return token.decode("latin-1")
 
 
-def _before(costs: _Floats, groups: _Indices) -> _Floats:
+def _cost_before(costs: _Floats, groups: _Indices) -> _Floats:
     """Return, for each message, the cost of the earlier messages of its group."""
     order = np.argsort(groups, kind="stable")
     sums = np.cumsum(costs[order]) - costs[order]
@@ -169,6 +178,6 @@ def _waits(owed: _Floats, rate: float) -> _Floats:
     return np.where(owed >= 0, np.floor(owed * _MS / rate + _ROUNDING) + 1, 0.0)
 
 
-def _bounded(waits_ms: _Floats) -> list[int]:
+def _limit_waits(waits_ms: _Floats) -> list[int]:
     found: list[int] = np.minimum(waits_ms, MAX_WAIT_MS).astype(np.int64).tolist()
     return found

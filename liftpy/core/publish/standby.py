@@ -1,16 +1,16 @@
 """``Standby``: followers also buffer published messages, so that a failover loses none of them. Pure.
 
-A publish that reaches no leader, or one that fails with it, is stored and acked by the next leader. When a new leader
-opens, it sorts the buffered messages in order of arrival:
+If a publish reaches no leader, or the leader fails with it, the next leader stores it and sends the ack. When a new leader
+opens, it replays the buffered messages in order of arrival:
 
-- in its log: acked when committed, unless the earlier leader has done it,
-- passed over: skipped. The earlier leader accepted later messages of the same connection, so storing it now would
-  change the order,
-- conditional: rejected, because the earlier leader may have rejected it already,
-- anything else: accepted as a new message. Message ids are checked then.
+- A message that is in its log gets an ack when it is committed, unless the earlier leader has sent one.
+- A message that the earlier leader missed is skipped. That leader accepted later messages of the same connection, so
+  storing it now would change the order.
+- A message with a condition is rejected, because the earlier leader may have rejected it already.
+- Any other message is accepted as a new message. Message ids are checked then.
 
 Records that the earlier leader committed in its last ``doubt_ns`` get a second ack with the same sequence, because the
-first one may be lost. Sorting runs in slices. With standby, a leader rejects no publish for reasons of its own (too few
+first one may be lost. The replay runs in slices. With standby, a leader rejects no publish for reasons of its own (too few
 replicas, overload, full disk), because a follower may store it as the next leader.
 """
 
@@ -46,7 +46,7 @@ MESSAGE_BYTES = 240
 
 
 class Block(NamedTuple):
-    """Messages that arrived together. ``heard_ns``: monotonic arrival time."""
+    """Messages that arrived together. ``heard_ns``: monotonic time of arrival."""
 
     heard_ns: int
     messages: list[RawMessage]
@@ -63,25 +63,25 @@ class NodeHeard:
 
 @dataclass(slots=True)
 class StandbyBuffer:
-    """Standby buffer of one partition. ``bound_bytes``: memory limit. ``age_ns``: maximum age."""
+    """Standby buffer of one partition. ``bound_bytes``: memory limit. ``age_ns``: maximum age of a message."""
 
     node: NodeHeard
     bound_bytes: int
     age_ns: int
     blocks: deque[Block] = field(default_factory=deque)
-    held_out: list[Block] | None = None
-    """Messages that are being sorted. They do not count for the limits, so later messages have room."""
+    in_replay: list[Block] | None = None
+    """Messages that are being replayed. They do not count for the limits, so that later messages have room."""
     size_bytes: int = 0
-    pushed_out: int = 0
-    """Number of messages that were dropped for later ones while the log grew, since the start."""
+    displaced_count: int = 0
+    """Number of messages that were dropped in favor of later ones while the log grew, since the start."""
 
     def add(self, messages: list[RawMessage], now_ns: int, grown_ns: int) -> bool:
-        """Add messages. ``grown_ns``: last time that the log grew. Return False if there is no room."""
+        """Add messages. Return False if there is no room. ``grown_ns``: last time that the log grew."""
         size_bytes = sum(len(payload) + len(headers) + len(reply) for _, reply, payload, headers in messages)
         size_bytes += MESSAGE_BYTES * len(messages)
         self.expire(now_ns)
         while self._lacks(size_bytes) and self.blocks and self.blocks[0].heard_ns <= grown_ns:
-            self.pushed_out += len(self.blocks[0].messages)
+            self.displaced_count += len(self.blocks[0].messages)
             self._drop_first()
         if self._lacks(size_bytes):
             return False
@@ -103,25 +103,25 @@ class StandbyBuffer:
         while self.blocks and self.blocks[0].heard_ns < now_ns - self.age_ns:
             self._drop_first()
 
-    def hold_out(self, now_ns: int) -> list[Block]:
-        """Return all blocks in order for inspection. Call ``put_back`` or ``clear`` afterwards."""
+    def take_all(self, now_ns: int) -> list[Block]:
+        """Take out all blocks in order for a replay. Call ``put_back`` or ``clear`` afterwards."""
         self.expire(now_ns)
         blocks = list(self.blocks)
         self._empty()
-        self.held_out = blocks
+        self.in_replay = blocks
         return blocks
 
     def put_back(self) -> None:
-        """Keep the blocks that ``hold_out`` returned."""
-        for block in reversed(self.held_out or ()):
+        """Return the blocks that ``take_all`` took out to the buffer."""
+        for block in reversed(self.in_replay or ()):
             self.blocks.appendleft(block)
             self.size_bytes += block.size_bytes
             self.node.size_bytes += block.size_bytes
-        self.held_out = None
+        self.in_replay = None
 
     def clear(self) -> None:
-        """Drop all messages, including those from ``hold_out``."""
-        self.held_out = None
+        """Drop all messages, including those that ``take_all`` took out."""
+        self.in_replay = None
         self._empty()
 
     def _empty(self) -> None:
@@ -141,9 +141,9 @@ class StandbyBuffer:
 
 
 Key = tuple[object, ...]
-"""Everything by which a record, or a whole batch, is recognized."""
+"""Values by which a record, or a whole batch, is recognized."""
 _Place = tuple[int, Stored]
-"""(monotonic ns when the log showed it, its offset)."""
+"""(monotonic time in ns when the log got the record, its offset)."""
 
 
 def record_keys(
@@ -152,7 +152,7 @@ def record_keys(
     headers: Iterable[Sequence[tuple[str, bytes]] | None] | None,
     subjects: Iterable[str] | None,
 ) -> list[Key]:
-    """Return the key of each record from these columns."""
+    """Return the recognition key of each record of these columns."""
     pairs = repeat(()) if headers is None else (tuple(each) if each else () for each in headers)
     rows = zip(
         values, repeat(None) if keys is None else keys, pairs, repeat("") if subjects is None else subjects, strict=False
@@ -161,7 +161,7 @@ def record_keys(
 
 
 def column_keys(columns: ColumnSet, subjects: Iterable[str] | None) -> list[Key]:
-    """Return the key of each record of a batch. ``subjects``: replaces the subject column."""
+    """Return the recognition key of each record of a batch. ``subjects``: replaces the subject column."""
     if subjects is None and columns.subjects is not None:
         subjects = columns.subjects.each()
     return record_keys(
@@ -173,9 +173,9 @@ def column_keys(columns: ColumnSet, subjects: Iterable[str] | None) -> list[Key]
 
 
 class InLog:
-    """End of a log, in which buffered messages are searched.
+    """The end of a log, in which a replay searches the buffered messages.
 
-    ``shown_ns(offset)``: time at which this node's log got the record.
+    ``shown_ns(offset)``: returns the time when this node's log got the record.
     """
 
     def __init__(self, credit_ns: int, shown_ns: Callable[[int], int], *, whole_batches: bool) -> None:
@@ -185,9 +185,9 @@ class InLog:
         self._places: dict[Key, deque[_Place]] = {}
         self._equal: set[Key] = set()
         self._unheard: dict[int, tuple[int, int]] = {}
-        """Last offset of a batch -> number of records that are not recognized, and the time when the log showed the batch."""
+        """Last offset of a batch -> (number of records that matched no message yet, time when the log got the batch)."""
         self.ambiguous = 0
-        """Number of messages that are recognized only by their count."""
+        """Number of messages that equal other messages, so that only their number was compared."""
 
     def add(self, batch: RecordBatch) -> None:
         """Add the next batch of the log."""
@@ -210,7 +210,7 @@ class InLog:
             places.append(place)
 
     def take(self, key: Key, heard_ns: int) -> Stored | None:
-        """Return the stored record of the next message, None if it is not in the log. Each record is found once."""
+        """Return the stored record that matches the next message. None: the log has none. Each record matches once."""
         places = self._places.get(key)
         if places is None:
             return None
@@ -230,19 +230,19 @@ class InLog:
 
     @property
     def latest_unheard_ns(self) -> int:
-        """Latest time at which the log got a record that no message matched, -1 for none."""
+        """Latest time at which the log got a record that matched no message. -1: all records matched."""
         return max((shown_ns for count, shown_ns in self._unheard.values() if count > 0), default=-1)
 
 
 _CREDIT_NS = 250_000_000
 """Time by which the log may show a record before its message arrives, in nanoseconds."""
 _REORDERED_NS = 100_000_000
-"""Time within which messages of different connections may be buffered in another order than in the log, in nanoseconds."""
+"""Time in ns within which the order of messages of different connections may differ between the buffer and the log."""
 _SLICE_NS = 4_000_000
-"""Time after which a slice of sorting ends with its current step, in nanoseconds."""
+"""Time in ns after which a slice of the replay ends with its current step."""
 _STEP_MESSAGES = 256
 _STEP_BYTES = 32 * 1024
-"""Number of bytes of the log per step."""
+"""Number of bytes of the log that one step reads."""
 _SAMPLE_NS = 1_000_000
 
 
@@ -251,13 +251,13 @@ class StandbyCounters:
     """Counters of standby messages since the process started, for status and metrics."""
 
     appended: int = 0
-    """Taken as if they had just come: the log did not hold them."""
+    """Number of messages that the log did not have. They were stored as new messages."""
     recognised: int = 0
-    """Number of messages found in the log."""
+    """Number of messages that the log had."""
     answered: int = 0
-    """Number of messages whose publisher waited for an ack, or may have."""
+    """Number of recognized messages whose publisher waited for an ack, or may have."""
     ambiguous: int = 0
-    """Number of messages that differ from equal ones only by their count."""
+    """Number of messages that equal other messages, so that only their number was compared."""
     passed_over: int = 0
     undecided: int = 0
     """Number of messages that were answered with NOT_LEADER. The former leader may have judged their condition, or
@@ -267,31 +267,31 @@ class StandbyCounters:
     """Number of messages that were not buffered because there was no room."""
 
     def add(self, others: StandbyCounters) -> None:
-        """Add other counters in place."""
+        """Add ``others`` to these counters."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(others, name))
 
 
 @dataclass(slots=True)
 class FailoverBacklog:
-    """Messages that a new leader takes over, in order of arrival. ``hearing``: None when it uses another connection."""
+    """Messages that a new leader takes over, in order of arrival. ``hearing`` None: it uses another connection."""
 
     hearing: Hearing | None
     fresh: list[RawMessage] = field(default_factory=list)
     known: list[tuple[Stored, Publishers]] = field(default_factory=list)
     undecided: list[RawMessage] = field(default_factory=list)
     fresh_left: int = 0
-    """Number of ``fresh`` messages that are not taken yet. No quota rejects messages that came during the failover."""
+    """Number of ``fresh`` messages that were not processed yet. No quota applies to messages of the time of the failover."""
 
 
-def origin_of(reply: bytes, value: bytes | None) -> bytes:
+def connection_of(reply: bytes, value: bytes | None) -> bytes:
     """Return the inbox prefix that identifies a connection, b"" if unknown."""
     return reply.rpartition(b".")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortingRules:
-    """Rules for sorting buffered messages. ``doubt_ns``: length of a lease if the image does not say it."""
+    """Rules of the replay. ``doubt_ns``: length of a lease if the metadata does not have it."""
 
     doubt_ns: int
     credit_ns: int = _CREDIT_NS
@@ -299,12 +299,13 @@ class SortingRules:
     gap_ns: int = _REORDERED_NS
     slice_ns: int = _SLICE_NS
     step_messages: int = _STEP_MESSAGES
-    origin: Callable[[bytes, bytes | None], bytes] = origin_of
+    origin: Callable[[bytes, bytes | None], bytes] = connection_of
 
 
 class Seen:
-    """Growth of an offset as a follower saw it: (monotonic ns, offset), at most one per millisecond, back to ``reach_ns``
-    ago.
+    """How an offset has grown, as a follower saw it.
+
+    The samples are (monotonic ns, offset), at most one per millisecond, for the last ``reach_ns``.
     """
 
     def __init__(self, now_ns: int, offset: int, reach_ns: int) -> None:
@@ -312,7 +313,7 @@ class Seen:
         self.reach_ns = reach_ns
 
     def note(self, now_ns: int, offset: int) -> None:
-        """Note the current value ``offset``."""
+        """Add the current value ``offset``."""
         samples = self._samples
         if len(samples) > 1 and now_ns - samples[-2][0] < _SAMPLE_NS:
             samples[-1] = now_ns, offset
@@ -322,7 +323,7 @@ class Seen:
             samples.popleft()
 
     def cut(self, offset: int) -> None:
-        """Lower the value to ``offset`` after a truncation. Later records arrive again."""
+        """Lower the value to ``offset`` after a truncation. The removed records arrive again."""
         samples = self._samples
         while len(samples) > 1 and samples[-1][1] > offset:
             samples.pop()
@@ -341,11 +342,11 @@ class Seen:
 
     @property
     def last_ns(self) -> int:
-        """Time of the last note."""
+        """Time of the newest sample."""
         return self._samples[-1][0]
 
     def at(self, at_ns: int) -> int:
-        """Return the value at ``at_ns``, or the oldest known one."""
+        """Return the value at the time ``at_ns``. If that is too long ago, return the oldest known value."""
         found = self._samples[0][1]
         for seen_ns, offset in self._samples:
             if seen_ns > at_ns:
@@ -365,8 +366,9 @@ class Seen:
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
-    """Decoded messages that arrived together. ``keys`` None: it cannot be stored as it is. ``stored``: its offset in the
-    log.
+    """Decoded messages that arrived together.
+
+    ``keys``: recognition keys, None for a message that cannot be stored. ``stored``: records of the log that they match.
     """
 
     heard_ns: int
@@ -378,13 +380,13 @@ class _Step:
 
     @property
     def is_judged(self) -> bool:
-        """True if the leader can decide by the producer's sequence whether it is stored [A3]."""
+        """True if the leader decides by the producer's sequence whether it is stored [A3]."""
         return self.columns.claim is not None or self.columns.asked is not None
 
     def is_bound(self, index: int) -> bool:
         """Return whether the message at ``index`` has a condition."""
         columns = self.columns
-        return index in columns.expected or index in columns.of_others or index in columns.unfit_then
+        return index in columns.expected or index in columns.of_others or index in columns.unfit_after_sequence
 
     def publishers(self, index: int) -> Publishers:
         """Return the publisher of the message at ``index``."""
@@ -393,7 +395,7 @@ class _Step:
 
 @dataclass(slots=True, kw_only=True)
 class StandbyReplay:
-    """One takeover. ``ends``: log end, exclusive. ``answered_through``: publishers up to this offset have their ack."""
+    """One replay. ``ends``: log ends (exclusive) over time. ``answered_through``: publishers up to this offset have their ack."""
 
     rules: SortingRules
     reader: MessageDecoder
@@ -403,11 +405,14 @@ class StandbyReplay:
     answered_through: int
     wall_ns: int
     refused_until_ns: int = -1
-    """Monotonic time until which the former leader may have rejected messages because of older settings."""
+    """Monotonic time until which the earlier leader may have rejected messages because of older settings."""
     counters: StandbyCounters = field(default_factory=StandbyCounters)
 
     def run(self, blocks: list[Block], taken: FailoverBacklog) -> Generator[None, None, None]:
-        """Sort ``blocks`` into ``taken``. Each step works on a limited number of messages, or bytes of the log."""
+        """Replay ``blocks`` and put the results into ``taken``.
+
+        Each step works on a limited number of messages or bytes of the log.
+        """
         steps: list[_Step] = []
         for block in blocks:
             for start in range(0, len(block.messages), self.rules.step_messages):
@@ -415,16 +420,19 @@ class StandbyReplay:
                 yield
         if not steps:
             return
-        unheard_ns = yield from self._recognise(steps)
+        unheard_ns = yield from self._match_with_log(steps)
         yield from self._pass_over(steps, unheard_ns)
         for step in steps:
-            self._sort(step, taken)
+            self._sort_step(step, taken)
             yield
 
     def _read(self, messages: list[RawMessage], heard_ns: int) -> Iterator[_Step]:
-        """Decode whole batches and invalid messages alone, and the runs between them together."""
+        """Decode the messages.
+
+        Whole batches and invalid messages are steps of their own, the messages between them are one step.
+        """
         columns = self.reader.read(messages, self.wall_ns)
-        alone = columns.apart or sorted(columns.unfit.keys() | columns.unfit_then.keys())
+        alone = columns.apart or sorted(columns.unfit.keys() | columns.unfit_after_sequence.keys())
         if len(messages) > 1 and alone:
             for piece in split_at(messages, alone):
                 yield from self._read(piece, heard_ns)
@@ -438,8 +446,11 @@ class StandbyReplay:
             keys = [*record_keys(columns.values, columns.keys, columns.headers, columns.subjects)]
         yield _Step(heard_ns=heard_ns, messages=messages, columns=columns, keys=keys, stored=[None] * len(messages))
 
-    def _recognise(self, steps: list[_Step]) -> Generator[None, None, int]:
-        """Search each message in the end of the log. Return the last time at which the log got an unmatched record, or -1."""
+    def _match_with_log(self, steps: list[_Step]) -> Generator[None, None, int]:
+        """Search each message in the end of the log.
+
+        Return the latest time at which the log got a record that matches no message. -1: all records match.
+        """
         log = self.log
         whole = any(step.columns.batch is not None for step in steps)
         found = InLog(self.rules.credit_ns, self.ends.above_ns, whole_batches=whole)
@@ -458,12 +469,13 @@ class StandbyReplay:
             step.stored = [None if key is None else found.take(key, step.heard_ns) for key in step.keys]
             yield
         self.counters.ambiguous += found.ambiguous
-        gone = max(log.log_start_offset, log.horizon.end_offset)  # what retention or compaction has taken can't be recognised
+        # a record that retention or compaction has deleted cannot be recognized
+        gone = max(log.log_start_offset, log.horizon.end_offset)
         gone_ns = self.ends.above_ns(gone - 1) if first < gone else -1
         return max(found.latest_unheard_ns, gone_ns)
 
     def _pass_over(self, steps: list[_Step], unheard_ns: int) -> Generator[None, None, None]:
-        """Skip the messages that the log has, starting with the last one."""
+        """Mark the messages that the earlier leader missed, from the last one to the first one."""
         rules, later, last_ns = self.rules, set[bytes](), -1
         for step in reversed(steps):
             passed, heard_ns, values = [], step.heard_ns, step.columns.values
@@ -479,7 +491,7 @@ class StandbyReplay:
             step.passed = passed[::-1]
             yield
 
-    def _sort(self, step: _Step, taken: FailoverBacklog) -> None:
+    def _sort_step(self, step: _Step, taken: FailoverBacklog) -> None:
         counters, columns = self.counters, step.columns
         for index, stored in enumerate(step.stored):
             if stored is not None:
@@ -488,7 +500,8 @@ class StandbyReplay:
                     counters.answered += 1
                     taken.known.append((stored, step.publishers(index)))
             elif step.is_judged or self._is_stored_by_id(step, index):
-                taken.fresh.append(step.messages[index])  # where it repeats what is stored, it is answered as that
+                # if it repeats a stored message, its publisher gets the ack of that one
+                taken.fresh.append(step.messages[index])
             elif step.passed[index]:
                 counters.passed_over += 1
             elif step.is_bound(index) or (step.heard_ns < self.refused_until_ns and columns.publishers.replies[index]):
@@ -502,7 +515,7 @@ class StandbyReplay:
         columns = step.columns
         message_id = columns.ids.get(index)
         if message_id is None or columns.batch is not None or self.reader.is_command(columns, index):
-            return False  # a whole batch and a command are stored each time
+            return False  # a whole batch or a command is stored each time that it is sent
         return self.ids.find(message_id, self.wall_ns) is not None
 
 
@@ -511,12 +524,12 @@ _NOTHING = StandbyCounters()
 
 @dataclass(slots=True, kw_only=True)
 class Standby:
-    """Standby buffer and its replay for one partition on one node. ``wall_ns``: the node's wall clock."""
+    """Standby buffer of one partition on one node, and its replay. ``wall_ns``: the node's wall clock."""
 
     shell: StandbyShell
     subject: str
     reader: MessageDecoder
-    """Decoder of the standby. It has counters of its own, apart from the leader's."""
+    """Decoder of the standby. Its counters are separate from those of the leader."""
     replica: Replica
     log: Log
     ids: RecentIds
@@ -528,24 +541,24 @@ class Standby:
     touched: Callable[[], None] = lambda: None
     """Callback when the counters may have changed."""
     on_unreadable: Callable[[LiftError], None] = lambda error: None
-    """Callback when the log cannot be read, so that duplicates cannot be found. The replica then gives up its leadership."""
+    """Called when the log cannot be read, so that duplicates cannot be found. The replica then gives up its leadership."""
     counters: StandbyCounters = field(default_factory=StandbyCounters)
     _hearing: Hearing | None = None
     _leader: tuple[str, int, int] = ("", 0, 0)
-    """Leader whose publishes this replica buffers: (node, LeaderEpoch, incarnation when it was first seen)."""
+    """Leader whose publishes this replica buffers: (node, LeaderEpoch, incarnation of the node when it was first seen)."""
     _settings: tuple[bool, int, bool, int] | None = None
-    """Settings of the stream that make a leader reject publishes, and the number of pauses and changes of the partition."""
+    """Settings of the stream that make a leader reject publishes, and the number of pauses of the partition."""
     _altered_ns: int | None = None
     """Time when this replica learned of a change of settings. The leader may learn of it up to a lease later."""
     _doubt_ns: int = field(init=False)
-    """The longest lease that any node may hold, at the last ``review``."""
+    """The longest lease that any node may have, at the last ``review``."""
     _waits: int = 0
-    """Counter of ``take_over`` calls. A wait of an earlier one is ignored."""
+    """Number of ``take_over`` calls. It tells a wait of an earlier call from the current one."""
     _reading: list[RawMessage] = field(default_factory=list)
     _ends: Seen = field(init=False)
-    """Log ends (exclusive): when the standby began to buffer, and since then."""
+    """Log ends (exclusive) since the standby began to buffer."""
     _marks: Seen = field(init=False)
-    """High watermarks (inclusive): when the standby began to buffer, and since then. Used until the replica leads."""
+    """High watermarks (inclusive) since the standby began to buffer, until the replica leads."""
 
     def __post_init__(self) -> None:
         self._doubt_ns = self.rules.doubt_ns
@@ -560,7 +573,7 @@ class Standby:
         return self.heard.age_ns + self.rules.credit_ns + self._doubt_ns
 
     def review(self) -> None:
-        """Adapt to a changed role or partition. A new leader keeps its buffer until ``take_over``."""
+        """Adapt to a change of the role or the partition. A new leader keeps its buffer until ``take_over``."""
         replica = self.replica
         doubt_ns = replica.longest_lease_ns or self.rules.doubt_ns
         if doubt_ns != self._doubt_ns:
@@ -576,7 +589,7 @@ class Standby:
                 self._altered_ns = self.now_ns()
             self._settings = settings
             self._reading = []
-            self.heard.clear()  # its leader may have refused any of it for what does not hold any more [A2]
+            self.heard.clear()  # its leader may have rejected any of these messages because of the earlier settings [A2]
         state = replica.state
         leader = state.leader, state.leader_epoch
         if state.status is PartitionStatus.ONLINE and state.leader != replica.node_id and self._leader[:2] != leader:
@@ -586,7 +599,7 @@ class Standby:
             self._hearing = self.shell.hear(self.subject, self._arrived, self._given_up)
 
     def stop(self) -> None:
-        """Listen no more, and forget."""
+        """Unsubscribe, and forget the buffered messages."""
         if self._hearing is not None:
             self._hearing.close()
             self._forget()
@@ -598,10 +611,10 @@ class Standby:
 
     @property
     def begun_at(self) -> int:
-        """Exclusive log end at the oldest known time."""
+        """Log end (exclusive) at the time when the standby began to buffer, or at the oldest known time."""
         return self._ends.first
 
-    # ---- while it follows ----------------------------------------------------------------------------------------------------
+    # ---- as a follower -------------------------------------------------------------------------------------------------------
     def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if not self._reading and self._hearing is not None:
             self._hearing.behind_read(self._read)
@@ -620,15 +633,15 @@ class Standby:
 
     @property
     def has_counted(self) -> bool:
-        """True if any of the messages of ``report`` is more than none."""
-        return self.heard.pushed_out > 0 or self.counters != _NOTHING
+        """True if any counter or size of ``report`` is above 0."""
+        return self.heard.displaced_count > 0 or self.counters != _NOTHING
 
     def report(self) -> dict[str, int]:
         """Return memory use in bytes and messages, for status and metrics."""
         counters = self.counters
         return {
             "held_bytes": self.heard.size_bytes,
-            "pushed_out": self.heard.pushed_out,
+            "displaced_count": self.heard.displaced_count,
             "appended": counters.appended,
             "recognised": counters.recognised,
             "answered": counters.answered,
@@ -639,41 +652,41 @@ class Standby:
         }
 
     def shown(self) -> None:
-        """Record the new log end and the time of the growth. Call it when the log has grown."""
+        """Note the new log end and the current time. Call it when the log has grown."""
         if self._hearing is not None:
             self._ends.note(self.now_ns(), self.log.log_end_offset)
 
     def committed(self, high_watermark: int) -> None:
-        """Note the increased high watermark. It does not tell which publishers the previous leader has answered."""
+        """Note that the high watermark has risen. It does not show which publishers the leader has answered."""
         if self._hearing is not None and self.replica.role is not RoleName.LEADER:
             self._marks.note(self.now_ns(), high_watermark)
 
     def cut(self) -> None:
-        """Note that the log was truncated or emptied. Records from there will arrive again."""
+        """Note that the log was truncated or emptied. The removed records arrive again."""
         self._ends.cut(self.log.log_end_offset)
 
-    # ---- when it leads ---------------------------------------------------------------------------------------------------------
+    # ---- as a new leader --------------------------------------------------------------------------------------------------------
     def take_over(self, then: Callable[[FailoverBacklog | None], None]) -> None:
-        """Call ``then`` with the buffered messages in order.
+        """Replay the buffer and call ``then`` with the messages in order. None: nothing was buffered.
 
-        None: nothing was buffered. It is not called after ``cancel``. It waits until all earlier publishes have arrived,
-        because later ones would look new.
+        The replay starts when all earlier publishes have arrived, because a later one would look new. After ``cancel``,
+        ``then`` is not called.
         """
         self._waits += 1
         hearing, turn = self._hearing, self._waits
         if hearing is None:
             then(None)
             return
-        hearing.when_settled(lambda: self._sort_on(hearing, turn, self._sorted(hearing), then))
+        hearing.when_settled(lambda: self._run_slice(hearing, turn, self._sorted(hearing), then))
 
-    def _sort_on(
+    def _run_slice(
         self,
         hearing: Hearing,
         turn: int,
         work: Generator[None, None, FailoverBacklog],
         then: Callable[[FailoverBacklog | None], None],
     ) -> None:
-        """Sort one slice of the buffer."""
+        """Run one slice of the replay."""
         if turn != self._waits:
             return
         if self._hearing is not hearing:
@@ -691,20 +704,20 @@ class Standby:
             self.stop()
             then(None)
         else:
-            hearing.soon(lambda: self._sort_on(hearing, turn, work, then))
+            hearing.soon(lambda: self._run_slice(hearing, turn, work, then))
 
     def cancel(self) -> None:
-        """Cancel ``take_over``, because the node lost the leadership. The buffer stays."""
+        """Cancel ``take_over``, because the node has lost the leadership. The buffer stays."""
         self._waits += 1
         self.heard.put_back()
 
     def _sorted(self, hearing: Hearing) -> Generator[None, None, FailoverBacklog]:
         self._read()
-        taken, sorting = FailoverBacklog(hearing), self._sorting()
-        yield from sorting.run(self.heard.hold_out(self.now_ns()), taken)
+        taken, sorting = FailoverBacklog(hearing), self._make_replay()
+        yield from sorting.run(self.heard.take_all(self.now_ns()), taken)
         self._read()
-        if self.heard.held_out is None:
-            taken = FailoverBacklog(hearing)  # it was to be forgotten, meanwhile
+        if self.heard.in_replay is None:
+            taken = FailoverBacklog(hearing)  # the buffer was cleared in the meantime
         else:
             self.counters.add(sorting.counters)
             self.touched()
@@ -713,7 +726,7 @@ class Standby:
         self._forget()
         return taken
 
-    def _sorting(self) -> StandbyReplay:
+    def _make_replay(self) -> StandbyReplay:
         leader, _, incarnation = self._leader
         lives = incarnation != 0 and self.replica.live_incarnation(leader) == incarnation
         marks = self._marks

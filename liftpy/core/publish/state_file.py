@@ -34,7 +34,7 @@ from liftpy.core.wire.batch import parse_header
 from liftpy.errors import CorruptionError, LiftError, StorageError, UnknownFormatError
 
 MAX_STATE_BYTES = 512 * 1024 * 1024
-"""A larger file is not written."""
+"""Maximum size of a state file in bytes. A larger state is not written."""
 _MAGIC = b"LFDS"
 _SIZE = struct.Struct("<H")
 _HEAD = struct.Struct("<qQI")
@@ -54,7 +54,10 @@ class State(NamedTuple):
 
 
 class Unwritten(NamedTuple):
-    """The current state, which any thread writes with ``write``. ``parts``: name -> (version, function that returns its bytes)."""
+    """The current state, which any thread can write with ``write``.
+
+    ``parts``: name -> (version, function that returns its bytes).
+    """
 
     of: str
     end_offset: int
@@ -88,7 +91,7 @@ class Unwritten(NamedTuple):
 
 
 def state_owner(key: PartitionKey) -> str:
-    """Return the owner name in the files of a partition. It contains the uid of the stream."""
+    """Return the name of a partition in state files. It contains the uid of the stream."""
     return f"{key.stream}-{key.uid}/{key.partition}"
 
 
@@ -104,7 +107,7 @@ def encode_state(state: State) -> bytes:
 
 
 def encode_parts(unwritten: Unwritten) -> bytes:
-    """Return the bytes of the file that ``unwritten`` would be written to. In any thread."""
+    """Return the bytes of the file for ``unwritten``. Any thread may call it."""
     parts = {name: (version, encode()) for name, (version, encode) in unwritten.parts.items()}
     return b"".join(_pieces(unwritten.of, unwritten.end_offset, unwritten.leader_epoch, parts))
 
@@ -159,15 +162,15 @@ def _text_at(body: bytes, at: int) -> tuple[str, int]:
 
 
 def epoch_before(log: Log, end_offset: int) -> int:
-    """Return the LeaderEpoch of the record before ``end_offset``, even if it was deleted. 0: unknown."""
+    """Return the LeaderEpoch of the record before ``end_offset``, also if the record was deleted. 0: not known."""
     below = end_offset <= log.log_start_offset
     return log.epochs.before_start if below else log.epochs.epoch_at(end_offset - 1)
 
 
 def why_not(state: State, name: str, of: str, log: Log) -> str:
-    """Return why ``state`` of the file ``name`` does not belong to this log of partition ``of``.
+    """Return why ``state`` of the file ``name`` does not belong to this log of the partition ``of``.
 
-    '': it does, or will when the log has grown.
+    '': it belongs to the log, or will when the log has grown.
     """
     end_offset = state.end_offset
     if state.of != of or state_name(end_offset) != name:
@@ -180,15 +183,16 @@ def why_not(state: State, name: str, of: str, log: Log) -> str:
         return f"the record before it is of epoch {epoch_before(log, end_offset)}, not {state.leader_epoch}"
     if end_offset < log.log_end_offset:
         chunks = log.read(end_offset, 1, end_offset=log.log_end_offset).chunks
-        if not chunks or parse_header(chunks[0]).base_offset != end_offset:  # of a filler, the part that follows is given
+        # of a filler, only the part from this offset on is sent
+        if not chunks or parse_header(chunks[0]).base_offset != end_offset:
             return "no batch begins there"
     return ""
 
 
 def load_state(log: Log, of: str) -> tuple[State | None, dict[str, str]]:
-    """Return the newest state file that fits ``log``, and name -> reason for those that do not.
+    """Return the newest state file that fits ``log``, and name -> reason for the files that do not fit.
 
-    Those and older ones are removed. May run in any thread while nothing else uses the log. Raises StorageError.
+    The function removes these and older files. It may run in any thread while no other code uses the log. Raises StorageError.
     """
     storage, unfit = log.storage, dict[str, str]()
     for name in sorted(state_names(storage), reverse=True):
@@ -211,7 +215,7 @@ def state_names(storage: Storage) -> list[str]:
 
 
 def remove_states(storage: Storage, *, keep: str = "") -> None:
-    """Remove all state files except ``keep``. Failures are retried later."""
+    """Remove all state files except ``keep``. A file that cannot be removed now is removed later."""
     with suppress(LiftError):
         gone = [name for name in state_names(storage) if name != keep]
         for name in gone:

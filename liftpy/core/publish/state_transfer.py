@@ -1,12 +1,12 @@
 """Transfers the derived state to a replica whose copy of the log begins above 0 [A16]. Pure.
 
-The new replica must know producers and message ids whose records are deleted. Before its first fetch it asks the leader
-for the state, which arrives in pieces as the bytes of a state file. The replica stores the file, fetches, and uses the
-state when its copy reaches ``end_offset``. That happens before it can be in sync [D19]. If the leader changes, it
-starts again with the new one.
+The new replica must know producers and message ids whose records are deleted. Before its first fetch it asks the leader for
+the state, which arrives in pieces as the bytes of a state file. The replica stores the file, fetches, and uses the state
+when its copy reaches ``end_offset``. That happens before it can be in sync [D19]. If the leader changes, it starts again
+with the new one.
 
-A leader of an earlier version does not answer the question. After ``ASKS`` unanswered questions a fetch tests whether
-the leader is there. If it answers fetches but never the question, the replica continues without the state.
+A leader of an earlier version does not answer the request. After ``ASKS`` unanswered requests the replica fetches once, to
+see if the leader answers at all. If it answers fetches but never the request, the replica continues without the state.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from liftpy.core.publish.state_file import MAX_STATE_BYTES, decode_state, encode
 from liftpy.errors import LiftError
 
 ASKS = 10
-"""Questions without an answer, in a row, before a fetch is tried in their place."""
+"""Number of consecutive requests without an answer after which the replica fetches once."""
 _ASKS_AGAIN = 3
-"""Number of requests for a state after the fetch was answered."""
+"""Number of requests for a state that follow a fetch with an answer."""
 _PROBES = 2
-"""Fetches that were answered, while no question was."""
+"""Number of answered fetches without an answered request, after which the replica continues without the state."""
 PIECE_BYTES = 512 * 1024
 """Maximum size of a part of a state in one answer, in bytes."""
 HOLD_NS = 30 * NS_PER_S
 """Time for which a replica keeps a state in memory after the last request for a part of it, in nanoseconds."""
 FRESH_NS = 2 * NS_PER_S
-"""Maximum age of an encoded state that is sent to further replicas. So two replicas that ask at once do not disturb each other."""
+"""Maximum age in ns of an encoded state that is sent to further replicas. Two replicas that ask at once share one state."""
 
 
 class StateQuestion(NamedTuple):
-    """Request for a piece of a state. ``position``: number of bytes that the asker already has."""
+    """Request for a piece of a state. ``position``: number of bytes that the requester already has."""
 
     end_offset: int = 0
     position: int = 0
 
 
 class StatePiece(NamedTuple):
-    """A piece of a state. ``total_bytes`` 0: the log alone is enough. ``position``: place of ``data`` in the state's
-    bytes.
+    """A piece of a state. ``position``: place of ``data`` in the bytes of the state.
+
+    ``total_bytes`` 0: the follower needs only the log.
     """
 
     end_offset: int = 0
@@ -53,9 +54,9 @@ class StatePiece(NamedTuple):
 
 
 class StateGiver:
-    """Sends the state of a replica to followers and backups. At most one state is held.
+    """Sends the state of a replica to followers and backups. It holds at most one encoded state.
 
-    ``run``: calls its first argument in any thread, and its second one with the result on the replica's thread.
+    ``run(work, then)`` calls ``work`` in any thread, and then ``then`` with its result on the thread of the replica.
     """
 
     def __init__(
@@ -73,10 +74,10 @@ class StateGiver:
         self._used_ns = self._made_ns = 0
         self._is_encoding = False
         self.given = 0
-        """States of which the last piece was given, ever."""
+        """Number of states whose last piece was sent."""
 
     def give(self, asked: StateQuestion, most_bytes: int = PIECE_BYTES) -> StatePiece | None:
-        """Return the next piece for a replica, None: retry later."""
+        """Return the next piece for a replica. None: the state is not encoded yet, so the replica retries later."""
         derived = self._derived
         self._used_ns = self._now_ns()
         is_held = bool(self._data) and not self._is_encoding
@@ -103,7 +104,7 @@ class StateGiver:
         return StatePiece(self._end_offset, len(self._data), asked.position, piece)
 
     def give_piece(self, end_offset: int, position: int, most_bytes: int) -> StatePiece | None:
-        """Return the next piece for a reader, as ``give`` does."""
+        """Return the next piece for a reader, such as a backup. None: retry later."""
         return self.give(StateQuestion(end_offset, position), min(most_bytes, PIECE_BYTES))
 
     def _encoded(self, end_offset: int, data: bytes) -> None:
@@ -111,7 +112,7 @@ class StateGiver:
         self._made_ns = self._now_ns()
 
     def forget_unused(self) -> None:
-        """Drop a state that is not requested any more."""
+        """Drop the encoded state if no replica has requested it for ``HOLD_NS``."""
         if self._data and self._now_ns() - self._used_ns >= HOLD_NS:
             self._data = b""
 
@@ -124,20 +125,20 @@ class StateTaker:
         self._log = log
         self._of = of
         self.is_wanted = log.log_start_offset > 0 and log.log_end_offset == log.log_start_offset and derived.covered < 0
-        """True if the state must be complete before the next fetch."""
+        """True if the follower needs the complete state before its next fetch."""
         self._leader_epoch = 0
         self._silent = 0
-        """Questions without an answer, in a row."""
+        """Number of consecutive requests without an answer."""
         self._probes = 0
         self._end_offset, self._total_bytes = 0, 0
         self._pieces = bytearray()
         self.taken = 0
-        """Number of copied states."""
+        """Number of received states."""
         self.missed = 0
-        """Times that it went on without one, ever: its leader does not know the question."""
+        """Number of times that the follower continued without the state, because its leader does not know the request."""
 
     def started_afresh(self) -> None:
-        """Note that the log was emptied and begins elsewhere."""
+        """Note that all records of the log were deleted and that it begins at another offset."""
         self.is_wanted = self._log.log_start_offset > 0
         self._begin()
 
@@ -146,7 +147,7 @@ class StateTaker:
         self._pieces.clear()
 
     def asks(self, leader_epoch: int) -> StateQuestion | None:
-        """Return the request for the leader of ``leader_epoch`` that replaces a fetch. None: fetch records."""
+        """Return the request to send to the leader of ``leader_epoch`` instead of a fetch. None: fetch."""
         if not self.is_wanted:
             return None
         if leader_epoch != self._leader_epoch:
@@ -158,11 +159,11 @@ class StateTaker:
         return StateQuestion(self._end_offset, len(self._pieces))
 
     def nobody_listens(self) -> None:
-        """Note that there were no responders. That says nothing about the version of the leader."""
+        """Note that the request had no responders. This says nothing about the version of the leader."""
         self._silent = 0
 
     def fetched(self) -> bool:
-        """Process the answer to a fetch. Return whether the follower continues without the state."""
+        """Process the answer to a fetch. Return whether the follower continues without the state from now on."""
         if not self.is_wanted or self._silent <= ASKS:
             return False
         self._probes += 1
@@ -201,7 +202,7 @@ class StateTaker:
         if state is None or state.of != self._of or state_name(state.end_offset) != name:
             return False
         if state.end_offset < self._log.log_start_offset:
-            return False  # an earlier leader's: ask for a newer one
+            return False  # the state is from an earlier leader: ask for a newer one
         self._log.storage.replace(name, data)
         remove_states(self._log.storage, keep=name)
         self._derived.begin_with(state)

@@ -1,9 +1,9 @@
 """``StateWriter``: decides when the derived state of a partition is written to disk (``state_file.py``).
 
-``begin`` runs on the event loop when a checkpoint of the high watermark begins, ``write`` in any thread after it is
-stored. A failed write is no failure of the log: the next start replays more. Records may be deleted only when a file
-holds their producers and message ids (``may_drop``) [A16]. Retention goes on without a file if it cannot be written, is
-too large, or takes longer than ``GIVE_UP_NS``.
+``begin`` runs on the event loop when a checkpoint of the high watermark begins, ``write`` in any thread after it is stored.
+A failed write does not close the log: the next start replays more. Records may be deleted only when a file has their
+producers and message ids (``may_drop``) [A16]. If the file cannot be written, is too large, or takes longer than
+``GIVE_UP_NS``, retention continues without it.
 """
 
 from __future__ import annotations
@@ -18,37 +18,40 @@ from liftpy.core.publish.state_file import Unwritten, load_state
 from liftpy.errors import LiftError
 
 GIVE_UP_NS = 60 * NS_PER_S
-"""Records wait no longer for a file that covers them."""
+"""Maximum time in ns that retention waits for a file with the producers and message ids of the records."""
 LEAST_BYTES = 256 * 1024
 """Size of the log, in bytes, below which a replay is as fast as reading a file."""
 
 
 class Pace(NamedTuple):
-    """When to write a file: the log has grown by ``much_bytes`` (or by much more than the last file's size), or by
-    ``least_bytes`` (or by the last file's size) within ``every_ns``. So files cost only a share of the other writes.
+    """Decides when a state file is worth its cost, so that files are only a share of all writes.
+
+    A file is due when the log has grown by ``much_bytes``, and by ``last_files`` times the size of the last file. It is
+    also due after ``every_ns`` if the log has grown by ``least_bytes``, and by the size of the last file.
     """
 
     every_ns: int
     much_bytes: int
     least_bytes: int = LEAST_BYTES
     last_files: int = 8
-    """Growth, relative to the last file, that counts as large. 0: the size of that file does not matter."""
+    """Factor for the size of the last file. 0: its size has no effect."""
 
     def is_due(self, grown_bytes: int, last_bytes: int, since_ns: int) -> bool:
-        """Return whether a log that has grown by ``grown_bytes`` within ``since_ns`` is worth another file."""
+        """Return whether a file is due for a log that has grown by ``grown_bytes`` in ``since_ns``."""
         if grown_bytes >= max(self.much_bytes, self.last_files * last_bytes):
             return True
         return since_ns >= self.every_ns and grown_bytes >= max(self.least_bytes, last_bytes if self.last_files else 0)
 
 
 def pace_of(config: ReplicationConfig) -> Pace:
-    """Return the write interval that the settings define."""
+    """Return the pace that the settings define."""
     return Pace(round(config.state_checkpoint_interval_s * NS_PER_S), config.state_checkpoint_bytes)
 
 
 class StateWriter:
-    """Writes the state of one replica. ``of``: name of its partition with the stream's uid. ``now_ns``: the node's
-    monotonic clock.
+    """Writes the state of one replica.
+
+    ``of``: name of its partition with the stream's uid. ``now_ns``: the node's monotonic clock.
     """
 
     def __init__(self, derived: LogState, log: Log, of: str, pace: Pace, now_ns: Callable[[], int]) -> None:
@@ -63,21 +66,22 @@ class StateWriter:
         self.written = 0
         """Number of files that were written."""
         self.failed = 0
-        """Number of files that could not be written, or were too large."""
+        """Number of files that could not be written or were too large."""
         self.uncovered = 0
-        """Times that records were dropped though no file covers them, ever."""
+        """Number of times that retention deleted records without a file."""
         self._wanted = -1
-        """Log start that waits for a file. -1: none."""
+        """Log start for which retention waits for a file. -1: none."""
         self._wanted_ns = 0
         self._fresh_starts = 0
-        """Number of times that the log was started again, when the last file was begun."""
+        """Value of ``LogState.fresh_starts`` when the last file was begun."""
         self._dropped = -1
-        """The log start that waits no more: the file could not be had."""
+        """Log start up to which retention no longer waits, because no file could be written."""
 
     def may_drop(self, log_start_offset: int) -> bool:
-        """Return whether the log may start there: the state of the earlier records is stored, or there is none.
+        """Return whether the log may start at ``log_start_offset``: the state of the earlier records is stored, or there is
+        none.
 
-        If not, the next ``begin`` writes it.
+        If not, the next ``begin`` writes the state.
         """
         derived = self._derived
         if log_start_offset <= max(derived.covered, self._dropped):
@@ -96,7 +100,7 @@ class StateWriter:
 
     @property
     def is_wanted(self) -> bool:
-        """True if records are not covered by a file yet."""
+        """True if retention waits for a file."""
         return self._wanted >= 0
 
     def _give_up(self) -> None:
@@ -104,7 +108,7 @@ class StateWriter:
         self.uncovered += 1
 
     def begin(self, *, closing: bool = False) -> Unwritten | None:
-        """Return the state to write now, None if there is nothing. ``closing``: the log is about to be closed cleanly."""
+        """Return the state to write now, None if no file is due. ``closing``: True if the log is about to be closed cleanly."""
         derived, now_ns = self._derived, self._now_ns()
         grown_bytes = derived.taken_bytes - self._at_bytes
         due = self._pace.is_due(grown_bytes, self.last_bytes, now_ns - self._at_ns)
@@ -119,7 +123,7 @@ class StateWriter:
         return unwritten
 
     def write(self, unwritten: Unwritten) -> None:
-        """Store the state. The HW that covers it is already stored."""
+        """Store the state. The high watermark must be stored before."""
         try:
             size_bytes = unwritten.write(self._log.storage)
         except (LiftError, OSError):
@@ -137,7 +141,7 @@ class StateWriter:
 
 
 def restore_state(derived: LogState, log: Log, of: str) -> dict[str, str]:
-    """Load the newest state file that fits. Return name -> reason for those that do not. Raises StorageError."""
+    """Load the newest state file that fits. Return name -> reason for the files that do not fit. Raises StorageError."""
     state, unfit = load_state(log, of)
     if state is not None and not derived.begin_with(state):
         unfit["the one that fits"] = "its parts can't be used"

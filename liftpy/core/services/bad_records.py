@@ -1,23 +1,24 @@
 """Records that a service cannot apply, and the decision to skip one. Pure.
 
-Goal: a record on which the service's code raises an error stops neither the outputs nor the nodes forever, and all
-nodes treat it in the same way. Constraint: a failure on one node is no reason to skip the record. Memory may be short
-or the code may differ, and other nodes may have applied it.
+Goal: a record on which the service's code raises an error stops neither the outputs nor the nodes forever, and all nodes
+treat it in the same way. Constraint: a failure on one node is no reason to skip the record. Memory may be short or the code
+may differ, and other nodes may have applied it.
 
 Algorithm: A RECORD OF THE LOG DECIDES WHAT IS SKIPPED. This decision names the unit that failed: ``on_record`` at an
-offset, or one timer that fired there. It counts if it is after the unit, and was appended in the LeaderEpoch in which
-it was made (0: by an operator, in any epoch). A service that cannot apply a unit undoes it: ``ServiceMachine`` emits
-nothing, and ``Feeder`` rebuilds the state up to the unit. Then the service reads on, without applying records, and
-looks for a decision. If it finds one, it skips the unit. If it finds none:
+offset, or one timer that fired there. It counts if it is after the unit, and was appended in the LeaderEpoch in which it
+was made (0: by an operator, in any epoch). A service that cannot apply a unit undoes it: ``ServiceMachine`` emits nothing,
+and ``Feeder`` rebuilds the state up to the unit. Then the service reads on, without applying records, and looks for a
+decision. If it finds one, it skips the unit. If it finds none:
 
-    on_error   beside the leader                         beside another replica
+    on_error   on the leader's node                      on another replica's node
     stop       the service ends                          the service ends
     skip       tries once more, then decides             tries again with growing waits, until there is a decision
 
-A service that has applied the unit and finds a decision about it goes back to a snapshot below it. No service is LEADER
-in an epoch before all records of earlier epochs are in the state, so no output of the unit was sent by then.
+A service that has applied the unit and finds a decision about it restores a snapshot from before the unit. A service
+becomes LEADER in an epoch only when all records of earlier epochs are in its state, so no output of the unit was sent by
+then.
 
-Worked example: no node can apply record 17. The service beside the leader of epoch 5 tries it twice, writes it to the
+Worked example: no node can apply record 17. The service on the leader's node in epoch 5 tries it twice, writes it to the
 dead-letter stream, and appends ``bank/17/5/`` at offset 40. All nodes wait at 17, read up to 40, and continue with 18.
 Replays do the same.
 """
@@ -45,7 +46,7 @@ from liftpy.errors import LiftError
 MAX_ERROR_BYTES = 500
 MAX_SKIPS = 256
 FIRST_WAIT_S = 1.0
-"""Wait before a follower's host retries a unit that failed twice, in seconds. It doubles with each failure."""
+"""Wait before a follower's service retries a unit that failed twice, in seconds. It doubles with each failure."""
 LONGEST_WAIT_S = 60.0
 DECIDED_WAIT_S = 10.0
 """Wait for an appended decision before it is appended again, in seconds."""
@@ -70,7 +71,7 @@ class Unit:
 
 
 class BadRecordError(ServiceFailedError):
-    """Raised if the service's code raised an error for ``unit`` at ``record``. The machine must not continue."""
+    """Raised if the service's code raised an error for ``unit`` at ``record``. The caller must not use the machine any more."""
 
     def __init__(self, unit: Unit, record: Record, text: str) -> None:
         super().__init__(f"{text}: the record at offset {unit.offset} can't be applied")
@@ -79,7 +80,7 @@ class BadRecordError(ServiceFailedError):
 
 
 class DecisionMissedError(LiftError):
-    """Raised if the state contains a unit that the log decides to skip. Restore a state from before ``unit``."""
+    """Raised if the state contains a unit that the log decides to skip. The caller restores a snapshot from before ``unit``."""
 
     code = "DECISION_MISSED"
 
@@ -90,7 +91,7 @@ class DecisionMissedError(LiftError):
 
 @dataclass(frozen=True, slots=True)
 class SkipDecision:
-    """Decision of a service to skip ``unit``. ``leader_epoch``: LeaderEpoch of this service, or 0 for an operator."""
+    """Decision of a service to skip ``unit``. ``leader_epoch``: LeaderEpoch in which it was made. 0: by an operator."""
 
     service: str
     unit: Unit
@@ -102,12 +103,12 @@ class SkipDecision:
 
 
 def is_decision(record: Record) -> bool:
-    """Return whether the record is a decision of the framework. ``on_record`` of a service does not get such a record."""
+    """Return whether the record is a decision of the framework. ``on_record`` does not get such a record."""
     return any(name in (SERVICE_SKIP, SERVICE_VERSION) for name, _ in record.headers)
 
 
 def decided(record: Record, service: str) -> Unit | None:
-    """Return the unit that ``service`` must skip because of ``record``, or None if the record is no valid decision."""
+    """Return the unit that ``service`` must skip because of ``record``. None: the record is no valid decision."""
     for name, value in record.headers:
         if name != SERVICE_SKIP:
             continue
@@ -123,9 +124,9 @@ def decided(record: Record, service: str) -> Unit | None:
 
 
 class Skips:
-    """Units to skip, the newest ``MAX_SKIPS`` by offset.
+    """Units to skip, the newest ``MAX_SKIPS`` by offset. They are part of a snapshot.
 
-    It includes units that were already skipped, because a decision may be in the log twice. Part of a snapshot.
+    Units that were skipped already stay in it, because the log may have a decision twice.
     """
 
     def __init__(self, units: Iterable[Unit] = ()) -> None:
@@ -150,7 +151,7 @@ class Skips:
 
 
 class Next(Enum):
-    """Next step for a failed unit, after all committed records were searched for a decision."""
+    """What to do with a failed unit after all committed records were searched for a decision."""
 
     TRY = "try"
     DECIDE = "decide"
@@ -160,7 +161,7 @@ class Next(Enum):
 
 @dataclass(slots=True)
 class Failing:
-    """State of one unit that keeps failing.
+    """State of a unit that keeps failing.
 
     ``scanned``: next offset to search for a decision. ``again_s``: monotonic time of the next attempt.
     """
@@ -174,23 +175,23 @@ class Failing:
     scan_end: int | None = None
     """End of the running search for a decision, exclusive: the HW at its start. None: no search is running."""
     undone: bool = False
-    """True if the state still contains parts of the failed unit, because it was not rebuilt."""
+    """True if the state must be rebuilt, because it contains a part of the failed unit."""
     stored: bool = False
     """True if there is a snapshot directly before the unit, so that a retry replays only one record."""
 
     @property
     def unit(self) -> Unit:
-        """Unit that keeps failing."""
+        """The unit that keeps failing."""
         return self.error.unit
 
     def failed(self, error: BadRecordError, now_s: float) -> None:
-        """Record another failure of the unit, and set the time of the next attempt."""
+        """Note another failure of the unit, and set the time of the next attempt."""
         self.error = error
         self.tries += 1
         self.again_s = now_s + min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(self.tries - 2, 10))
 
     def next(self, on_error: OnError, *, leads: bool, now_s: float) -> Next:
-        """Return the next step. ``leads``: True if the service runs on the node of the partition's leader."""
+        """Return what to do next. ``leads``: True if the service runs on the node of the partition's leader."""
         if on_error is OnError.STOP:
             return Next.STOP
         if self.tries < 2:
@@ -203,9 +204,9 @@ class Failing:
 
 
 def dead_letter_headers(service: str, source: str, error: str, record: Record) -> Pairs:
-    """Return the headers of a dead letter: the record's own headers, and headers that name its source and its error.
+    """Return the headers of a dead letter: those of the record, and headers that name its source and its error.
 
-    ``source``: stream/uid/partition. With the record's message id, two dead letters could count as one.
+    ``source``: stream/uid/partition. The message id is left out, so that two dead letters never count as one message.
     """
     own = tuple(
         (name, value) for name, value in record.headers if name[:5].lower() != "lift-" and not asked_for(name) and is_utf8(name)

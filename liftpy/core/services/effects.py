@@ -1,15 +1,15 @@
 """Effects: actions of a service outside its state machine, and records that it offers to its own input. Pure.
 
-A state machine must not do I/O. It can schedule an effect: the LEADER runs ``on_effect`` after the record is committed
-and its outputs are written. The LEADER appends the result to the input, with the header ``Lift-Service-Effect:
+A state machine must not do I/O. It can schedule an effect: the LEADER runs ``on_effect`` after the record is committed and
+its outputs are written. The LEADER appends the result to the input, with the header ``Lift-Service-Effect:
 <service>/<number>``. The first result ends the effect on all nodes. Later ones are ignored. A new LEADER runs effects
 without a result again. So a handler runs at least once, and its result counts exactly once. The action must tolerate a
-repetition: send ``effect.id`` along.
+repetition, so it sends ``effect.id`` along.
 
 An offer is an effect without a handler: its payload is the record, and ``on_record`` receives it once.
 
-Example: record 17 schedules effect 3. The LEADER charges the card and dies. The new LEADER charges again under the same
-id, and the bank recognizes it. Record 40 says "charged". A late result of the first LEADER, record 41, is ignored.
+Example: record 17 schedules effect 3. The LEADER charges the card and dies. The new LEADER charges again under the same id,
+and the bank recognizes it. Record 40 says "charged". A late result of the first LEADER, record 41, is ignored.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Pending:
         return iter(list(self._effects.values()))
 
     def get(self, number: int) -> Effect | None:
-        """Return an effect by number, or None if it has a result or never existed."""
+        """Return an effect by its number. None: it has a result, or was never added."""
         return self._effects.get(number)
 
     def has_room(self, count: int, size_bytes: int) -> bool:
@@ -118,7 +118,7 @@ class Pending:
         return b"".join(parts)
 
     def load(self, data: bytes) -> None:
-        """Load the bytes of ``encode``. Raise CorruptionError if they are invalid."""
+        """Load the bytes of ``encode``. Raises CorruptionError if they are invalid."""
         try:
             if data:
                 (self.count,) = _COUNT.unpack_from(data)
@@ -159,9 +159,9 @@ def result_headers(service: str, number: int) -> Pairs:
 
 
 def effect_of(record: Record, service: str) -> int | None:
-    """Return the number of the effect of ``service`` whose result is ``record``.
+    """Return the number of the effect of ``service`` whose result is in ``record``.
 
-    -1: the record belongs to another service, or cannot be decoded. None: the record is no result of an effect.
+    -1: it is the result of another service, or cannot be decoded. None: the record is no result of an effect.
     """
     for name, value in record.headers:
         if name == SERVICE_EFFECT:
@@ -172,10 +172,10 @@ def effect_of(record: Record, service: str) -> int | None:
 
 
 def tick_headers(service: str) -> Pairs:
-    """Return the headers of a record that only advances log time."""
+    """Return the headers of a record that only advances the log time."""
     return ((SERVICE_TICK, service.encode()),)
 
 
 def is_tick(record: Record) -> bool:
-    """Return whether the record only advances log time. ``on_record`` does not get such a record."""
+    """Return whether the record only advances the log time. ``on_record`` does not get such a record."""
     return any(name == SERVICE_TICK for name, _ in record.headers)

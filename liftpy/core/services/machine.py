@@ -1,8 +1,8 @@
-"""ServiceMachine: drives one Service over the records of its partition, in log order. No I/O, no clock: pure and deterministic.
+"""ServiceMachine: drives one Service over the records of its partition, in log order. Pure: no I/O and no clock.
 
-It holds what has to be the same on every node: position, log time, timers, the numbering of outputs, and at which positions a
-snapshot is taken: at every multiple of ``snapshot_interval_records``, after all records below it and before anything that the record at
-or past it brings about. A snapshot is a function of the log alone.
+It has the state that must be equal on every node: position, log time, timers, and the numbers of outputs. It takes a
+snapshot at every multiple of ``snapshot_interval_records``: after all records below it, and before the effects of the next
+record. So a snapshot is a function of the log alone.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class _RequestedEffect:
 class _Source:
     """The record that is being applied, with the outputs of its callbacks.
 
-    ``index``: number of its outputs, with those of earlier timers. ``emitted``: outputs of the running callback, which count
-    after it returns.
+    ``index``: number of its outputs so far, including those of timers before it. ``emitted``: outputs of the running
+    callback. They are added to the outbox when it returns.
     """
 
     offset: int = -1
@@ -90,7 +90,7 @@ class ServiceMachine:
         """Replies of the service. The caller may replace this object before the first record."""
         self._answers = AnswerTable()
         self.routes: Collection[str] | None = None
-        """Streams that ``emit`` may write to. None: any. The caller sets it before the first record."""
+        """Names of the routes that ``emit`` may use. None: any. The caller sets it before the first record."""
         self.effects = Pending(f"{identity.uid}/{identity.partition}/{identity.service}")
         """Effects without a result."""
         self.position = 0
@@ -121,12 +121,12 @@ class ServiceMachine:
         self.failed = False
         """True if a callback has raised an error, so that the state may be incomplete."""
         self.at_home: Callable[[], bool] = _yes
-        """Function that returns whether the caller is the thread that applies records."""
+        """Returns whether the caller is the thread that applies records."""
         self.on_work: Callable[[], None] | None = None
-        """Callback after records were applied and effects or timers wait. None: no callback."""
+        """Called after records were applied and effects or timers are waiting. None: no callback."""
         service.surroundings = self
 
-    # ---- life ------------------------------------------------------------------------------------------------------------
+    # ---- start and role------------------------------------------------------------------------------------------------------
     @property
     def starts_in_thread(self) -> bool:
         """True if ``start`` may run in another thread before all other calls."""
@@ -152,7 +152,7 @@ class ServiceMachine:
             self.effects.load(snapshot.section(Section.EFFECTS))
         if self.outbox is not None:
             self.outbox.restart(*((snapshot.output_count, snapshot.output_digest) if snapshot is not None else (0,)))
-        with _blamed("on_start"):
+        with _service_errors("on_start"):
             self._service.on_start(None if snapshot is None else snapshot.whole().state)
 
     def change_role(self, role: Role, leader_epoch: int) -> bool:
@@ -160,30 +160,40 @@ class ServiceMachine:
         if (role, leader_epoch) == (self.role, self.leader_epoch):
             return False
         self.role, self.leader_epoch = role, leader_epoch
-        with _blamed("on_role_change"):
+        with _service_errors("on_role_change"):
             self._service.on_role_change(role, leader_epoch)
         return True
 
     @property
     def ahead_ns(self) -> int:
-        """Time by which log time is ahead of the newest timestamp, because a leader's clock was ahead.
+        """Time in ns by which the log time is ahead of the newest timestamp. A leader with a clock that was ahead causes this.
 
-        New timers wait longer by this time. 0: not ahead.
+        New timers wait longer by this time.
         """
         return max(0, self.now_ns - self._stamp_ns) if self._stamp_ns else 0
 
     @property
     def waits_for_outputs(self) -> bool:
-        """True if a LEADER must wait until outputs are written. A follower drops its oldest outputs instead."""
+        """True if the LEADER must wait until outputs are written. A follower drops its oldest outputs instead."""
         return self.outbox is not None and self.role is Role.LEADER and self.outbox.full
 
     # ---- records ---------------------------------------------------------------------------------------------------------
     def apply(self, records: Iterable[Record], stop_position: int | None = None) -> Applied:
-        """Apply records in order. Skip those below ``position``, and stop before ``stop_position`` (exclusive, None: no end).
+        """Apply records in order. Skip those below ``position``.
 
-        It ends early while ``waits_for_outputs``. Raises BadRecordError when the service's code raises. Raises
-        DecisionMissedError when a record says that an applied record was to be skipped. Then the machine must not be used any
-        more.
+        The method ends early while ``waits_for_outputs``.
+
+        Args:
+            records: Committed records in ascending order.
+            stop_position: Offset before which it stops. None: no end.
+
+        Returns:
+            The snapshots to store, and the number of applied records.
+
+        Raises:
+            BadRecordError: The service's code raised an error. The caller must not use the machine any more.
+            DecisionMissedError: A record decides to skip a record that was applied. The caller must not use the machine any
+                more.
         """
         done = Applied()
         stop = _NO_STOP if stop_position is None else stop_position
@@ -223,13 +233,13 @@ class ServiceMachine:
         return done.snapshots
 
     def skip(self, unit: Unit) -> None:
-        """Skip ``unit``, which is not applied yet. A later record contains the decision."""
+        """Skip ``unit`` when its record comes. A later record of the log has the decision."""
         self._skips.add(unit)
 
     def _apply(self, record: Record) -> None:
-        """Apply a record. A record without headers, due timer and skip needs only one call."""
+        """Apply one record. A record without headers, due timers and skips takes one call."""
         now_ns = max(self.now_ns, record.timestamp_ns)
-        passed_over, number = self._look_into(record) if record.headers else (False, None)
+        passed_over, number = self._inspect(record) if record.headers else (False, None)
         if self._timers.due_ns <= now_ns:
             self._fire(now_ns, record)
         self.now_ns = now_ns
@@ -251,14 +261,14 @@ class ServiceMachine:
             if self.role is Role.FOLLOWER:
                 self.outbox.trim()
 
-    def _look_into(self, record: Record) -> tuple[bool, int | None]:
+    def _inspect(self, record: Record) -> tuple[bool, int | None]:
         """Inspect a record with headers.
 
-        Return whether no callback gets the record, and the number of the effect whose result it is.
+        Return (True if no callback gets the record, number of the effect whose result it has). None: it has no result.
         """
         number = effect_of(record, self.identity.service)
         if number is not None:
-            return self.effects.get(number) is None, number  # it has its result, or is another service's
+            return self.effects.get(number) is None, number  # the effect has a result already, or belongs to another service
         return self._is_decided_by(record) or is_tick(record) or self._is_repeated(record), None
 
     def _end(self, number: int, record: Record, *, passed_over: bool) -> None:
@@ -272,16 +282,19 @@ class ServiceMachine:
         self._service.on_effect_result(effect, record.value or b"")
 
     def _may_begin(self, record: Record) -> bool:
-        """Return whether the first record allows the start. Raise VersionError if the code does not support its version.
+        """Return whether the first record allows the start.
 
-        Raises VersionError.
+        Raises VersionError if the code does not support the record's version.
         """
         version = decided_version(record, self.identity.service) if record.offset == 0 else None
         check_code(self.version, version or self.active_version, record.offset)
         return True
 
     def _upgrade(self, record: Record) -> None:
-        """Activate another version from ``record`` on, if needed. Raise VersionError if the code does not support it."""
+        """Activate another version from ``record`` on if the record decides it.
+
+        Raises VersionError if the code does not support it.
+        """
         version = decided_version(record, self.identity.service)
         if version is None or not follows(version, self.active_version, record.offset) or Unit(record.offset) in self._skips:
             return
@@ -292,7 +305,7 @@ class ServiceMachine:
     def _is_decided_by(self, record: Record) -> bool:
         """Return whether the record is a decision, which ``on_record`` does not get.
 
-        Raise DecisionMissedError if it is about a record that the state contains.
+        Raises DecisionMissedError if it decides to skip a record that the state contains.
         """
         if not is_decision(record):
             return False
@@ -302,7 +315,7 @@ class ServiceMachine:
         return True
 
     def _is_repeated(self, record: Record) -> bool:
-        """Return whether the record is a repeated command. The machine repeats its answer and does not apply it again."""
+        """Return whether the record is a repeated command. If so, the machine answers it again and does not apply it."""
         name = message_id_of(record) if self._answers else ""
         known = self._answers.get(name) if name else None
         if known is None:
@@ -325,7 +338,7 @@ class ServiceMachine:
         )
 
     def _fire(self, now_ns: int, record: Record) -> None:
-        limit = len(self._timers) + MAX_FIRES_PER_RECORD  # those that have expired are no fault of the record
+        limit = len(self._timers) + MAX_FIRES_PER_RECORD  # an error in a timer is no fault of the record
         while (due := self._timers.pop_due(now_ns)) is not None:
             at_ns, name = due
             unit = Unit(record.offset, name)
@@ -339,7 +352,7 @@ class ServiceMachine:
                 self._call(name, record, self._service.on_timer, name)
 
     def _call(self, timer: str | None, record: Record, callback: Callable[[Any], object], argument: object) -> None:
-        """Run one callback: ``on_record``, or ``on_timer`` for ``timer``. Its outputs count after it returns."""
+        """Run one callback: ``on_record``, or ``on_timer`` for ``timer``. Its outputs are added to the outbox when it returns."""
         source = self._source
         assert source is not None
         try:
@@ -347,7 +360,7 @@ class ServiceMachine:
             if returned is not None and isawaitable(returned):
                 getattr(returned, "close", bool)()
                 raise ServiceFailedError(
-                    "The callback returned a coroutine. Callbacks of a service must be plain functions, not `async`."
+                    "The callback returned a coroutine. Callbacks of a service must be plain functions: remove `async`."
                 )
         except Exception as error:
             self.failed = True
@@ -373,7 +386,7 @@ class ServiceMachine:
 
     # ---- snapshots -------------------------------------------------------------------------------------------------------
     def _snapshot_through(self, position: int, done: Applied) -> int:
-        """Take the snapshot of the last boundary at or below ``position``, if it is missing. Return the next boundary."""
+        """Take the snapshot of the last multiple at or below ``position``, unless it was taken. Return the next multiple."""
         boundary = position // self._snapshot_every * self._snapshot_every
         if boundary > self._snapshot_position:
             self._snapshot_position = boundary
@@ -390,21 +403,21 @@ class ServiceMachine:
     def snapshot(self, position: int | None = None) -> Snapshot:
         """Return a snapshot of the current state. ``position`` None: at the machine's position.
 
-        Its bytes may be made later, in any thread (``Snapshot.whole``).
+        Its bytes may be computed later, in any thread (``Snapshot.whole``).
         """
         if self.failed:
             raise ServiceFailedError(
                 f"{self.identity} failed at offset {self.position}. Its state is invalid, so it makes no snapshot. "
                 "Fix the error, then restart the service."
             )
-        with _blamed("take_snapshot"):
+        with _service_errors("take_snapshot"):
             state = self._service.take_snapshot()
         make: Callable[[], bytes] | None = None
         if not isinstance(state, bytes):
-            make, state = _made_later(state), b""
+            make, state = _deferred_state(state), b""
         kind = type(self._service)
         if next(one for one in kind.__mro__ if "check_snapshot" in vars(one)) is not Service:
-            make, state = _checked(kind, make if make is not None else partial(_same, state)), b""
+            make, state = _with_check(kind, make if make is not None else partial(_same, state)), b""
         return Snapshot(
             identity=self.identity,
             position=self.position if position is None else position,
@@ -441,16 +454,16 @@ class ServiceMachine:
                 f"{self.identity} failed at offset {self.position}. Its state is invalid, so it answers no queries. "
                 "Fix the error, then restart the service."
             )
-        with _blamed("on_query"):
+        with _service_errors("on_query"):
             answer = self._service.on_query(body)
         if not isinstance(answer, bytes):
             raise ServiceFailedError(f"on_query returned {type(answer).__name__}. Return bytes.")
         return answer
 
-    # ---- what the service calls ------------------------------------------------------------------------------------------
+    # ---- methods for the service ------------------------------------------------------------------------------------------
     def emit(self, value: bytes, key: bytes | None, headers: Headers, to: str = "") -> None:
         """Add an output of the current record to the outbox."""
-        source = self._changing("emit")
+        source = self._current_source("emit")
         if to and self.routes is not None and to not in self.routes:
             raise ServiceFailedError(
                 f"emit() was called with the unknown route {to!r}. Start the service with --route {to}=STREAM on all nodes."
@@ -486,7 +499,7 @@ class ServiceMachine:
 
     def reply(self, record: Record, value: bytes) -> None:
         """Send ``value`` as reply to the sender of the current record."""
-        source = self._changing("reply")
+        source = self._current_source("reply")
         if record.offset != source.offset or source.reply is not None:
             raise ServiceFailedError("reply() was called too late or twice. Call it once, inside on_record, before it returns.")
         if not isinstance(value, bytes) or len(value) > MAX_OUTPUT_BYTES:
@@ -494,7 +507,7 @@ class ServiceMachine:
         source.reply = value
 
     def effect(self, name: str, payload: bytes) -> None:
-        """Schedule an effect: an action outside of the service."""
+        """Schedule an effect, which is an action outside of the state machine."""
         if type(self._service).on_effect is Service.on_effect:
             raise ServiceFailedError("effect() was called, but the class has no on_effect. Define on_effect in the class.")
         if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
@@ -506,7 +519,7 @@ class ServiceMachine:
         self._ask("offer", _RequestedEffect("", value, key, is_offer=True))
 
     def _ask(self, what: str, asked: _RequestedEffect) -> None:
-        source = self._changing(what)
+        source = self._current_source(what)
         if not self.effects.has_room(len(source.asked) + 1, sum(len(other.payload) for other in (asked, *source.asked))):
             raise ServiceFailedError(
                 f"Too many pending effects and offers: at most {MAX_PENDING}, or {MAX_PENDING_BYTES} bytes. Wait for "
@@ -522,12 +535,12 @@ class ServiceMachine:
 
     @property
     def next_timer_ns(self) -> int | None:
-        """Log time of the next timer, None without timers."""
+        """Log time of the next timer. None: no timer is set."""
         return self._timers.due_ns if len(self._timers) else None
 
     def set_timer(self, name: str, at_ns: int) -> None:
         """Call ``on_timer(name)`` at log time ``at_ns``."""
-        self._changing("set_timer")
+        self._current_source("set_timer")
         try:
             self._timers.set(name, at_ns)
         except ValueError as error:
@@ -535,10 +548,10 @@ class ServiceMachine:
 
     def cancel_timer(self, name: str) -> None:
         """Cancel a timer."""
-        self._changing("cancel_timer")
+        self._current_source("cancel_timer")
         self._timers.cancel(name)
 
-    def _changing(self, what: str) -> _Source:
+    def _current_source(self, what: str) -> _Source:
         if self._source is None or not self.at_home():
             raise ServiceFailedError(
                 f"{what} is allowed only in on_record and on_timer. In other callbacks the result would differ between nodes."
@@ -546,14 +559,14 @@ class ServiceMachine:
         return self._source
 
 
-def _made_later(make: object) -> Callable[[], bytes]:
+def _deferred_state(make: object) -> Callable[[], bytes]:
     if not callable(make):
         raise ServiceFailedError(
             f"take_snapshot returned {type(make).__name__}. Return bytes, or a function that returns bytes."
         )
 
     def made() -> bytes:
-        with _blamed("what take_snapshot returned"):
+        with _service_errors("what take_snapshot returned"):
             state = make()
         if not isinstance(state, bytes):
             raise ServiceFailedError(
@@ -568,8 +581,8 @@ def _same(state: bytes) -> bytes:
     return state
 
 
-def _checked(kind: type[Service], make: Callable[[], bytes]) -> Callable[[], bytes]:
-    """Return ``make`` with a check of its result by ``check_snapshot`` [S16]."""
+def _with_check(kind: type[Service], make: Callable[[], bytes]) -> Callable[[], bytes]:
+    """Return a function that calls ``make`` and checks the result with ``check_snapshot`` [S16]."""
 
     def made() -> bytes:
         state = make()
@@ -593,8 +606,8 @@ def _told(to: str) -> Pairs:
     return ((OUTPUT_TO, to.encode()),) if to else ()
 
 
-class _blamed:
-    """Turns an error of the service's code into ServiceFailedError that names the place."""
+class _service_errors:
+    """Context manager that turns an error of the service's code into a ServiceFailedError with the name of the callback."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -608,10 +621,10 @@ class _blamed:
             raise ServiceFailedError(f"{self._where}: {blame}: {error}") from error
 
 
-# Timers by log time: part of a service's replicated state, so ordered by (time, name) alone.
+# Timers by log time. They are part of a service's replicated state, so only (time, name) orders them.
 #
-# A timer fires before the first record whose log time is at or past its own: the same place in the log on every node. On a
-# stream where nothing arrives, log time stands still and nothing fires.
+# A timer fires before the first record whose log time is at or after its own time. That is the same place in the log on every
+# node. On a stream without new records, the log time does not advance and no timer fires.
 
 
 MAX_TIMERS = 1_000_000
@@ -632,7 +645,7 @@ class LogTimers:
         return len(self._at_ns)
 
     def set(self, name: str, at_ns: int) -> None:
-        """Fire the timer ``name`` at ``at_ns``. Raise ValueError beyond a limit."""
+        """Fire the timer ``name`` at ``at_ns``. Raises ValueError if the name, the time or the number of timers is not allowed."""
         if not 0 < len(name.encode()) <= MAX_TIMER_NAME_BYTES or not -(1 << 63) <= at_ns < 1 << 63:
             raise ValueError(
                 f"Invalid timer. Use a name of 1 to {MAX_TIMER_NAME_BYTES} bytes and a time in nanoseconds (int64)."
@@ -645,16 +658,16 @@ class LogTimers:
             self._heap = sorted((at, name) for name, at in self._at_ns.items())
 
     def cancel(self, name: str) -> None:
-        """Cancel the timer. Nothing happens if it is not set."""
+        """Cancel the timer. The call has no effect if the timer is not set."""
         self._at_ns.pop(name, None)
 
     @property
     def due_ns(self) -> int:
-        """Log time before which no timer is due, ``NEVER`` without timers. It may be that of a canceled timer."""
+        """Log time before which no timer is due. It may be the time of a canceled timer. ``NEVER``: there are no timers."""
         return self._heap[0][0] if self._heap else NEVER
 
     def pop_due(self, now_ns: int) -> tuple[int, str] | None:
-        """Remove and return the first timer at or before ``now_ns``, or None if there is none."""
+        """Remove and return the first timer at or before ``now_ns``. None: no timer is due."""
         while self._heap and self._heap[0][0] <= now_ns:
             at_ns, name = heapq.heappop(self._heap)
             if self._at_ns.get(name) == at_ns:

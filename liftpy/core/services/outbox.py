@@ -1,22 +1,23 @@
 """The outbox of a service: each output is written to the output stream exactly once. Pure.
 
-The outputs of a deterministic service are a numbered sequence that follows from the log. Output n is written at offset
-n of the output partition, which belongs to this service alone. Each append names the offset that it expects, so the
-partition's leader appends it there or rejects it. It does not matter which instance sends output n, how often or how
-late. A new LEADER reads the end of the output stream and continues there. Followers read along and compare the outputs
-with their own (DivergedError).
+The outputs of a deterministic service are a numbered sequence that follows from the log. Output n is written at offset n of
+the output partition, which belongs to this service alone. Each append names the offset that it expects, so the partition's
+leader appends it there or rejects it. It does not matter which instance sends output n, how often or how late. A new LEADER
+reads the end of the output stream and continues there. Followers read it too and compare the outputs with their own
+(DivergedError).
 
 The outbox keeps outputs that are not written yet, up to a limit. A LEADER with a full outbox stops applying records. A
 follower drops the oldest outputs. If it becomes LEADER, it replays the log from a snapshot below them.
 
 Each output carries the digest of all outputs up to itself (``Lift-Output-Digest``), and so does a snapshot. If two
-instances have the same digest, all their outputs are equal. So reading one record proves a snapshot.
+instances have the same digest, all their outputs are equal. So one output record proves that the state of a snapshot is
+right.
 
 Nothing is sent before the end of the output stream is known.
 
-Example: the LEADER has produced outputs 0..9. Its appends 0..6 are committed, 7 is in flight, and it dies. The new
-LEADER reads that the output stream ends at 7, and sends 7, expecting offset 7. If the old append 7 arrived first, the
-new one is rejected. The new LEADER reads again, finds its own output 7, and sends 8.
+Example: the LEADER has produced outputs 0..9. Its appends 0..6 are committed, 7 is in flight, and it dies. The new LEADER
+reads that the output stream ends at 7, and sends 7, expecting offset 7. If the old append 7 arrived first, the new one is
+rejected. The new LEADER reads again, finds its own output 7, and sends 8.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from liftpy.errors import ConfigError, LiftError
 MAX_OUTPUT_BYTES = 256 * 1024
 DIGEST_SIZE_BYTES = 16
 MAX_SAMPLES = 256
-"""Maximum number of digests for written outputs that this node has not produced yet. Beyond it, every second one is dropped."""
+"""Maximum number of digests of written outputs that this node has not produced yet. Above it, every second one is dropped."""
 _OVERHEAD_BYTES = 128
 EXPECTED_HEADER = "Nats-Expected-Last-Sequence"
-"""Header of output 0 in earlier versions, whose envelopes could not expect offset 0."""
+"""Header of output 0 in earlier versions. Their envelopes could not expect offset 0."""
 _OURS = frozenset({OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_DIGEST, OUTPUT_SERVICE, EXPECTED_HEADER})
 _SIZES = struct.Struct("<IIII")
 
@@ -51,7 +52,7 @@ class OutputConflictError(LiftError):
 
 
 class OutputMismatchError(DivergedError):
-    """Raised if the outputs do not match the snapshot of this instance. An earlier snapshot may match."""
+    """Raised if the written outputs do not match the snapshot from which this instance started. An earlier snapshot may match."""
 
 
 @dataclass(slots=True)
@@ -83,9 +84,9 @@ class Output:
 
 
 class Outbox:
-    """Outputs of one service that are not known to be written.
+    """Outputs of one service that may not be written yet.
 
-    It holds the outputs from ``first_kept`` (inclusive) to ``output_count`` (exclusive).
+    It has the outputs from ``first_kept`` (inclusive) to ``output_count`` (exclusive).
 
     Args:
         source: Prefix of every output id (stream uid and partition).
@@ -110,16 +111,16 @@ class Outbox:
         self.emitted_end = 0
         """Number below which all outputs are committed in the output stream. It may be above ``output_count`` on a node that lags."""
         self.known = False
-        """True if ``emitted_end`` was read from the output stream, and no written output contradicted the state."""
+        """True if ``emitted_end`` was read from the output stream, and no written output differs from the state."""
         self.compared_end = 0
         """Number below which all outputs were compared with the written ones and are equal."""
         self._began_at = 0
-        """Value of ``output_count`` when the state was last started. Earlier outputs come from another run."""
+        """Value of ``output_count`` when the state was last started. Earlier outputs are from another run."""
         self._began_digest = b""
         self._proven = True
-        """True if the first digest of the state was compared with a written output, or no comparison is needed."""
+        """True if the first digest of the state equals that of a written output, or needs no comparison."""
         self.diverged = ""
-        """Output of this node that differs from the written one. '': none differs."""
+        """Text about an output of this node that differs from the written one. '': none differs."""
         self._samples: dict[int, bytes] = {}
         """Number -> digest of written outputs that this node has not produced yet, ascending."""
         self._last_read: tuple[int, bytes] = (-1, b"")
@@ -142,12 +143,12 @@ class Outbox:
 
     @property
     def must_rewind(self) -> bool:
-        """True if unwritten outputs are not in memory anymore. The service must replay from an earlier snapshot."""
+        """True if outputs that are not written are not in memory anymore. The service then replays from an earlier snapshot."""
         return self.known and self.emitted_end < self.first_kept
 
     # ---- the state -------------------------------------------------------------------------------------------------------
     def restart(self, output_count: int, digest: bytes = b"") -> None:
-        """Restart the state after ``output_count`` outputs with the digest ``digest``."""
+        """Start the state again after ``output_count`` outputs with the digest ``digest``."""
         self._kept.clear()
         self._kept_bytes = 0
         self.output_count = self._began_at = output_count
@@ -159,30 +160,32 @@ class Outbox:
         self.diverged = ""
 
     def compare_again(self) -> None:
-        """Read the outputs again, because the log was truncated and some may belong to lost records."""
+        """Forget what was read from the output stream, because the input log was truncated and some outputs may be of lost
+        records.
+        """
         self._samples.clear()
         self._last_read = (-1, b"")
         self.emitted_end = min(self.emitted_end, self.output_count)
         self.known = False
 
     def add(self, output: Output) -> None:
-        """Add the next output, unless it is already written."""
+        """Add the next output. It is not kept if it is already written."""
         number = output.number
         output.digest = self.digest = extended(self.digest, self.id_of(output), output.key, output.value, output.headers)
         self.output_count = number + 1
         theirs = self._samples.pop(number, None)
         if theirs is not None:
-            self._compared(number, equal=output.digest == theirs)
+            self._note_comparison(number, equal=output.digest == theirs)
         if number >= self.emitted_end:
             self._kept.append(output)
             self._kept_bytes += output.size_bytes
 
-    def _compared(self, number: int, *, equal: bool) -> None:
+    def _note_comparison(self, number: int, *, equal: bool) -> None:
         if equal:
             self.compared_end = max(self.compared_end, number + 1)
             self._proven = True
         else:
-            self.diverged = self.diverged or _differs(number)
+            self.diverged = self.diverged or _difference_text(number)
 
     def trim(self) -> None:
         """Drop the oldest outputs until the limits are met. Only a FOLLOWER does this."""
@@ -194,7 +197,7 @@ class Outbox:
 
     # ---- the output stream -----------------------------------------------------------------------------------------------
     def take(self, first_number: int, count: int) -> list[Output]:
-        """Return up to ``count`` outputs from ``first_number`` on, or none if the state has diverged."""
+        """Return up to ``count`` outputs from ``first_number`` on. Return none if the state has diverged."""
         if self.diverged:
             return []
         skipped = first_number - self.first_kept
@@ -204,22 +207,22 @@ class Outbox:
         return [self._kept[index] for index in range(skipped, end)]
 
     def written(self, end: int) -> None:
-        """Record that outputs below ``end`` (exclusive) are committed in the output stream."""
+        """Note that outputs below ``end`` (exclusive) are committed in the output stream."""
         self.emitted_end = max(self.emitted_end, end)
         while self._kept and self._kept[0].number < self.emitted_end:
             self._drop_first()
 
     def wrote(self, output: Output) -> None:
-        """Record that the output partition has acknowledged ``output`` at its offset."""
+        """Note that the output partition has acknowledged ``output`` at its offset."""
         self._last_read = (output.number, output.digest)
         if self.known:
             self.compared_end = max(self.compared_end, output.number + 1)
         self.written(output.number + 1)
 
     def lost(self, end: int) -> None:
-        """Record that the output stream ends at ``end`` (exclusive) after an unclean election.
+        """Note that the output stream ends at ``end`` (exclusive) after an unclean election.
 
-        Later outputs are written again (``must_rewind`` if they are not kept).
+        Later outputs are written again. If they are not kept, ``must_rewind`` becomes True.
         """
         self.emitted_end = end
         self.compared_end = min(self.compared_end, end)
@@ -228,35 +231,36 @@ class Outbox:
             self._last_read = (-1, b"")
 
     def starts_at(self, log_start_offset: int, end_offset: int) -> None:
-        """Note that the output stream starts at ``log_start_offset``: earlier outputs are written, as are those before the
-        state's beginning up to ``end_offset``."""
+        """Note the bounds of the output stream. All outputs below ``log_start_offset`` are written.
+
+        So are the outputs of earlier runs, up to ``end_offset``.
+        """
         self.written(max(log_start_offset, min(end_offset, self._began_at)))
 
     def proof_at(self, log_start_offset: int, end_offset: int) -> int | None:
-        """Return the offset of the written output that proves the start of the state, or None if none can be read.
+        """Return the offset of the written output whose digest proves the start of the state. None: it cannot be read.
 
-        Where retention has dropped it, the first output after it proves as much, once the state has produced it.
+        If retention has deleted it, the first output after it proves the same, once the state has produced that output.
         """
         proof = self._began_at - 1
         return proof if not self._proven and log_start_offset <= proof < end_offset else None
 
     def prove(self, record: Record) -> None:
-        """Compare the record at ``proof_at`` with the state. Raise OutputMismatchError if they differ."""
+        """Compare the record at ``proof_at`` with the state. Raises OutputMismatchError if they differ."""
         theirs = self._digest_in(record, self._began_at - 1)
         if theirs and theirs != self._began_digest:
             raise OutputMismatchError(
-                f"The outputs up to {self._began_at} differ from the stored outputs. The state that this node "
-                "restored has diverged."
+                f"The outputs up to {self._began_at} differ from the stored outputs. The service uses an earlier snapshot."
             )
         self._proven = True
         if theirs:
             self.compared_end = max(self.compared_end, self._began_at)
 
     def learned(self, record: Record) -> None:
-        """Check the next committed record of the output stream, and count it as written.
+        """Check the next committed record of the output stream, and note it as written.
 
-        Outputs between the two were written and have been purged. They cannot be written again, because an append at their
-        offsets is rejected.
+        Outputs between the previous record and this one were written and then purged. They cannot be written again, because
+        an append at their offsets is rejected.
 
         Raises OutputConflictError if the record is no output of this service, DivergedError if it differs from this node's
         output.
@@ -270,16 +274,16 @@ class Outbox:
         chained = theirs and (number == 0 or (before == number - 1 and digest_before))
         if chained and extended(digest_before if number else b"", said, key, value, headers) != theirs:
             raise DivergedError(
-                f"output {number} differs from the stored output of another node. The callbacks of a service must be "
-                "deterministic"
+                f"Output {number} differs from the stored output of another node. The callbacks of a service must be "
+                "deterministic. Check that they use no clock, random numbers or I/O"
             )
         if self._kept and self._kept[0].number == number:
             own = self._kept[0]
             same = (self.id_of(own), own.key, own.value, sorted(own.headers)) == (said, key, value, sorted(headers))
             if not same or (theirs and own.digest != theirs):
-                raise DivergedError(_differs(number))
+                raise DivergedError(_difference_text(number))
             if theirs or self.compared_end == number:
-                self._compared(number, equal=True)
+                self._note_comparison(number, equal=True)
         elif theirs and number >= self.output_count:
             self._sample(number, theirs)
         elif theirs and number == self._began_at - 1:
@@ -288,16 +292,16 @@ class Outbox:
         self.written(number + 1)
 
     def _sample(self, number: int, digest: bytes) -> None:
-        """Store the digest of a written output. If there are too many, drop every second older one."""
+        """Store the digest of a written output. If there are too many digests, drop every second older one."""
         self._samples[number] = digest
         if len(self._samples) > MAX_SAMPLES:
             for other in list(self._samples)[:-1:2]:
                 del self._samples[other]
 
     def _digest_in(self, record: Record, number: int) -> bytes:
-        """Return the digest in the record, or b"" for an older version.
+        """Return the digest in the record. b"": an older version wrote it.
 
-        Raise OutputConflictError for a record of another writer.
+        Raises OutputConflictError for a record of another writer.
         """
         headers = dict(record.headers)
         said = _id_in(record)
@@ -353,28 +357,28 @@ def _id_in(record: Record) -> str:
     return dict(record.headers).get(OUTPUT_ID, b"").decode(errors="replace")
 
 
-def _differs(number: int) -> str:
+def _difference_text(number: int) -> str:
     return (
         f"output {number}, or one before it, differs from what was written: the service is not deterministic, or the log was cut "
         "below a record whose outputs were written (unclean election)"
     )
 
 
-# Further output streams: what a service emits ``to`` a route is copied there from its output stream, once and in order.
+# Routes: outputs that a service emits ``to`` a route are copied from its output stream to the route's stream, once and in order.
 #
-# Goal: outputs reach several streams, and several partitions by key, as surely as they reach the output stream. Constraint: any
-# number of processes may believe to be LEADER for a moment, and where an output goes to is known by its record alone.
-# Algorithm: the output stream stays the one sequence of all outputs. The LEADER reads it and appends those of a route to the
-# route's partitions, each batch at the end of the partition that it saw. A copy bears the number of its output, so the last
-# record of a partition says how far the copying is: who begins reads that one, and goes on with the next output. Two that copy
-# at once expect the same end: one is refused, reads again, and finds the other's copies there. So nothing has to be stored
-# beside the streams.
+# Goal: outputs reach several streams, and several partitions by key, as reliably as they reach the output stream. Constraint:
+# several processes may act as LEADER for a moment, and only the record of an output names its route.
+# Algorithm: the output stream is the one sequence of all outputs. The LEADER reads it and appends the outputs of a route to the
+# route's partitions. Each batch names the partition end that the LEADER expects. A copy has the number of its output, so the last
+# record of a partition shows what was copied. A new LEADER reads that record and continues with the next output. If two processes
+# copy at once, both expect the same end: one of them is rejected, reads again, and finds the copies of the other. So no further
+# state has to be stored.
 #
-# A partition that is written to belongs to one instance: of N instances (partitions of the input) number p writes to the
-# partitions p, p + N, p + 2N, ..., chosen among them by Kafka's hash of the key; without a key to the first.
+# A target partition belongs to one instance. There is an instance for each of the N input partitions. Instance p writes to the
+# partitions p, p + N, p + 2N, ... Kafka's hash of the key chooses among them. Outputs without a key go to the first one.
 #
-# Worked example: outputs 0 (to "alerts"), 1, 2 (to "alerts"). The LEADER appends the copy of 0, then dies. Its successor finds
-# number 0 at the end of the alerts, and goes on from output 1.
+# Worked example: outputs 0 (to "alerts"), 1, 2 (to "alerts"). The LEADER appends the copy of 0, then dies. The next LEADER finds
+# number 0 at the end of the alerts stream, and continues with output 1.
 
 
 MAX_ROUTES = 16
@@ -393,7 +397,7 @@ class Route:
 class Place:
     """One target partition of a route.
 
-    ``end_offset``: its log end, exclusive. ``last_number``: number of its newest output, or -1.
+    ``end_offset``: its log end, exclusive. ``last_number``: number of its newest output, -1: it has none.
     """
 
     end_offset: int = 0
@@ -403,9 +407,9 @@ class Place:
 
 
 def partitions_of(partition: int, instances: int, partitions: int, route: Route) -> tuple[int, ...]:
-    """Return the partitions of ``route.stream`` that instance ``partition`` of ``instances`` writes to.
+    """Return the partitions of ``route.stream`` to which instance ``partition`` of ``instances`` writes.
 
-    Raise ConfigError if they cannot be divided evenly.
+    Raises ConfigError if the partitions cannot be divided evenly.
     """
     if partitions % instances:
         raise ConfigError(
@@ -421,7 +425,7 @@ def place_of(key: bytes | None, places: Sequence[int]) -> int:
 
 
 def sort_in(records: Iterable[Record], route: Route, places: dict[int, Place]) -> None:
-    """Put each output of the route that is not written yet into the queue of its partition."""
+    """Add each output of the route that is not written yet to the queue of its partition."""
     order = sorted(places)
     wanted = route.name.encode()
     for record in records:
@@ -438,9 +442,9 @@ def headers_of(record: Record) -> Pairs:
 
 
 def number_of(record: Record, source: str, service: str, route: Route) -> int:
-    """Return the number of the output that ``record`` is a copy of.
+    """Return the number of the output whose copy is ``record``.
 
-    Raise OutputConflictError if this service did not write it.
+    Raises OutputConflictError if this service did not write the record.
     """
     said, number = record.header(OUTPUT_ID, b"") or b"", record.header(OUTPUT_NUMBER, b"") or b""
     whose = record.header(OUTPUT_SERVICE)

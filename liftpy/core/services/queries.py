@@ -1,11 +1,12 @@
-"""Queries of a service's state: which wait, for what, and which may be answered. Pure.
+"""Queries of a service's state: which ones wait, for which position, and which can be answered. Pure.
 
-A query changes nothing, and is answered by any node's service. It is linearizable: the answer holds everything that was committed when
-the query arrived. For that the partition's leader is asked, under its lease, how far the log is committed AFTER the query came; the
-query waits until the state has come that far (Raft's ReadIndex). One such question serves all queries that were there before it left.
-Who names a position instead is answered as soon as the state has reached it.
+A query changes nothing, and the service on any node answers it. It is linearizable: the answer contains all records that
+were committed when the query arrived. For this, the node asks the partition's leader after the arrival how far the log is
+committed. The leader answers under its lease. The query waits until the state has reached that offset (Raft's ReadIndex).
+One such request serves all queries that arrived before it. A query that names an offset itself waits only for this offset.
 
-Goal: a wrong answer never, a late one is an error. Bounds: queries and their bytes, and how long each waits.
+Goal: an answer is never wrong, and a query that waits too long fails. The number, the bytes and the wait of queries are
+limited.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from dataclasses import dataclass
 from liftpy.errors import LiftError
 
 AT_LEAST_HEADER = "Lift-At-Least"
-"""Header of a query with an offset. The answer must contain all records below it. Default: all committed records."""
+"""Header of a query: an offset. The answer must contain all records below it. Default: all committed records."""
 POSITION_HEADER = "Lift-Position"
-"""Header of an answer with an offset. The answer contains all records below it and no later ones."""
+"""Header of an answer: an offset. The answer contains all records below it and no later ones."""
 PARTITIONS_HEADER = "Lift-Partitions"
 """Header of an answer: number of partitions of the service's stream. Each partition has its own instance and state."""
 NODE_HEADER = "Lift-Node"
@@ -26,14 +27,11 @@ ERROR_HEADER = "Lift-Error"
 
 
 class QueryFailedError(LiftError):
-    """Raised if a query failed: ``on_query`` raised an error, or the service takes no queries.
-
-    The cause is the query or the service. The state did not change.
-    """
+    """Raised if ``on_query`` raised an error, or if the service takes no queries. The state did not change."""
 
     code = "QUERY_FAILED"
     partitions = 0
-    """Number of partitions of the service's stream. 0: unknown."""
+    """Number of partitions of the service's stream. 0: not known."""
 
 
 MAX_QUERIES = 1024
@@ -43,7 +41,7 @@ PATIENCE_S = 2.0
 
 @dataclass(slots=True, eq=False)
 class Query:
-    """One waiting query. ``position``: the state must contain all records below it. None: unknown yet."""
+    """One waiting query. ``position``: the state must contain all records below it. None: not known yet."""
 
     body: bytes
     reply: str
@@ -52,7 +50,7 @@ class Query:
 
 
 class QueryDesk:
-    """Waiting queries of one service process."""
+    """The waiting queries of one service process."""
 
     def __init__(
         self, max_queries: int = MAX_QUERIES, max_bytes: int = MAX_WAITING_BYTES, patience_s: float = PATIENCE_S
@@ -76,27 +74,27 @@ class QueryDesk:
         return True
 
     def without_position(self) -> list[Query]:
-        """Return the queries for which the leader must be asked for its position."""
+        """Return the queries that wait for the leader's answer with a position."""
         return [query for query in self._waiting if query.position is None]
 
     def placed(self, queries: list[Query], position: int) -> None:
-        """Record the leader's answer: every record below ``position`` is committed."""
+        """Set the position of ``queries``: the leader has answered that every record below it is committed."""
         for query in queries:
             query.position = position
 
     def ready(self, position: int) -> list[Query]:
         """Remove and return the queries that a state with all records below ``position`` can answer."""
-        return self._gone([query for query in self._waiting if query.position is not None and query.position <= position])
+        return self._remove([query for query in self._waiting if query.position is not None and query.position <= position])
 
     def expired(self, now_s: float) -> list[Query]:
         """Remove and return the queries that have waited too long."""
-        return self._gone([query for query in self._waiting if now_s - query.arrived_s >= self._patience_s])
+        return self._remove([query for query in self._waiting if now_s - query.arrived_s >= self._patience_s])
 
     def drop(self, queries: list[Query]) -> list[Query]:
         """Remove and return those ``queries`` that still wait."""
-        return self._gone([query for query in queries if query in self._waiting])
+        return self._remove([query for query in queries if query in self._waiting])
 
-    def _gone(self, queries: list[Query]) -> list[Query]:
+    def _remove(self, queries: list[Query]) -> list[Query]:
         for query in queries:
             del self._waiting[query]
             self._waiting_bytes -= len(query.body)
@@ -104,7 +102,7 @@ class QueryDesk:
 
 
 def position_in(header: str | None) -> int | None:
-    """Return the offset in ``AT_LEAST_HEADER``, or None without the header. Raise QueryFailedError if it is invalid."""
+    """Return the offset in ``AT_LEAST_HEADER``. None: the query has no such header. Raises QueryFailedError if it is invalid."""
     if header is None:
         return None
     if not (header.isascii() and header.isdigit() and len(header) <= 19):

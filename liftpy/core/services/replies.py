@@ -31,7 +31,7 @@ from liftpy.errors import CorruptionError
 
 MESSAGE_ID = "Nats-Msg-Id"
 MAX_ID_BYTES = 256
-"""Maximum length of a message id, in bytes. The service ignores longer ones."""
+"""Maximum length of a message id, in bytes. The service ignores a longer one."""
 MAX_ANSWERS = 10_000
 MAX_ANSWERS_BYTES = 4 * 1024 * 1024
 """Maximum size of the answer table, in bytes. Each snapshot contains the table."""
@@ -39,7 +39,7 @@ MAX_REPLIES = 4096
 MAX_REPLIES_BYTES = 8 * 1024 * 1024
 PASSED_OVER = "PASSED_OVER"
 _MAX_AGE_NS = 60 * 1_000_000_000
-"""Age in log time from which no client waits for a reply anymore, in nanoseconds."""
+"""Age of a reply by the log time, in nanoseconds, above which no client waits for it anymore."""
 _OVERHEAD_BYTES = 64
 _ENTRY = struct.Struct("<QHI")
 
@@ -48,8 +48,11 @@ _ENTRY = struct.Struct("<QHI")
 class Reply:
     """One reply.
 
-    ``to``: inbox of the requester, None without one. ``offset``: of the record. ``error``: error code, '' for a reply of the
-    service. ``output_count``: outputs to write before the reply is sent.
+    Attributes:
+        to: Inbox of the sender of the command. None: no reply is sent.
+        offset: Offset of the command.
+        error: Error code. '': the service has replied.
+        output_count: Number of outputs that must be written before the reply is sent.
     """
 
     offset: int
@@ -67,7 +70,7 @@ class Reply:
 
 
 class ReplyDesk:
-    """The newest replies that this node may have to send. Their number and size are limited."""
+    """The newest replies that this node may have to send, limited in number and size."""
 
     def __init__(self, max_replies: int = MAX_REPLIES, max_bytes: int = MAX_REPLIES_BYTES) -> None:
         self._max_replies = max_replies
@@ -77,18 +80,18 @@ class ReplyDesk:
         self._sent = (0, -1)
         """(LeaderEpoch, offset) of the last record whose reply this node sent. (0, -1): none."""
         self.on_kept: Callable[[], None] | None = None
-        """Callback for each stored reply, called in the thread that adds it. None: no callback."""
+        """Called for each stored reply, in the thread that adds it. None: no callback."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def restart(self) -> None:
-        """Restart the state. Replies that are made again are kept, except those that were sent."""
+        """Start the state again. Replies that are made a second time are kept, unless they were sent."""
         self._kept.clear()
         self._kept_bytes = 0
 
     def add(self, reply: Reply) -> None:
-        """Store a reply that has a receiver. Beyond the limits, the oldest replies are dropped."""
+        """Store a reply that has a receiver. Above the limits, the oldest replies are dropped."""
         if reply.to is None or (reply.leader_epoch, reply.offset) <= self._sent:
             return
         self._kept.append(reply)
@@ -102,13 +105,13 @@ class ReplyDesk:
             self._drop_first()
 
     def next(self, emitted_end: int | None) -> Reply | None:
-        """Return the oldest reply that may be sent, or None. All outputs of its record must be below ``emitted_end``."""
+        """Return the oldest reply that may be sent: all outputs of its record are below ``emitted_end``. None: there is none."""
         if not self._kept or (emitted_end is not None and self._kept[0].output_count > emitted_end):
             return None
         return self._kept[0]
 
     def sent(self, reply: Reply) -> None:
-        """Record that this node sent the reply."""
+        """Note that this node has sent the reply."""
         self._sent = max(self._sent, (reply.leader_epoch, reply.offset))
         if self._kept and self._kept[0] is reply:
             self._drop_first()
@@ -148,7 +151,7 @@ class AnswerTable:
         return len(self._by_id)
 
     def get(self, message_id: str) -> Answer | None:
-        """Return the stored answer to a command, or None if the command is new."""
+        """Return the stored answer to a command. None: the command is new."""
         return self._by_id.get(message_id)
 
     def add(self, answer: Answer) -> None:
@@ -171,7 +174,7 @@ class AnswerTable:
 
 
 def decode_answers(data: bytes) -> AnswerTable:
-    """Decode the result of ``AnswerTable.encode``. Raise CorruptionError if it is invalid."""
+    """Decode the result of ``AnswerTable.encode``. Raises CorruptionError if it is invalid."""
     found: list[Answer] = []
     place = 0
     try:
@@ -194,7 +197,7 @@ def decode_answers(data: bytes) -> AnswerTable:
 
 
 def message_id_of(record: Record) -> str:
-    """Return the message id of a command, or '' if it has none."""
+    """Return the message id of a command. '': it has none."""
     for name, value in record.headers:
         if name == MESSAGE_ID and len(value) <= MAX_ID_BYTES:
             try:

@@ -1,14 +1,15 @@
 """Checks the class of a service before its first record: async callbacks, outputs without a stream, wrong parameters. Pure.
 
-Without this check, one node would find a broken rule at one record, perhaps months after the start. So everything that can be seen in
-the class is rejected when it is loaded, with an instruction.
+Without this check, a broken rule would show only at some record, perhaps months after the start. So everything that the
+class itself shows is rejected when it is loaded, with an instruction.
 
-Whether a service emits: ``emits`` of the class says it. If it is None, a class whose own code names ``emit`` does. This is a guess from
-names, and may be wrong: a class that calls another object's ``emit`` must set ``emits = False``. A call that the guess misses (``emit``
-found by ``getattr``, or called by a function outside the class) fails at the first output.
+Outputs: ``emits`` of the class says whether it emits. If it is None, a class emits if its own code contains the name
+``emit``. This guess may be wrong: a class that calls another object's ``emit`` must set ``emits = False``. The guess misses
+a call by ``getattr``, or in a function outside the class. Such a call fails at the first output.
 
-Parameters: the arguments of ``__init__``, equal on all nodes, for the service's whole life. The state depends on them. So their digest
-is in every snapshot (``Section.PARAMETERS``), and nodes compare it as the digest of a snapshot at position 0.
+Parameters: the arguments of ``__init__``. They must be equal on all nodes and never change, because the state depends on
+them. So their digest is in every snapshot (``Section.PARAMETERS``), and nodes compare it as the digest of a snapshot at
+position 0.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MAX_PARAMETERS_BYTES = 64 * 1024
 
 
 def check_class(service: type[Service]) -> None:
-    """Raise ConfigError if the class breaks a rule for services."""
+    """Check the class of a service. Raises ConfigError if it breaks a rule."""
     for name in CALLBACKS:
         if is_asynchronous(getattr(service, name)):
             raise ConfigError(
@@ -66,7 +67,7 @@ def is_asynchronous(callback: object) -> bool:
 
 
 def check_outputs(service: type[Service], output_stream: str) -> None:
-    """Raise ConfigError if the service emits outputs but has no output stream."""
+    """Check that a service with outputs has an output stream. Raises ConfigError if not."""
     if output_stream or service.emits is False:
         return
     if service.emits or names_emit(service):
@@ -78,7 +79,7 @@ def check_outputs(service: type[Service], output_stream: str) -> None:
 
 
 def names_emit(service: type[Service]) -> bool:
-    """Return whether the class uses ``emit``, including inherited code."""
+    """Return whether the code of the class contains the name ``emit``, including inherited code."""
     own = [base for base in service.__mro__ if base not in Service.__mro__]
     names = {name for base in own for name in vars(base)}
     return any("emit" in code.co_names for name in names for code in _codes(own, name))
@@ -95,7 +96,7 @@ def _codes(bases: list[type], name: str) -> Iterator[CodeType]:
         if not isinstance(code, CodeType):
             return
         yield from _with_nested(code)
-        if "__class__" not in code.co_freevars:  # it does not call super()
+        if "__class__" not in code.co_freevars:  # the method does not call super()
             return
 
 
@@ -108,7 +109,7 @@ def _with_nested(code: CodeType) -> Iterator[CodeType]:
 
 # ---- parameters ----------------------------------------------------------------------------------------------------------
 def check_parameters(service: type[Service], given: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless ``__init__`` accepts the keywords ``given`` and needs no others."""
+    """Check that ``__init__`` accepts the keywords ``given`` and needs no others. Raises ConfigError if not."""
     signature = inspect.signature(service)
     try:
         signature.bind(**given)
@@ -120,9 +121,9 @@ def check_parameters(service: type[Service], given: Mapping[str, Any]) -> None:
 
 
 def parameters_digest(service: type[Service], given: Mapping[str, Any]) -> bytes:
-    """Return the digest of the parameters that differ from the defaults, b"" for none.
+    """Return the digest of the parameters that differ from the defaults. b"": none differs.
 
-    Raise ConfigError if they are not JSON or too large.
+    Raises ConfigError if they are not JSON or too large.
     """
     known = inspect.signature(service).parameters
     told = {name: value for name, value in given.items() if name not in known or known[name].default != value}
@@ -143,7 +144,10 @@ def parameters_digest(service: type[Service], given: Mapping[str, Any]) -> bytes
 
 
 def parameter_in(service: type[Service], text: str) -> tuple[str, Any]:
-    """Return name and value of ``NAME=VALUE``. The value is read as JSON if possible, and if ``__init__`` does not expect a str."""
+    """Return (name, value) of ``NAME=VALUE``. Raises ConfigError if the text has another form.
+
+    The value is decoded as JSON if it is valid JSON and ``__init__`` does not declare a str.
+    """
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ConfigError(f"Invalid --set {text[:80]!r}. Use NAME=VALUE.")

@@ -30,22 +30,22 @@ class Role(Enum):
 
 
 class ServiceFailedError(LiftError):
-    """The code of the service raised an error or broke a rule. The instance stops. Fix the service."""
+    """The code of the service raised an error or broke a rule. The instance stops until the service is fixed."""
 
     code = "SERVICE_FAILED"
 
 
 class DivergedError(LiftError):
-    """This instance of the service computed another result than the others from the same log.
+    """This instance of the service computed another result than the other instances from the same log.
 
-    The service is not deterministic. Fix it.
+    The service is not deterministic. Its code must be fixed.
     """
 
     code = "SERVICE_DIVERGED"
 
 
 class Surroundings(Protocol):
-    """Interface of the framework to a service."""
+    """The methods that the framework offers to a service."""
 
     now_ns: int
     role: Role
@@ -116,7 +116,7 @@ class Service:
     surroundings: Surroundings
     """Framework interface of the instance. It is set before ``on_start``."""
 
-    # ---- to be extended ------------------------------------------------------------------------------------------------
+    # ---- callbacks to override-----------------------------------------------------------------------------------------
     def on_start(self, snapshot: bytes | None) -> None:
         """Start with the state of a snapshot, or with an empty state. Called once, first.
 
@@ -213,7 +213,7 @@ class Service:
             leader_epoch: LeaderEpoch of the partition.
         """
 
-    # ---- to be called, from on_record and (but for reply) on_timer -------------------------------------------------------------------
+    # ---- methods to call in on_record and on_timer (reply: only in on_record) -------------------------------------------
     def emit(self, value: bytes, *, key: bytes | None = None, headers: Headers = (), to: str = "") -> None:
         """Add an output. It is written to the output stream once and in order, across failovers.
 

@@ -1,33 +1,32 @@
-"""Services that are registered beside one replica: their roles, and which of them a promotion waits for. Pure.
+"""Services that are registered on the node of one replica: their roles, and which of them a promotion waits for. Pure.
 
-Goal: a service is LEADER only beside the partition's leader, after the promotion, and after it has replayed the log up
-to the offset that was committed when it began. A promotion waits for the services beside the candidate. Constraint: a
-service that hangs must not keep the partition without a leader.
+Goal: a service is LEADER only on the node of the partition's leader, after the promotion, and after it has replayed the log
+up to the offset that was committed when the promotion began. A promotion waits for the services on the candidate's node.
+Constraint: a service that hangs must not keep the partition without a leader.
 
-The replica repeats an order (JoinLog) as the answer to every heartbeat until another order replaces it. So a lost frame
-costs one heartbeat. The orders:
+The replica answers every heartbeat of a service with its current order (JoinLog). So a lost frame costs one heartbeat. The
+orders:
 
     this replica               its order
-    follows                    FOLLOWER, fed up to HW
-    is the candidate           FOLLOWER, fed up to ``stop`` = HW + 1 as of now; the promotion waits until all have acknowledged it
+    follows                    FOLLOWER, gets records up to HW
+    is the candidate           FOLLOWER, gets records up to ``stop`` = HW + 1. The promotion waits for the services
     leads, not yet replayed    FOLLOWER, up to ``stop`` (a service that registers with a leader)
-    leads, replayed            LEADER, fed up to HW; never before it has all records of earlier epochs (a decision of an earlier
-                               LEADER may be among them [poison])
+    leads, replayed            LEADER, gets records up to HW. It first needs all records of earlier epochs, because a
+                               decision of an earlier LEADER may be among them (``bad_records.py``)
 
-``stop`` is never past HW. Records above HW may be truncated, and a service cannot undo a record. A service that hangs
-makes one promotion time out, so that a node with a healthy service is tried. A slow service delays a promotion by at
-most ``patience_ns``. Then the log is served without it. The next promotions do not wait for either service until it has
-caught up once. No promotion waits for a service that is blocked at a record that it cannot apply.
+``stop`` is never above HW + 1. Later records may be truncated, and a service cannot undo a record. A service that hangs
+makes one promotion time out, so that a node with a healthy service is tried. A slow service delays a promotion by at most
+``patience_ns``. Then the node leads without it. The next promotions do not wait for either service until it has caught up
+once. No promotion waits for a service that is blocked at a record that it cannot apply.
 
-Services fail at most one promotion of a partition, whatever names they have [L12]. A promotion waits only for services
-that have caught up with the log since they registered. After a failed promotion, no later one fails because of
-services: it waits for half of ``patience_ns``, then the log is served without the late ones. This holds on a node until
-a promotion there had all its services in time, and on every node while the partition's election has skipped a
-candidate.
+Services fail at most one promotion of a partition, whatever names they have [L12]. A promotion waits only for services that
+have caught up with the log since they registered. After a failed promotion, no later one fails because of services: it
+waits for half of ``patience_ns``, then the node leads without the late ones. This holds on a node until a promotion there
+had all its services in time, and on every node while the partition's election has skipped a candidate.
 
-An instance stays registered while it sends heartbeats, even if another process claims to be this service. A hello
-proves nothing. When it has been silent for half a session, the next claimant replaces it. The old instance does not end
-then, but asks in turn.
+An instance stays registered while it sends heartbeats, even if another process says that it is this service. A hello alone
+proves nothing. When an instance has been silent for half a session, the next process that registers replaces it. The
+replaced instance then tries to register again.
 
 A compacted stream takes no services, because a replay on one node would miss records that another node has applied.
 """
@@ -45,7 +44,7 @@ from liftpy.errors import InvalidNameError
 
 MAX_SERVICES = 16
 STOPPED, FAILED, DIVERGED, SILENT = "stopped", "failed", "diverged", "silent"
-"""How a service ended: on request, with an error, with a state that differs, or without a last message."""
+"""How a service ended: on request, with an error, with a state that differs from other nodes, or without a last message."""
 _ENDINGS = {pb.ServiceHello.FAILED: FAILED, pb.ServiceHello.DIVERGED: DIVERGED}
 _IN_WORDS = {
     STOPPED: "it was stopped",
@@ -77,7 +76,7 @@ class ReplicaView:
     turn: int = 0
     """Place of this node among the replicas that do not lead, from 1. 0: this node leads."""
     is_retry: bool = False
-    """True if the election has passed over another candidate."""
+    """True if the election has skipped another candidate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """End of a service that no operator has stopped. ``ending``: failed, diverged or silent. ``reason``: text."""
+    """End of a service without a request of an operator. ``ending``: failed, diverged or silent. ``reason``: text."""
 
     service: str
     ending: str
@@ -116,17 +115,21 @@ Effect = Tell | Replayed | Ended
 
 @dataclass(slots=True)
 class _Order:
+    """What a service has to do now."""
+
     role: pb.ServiceRole
     stop_position: int
     leader_epoch: int
     kind: str
-    """Kind of the order: follow, replay (promotion), catch-up (in the leader's host) or lead."""
+    """Kind of the order: follow, replay (for a promotion), catch-up (on the leader's node) or lead."""
     ack_id: int
     acknowledged: bool = False
 
 
 @dataclass(slots=True)
 class _ServiceSession:
+    """One registered service."""
+
     service: str
     instance: int
     inbox: str
@@ -141,7 +144,7 @@ class _ServiceSession:
     has_caught_up: bool = False
     """True if a service of this name has caught up since it first registered. A promotion waits for it."""
     excused: bool = False
-    """True if the service made a promotion time out and has not caught up since."""
+    """True if promotions do not wait for the service. It made one time out and has not caught up since."""
     failing: bool = False
     """True if the service is blocked at a record that it cannot apply."""
     snapshot_position: int = 0
@@ -155,22 +158,22 @@ class _ServiceSession:
     lowest_version: int = 0
     """Lowest version that the code in the hosts of all replicas supports. 0: not known for all."""
     fetching: bool = False
-    """True while the service searches for a snapshot of another node."""
+    """True while the service searches a snapshot of another node."""
     agreed: tuple[pb.AgreedSnapshot, ...] = ()
-    """Snapshots on which the sidecars of the other nodes agree."""
+    """Position -> (digest, number of nodes) of snapshots that the other nodes have reported."""
     fetched_bytes: int = 0
     given_bytes: int = 0
     figures: pb.ServiceFigures = field(default_factory=lambda: pb.ServiceFigures(**_NOTHING_YET))
     differs: str = ""
-    """Difference between the service's state and that of other nodes, as text. '': none is known."""
+    """Text about a difference between the state of the service here and on other nodes. '': no difference is known."""
 
 
 @dataclass(slots=True)
-class _Gone:
-    """A service that has ended.
+class _EndedService:
+    """A service that was registered and has ended.
 
-    ``failed_at``: offset of the record at which it failed, -1 means none. ``snapshot_position``: position of its newest
-    snapshot. ``ending``: stopped, failed, diverged or silent.
+    ``failed_at``: offset of the record at which it failed, -1: it did not fail. ``snapshot_position``: position of its
+    newest snapshot. ``ending``: stopped, failed, diverged or silent.
     """
 
     failed_at: int
@@ -183,13 +186,13 @@ class _Gone:
 
     @property
     def reason(self) -> str:
-        """Reason of the end, as text. It is never ''."""
+        """Text with the reason of the end. It is never ''."""
         return self.problem or _IN_WORDS[self.ending]
 
 
 @dataclass(slots=True)
-class _Gate:
-    """A promotion that waits for services. ``names``: services that were registered at its start."""
+class _PromotionWait:
+    """A promotion that waits for services. ``names``: services that must replay before it continues."""
 
     leader_epoch: int
     stop_position: int
@@ -199,13 +202,13 @@ class _Gate:
     began: dict[str, int]
     """Service -> its position when the promotion started."""
     may_fail: bool
-    """True if a service that hangs makes the promotion fail."""
+    """True if the promotion fails when a service hangs."""
     position: int = field(default=-1)
     """Position of the slowest service, from its last report."""
 
 
 class ServiceSessions:
-    """All services of one replica.
+    """All services that are registered for one replica.
 
     ``now_ns``: monotonic time. ``first_ack_id``: a number above the ids of earlier processes of the node.
     """
@@ -231,9 +234,9 @@ class ServiceSessions:
         self._compacted = compacted
         self._shown_ns = shown_ns
         self._sessions: dict[str, _ServiceSession] = {}
-        self._gone: dict[str, _Gone] = {}
+        self._gone: dict[str, _EndedService] = {}
         """Services that were registered and have ended."""
-        self._gate: _Gate | None = None
+        self._gate: _PromotionWait | None = None
         self._failed_one = False
         """True if services made the last waiting promotion on this node fail."""
 
@@ -243,9 +246,9 @@ class ServiceSessions:
     def __contains__(self, service: str) -> bool:
         return service in self._sessions
 
-    # ---- what services say -------------------------------------------------------------------------------------------------
+    # ---- messages of services ----------------------------------------------------------------------------------------------
     def hello(self, hello: pb.ServiceHello, inbox: str, view: ReplicaView, now_ns: int) -> list[Effect]:
-        """Handle a registration or a heartbeat. ``inbox`` is already checked."""
+        """Process a registration or a heartbeat, and return the answer. The caller has checked ``inbox``."""
         refusal = self._why_not(hello, now_ns)
         if refusal is not None:
             return [] if hello.leaving else [Tell(inbox, self._refusal(hello, *refusal))]
@@ -269,23 +272,23 @@ class ServiceSessions:
         session.fetching, session.fetched_bytes, session.given_bytes = hello.fetching, hello.fetchedBytes, hello.givenBytes
         if session.failing and self._gate is not None:
             self._gate.names -= {session.service}
-        self._moved(session, hello.position, view)
-        self._give_order(session, view)
-        return [self._join_log(session, view), *self._gate_moved()]
+        self._note_position(session, hello.position, view)
+        self._send_order(session, view)
+        return [self._join_log(session, view), *self._check_gate()]
 
     def ack(self, ack: pb.ServiceAck, view: ReplicaView) -> list[Effect]:
-        """Record that a service has its role, or has reached its stop position."""
+        """Note that a service has its role, or has reached its stop position."""
         session = self._sessions.get(ack.service)
         order = session.order if session is not None else None
         if session is None or order is None or session.instance != ack.instance or ack.ackId != order.ack_id:
             return []
         order.acknowledged = True
-        self._moved(session, ack.position, view)
+        self._note_position(session, ack.position, view)
         if order.stop_position != NO_STOP and ack.position >= order.stop_position:
             session.replayed_epoch = order.leader_epoch
             session.excused = False
-        told: list[Effect] = [self._join_log(session, view)] if self._give_order(session, view) else []
-        return [*told, *self._gate_moved()]
+        told: list[Effect] = [self._join_log(session, view)] if self._send_order(session, view) else []
+        return [*told, *self._check_gate()]
 
     def _why_not(self, hello: pb.ServiceHello, now_ns: int) -> tuple[pb.ServiceRefusal.Reason, str] | None:
         try:
@@ -293,21 +296,30 @@ class ServiceSessions:
         except InvalidNameError as error:
             return pb.ServiceRefusal.MALFORMED, str(error)
         if hello.streamUid and hello.streamUid != self._uid:
-            return pb.ServiceRefusal.WRONG_STREAM, f"the stream of this name is {self._uid}, not {hello.streamUid}"
+            return (
+                pb.ServiceRefusal.WRONG_STREAM,
+                f"the uid of the stream is {self._uid}, not {hello.streamUid}: it was deleted and created again",
+            )
         if self._compacted:
             return pb.ServiceRefusal.COMPACTED, (
-                f"{self._stream} is compacted: a replay from its start would not meet the records that others have met. "
-                "Services read streams with retention only"
+                f"{self._stream} is compacted: a replay would miss records that other nodes have applied. "
+                "Use a stream without compaction"
             )
         session = self._sessions.get(hello.service)
         if session is None and len(self._sessions) >= MAX_SERVICES:
-            return pb.ServiceRefusal.TOO_MANY, f"{MAX_SERVICES} services are registered for this partition already"
+            return (
+                pb.ServiceRefusal.TOO_MANY,
+                f"{MAX_SERVICES} services are already registered for this partition. Stop one of them",
+            )
         if session is None or session.instance == hello.instance:
             return None
         if not hello.first:
             return pb.ServiceRefusal.REPLACED, "another instance of this service has registered with this node"
         if now_ns < session.expires_ns - self._session_ns // 2:
-            return pb.ServiceRefusal.TAKEN, "another instance of this service runs beside this node: it is waited for"
+            return (
+                pb.ServiceRefusal.TAKEN,
+                "another instance of this service is registered with this node. Stop it, or wait for the end of its session",
+            )
         return None
 
     def _left(self, hello: pb.ServiceHello, now_ns: int) -> list[Effect]:
@@ -319,21 +331,21 @@ class ServiceSessions:
         ended = self._forget(session, now_ns, _ENDINGS.get(hello.ending, STOPPED))
         if self._gate is not None:
             self._gate.names -= {hello.service}
-        return [*ended, *self._gate_moved()]
+        return [*ended, *self._check_gate()]
 
-    def _moved(self, session: _ServiceSession, position: int, view: ReplicaView) -> None:
+    def _note_position(self, session: _ServiceSession, position: int, view: ReplicaView) -> None:
         session.position = position
         if position > view.high_watermark:
             session.excused, session.has_caught_up = False, True
 
     def expire(self, now_ns: int) -> list[Ended]:
-        """Remove services without heartbeats. A promotion that waits for one of them fails."""
+        """Remove the services whose heartbeats have stopped, and return them."""
         late = [session for session in self._sessions.values() if now_ns >= session.expires_ns]
         return [ended for session in late for ended in self._forget(session, now_ns, SILENT)]
 
     def _forget(self, session: _ServiceSession, now_ns: int, ending: str) -> list[Ended]:
         del self._sessions[session.service]
-        gone = self._gone[session.service] = _Gone(
+        gone = self._gone[session.service] = _EndedService(
             failed_at=session.position if session.failing else -1,
             snapshot_position=session.snapshot_position,
             position=session.position,
@@ -348,26 +360,26 @@ class ServiceSessions:
 
     @property
     def expires_ns(self) -> int:
-        """Time at which the first service expires without a heartbeat. There must be a service."""
+        """Time at which the first service expires unless it sends a heartbeat. At least one service must be registered."""
         return min(session.expires_ns for session in self._sessions.values())
 
     def condition(self, service: str) -> tuple[object, ...]:
-        """Return the state that other nodes should learn soon after a change."""
+        """Return a value that changes when the other nodes should soon get a new report about the service."""
         session = self._sessions.get(service)
         if session is None:
             return ()
         return session.instance, session.failing, session.life, session.version, session.digests
 
     def held_from(self) -> int | None:
-        """Return the first offset (inclusive) that the slowest service needs, or None without services.
+        """Return the first offset (inclusive) that the slowest service needs. None: there is no service.
 
-        Ended services count.
+        Services that have ended also count.
         """
         here = [session.snapshot_position for session in self._sessions.values()]
         return min((*here, *(gone.snapshot_position for gone in self._gone.values())), default=None)
 
     def snapshot_wanted(self, service: str, view: ReplicaView) -> list[Effect]:
-        """Request a snapshot of the service's state."""
+        """Ask the service for a snapshot. Return the message to send."""
         session = self._sessions.get(service)
         if session is None or session.order is None:
             return []
@@ -375,26 +387,29 @@ class ServiceSessions:
         return [self._join_log(session, view)]
 
     def digests(self) -> dict[str, tuple[int, dict[int, bytes]]]:
-        """Return, for each registered service, its session and position -> digest of its newest snapshots."""
+        """Return, for each registered service, its process number and position -> digest of its newest snapshots."""
         return {name: (session.life, session.digests) for name, session in self._sessions.items()}
 
     def agree(self, service: str, snapshots: Mapping[int, tuple[bytes, int]]) -> None:
-        """Add snapshots of other nodes: position -> (digest, nodes). A service that searches for one is informed."""
+        """Set the snapshots of other nodes: position -> (digest, number of nodes).
+
+        A service that searches a snapshot gets them.
+        """
         if service in self._sessions:
             told = (pb.AgreedSnapshot(position=at, digest=digest, nodes=nodes) for at, (digest, nodes) in snapshots.items())
             self._sessions[service].agreed = tuple(told)
 
     def versions(self) -> dict[str, int]:
-        """Return the code version of each registered service."""
+        """Return service -> version of its code, for the registered services."""
         return {name: session.version for name, session in self._sessions.items()}
 
     def can_do(self, service: str, version: int) -> None:
-        """Record that the code in the hosts of all replicas supports ``version``. 0: unknown."""
+        """Note that the code on the nodes of all replicas supports ``version``. 0: not known."""
         if service in self._sessions:
             self._sessions[service].lowest_version = version
 
     def differs(self, service: str, difference: Difference | None) -> list[Effect]:
-        """Record the comparison of a service's state with other nodes. None: no difference."""
+        """Store the result of a comparison of the service's state with other nodes. ``difference`` None: the states are equal."""
         session = self._sessions.get(service)
         if session is None:
             return []
@@ -407,31 +422,31 @@ class ServiceSessions:
         return [Tell(session.inbox, refusal)]
 
     def wellbeing(self) -> dict[str, Wellbeing]:
-        """Return the state of each service that is or was registered here."""
+        """Return service -> its health, for each service that is or was registered here."""
         found = {name: Wellbeing(gone.failed_at, False) for name, gone in self._gone.items()}
         return found | {name: Wellbeing(s.position, not s.failing) for name, s in self._sessions.items()}
 
-    # ---- what the replica does ---------------------------------------------------------------------------------------------
+    # ---- events of the replica ---------------------------------------------------------------------------------------------
     def replay(self, view: ReplicaView, now_ns: int) -> list[Effect]:
-        """Start the replay of a candidate's services. The result is Replayed, at once without services."""
+        """Let the services of a candidate replay the log. The effect Replayed reports the end, at once without services."""
         stop_position = view.high_watermark + 1
         names = frozenset(name for name, s in self._sessions.items() if s.has_caught_up and not (s.excused or s.failing))
         began = {name: self._sessions[name].position for name in names}
         may_fail = not (self._failed_one or view.is_retry)
-        patience_ns = self._patience_ns if may_fail else self._patience_ns // 2  # before the candidate's own time-out
-        self._gate = _Gate(view.leader_epoch, stop_position, names, now_ns + patience_ns, began, may_fail)
-        return [*self._new_orders(view), *self._gate_moved()]
+        patience_ns = self._patience_ns if may_fail else self._patience_ns // 2  # it ends before the candidate's own timeout
+        self._gate = _PromotionWait(view.leader_epoch, stop_position, names, now_ns + patience_ns, began, may_fail)
+        return [*self._new_orders(view), *self._check_gate()]
 
     @property
     def waits_until_ns(self) -> int | None:
-        """Monotonic time for calling ``lose_patience``, or None if no promotion waits."""
+        """Monotonic time at which to call ``lose_patience``. None: no promotion waits."""
         return self._gate.ends_ns if self._gate is not None else None
 
     def lose_patience(self, now_ns: int) -> list[Effect]:
-        """Continue the promotion without slow services.
+        """Continue the promotion without the slow services.
 
-        A service that hangs (nothing applied since) or has ended fails the promotion once, because it may work on another
-        node.
+        If a service hangs (it has applied nothing since) or has ended, the promotion fails once, because the service may
+        work on another node.
         """
         gate = self._gate
         if gate is None or now_ns < gate.ends_ns:
@@ -446,12 +461,12 @@ class ServiceSessions:
         self._gate = None
         return [Replayed(gate.stop_position, True)]
 
-    def _replayed(self, name: str, gate: _Gate) -> bool:
+    def _replayed(self, name: str, gate: _PromotionWait) -> bool:
         session = self._sessions.get(name)
         return session is not None and session.replayed_epoch == gate.leader_epoch
 
     def role_changed(self, view: ReplicaView) -> list[Effect]:
-        """Give new orders to the services, because the replica has another role or phase."""
+        """Give new orders to the services, because the role or phase of the replica has changed."""
         gate = self._gate
         if gate is not None and not (view.candidate and view.leader_epoch == gate.leader_epoch):
             self._gate, self._failed_one = None, True
@@ -461,10 +476,10 @@ class ServiceSessions:
         return self._new_orders(view)
 
     def _new_orders(self, view: ReplicaView) -> list[Effect]:
-        return [self._join_log(session, view) for session in self._sessions.values() if self._give_order(session, view)]
+        return [self._join_log(session, view) for session in self._sessions.values() if self._send_order(session, view)]
 
-    def _give_order(self, session: _ServiceSession, view: ReplicaView) -> bool:
-        """Give the session the order for its current state. Return whether it is a new order."""
+    def _send_order(self, session: _ServiceSession, view: ReplicaView) -> bool:
+        """Give the service the order for the current role. Return True if it is a new order."""
         replayed = session.replayed_epoch == view.leader_epoch and session.position >= view.epoch_start_offset
         gate = self._gate
         role, stop_position, kind = pb.SERVICE_FOLLOWER, NO_STOP, "follow"
@@ -481,7 +496,7 @@ class ServiceSessions:
         self._next_ack_id += 1
         return True
 
-    def _gate_moved(self) -> list[Effect]:
+    def _check_gate(self) -> list[Effect]:
         gate = self._gate
         if gate is None:
             return []
@@ -536,7 +551,7 @@ class ServiceSessions:
         )
 
     def report(self, high_watermark: int) -> list[dict[str, object]]:
-        """Return the state of the services, for the status. ``since_*_s`` is None if it never happened."""
+        """Return the services for the status. A ``since_*_s`` value is None if the event has not happened."""
         waiting = self._gate.names if self._gate is not None else frozenset()
         return [
             {
@@ -565,11 +580,11 @@ class ServiceSessions:
 
     @property
     def has_any(self) -> bool:
-        """True if there is or was a service."""
+        """True if a service is or was registered."""
         return bool(self._sessions or self._gone)
 
     def ended(self, now_ns: int) -> list[Ended]:
-        """Return the services that ended within ``shown_ns`` without a request and did not come back, newest first."""
+        """Return the services that ended without a request in the last ``shown_ns`` and did not come back, newest first."""
         return [
             Ended(name, gone.ending, gone.reason)
             for name, gone in reversed(self._gone.items())
@@ -577,9 +592,9 @@ class ServiceSessions:
         ]
 
     def gone(self, high_watermark: int, now_ns: int) -> list[dict[str, object]]:
-        """Return the last ``MAX_SERVICES`` missing services since the node began, for the status.
+        """Return at most ``MAX_SERVICES`` services that have ended and did not come back, for the status.
 
-        Those missing the longest come first.
+        The services that ended first come first.
         """
         return [
             {
@@ -612,35 +627,35 @@ def _shown(figures: pb.ServiceFigures) -> dict[str, object]:
     }
 
 
-# Decides which node's services are well, and where the leadership moves if those of the leader are not.
+# Decides which node's services are healthy, and to which node the leadership moves if those of the leader's node are not.
 #
-# Goal: where a service is dead or fails beside the partition's leader while it is well beside another replica, its outputs go
-# on. Constraint: a leadership that is moved costs its publishers a moment, and what is wrong here may be wrong there: the same
-# record, the same code, the same operator who stops them all.
+# Goal: if a service is dead or fails on the leader's node, and is healthy on the node of another replica, its outputs
+# continue. Constraint: a leadership transfer delays publishers for a moment, and the cause may be the same on all nodes: a
+# record, the code, or an operator who stops all of them.
 #
-# Algorithm: replicas tell each other once a second which services are registered beside them, where they stand, and which fail.
-# A service that was registered here, or is elsewhere, is ill here while it is not registered, or fails. One that is ill for
-# ``service_grace_s`` (a process is started again in less) makes the leader hand over to a member of the ISR beside which it is
-# well, and past the record at which it fails here, so that poison never moves a leadership twice; and beside which no service
-# is ill that is well here. Never sooner than ``REST_S`` after the last time.
+# Algorithm: the replicas report to each other once a second which services are registered, their positions, and which fail.
+# A service is ill on a node while it fails there, or is not registered although it was, or is registered elsewhere. If a
+# service is ill for ``service_grace_s`` (longer than a restart), the leader transfers the leadership to an ISR member with a
+# healthy instance that has passed the record at which it fails here. So a bad record never moves a leadership twice. No service
+# may be ill there that is healthy here. Transfers are at least ``REST_S`` apart.
 #
-# Worked example: all three nodes stop at record 17, where the leader's service fails. The others stand at 17, not past it:
-# nothing is moved. The code of the leader's node was old, and the others are at 40: the leadership goes to one of them.
+# Worked example: the leader's service fails at record 17. The others are blocked at 17 as well, so the leadership stays. If
+# instead the leader's node has old code and the others are at 40, the leadership moves to one of them.
 
 
 REPORT_EVERY_S = 1.0
 QUIET_ROUNDS = 2
-"""Factor of the interval while all services are healthy and unchanged. A lost report is repeated before it expires."""
+"""Factor of the report interval while all services are healthy and unchanged. A report is repeated before it expires."""
 REST_S = 60.0
 _BELIEVED_S = 4.0
 """Time for which a report is valid, in seconds."""
 MAX_REPORTED = 16
-"""Maximum number of services in one report, and of nodes that are remembered."""
+"""Maximum number of services in one report, and of nodes whose reports are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wellbeing:
-    """State of one service on one node. ``position``: next offset. ``well``: True if it is registered and does not fail."""
+    """Health of one service on one node. ``position``: its next offset. ``well``: True if it is registered and does not fail."""
 
     position: int
     well: bool
@@ -648,15 +663,17 @@ class Wellbeing:
 
 @dataclass(slots=True)
 class _NodeReport:
+    """The last report of one node."""
+
     services: Mapping[str, Wellbeing]
     heard_ns: int
 
 
 @dataclass(slots=True)
 class Wellness:
-    """State of the services on all nodes, as one replica knows it.
+    """Health of the services on all nodes, as one replica knows it.
 
-    Times are monotonic ns. ``grace_ns``: allowed time of a failure.
+    Times are monotonic ns. ``grace_ns``: time for which a service may be ill before the leadership moves.
     """
 
     grace_ns: int
@@ -665,19 +682,19 @@ class Wellness:
     _stays_until_ns: int = 0
 
     def heard(self, node: str, services: Mapping[str, Wellbeing], now_ns: int) -> None:
-        """Record the state of the services on ``node``."""
+        """Store the report of ``node`` about its services."""
         self._forget_old(now_ns)
         if node in self._reports or len(self._reports) < MAX_REPORTED:
             self._reports[node] = _NodeReport(dict(list(services.items())[:MAX_REPORTED]), now_ns)
 
     def knows(self, now_ns: int) -> bool:
-        """Return whether other nodes have services."""
+        """Return whether other nodes have reported services."""
         self._forget_old(now_ns)
         return any(report.services for report in self._reports.values())
 
     @property
     def anybody_is_ill(self) -> bool:
-        """True if a service was failing at the last call of ``look``."""
+        """True if a service was ill at the last call of ``look``."""
         return bool(self._ill_since_ns)
 
     def _forget_old(self, now_ns: int) -> None:
@@ -685,11 +702,10 @@ class Wellness:
             del self._reports[node]
 
     def look(self, own: Mapping[str, Wellbeing], now_ns: int) -> list[str]:
-        """Return the services that have failed here for too long.
+        """Return the services that have been ill here for longer than ``grace_ns``.
 
-        ``own``: all services that were ever registered here, with their last positions.
-
-        Call it regularly, also on a follower, so that the failed services are known when the follower is promoted.
+        ``own``: all services that were ever registered here. Call it regularly, also on a follower, so that a new leader
+        knows since when a service is ill.
         """
         self._forget_old(now_ns)
         elsewhere = {name for report in self._reports.values() for name in report.services}
@@ -698,7 +714,10 @@ class Wellness:
         return [name for name in ill if now_ns - self._ill_since_ns[name] >= self.grace_ns]
 
     def toward(self, own: Mapping[str, Wellbeing], members: Iterable[str], now_ns: int) -> tuple[str, str]:
-        """Return the node that should get the leadership and the reason, or ('', ''). ``members``: ISR without this node."""
+        """Return (node, reason) for a leadership transfer. ('', ''): the leadership stays.
+
+        ``members``: the ISR without this node.
+        """
         ill = self.look(own, now_ns)
         if not ill or now_ns < self._stays_until_ns:
             return "", ""
@@ -706,19 +725,19 @@ class Wellness:
         why = ""
         for node in sorted(members):
             there = self._reports[node].services if node in self._reports else {}
-            helped = [name for name in ill if name in there and there[name].well and _is_past(there[name], own.get(name))]
+            helped = [name for name in ill if name in there and there[name].well and _has_passed(there[name], own.get(name))]
             hurt = [name for name, service in own.items() if service.well and not (name in there and there[name].well)]
             rank = (len(helped), sum(there[name].position for name in helped), node)
             if helped and not hurt and rank[:2] > best[:2]:
-                best, why = rank, f"the service {', '.join(helped)} is well beside {node}, and not here"
+                best, why = rank, f"the service {', '.join(helped)} is healthy on {node}, and not here"
         if best[2]:
             self._stays_until_ns = now_ns + round(REST_S * NS_PER_S)
         return best[2], why
 
 
-def _is_past(there: Wellbeing, here: Wellbeing | None) -> bool:
-    """Return whether the service there has passed the record that stopped it here.
+def _has_passed(there: Wellbeing, here: Wellbeing | None) -> bool:
+    """Return whether the service ``there`` has passed the record at which the one ``here`` is blocked.
 
-    ``position``: record of a failing service, -1 for a missing one.
+    ``here`` None: the service was never registered here.
     """
     return here is None or there.position > here.position

@@ -120,7 +120,7 @@ class Snapshot:
     """Function that returns ``state``, which is empty until then. None: ``state`` is complete."""
 
     def section(self, kind: Section) -> bytes:
-        """Return the bytes of a section, or b"" if it is missing.
+        """Return the bytes of a section. b"": the snapshot does not have it.
 
         Args:
             kind: Kind of the section.
@@ -128,7 +128,7 @@ class Snapshot:
         return dict(self.sections).get(kind, b"")
 
     def whole(self) -> Snapshot:
-        """Return the snapshot with its state. Raises ServiceFailedError."""
+        """Return the snapshot with its state, which ``make`` may compute now. Raises ServiceFailedError."""
         return self if self.make is None else replace(self, state=self.make(), make=None)
 
     def encode(self) -> bytes:
@@ -136,8 +136,8 @@ class Snapshot:
         if self.make is not None:
             return self.whole().encode()
         identity = str(self.identity).encode()
-        timers = _named(self.timers)
-        skips = _named((unit.offset, unit.timer) for unit in self.skips)
+        timers = _encode_named(self.timers)
+        skips = _encode_named((unit.offset, unit.timer) for unit in self.skips)
         sections = b"".join(_SECTION.pack(kind, len(content)) + content for kind, content in self.sections)
         fields: tuple[object, ...] = (
             self.position,
@@ -220,7 +220,7 @@ def decode(data: bytes, identity: Identity) -> Snapshot:
     )
 
 
-def _named(entries: Iterable[tuple[int, str]]) -> bytes:
+def _encode_named(entries: Iterable[tuple[int, str]]) -> bytes:
     names = [(number, name.encode()) for number, name in entries]
     return b"".join(_TIMER.pack(number, len(name)) + name for number, name in names)
 
@@ -275,18 +275,18 @@ def _timers(data: bytes, count: int) -> tuple[tuple[int, str], ...]:
 
 # Chooses the snapshot of another node for a service that has none of its own.
 #
-# Goal: a node that is new, or has lost its snapshots, goes on although the log begins later than any state that it has.
-# Constraint: what a process says on NATS proves nothing, and the process that gives a snapshot may have diverged.
+# Goal: a node that is new, or has lost its snapshots, can run the service although the log begins later than its state.
+# Constraint: a message on NATS proves nothing, and the process that sends a snapshot may have diverged.
 #
-# Algorithm: every process that is asked offers its snapshots whose outputs are compared: position, digest, size. The sidecars
-# tell each other the digests of their services' snapshots as they go (``agreement.py``); the own one says on which digest at a
-# position more nodes agree than on any other. Taken is, of the snapshots that are offered and agreed on, within the log and
-# within bounds: those that two nodes have before those that one has, then the newest. Its bytes must have that digest. One that
-# breaks off is tried again later, one that has another digest is not, from that node; nor is one that was taken a moment ago:
-# the log or the outputs have disproved it, or nothing would be looked for.
+# Algorithm: each process offers its snapshots whose outputs were compared: position, digest, size. The sidecars report the
+# digests of their services' snapshots to each other (``Agreement``). The own sidecar knows which digest most nodes have at a
+# position. The node downloads a snapshot that is offered, has this digest, and is within the log and the limits. A snapshot that
+# two nodes have is preferred to one that a single node has, then the newest is. Its bytes must have the digest. A download
+# that breaks off is retried later. One with other bytes is not retried from that node. A snapshot that was used a moment ago is
+# not used again, because the log or the outputs have disproved it.
 #
-# Worked example: n2 and n3 offer 400 and 500, n4 offers 600; the sidecars know 400 from both, 500 from n2 (n3 has just stored
-# it), 600 from nobody. 400 is taken from n2, or from n3 when n2 breaks off; then 500; 600 never.
+# Worked example: n2 and n3 offer 400 and 500, n4 offers 600. The sidecars know 400 from both, 500 from n2 (n3 has just stored
+# it), 600 from no node. The node downloads 400 from n2, or from n3 if n2 breaks off, and later 500. It never uses 600.
 
 
 MAX_OFFERS = 8
@@ -299,7 +299,7 @@ _SAID_BYTES = 200
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Snapshot that ``node`` offers. ``size_bytes``: size of its file."""
+    """A snapshot that ``node`` offers. ``size_bytes``: size of its file."""
 
     node: str
     position: int
@@ -310,7 +310,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRange:
-    """Range of useful snapshot positions, both inclusive, and the maximum size of a snapshot file."""
+    """Bounds of usable snapshots: lowest and highest position (inclusive), and the maximum size of a file."""
 
     lowest: int
     highest: int
@@ -319,19 +319,19 @@ class SnapshotRange:
 
 @dataclass(slots=True)
 class PeerSearch:
-    """State of a search for a snapshot on other nodes. ``barred``: digests of snapshots that are useless."""
+    """A search for a snapshot of another node. ``barred``: digests of snapshots that must not be used."""
 
     barred: frozenset[bytes] = frozenset()
     _offers: dict[str, tuple[Offer, ...]] = field(default_factory=dict)
     _agreed: dict[int, tuple[bytes, int]] = field(default_factory=dict)
     """Position -> (digest, number of nodes that have it), from the last reports."""
     _failed: set[Offer] = field(default_factory=set)
-    _lies: set[tuple[str, bytes]] = field(default_factory=set)
-    """(node, digest) of downloads whose bytes did not match the digest."""
+    _mismatched: set[tuple[str, bytes]] = field(default_factory=set)
+    """(node, digest) of downloads whose bytes did not have the digest."""
     _said: dict[str, str] = field(default_factory=dict)
 
     def agreed(self, snapshots: Mapping[int, tuple[bytes, int]]) -> None:
-        """Set the snapshots that the sidecar reports: position -> (digest, nodes)."""
+        """Add the snapshots that the sidecar reports: position -> (digest, number of nodes)."""
         known = self._agreed | {at: told for at, told in snapshots.items() if len(told[0]) == DIGEST_SIZE_BYTES and told[1] > 0}
         self._agreed = {at: known[at] for at in sorted(known)[-MAX_AGREED:]}
 
@@ -342,22 +342,22 @@ class PeerSearch:
         self.said(node, f"offers {', '.join(str(offer.position) for offer in self._offers[node]) or 'no snapshot'}")
 
     def said(self, node: str, what: str) -> None:
-        """Note an answer of ``node`` for the explanation."""
+        """Note an answer of ``node`` for the text of ``explain``."""
         self._said[node] = what[:_SAID_BYTES]
 
     def best(self, reach: SnapshotRange) -> Offer | None:
-        """Return the best offer, or None if no offer is usable."""
-        found = [offer for offers in self._offers.values() for offer in offers if self._will_do(offer, reach)]
+        """Return the best offer. None: no offer is usable."""
+        found = [offer for offers in self._offers.values() for offer in offers if self._is_usable(offer, reach)]
         return max(found, key=self._rank, default=None)
 
-    def _will_do(self, offer: Offer, reach: SnapshotRange) -> bool:
+    def _is_usable(self, offer: Offer, reach: SnapshotRange) -> bool:
         digest, _ = self._agreed.get(offer.position, (b"", 0))
         return (
             digest == offer.digest
             and reach.lowest <= offer.position <= reach.highest
             and 0 < offer.size_bytes <= reach.max_bytes
             and offer not in self._failed
-            and (offer.node, offer.digest) not in self._lies
+            and (offer.node, offer.digest) not in self._mismatched
             and offer.digest not in self.barred
         )
 
@@ -365,14 +365,14 @@ class PeerSearch:
         return min(self._agreed[offer.position][1], _CERTAIN), offer.position, offer.node
 
     def failed(self, offer: Offer, why: str, *, lies: bool = False) -> None:
-        """Note a failed download. ``lies``: the content differed from the offer."""
+        """Note a failed download. ``lies``: True if the bytes did not have the offered digest."""
         self._failed.add(offer)
         if lies:
-            self._lies.add((offer.node, offer.digest))
+            self._mismatched.add((offer.node, offer.digest))
         self.said(offer.node, f"the snapshot at {offer.position}: {why}")
 
     def explain(self, reach: SnapshotRange) -> str:
-        """Return a text for errors that lists the attempts."""
+        """Return a text for errors that lists the answers of the nodes and the failed downloads."""
         if not self._said:
             return "there is no other node to ask"
         agreed = ", ".join(str(at) for at in self._agreed if reach.lowest <= at <= reach.highest)
@@ -382,17 +382,17 @@ class PeerSearch:
 
 # Checks whether the services on all nodes have the same state, by comparing their snapshots at the same position.
 #
-# Goal: a service that is not deterministic is found although it emits nothing by which it would be. Constraint: no node knows
-# which state is right; two against one is all that there is to go by.
+# Goal: a service that is not deterministic is found even if it emits no outputs that show it. Constraint: no node knows which
+# state is right, so the majority decides.
 #
-# Algorithm: a snapshot is a function of the log alone, so nodes tell each other (position, digest) of the newest ones that they
-# have stored. Where a position's digests differ, the service beside this node has diverged when more nodes agree on another
-# digest than on its own; when as many do, somebody has, and both are told so.
+# Algorithm: a snapshot is a function of the log alone, so the nodes report to each other (position, digest) of the newest
+# snapshots that they have stored. If the digests of a position differ, and more nodes have another digest than the own one, the
+# service on this node has diverged. If both digests have equally many nodes, the status of both sides shows the difference.
 #
-# Worked example: n1 and n2 say (100, aa), n3 says (100, bb): n3's service stops, and never begins from that snapshot again.
-# With n1 and n3 alone, both say in their status that they differ at 100.
+# Worked example: n1 and n2 report (100, aa), n3 reports (100, bb). The service on n3 stops, and never uses that snapshot again.
+# With n1 and n3 alone, the status of both shows that they differ at 100.
 #
-# What a service is made with (``liftpy.core.services.rules``) is told as its digest at position 0: the state before any record.
+# The digest of a service's parameters (``liftpy.core.services.rules``) is reported as that of position 0, before all records.
 
 
 MAX_POSITIONS = 16
@@ -405,9 +405,9 @@ DIGEST_SIZE_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Different snapshots of a service at ``position``.
+    """A position at which the snapshots of a service differ.
 
-    ``nodes``: nodes with a different snapshot. ``diverged``: True if this node is in the minority.
+    ``nodes``: nodes with a different snapshot. ``diverged``: True if more nodes have another digest than this node.
     """
 
     position: int
@@ -426,15 +426,16 @@ class Difference:
 
 @dataclass(slots=True)
 class Agreement:
-    """Digests of the snapshots of one service on all nodes."""
+    """Snapshot digests of one service on all nodes."""
 
     _told: dict[str, dict[int, bytes]] = field(default_factory=dict)
     _lives: dict[str, int] = field(default_factory=dict)
 
     def told(self, node: str, life: int, snapshots: Mapping[int, bytes]) -> None:
-        """Store the snapshots that ``node`` reports, as position -> digest.
+        """Store the snapshots that ``node`` reports: position -> digest.
 
-        A report of another process of the service removes all earlier ones, because their records may be deleted.
+        ``life``: number of the service's process. A report of a new process removes all earlier ones, because their records
+        may be deleted.
         """
         if self._lives.get(node) != life:
             self._told.pop(node, None)
@@ -447,7 +448,10 @@ class Agreement:
         }
 
     def difference(self, own: str) -> Difference | None:
-        """Return the first position at which the snapshot of ``own`` differs from other nodes, or None."""
+        """Return the first position at which more nodes have another digest than the digest of ``own``. None: there is none.
+
+        If there is no such position, return the first one at which equally many nodes have another digest.
+        """
         undecided = None
         for position, digest in self._told.get(own, {}).items():
             said = {node: digests[position] for node, digests in self._told.items() if position in digests}
@@ -463,8 +467,9 @@ class Agreement:
         return undecided
 
     def agreed(self, own: str) -> dict[int, tuple[bytes, int]]:
-        """Return position -> (digest, number of nodes that have it), for the nodes other than ``own``. Positions without a
-        majority are skipped.
+        """Return position -> (digest, number of nodes) of the snapshots that most nodes other than ``own`` have.
+
+        Positions without a majority are left out.
         """
         told = [digests for node, digests in self._told.items() if node != own]
         found = {}

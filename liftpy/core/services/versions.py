@@ -1,18 +1,18 @@
-"""Versions of a service's code: the version by which records are applied, the same on all nodes. Pure.
+"""Versions of a service's code: the version by which records are applied, equal on all nodes. Pure.
 
-Goal: new code is rolled out node by node, and no two nodes ever apply a record differently. Constraint: nodes get the
-code at different times.
+Goal: new code is rolled out node by node, and no two nodes ever apply a record differently. Constraint: nodes get the code
+at different times.
 
-Algorithm: code of version N (``Service.version``) can also do what N - 1 did. A RECORD OF THE LOG DECIDES WHICH VERSION
-IS ACTIVE: the records after it are applied by N. A log begins with version 1, or with the version of a decision at
-offset 0. The service beside the leader appends "from here on: N" when the processes beside all replicas have reported
-that their code supports N. The decision counts if it names the version after the active one, and was appended in the
-LeaderEpoch in which it was made. Code that is too old, or too new by more than one version, is rejected before it
+Algorithm: code of version N (``Service.version``) can also behave like version N - 1. A RECORD OF THE LOG DECIDES WHICH
+VERSION IS ACTIVE: the records after it are applied by N. A log begins with version 1, or with the version of a decision at
+offset 0. The service on the leader's node appends the decision for N when the services on the nodes of all replicas have
+reported that their code supports N. The decision counts if it names the version after the active one, and was appended in
+the LeaderEpoch in which it was made. Code that is too old, or too new by more than one version, is rejected before it
 applies anything. Each snapshot contains the active version.
 
 Worked example: all nodes run 1. n1 and n2 restart with 2 and continue by 1. When n3 has 2, the leader's service appends
-``bank/2/5`` at offset 40. Every node applies record 39 by 1 and record 41 by 2, also in replays. n4 starts with 1,
-reads 40, and is rejected.
+``bank/2/5`` at offset 40. Every node applies record 39 by 1 and record 41 by 2, also in replays. n4 starts with 1, reads
+40, and is rejected.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class VersionDecision:
 
 
 def decided_version(record: Record, service: str) -> int | None:
-    """Return the version that ``record`` activates for ``service``, or None if the record is no valid decision."""
+    """Return the version that ``record`` activates for ``service``. None: the record is no valid decision."""
     for name, value in record.headers:
         if name != SERVICE_VERSION:
             continue
@@ -71,12 +71,15 @@ def decided_version(record: Record, service: str) -> int | None:
 
 
 def follows(version: int, active: int, offset: int) -> bool:
-    """Return whether a decision at ``offset`` activates ``version``."""
+    """Return whether a decision for ``version`` at ``offset`` counts. ``active``: active version there."""
     return version > active and (version == active + 1 or offset == 0)
 
 
 def check_code(code: int, active: int, position: int) -> None:
-    """Raise VersionError if code of version ``code`` cannot continue at ``position``. ``active``: active version there."""
+    """Check that code of version ``code`` can continue at ``position``. Raises VersionError if not.
+
+    ``active``: active version there.
+    """
     if code < active:
         raise VersionError(
             f"Records before offset {position} need version {active} of the service, but this is version {code}. "
@@ -90,12 +93,12 @@ def check_code(code: int, active: int, position: int) -> None:
 
 
 def encoded(active: int) -> bytes:
-    """Return the section for a snapshot. The first version needs none."""
+    """Return the section of a snapshot for the active version. The first version needs no section."""
     return _ACTIVE.pack(active) if active > FIRST else b""
 
 
 def from_section(content: bytes) -> int:
-    """Decode the version in a snapshot. Raises VersionError."""
+    """Decode the active version in a snapshot. Raises VersionError if it is invalid."""
     if not content:
         return FIRST
     active = int(_ACTIVE.unpack(content)[0]) if len(content) == _ACTIVE.size else 0
@@ -122,6 +125,6 @@ class CodeVersions:
             self._told[service, node] = (version, now_ns)
 
     def lowest(self, service: str, nodes: Iterable[str], now_ns: int) -> int:
-        """Return the version that the code on all ``nodes`` supports, or 0 if one is unknown."""
+        """Return the highest version that the code on all ``nodes`` supports. 0: some node has not reported its version."""
         found = [self._told.get((service, node), (0, 0)) for node in nodes]
         return min((version if now_ns - at_ns <= _BELIEVED_S * NS_PER_S else 0 for version, at_ns in found), default=0)

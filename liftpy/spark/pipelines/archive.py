@@ -19,7 +19,7 @@ from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import WorkerStartError, coded, plainly
 from liftpy.spark.offsets import EARLIEST
 from liftpy.spark.options import SourceOptions
-from liftpy.spark.pipelines.table_kind import state_of, table_at
+from liftpy.spark.pipelines.table_formats import state_of, table_at
 from liftpy.spark.pipelines.tables import (
     DATA,
     ArchivedRange,
@@ -127,7 +127,13 @@ DEFAULT_AGE_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file in a table's data directory. ``age_s``: time since its last write."""
+    """File in the data directory of a table.
+
+    Attributes:
+        path: Absolute path.
+        age_s: Time since its last write, in seconds.
+        size_bytes: Size in bytes.
+    """
 
     path: str
     age_s: float
@@ -138,8 +144,10 @@ class DataFile:
 class Orphans:
     """Files of failed attempts.
 
-    ``files``: removable ones. ``size_bytes``: their total size. ``left``: number of complete files outside the table, which
-    stay.
+    Attributes:
+        files: Paths of files that may be removed.
+        size_bytes: Total size of these files, in bytes.
+        left: Number of complete files outside the table that stay.
     """
 
     files: tuple[str, ...] = ()
@@ -329,6 +337,7 @@ class Outlook:
         starts: (stream, partition) -> offset to continue at.
         waiting: Number of committed records from there on.
         orphans: Files that it would delete.
+        resumed: True if the query continues from its checkpoint.
     """
 
     starts: dict[tuple[str, int], int]
@@ -338,7 +347,7 @@ class Outlook:
 
 
 class _Committing:
-    """Takes the rows of each micro-batch to the table, on the driver."""
+    """Commits the files of each micro-batch to the table, on the driver."""
 
     def __init__(self, table: Table, options: SourceOptions, tell: Callable[[Archived], None]) -> None:
         self._table = table

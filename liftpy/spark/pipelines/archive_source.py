@@ -1,6 +1,7 @@
-"""The source of an archive's query: planned and limited as the format ``liftpy``, but a task writes its range and yields one row of it.
+"""The data source of an archive's streaming query. A task writes its range to a file, and yields one row about it.
 
-So records never meet the JVM. Imports pyspark at the top.
+The query is planned and limited like one of the format ``liftpy``. Records do not go through the JVM. This module imports
+pyspark at the top, so ``archive`` imports it only when a query starts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ROOT, COMPRESSION = "archiveroot", "archivecompression"
 
 
 class ManifestDataSource(DataSource):
-    """``spark.readStream.format("liftpy_archive")``, for the pipeline ``archive`` alone."""
+    """Spark data source ``liftpy_archive``. Only the pipeline ``archive`` uses it."""
 
     @classmethod
     def name(cls) -> str:
@@ -54,7 +55,12 @@ def split_options(given: Mapping[str, str]) -> tuple[SourceOptions, Writing]:
 
 
 class ManifestStreamReader(LiftStreamReader):
-    """Plans as any streaming query of the format ``liftpy``."""
+    """Reader that writes each range to a file.
+
+    Args:
+        options: Options of the source.
+        writing: Settings of the files.
+    """
 
     def __init__(self, options: SourceOptions, writing: Writing) -> None:
         super().__init__(options)

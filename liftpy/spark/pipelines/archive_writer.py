@@ -1,7 +1,8 @@
-"""A task's share of an archive: one planned range into one Parquet file, by pyarrow, none of it through the JVM.
+"""Writes a planned range to one Parquet file, in the task of an archive. No record goes through the JVM.
 
-A file appears under its name whole and on the disk, or not at all (a temporary name, a flush, a link), and is never replaced: who finds
-the name taken takes that file. So it does not matter how often a range is written, by whom, and who of them dies.
+A task writes to a temporary name, flushes the file and links it to its final name. So a file with a final name is complete.
+Nobody replaces it: a task that finds the name uses the existing file. So tasks may write a range several times, and may fail
+at any time.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ _NO_SPACE = 28
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How to write files. ``root``: directory of the table. ``compression``: zstd, snappy, lz4 or none."""
+    """Settings of written files.
+
+    Attributes:
+        root: Directory of the table.
+        compression: ``zstd``, ``snappy``, ``lz4`` or ``none``.
+    """
 
     root: str
     compression: str = "zstd"
@@ -126,7 +132,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _publish(begun: Path, final: Path) -> None:
-    """Give the file its name, unless another attempt did."""
+    """Give the file its final name, unless another attempt did."""
     try:
         with contextlib.suppress(FileExistsError):
             os.link(begun, final)
@@ -175,6 +181,8 @@ def _told(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         kind = NoSpaceError if error.errno == _NO_SPACE else StorageError
-        raise kind(f"Cannot write archive file {path}: {error}") from error
+        raise kind(
+            f"Cannot write archive file {path}: {error}. Check the directory, its permissions and its free space."
+        ) from error
     except pa.ArrowException as error:
         raise StorageError(f"Cannot write archive file {path}: {error}. Check the directory and its free space.") from error

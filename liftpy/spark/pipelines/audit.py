@@ -1,28 +1,26 @@
 """``audit``: checks that all replicas of a partition have the same records, and finds the first difference [R3].
 
 Audit compares the committed records of every in-sync replica, from the largest log start. It compares digests of the
-batches' bytes in
-blocks. It halves a block that differs down to some megabytes, and compares these record by record. On a log that is
-never compacted the
-batches must be equal, byte by byte, control batches too. On a compacted log each replica rewrites its batches at its
-own time, so records
-count: two copies of a record must be equal, and a missing record must have a later one of its key.
+bytes of batches, block by block. It halves a block that differs down to some megabytes, and compares these record by record.
+On a log that is never compacted, the bytes of all batches must be equal, and those of control batches too. On a compacted log,
+each replica rewrites its batches at its own time. There, two copies of a record must be equal, and a missing record must have a
+later one of its key.
 
-Parts of a partition are audited independently (``AuditSpan``), in threads of this process or by executors.
+Audit checks parts of a partition independently (``AuditSpan``), in threads of this process or in executors.
 
-A record that some replicas lack on a compacted log: a replica that has the newest record of a key must also have a
-later one, or the record is a tombstone, which is removed after its time. The later record may be past the compared
-range. So a replica is read up to the offset up to which the others have compacted [R11]. If there is none, either the
-replicas without the record lost it, or a removed delete marker deleted it, and the replica with the record missed that
-[D30]. If the stream also drops by subject, or records were purged, the cause is unknown, and the records are only
-counted. So are records beyond MAX_KEYS_DROPPED.
+On a compacted log, some replicas may lack a record. A replica that has this record must then have a later one of the key,
+unless the record is a tombstone, which compaction removes after its time. The later record may be past the compared
+range. So audit reads the replica up to the offset to which the others have compacted [R11]. If there is no later record, there
+are two causes. The replicas without the record lost it, or a removed delete marker deleted it and the replica with the
+record missed that marker [D30]. If the stream also drops by subject, or records were purged, audit does not know the cause.
+It then only counts the records. It also only counts records of keys above MAX_KEYS_DROPPED.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -76,7 +74,14 @@ MAX_KEYS_DROPPED = 65_536
 
 
 class Gap(NamedTuple):
-    """Missing record at ``offset``: the nodes ``holding`` have it, those ``lacking`` do not."""
+    """Record that some replicas lack.
+
+    Attributes:
+        offset: Offset of the record.
+        lacking: Nodes without the record.
+        holding: Nodes with the record.
+        is_tombstone: True if the record has no value.
+    """
 
     offset: int
     lacking: tuple[str, ...]
@@ -85,7 +90,12 @@ class Gap(NamedTuple):
 
 
 class CompactionEnds(NamedTuple):
-    """Compaction of a replica (exclusive): end of the compacted range, and end of the range whose tombstones may be removed."""
+    """Progress of the compaction of a replica.
+
+    Attributes:
+        compacted_end: End of the compacted range, exclusive.
+        deletes_end: End of the range whose tombstones may be removed, exclusive.
+    """
 
     compacted_end: int = 0
     deletes_end: int = 0
@@ -93,9 +103,14 @@ class CompactionEnds(NamedTuple):
 
 @dataclass(slots=True)
 class Dropped:
-    """Records that some replica lacks.
+    """Records that some replicas lack.
 
-    ``count``: number. ``newest``: by key. ``is_complete``: whether all keys had room. ``keyless``: first ones without a key.
+    Attributes:
+        count: Number of records, counted for each replica that lacks one.
+        newest: Key -> newest such record of the key.
+        keyless: First records without a key.
+        is_complete: True if ``newest`` has all keys.
+        ends: Node -> progress of its compaction.
     """
 
     count: int = 0
@@ -131,7 +146,7 @@ class Dropped:
             self.is_complete = False
 
     def add(self, other: Dropped) -> None:
-        """Add the result of another piece of the partition."""
+        """Add the result of another part of the partition."""
         self.count += other.count
         self.is_complete = self.is_complete and other.is_complete
         self.keyless += other.keyless[: MAX_FINDINGS - len(self.keyless)]
@@ -151,7 +166,7 @@ class Dropped:
         if lost or most_hold:
             return LOST, lost or gap.lacking, ""
         ends = ", ".join(f"{node} below {self.ends[node].deletes_end}" for node in gap.lacking)
-        return REVIVED, gap.holding, f"the delete marker of its key may be gone: so they are on {ends}"
+        return REVIVED, gap.holding, f"the delete marker of its key may be gone: compaction has removed markers on {ends}"
 
 
 def _rows_at(held: HeldRecords, offsets: np.ndarray) -> pa.Table:
@@ -170,7 +185,7 @@ def _gap_at(held: Mapping[str, HeldRecords], offset: int) -> Gap:
 def lost_of(
     link: Link, stream: StreamImage, one: PartitionAudit, dropped: Dropped, patience_s: float
 ) -> list[AuditFinding] | None:
-    """Return those of ``dropped`` that no later record supersedes. None: unknown."""
+    """Return findings for the records of ``dropped`` that no later record replaces. None: audit cannot know."""
     if stream.config.max_per_subject or stream.partitions[one.partition].purges or not stream.config.compaction:
         return None
     if not dropped.is_complete:
@@ -259,9 +274,16 @@ _SLOWEST_OFFSETS_S = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSpan:
-    """A piece of a partition, for ``nodes``' replicas: offsets ``start_offset`` (inclusive) to ``end_offset`` (exclusive).
+    """Part of a partition that one task compares.
 
-    ``is_first``: nothing was compared before it. ``cleaned``: records may have gone because of later ones.
+    Attributes:
+        nodes: Nodes whose replicas are compared.
+        leader: Node whose replica is right if no majority agrees.
+        start_offset: First offset, inclusive.
+        end_offset: End offset, exclusive.
+        is_first: True if it is the first part of the partition.
+        cleaned: True if compaction or a purge may have removed records.
+        patience_s: Time without an answer until a replica counts as unreachable, in seconds.
     """
 
     stream: str
@@ -286,7 +308,7 @@ class SpanAudit:
 
 
 class _SpanPart(NamedTuple):
-    """Offsets of a span, and the batches of each node that begin in them."""
+    """Part of a span: offsets from ``start`` (inclusive) to ``end`` (exclusive), and the blocks of each node."""
 
     start: int
     end: int
@@ -301,6 +323,7 @@ def audit(
     patience_s: float = 10.0,
     tasks: int = DEFAULT_TASKS,
     internal: bool = False,
+    tell: Callable[[int, int], None] | None = None,
 ) -> AuditReport:
     """Compare the replicas of partitions record by record.
 
@@ -311,6 +334,8 @@ def audit(
         patience_s: Time without an answer until a replica counts as unreachable, in seconds (0.1 to 3600). Default 10.
         tasks: Number of tasks that run at once.
         internal: If True, a pattern also selects internal streams. Default False.
+        tell: Function that is called with the number of finished ranges and of all ranges. It is not called with ``spark``.
+            Default None.
 
     Returns:
         The report. ``report.first`` is the first difference, None if all replicas agree.
@@ -347,7 +372,7 @@ def audit(
     spans = [span for stream, one in plan for span in _spans(stream, one, patience_s)]
     by_key = {(one.stream, one.partition): one for _, one in plan}
     dropped: dict[tuple[str, int], Dropped] = {}
-    for span, done in zip(spans, spread(partial(audit_span, access), spans, spark=spark, tasks=tasks), strict=True):
+    for span, done in zip(spans, spread(partial(audit_span, access), spans, spark=spark, tasks=tasks, tell=tell), strict=True):
         key = (span.stream, span.partition)
         _add(by_key[key], done)
         dropped.setdefault(key, Dropped()).add(done.dropped)
@@ -402,7 +427,7 @@ async def _begun(
 
 
 async def _look(node: str, reads: ReplicaReads, high: int, found: PartitionAudit, bounds: dict[str, Bounds]) -> None:
-    """Ask a replica for its bounds. ``high``: the HW that it will know in a moment, inclusive."""
+    """Ask a replica for its bounds. ``high``: inclusive HW of the leader, which the replica may not know yet."""
     one = found.replicas[node]
     try:
         bounds[node] = await reads.bounds()
@@ -455,7 +480,7 @@ def audit_span(access: Access, span: AuditSpan) -> SpanAudit:
 
 
 class _SpanWork:
-    """The work on one span."""
+    """Compares the replicas of one span."""
 
     def __init__(self, transport: Transport, subjects: Subjects, span: AuditSpan) -> None:
         self._transport = transport
@@ -474,7 +499,7 @@ class _SpanWork:
         return self._asked[-1]
 
     async def run(self) -> SpanAudit:
-        """Compare block after block. A replica that becomes unreachable is skipped from there on."""
+        """Compare block after block. The audit skips a replica from the block on in which it becomes unreachable."""
         span = self._span
         asked = {node: InBlocks(self._reads(node), span.start_offset, from_log_start=span.is_first) for node in span.nodes}
         for start in range(span.start_offset, span.end_offset, BLOCK_OFFSETS):

@@ -1,10 +1,8 @@
-"""Findings of an audit and their texts. Pure.
+"""Findings of an audit: the comparison of records, and the texts about differences. Pure.
 
-Records of several replicas side by side: where they first differ. Pure.
-
-The same batches are the same records; where the bytes differ, the records are compared column by column, in halves, so that the first
-difference is found without a look at each record. Offsets that only some replicas have are another matter: a log that is compacted
-may lack them, for each replica compacts when it likes.
+Batches with equal bytes have equal records. If the bytes differ, the module compares the records column by column, in halves.
+So it finds the first difference without a comparison of each record. It reports offsets that only some replicas have apart from
+these differences, because each replica of a compacted log removes records at its own time.
 """
 
 from __future__ import annotations
@@ -28,9 +26,9 @@ _WORDS = {
     DAMAGED: "has damaged bytes",
     DIFFERS: "has another record",
     MISSING: "lacks a record",
-    SURPLUS: "has a record that others have not",
+    SURPLUS: "has a record that others lack",
     BATCHES: "has the same records in other batches",
-    LOST: "lacks a record that nothing supersedes",
+    LOST: "lacks a record that no later record replaces",
     REVIVED: "has a record that other replicas deleted",
 }
 """Kind of finding -> description of what is wrong with the replica."""
@@ -42,11 +40,17 @@ ABSENT = "nothing"
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class AuditFinding:
-    """A replica of ``node`` with wrong content at ``offset``. If it is damaged: at or after ``offset``.
+    """Difference of one replica.
 
-    ``expected``: digest of most other replicas. ``seen``: digest of this replica. Empty if damage left none. ``majority``:
-    True if more than half of the compared replicas have the expected digest. Otherwise it is the leader's, and it is not known
-    which one is right.
+    Attributes:
+        offset: Offset of the record. A damaged replica may be damaged at a later offset.
+        node: Node of the replica.
+        kind: Kind of the difference, such as ``differs``.
+        expected: Digest of the record on most other replicas. Empty: damage left none.
+        seen: Digest of the record on this replica. Empty: damage left none.
+        majority: True if more than half of the compared replicas have the expected digest. Otherwise ``expected`` is
+            that of the leader, and no replica is known to be right.
+        detail: More about the difference.
     """
 
     stream: str
@@ -64,13 +68,23 @@ class AuditFinding:
         text = f"{self.stream}/{self.partition} offset {self.offset}: {self.node} {_WORDS[self.kind]}"
         if self.expected:
             text += f", expected {self.expected}, seen {self.seen}"
-            text += "" if self.majority else " (no majority says who is right)"
+            text += "" if self.majority else " (no majority agrees)"
         return f"{text}; {self.detail}" if self.detail else text
 
 
 @dataclass(slots=True, kw_only=True)
 class ReplicaAudit:
-    """One replica in an audit. ``state``: ``compared``, ``behind`` (not in sync with a lower HW), or ``away`` (unreachable)."""
+    """Result for one replica.
+
+    Attributes:
+        state: ``compared``, ``behind`` (not in sync, with a lower HW) or ``away`` (unreachable).
+        detail: Reason of the state.
+        high_watermark: HW of the replica, inclusive.
+        log_start_offset: First offset of its log.
+        records: Number of its compared records.
+        size_bytes: Size of its compared batches, in bytes.
+        epochs: (LeaderEpoch, offset of its first compared batch).
+    """
 
     state: str
     detail: str = ""
@@ -83,10 +97,15 @@ class ReplicaAudit:
 
 @dataclass(slots=True, kw_only=True)
 class PartitionAudit:
-    """Audit of one partition, from ``start_offset`` (inclusive) to ``end_offset`` (exclusive). ``replicas``: by node.
+    """Result for one partition.
 
-    ``dropped``: records that some replicas have and others no longer have, because they were compacted at another time.
-    ``dropped_checked``: True if the audit checked that later records replace them.
+    Attributes:
+        start_offset: First compared offset, inclusive.
+        end_offset: End of the compared range, exclusive.
+        replicas: Node -> result for its replica.
+        findings: Differences.
+        dropped: Number of records that some replicas have already removed by compaction.
+        dropped_checked: True if the audit checked that later records replace them.
     """
 
     stream: str
@@ -268,7 +287,7 @@ def digest_at(batches: Sequence[RecordBatch], offset: int) -> str:
 
 
 def reference_of(held: Mapping[str, HeldRecords], leader: str) -> str:
-    """Return the node whose records most others share, otherwise the leader or the first."""
+    """Return the node with the records that most replicas have. In a tie, return the leader, or else the first node."""
     shared = {node: sum(_same(own, other) for other in held.values()) for node, own in held.items()}
     return max(shared, key=lambda node: (shared[node], node == leader))
 

@@ -1,8 +1,8 @@
 """The pipeline ``compact``: a table with the latest record of each key of a stream. A tombstone deletes its key.
 
-Each run reads the new records since the table's last run, or everything. It merges them into the table's content, and replaces the
-content in one transaction, with the end offsets that the table now covers. So a failed run changes nothing, and a repeated run changes
-nothing twice.
+Each run reads the records that are new since the last run, or all records. It merges them into the content of the table. One
+transaction replaces the content and sets the end offsets that the table now covers. So a failed run changes nothing, and
+a repeated run changes nothing twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from liftpy.spark.failures import plainly
 from liftpy.spark.offsets import LATEST
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.archive_writer import write_file
-from liftpy.spark.pipelines.table_kind import state_of, table_at
+from liftpy.spark.pipelines.table_formats import state_of, table_at
 from liftpy.spark.pipelines.tables import (
     DATA,
     Commit,
@@ -255,7 +255,7 @@ def _frame(spark: SparkSession, plan: CompactPlan, step: CompactStep) -> DataFra
     between = {"startingOffsets": _offsets(step.cuts, step.uid), "endingOffsets": _offsets(ends, step.uid)}
     given = {**plan.source, "columns": ",".join(COLUMNS), **between}
     if step.has_gaps:
-        given["readFrom"] = "leader"  # it tells of the delete markers that are gone, of its own log
+        given["readFrom"] = "leader"  # the leader reports which delete markers its own log has removed
     frame = spark.read.format("liftpy").options(**given).load(plan.stream)
     if step.archive is not None and step.archive.files:
         rows = spark.read.parquet(*step.archive.files).where(f"stream = '{plan.stream}'")

@@ -23,15 +23,23 @@ _R = TypeVar("_R")
 
 
 def _coded(work: Callable[[_P], _R], piece: _P) -> _R:
-    """Run ``work``. Errors of liftpy keep their code when Spark reports them."""
+    """Run ``work``. The text of a liftpy error begins with its code, because Spark reports only the text."""
     with coded():
         return work(piece)
 
 
 def spread(
-    work: Callable[[_P], _R], pieces: Sequence[_P], *, spark: SparkSession | None, tasks: int = DEFAULT_TASKS
+    work: Callable[[_P], _R],
+    pieces: Sequence[_P],
+    *,
+    spark: SparkSession | None,
+    tasks: int = DEFAULT_TASKS,
+    tell: Callable[[int, int], None] | None = None,
 ) -> list[_R]:
-    """Return ``work`` of each piece: ``tasks`` at a time in this process, or as tasks of a Spark job."""
+    """Return ``work`` of each piece: ``tasks`` at a time in this process, or as tasks of a Spark job.
+
+    ``tell`` is called with the number of finished pieces and of all pieces, in this process only.
+    """
     if not 1 <= tasks <= MAX_TASKS:
         raise ConfigError(f"tasks = {tasks} (--tasks) is outside 1..{MAX_TASKS}. Choose a value in this range.")
     if not pieces:
@@ -40,4 +48,9 @@ def spread(
         with plainly():
             return list(spark.sparkContext.parallelize(pieces, len(pieces)).map(partial(_coded, work)).collect())
     with ThreadPoolExecutor(tasks, thread_name_prefix="liftpy-pipeline") as pool:
-        return list(pool.map(work, pieces))
+        results: list[_R] = []
+        for result in pool.map(work, pieces):
+            results.append(result)
+            if tell is not None:
+                tell(len(results), len(pieces))
+        return results

@@ -1,12 +1,8 @@
-"""The pipeline ``replay``: a range of a stream, or of an archive, into a stream, each record once under a name.
+"""The pipeline ``replay``: writes a range of a stream or an archive to another stream, each record once.
 
-A task for each partition of the source, which is one round of a producer (``liftpy.client.write_epoch``): run again
-under the same name, it reads its records again from the first one, and what leaders have of them is left out by their
-digest. So it does not matter who dies.
-
-What a replay reads: for each partition of its source a share, of a stream or of an archive's files.
-
-One task takes one share, from its first record to its last, in the order of offsets.
+One task writes one partition of the source (``ReplayShare``), in the order of offsets. The task is one round of a producer
+(``liftpy.client.write_epoch``). A task that runs again under the same name reads its records again from the first one, and the
+producer skips the records that the leaders have, by their digest. So tasks and the driver may fail at any time.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import SourceError, coded, plainly
 from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import SourceOptions
-from liftpy.spark.pipelines.table_kind import state_of, table_at
+from liftpy.spark.pipelines.table_formats import state_of, table_at
 from liftpy.spark.pipelines.tables import FileName, check_archived, parse_file
 from liftpy.spark.planning import (
     PartitionView,
@@ -54,8 +50,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReplayShare:
-    """Part of a replay: records of one partition from ``planned.start_offset`` (inclusive) to ``planned.end_offset``
-    (exclusive). ``files``: of an archive in order, [] to read the stream."""
+    """Records of one partition that one task replays.
+
+    Attributes:
+        planned: Range of the records.
+        files: Files of an archive, in order. (): read the stream.
+    """
 
     planned: PlannedRange
     files: tuple[str, ...] = ()
@@ -132,7 +132,7 @@ _SLOWEST_BYTES_S = 100_000
 _LOOK_EVERY_S = 2.0
 _BATCH_ROWS = 16_384
 MAX_RECORDS = 1 << 32
-"""Maximum number of records in a part: producers number records with 32 bits."""
+"""Maximum number of records of a task, because producers number records with 32 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +284,7 @@ def _watch(plan: ReplayPlan, over: threading.Event, tell: Callable[[int], None])
     while not over.wait(_LOOK_EVERY_S):
         try:
             end = sum(view.end_offset for view in catalog.views().values())
-        except LiftError:  # the tasks will say what it is
+        except LiftError:  # the tasks raise the error if it lasts
             continue
         before = end if before < 0 else before
         tell(end - before)
@@ -358,10 +358,10 @@ def _explained(plan: ReplayPlan, partition: int) -> Iterator[None]:
             raise
         text = str(behind)
         if behind.reason == "DIVERGED_PRODUCER":
-            text = f"under the name {plan.name!r} other records of {plan.stream}/{partition} were written to {plan.target}: another "
-            text += f"source, another start, or retention took the first ones ({behind}). Use the same range, or another name"
+            text = f"The replay {plan.name!r} wrote other records of {plan.stream}/{partition} to {plan.target} before: the source or "
+            text += f"the start differs, or retention deleted the first ones ({behind}). Use the same range, or another name."
         elif behind.reason == "PRODUCER_FENCED":
-            text += f": another replay under the name {plan.name!r} goes on"
+            text = f"{text.rstrip('.')}. Another replay under the name {plan.name!r} runs."
         raise SourceError(f"[{behind.reason}] {text}", behind.reason) from behind
 
 

@@ -1,8 +1,8 @@
-"""Reads of one replica only: its bounds, its batches, and their digest.
+"""Reads the bounds and the batches of one replica: ``ReplicaReads``, and their digests in blocks: ``InBlocks``.
 
-Other readers change to another replica after a bad answer. An audit must see that answer. So damage is a finding (``Damaged``), not an
-error, and no answer is another one (``Away``). The request is repeated, until the patience is over, if the replica is not ready or an
-answer was changed on its way.
+Other readers change to another replica after a bad answer. An audit must see that answer. So damage (``Damaged``) and a missing
+answer (``Away``) are findings. ``ReplicaReads`` repeats a request within its patience if the replica is not ready, or if the
+answer was damaged on its way.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CORRUPTION = f"{CorruptionError.code}:"
 
 
 class Damaged(Exception):
-    """The replica is damaged from ``offset`` (inclusive) on. The text says how."""
+    """The replica has damaged records at ``offset`` or later. The text names the damage."""
 
     def __init__(self, text: str, offset: int) -> None:
         super().__init__(text)
@@ -48,12 +48,17 @@ class Damaged(Exception):
 
 
 class Away(Exception):
-    """The replica does not serve the range. The text says why."""
+    """The replica does not serve the range. The text names the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaAddress:
-    """Replica of ``node`` in a partition of the stream ``uid``. ``patience_s``: maximum time without a good answer."""
+    """Address of one replica.
+
+    Attributes:
+        node: Node of the replica.
+        patience_s: Maximum time without a good answer, in seconds.
+    """
 
     stream: str
     uid: str
@@ -66,9 +71,16 @@ class ReplicaAddress:
 class HeldBlock:
     """The batches of a replica that begin in a range of offsets.
 
-    ``digest``: digest of their bytes, hexadecimal. ``unpacked_bytes``: approximate size of their columns. ``end_offset``: end
-    of the last batch, exclusive. ``epochs``: (LeaderEpoch, offset of its first batch here). ``compacted``: True if offsets
-    may have no record. ``damaged`` or ``away``: reason why batches are missing. The existing ones come before that.
+    Attributes:
+        digest: Digest of their bytes, hexadecimal.
+        records: Number of their records, without control records.
+        size_bytes: Size of the batches, in bytes.
+        unpacked_bytes: Approximate size of their columns, in bytes.
+        end_offset: End offset of the last batch, exclusive.
+        epochs: (LeaderEpoch, offset of its first batch).
+        compacted: True if offsets may have no record.
+        damaged: Damage that ended the block early. None: there was none.
+        away: Reason why the replica did not serve the rest. '': it did.
     """
 
     digest: str = ""
@@ -83,7 +95,7 @@ class HeldBlock:
 
     @property
     def is_whole(self) -> bool:
-        """True if everything could be had."""
+        """True if the replica served the whole block."""
         return self.damaged is None and not self.away
 
 
@@ -96,7 +108,7 @@ class ReplicaReads:
         self._subject = subjects.read_from(replica.stream, replica.partition, replica.node)
         self._max_bytes = min(_ANSWER_BYTES, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
         self.compacted = False
-        """True if the replica has said that offsets may have no record."""
+        """True if the replica reported that offsets may have no record."""
         self.compacted_end = 0
         """Exclusive: the highest offset that compaction had reached, over all answers [R11]."""
         self.deletes_end = 0
@@ -139,14 +151,14 @@ class ReplicaReads:
             end = head.stateEnd
             held += head.stateData
             if not head.stateData or len(held) > head.stateBytes or head.stateBytes > MAX_STATE_BYTES:
-                raise Away("it sends its state of producers and message ids in inconsistent parts")
+                raise Away("the parts of its state of producers and message ids do not fit")
             if len(held) < head.stateBytes:
                 continue
             if is_whole_state(bytes(held)):
                 return end, bytes(held)
             if time.monotonic() >= patient_s:
-                raise Away("it sends a state of producers and message ids that can't be read")
-            end, held = 0, bytearray()  # pieces of two states: another one was made while this one was copied
+                raise Away("its state of producers and message ids cannot be read")
+            end, held = 0, bytearray()  # parts of two states: the node made a new one during the copy
 
     async def batches(self, offset: int) -> tuple[list[RecordBatch], int]:
         """Return whole batches from the one that contains ``offset``, and the next offset. Raises Damaged, Away."""
@@ -206,7 +218,7 @@ class ReplicaReads:
         must_be_for(head, replica.partition, stream=replica.stream, requestId=request.requestId)
         must_agree(head, replica.uid, -1, 0)
         if head.error == client_pb2.ReadResponse.UNKNOWN and head.detail.startswith(_CORRUPTION):
-            named = _AT_OFFSET.search(head.detail)  # of what was asked for, the node says what it found
+            named = _AT_OFFSET.search(head.detail)  # the node names the damaged offset
             raise Damaged(head.detail, max(int(named[1]), offset) if named else offset)
         check_head(head, replica.uid, replica.stream, replica.partition, max(offset, 0))
         return head, body
@@ -242,7 +254,7 @@ class InBlocks:
         self._position = start
         self._floor = 0 if from_log_start else start
         self._held: deque[RecordBatch] = deque()
-        """Read, and not yet of a block."""
+        """Batches that were read and are not part of a block yet."""
 
     async def block(self, end: int, into: list[RecordBatch] | None = None) -> HeldBlock:
         """Return the batches that begin before ``end`` (exclusive) and after the previous block. ``into``: list to which they

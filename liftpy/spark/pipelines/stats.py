@@ -1,7 +1,7 @@
-"""``stats``: statistics of streams over time: rates, sizes, gaps, keys, subjects, for each partition.
+"""``stats``: statistics of streams over time, for each partition: rates, sizes, gaps, keys and subjects.
 
-Ranges are read as Spark's source reads them and measured where they are read (``measures``), in threads here or by executors: what
-travels is a few sums for each.
+Threads of this process or executors read ranges like the source of Spark, and measure them (``Measures``). Each range returns only
+a few sums.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from liftpy.spark.options import Access, Selection, SourceOptions
 from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, spread
 from liftpy.spark.planning import MAX_PIECES, PlannedRange, plan_ranges, resolve_ends, resolve_starts, split_ranges
 from liftpy.spark.process_connection import link_to
-from liftpy.spark.retrying_fetch import FetchRules, fetch_range
+from liftpy.spark.range_reader import FetchRules, RangeReader, RetryingRequests
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -232,7 +232,8 @@ def measure_range(access: Access, width_ns: int, patience_s: float, planned: Pla
         width_ns=width_ns or WIDTHS_NS[0],
         is_fixed=bool(width_ns),
     )
-    for pieces in fetch_range(link_to(access), planned, FetchRules(patience_s=patience_s, fail_on_data_loss=False)):
+    rules = FetchRules(patience_s=patience_s, fail_on_data_loss=False)
+    for pieces in RangeReader(link_to(access), planned, rules, [RetryingRequests]).read():
         for piece in one_by_one(pieces):
             found.add(piece)
     found.finish()

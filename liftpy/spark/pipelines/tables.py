@@ -1,7 +1,7 @@
-"""A table that the archive writes to, as the pipelines see it.
+"""Interface of tables: their state, their commits, and the names of their files and marks.
 
-A table is a folder that the driver and all executors have under one path. A table changes by commits that
-are all or nothing, with its marks.
+A table is a directory that the driver and all executors see under one path. A commit adds files and sets marks in one
+transaction.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from liftpy.core.base.ids import check_name, is_internal
 from liftpy.errors import ConfigError, DataLossError, FencedError, NotFoundError
 
 FORMATS = {"delta": "deltalake", "iceberg": "pyiceberg"}
-"""Kind of table -> the package that writes it."""
+"""Format of a table -> package that writes it."""
 EXTRAS = {"delta": "lake", "iceberg": "iceberg"}
-"""Kind of table -> our extra that brings that package."""
+"""Format of a table -> extra of liftpy that installs the package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Table(Protocol):
         """Remove files that are in no version which readers may still read."""
 
     def only_added_to(self) -> bool:
-        """Return whether files were never taken away or merged, so that one on the disk that is not in the table never was."""
+        """Return whether no commit removed or merged files. A file outside the table was then never in it."""
 
 
 # Decides the commit of a micro-batch from the marks in the table.
@@ -94,11 +94,16 @@ MANIFEST = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedRange:
-    """A range of a partition, ``start_offset`` inclusive, ``end_offset`` exclusive, and the file that holds its records.
+    """Range of a partition, and the file that has its records.
 
-    ``path``: below the table's folder, '' where the range has no records. ``record_count``: less than the offsets where the stream is
-    compacted or records were lost. ``oldest_us``, ``newest_us``: least and greatest time stamp, microseconds since 1970, 0 where the
-    column is not archived.
+    Attributes:
+        start_offset: First offset, inclusive.
+        end_offset: End offset, exclusive.
+        path: Path of the file below the directory of the table. '': the range has no records.
+        record_count: Number of records. It is less than the number of offsets if the stream is compacted or records were lost.
+        size_bytes: Size of the file, in bytes.
+        oldest_us: Smallest timestamp, in microseconds since 1970. 0: the column is not archived.
+        newest_us: Largest timestamp, in microseconds since 1970. 0: the column is not archived.
     """
 
     stream: str
@@ -120,7 +125,14 @@ class ArchivedRange:
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file of a table. ``path``: below the table's directory. ``range``: its records, None for other files."""
+    """File of a table.
+
+    Attributes:
+        path: Path below the directory of the table.
+        size_bytes: Size in bytes.
+        record_count: Number of records.
+        range: Range of its records. None: the file is not from an archive.
+    """
 
     path: str
     size_bytes: int
@@ -130,7 +142,7 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One transaction: adds ``files``, sets ``marks``."""
+    """Transaction that adds ``files`` and sets ``marks`` (name -> value)."""
 
     files: tuple[TableFile, ...]
     marks: dict[str, int]
@@ -171,7 +183,7 @@ def commit_of(
 
 
 def check_uid(stream: str, uid: str, marks: Mapping[str, int]) -> None:
-    """Raise NotFoundError where a table that has records of ``stream`` has them of another uid [R9]."""
+    """Raise NotFoundError if the records of ``stream`` in the table have another uid [R9]."""
     if uid_mark(stream, uid) not in marks:
         raise NotFoundError(
             f"The table has records of a deleted stream {stream}. The current stream of this name has uid {uid}. "
@@ -211,7 +223,7 @@ def starts_after(
 
 
 def check_table_columns(there: pa.Schema, wanted: pa.Schema, table: str) -> None:
-    """Raise ConfigError where an archive of ``wanted`` columns would write to a table of others."""
+    """Raise ConfigError if the columns of the table and the archive differ."""
     if there.names != wanted.names:
         text = f"Table {table} has the columns {', '.join(there.names)}, but the archive has {', '.join(wanted.names)}"
         raise ConfigError(f"{text}. Archive the same columns, or use another table.")
@@ -225,14 +237,20 @@ def check_table_columns(there: pa.Schema, wanted: pa.Schema, table: str) -> None
 
 
 DATA = "data"
-"""The folder in a table's folder that holds the files, one folder for each stream and partition."""
+"""Directory of the files, below that of the table. It has a directory for each stream and partition."""
 _FILE = re.compile(r"([A-Za-z0-9_-]{1,64})-(\d{1,10})-(\d{20})-(\d{20})-([0-9a-f]{12})\.parquet")
 _TEMPORARY = re.compile(r"\.(.+\.parquet)\.[0-9a-f]{32}\.tmp")
 _TAG_DIGITS = 12
 
 
 class FileName(NamedTuple):
-    """``start_offset`` inclusive, ``end_offset`` exclusive. ``tag``: of uid and columns."""
+    """Name of an archived file.
+
+    Attributes:
+        start_offset: First offset, inclusive.
+        end_offset: End offset, exclusive.
+        tag: Digest of the uid and the columns.
+    """
 
     stream: str
     partition: int
@@ -289,7 +307,7 @@ def batch_mark(query_id: str) -> str:
 
 
 def end_mark(stream: str, partition: int) -> str:
-    """Mark -> the offset up to which (exclusive) the table has that partition."""
+    """Return the mark of a partition. Its value is the end offset (exclusive) of the partition in the table."""
     return f"liftpy/{stream}/{partition}"
 
 

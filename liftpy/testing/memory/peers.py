@@ -18,6 +18,7 @@ from liftpy.core.log.range_reads import read_portion
 from liftpy.core.publish.state_transfer import StatePiece, StateQuestion
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
+from liftpy.core.replication.messages import received_from
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.chunking import NOTHING
@@ -102,11 +103,9 @@ class Peers:
             return
         self._ask_leader(
             effect.request_id,
-            lambda token: ev.FetchReceived(
-                token=token, replica=self.node_id, offset=effect.offset, leader_epoch=effect.leader_epoch,
-                offset_epoch=effect.offset_epoch, incarnation=self.node.incarnation, request_id=effect.request_id,
-                max_bytes=effect.max_bytes, stream_uid=self.key.uid, awaits_more=True, bad_offset=effect.bad_offset,
-                flush_ns=effect.flush_ns, copy_epoch=effect.copy_epoch, deletes_end=effect.deletes_end,
+            lambda token: received_from(
+                ev.FetchReceived, effect, token=token, replica=self.node_id, incarnation=self.node.incarnation,
+                stream_uid=self.key.uid, awaits_more=True,
             ),
         )  # fmt: skip
 
@@ -136,11 +135,10 @@ class Peers:
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
         self._ask_leader(
             effect.request_id,
-            lambda token: ev.EpochQueryReceived(
-                token=token, replica=self.node_id, asked_epoch=effect.asked_epoch, current_epoch=effect.current_epoch,
-                stream_uid=self.key.uid,
+            lambda token: received_from(
+                ev.EpochQueryReceived, effect, token=token, replica=self.node_id, stream_uid=self.key.uid
             ),
-        )  # fmt: skip
+        )
 
     def arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
         """Handle an answer to its fetch."""
@@ -235,29 +233,20 @@ class Peers:
     def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
         asker = self._askers.pop(effect.token, None)
         if asker is not None:
-            refused = ev.FetchRefused(
-                request_id=asker.request_id, reason=effect.reason, leader_epoch=effect.leader_epoch,
-                log_start_offset=effect.log_start_offset, deletes_end=effect.deletes_end,
-            )  # fmt: skip
+            refused = received_from(ev.FetchRefused, effect, request_id=asker.request_id)
             asker.peer.later(lambda: asker.peer.feed(refused))
 
     def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
         asker = self._askers.pop(effect.token, None)
         if asker is not None:
-            answered = ev.EpochQueryAnswered(
-                request_id=asker.request_id, leader_epoch=effect.leader_epoch, last_offset=effect.last_offset,
-                current_epoch=effect.current_epoch, log_start_offset=effect.log_start_offset,
-            )  # fmt: skip
+            answered = received_from(ev.EpochQueryAnswered, effect, request_id=asker.request_id)
             asker.peer.later(lambda: asker.peer.feed(answered))
 
     def notify_replica(self, effect: do.NotifyReplica) -> None:
         self._tell(effect.replica, ev.WokenUp())
 
     def send_notice(self, effect: do.SendNotice) -> None:
-        notice = ev.NoticeReceived(
-            leader=self.node_id, leader_epoch=effect.leader_epoch, epoch=effect.epoch, epoch_start_offset=effect.epoch_start_offset,
-            high_watermark=effect.high_watermark, log_start_offset=effect.log_start_offset,
-        )  # fmt: skip
+        notice = received_from(ev.NoticeReceived, effect, leader=self.node_id)
         for replica in effect.replicas:
             self._tell(replica, notice)
 

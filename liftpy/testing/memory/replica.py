@@ -22,7 +22,6 @@ from liftpy.core.base.partition import HeldPartition, PartitionState
 from liftpy.core.log.flush import Flush
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
-from liftpy.core.metadata.codec import pause_to_pb
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.publish.log_state_part import NodeDerived
@@ -30,6 +29,7 @@ from liftpy.core.publish.state_transfer import StateGiver
 from liftpy.core.replication import effects as do
 from liftpy.core.replication import events as ev
 from liftpy.core.replication.effects import acts_of
+from liftpy.core.replication.metadata_requests import Request, request_of
 from liftpy.core.replication.reads import Chunks, Reads, ReplicaSource
 from liftpy.core.replication.replica import Replica
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -63,62 +63,33 @@ class MemoryAsking:
     def _ask(self, request: pb.ControlRequest, answered: Answered = _nobody) -> None:
         self.node.ask(request, answered)
 
-    def propose_isr(self, effect: do.ProposeIsr) -> None:
-        change = pb.ChangeIsr(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
-            leaderEpoch=effect.leader_epoch, epoch=effect.epoch, isr=sorted(effect.isr),
-            incarnations=dict(effect.incarnations), lost=sorted(effect.lost), evicted=effect.evicted,
-        )  # fmt: skip
+    def _request(self, effect: Request) -> pb.ControlRequest:
+        return request_of(effect, self.key, self.node_id, self.node.incarnation)
 
+    def propose_isr(self, effect: do.ProposeIsr) -> None:
         def answered(response: pb.ControlResponse) -> None:
             accepted = response.error == pb.ControlResponse.OK
             self.feed(ev.IsrChangeAnswered(epoch=effect.epoch, accepted=accepted))
 
-        self._ask(pb.ControlRequest(changeIsr=change), answered)
+        self._ask(self._request(effect), answered)
 
     def report_leader(self, effect: do.ReportLeader) -> None:
-        report = pb.ReportLeader(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, witness=self.node_id,
-            witnessIncarnation=self.node.incarnation, leader=effect.leader, leaderEpoch=effect.leader_epoch,
-            lastEpoch=effect.last_epoch, newestOffset=effect.newest_offset, highWatermark=effect.high_watermark,
-            leaderLacks=effect.leader_lacks,
-        )  # fmt: skip
-        self._ask(pb.ControlRequest(reportLeader=report))
+        self._ask(self._request(effect))
 
     def leave_isr(self, effect: do.LeaveIsr) -> None:
-        wish = pb.LeaveIsr(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, node=self.node_id,
-            incarnation=self.node.incarnation, reason=effect.reason,
-        )  # fmt: skip
-        self._ask(pb.ControlRequest(leaveIsr=wish))
+        self._ask(self._request(effect))
 
     def give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
-        self._another_leader(effect.leader_epoch, effect.reason)
+        self._ask(self._request(effect))
 
     def wake_partition(self, effect: do.WakePartition) -> None:
-        wish = pb.WakePartition(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
-            leaderEpoch=effect.leader_epoch, pause=pause_to_pb(effect.pause), pauses=effect.pauses,
-        )  # fmt: skip
-        self._ask(pb.ControlRequest(wakePartition=wish))
+        self._ask(self._request(effect))
 
     def step_aside(self, effect: do.StepAside) -> None:
-        self._another_leader(effect.leader_epoch, effect.reason, effect.toward)
-
-    def _another_leader(self, leader_epoch: int, reason: str, toward: str = "") -> None:
-        wish = pb.GiveUpLeadership(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
-            incarnation=self.node.incarnation, leaderEpoch=leader_epoch, reason=reason, toward=toward,
-        )  # fmt: skip
-        self._ask(pb.ControlRequest(giveUpLeadership=wish))
+        self._ask(self._request(effect))
 
     def report_promotion(self, effect: do.ReportPromotion) -> None:
-        report = pb.ReportPromotion(
-            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, candidate=self.node_id,
-            candidateIncarnation=self.node.incarnation, leaderEpoch=effect.leader_epoch, epoch=effect.epoch,
-            replayedEndOffset=effect.replayed_end_offset, newestOffset=effect.newest_offset, finished=effect.finished,
-        )  # fmt: skip
-        self._ask(pb.ControlRequest(reportPromotion=report))
+        self._ask(self._request(effect))
 
     def report_purged(self) -> None:
         """Report completed purges that the group does not know yet."""

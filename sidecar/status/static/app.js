@@ -7,7 +7,9 @@ import { Timeline } from "./timeline.js";
 
 const SPANS = { 1: 600, 10: 14400 };
 const view = document.body.dataset.view;
-const after = new URLSearchParams(location.search).get("after");
+const asked = new URLSearchParams(location.search);
+const after = asked.get("after");
+const moment = Number(asked.get("at")) || 0; // seconds since 1970, from a link of an event
 document.documentElement.classList.add("scripted");
 
 const section = document.querySelector(".plots");
@@ -24,7 +26,7 @@ async function use(wanted) {
   if (section) {
     series = await Series.load(step, section.dataset.node);
     if (plots) plots.use(series);
-    else plots = new Plots(section, series);
+    else plots = new Plots(section, series, moment);
   }
   if (timelinePlace) {
     timeline ??= new Timeline(timelinePlace, document.getElementById("at-mark"));
@@ -55,5 +57,6 @@ function watch() {
 }
 
 for (const button of document.querySelectorAll("[data-step]")) button.addEventListener("click", () => use(Number(button.dataset.step)));
-await use(1);
+await use(moment && Date.now() / 1000 - moment > SPANS[1] - 30 ? 10 : 1);
+if (moment && timeline) await timeline.show(moment);
 if (view !== "events" && view !== "search" && !view.startsWith("records/")) watch();

@@ -64,6 +64,23 @@ function heat(plot, series) {
   context.restore();
 }
 
+// A dashed line at the moment of an event.
+function line(plot, moment) {
+  const { left, top, width, height } = plot.bbox;
+  const x = plot.valToPos(moment, "x", true);
+  if (!moment || x < left || x > left + width) return;
+  const context = plot.ctx;
+  context.save();
+  context.strokeStyle = colour("--bad");
+  context.lineWidth = 2;
+  context.setLineDash([4, 4]);
+  context.beginPath();
+  context.moveTo(x, top);
+  context.lineTo(x, top + height);
+  context.stroke();
+  context.restore();
+}
+
 function axes(spec) {
   const common = { stroke: colour("--quiet"), font: "11px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: colour("--rule"), width: 1 } };
   const values = spec.heat
@@ -75,7 +92,7 @@ function axes(spec) {
   ];
 }
 
-function options(spec, width, series, sync) {
+function options(spec, width, series, sync, moment) {
   const lines = spec.stacked ? [...spec.lines].reverse() : spec.lines;
   return {
     width,
@@ -96,7 +113,7 @@ function options(spec, width, series, sync) {
         points: { show: false },
       }))),
     ],
-    hooks: spec.heat ? { drawClear: [(plot) => heat(plot, series)] } : {},
+    hooks: { ...(spec.heat ? { drawClear: [(plot) => heat(plot, series)] } : {}), draw: [(plot) => line(plot, moment)] },
   };
 }
 
@@ -122,8 +139,9 @@ function words(spec, series, at) {
 }
 
 export class Plots {
-  constructor(section, series) {
+  constructor(section, series, moment = 0) {
     this.series = series;
+    this.moment = moment;
     this.plots = [];
     for (const place of section.querySelectorAll("figure[data-plot]")) {
       const spec = PLOTS[place.dataset.plot];
@@ -143,7 +161,7 @@ export class Plots {
   draw() {
     for (const one of this.plots) {
       one.plot?.destroy();
-      const made = options(one.spec, one.box.clientWidth || 280, () => this.series, "liftpy");
+      const made = options(one.spec, one.box.clientWidth || 280, () => this.series, "liftpy", this.moment);
       made.hooks.setCursor = [(plot) => { one.legend.textContent = words(one.spec, this.series, plot.cursor.idx); }];
       one.plot = new uPlot(made, data(one.spec, this.series), one.box);
       this.say(one);

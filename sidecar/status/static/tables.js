@@ -48,13 +48,21 @@ export function fillTable(table, rows) {
 function showReasons(list, reasons) {
   const wanted = reasons.map((reason) => {
     const item = document.createElement("li");
+    const word = document.createElement("b");
     const text = document.createElement("span");
     const link = document.createElement("a");
     item.className = reason.stops ? "stops" : "todo";
+    word.textContent = reason.word;
     text.textContent = reason.text;
     link.href = `/runbook/${encodeURIComponent(reason.runbook)}`;
     link.textContent = "runbook";
-    item.append(text, " ", link);
+    item.append(word, " ", text, " ", link);
+    if (reason.events.length) {
+      const events = document.createElement("a");
+      events.href = `/events?kind=${encodeURIComponent(reason.events[0])}`;
+      events.textContent = "events";
+      item.append(" ", events);
+    }
     return item;
   });
   if (list.textContent !== wanted.map((one) => one.textContent).join("")) list.replaceChildren(...wanted);

@@ -15,6 +15,16 @@ export class Timeline {
     this.list = list;
     this.rows = new Map();
     this.legend();
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.close();
+    });
+  }
+
+  // Empties the list of events. The focus goes back to the mark that opened it.
+  close() {
+    if (!this.list.childElementCount) return;
+    this.list.replaceChildren();
+    this.opener?.focus();
   }
 
   async load(step, span) {
@@ -122,7 +132,10 @@ export class Timeline {
       if (!button) {
         button = document.createElement("button");
         button.type = "button";
-        button.addEventListener("click", () => this.tell(name, at, wide));
+        button.addEventListener("click", () => {
+          this.opener = button;
+          this.tell(name, at, wide);
+        });
         row.track.append(button);
         row.buttons.set(at, button);
       }
@@ -154,6 +167,14 @@ export class Timeline {
       context.globalAlpha = count ? 0.3 + 0.5 * (count / most) : 0.25;
       context.fillRect(x, count ? 0 : Math.round(height * 0.44), wide, count ? height : Math.round(height * 0.12));
     }
+  }
+
+  // Lists the events around a moment, and moves the focus there.
+  async show(moment) {
+    await this.tell("", moment - 5, 15);
+    this.list.tabIndex = -1;
+    this.list.focus();
+    this.list.scrollIntoView({ block: "center" });
   }
 
   async tell(name, at, wide) {

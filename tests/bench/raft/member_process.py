@@ -44,18 +44,18 @@ def say(**fields: Any) -> None:
 
 async def ours(node_id: str, members: tuple[str, ...], folder: Path, url: str) -> None:
     """A member with our driver; submits when told to."""
-    import nats
-
     from liftpy.core.wire.subjects import Subjects
     from sidecar.metadata.publish_queue import Outgoing
     from sidecar.quorum.driver import GroupDriver
     from sidecar.quorum.journal import GroupJournal
     from sidecar.quorum.library import RaftCore, check_library, settings
     from sidecar.quorum.transport import SessionTransport
+    from sidecar.transport.connection import BusConnection
 
     check_library()
     subjects = Subjects("bench")
-    connection = await nats.connect(url)
+    connection = BusConnection("raft")
+    await connection.connect(url)
     journal = GroupJournal(folder / "journal")
     transport = SessionTransport(node_id, members)
     conf = settings(journal, str(folder / "snapshot"), lambda *_: None, lambda *_: None, lambda *_: None, 10_000_000)
@@ -93,7 +93,7 @@ async def ours(node_id: str, members: tuple[str, ...], folder: Path, url: str) -
         await asyncio.gather(*(submit(max(wanted["operations"] // window, 1), latencies) for _ in range(window)))
         took = time.perf_counter() - began
         say(operations_per_s=len(latencies) / took, **percentiles(latencies))
-    await outgoing.close()
+    await connection.close()
 
 
 def library(node_id: str, members: tuple[str, ...]) -> None:

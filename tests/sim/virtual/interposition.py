@@ -141,7 +141,7 @@ def adapt() -> None:
     sidecar.disk.flush_thread.FlushThread.run = _flush_beside  # type: ignore[method-assign]
     sidecar.disk.files.open_count = lambda: 64
     setattr(sidecar.node.node, "retain_freed_memory", lambda *_: None)  # noqa: B010  # it is no export of that module
-    setattr(sidecar.node.node, "look_seldom", lambda: None)  # noqa: B010
+    setattr(sidecar.node.node, "make_collections_rare", lambda: None)  # noqa: B010
     logging.raiseExceptions = False
     pysyncobj.node.Node.__hash__ = lambda node: zlib.crc32(str(node.id).encode())  # it keeps its peers in a set
 

@@ -188,11 +188,9 @@ class QueueWorld:
             "records, and by the answers",
             sorted(out ^ set(self.leases))[:5],
         )
-        for offset in self.confirmed:
-            check(
-                offset < self.prefix or states[offset][0] is PieceKind.DONE, "Q4", offset, "was acknowledged, and is not done"
-            )
-        undone = {offset for offset in range(self.prefix) if offset not in self.done}
+        open_again = [offset for offset in self.confirmed if offset >= self.prefix and states[offset][0] is not PieceKind.DONE]
+        check(not open_again, "Q4", open_again[:5], "was acknowledged, and is not done")
+        undone = set(range(self.prefix)) - self.done
         check(not undone, "Q6", "below the prefix, and nobody acknowledged:", sorted(undone)[:5])
 
     def _waits(self, offset: int) -> bool:

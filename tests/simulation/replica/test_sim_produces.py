@@ -134,7 +134,10 @@ def a_member_begins_before_what_is_there() -> Patches:
     def begin(self: PartitionQueue, epoch: int, next_sequence: int, digest: RollingDigest, **more: Any) -> None:
         real(self, epoch, next_sequence, digest, **more | {"position": max(more.get("position", -1) - 3, -1)})
 
-    return [patch.object(PartitionQueue, "begin", begin), patch.object(Producers, "_by_position", lambda state, claim: None)]
+    return [
+        patch.object(PartitionQueue, "begin", begin),
+        patch.object(Producers, "_judge_by_position", lambda state, claim: None),
+    ]
 
 
 @pytest.mark.parametrize("bug", [a_position_stays_where_it_was, a_member_begins_before_what_is_there])

@@ -69,7 +69,7 @@ def what_is_in_hand_is_not_known() -> Patches:
     real = Ingest._repeats
 
     def repeats(self: Ingest, *rest: Any) -> Any:
-        self._ids_in_hand.clear()
+        self._pending_ids.clear()
         return real(self, *rest)
 
     return [patch.object(Ingest, "_repeats", repeats)]

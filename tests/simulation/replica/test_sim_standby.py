@@ -49,7 +49,7 @@ def nothing_is_recognised() -> Patches:
 
 
 def what_is_committed_alone_is_recognised() -> Patches:
-    real = StandbyReplay._recognise
+    real = StandbyReplay._match_with_log
 
     def recognise(self: StandbyReplay, steps: list[Any]) -> Generator[None, None, int]:
         unheard_ns = yield from real(self, steps)
@@ -58,7 +58,7 @@ def what_is_committed_alone_is_recognised() -> Patches:
             step.stored = [None if at is None or at.last_offset > high_watermark else at for at in step.stored]
         return unheard_ns
 
-    return [patch.object(StandbyReplay, "_recognise", recognise)]
+    return [patch.object(StandbyReplay, "_match_with_log", recognise)]
 
 
 def what_was_heard_is_forgotten() -> Patches:

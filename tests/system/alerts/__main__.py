@@ -24,9 +24,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from liftpy.client import sync
+from liftpy.client import connect, sync
+from liftpy.errors import UnavailableError
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer, free_ports
+from tests.examples.processes import start_service
+from tests.system.alerts.service import POISON
 from tests.system.faults.relay import Relay
 from tests.system.health.__main__ import WELL, Load, row
 from tests.system.powercut.cut import ALL, FLUSH_SLOW, PowerCut, Rule
@@ -34,6 +37,8 @@ from tests.system.powercut.cut import ALL, FLUSH_SLOW, PowerCut, Rule
 ROOT = Path(__file__).resolve().parents[3]
 SETTINGS = {"LIFTPY_REPLICATION_SESSION_S": "3", "LIFTPY_LOG_LEVEL": "error"}
 STRUCK = "n2"
+SERVED = "n1"
+"""Node next to which the service runs."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DISK_BYTES = 256 * 1024 * 1024
 _SLOW_MS = 300
@@ -42,8 +47,12 @@ _PATIENCE_S = 120.0
 NAMES = {
     "kill": ({"NodeDown", "UnderReplicated"}, {"FailoverSlow"}),
     "slow disk": ({"FlushSlow"}, {"AckSlow", "UnderReplicated", "IsrFlapping"}),
-    "cut": ({"UnderReplicated"}, {"BusFlapping"}),
+    "cut": ({"NatsLost", "UnderReplicated"}, {"BusFlapping"}),
     "disk full": ({"DiskFull"}, {"DiskFilling", "UnderReplicated"}),
+    "too few nodes": ({"StreamWaits"}, set()),
+    "group without a commit": ({"GroupStuck"}, set()),
+    "service killed": ({"ServiceEnded"}, set()),
+    "service blocked": ({"ServiceFailing"}, set()),
 }
 """Fault -> what has to fire; what may, because it is that fault's too."""
 
@@ -55,7 +64,71 @@ def faster(text: str, times: float) -> str:
         seconds = max(1, round(int(found[2]) * _SECONDS[found[3]] / times)) if int(found[2]) else 0
         return f"{found[1]}{seconds}s"
 
+    text = text.replace("group_lag_seconds:max[10m]) > 540", f"group_lag_seconds:max[10m]) > {540 / times:g}")
     return re.sub(r"(\[|for: |interval: )(\d+)([smhd])\b", shorter, text)
+
+
+class ServiceFaults:
+    """A replicated service next to a node that stays well."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._folder, self._url = folder, url
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def begin(self) -> None:
+        """Start the service, and wait until it applies records."""
+        self._process = start_service(
+            "tests.system.alerts.service:Sum", stream="commands", node=SERVED, data=self._folder, output="sums",
+            snapshot_interval_records=100, nats_url=self._url,
+        )  # fmt: skip
+        self.publish(b"1")
+        deadline = time.monotonic() + _PATIENCE_S
+        while "in epoch" not in (self._folder / f"{SERVED}.log").read_text() and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+
+    def publish(self, value: bytes) -> None:
+        """Publish one command."""
+        with sync.connect(self._url) as client:
+            client.publish("commands", value)
+
+    def kill(self) -> None:
+        """End the process without a goodbye."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(30)
+
+    def stop(self) -> None:
+        """Stop the service as an operator does."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(30)
+
+    def again(self) -> None:
+        """Start the service and stop it, so that the node forgets its end."""
+        (self._folder / f"{SERVED}.log").unlink()
+        self.begin()
+        self.stop()
+
+
+def leave_group(url: str) -> None:
+    """Have a group commit a position and leave. The records that come later are its lag."""
+
+    async def work() -> None:
+        async with connect(url) as client, client.group("stuck", ["s"]) as members:
+            await anext(members)
+            await members.commit()
+
+    asyncio.run(work())
+
+
+def delete_group(url: str) -> None:
+    """Delete the group."""
+
+    async def work() -> None:
+        async with connect(url) as client:
+            await client.groups.delete("stuck")
+
+    asyncio.run(work())
 
 
 class Prometheus:
@@ -176,6 +249,31 @@ def relay_to(port: int) -> Iterator[tuple[Relay, asyncio.AbstractEventLoop]]:
         thread.join(10)
 
 
+def _strike_applications(rounds: Rounds, url: str, folder: Path) -> None:
+    """Strike streams, groups and services."""
+
+    def wait_for_nodes() -> None:
+        with contextlib.suppress(UnavailableError), sync.connect(url) as client:  # the stream waits
+            client.create_stream("wide", "wide", replicas=5)
+
+    def forget_stream() -> None:
+        with sync.connect(url) as client:
+            client.admin.delete_stream("wide")
+
+    rounds.strike("too few nodes", wait_for_nodes, forget_stream)
+    rounds.strike("group without a commit", lambda: leave_group(url), lambda: delete_group(url))
+    (folder / "services").mkdir()
+    services = ServiceFaults(folder / "services", url)
+    with sync.connect(url) as client:
+        client.create_stream("commands", "commands", replicas=3)
+        client.create_stream("sums", "sums", replicas=3)
+    services.begin()
+    rounds.strike("service killed", services.kill, services.again)
+    (folder / "services" / f"{SERVED}.log").unlink()
+    services.begin()
+    rounds.strike("service blocked", lambda: services.publish(POISON), services.stop)
+
+
 def run(times: float) -> list[str]:
     """All faults; what went wrong."""
     with contextlib.ExitStack() as stack:
@@ -224,6 +322,7 @@ def run(times: float) -> list[str]:
         slow = Rule(FLUSH_SLOW, f"{STRUCK}/streams/*.log", ALL, value=_SLOW_MS)
         rounds.strike("slow disk", lambda: power.fail(slow), power.heal)
         rounds.strike("cut", lambda: do(relay.cut(silent=False)), lambda: do(relay.heal()))
+        _strike_applications(rounds, server.url, folder)
         if has_disk:
             rounds.strike("disk full", fill, ballast.unlink)
         else:

@@ -1,4 +1,4 @@
-"""Manifests, kept pieces, chains, verify, list and prune: on a store in a folder, without a cluster."""
+"""Test manifests, pieces, chains, verify, list and prune on a store in a directory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ def test_backup_manifest_with_any_flipped_bit_is_rejected(tmp_path: Path) -> Non
 
 
 def test_backup_manifest_in_another_layout_is_rejected(tmp_path: Path) -> None:
-    """Then no bit of it is without a meaning."""
     store, one, _ = two_backups(tmp_path)
     whole = json.loads(store.read(manifest_path(one.backup)))
     with pytest.raises(CorruptionError, match=r"of this backup \(manifest\.json\) was"):
@@ -99,7 +98,7 @@ def test_backup_path_with_an_invalid_name_is_rejected() -> None:
     ],
 )
 def test_backup_manifest_with_impossible_values_is_rejected(tmp_path: Path, old: str, new: str) -> None:
-    """Its digest fits, and what it says can't be."""
+    """The digest of the manifest is right."""
     import hashlib
 
     store, one, _ = two_backups(tmp_path)
@@ -161,7 +160,7 @@ def test_backup_verify_finds_a_flipped_bit_in_every_file_and_names_the_file(tmp_
 
 
 def test_backup_verify_finds_a_piece_in_the_wrong_place(tmp_path: Path) -> None:
-    """The chain says what was before: pieces of another log don't fit, though each is whole."""
+    """Each piece is whole. The chain shows that it belongs to another log."""
     store, one, _ = two_backups(tmp_path)
     for other, says in (
         (log_of(8, epoch=2), "does not follow the batch before it"),
@@ -318,7 +317,7 @@ def test_backup_prune_keeps_the_newest_complete_backups(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ahead_s", [0, 3600], ids=["in the same second", "the clock was set back"])
 def test_backup_ids_increase_within_one_second_and_with_clock_jumps(ahead_s: int) -> None:
-    """By chance of their random part a backup restored the one before it, taken in the same second."""
+    """A restore once used the backup before the newest one, of the same second."""
     taken = [new_backup_id(NOW + timedelta(seconds=ahead_s))]
     for _ in range(20):
         taken.append(new_backup_id(NOW, taken[-1]))
@@ -367,7 +366,7 @@ def test_backup_store_locations_are_parsed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start", [0, 70])
 def test_backup_of_an_empty_partition_has_no_pieces(tmp_path: Path, start: int) -> None:
-    """Of a stream with more partitions than keys, or whose records retention took: its backup was one that nobody could read."""
+    """Its backup could not be read."""
     empty = PartitionCopy(partition=0, start=start, high_watermark=start - 1)
     assert (empty.chain, empty.epoch, empty.size_bytes) == (NO_CHAIN, 0, 0)
     store = Store.at(str(tmp_path))

@@ -1,4 +1,4 @@
-"""``liftpy backup list --metrics-file``: what Prometheus sees of a store, whatever has become of it."""
+"""Test the metrics file of `liftpy backup list --metrics-file`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans of backups and restores: one for the command, one for each step, within bounds; off, nothing of OpenTelemetry is met."""
+"""Test the spans of backups and restores: one per command and step, and none without tracing."""
 
 from __future__ import annotations
 

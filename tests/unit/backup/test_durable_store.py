@@ -1,4 +1,4 @@
-"""What a store says that it has written is there after a power cut, as a whole or not at all; what a backup asks, in which order."""
+"""Test that written objects survive a power cut as a whole, and the order of a backup's requests."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_backup_manifest_in_another_directory_or_half_written_is_ignored(tmp_pat
 async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a cursor points past what is kept, or a stream that was acknowledged is not in it."""
+    """In another order, a cursor is past the records, or an acknowledged stream is missing."""
     asked: list[str] = []
     image = replace(born_image(), index=7).with_stream(
         StreamImage("orders", UID, "shop.orders", StreamConfig(), (partition_state(),))
@@ -292,7 +292,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
 async def test_backup_into_a_full_store_removes_its_partial_files(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the next one finds room, once there is some: no mark of the failed one is in the way."""
+    """The next backup finds room and no mark of the failed one."""
     store, _, _ = two_backups(tmp_path)
     before = store.sizes("")
     disk = SmallDisk(store._fs, tmp_path, 0)
@@ -316,7 +316,7 @@ async def test_backup_into_a_full_store_removes_its_partial_files(
 
 
 async def test_backup_cancelled_during_a_write_leaves_no_files(client: Any, tmp_path: Path) -> None:
-    """The thread that writes goes on: the clean-up has to wait for it."""
+    """The cleanup waits for the thread that writes."""
     store, _, _ = two_backups(tmp_path)
     before, put = store.sizes(""), store.put
     begun, may_write, written = threading.Event(), threading.Event(), threading.Event()
@@ -357,7 +357,7 @@ def test_backup_prune_of_a_backup_declared_dead_removes_all_its_files(tmp_path: 
 
 
 async def test_restored_log_has_no_record_of_a_purge_that_was_pending_at_the_backup(client: Any, tmp_path: Path) -> None:
-    """Nor has the log of a later backup, which was taken when the cluster had forgotten the purge."""
+    """A later backup, taken after the cluster forgot the purge, has none either."""
     store = Store.at(str(tmp_path / "store"))
     keys = [b"ann", b"bob", b"cid", b"dan"]
     client.log = split_batches(

@@ -1,4 +1,4 @@
-"""One partition of a backup: from whichever replica has it, within a pace, also where retention moves on meanwhile."""
+"""Test the backup of one partition: from any replica, at a limited rate, while retention deletes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class World:
         monkeypatch.setattr(create, "AGAIN_S", 0)
         client: Any = SimpleNamespace(transport=None, bounds=self.bounds)
         options = create.TakeOptions(piece_bytes=3 * LOG[0].header.size_bytes)
-        self.home = create._Taking(client, Store.at(str(folder)), options, lambda name: None, id=THIRD)
+        self.home = create._BackupRun(client, Store.at(str(folder)), options, lambda name: None, id=THIRD)
         self.home.pace = SimpleNamespace(spent=self.spend)  # type: ignore[assignment]
         state = PartitionState(partition=0, replicas=NODES, isr=NODES, leader="n1", leader_epoch=9, epoch=1)
         self.stream = StreamImage("orders", UID, "shop.orders", StreamConfig(), (state,))
@@ -69,7 +69,7 @@ class World:
 
     async def take(self, high_watermark: int = 79, before: Any = None) -> Any:
         bounds = Bounds(UID, "n1", "n1", 9, log_start_offset=self.start, high_watermark=high_watermark)
-        return await create._PartitionTaking(self.home, self.stream, 0).run(create.Barrier(bounds), before)
+        return await create._PartitionCopying(self.home, self.stream, 0).run(create.Barrier(bounds), before)
 
 
 async def test_backup_of_a_partition_is_split_into_pieces_with_their_cost(

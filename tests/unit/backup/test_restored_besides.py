@@ -1,4 +1,4 @@
-"""What goes with restored streams: groups' positions, the whole cluster's settings; what could not be set is said, and ends nothing."""
+"""Test the restore of group positions and cluster settings: failures are reported and end nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a restore may touch: nothing that is there, nothing that takes publishes, no restore of another; and in which order it acts."""
+"""Test what a restore may change, and in which order it acts."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_restore_removes_only_the_unfinished_streams_of_a_dead_restore(
 async def test_restore_beside_another_keeps_its_stopped_helper(
     manifest: Manifest, stopped_s: float, removed: list[tuple[str, str]]
 ) -> None:
-    """A restore stops its helper before it creates its streams; another one that begins then took it for one left behind."""
+    """A restore stops its helper before it creates its streams."""
     world = World()
     world.stopped_s[HELPER] = stopped_s
     await begin(world, manifest)
@@ -330,7 +330,7 @@ async def test_stream_with_a_first_leader_epoch_out_of_bounds_is_rejected() -> N
 
 
 async def test_restore_counts_a_stream_as_open_before_the_request(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its answer may be lost: somebody may have published by then."""
+    """The answer may be lost, and a publisher may have published."""
     world = World()
     restore = a_restore(world, manifest)
 

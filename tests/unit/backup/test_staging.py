@@ -1,4 +1,4 @@
-"""Logs made of pieces: byte for byte, where they end, and nothing of a damaged backup."""
+"""Test logs made of pieces: byte for byte, where they end, and nothing of a damaged backup."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_restored_log_equals_its_pieces(tmp_path: Path) -> None:
 
 
 def test_restored_log_keeps_records_removed_by_retention_away(tmp_path: Path) -> None:
-    """The first piece begins below the log start: the batch that holds it is the first."""
+    """The first piece begins below the log start."""
     old = two_backups(tmp_path / "store")[2].streams[0].partitions[0]
     done, found, log = staged(tmp_path, replace(old, start=25))
     assert (done.start, log.log_start_offset, found[0].base_offset) == (20, 20, 20)
@@ -81,7 +81,7 @@ def test_restored_empty_log_keeps_its_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("last", "whole"), [(46, 4), (49, 5), (50, 5), (0, 0), (98, 9), (99, 10), (500, 10)])
 def test_restore_until_an_offset_ends_there(tmp_path: Path, last: int, whole: int) -> None:
-    """Only the last batch is another, and holds the same records."""
+    """Only the last batch changes."""
     copy = two_backups(tmp_path / "store")[2].streams[0].partitions[0]
     done, found, log = staged(tmp_path, copy, Until(offset=last))
     assert log.log_end_offset == done.end == min(last + 1, 100)
@@ -90,7 +90,7 @@ def test_restore_until_an_offset_ends_there(tmp_path: Path, last: int, whole: in
 
 
 def test_restore_until_a_time_ignores_later_records_with_earlier_timestamps(tmp_path: Path) -> None:
-    """A new leader's clock may be behind: what it wrote comes later all the same."""
+    """The clock of a new leader may be behind."""
     stamps = (100, 300, 200)
     data = [build_batch([b"a", b"b"], base_offset=2 * n, leader_epoch=1, timestamp_ns=at) for n, at in enumerate(stamps)]
     store = two_backups(tmp_path / "store")[0]

@@ -1,4 +1,4 @@
-"""One Ack for consecutive messages of one inbox, and for nothing else: every request has exactly one answer, its record's [A1, A8]."""
+"""Test one ack for consecutive messages of one inbox: each request gets the answer of its record [A1, A8]."""
 
 from __future__ import annotations
 
@@ -84,7 +84,6 @@ def test_run_ack_includes_messages_with_keys_and_headers() -> None:
 def test_run_ack_ends_at_a_message_of_another_inbox_or_number(
     between: tuple[bytes, bytes, bytes], answers: dict[str, tuple[int, int]]
 ) -> None:
-    """Another inbox; a number that does not follow; a record that is nobody's: offsets and numbers go apart."""
     bench = Bench()
     bench.arrive(counted(1), between, counted(2))
     assert told(bench) == answers

@@ -1,4 +1,4 @@
-"""Envelopes that name a stream, a uid, a partition: only the one that is named stores them and acknowledges; reserved headers."""
+"""Test publishes that name a stream, a uid or a partition, and reserved headers."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_publish_addressed_to_another_stream_is_rejected_and_not_stored(ad
 
 
 async def test_publish_addressed_to_another_stream_is_rejected_even_without_a_lease() -> None:
-    """Whoever else may lead this stream refuses it, too: the answer is the same from everybody [A2]."""
+    """Every node gives the same answer [A2]."""
     bench = Bench(may_refuse=False)
     ack = bench.publish(value=b"v", stream="other")
     assert ack is not None
@@ -126,7 +126,7 @@ async def test_publish_addressed_to_another_stream_is_rejected_even_without_a_le
 
 
 async def test_stream_without_acks_stores_publishes_addressed_to_other_streams() -> None:
-    """It may lie over subjects of other streams, to keep what is said there."""
+    """Its subjects may cover those of other streams, to archive them."""
     bench = Bench(AckPolicy.NONE)
     assert bench.publish(value=b"v", stream="other", streamUid="u9") is None
     assert [record.value for record in bench.records] == [b"v"]

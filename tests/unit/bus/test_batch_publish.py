@@ -1,4 +1,4 @@
-"""A batch that its publisher has built: stored as one, at the expected offset, with one answer; whatever else it holds is refused."""
+"""Test a batch built by its publisher: it is stored as one, at the expected offset, with one answer."""
 
 from __future__ import annotations
 

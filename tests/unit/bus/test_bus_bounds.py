@@ -1,4 +1,4 @@
-"""What a connection sends, keeps and refuses, byte for byte; what it says of rights and of what was dropped, and how often."""
+"""Test what a connection sends, keeps and rejects, byte for byte, and what it reports."""
 
 from __future__ import annotations
 

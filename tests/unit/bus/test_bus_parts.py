@@ -1,4 +1,4 @@
-"""The small parts of the bus, each for itself: a receiver, who is absent, what cuts cost, the links, the thread that reads."""
+"""Test the small parts of the bus: receiver, absences, costs of disconnects, links and the socket thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A publish that expects the last sequence of a subject, or the last message id, is stored behind just that, or refused [A7]."""
+"""Test conditional publishes by the last sequence of a subject or the last message id [A7]."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.publish import ingest, last_per_subject
 from liftpy.core.publish.acks import Publishers
-from liftpy.core.publish.jetstream_headers import Expected, expected_in, why_not_then
+from liftpy.core.publish.jetstream_headers import Expected, expected_in, rejection_after_sequence
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.message_decoder import MessageColumns
 from liftpy.core.replication.effects import AppendBatch, RejectReason
@@ -334,8 +334,8 @@ def test_publish_condition_headers_are_parsed() -> None:
     assert expected_in([(OF, b"1"), (OF, b"2")]) == Expected(1, "", b"")
     assert expected_in([(LAST_ID, b"a"), (NAMED, b"x\xff")]) == Expected(None, "x\udcff", b"a")
     assert expected_in([(OF, b"-1")]) == Expected(-1, "", b"")
-    assert why_not_then([(NAMED, b"x"), (OF, b"1")]) is None
-    assert why_not_then([(NAMED, b"x"), (OF, b"")]) is not None
+    assert rejection_after_sequence([(NAMED, b"x"), (OF, b"1")]) is None
+    assert rejection_after_sequence([(NAMED, b"x"), (OF, b"")]) is not None
 
 
 def test_expected_sequence_filters_match_subjects() -> None:
@@ -368,7 +368,7 @@ async def test_publish_that_expects_a_filter_with_many_wildcards_is_judged_at_on
 
 
 def test_flood_of_publishes_that_expect_filters_costs_a_bounded_time() -> None:
-    """[A21]."""
+    """[A21]"""
     derived = Bench(room=1 << 24).derived
     derived.last_of("ev.0")
     derived.subjects.read_below(0, {f"ev.{number}.x": number for number in range(10_000)})

@@ -1,4 +1,4 @@
-"""The connection against a real nats-server: in, out, reconnect, no responders, bounds."""
+"""Test the connection against a real nats-server: in, out, reconnects, no responders, limits."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_listener_is_retired_when_no_messages_are_in_flight(bus: BusConnec
 
 
 async def test_subscription_is_reported_active_only_after_the_server_confirmed(bus: BusConnection, server: NatsServer) -> None:
-    """Whoever publishes over another connection after that is heard; one answer that is late is asked for again."""
+    """A publish over another connection after that is received. A late confirmation is requested once more."""
     other, settled, tries = await nats.connect(server.url), bus.settled, 0
 
     async def late_once(timeout_s: float) -> None:
@@ -186,8 +186,7 @@ async def test_connection_rejects_messages_above_max_payload_and_a_full_buffer(b
 
 
 async def test_connection_sends_and_receives_without_waking_a_task(bus: BusConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither nats-py's flusher nor the reading task has to be woken: what is sent is with the transport when ``send`` returns, and a
-    sink is called where the bytes arrive."""
+    """`send` gives the bytes to the transport at once, and a sink is called where the bytes arrive."""
     by_a_task: list[bytes] = []
     parse = bus._parser.parse
 
@@ -207,7 +206,7 @@ async def test_connection_sends_and_receives_without_waking_a_task(bus: BusConne
 
 
 async def test_callbacks_behind_a_read_run_once_after_all_its_messages(bus: BusConnection) -> None:
-    """Once for the messages that came together, in the same turn of the loop; one that fails takes nothing from the others."""
+    """A callback that fails does not affect the others."""
     await until(lambda: bus._receiver is not None, "the handshake is done")
     receiver = bus._receiver
     assert receiver is not None
@@ -283,7 +282,7 @@ class _Counted(asyncio.WriteTransport):
 
 
 async def test_messages_sent_behind_waiting_ones_keep_their_order(bus: BusConnection) -> None:
-    """nats-py's own commands go by its flusher."""
+    """The flusher of nats-py sends its own commands."""
     got: list[bytes] = []
     bus.listen("order.x", lambda s, r, payload, h: got.append(payload))
     await bus.settled(5)
@@ -304,7 +303,7 @@ async def test_messages_sent_behind_waiting_ones_keep_their_order(bus: BusConnec
 
 
 async def test_connection_going_down_keeps_marked_messages_and_counts_the_others(bus: BusConnection) -> None:
-    """Before nats-py knows of it: what is kept goes out with the next connection, the rest is counted."""
+    """nats-py does not know of the end yet. Marked messages leave with the next connection."""
     await until(lambda: bus._receiver is not None, "the handshake is done")
     receiver = bus._receiver
     assert receiver is not None
@@ -318,7 +317,7 @@ async def test_connection_going_down_keeps_marked_messages_and_counts_the_others
 
 
 async def test_partial_message_of_an_abandoned_connection_is_discarded() -> None:
-    """What still comes from the old server, while nats-py goes to the next one, is not taken."""
+    """Bytes of the old server are ignored while nats-py connects to the next one."""
     first, second = FakeServer(), FakeServer()
     urls = (await first.start(), await second.start())
     bus = await open_bus(NodeSettings("n1", Path("unused"), nats=urls[:1]), lambda: BusConnection("test"))
@@ -343,7 +342,7 @@ async def test_partial_message_of_an_abandoned_connection_is_discarded() -> None
 
 
 async def test_hostile_subjects_and_headers_reach_no_other_sink(bus: BusConnection, server: NatsServer) -> None:
-    """What nats-server takes for one token must be one here, and what is no text must end no reading [A12]."""
+    """A token of nats-server is a token for this parser. Bytes that are no text do not end the reading [A12]."""
     shop: list[Message] = []
     private: list[Message] = []
     owned: list[bytes] = []
@@ -376,7 +375,7 @@ async def test_hostile_subjects_and_headers_reach_no_other_sink(bus: BusConnecti
 async def test_messages_with_a_failing_sink_are_counted_and_logged_at_intervals(
     bus: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bug; and whoever can send what leads to it can send a million."""
+    """A publisher that can trigger the bug can do so a million times."""
     monkeypatch.setattr(connection_module, "_SAY_EVERY_S", 3600.0)
 
     def fails(subject: bytes, *_: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A connection step by step, without a server: in which order bytes leave, what a subscription writes, who is told what, and when."""
+"""Test a connection without a server: the order of bytes, subscriptions and reports."""
 
 from __future__ import annotations
 
@@ -431,9 +431,9 @@ async def test_closing_a_connection_is_not_reported_as_a_loss(
 
 
 async def test_connection_asks_for_its_credentials_only_if_the_server_requires_them(bus: Any) -> None:
-    assert bus.asks_who_comes is False
+    assert bus.requires_credentials is False
     bus._server_info = {"auth_required": True}
-    assert bus.asks_who_comes is True
+    assert bus.requires_credentials is True
 
 
 async def test_connection_stop_writes_waiting_bytes_first(bus: Any) -> None:

@@ -1,4 +1,4 @@
-"""A message that is sent again under its ``Nats-Msg-Id``: stored once, answered ``duplicate`` when the first is, never before [A3]."""
+"""Test a message that is sent again: it is stored once and answered `duplicate` once the first is committed [A3]."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ async def test_duplicate_acks_are_bounded() -> None:
 
 
 async def test_service_command_with_a_message_id_is_stored_each_time() -> None:
-    """The service that reads it knows its id, and answers once more; for others its id is known."""
+    """The service knows the id and answers again. Other publishers are deduplicated."""
     bench = Bench()
     for number in range(3):
         message = client_pb2.Message(
@@ -293,7 +293,7 @@ async def test_service_command_with_a_message_id_is_stored_each_time() -> None:
 
 
 async def test_batch_publish_with_message_ids_is_stored_without_deduplication() -> None:
-    """A service that gives on what it reads, headers and all, is not stopped by the ids in them."""
+    """A service forwards what it reads with its headers."""
     bench = Bench()
     rows = build_batch([b"v", b"w", b"x"], headers=[[("Nats-Msg-Id", b"a")], [("h", b"1")], [("Nats-Msg-Id", b"a")]])
     for number in range(2):

@@ -1,4 +1,4 @@
-"""Publishes with message ids that have no room: refused before anything is appended; what has none, or is known, goes on [A2, A3]."""
+"""Test publishes whose message ids have no room: they are rejected before an append [A2, A3]."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_message_id_room_counts_ids_in_flight_until_logged_or_rejected() -
 
 
 async def test_message_id_that_may_have_been_evicted_is_dropped_without_an_answer() -> None:
-    """What this node let go while it followed may be it: no is never said of what is stored [A2]."""
+    """A record that may be stored is never rejected [A2]."""
     bench = Bench(2)
     bench.node.bound_bytes = 296 + size_of([b"a"])
     for offset, name in enumerate((b"a", b"b")):  # as a follower does

@@ -1,4 +1,4 @@
-"""The ingest connection step by step: what is read, what waits, what is taken in one turn; each count exactly [A11]."""
+"""Test the ingest connection: what it reads, buffers and takes in one turn [A11]."""
 
 from __future__ import annotations
 

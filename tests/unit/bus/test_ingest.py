@@ -1,4 +1,4 @@
-"""From arrival to batch: what is together becomes one batch, bounds hold, refusals are told."""
+"""Test the way from arrival to batch: messages of a turn share a batch, within limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishes at their edges: what was left out unread, what is refused for one reason and asks for another, and bounds of headers."""
+"""Test publishes at their limits: dropped ones, rejections and headers."""
 
 from __future__ import annotations
 
@@ -146,7 +146,6 @@ async def test_ingest_stop_forgets_messages_not_yet_stored() -> None:
     ],
 )
 def test_batch_publish_with_a_reserved_header_on_any_record_is_rejected(headers: Any) -> None:
-    """Also where all names of all records are the same bytes, cut elsewhere."""
     batch = memoryview(build_batch([b"v"] * len(headers), headers=headers))
     with pytest.raises(InvalidBatchError, match="header name 'Lift-Key'"):
         body_to_store(batch, "ev", Codec.NONE)

@@ -1,4 +1,4 @@
-"""What of a publish is in the batch, in the event for the core, in the counters and in the answer: each of them, exactly."""
+"""Test which parts of a publish are in the batch, the event, the counters and the answer."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_ingest_batch_has_at_most_the_allowed_records(count: int, batches:
 
 @pytest.mark.parametrize("headers", [b"", KEYED])
 async def test_ingest_batch_has_at_most_the_allowed_bytes(headers: bytes) -> None:
-    """Subject, payload, headers and what a record costs count."""
+    """Subject, payload, headers and the overhead of a record count."""
     room = 4096 * 2
     size = room // 4
     payload = b"x" * (size - OVERHEAD - len(b"ev") - len(headers))

@@ -1,4 +1,4 @@
-"""More is published than a node can take: what it can't is left out and counted, and no server cuts it unnoticed [A11]."""
+"""Test overload: excess messages are dropped and counted, and no server disconnects the node [A11]."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def patient() -> Iterator[NatsServer]:
 
 
 async def test_ingest_loop_that_is_late_loses_no_messages(patient: NatsServer) -> None:
-    """The server could not write for longer than its bound lasts, if only the loop read."""
+    """The server could not write for as long as it buffers if only the loop read."""
     server = patient
     asks = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("reads"))
     taker = Taker()

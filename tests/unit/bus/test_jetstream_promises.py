@@ -143,7 +143,7 @@ async def test_envelope_with_an_unsupported_header_is_rejected_with_an_envelope(
 def test_stream_without_acks_stores_unsupported_headers() -> None:
     reader = MessageDecoder(PartitionKey("s", "u1", 0), "ev", AckPolicy.NONE, InboxRule(("_INBOX.",)), Codec.NONE)
     columns = reader.read([(b"ev", b"_INBOX.a.$FI", b"v", block("Nats-TTL", "Nats-Rollup"))], 0)
-    assert (columns.unfit, columns.unfit_then) == ({}, {})
+    assert (columns.unfit, columns.unfit_after_sequence) == ({}, {})
 
 
 def test_jetstream_answers_name_each_partition_differently() -> None:
@@ -161,8 +161,8 @@ def test_jetstream_answers_name_each_partition_differently() -> None:
     assert stored == {"stream": "s.3", "seq": 7}
     assert refused["stream"] == "s.3"
     for expected in ("s", "s.3"):
-        assert jetstream_headers.why_not_first([("Nats-Expected-Stream", expected.encode())], "s", 3) is None
-    assert jetstream_headers.why_not_first([("Nats-Expected-Stream", b"s.2")], "s", 3) is not None
+        assert jetstream_headers.rejection_before_sequence([("Nats-Expected-Stream", expected.encode())], "s", 3) is None
+    assert jetstream_headers.rejection_before_sequence([("Nats-Expected-Stream", b"s.2")], "s", 3) is not None
 
 
 async def test_rejected_message_is_not_accepted_because_of_a_later_one() -> None:

@@ -123,7 +123,7 @@ PROTOCOL = frames.encode(replication_pb2.ReplicationRequest(replicaID="n2", offs
 )
 @pytest.mark.parametrize("payload", [PROTOCOL, QUESTION, PROTOCOL[:7] + b"\xfe", PROTOCOL[:4] + b"\x07" + PROTOCOL[5:]])
 def test_frame_of_another_cluster_is_stored_and_never_answered(own: str, subject: bytes, payload: bytes) -> None:
-    """Its nodes would take our ack for the answer of the peer that they asked [A8]."""
+    """Its nodes would take the ack for the answer of their peer [A8]."""
     reader = MessageDecoder(KEY, own, AckPolicy.ALL, INBOXES)
     columns = reader.read([(subject, b"_INBOX.a", payload, b""), (subject, b"_INBOX.b", b"plain", b"")], 77)
     assert columns.values == [payload, b"plain"]

@@ -1,4 +1,4 @@
-"""One call of a parser: where it stops, what it needs, what it gave to whom and counted; with and without leaving out."""
+"""Test one call of the parser: where it stops, and what it delivered and counted."""
 
 from __future__ import annotations
 

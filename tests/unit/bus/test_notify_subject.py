@@ -1,4 +1,4 @@
-"""What comes on a node's notify subject: each kind reaches who answers it, whole; anything else is counted and reaches nobody."""
+"""Test the notify subject of a node: each kind reaches its receiver, anything else is counted."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_notification_wake_up_frame_is_cached_until_its_partition_is_forgotten(n
 
 
 def test_notification_question_is_answered_by_the_worker_that_hosts_the_partition() -> None:
-    """Another's no would depose a leader that serves, another's yes have it replaced before its publishers are answered."""
+    """The answer of another worker would depose a serving leader, or replace it too early."""
     hosts = share_of(KEY.stream, KEY.partition, 2)
     for number in range(2):
         node = Node(WorkerShare(number, 2))

@@ -1,4 +1,4 @@
-"""Opening a connection goes on until a server lets the node in; and when the ingest connection asks the server for what it holds."""
+"""Test that a connection opens with retries, and when it asks the server for statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outlet of a connection: few writes a turn, in order, the first at once, bounded, nothing kept for another turn."""
+"""Test the outlet of a connection: few writes in a turn, in order, bounded."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_outlet_writes_nothing_to_a_closing_transport() -> None:
 
 
 async def test_outlet_writes_the_first_messages_of_a_turn_at_once_by_default() -> None:
-    """A turn may flush before it ends: an answer that waited for its end made single acks an eighth slower."""
+    """An answer that waits for the end of its turn makes single acks an eighth slower."""
     out, transport = outlet()
     for _ in range(2):
         transport.writes.clear()

@@ -1,4 +1,4 @@
-"""The parser gives the same messages however the bytes are cut, and leaves the rest to nats-py."""
+"""Test that the parser delivers the same messages for any split of the bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from nats.protocol.parser import ProtocolError
 
 from liftpy.nats.parser import Pattern
 from sidecar.transport.parser import SinkParser
-from tests.unit.bus.parser_fuzz import fuzz
+from tests.long import examples
+from tests.unit.bus.parser_fuzz import complete, fuzz
 
 MESSAGES = [
     (b"a.b", b"", b"hello", b""),
@@ -75,11 +76,11 @@ def run(chunks: list[bytes]) -> tuple[list[tuple[bytes, bytes, bytes, bytes]], F
         for chunk in chunks:
             await parser.parse(chunk)
 
-    asyncio.run(feed())
+    complete(feed())
     return got, client
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=8), st.lists(st.integers(0, 12_000), max_size=8))
 def test_parser_gives_the_same_messages_however_the_bytes_are_split(picks: list[int], cuts: list[int]) -> None:
     noise = [b"PING\r\n", b'INFO {"a":1}\r\n', b"PONG\r\n"]
@@ -199,7 +200,7 @@ def test_parser_reads_random_hostile_streams_as_the_protocol_defines() -> None:
 
 
 def test_parser_cannot_be_redirected_to_another_subscription_by_publishers() -> None:
-    """``shop.a\\x0b7`` is one token for nats-server; white space once ended the field, and 7 was taken for the sid [A12]."""
+    """nats-server takes ``shop.a\x0b7`` for one token. A parser that splits at \x0b would take 7 for the sid [A12]."""
     got: list[tuple[int, bytes]] = []
     client = FakeClient()
     sinks = {b"%d" % sid: (lambda s, r, payload, h, sid=sid: got.append((sid, payload))) for sid in (5, 7)}

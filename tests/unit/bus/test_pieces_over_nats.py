@@ -1,4 +1,4 @@
-"""Whatever nats-server takes is stored, and every batch in a log reaches followers and readers, in pieces where it has to."""
+"""Test that every stored batch reaches followers and readers, in pieces where necessary."""
 
 from __future__ import annotations
 

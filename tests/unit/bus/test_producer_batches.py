@@ -1,4 +1,4 @@
-"""Producers' batches on a data subject: stored once and in order, each answered once, when it is committed [A1, A2, A3]."""
+"""Test batches of producers: stored once, in order, answered once when committed [A1, A2, A3]."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_producer_duplicate_waits_for_the_last_batch_of_its_producer() -> None:
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
 def test_producer_batch_that_overlaps_is_stored_from_its_new_records(codec: Codec) -> None:
-    """Its process came back and batches in another way."""
+    """Its process restarted and batches in another way."""
     bench = begun(codec)
     send(bench, 0, 9)
     bench.commit()

@@ -1,4 +1,4 @@
-"""What a quota does to publishers: the first are stored, the rest told when to come again, nobody is told no of what is stored."""
+"""Test what a quota does to publishers: the first are stored, the others learn when to retry."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_quota_rejection_without_a_lease_is_sent_with_the_lease() -> None:
 
 
 def test_quota_rejections_without_a_lease_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acks, "MOST_UNTOLD", 2)
+    monkeypatch.setattr(acks, "MAX_DELAYED_REJECTIONS", 2)
     bench = a_bench()
     may = {"refuse": False}
     bench.ingest._may = bench.ingest._may._replace(refuse=lambda: may["refuse"], refuse_for_now=lambda: may["refuse"])
@@ -174,7 +174,7 @@ def test_quota_rejection_is_never_sent_while_standbys_exist() -> None:
     bench.ingest._may = bench.ingest._may._replace(refuse=lambda: True, refuse_for_now=lambda: False)
     bench.arrive(*((b"_INBOX.%d" % number, b"%d" % number, b"") for number in range(4)))
     bench.ingest.settle()
-    assert (bench.lines, bench.acks.owes_a_no, bench.ingest.counters.refused["quota"]) == ([], False, 2)
+    assert (bench.lines, bench.acks.has_delayed_rejections, bench.ingest.counters.refused["quota"]) == ([], False, 2)
 
 
 def test_quota_settings_change_at_runtime_without_filling_the_bucket() -> None:

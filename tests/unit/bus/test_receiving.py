@@ -1,4 +1,4 @@
-"""A Receiver: what comes is taken where it arrives, the rest is kept for the reading task, in order and within a bound."""
+"""Test a Receiver: it takes messages on arrival and buffers the others in order, within a bound."""
 
 from __future__ import annotations
 

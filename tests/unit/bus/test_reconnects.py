@@ -1,4 +1,4 @@
-"""What nats-py leaves half done when it connects anew, and what a connection makes of it."""
+"""Test what nats-py leaves unfinished at a reconnect, and how a connection completes it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def server() -> AsyncIterator[LateServer]:
 
 @pytest.mark.parametrize("inflow", [False, True])
 async def test_late_pong_causes_no_second_connection(server: LateServer, monkeypatch: pytest.MonkeyPatch, inflow: bool) -> None:
-    """In a flood the PONG lies behind much else. Both connections would bring every publish."""
+    """In a flood the PONG is behind many messages. Two connections would deliver every publish twice."""
     settings = NodeSettings("n1", Path("unused"), nats=(await server.start(),))
     bus = await open_bus(settings, lambda: Inflow(NodeIntake(), 1 << 20) if inflow else BusConnection("test"))
     got: list[bytes] = []
@@ -108,7 +108,7 @@ async def test_invalid_server_info_does_not_end_the_reconnecting(server: LateSer
 
 
 async def test_connection_that_fails_after_the_handshake_is_closed(server: LateServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What follows the handshake can't be written: the next connection's messages are not put behind half of one of that one's."""
+    """The next connection must not continue half a message."""
     bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(await server.start(),)), lambda: BusConnection("test"))
     got: list[bytes] = []
     bus.listen("ev", lambda subject, reply, payload, headers: got.append(payload))

@@ -1,4 +1,4 @@
-"""What is refused unread: exactly the plain messages that somebody waits for, of who refuses; all others are given as ever."""
+"""Test the rejection of unread messages: exactly those with a reply subject of rejecting partitions."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.envelope import MAGIC, Ordinary
 from sidecar.transport.ingest_connection import _PIECE_BYTES as PIECE_BYTES
 from sidecar.transport.parser import InflowParser
+from tests.long import examples
 from tests.unit.bus.batches import Bench, published
 from tests.unit.bus.inflow_bench import MS
 from tests.unit.bus.inflow_bench import Bench as BusBench
@@ -186,12 +187,11 @@ def _bytes_of(frame: Any) -> bytes:
     return b" ".join([*words, *sizes, b"%d" % len(block + payload)]) + b"\r\n" + block + payload + b"\r\n"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(_FRAME, max_size=12), st.lists(st.integers(0, 400), max_size=4), st.data())
 async def test_unread_rejection_handles_each_message_once_however_the_bytes_are_split(
     frames: list[Any], cuts: list[int], data: Any
 ) -> None:
-    """Beside the rule as one sentence says it: each message has one end, in the order of its subscription's own."""
     stream, made = b"".join(map(_bytes_of, frames)), Refusing()
     ends = sorted({min(cut, len(stream)) for cut in cuts} | {len(stream)})
     for start, end in zip([0, *ends], ends, strict=False):
@@ -240,12 +240,12 @@ async def test_inflow_turn_measures_the_age_of_unread_bytes_and_opens_or_closes_
 
 
 async def test_inflow_with_an_empty_buffer_opens_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last turn began late: what comes alone from then on is taken where it arrives, without a turn."""
+    """The last turn began late. A single message is then taken on arrival, without a turn."""
     bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
     bench.bus._room_of_node = room
     bench.parsing()
     bench.bus._append(bytes(2))
-    room.look_at_age(2, 0, bench.now_ns)
+    room.update_wait(2, 0, bench.now_ns)
     bench.now_ns += 101 * MS
     await bench.bus._take_some()
     assert (room.is_late, bench.bus._parser.pauses, bench.bus.waiting_bytes) == (True, True, 0)
@@ -264,7 +264,7 @@ async def test_inflow_turn_parses_more_while_most_messages_are_rejected(
     bench.bus._room_of_node = room
     pieces = bench.parsing(each_ns=1)
     bench.bus._append(bytes(20 * PIECE_BYTES))
-    room.look_at_age(20 * PIECE_BYTES, 0, bench.now_ns)
+    room.update_wait(20 * PIECE_BYTES, 0, bench.now_ns)
     bench.now_ns += waited_ms * MS
     await bench.bus._take_some()
     assert len(pieces) == taken
@@ -335,7 +335,7 @@ def test_overload_rejects_for_slow_commits_only_under_pressure() -> None:
 
 
 def test_overload_rejects_for_late_acks_even_without_pressure() -> None:
-    """A queue that stands before the commit, at the begin of a flood: nothing waits unread for long."""
+    """At the start of a flood the queue is before the commit, and few bytes wait unread."""
     bench = Refused()
     door = bench.ingest._overload
     bench.node = MemoryBudget(100, late_s=1.0)
@@ -345,7 +345,7 @@ def test_overload_rejects_for_late_acks_even_without_pressure() -> None:
         at_ms = 7000 + 50 * step
         bench.ingest.counters.times.now_ns = lambda now_ms=at_ms: now_ms * MS  # type: ignore[misc]
         seen.append(door.refuses())
-        bench.node.look_at_age(0, 0, at_ms * MS)
+        bench.node.update_wait(0, 0, at_ms * MS)
         if seen[-1]:
             break
         bench.arrive((b"_INBOX.1", b"v", b""))
@@ -356,17 +356,17 @@ def test_overload_rejects_for_late_acks_even_without_pressure() -> None:
 
 
 def test_overload_keeps_the_node_pressed_while_rejecting_for_commits() -> None:
-    """What comes is refused as soon as it is read then: no age of unread bytes would say that too much comes."""
+    """Publishes are rejected when they are read, so the age of unread bytes shows no overload."""
     bench = Refused()
     bench.node = MemoryBudget(100, late_s=1.0)
     bench.may(room=PartitionRoom(bench.node, 1 << 20, lambda: 0))
     _waits_for_its_commit(bench)
     assert bench.ingest._overload.refuses()
-    bench.node.look_at_age(0, 0, 7502 * MS)
+    bench.node.update_wait(0, 0, 7502 * MS)
     assert bench.node.is_pressed
     bench.acks.release(AckPolicy.ALL, 0, 3, 0)
     assert not bench.ingest._overload.refuses()
-    bench.node.look_at_age(0, 0, (7501 + 7000) * MS)
+    bench.node.update_wait(0, 0, (7501 + 7000) * MS)
     assert not bench.node.is_pressed
 
 
@@ -412,7 +412,7 @@ def test_stream_without_acks_accepts_requests_on_a_late_node() -> None:
 
 @pytest.mark.parametrize("again", [b"_INBOX.2", b"_INBOX.1"])
 def test_overload_does_not_reject_a_stored_duplicate(again: bytes) -> None:
-    """In one batch: the stored one has a message id, the other has a new one."""
+    """A batch has the stored message and one with a new id."""
     bench, first, new = Refused(), b"NATS/1.0\r\nNats-Msg-Id: m1\r\n\r\n", b"NATS/1.0\r\nNats-Msg-Id: m2\r\n\r\n"
     bench.arrive((b"_INBOX.1", b"v", first))
     bench.node.is_late = True
@@ -424,10 +424,10 @@ def test_overload_does_not_reject_a_stored_duplicate(again: bytes) -> None:
 def test_overload_checks_are_spaced_by_the_waiting_time() -> None:
     node, ms = MemoryBudget(late_s=1.0), 1_000_000
     for number in range(60_000):  # a minute of turns of 1 ms, in which nothing is looked at
-        node.look_at_age(1 + number, 0, number * ms)
+        node.update_wait(1 + number, 0, number * ms)
     assert len(node._looks) < 600
     assert node.waited_ns == 59_999 * ms
-    node.look_at_age(60_000, 30_000, 60_000 * ms)
+    node.update_wait(60_000, 30_000, 60_000 * ms)
     assert 29_000 * ms < node.waited_ns <= 30_010 * ms
 
 

@@ -1,4 +1,4 @@
-"""The thread that empties a socket: it reads while there is room, no byte without, and says once that the other side is gone."""
+"""Test the thread that empties a socket: it reads while there is room and reports the end once."""
 
 from __future__ import annotations
 

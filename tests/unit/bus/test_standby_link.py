@@ -1,4 +1,4 @@
-"""The connection that standbys hear by: opened when it is first needed; a new leader's sink takes the place of its standby's."""
+"""Test the connection of standbys: it opens at first need, and a new leader's sink replaces its standby's."""
 
 from __future__ import annotations
 
@@ -188,5 +188,5 @@ async def test_standby_connection_survives_credentials_that_are_unreadable_for_a
     standby.hear("a", "sink", "given up")  # type: ignore[arg-type]
     await until(lambda: standby.link is link, "it is there")
     assert link.told == [("listen", "a", "sink", "given up")]
-    assert caplog.messages == ["no connection for standbys yet: a.creds can't be read"], "said once"
+    assert caplog.messages == ["standby connection cannot connect to NATS error=a.creds can't be read: retrying"], "said once"
     await standby.stop()

@@ -1,4 +1,4 @@
-"""A stream's largest message and its wish for offsets: said behind duplicates and wrong offsets, before anything is appended."""
+"""Test the largest message of a stream and its demand for offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An Ingest that goes on with what its node heard while it stood by: no gap, no overlap, one answer each."""
+"""Test an Ingest that continues with the buffer of its standby: no gap, no overlap, one answer each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch that needs pieces, and a follower whose version takes none: the operator is told, once."""
+"""Test a follower whose version takes no pieces: the operator is told once."""
 
 from __future__ import annotations
 

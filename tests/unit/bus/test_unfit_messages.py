@@ -1,4 +1,4 @@
-"""Messages of one read are judged as if each had come alone, whatever is wrong with some of them."""
+"""Test that messages of one read are judged as if each had come alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wake-up says which stream it is for: one for a stream that was made anew under its name wakes nobody of the new one."""
+"""Test that a wake-up names its stream: a recreated stream ignores those of the deleted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a nats-server says of a connection: how it is asked, what is believed of the answers, and what a cut has cost."""
+"""Test the statistics of a nats-server: how they are requested and believed, and what a disconnect lost."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_server_statistics_answer_is_delivered_once_with_its_request_time(asker:
 
 
 def test_server_statistics_answer_without_a_request_is_ignored(asker: Asker) -> None:
-    """Whatever it says: anybody may send to an inbox."""
+    """Anybody may send to an inbox."""
     asker.bus.answer(9, server="", cid=0)
     asker.ask()
     asker.bus.answer(9, server="", cid=0)
@@ -117,7 +117,7 @@ def test_server_statistics_are_requested_at_intervals_and_rarely_from_a_silent_s
 
 
 def test_server_statistics_without_a_connection_do_not_count_as_silence(asker: Asker) -> None:
-    """The link to ask by was away for minutes: with a burst behind it the server is asked at once, and as often as ever."""
+    """After minutes without a link, a burst asks the server at once."""
     asker.ask()
     asker.bus.up = False
     assert asker.ask(1_000) == 1
@@ -137,7 +137,6 @@ def test_server_statistics_silence_of_one_server_does_not_count_for_the_next(ask
 
 
 def test_server_statistics_after_a_disconnect_are_requested_independently(asker: Asker) -> None:
-    """A server that is gone with its connection says nothing; nor does it hold for the next one."""
     asker.backlog.ask("s0", 7, asker.heard.append, at_once=True)
     assert (asker.ask(60_000), asker.ask(20)) == (1, 1)
 
@@ -269,9 +268,9 @@ async def test_connection_watchers_hear_the_loss_and_the_reconnect(caplog: pytes
     await made._reconnected()
     assert told == [False, "renewed", True]
     assert made.errors == {"OSError": 1, "TimeoutError": 1, "disconnected": 1}
-    assert [text.split(" at ")[0] for text in caplog.messages] == [
-        "NATS connection for acks lost (TimeoutError); reconnecting",
-        "NATS connection for acks is back,",
+    assert [text.split(" server=")[0] for text in caplog.messages] == [
+        "NATS connection lost connection=acks reason=TimeoutError: reconnecting",
+        "NATS connection restored connection=acks",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Who reads the socket of the ingest connection: the loop, and in a burst a thread [A11]."""
+"""Test who reads the ingest socket: the event loop, and a thread in a burst [A11]."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_burst_is_read_by_a_thread(bench: Bench) -> None:
     assert bus._hand_over()
     thread, transport = bus._thread, bus._receiver.transport
     assert (bus.bursts, transport.did) == (1, ["pause"])
-    assert thread.given[:3] == (5, bus._read_aside, bus._reads)
+    assert thread.given[:3] == (5, bus._append_from_thread, bus._reads)
     assert bus._hand_over(), "it has done so"
     assert (bus._thread, bus.bursts, transport.did) == (thread, 1, ["pause"])
     thread.given[3]()
@@ -64,7 +64,6 @@ async def test_burst_is_read_by_the_loop_if_a_thread_cannot_read(bench: Bench, w
 
 @pytest.mark.parametrize("error", [OSError(24, "no descriptor"), RuntimeError("can't start new thread")])
 async def test_burst_is_read_by_the_loop_if_no_thread_can_start(bench: Bench, error: Exception) -> None:
-    """A connection that ends for it would lose what is on its way, with every burst."""
     bus, transport = bench.bus, bench.bus._receiver.transport
 
     def fails(*given: Any) -> None:
@@ -92,7 +91,7 @@ async def test_loop_resumes_reading_only_if_the_transport_is_open(
     bus._thread = Thread() if thread else None
     if not receiver:
         bus._receiver = None
-    bus._hand_back()
+    bus._resume_loop_reads()
     assert (bus._thread, transport.did) == (None, [])
 
 
@@ -101,13 +100,13 @@ async def test_loop_is_woken_once_for_all_reads_of_the_thread(bench: Bench) -> N
     calls: list[Any] = []
     bus._loop = SimpleNamespace(call_soon_threadsafe=calls.append)
     bus._pings_outstanding = 2
-    bus._read_aside(b"ab")
-    bus._read_aside(b"c")
+    bus._append_from_thread(b"ab")
+    bus._append_from_thread(b"c")
     assert (list(bus._chunks), bus.waiting_bytes, calls) == ([b"ab", b"c"], 3, [bus._tell])
     assert not bus._arrived.is_set(), "an event is no thing of threads"
     calls[0]()
     assert (bus._arrived.is_set(), bus._pings_outstanding) == (True, 0)
-    bus._read_aside(b"d")
+    bus._append_from_thread(b"d")
     assert len(calls) == 2
 
     def gone(callback: Any) -> None:
@@ -115,7 +114,7 @@ async def test_loop_is_woken_once_for_all_reads_of_the_thread(bench: Bench) -> N
 
     bus._loop = SimpleNamespace(call_soon_threadsafe=gone)
     bus._tell()
-    bus._read_aside(b"e")
+    bus._append_from_thread(b"e")
     assert bus.waiting_bytes == 5
 
 

@@ -74,9 +74,13 @@ def test_command_without_a_server_exits_with_3_and_names_the_url(words: list[str
     assert (code, out) == (3, "")
     assert "nats://127.0.0.1:1" in err
     assert "try again" in err
+    assert "nats-lost: docs/runbooks/nats-lost.md" in err
     code, out, err = run(*words, *NOBODY, "--json", capsys=capsys)
     assert (code, out) == (3, "")
-    assert json.loads(err)["error"] == {"code": "UNAVAILABLE", "detail": json.loads(err)["error"]["detail"], "retryable": True}
+    assert json.loads(err)["error"] == {
+        "code": "UNAVAILABLE", "detail": json.loads(err)["error"]["detail"], "retryable": True, "verdict": "nats-lost",
+        "runbook": "docs/runbooks/nats-lost.md",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

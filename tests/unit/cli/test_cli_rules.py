@@ -248,8 +248,8 @@ async def test_service_run_logs_once_that_it_waits_for_nats(
     [
         (("stream", "create", "s", "--subject", "s", "--segment-bytes", "1"), "--segment-bytes = 1 "),
         (("stream", "create", "s", "--subject", "s", "--quota-records", "-1"), "--quota-records = -1 "),
-        (("log-level", "n1", "debug", "--for", "25h"), "--for: '25h'"),
-        (("log-level", "n1", "debug", "--for", "0s"), "--for: '0s'"),
+        (("log-level", "n1", "debug", "--for", "25h"), "'--for': 25h is outside 1ms to 1d"),
+        (("log-level", "n1", "debug", "--for", "0s"), "'--for': 0s is outside 1ms to 1d"),
         (("publish", "s", "--header", "Lift-Key=1"), "--header: "),
         (("publish", "s", "--header", "Nats-Msg-Id=1"), "--header: "),
     ],

@@ -28,10 +28,11 @@ from liftpy.core.observe.node_summary import glance_of
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
 from sidecar.cli.main import main
+from sidecar.status.figures import NodeFigures
 from sidecar.status.status_api import glance_at
 from tests.flat_client import FlatClient
 from tests.unit.cluster.cluster_driver import Driver
-from tests.unit.node.test_metrics import a_reporter, gathered
+from tests.unit.node.test_metrics import a_reporter
 
 MODULES = {
     name: importlib.import_module(f"sidecar.cli.{name}")
@@ -561,6 +562,17 @@ def test_status_health_and_top_name_a_partition_that_waits_for_an_unclean_electi
 ) -> None:
     """``status``, ``health``, and the verdict that ``top`` and the page show."""
     command = "liftpy partition elect orders 1 --node n2 --unclean"
+
+    async def summary(node: str, *_: Any) -> Any:
+        watch = ControllerMetrics()
+        watch.changed(cluster.image, 0)
+        nodes = {name: SimpleNamespace(fenced=False, leaving=False) for name in cluster.image.nodes}
+        reporter = a_reporter([], cluster_watch=watch, incarnation=6, uptime_s=7.0, node_id=node)
+        reporter.group.leader, reporter.group.image.nodes = "n1", nodes
+        reporter.nats = lambda: {**a_reporter([]).nats(), "connected": True}
+        return glance_of(json.loads(glance_at(await NodeFigures(reporter).gather(), reporter).encode())["glance"])
+
+    monkeypatch.setattr(FlatClient, "node_glance", lambda _, node, *rest: summary(node, *rest))
     cluster.set("orders", 1, status=PartitionStatus.OFFLINE, leader="", isr=("n2",), incomplete=("n2",))
     assert command in run(capsys, "status")[1]
 
@@ -572,20 +584,14 @@ def test_status_health_and_top_name_a_partition_that_waits_for_an_unclean_electi
         async def healthy(*_: Any) -> dict[str, Any]:
             return {"health": {"ready": True}, "checks": {}}
 
-        async def no_glance(*_: Any) -> None:
-            return None
-
-        yield SimpleNamespace(describe_cluster=describe, node_health=healthy, node_glance=no_glance)
+        yield SimpleNamespace(describe_cluster=describe, node_health=healthy, node_glance=summary)
 
     monkeypatch.setattr(importlib.import_module("sidecar.cli.health_nats"), "asking", asking)
     code, said, _ = run(capsys, "health")
     assert (code, command in said) == (1, True)
 
-    watch = ControllerMetrics()
-    watch.changed(cluster.image, 0)
-    reporter = a_reporter([], cluster_watch=watch, incarnation=6, uptime_s=7.0)
-    glance = glance_of(json.loads(glance_at(gathered(reporter), reporter).encode())["glance"])
-    assert any(reason.stops and command in reason.text for reason in judge({"n1": glance}).reasons)
+    verdict = judge({"n1": asyncio.run(summary("n1"))})
+    assert any(one.word == "suspect" and command in one.text for one in verdict.reasons)
     cluster.set("orders", 1, status=PartitionStatus.ONLINE, leader="n2", incomplete=())
     assert command not in run(capsys, "status")[1]
     assert run(capsys, "health")[0] == 0

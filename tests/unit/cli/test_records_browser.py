@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client
-from liftpy.errors import ConfigError
+from liftpy.errors import ConfigError, LiftError, NotAllowedError
 from liftpy.testing.memory import MemoryCluster
 from sidecar.cli.dashboard import ClusterSite
-from sidecar.status.records import MOST_BYTES, RecordsBrowser, RecordsQuery, readable, records_query
+from sidecar.status.records import MOST_BYTES, RecordsBrowser, RecordsQuery, query_text, readable, records_query
 
 HOSTILE = b"<script>alert(1)</script>"
 
@@ -31,9 +31,15 @@ class Browsed:
     """A dashboard with a records browser."""
 
     def __init__(self, client: Client) -> None:
-        self.reads: list[tuple[RecordsQuery, int]] = []
-        self.browser = RecordsBrowser(client, lambda query, count: self.reads.append((query, count)))
+        self.reads: list[RecordsQuery] = []
+        self.refusal: LiftError | None = None
+        self.browser = RecordsBrowser(client, self.report)
         self.site = ClusterSite(client, "liftpy", ("127.0.0.1",), self.browser)
+
+    async def report(self, query: RecordsQuery) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.reads.append(query)
 
     async def get(self, path: str) -> str:
         answer = self.site.respond(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
@@ -49,8 +55,18 @@ async def test_records_browser_shows_the_newest_records_first(client: Client) ->
     browsed = Browsed(client)
     assert await browsed.offsets(limit="3") == [30, 29, 28]
     assert await browsed.offsets(limit="2", key="even") == [28, 26]
-    [(query, count), _] = browsed.reads
-    assert (query.stream, query.partition, count) == ("orders", 0, 3)
+    assert [(query.stream, query.partition, query_text(query)) for query in browsed.reads] == [
+        ("orders", 0, 'from="newest" limit=3'),
+        ("orders", 0, 'from="newest" key="even" limit=2'),
+    ]
+
+
+async def test_records_browser_without_an_audit_event_shows_no_record(client: Client) -> None:
+    browsed = Browsed(client)
+    browsed.refusal = NotAllowedError("not an operator")
+    page = await browsed.browser.read(records_query("orders", {}))
+    assert page["rows"] == []
+    assert "not an operator" in page["note"]
 
 
 async def test_records_browser_with_a_start_reads_forwards_to_the_end(client: Client) -> None:

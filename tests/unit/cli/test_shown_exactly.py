@@ -40,10 +40,11 @@ PARTITION: dict[str, Any] = {
     "isr": ["a", "b"], "high_watermark": 10, "newest_offset": 12, "lag": {"a": 0, "b": 2, "c": None}, "services": {},
 }  # fmt: skip
 FOUND: dict[str, Any] = {
-    "metadata_leader": "a", "nodes": [node("a")], "partitions": [PARTITION], "moves": [], "waiting": [],
+    "verdict": {"word": "OK", "reasons": []}, "metadata_leader": "a", "nodes": [node("a")], "partitions": [PARTITION], "moves": [],
+    "waiting": [],
 }  # fmt: skip
 HEAD = [
-    "nodes", "node state incarnation rack leads metadata version", "a live 7 r1 2 member 1.2", "metadata leader: a",
+    "cluster: OK", "nodes", "node state incarnation rack leads metadata version", "a live 7 r1 2 member 1.2", "metadata leader: a",
 ]  # fmt: skip
 TABLE = [
     "partitions",
@@ -71,7 +72,7 @@ def test_status_text_shows_the_state_of_each_node(
     more: dict[str, Any], state: str, role: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status._show(FOUND | {"nodes": [node("a", **more)]})
-    assert words(capsys)[2] == " ".join(f"a {state} 7 r1 2 {role} 1.2".split())
+    assert words(capsys)[3] == " ".join(f"a {state} 7 r1 2 {role} 1.2".split())
 
 
 def test_status_text_shows_waiting_streams_and_missing_parts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +83,7 @@ def test_status_text_shows_waiting_streams_and_missing_parts(capsys: pytest.Capt
     status._show(FOUND | {"waiting": waiting, "partitions": []})
     assert words(capsys) == [*HEAD, *told]
     status._show(FOUND | {"partitions": [], "metadata_leader": ""})
-    assert words(capsys)[3:] == [
+    assert words(capsys)[4:] == [
         "metadata leader: none", "no streams yet: liftpy stream create NAME --subject SUBJECT",
     ]  # fmt: skip
     status._show(FOUND | {"partitions": [PARTITION | {"leader": "", "high_watermark": None, "newest_offset": None}]})

@@ -47,6 +47,7 @@ def test_status_tables_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
             "metadata_leader": "n1",
             "partitions": [partition("orders", "n1", "n2", "n3")],
             "waiting": [],
+            "verdict": {"word": "OK", "reasons": []},
             "moves": [],
         }
     )

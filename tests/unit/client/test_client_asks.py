@@ -220,7 +220,7 @@ async def test_a_task_that_swallows_cancellations_is_cancelled_until_it_ends(
     before = swallowed
     await cancellation.end_tasks([never])
     assert swallowed == before + 5
-    assert caplog.messages == ["tasks that do not end: deaf"]
+    assert caplog.messages == ["tasks did not end tasks=deaf: abandoned"]
     while not never.done():
         never.cancel()
         await asyncio.sleep(0)

@@ -70,7 +70,7 @@ async def test_ordered_queue_with_many_workers_keeps_the_order_and_completes(
 ) -> None:
     """Iterating, with windows of keys that are smaller than what is held."""
     monkeypatch.setattr(module, "_AHEAD", 3)
-    keys = "aaaaaaaaaaaaaaab-cbca" * 12
+    keys = "aaaaaaaaaaaaaaab-cbca" * 4
     await fill(client, keys)
     done: dict[str, list[int]] = defaultdict(list)
     left = set(range(len(keys)))

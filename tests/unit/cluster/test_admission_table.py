@@ -1,4 +1,4 @@
-"""The table of admission: its order is what clients see when a request breaks two rules."""
+"""Test the order of the admission table: clients see it when a request breaks two rules."""
 
 from __future__ import annotations
 

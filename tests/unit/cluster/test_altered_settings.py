@@ -1,4 +1,4 @@
-"""AlterStream: other settings, by compare-and-set on their version; what is fixed stays, and every replica hears of it."""
+"""Test AlterStream of settings: compare-and-set on their version, fixed settings, and every replica."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cluster_driver import Driver, Error
 
 from liftpy.config import ALTERABLE, AckPolicy, StreamConfig
 from liftpy.core.base.partition import Pause
-from liftpy.core.metadata.codec import altered, config_to_pb, wire_name
+from liftpy.core.metadata.codec import CONFIG, altered, config_to_pb
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError
@@ -137,9 +137,9 @@ def test_every_alterable_setting_is_applied_by_its_name() -> None:
     values = {"read_only": True, "optimistic_concurrency": True, "quota_exempt": True, "segment_bytes": 8192}
     wanted = StreamConfig(**{name: values.get(name, 77) for name in ALTERABLE})  # type: ignore[arg-type]
     before = StreamConfig(max_per_subject=3)
-    assert altered(before, config_to_pb(wanted), [wire_name(name) for name in ALTERABLE]) == wanted
+    assert altered(before, config_to_pb(wanted), [CONFIG.wire_names[name] for name in ALTERABLE]) == wanted
     for name in ALTERABLE:
-        one = altered(before, config_to_pb(wanted), [wire_name(name)])
+        one = altered(before, config_to_pb(wanted), [CONFIG.wire_names[name]])
         assert {field for field in ALTERABLE if getattr(one, field) != getattr(before, field)} == {name}
     with pytest.raises(ConfigError, match="codec"):
         altered(StreamConfig(), pb.StreamConfig(codec="zstd"), ["codec"])

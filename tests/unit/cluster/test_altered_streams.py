@@ -1,4 +1,4 @@
-"""AlterStream: another replication factor, up where least is, down without the leader; and what drained nodes are not given."""
+"""Test AlterStream of the replication factor: placement of new replicas, and removal without the leader."""
 
 from __future__ import annotations
 

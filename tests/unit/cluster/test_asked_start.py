@@ -1,4 +1,4 @@
-"""TruncateBefore: where a partition's log begins, for every replica; it never goes back, but where offsets are given anew."""
+"""Test TruncateBefore: the log start of every replica never goes back, unless offsets are reused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch is decided as its requests would be one after the other: same image, same answers, each by its own compare-and-set."""
+"""Test that a batch decides its requests as if they came one after the other."""
 
 from __future__ import annotations
 

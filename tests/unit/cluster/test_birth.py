@@ -1,4 +1,4 @@
-"""The level at which a new group begins: the newest that all its controllers speak, before anything else is decided."""
+"""Test the level of a new group: the newest that all its controllers support."""
 
 from __future__ import annotations
 

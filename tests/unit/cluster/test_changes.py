@@ -1,4 +1,4 @@
-"""What leads from one image to another, as a worker process replays it."""
+"""Test the changes from one image to the next, as a worker process replays them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _strike(driver: Driver, rng: random.Random, names: list[str]) -> None:
 
 
 def test_worker_replaying_the_records_gets_the_same_image() -> None:
-    """Also where it is shown only some of the images."""
+    """The worker also gets only some of the images."""
     rng = random.Random(7)
     for _ in range(30):
         driver, names = Driver(("a", "b", "c")), ["orders"]

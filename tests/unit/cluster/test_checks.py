@@ -1,4 +1,4 @@
-"""What is checked of every image and of every step between two: each rule broken once, and what it is called."""
+"""Test the checks of images and steps: each rule is broken once."""
 
 from __future__ import annotations
 

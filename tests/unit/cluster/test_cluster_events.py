@@ -1,4 +1,4 @@
-"""Events: what each entry did, and who asked for it, the same on every controller; kept within bounds."""
+"""Test events: what each entry did, who requested it, the same on every controller, within limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def all_events(log: list[bytes], *, elections: bool = False) -> list[ClusterEven
     for index, entry in enumerate(log, 1):
         before = fsm.image
         answer = fsm.apply(entry, index)
-        trail.applied(index, events_of(before, entry, answer, fsm.last_records, index))
+        trail.applied(index, events_of(before, entry, answer, fsm.last_records, index, trail.causes))
         found += trail.look(1000)
     assert found == trail.behind((0, -1), 0, 10_000)
     return found
@@ -53,15 +53,15 @@ def test_events_describe_a_day_of_a_cluster() -> None:
         "node registered c none -> incarnation 3",
         "createStream done orders by test",
         "stream created orders 2 partitions on shop.orders",
-        "isr changed orders/0 a b c -> a b",
-        "node fenced c",
+        "isr changed orders/0 a b c -> a b c fell behind the leader",
+        "node fenced c sent no heartbeat for 2 s",
         "node unfenced c",
         "setNode done c by test",
         "node changed c weight 1 -> weight 1, rack r1",
         "addPartitions done orders by test",
         "partitions added orders none -> 1",
         "node registered b incarnation 2 -> incarnation 4",
-        "election orders/1 b -> b epoch 4",
+        "election orders/1 b -> b epoch 4, because b started",
         "deleteStream done orders by test",
         "stream deleted orders",
     ]
@@ -98,6 +98,51 @@ def test_events_distinguish_elections_transfers_and_unclean_elections() -> None:
     assert ("isr_changed", "a b c", "b c") in kinds
     assert ("leadership_transfer", "c", "b") in kinds
     assert ("unclean_election", "", "b") not in kinds
+
+
+def test_events_of_elections_and_isr_changes_say_the_cause() -> None:
+    cluster = Cluster()
+    cluster.report("b", (1, 90))
+    cluster.report("c", (1, 93))
+    cluster.promote()
+    state = cluster.partition()
+    cluster.ask(
+        giveUpLeadership=pb.GiveUpLeadership(
+            stream="orders", partition=0, leader=state.leader, incarnation=cluster.incarnation(state.leader),
+            leaderEpoch=state.leader_epoch, reason="disk full", toward="b",
+        )
+    )  # fmt: skip
+    cluster.promote()
+    cluster.ask(
+        leaveIsr=pb.LeaveIsr(stream="orders", partition=0, node="c", incarnation=cluster.incarnation("c"), reason="disk failed")
+    )
+    cluster.change_isr(["b", "a"])
+    found = {
+        (event.kind, event.was, event.now): event.detail
+        for event in all_events(cluster.log, elections=True)
+        if event.stream == "orders" and event.kind != "stream_created"
+    }
+    assert found["election", "a", "c"].endswith("because a cannot be reached by c")
+    assert found["leadership_transfer", "c", "b"].endswith("because disk full")
+    assert found["isr_changed", "b c", "b"] == "c: disk failed"
+
+
+def test_event_of_a_fenced_node_says_whether_it_stopped() -> None:
+    driver = Driver(("a", "b"))
+    driver.fence("a")
+    fence = pb.FenceNode(nodeId="b", incarnation=driver.incarnation("b"))
+    driver.apply(pb.ControlRequest(operationId=b"o" * 16, sender="b", fenceNode=fence).SerializeToString())
+    fenced = [
+        event.detail for event in all_events(driver.log, elections=driver.fsm.rules.elections) if event.kind == "node_fenced"
+    ]
+    assert fenced == ["sent no heartbeat for 2 s", "stopped"]
+
+
+def test_event_of_a_stream_that_waits_says_what_is_missing() -> None:
+    driver = Driver(("a",))
+    driver.create(replicationFactor=3)
+    created = [event.detail for event in all_events(driver.log, elections=False) if event.kind == "stream_created"]
+    assert "waits for nodes" in created[0]
 
 
 def test_event_of_a_rejected_request_has_its_error() -> None:

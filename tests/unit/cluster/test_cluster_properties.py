@@ -28,6 +28,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import has_unknown_fields
 from liftpy.errors import IncompatibleVersionError
 from tests.born import born_fsm
+from tests.long import examples
 
 NODES = ("n1", "n2", "n3", "n4")
 STREAMS = ("s1", "s2")
@@ -168,7 +169,7 @@ class Follower:
 _ALL_EMPTIED = [("register", node, 0, False, False) for node in ("n1", "n1", "n1", "n2", "n3")]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @example(history=_ALL_EMPTIED, cut=0, elections=False, quorum=True)
 @given(st.lists(steps, min_size=5, max_size=60), st.integers(0, 59), st.booleans(), st.booleans())
 def test_cluster_state_invariants_hold_after_any_sequence_of_requests(
@@ -218,6 +219,7 @@ import sys
 sys.path.insert(0, "tests/unit/cluster")
 from cluster_driver import Driver
 from liftpy.core.metadata.codec import image_to_bytes
+from tests.long import examples
 driver = Driver(tuple(f"node{n}" for n in range(9)))
 for n in range(20):
     driver.create(f"stream{n}", "x.y", partitions=4)
@@ -243,7 +245,7 @@ def test_cluster_state_does_not_depend_on_the_python_hash_seed() -> None:
     assert len(outputs.pop()) > 1000
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.binary(max_size=200), min_size=1, max_size=10))
 def test_fsm_apply_of_random_bytes_never_raises(entries: list[bytes]) -> None:
     driver = Driver(("a", "b"))
@@ -264,7 +266,7 @@ def _apply(driver: Driver, entry: bytes) -> None:
         assert driver.fsm.image is before
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_fsm_apply_of_damaged_requests_never_raises(data: st.DataObject) -> None:
     driver = Driver(("a", "b", "c"))

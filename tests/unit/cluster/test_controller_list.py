@@ -1,4 +1,4 @@
-"""Who forms the metadata group, step by step: what is planned, refused and waited for [M10]."""
+"""Test changes of the controllers of the metadata group: plans, rejections and waits [M10]."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_controller_leader_that_is_removed_transfers_its_leadership_first() -> N
 
 
 def test_controller_change_majorities_share_a_member_at_every_step() -> None:
-    """[M10]: of lists of one to seven, one voter more."""
+    """[M10]: lists of one to seven voters, one more or fewer at a time."""
     for count in range(1, 7):
         few, more = range(count), range(count + 1)
         assert majority(len(few)) + majority(len(more)) > len(set(chain(few, more)))

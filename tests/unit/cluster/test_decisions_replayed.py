@@ -1,4 +1,4 @@
-"""What was decided at a feature level is decided so for ever: recorded entries come to the recorded digests (``tests/replay``)."""
+"""Test that recorded entries still lead to the recorded digests (``tests/replay``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is described of a large cluster goes into messages of any NATS server, page by page; one stream needs no other."""
+"""Test descriptions of a large cluster in pages that fit into a message of any NATS server."""
 
 from __future__ import annotations
 
@@ -119,7 +119,6 @@ async def test_stream_larger_than_a_message_is_created_and_described_completely(
 
 
 async def test_describe_of_a_stream_deleted_or_recreated_between_pages_raises_not_found() -> None:
-    """A stream that is deleted meanwhile is not described by half, and one that was made again is not mixed up with the old one."""
     for then in ("deleted", "made again"):
         fsm = cluster(2)
         ask = asker(fsm)

@@ -1,4 +1,4 @@
-"""The table of control requests is whole, and each kind may be asked for on its own subject only, by who it names."""
+"""Test that the table of control requests is complete, and which subject each kind may use."""
 
 from __future__ import annotations
 
@@ -77,7 +77,6 @@ def test_read_only_requests_are_logged_only_if_they_must_be_linearizable(name: s
 
 
 def test_request_table_names_the_decision_after_its_request() -> None:
-    """A row that was copied and not changed decides something else."""
     for name, kind in REQUESTS.items():
         message = KINDS[name].message_type.name
         said = list(inspect.signature(kind.decide).parameters.values())[1].annotation

@@ -1,4 +1,4 @@
-"""Deletion of data, who may ask at which door, and what a draft counts."""
+"""Test deletions of data, permissions by subject, and the counters of a draft."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_record_builder_takes_an_unknown_node_for_dead() -> None:
 
 
 def test_record_builder_counts_each_leader_appointed_in_one_decision() -> None:
-    """Or one fenced node's leaderships would all go to the same successor."""
+    """Otherwise all leaderships of a fenced node go to one successor."""
     draft = RecordBuilder(an_image(a_stream()), 1, Rules())
     counts = []
     for node_id in ("b", "b", "a", "b"):

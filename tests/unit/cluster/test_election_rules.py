@@ -1,4 +1,4 @@
-"""Who may be elected, how long a candidate is waited for, and whose accusations count."""
+"""Test who may be elected, how long a candidate may take, and which accusations count."""
 
 from __future__ import annotations
 

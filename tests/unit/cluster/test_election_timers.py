@@ -1,4 +1,4 @@
-"""The metadata leader's clocks: positions are waited for, candidates are passed over, Offline is tried again."""
+"""Test the clocks of the metadata leader: waiting for positions, passing over candidates, retrying Offline."""
 
 from __future__ import annotations
 
@@ -180,7 +180,6 @@ def test_election_waits_for_a_node_that_reports_positions_one_by_one(many: Many)
 
 
 def test_election_waits_for_a_node_that_reports_positions_of_other_partitions() -> None:
-    """It is waited for elsewhere, where it is in the ISR."""
     many = Many(2, "abcd")
     assert many.change_isr(["a", "b", "d"], "many", 0).error == 0
     many.fence("a")

@@ -1,4 +1,4 @@
-"""Elections: who starts one, who wins, what happens when a candidate fails."""
+"""Test elections: who starts one, who wins, and what follows a failed candidate."""
 
 from __future__ import annotations
 

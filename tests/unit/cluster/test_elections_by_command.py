@@ -1,4 +1,4 @@
-"""Elections: what is done only by command, because something may be lost; planned transfers."""
+"""Test elections that may lose records and so need a command, and planned transfers."""
 
 from __future__ import annotations
 

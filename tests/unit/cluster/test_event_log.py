@@ -1,4 +1,4 @@
-"""EventLog: what goes into the stream of events next, whoever writes; what is lost is told once."""
+"""Test EventLog: which events are written next, by any writer, and that a loss is reported once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accusations: one witness proves nothing; the accused and the witness are asked, and what comes of it is one rule."""
+"""Test accusations: one witness proves nothing, and both the accused and the witness are asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feature levels: who speaks what, what is finalized and what is refused, and that what is not understood ends a reader."""
+"""Test feature levels: supported ones, finalized ones, and readers that end at an unknown one."""
 
 from __future__ import annotations
 

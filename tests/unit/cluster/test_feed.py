@@ -1,4 +1,4 @@
-"""The feed: entries in order, gaps, late joiners, snapshots in chunks, and everything that does not fit."""
+"""Test the feed: order, gaps, late joiners, snapshots in chunks, and invalid messages."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_feed_of_an_empty_controller_offers_no_snapshot() -> None:
 
 
 def test_feed_snapshot_of_index_0_is_rejected() -> None:
-    """A controller of another version may still serve what it had before the first entry."""
+    """A controller of another version may still serve its state before the first entry."""
     feed = Feed()
     data = encode_snapshot(ClusterImage(), operations=False)
     for index in (0, 7):
@@ -394,7 +394,7 @@ def test_feed_image_changed_by_a_forged_record_is_fetched_again(ahead: int) -> N
 
 
 def test_feed_forged_record_at_an_unused_index_is_repaired_by_a_snapshot() -> None:
-    """The library's own entries have an index, and are not applied: seed 97 of the metadata group's simulator."""
+    """The library's own entries have an index and are not applied: seed 97 of the metadata group's simulator."""
     feed = Feed()
     feed.deliver(feed.register("a", "b"))
     feed.settle()

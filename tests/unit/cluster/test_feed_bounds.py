@@ -1,4 +1,4 @@
-"""The feed: its bounds in entries, records and bytes, contradictions, snapshots in chunks."""
+"""Test the limits of the feed in entries, records and bytes, contradictions, and snapshots in chunks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def subscribed() -> FeedSubscription:
 
 
 def test_feed_subscription_bounds_entries_and_bytes_waiting_behind_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those beyond are asked for again."""
+    """The node requests the others again."""
     found = entries(9)
     size_bytes = found[3].ByteSize()
     assert {entry.ByteSize() for entry in found[2:]} == {size_bytes}

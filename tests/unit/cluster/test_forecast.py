@@ -86,7 +86,7 @@ def test_forecast_without_a_recent_majority_leaves_the_request_to_the_log(driver
 
 
 def test_forecast_leaves_an_operation_already_logged_to_the_log(driver: Driver) -> None:
-    """It has been asked for once, is not applied yet, and may well succeed: nobody must be told that it did not."""
+    """The first request is logged, not applied yet, and may succeed."""
     duties = leading(driver)
     delete = pb.ControlRequest(operationId=ID, deleteStream=pb.DeleteStream(name="more"))
     duties.logged(ID)  # behind a creation that is not applied either
@@ -104,7 +104,7 @@ def test_forecast_leaves_an_operation_already_logged_to_the_log(driver: Driver) 
 
 
 def test_forecast_after_a_new_leadership_forgets_logged_operations(driver: Driver) -> None:
-    """All that came into the log before is in the image that it leads with; what did not may be asked for anew."""
+    """The image of the new leader has all logged entries. A lost entry may be requested again."""
     duties = leading(driver)
     assert [duties.logged(ID), duties.logged(ID)] == [True, False]
     duties.resign()

@@ -1,4 +1,4 @@
-"""Forwarding: what is asked again, for how long, and when nobody may say that nothing came of a request."""
+"""Test which requests are repeated, for how long, and when the outcome is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ClusterFsm: never raises [M6], deduplicates, keeps time from falling, snapshots to the same state [M7]."""
+"""Test ClusterFsm: it never raises [M6], deduplicates, keeps time from falling, and restores snapshots [M7]."""
 
 from __future__ import annotations
 

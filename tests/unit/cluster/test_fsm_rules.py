@@ -1,4 +1,4 @@
-"""The state machine of the cluster: each entry once, depositions, names, who comes back with everything."""
+"""Test the cluster's state machine: each entry once, depositions, names and returning nodes."""
 
 from __future__ import annotations
 

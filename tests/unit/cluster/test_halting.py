@@ -1,4 +1,4 @@
-"""The controllers hold different images and no majority agrees: nothing is decided, and what finds a majority goes on."""
+"""Test a group whose controllers hold different images: without a majority it decides nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_halted_controllers_answer_with_the_reason() -> None:
 
 
 def test_halted_leader_answers_unavailable_only_if_no_entry_can_exist() -> None:
-    """[D8] An entry of the same operation may be in this log, or in that of a leader which this one has not heard of yet."""
+    """[D8] This log, or that of an unknown leader, may have an entry of the same operation."""
     made = halted()
     made.log.view_ = replace(made.log.view_, halted="")
     order = made.ask(create())
@@ -114,7 +114,7 @@ def test_applied_digests_list_controllers_without_the_newest_digest() -> None:
 
 
 def test_applied_digests_forget_a_majority_that_is_gone() -> None:
-    """Its folder may be gone: then the group needs the one that differs, until that has caught up."""
+    """The data directory of a voter may be gone. The group then needs the one that differs, until the voter has caught up."""
     made = AppliedDigests("a")
     made.applied(EVERY - 1, EVERY, D)
     made.told("b", (EVERY, D))

@@ -1,4 +1,4 @@
-"""diff: what changed between two images, found by identity, and what a replica is told."""
+"""Test the difference of two images by identity, and what a replica gets of it."""
 
 from __future__ import annotations
 

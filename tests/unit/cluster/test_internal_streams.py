@@ -1,4 +1,4 @@
-"""Internal streams: that of groups is made on demand, once; nobody changes one by accident."""
+"""Test internal streams: the groups stream is created once on demand, and cannot be changed by accident."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ChangeIsr: compare-and-set inside apply [C4], and who may join [C6]."""
+"""Test ChangeIsr: compare-and-set in apply [C4], and which replicas may join [C6]."""
 
 from __future__ import annotations
 

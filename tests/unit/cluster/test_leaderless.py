@@ -1,4 +1,4 @@
-"""Who answers alone: a member that has known no leader for long, and has been awake meanwhile."""
+"""Test which member answers without a leader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a metadata leader stops, repeats and forgets: its office, its looks, orders that were refused, wishes for a place, gaps."""
+"""Test what a metadata leader stops, repeats and forgets."""
 
 from __future__ import annotations
 

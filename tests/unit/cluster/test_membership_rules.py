@@ -1,4 +1,4 @@
-"""What a node makes of the metadata leader's answers."""
+"""Test how a node reacts to each answer of the metadata leader."""
 
 from __future__ import annotations
 

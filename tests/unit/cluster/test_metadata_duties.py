@@ -1,4 +1,4 @@
-"""ActiveController: a cluster that runs on nothing but its proposals loses a leader, elects another, and takes it back."""
+"""Test ActiveController: a cluster that runs on its proposals loses a leader, elects one and takes it back."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ class Led:
 
 
 def test_drained_leader_is_asked_to_resign_before_its_leaderships_move() -> None:
-    """In a batch nobody would be asked, and whoever waited for an answer got none (tests.system.moving: one publish of 50,000)."""
     led = Led()
     while led.cluster.now != (PartitionStatus.ONLINE, "a", ""):
         led.tick()

@@ -1,4 +1,4 @@
-"""QuorumMember: when a leader's duties begin and end, what it has done on a tick, and what becomes of an order."""
+"""Test QuorumMember: when the duties of a leader begin and end, and what becomes of a request."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def test_request_is_rejected_only_if_its_entry_can_never_be_logged(
 
 
 def test_operation_with_an_entry_in_flight_is_answered_only_by_the_log() -> None:
-    """Its second attempt was refused by a full queue: it would be told that it changes nothing, and its first entry did."""
+    """A full queue rejected the second attempt, and the entry of the first one is applied."""
     made = Member()
     made.lead()
     delete = pb.ControlRequest(deleteStream=pb.DeleteStream(name="s"), operationId=b"d" * 16)
@@ -315,7 +315,7 @@ def test_request_above_the_entry_size_is_rejected_and_not_logged() -> None:
 
 
 def test_remove_node_of_a_configured_controller_is_rejected() -> None:
-    """Nobody has changed who they are, so that no image says it."""
+    """No image names the controllers of a group that never changed."""
     one = Member()
     one.lead()
     one.register(2)

@@ -1,4 +1,4 @@
-"""AddPartitions, dry runs, placement by hand, and what operators say of nodes."""
+"""Test AddPartitions, dry runs, manual placement, and settings of nodes."""
 
 from __future__ import annotations
 

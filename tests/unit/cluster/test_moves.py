@@ -1,4 +1,4 @@
-"""The plan of moves: what it may never do, how even it makes things, and that it moves as little as can be."""
+"""Test the plan of moves: its limits, how even the result is, and that it moves as little as possible."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_plan_moves_of_a_balanced_cluster_is_empty() -> None:
 
 
 def test_plan_moves_with_a_node_below_its_share_moves_to_that_node_alone() -> None:
-    """``a`` is empty, too, but holds its share of 4/7 rounded down."""
+    """``a`` is empty, too, but holds its share of 4/7, rounded down."""
     nodes = [NodeFacts(node_id="a"), *cluster("bcd", weight=2)]
     held: Held = {("s", number): (node,) for number, node in enumerate("cbbc")}
     plan = plan_moves(nodes, held)

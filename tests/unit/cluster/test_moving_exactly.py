@@ -1,4 +1,4 @@
-"""The planner's proposals, field by field; what it remembers of those before; and when it looks again."""
+"""Test each field of the planner's proposals, its memory of earlier ones, and its next check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may take the place of the process before it: a proof goes on at once, an answer is waited out, silence counts for little."""
+"""Test who may replace the previous process of a node: a proof, an answer or silence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RegisterNode, FenceNode, UnfenceNode, RemoveNode: incarnations, and what a node may keep after a restart."""
+"""Test RegisterNode, FenceNode, UnfenceNode and RemoveNode: incarnations, and what a node keeps."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_node_that_died_before_reaching_the_controllers_keeps_the_isr_place() ->
 
 
 def test_repeated_registration_of_one_process_keeps_its_incarnation() -> None:
-    """The window of done operations has forgotten the first time, say."""
+    """The window of done operations no longer has the first registration."""
     driver, history = cluster_with_folder()
     history = history.next(200)
     before = driver.incarnation("b")
@@ -270,7 +270,7 @@ def test_late_registration_of_a_dead_process_is_stale() -> None:
 
 
 def test_data_directory_registered_without_nonces_is_judged_by_its_start_count() -> None:
-    """An image and a ``node`` file from before there were nonces."""
+    """The image and the ``node`` file are older than nonces."""
     driver = Driver(("a", "c"))
     driver.register("b", folderId="f", start=7)
     driver.create()

@@ -1,4 +1,4 @@
-"""A node takes as many replicas as it said: CreateStream goes round it, or is refused with what to do."""
+"""Test the replica limit of a node: CreateStream avoids a full node, or is rejected with advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PausePartitions and WakePartition: partitions that take no publishes, until an operator or a publish resumes them."""
+"""Test PausePartitions and WakePartition."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_wake_partition_resumes_one_partition_or_all() -> None:
     "other", [{"leader": "z"}, {"leaderEpoch": 99}, {"pause": pb.UNTIL_RESUMED}, {"pause": pb.ENDING}, {"pauses": 7}]
 )
 def test_wake_partition_with_another_pause_number_is_stale(other: dict[str, Any]) -> None:
-    """Else one that asks twice, because an answer was lost, would say that it takes publishes before it knows that it may."""
+    """Otherwise a repeated request reports that the partition takes publishes before it may."""
     driver = a_stream()
     pause(driver, pb.UNTIL_PUBLISH)
     before = driver.fsm.image.streams

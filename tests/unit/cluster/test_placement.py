@@ -1,4 +1,4 @@
-"""Placement: every vector, and what holds of every policy for any nodes, racks, weights and numbers, as properties."""
+"""Test placement: the vectors, and the properties of every policy."""
 
 from __future__ import annotations
 
@@ -130,7 +130,6 @@ def test_placement_sorts_nodes_as_numbers_only_if_all_are_numbers() -> None:
 @pytest.mark.parametrize("policy", COMPUTED)
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_placement_with_too_few_nodes_tells_how_many_are_missing(policy: str, count: int) -> None:
-    """Before anything else is found fault with: a stream that waits for nodes may wait for their racks as well."""
     with pytest.raises(NotEnoughNodesError, match=f"not enough nodes: {3 - count} more needed") as raised:
         placed(in_racks({"x": range(count)}), policy, 1, 3)
     assert raised.value.missing == 3 - count
@@ -251,7 +250,7 @@ def test_placement_manual_names_every_wrong_entry() -> None:
 
 
 def test_placement_rendezvous_breaks_ties_equally_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logarithms of other machines are off by other bits, here by far more: what comes of it is the same."""
+    """Logarithms differ between machines by a few bits, in this test by far more."""
     nodes = facts(range(40))
     near = np.arange(40, dtype=np.uint64) * np.uint64(2**20) // np.uint64(7) + np.uint64(2**63)
     monkeypatch.setattr(vars(policies)["_Ranking"], "_hashes", lambda _self, partition: near ^ np.uint64(partition))
@@ -402,7 +401,6 @@ def test_placement_least_loaded_balances_replicas_and_leaders(count: int, partit
 
 
 def test_placement_least_loaded_evens_out_leaders() -> None:
-    """Counts that went three apart before leaderships were looked at once more."""
     apart = 0
     for count in range(2, 10):
         for factor in range(1, count + 1):

@@ -1,4 +1,4 @@
-"""Plans that even out leaderships and bytes: what they may never do, how even it becomes, and how little they move."""
+"""Test plans that balance leaderships and bytes: their limits, the balance, and the number of moves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_plan_leaderships_follows_the_worked_example() -> None:
 
 
 def test_plan_sizes_gives_no_bytes_to_a_node_at_its_share() -> None:
-    """Not even where who lacks some can take nothing: c holds as many partitions as it can open."""
+    """Node c already has as many partitions as it can open."""
     nodes = [*cluster("ab"), NodeFacts(node_id="c", budget=1)]
     held = held_by(*"aaaaaabbbc")
     sizes = dict(zip(held, [30] * 9 + [0], strict=True))
@@ -111,7 +111,6 @@ def test_plan_sizes_ignores_unknown_sizes_and_small_differences() -> None:
 
 
 def test_plan_sizes_moves_nothing_within_the_tolerance() -> None:
-    """100 each: 2 more, or fewer, are not worth a copy."""
     for above in (2, 3):
         held = held_by(*["a"] * (100 + above), *["b"] * (100 - above))
         plan = plan_sizes(cluster("ab"), held, dict.fromkeys(held, 1))

@@ -1,4 +1,4 @@
-"""Preferred leaders: what could go back, and when the metadata leader moves it by itself."""
+"""Test preferred leaders: which leaderships may return, and when the metadata leader moves them."""
 
 from __future__ import annotations
 

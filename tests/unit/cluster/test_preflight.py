@@ -1,4 +1,4 @@
-"""Whether a node may stop: partitions that could not commit, and the metadata group's majority."""
+"""Test whether a node may stop: partitions that could not commit, and the metadata group's majority."""
 
 from __future__ import annotations
 

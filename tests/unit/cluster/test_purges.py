@@ -1,4 +1,4 @@
-"""PurgeRecords and ReportPurged: what operators give up by subject or key, until every holder says that it holds none of it."""
+"""Test PurgeRecords and ReportPurged: a purge lasts until every holder reports that it has no such record."""
 
 from __future__ import annotations
 

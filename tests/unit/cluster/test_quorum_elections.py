@@ -1,4 +1,4 @@
-"""Elections with the commit policy quorum: every complete replica counts, a majority has to tell."""
+"""Test elections with the commit policy quorum: every complete replica counts, and a majority must report."""
 
 from __future__ import annotations
 

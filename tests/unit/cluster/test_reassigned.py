@@ -1,4 +1,4 @@
-"""Reassign and BeginCopy: where replicas are to be, one swap at a time; and what joins and evictions do in apply."""
+"""Test Reassign and BeginCopy: one swap at a time, and joins and evictions in apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of record comes back from its bytes, field by field, and follows only an image that it can follow."""
+"""Test that every kind of record survives its bytes, and follows only a fitting image."""
 
 from __future__ import annotations
 

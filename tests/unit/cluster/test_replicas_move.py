@@ -1,4 +1,4 @@
-"""The metadata leader's planner: who is gone or drained is replaced, in its own time, within bounds, and nothing else moves."""
+"""Test the metadata leader's planner: it replaces dead and drained nodes, within limits, and moves nothing else."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _of_three(nodes: str = "abcde") -> Moved:
 
 @pytest.mark.parametrize("reason", [pb.BY_HAND, pb.REBALANCED, pb.FACTOR])
 def test_replica_that_joined_and_died_is_dropped_for_the_old_one(reason: pb.MoveReason) -> None:
-    """Seeds 4, 8 and 9 of ``tests.simulation.whole``: nobody may go while the newcomer is missing, and nobody was chosen instead."""
+    """Seeds 4, 8 and 9 of ``tests.simulation.whole``."""
     moved = _of_three()
     reassign(moved, "a", "b", "d", reason=reason)
     moved.until(lambda: "d" in moved.driver.partition().isr)
@@ -209,7 +209,7 @@ def test_replacement_that_dies_is_replaced_by_another_node() -> None:
 
 @pytest.mark.parametrize("copying", [True, False])
 def test_returning_node_keeps_its_replica_while_another_node_is_drained(copying: bool) -> None:
-    """One copy is made and not two; the one that is under way goes on."""
+    """The planner makes one copy, and the copy in progress continues."""
     moved = Moved("abcdef")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     moved.copies = False

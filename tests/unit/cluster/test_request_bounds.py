@@ -1,4 +1,4 @@
-"""Bounds of a control request hold for every kind of field, maps included: an ISR change names incarnations in one."""
+"""Test the limits of every field of a control request, maps included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of operators: each principal's rate and all of them together, who is told when, what is kept."""
+"""Test the rates of operator requests: per principal and in total."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows of operations, pages, leases and sessions, and the process that a folder remembers."""
+"""Test windows of operations, pages, leases and sessions, and the process in a data directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Session and lease of the whole cluster: what decides them, what a metadata leader grants by them, and when a change is settled."""
+"""Test session and lease of the whole cluster: how they are decided, granted and changed."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_heartbeat_answer_has_the_lease_of_the_cluster() -> None:
 
 
 def test_granted_lease_matches_the_session_that_ends_it() -> None:
-    """The image may be newer than what the sessions go by: an answer must say what its session waits for."""
+    """The image may be newer than the settings of the sessions."""
     driver = a_driver("a", "b")
     sessions = leading(driver)
     set_times(driver, 9000, 8000)

@@ -1,4 +1,4 @@
-"""NodeSessions: leases, fencing after silence, unfencing, and what a change of metadata leader means."""
+"""Test NodeSessions: leases, fencing after silence, unfencing, and a change of the metadata leader."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_sessions_with_a_claimed_node_id_list_the_node_as_overdue_at_once(driver
 def test_node_with_an_ended_session_keeps_its_node_id_until_nats_confirms_its_absence(
     driver: Driver, sessions: NodeSessions
 ) -> None:
-    """A flood on a starved machine: every session ended, and a stranger's registrations took running nodes out."""
+    """A flood on a starved machine ended every session, and registrations of strangers removed running nodes."""
     beat(sessions, driver, "a", START)
     driver.fence("a")
     ended = START + SESSION

@@ -1,4 +1,4 @@
-"""Small rules of the metadata group, each by itself: counters of a batch, questions, details, what a feed holds, what is canonical."""
+"""Test single rules of the metadata group: batch counters, questions, details, the feed, canonical forms."""
 
 from __future__ import annotations
 

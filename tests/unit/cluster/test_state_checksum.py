@@ -1,4 +1,4 @@
-"""AppliedDigests: who differs from a majority is found, wherever it sits, and without a majority nothing is decided."""
+"""Test AppliedDigests: a controller that differs from a majority is found, and without a majority none decides."""
 
 from __future__ import annotations
 
@@ -72,7 +72,6 @@ def test_applied_digests_without_a_majority_halt_until_a_majority_agrees() -> No
 
 
 def test_applied_digests_after_a_snapshot_agree_from_the_next_checkpoint() -> None:
-    """In the same session: what it told before stands, and nothing more is decided that would push it out."""
     made = at(EVERY, D, b=E)
     assert not made.compare_reports(ABC)
     assert made.halted

@@ -1,4 +1,4 @@
-"""Every field of every state of the cluster, and every setting, comes back from its bytes."""
+"""Test that every field of every state and every setting survives its bytes."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_state_codec_keeps_every_field() -> None:
     codecs: tuple[tuple[Any, Any, Any], ...] = (
         (node, codec.node_to_pb, codec.node_from_pb),
         (state, codec.partition_to_pb, codec.partition_from_pb),
-        (operation, codec.operation_to_pb, codec.operation_from_pb),
-        (counters, codec.counters_to_pb, codec.counters_from_pb),
+        (operation, codec.OPERATION.to_pb, codec.OPERATION.from_pb),
+        (counters, codec.COUNTERS.to_pb, codec.COUNTERS.from_pb),
         (stream, codec.stream_to_pb, codec.stream_from_pb),
     )
     for value, there, back in codecs:
@@ -86,7 +86,7 @@ def test_state_codec_keeps_every_field() -> None:
         for field in dataclasses.fields(value):
             if field.name not in ("partition", "candidate", "status"):
                 assert getattr(value, field.name), f"{field.name} has to be something, or it shows nothing"
-    assert codec.report_from_pb(codec.report_to_pb("u1", 3, report)) == report
+    assert codec.REPORT.from_pb(codec.report_to_pb("u1", 3, report)) == report
     image = an_image(a_stream(state))
     image = dataclasses.replace(
         image,

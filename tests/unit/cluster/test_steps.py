@@ -1,4 +1,4 @@
-"""An entry that concerns thousands of partitions is worked on in steps: bounded, unseen until it is applied, with one outcome."""
+"""Test entries that concern thousands of partitions: they are applied in bounded steps, with one outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CreateStream and DeleteStream: names, defaults, placement, unique ids, and retries."""
+"""Test CreateStream and DeleteStream: names, defaults, placement, unique ids and retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams without enough nodes: they wait, say for what, and are placed when the nodes are there."""
+"""Test streams without enough nodes: they wait, say for what, and are placed later."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_create_stream_by_hand_on_dead_nodes_is_led_by_the_first_to_return() -> 
 
 
 def test_placement_of_a_large_stream_is_left_to_the_log_in_steps() -> None:
-    """On the metadata leader nothing is tried in one go that takes seconds, and apply pauses."""
+    """The forecast must not take seconds."""
     driver = Driver()
     for number in range(100):
         driver.register(f"n{number:02}")
@@ -200,7 +200,7 @@ def test_placement_of_a_large_stream_is_left_to_the_log_in_steps() -> None:
 
 @pytest.mark.parametrize("wrong", [{"partition": 1}, {"isr": ()}, {"leader": ""}, {"isr": ("z",)}])
 def test_record_of_impossible_partitions_is_rejected(wrong: dict[str, object]) -> None:
-    """Whoever may publish can put a record on the feed."""
+    """A client that may publish can put a record on the feed."""
     driver = Driver(("a",))
     driver.create(replicationFactor=1)
     good = driver.partition()

@@ -1,4 +1,4 @@
-"""At most one stream answers on a subject: the index against a plain comparison of every subject with every other."""
+"""Test the subject index against a plain comparison of all subjects."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from liftpy.core.metadata.image import ClusterImage, SubjectIndex
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import begins_under, data_subject
+from tests.long import examples
 
 TOKENS = ("a", "b", "1", "2", "3", "01")
 WORLD = [tokens for length in range(1, 6) for tokens in itertools.product(TOKENS[:4], repeat=length)]
@@ -44,7 +45,7 @@ def _streams() -> st.SearchStrategy[tuple[str, int]]:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(_streams(), min_size=1, max_size=6), _streams())
 def test_subject_index_finds_exactly_the_overlapping_streams(held: list[tuple[str, int]], wanted: tuple[str, int]) -> None:
     index = SubjectIndex()

@@ -1,4 +1,4 @@
-"""Subjects that overlap, trails, wishes, and who is a preferred leader."""
+"""Test overlapping subjects, trails, requests and preferred leaders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes a replica more and who gives one up: where least is, on as many racks as can be, never twice, never beyond a budget."""
+"""Test which node gets a further replica and which one gives one up: balance, racks and limits."""
 
 from __future__ import annotations
 

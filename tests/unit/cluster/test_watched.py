@@ -1,4 +1,4 @@
-"""What a controller counts by watching the image: each election once, of its kind, with how long nobody led."""
+"""Test the counters of elections: each once, of its kind, with the time without a leader."""
 
 from __future__ import annotations
 

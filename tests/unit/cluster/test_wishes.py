@@ -1,4 +1,4 @@
-"""What a node's replicas ask of the metadata group: in batches, one at a time, the newest of each partition and kind."""
+"""Test the requests of a node's replicas to the metadata group: batched, one at a time, the newest of each kind."""
 
 from __future__ import annotations
 

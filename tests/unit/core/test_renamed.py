@@ -26,14 +26,14 @@ from sidecar.cli.main import liftpy, main
 from sidecar.runtime.settings import GivenSettings, NodeSettings, dev_environment
 
 
-@pytest.mark.parametrize("old", MODULES)
-def test_import_of_an_old_name_gives_the_module_of_the_new_name(old: str) -> None:
-    new = importlib.import_module(MODULES[old])
-    sys.modules.pop(old, None)
-    with pytest.warns(DeprecationWarning, match=MODULES[old]):
-        assert importlib.import_module(old) is new
-    assert new.__spec__ is not None
-    assert new.__spec__.name == MODULES[old], "as if it had been imported by its new name"
+def test_import_of_each_old_name_gives_the_module_of_the_new_name() -> None:
+    for old, name in MODULES.items():
+        new = importlib.import_module(name)
+        sys.modules.pop(old, None)
+        with pytest.warns(DeprecationWarning, match=name):
+            assert importlib.import_module(old) is new, old
+        assert new.__spec__ is not None
+        assert new.__spec__.name == name, "as if it had been imported by its new name"
 
 
 async def test_client_old_method_is_the_new_one_and_warns() -> None:

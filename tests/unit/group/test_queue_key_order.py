@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from liftpy.core.groups import commands
 from liftpy.core.groups.queue import KEY_BYTES, NO_KEY, PIECE_BYTES, KeyOrder, PieceKind, WorkQueue, key_digest
 from liftpy.core.wire._pb import group_pb2 as pb
+from tests.long import examples
 
 S = 1_000_000_000
 
@@ -146,7 +147,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(keys=st.lists(st.integers(0, 3), min_size=1, max_size=40), history=steps)
 def test_ordered_queue_random_history_matches_a_model(keys: list[int], history: list[tuple[str, int, int]]) -> None:
     queue, naive, now_s, leases = WorkQueue("u", 0, ordered=True), Naive(keys), 0.0, dict[int, int]()

@@ -1,4 +1,4 @@
-"""Compaction takes a producer's records, and leaves how far it is: whoever reads the log knows it [A4]."""
+"""Test that a compacted log still tells the epoch and the sequence number of each producer [A4]."""
 
 from __future__ import annotations
 
@@ -176,7 +176,6 @@ def test_log_gets_the_producer_expiry_from_the_settings() -> None:
 
 
 def test_compaction_remains_have_no_message_id_and_no_subject() -> None:
-    """An id that stood last stays the last one: the remains are no record."""
     log = a_log()
     log.append(build_batch([b"v"], keys=[b"k"], headers=[(("Nats-Msg-Id", b"id"),)], leader_epoch=1, timestamp_ns=1))
     put(log, [b"a"], P, 0, note=NAMED)
@@ -193,7 +192,7 @@ def test_compaction_remains_have_no_message_id_and_no_subject() -> None:
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from([0, P, Q]), st.integers(1, 4), st.integers(0, 3), st.booleans()), max_size=40))
 def test_producers_rebuilt_from_a_compacted_log_equal_the_original_state(steps: list[tuple[int, int, int, bool]]) -> None:
-    """Whatever compaction drops, and however often it runs: epoch, sequence, position. And a follower that fetches it knows it too."""
+    """A follower that fetches the compacted log gets the same state, too."""
     log, due = a_log(), {P: 0, Q: 0}
     for producer, count, key, compacts in steps:
         note = ProducerNote("n", SourcePosition("u", 0, due[P])).encode() if producer == P else b""

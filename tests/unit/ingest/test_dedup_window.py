@@ -1,4 +1,4 @@
-"""Message ids within the window: a function of the log, whatever was cut and replayed on the way; bounded; judged by log time [A3]."""
+"""Test the dedup window: it is a bounded function of the log and of log time, after any truncation and replay [A3]."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from liftpy.core.publish.log_state import LogState, headers_of
 from liftpy.core.publish.log_state_part import NewBatch
 from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
 from liftpy.errors import InvariantError
+from tests.long import examples
 
 WINDOW = 120
 ROOM = 1 << 20
@@ -264,10 +265,10 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_dedup_window_random_operations_match_a_log_scan(steps: list[tuple[object, ...]]) -> None:
-    """Also when a process has come back and has replayed only what its window needs."""
+    """The window also restarts and replays only the records that it needs."""
     log, _ = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096))
     state, naive, now, epoch = LogState(log, WINDOW, ROOM, long_ago), Naive(), 10_000, 1
     for step in steps:

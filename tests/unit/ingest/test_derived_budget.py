@@ -1,4 +1,4 @@
-"""What derived state of all partitions of a node takes in memory: bounded; what has no room is refused, never forgotten in silence."""
+"""Test the memory limit of the derived state of a node: a message without room is rejected, never forgotten."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_message_id_forgotten_for_space_makes_the_window_blind_until_it_passes()
 
 
 def test_message_ids_older_than_the_window_are_dropped_without_notice() -> None:
-    """It stayed only since it came lately: a clock may have jumped."""
+    """The clock of the log jumped, so this id stayed longer than the window."""
     node, made = NodeDerived(ONE), ids(NodeDerived())
     made.share.join(node)
     take(made, 0, message_id=b"a", time=1000)
@@ -144,9 +144,9 @@ def test_message_ids_of_an_idle_log_expire_by_the_clock() -> None:
     assert made.lacks([an_id(9)], 999 + WINDOW)
     assert made.lacks([an_id(9)], 1000 + WINDOW) == ""
     assert (len(made), made.forgotten, made.is_whole) == (0, 0, True)
-    made.hold_in_hand([an_id(n) for n in range(30)])
+    made.reserve_ids([an_id(n) for n in range(30)])
     assert made.lacks([], 5000), "what is in hand counts"
-    made.let_go_in_hand([an_id(n) for n in range(30)])
+    made.release_ids([an_id(n) for n in range(30)])
     assert made.lacks([], 5000) == ""
     without = RecentIds(0, 4096, lambda: 0)
     assert without.lacks([an_id(n) for n in range(1000)], 0) == "", "without a window none is kept"
@@ -251,7 +251,7 @@ def a_state(node: NodeDerived | None) -> LogState:
 
 @pytest.mark.parametrize("kind", ["ids", "producers"])
 def test_state_snapshot_of_an_incomplete_state_is_not_written(kind: str) -> None:
-    """Who began with it would take what was let go for new."""
+    """A node that started with it would store a duplicate."""
     state = a_state(NodeDerived())
     for offset in range(2):
         take(state, offset, message_id=b"%d" % offset, producer=offset + 1)

@@ -1,4 +1,4 @@
-"""Message ids where several things meet: repeats, want of room, cuts; and what the derived state passes on to them."""
+"""Test message ids after repeats, evictions and truncations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.ingest.test_dedup_window import ROOM, WINDOW, filled_log, ids, l
 
 
 def test_truncation_restores_no_message_id_that_was_forgotten_in_between() -> None:
-    """An id that stands nowhere any more would be an error for the next publisher that uses it."""
+    """The next publish of this id would fail."""
     one = ids()
     take(one, 0, 0, 1000, {0: b"a"})
     for why, room in (("by time", ROOM), ("for want of room", 2 * one.size_bytes - 1)):

@@ -1,4 +1,4 @@
-"""The last offset of each subject: a function of the log, whenever somebody asks first, whatever is cut, dropped or read back [A7]."""
+"""Test the index of the last offset per subject: it is a function of the log, after any truncation and replay [A7]."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from liftpy.core.publish.log_state_part import NewBatch
 from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
 from liftpy.core.wire.subjects import matcher
 from liftpy.errors import CorruptionError
+from tests.long import examples
 
 ROOM = 1 << 20
 ASKS = ("Nats-Expected-Last-Subject-Sequence", b"0")
@@ -269,7 +270,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_last_per_subject_random_operations_match_a_log_scan(steps: list[tuple[object, ...]]) -> None:
     log = a_log()

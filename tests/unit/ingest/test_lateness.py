@@ -1,4 +1,4 @@
-"""From when on what waits unread is refused: a burst is taken as ever, a queue that stands is kept short, and that ends by itself."""
+"""Test when unread publishes are rejected: a burst is accepted, a standing queue is kept short."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Node:
             if coming := per_ms(step):
                 self.arrived += coming
                 self._came.append((self.arrived, self.now_ms))
-            self.room.look_at_age(self.arrived, self.done, self.now_ms * MS)
+            self.room.update_wait(self.arrived, self.done, self.now_ms * MS)
             no, did = self.room.is_late, min(self.rates[self.room.is_late], self.arrived - self.done)
             if did:
                 self.told[no].append(self.now_ms - self._came[0][1])
@@ -92,15 +92,15 @@ def test_lateness_rejects_until_half_of_the_short_bound() -> None:
 
 def test_memory_budget_is_pressed_from_its_first_rejection_until_its_bound_recovers() -> None:
     room = MemoryBudget(late_s=1.0)
-    room.look_at_age(10, 0, 0)
+    room.update_wait(10, 0, 0)
     assert not room.is_pressed
-    room.look_at_age(10, 0, 1001 * MS)
+    room.update_wait(10, 0, 1001 * MS)
     assert (room.is_late, room.is_pressed) == (True, True)
-    room.look_at_age(10, 10, 1002 * MS)
+    room.update_wait(10, 10, 1002 * MS)
     assert (room.is_late, room.is_pressed, room.retry_after_ms) == (False, True, 500)
-    room.look_at_age(10, 10, 8001 * MS)
+    room.update_wait(10, 10, 8001 * MS)
     assert room.is_pressed
-    room.look_at_age(10, 10, 8002 * MS)
+    room.update_wait(10, 10, 8002 * MS)
     assert not room.is_pressed
 
 
@@ -137,7 +137,7 @@ def test_unanswered_acks_in_calm_wait_for_a_dead_follower() -> None:
 
 
 def test_unanswered_acks_in_calm_draining_after_a_stall_are_not_late() -> None:
-    """A follower, or this node, stood still for 3 s. Then it takes 200 ms until nobody waits for longer than a second."""
+    """A follower stopped for 3 s. Then the backlog needs 200 ms to become shorter than a second."""
     still = [(10_000 + 50 * step, 50 * step) for step in range(60)]
     drains = [(13_000 + 10 * step, 3000 - 100 * step) for step in range(21)]
     again = [(13_400 + 10 * step, 1001) for step in range(25)]

@@ -1,4 +1,4 @@
-"""What a whole node may hold: partitions' bounds shrink near the limit, the largest queues first, and at it everybody is refused."""
+"""Test the memory of a whole node: the limits of partitions shrink, and the largest queues shrink first."""
 
 from __future__ import annotations
 
@@ -89,20 +89,20 @@ def test_memory_limit_that_is_too_small_is_rejected(wrong: int, tmp_path: Path) 
 
 def test_memory_budget_unread_age_ignores_a_blocked_loop() -> None:
     node, s = MemoryBudget(late_s=1.0), NS_PER_S
-    node.look_at_age(100, 0, 10 * s)
-    node.look_at_age(100, 50, 11 * s)
+    node.update_wait(100, 0, 10 * s)
+    node.update_wait(100, 50, 11 * s)
     assert (node.waited_ns, node.is_late) == (s, False)
-    node.look_at_age(200, 99, 11 * s + s // 10)
+    node.update_wait(200, 99, 11 * s + s // 10)
     assert node.is_late
-    node.look_at_age(300, 150, 11 * s + s // 5)
+    node.update_wait(300, 150, 11 * s + s // 5)
     assert (node.waited_ns, node.is_late) == (s // 10, True)
-    node.look_at_age(300, 250, 11 * s + s // 4)
+    node.update_wait(300, 250, 11 * s + s // 4)
     assert (node.waited_ns, node.is_late) == (s // 20, False)
-    node.look_at_age(300, 299, 20 * s)
+    node.update_wait(300, 299, 20 * s)
     assert (node.waited_ns, node.is_late) == (8 * s + 4 * s // 5, True)
-    node.look_at_age(900, 300, 90 * s)
+    node.update_wait(900, 300, 90 * s)
     assert (node.waited_ns, node.is_late) == (0, False), "all that has come meanwhile is new"
     never = MemoryBudget()
-    never.look_at_age(1, 0, 0)
-    never.look_at_age(1, 0, 3600 * NS_PER_S)
+    never.update_wait(1, 0, 0)
+    never.update_wait(1, 0, 3600 * NS_PER_S)
     assert not never.is_late

@@ -1,4 +1,4 @@
-"""Columns of a state file are made in slices, so that a node's event loop has its turn meanwhile."""
+"""Test that the columns of a state file are built in slices, between which the event loop runs."""
 
 from __future__ import annotations
 

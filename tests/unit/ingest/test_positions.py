@@ -1,4 +1,4 @@
-"""Producers that say what their records were made from, and by which name they are known: the rules, a model, what is stored of it."""
+"""Test the source positions of producers and the names that identify them."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_producer_with_sequences_can_use_positions_only_after_a_reset() -> None:
 
 
 def test_producer_names_with_the_same_number_conflict_before_storing() -> None:
-    """And of a group's members the one of a later generation goes on."""
+    """Two members of a group differ: the one of the later generation continues."""
     desk = Bench().desk
     assert desk.ask(Question(P, 1, 0, "me")) == Given(0, 0, RollingDigest(), False, -1)
     assert desk.ask(Question(P, 2, 0, "you")) is Finding.CONFLICT
@@ -203,7 +203,7 @@ def test_producer_note_that_is_invalid_raises_corruption(change: object) -> None
 
 
 def test_producer_with_a_long_name_counts_its_memory() -> None:
-    """The bound is of what is really kept: names of 255 bytes and uids among it."""
+    """Names of 255 bytes and uids count against the limit."""
     count = 60
     producers = Producers(0, count + 1)
     for producer in range(count + 1):
@@ -228,8 +228,7 @@ def test_producer_with_a_long_name_counts_its_memory() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_producer_takeovers_store_each_record_once_in_order(seed: int) -> None:
-    """Processes that read the source again behind the position, cut what they make into batches as they like, and send them in a row
-    of which any may be lost, come late, or twice; the log's uncommitted end may be cut. What is there is what one would have made."""
+    """Processes reread the source, and send batches that are lost, late or repeated. The uncommitted end may be truncated."""
     rng, bench, source = random.Random(seed), Bench(), 60
     wire: list[tuple[int, SourcePosition, RecordBatch, RollingDigest]] = []
     log: list[RecordBatch] = []

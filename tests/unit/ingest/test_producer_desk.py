@@ -1,4 +1,4 @@
-"""Who is given which epoch, and who is fenced by it, within a leadership and over several."""
+"""Test which producer gets which epoch, and which one is fenced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from liftpy.core.publish.producer_state import (
     Producers,
     Question,
     Ruling,
-    count_for,
+    max_producers,
 )
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.core.wire.batch_columns import ColumnSet
@@ -161,4 +161,4 @@ def test_producer_desk_remembers_a_bounded_number_of_producers() -> None:
     full.ask(Question(1, OLD))
     full._producers.take(NewBatch(0, 0, 1, 1, {}, Numbering(2, 0, 0, columns_of())))
     assert full.judge(Claim(1, 0, 0, 1, False, None, OLD), columns_of()) == Ruling(Finding.FULL)
-    assert (count_for(10 * STATE_BYTES), count_for(1)) == (10, 1)
+    assert (max_producers(10 * STATE_BYTES), max_producers(1)) == (10, 1)

@@ -1,4 +1,4 @@
-"""Producers against a model that keeps every record; digests that do not know how records were batched."""
+"""Test producers against a model that keeps every record, and digests that ignore the division into batches."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from liftpy.core.publish.producer_state import (
 )
 from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
 from liftpy.errors import ProtocolError
+from tests.long import examples
 
 Rec = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes], ...]]
 """(value, key, headers)"""
@@ -88,7 +89,7 @@ def test_rolling_digest_does_not_depend_on_batches(records: list[Rec], cuts: lis
 
 
 def test_rolling_digest_covers_each_field_and_order() -> None:
-    """Bytes that only move between records, or between a name and a value, or from nothing to null, are told apart."""
+    """Bytes that move between records, between name and value, or from empty to null change the digest."""
     different: list[list[Rec]] = [
         [(b"ab", None, ()), (b"c", None, ())],
         [(b"a", None, ()), (b"bc", None, ())],
@@ -223,7 +224,7 @@ def test_producers_old_duplicate_is_recognized_without_its_offset() -> None:
 
 
 def test_producers_stored_batch_with_other_bounds_or_digest_has_diverged() -> None:
-    """Two processes that were given one epoch by two leaders: what the second sends is not taken for the first one's."""
+    """Two leaders gave one epoch to two processes. The batch of the second one is no duplicate of the first one's."""
     bench = Bench()
     for sequence in range(0, 14, 2):
         bench.publish([A, B], sequence=sequence)
@@ -303,7 +304,7 @@ def test_producers_truncation_takes_log_time_back() -> None:
 
 
 def test_producers_truncation_restores_the_state_before_the_cut() -> None:
-    """And the order in which they were heard: who has been idle longest goes first, whatever was cut."""
+    """The order of eviction is restored, too."""
     bench = Bench(Producers(0, 3))
     steps: list[tuple[list[Rec], int, int, int]] = [
         ([A, B], 7, 0, 0), ([C], 8, 0, 0), ([D], 9, 0, 0), ([C], 7, 0, 2), ([E, D], 8, 1, 1), ([E], 7, 1, 3),
@@ -362,7 +363,7 @@ def test_producers_expire_by_committed_time_and_the_idlest_is_evicted() -> None:
     assert bench.producers.state_of(9) is None, "8 was heard of after it"
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.lists(
         st.tuples(st.integers(7, 8), st.integers(0, 2), st.integers(0, 6), st.integers(1, 3), st.booleans(), st.integers(0, 9)),
@@ -370,7 +371,6 @@ def test_producers_expire_by_committed_time_and_the_idlest_is_evicted() -> None:
     )
 )
 def test_producers_random_operations_match_a_rebuild_from_the_log(steps: list[tuple[int, int, int, int, bool, int]]) -> None:
-    """Each record once and in order, and what a cut leaves is what one finds who reads the log anew."""
     bench, log, high_watermark = Bench(), list[RecordBatch](), -1
     for producer, epoch, sequence, count, reset, what in steps:
         if what == 0:

@@ -1,4 +1,4 @@
-"""Quotas: over any time the rate and one burst, in order, told when to come again; buckets by token are bounded."""
+"""Test quotas: at most the rate and one burst in any period, in order, with the time to retry."""
 
 from __future__ import annotations
 

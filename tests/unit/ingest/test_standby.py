@@ -1,4 +1,4 @@
-"""Standby: what a follower heard on the data subject, and what it does with it when it leads [A1-A4, A8]."""
+"""Test what a follower buffers from the data subject, and what it does with the buffer as leader [A1-A4, A8]."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_standby_takeover_does_not_answer_plain_publishes() -> None:
 
 
 def test_standby_later_equal_message_is_appended() -> None:
-    """The log showed one that was heard before this node stood by, or long ago."""
+    """The log had this message before the standby buffered it."""
     bench = Bench()
     bench.shows(b"on")
     bench.heard(b"on", after_ns=300 * MS)
@@ -260,7 +260,7 @@ def test_standby_plain_message_and_unheard_log_record_are_ordered_by_time(after_
 
 
 def test_standby_messages_behind_the_leaders_backlog_are_appended() -> None:
-    """What waits in it is behind what was heard before, however late that comes into the log."""
+    """The backlog of the leader comes before them in the log, however late."""
     bench = Bench()
     bench.heard(b"first")
     bench.heard(b"second", after_ns=MS)
@@ -539,7 +539,7 @@ def test_standby_full_buffer_with_an_advancing_log_drops_the_oldest() -> None:
         bench.heard(b"%010d" % number, after_ns=2 * MS)
         bench.shows(b"other %d" % number, after_ns=2 * MS)
     assert [message[2] for block in bench.standby.heard.blocks for message in block.messages] == [b"0000000002", b"0000000003"]
-    assert (bench.standby.report()["pushed_out"], bench.lost) == (2, [])
+    assert (bench.standby.report()["displaced_count"], bench.lost) == (2, [])
     assert bench.standby.heard.size_bytes == 2 * SIZE
 
 

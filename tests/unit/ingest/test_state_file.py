@@ -1,4 +1,4 @@
-"""Checkpoints of derived state: what is loaded is what a replay of the log gives, or it is left out, and removed [A3, S5, S11]."""
+"""Test checkpoints of derived state: a loaded checkpoint equals a replay of the log, or is removed [A3, S5, S11]."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from liftpy.core.publish.state_transfer import StateGiver, StateQuestion
 from liftpy.core.publish.state_writer import Pace, StateWriter, pace_of, restore_state
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
+from tests.long import examples
 
 ROOM = 1 << 20
 OF = state_owner(PartitionKey("s", "u1", 3))
@@ -300,7 +301,7 @@ def test_state_file_incomplete_subjects_are_read_backward_after_restore() -> Non
     assert [again.last_of(f"s.{name}") for name in "abcd"] == [8, 9, 10, -1]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_state_file_with_any_changed_byte_is_rejected(data: st.DataObject) -> None:
     log, state = filled()
@@ -320,10 +321,10 @@ def test_state_file_with_any_changed_byte_is_rejected(data: st.DataObject) -> No
     assert (loaded, list(unfit)) == (None, [name])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["ids", "producers", "subjects"]))
 def test_state_file_random_part_bytes_are_rejected_or_bounded(data: bytes, name: str) -> None:
-    """The CRC can't be relied on here: a version with a bug may have written it."""
+    """The CRC is right: a version with a bug may have written the bytes."""
     log, state = filled()
     write(log, state)
     loaded, _ = load_state(log, OF)
@@ -422,7 +423,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(STEPS, max_size=30))
 def test_state_with_and_without_files_is_equal_for_random_operations(steps: list[tuple[object, ...]]) -> None:
     log = a_log()
@@ -517,7 +518,7 @@ def test_state_of_every_subset_of_parts_can_be_read_back() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.3])
 def test_state_giver_with_two_alternating_askers_gives_each_a_whole_state(seconds: float) -> None:
-    """A follower and a backup, say. The second one must not make the first one begin again and again, nor the other way round."""
+    """A follower and a backup ask in turns. Neither makes the other one start again."""
     log = a_log()
     state = a_state(log)
     append(log, state, [f"m{n}" for n in range(200)], by=7)

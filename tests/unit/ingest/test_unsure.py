@@ -1,4 +1,4 @@
-"""What may have been lost with a connection: the newest, within a bound of bytes and of age, once."""
+"""Test the bounded list of messages that a lost connection may have lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Borders: sizes of ranges and where their batches begin, against a list of all batches; whatever the segments and the index."""
+"""Test the sizes of offset ranges and the first offsets of their batches against a list of all batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import Log
-from liftpy.core.log.range_reads import MAX_BORDERS, RangeSize, measure
+from liftpy.core.log.range_reads import MAX_BOUNDARIES, RangeSize, measure
 from liftpy.core.log.segment import log_name
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch
@@ -51,7 +51,7 @@ def model(log: Log, start: int, end: int, every_bytes: int = 0, every_records: i
             break
         found += step
         before = step[0][0]
-    found = sorted(set(found))[:MAX_BORDERS]
+    found = sorted(set(found))[:MAX_BOUNDARIES]
     return RangeSize(positions[-1], tuple(b for b, _ in found), tuple(p for _, p in found))
 
 
@@ -86,7 +86,7 @@ def test_measure_range_returns_bounded_borders_and_continues_from_the_last() -> 
     log = filled([1] * 300)
     found: list[int] = [0]
     while more := measure(log, found[-1], 300, every_bytes=1).borders:
-        assert len(more) <= MAX_BORDERS
+        assert len(more) <= MAX_BOUNDARIES
         found += more
     assert found == list(range(300))
 

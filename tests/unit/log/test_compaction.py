@@ -1,4 +1,4 @@
-"""Compaction against a dictionary: the last record of each key, at its offset, whenever the process dies."""
+"""Test compaction against a dictionary of the last record of each key, with a crash at any call."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import Record, build_batch, split_batches
 from liftpy.errors import LogClosedError, NoSpaceError, StorageError
+from tests.long import examples
 
 CONFIG = StreamConfig(segment_bytes=4096, compaction=True, delete_retention_s=100.0)
 NOW_NS = 1_000 * 10**9
@@ -196,7 +197,7 @@ _rows = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.lists(_rows, min_size=1, max_size=60))
 def test_compaction_of_random_histories_keeps_the_last_record_per_key(history: list) -> None:
     log, _ = Log.open(MemoryStorage(), CONFIG)
@@ -214,7 +215,7 @@ def test_compaction_of_random_histories_keeps_the_last_record_per_key(history: l
 
 @pytest.mark.parametrize(("window_s", "kept"), [(60.0, [3, 5]), (3600.0, [0, 1, 3, 5]), (0.0, [5])])
 def test_compaction_keeps_records_with_message_ids_for_the_dedup_window(window_s: float, kept: list[int]) -> None:
-    """Whoever opens the log without a state beside it learns the ids from it."""
+    """A log that is opened without a state file learns the ids from them."""
     storage, config = MemoryStorage(), StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=window_s)
     log, _ = Log.open(storage, config)
     minute = 60 * NS_PER_S

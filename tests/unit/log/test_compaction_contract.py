@@ -1,4 +1,4 @@
-"""Compaction: what stays of each key, and for how long; files, flushes, horizons."""
+"""Test which records of a key compaction keeps, and for how long."""
 
 from __future__ import annotations
 

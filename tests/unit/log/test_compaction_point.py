@@ -1,4 +1,4 @@
-"""The compaction horizon: durable before what it tells of, and never too low where its file is gone."""
+"""Test the compaction horizon: it is durable before a cleaned segment, and a missing file never lowers it."""
 
 from __future__ import annotations
 

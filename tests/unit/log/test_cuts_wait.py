@@ -1,4 +1,4 @@
-"""What changes files waits for the flush that runs elsewhere [S4]; files that are let go of are closed; fillers and what they say."""
+"""Test that truncation, compaction and close wait for a running flush [S4], and that released files are closed."""
 
 from __future__ import annotations
 

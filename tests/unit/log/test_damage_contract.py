@@ -1,4 +1,4 @@
-"""Damage in a log: found, told, put aside, and the scrub that looks for it [S3]."""
+"""Test that damage in a log is found, reported and quarantined, and test the scrub that looks for it [S3]."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_log_read_of_a_damaged_block_reports_damage_and_removes_the_index(block:
 
 
 def test_log_read_rejects_a_block_with_other_offsets() -> None:
-    """A write that went astray: right batches, at the place of others."""
+    """A misdirected write put correct batches at the place of others."""
     log = reopened()
     entries = log.segments[0].entries
     data = log.storage.files[log_name(0)].data  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Damage of bytes that this process wrote or walked: every read, recheck, scan and compaction that meets it leads to its repair."""
+"""Test that every read, recheck, scan and compaction that meets damaged bytes starts the repair."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.storage import LogFile, MemoryStorage
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, split_batches
 from liftpy.errors import CorruptionError
+from tests.long import examples
 
 CONFIG = StreamConfig(segment_bytes=1 << 20)
 SEALED_BATCHES = 40
@@ -60,7 +61,7 @@ def finish(scan: Scan, file: LogFile, piece: int) -> None:
         scan.step(file, piece)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(sealed=st.booleans(), share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), in_header=st.booleans())
 def test_log_read_detects_any_flipped_bit(sealed: bool, share: float, bit: int, in_header: bool) -> None:
     log, storage, told = filled()
@@ -80,7 +81,7 @@ def test_log_read_detects_any_flipped_bit(sealed: bool, share: float, bit: int, 
     assert storage.load(index_name(segment.base_offset)) is None, "so that the next recovery walks it"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     sealed=st.booleans(),
     share=st.floats(0, 1, exclude_max=True),

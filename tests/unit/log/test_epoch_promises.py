@@ -1,4 +1,4 @@
-"""The journal of promises: what was stored is found after a death or a power cut at any call, and nothing else is ever believed."""
+"""Test the journal of promises: a stored promise survives a crash and a power cut at any call."""
 
 from __future__ import annotations
 

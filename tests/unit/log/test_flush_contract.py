@@ -1,4 +1,4 @@
-"""What a flush proves, in which order it is made, where it runs, and the steps of a close [D5, D26, S1, S2]."""
+"""Test what a flush makes durable, in which order it flushes, where it runs, and how a log closes [D5, D26, S1, S2]."""
 
 from __future__ import annotations
 

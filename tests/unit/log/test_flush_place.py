@@ -1,4 +1,4 @@
-"""Where flushes run: on the loop while this disk is fast, in threads as soon as it is not, and back only after a run of short ones."""
+"""Test where flushes run: on the event loop while the disk is fast, otherwise in threads."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_flush_place_disk_slower_than_a_thread_switch_never_moves(took_s: float)
 
 
 def test_flush_place_needs_more_than_three_of_four_short_flushes() -> None:
-    """More than three of four; a disk that is slow now and then moves later, one that is slow half of the time never."""
+    """A disk that becomes slow moves the flushes later. A disk that is slow half of the time never does."""
     rng = random.Random(1)
     for share, moves in ((0.5, False), (0.85, True), (0.95, True)):
         place = FlushPlace()
@@ -133,7 +133,7 @@ def test_flush_place_that_moved_back_soon_needs_more_short_flushes(place: FlushP
 
 
 def test_flush_place_bounds_the_share_of_time_the_loop_blocks() -> None:
-    """Nine of ten flushes are fast, the others take 50 ms."""
+    """Nine of ten flushes are fast. The tenth takes 50 ms."""
     rng, place = random.Random(2), FlushPlace()
     stalls_s = total_s = 0.0
     for _ in range(50_000):

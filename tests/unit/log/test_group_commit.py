@@ -1,4 +1,4 @@
-"""GroupCommit: one flush at a time, what comes meanwhile goes with the next, nothing beside a change of files, an error is final."""
+"""Test GroupCommit: one flush at a time covers all appends before it, and a failed flush is final."""
 
 from __future__ import annotations
 

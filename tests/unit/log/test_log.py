@@ -1,4 +1,4 @@
-"""The log against a list, over cuts at every byte, flips of every bit and deaths at every call."""
+"""Test the log against a list, with truncation at every byte, a flip of every bit and a crash at every call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from liftpy.core.log.small_files import EPOCHS_NAME, decode_epochs, encode_epoch
 from liftpy.core.log.storage import MemoryFile, MemoryStorage
 from liftpy.core.wire.batch import parse_batch, split_batches
 from liftpy.errors import InvariantError, LogClosedError, NoSpaceError, OffsetOutOfRangeError, StorageError, UnknownFormatError
-from tests.long import sampled
+from tests.long import examples, sampled
 from tests.unit.log.log_model import SMALL, batch, content, fill, reopened
 
 
@@ -212,7 +212,7 @@ _steps = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(_steps, max_size=40))
 def test_log_random_operations_match_a_list_model(steps: list[tuple]) -> None:
     storage = MemoryStorage()
@@ -416,7 +416,7 @@ def test_log_retention_by_age_applies_without_new_records() -> None:
 
 
 def test_log_emptied_by_retention_keeps_its_last_epoch() -> None:
-    """Its position in an election [C9]."""
+    """The last epoch decides its rank in an election [C9]."""
     storage = MemoryStorage()
     log = _log(storage, StreamConfig(retention_age_s=1.0))
     fill(log, 2, epoch=3)

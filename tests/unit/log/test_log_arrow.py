@@ -1,4 +1,4 @@
-"""Arrow's rows are the records, whatever the batches hold and wherever they are cut."""
+"""Test that the Arrow rows are the records, for any batches and any split."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from liftpy.config import Codec
 from liftpy.core.log.arrow import SCHEMA, to_arrow
 from liftpy.core.wire.batch import RecordBatch, build_batch, build_filler, parse_batch, split_batches
 from liftpy.errors import CorruptionError
+from tests.long import examples
 
 _bytes = st.binary(max_size=12)
 _name = st.text("abé", min_size=1, max_size=4)
@@ -66,7 +67,7 @@ def _rows(batches: list[RecordBatch], first: int, end: int) -> list[dict]:
     ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(_logs(), st.integers(0, 60), st.integers(0, 150))
 def test_to_arrow_rows_are_the_records_between_the_offsets(batches: list[RecordBatch], first: int, end: int) -> None:
     got = to_arrow(batches, from_offset=first, end_offset=end)

@@ -1,4 +1,4 @@
-"""The benchmarks of the log run, and measure everything that they are meant to; how fast it is, they say themselves."""
+"""Test that the benchmarks of the log run and report every figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a log in memory can't show: real files, their descriptors, what is read how often, and what an index says after a repair."""
+"""Test real files of a log: descriptors, number of reads, and indexes after a repair."""
 
 from __future__ import annotations
 

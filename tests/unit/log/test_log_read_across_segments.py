@@ -1,4 +1,4 @@
-"""A read that stops inside a segment must not go on in the next one: found by the replication simulator [D15, R2]."""
+"""Test that a read that stops inside a segment does not continue in the next one [D15, R2]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The storage that simulators and tests are built on: what it counts, refuses, and leaves after a kill or a power cut."""
+"""Test the storage of the simulators: what it counts and rejects, and what remains after a kill or a power cut."""
 
 from __future__ import annotations
 

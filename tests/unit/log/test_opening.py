@@ -1,4 +1,4 @@
-"""Opening a log: what is believed after which end, what is cut, written again or completed [D7, S4, S6, S7]."""
+"""Test how a log opens after a clean stop, a kill and a power cut [D7, S4, S6, S7]."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What an opening shows is on the disk, whatever became of the flushes before: a power cut takes nothing of it [S1, S4, S12]."""
+"""Test that a power cut takes nothing of what a log showed when it was opened [S1, S4, S12]."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 
@@ -91,7 +92,20 @@ ENDS = {
     "everything flushed": killed_while_everything_was_flushed,
 }
 End = Callable[[], tuple[MemoryStorage, Content]]
-ends = pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+
+
+def copies(end: End) -> End:
+    """``end`` runs once. Each call returns another copy of its storage."""
+    kept = cache(end)
+
+    def copied() -> tuple[MemoryStorage, Content]:
+        storage, written = kept()
+        return storage.crash(power=False), written
+
+    return copied
+
+
+ends = pytest.mark.parametrize("end", [copies(end) for end in ENDS.values()], ids=ENDS)
 
 
 @ends
@@ -119,9 +133,9 @@ def test_log_open_after_a_second_kill_shows_the_same_records(end: End) -> None:
 @ends
 def test_log_open_crash_at_any_storage_call_is_recovered(end: End, power: bool) -> None:
     calls, done = 0, False
+    flushed = len(lose_power(end()[0]))
     while not done:
         storage, written = end()
-        flushed = len(lose_power(storage))
         storage.fail_after(calls)
         try:
             opened(storage)
@@ -230,9 +244,9 @@ OPERATIONS: dict[str, Callable[[Log], object]] = {
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_log_index_is_never_durable_before_its_segment(operation: str) -> None:
-    calls, done = 0, False
+    calls, done, end = 0, False, copies(killed_with_unflushed_segments)
     while not done:
-        storage, _ = killed_with_unflushed_segments()
+        storage, _ = end()
         storage.fail_after(calls)  # while it is opened, too
         try:
             OPERATIONS[operation](opened(storage)[0])
@@ -271,8 +285,7 @@ def test_log_with_interval_flush_proves_only_flushed_records() -> None:
 
 @pytest.mark.parametrize("kept", [0.0, 0.3, 1.0])
 def test_log_open_empty_segment_after_a_power_cut_is_a_torn_tail(kept: float) -> None:
-    """A power cut between a roll and its flush: the new name is on the disk, empty, and the end of the segment before it is not. Nobody
-    was told of it, so nobody has to leave an ISR; all replicas roll at the same offset, and may lose power together [S1, S3]."""
+    """The power failed between a roll and its flush: the new name is durable, the end of the segment before it is not [S1, S3]."""
     storage = MemoryStorage()
     log, _ = opened(storage)
     fill(log, 2)

@@ -1,4 +1,4 @@
-"""Reads at their edges: parts of a batch, by time, and a log that has no segment yet begins where its checkpoint says."""
+"""Test reads of parts of a batch, reads by time, and the start of a log without segments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from log_model import SMALL, batch, fill, reopened
 
 from liftpy.core.log.log import Log
-from liftpy.core.log.reading import ReadResult, offset_at, segment_at, without_past
+from liftpy.core.log.reading import ReadResult, offset_at, segment_at, without_earlier_offsets
 from liftpy.core.log.segment import log_name
 from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
 from liftpy.core.log.storage import MemoryStorage
@@ -84,19 +84,19 @@ def test_log_offset_for_timestamp_is_never_below_the_log_start() -> None:
 def test_log_read_without_past_cuts_a_filler_at_the_requested_offset() -> None:
     filler, following = build_filler(10, 20, 3, 5), batch(20, 2)
     result = ReadResult((memoryview(filler + following),), len(filler + following), 22)
-    cut = without_past(result, 14)
+    cut = without_earlier_offsets(result, 14)
     first, second = cut.chunks
     header = parse_header(first)
     assert (header.base_offset, header.next_offset, header.leader_epoch, header.timestamp_ns) == (14, 20, 3, 5)
     assert bytes(second) == following
     assert (cut.size_bytes, cut.next_offset) == (result.size_bytes, 22)
     for offset in (10, 9):
-        assert without_past(result, offset) is result
+        assert without_earlier_offsets(result, offset) is result
     plain = ReadResult((memoryview(following),), len(following), 22)
-    assert without_past(plain, 21) is plain, "records are given whole"
+    assert without_earlier_offsets(plain, 21) is plain, "records are given whole"
     nothing = ReadResult((), 0, 5)
-    assert without_past(nothing, 5) is nothing
-    alone = without_past(ReadResult((memoryview(filler),), len(filler), 20), 19)
+    assert without_earlier_offsets(nothing, 5) is nothing
+    alone = without_earlier_offsets(ReadResult((memoryview(filler),), len(filler), 20), 19)
     assert [parse_batch(chunk).base_offset for chunk in alone.chunks] == [19]
 
 

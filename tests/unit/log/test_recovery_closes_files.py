@@ -1,5 +1,4 @@
-"""Whatever recovery finds, no file stays open but those of the log: a descriptor too many for each damage, and the space of what was
-removed, would be gone for as long as the node runs."""
+"""Test that recovery leaves no file open except those of the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What recovery removes, cuts and leaves, file by file [S1, S3, S5]; and what the newest bookkeeping of a log forgets."""
+"""Test what recovery removes, truncates and leaves, file by file [S1, S3, S5]."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_recovery_behind_a_fault_accepts_only_batches_of_this_log() -> None:
 
 
 def test_recovery_drops_empty_segments_behind_a_torn_segment() -> None:
-    """A power cut between a roll and its flush has left the new names, and not the bytes before them."""
+    """A power cut between a roll and its flush left the new names, and not the bytes before them."""
     storage = MemoryStorage()
     log = a_log(storage)
     add(log, 2)

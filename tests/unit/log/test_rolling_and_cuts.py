@@ -1,4 +1,4 @@
-"""When a segment is rolled; what a cut, a fresh start and retention take along and leave [D13, S5]."""
+"""Test when a segment is rolled, and what truncation and retention remove [D13, S5]."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Held:
     ],
 )  # fmt: skip
 def test_retained_start_applies_size_count_and_age_limits(config: dict[str, Any], start: int) -> None:
-    """Four segments of 10 records and 100 bytes, stamped 0, 10, 20 and 30 s; it is 100 s now."""
+    """Four segments of 10 records and 100 bytes have the times 0, 10, 20 and 30 s. The clock shows 100 s."""
     segments = [Held(10 * n, newest_ns=10 * n * S) for n in range(4)]
     assert retained_start(segments, StreamConfig(**config), 39, 100 * S) == start
     for hw in (-1, 8, 9, 19):
@@ -161,7 +161,7 @@ def test_retained_start_applies_size_count_and_age_limits(config: dict[str, Any]
      (12, 200, 10), (12, 199, 20), (0, 200, 10), (0, 99, 30), (0, 0, 30)],
 )  # fmt: skip
 def test_held_start_limits_how_much_a_service_can_hold(held_from: int | None, most_bytes: int, start: int) -> None:
-    """The same four segments, of which retention wants to leave the last one."""
+    """Retention would leave only the last of the four segments."""
     segments = [Held(10 * n) for n in range(4)]
     assert held_start(segments, 30, held_from, most_bytes) == start
     assert held_start(segments, 0, held_from, most_bytes) == 0

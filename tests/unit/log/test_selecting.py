@@ -1,4 +1,4 @@
-"""Filtered and backward reads of a log, against a naive model: every record once, in order, whatever an answer may hold."""
+"""Test filtered and backward reads of a log against a naive model."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_filtered_read_scans_a_bounded_part_of_the_log_per_answer(monkeypatch: p
 
 
 def test_read_with_a_full_filter_over_many_subjects_costs_a_bounded_time() -> None:
-    """[A21]."""
+    """[A21]"""
     log = Log.open(MemoryStorage(), StreamConfig())[0]
     for base in range(0, 40_000, 4000):
         subjects = [f"s.{offset}.a.b" for offset in range(base, base + 4000)]

@@ -1,4 +1,4 @@
-"""What recovery sets aside stays until the records are here again, and no longer."""
+"""Test how long quarantined segments stay after a recovery."""
 
 from __future__ import annotations
 

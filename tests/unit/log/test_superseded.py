@@ -1,4 +1,4 @@
-"""Which records go when a log is cleaned, against a naive model; and when a run is worth it."""
+"""Test which records compaction removes, against a naive model, and when a compaction is due."""
 
 from __future__ import annotations
 

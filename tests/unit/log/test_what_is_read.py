@@ -1,4 +1,4 @@
-"""What a read gives, as batches and as Arrow: bounds, times, epochs [D7]."""
+"""Test the bounds, times and epochs of reads, as batches and as Arrow [D7]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What opening a log, looking into its folder and reading it back say and leave: whole reports and whole contents, compared exactly."""
+"""Test the reports and the contents after opening, listing and reading a log."""
 
 from __future__ import annotations
 

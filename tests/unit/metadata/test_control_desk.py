@@ -1,13 +1,13 @@
-"""Control requests from the bus: the leader answers, within a bound; the others are silent, unless nobody leads at all."""
+"""Test control requests from the bus: the leader answers, within a limit, and the others are silent."""
 
 from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import nats.errors
 import pytest
 
 from liftpy.config import ReplicationConfig
@@ -53,24 +53,21 @@ class Controller:
             ReplicationConfig(groups_partitions=5, groups_replicas=2),
         )
 
-    async def subscribe(self, subject: str, cb: Any) -> Any:
-        self.listening[subject] = cb
-
-        async def unsubscribe() -> None:
-            del self.listening[subject]
-
-        return SimpleNamespace(unsubscribe=unsubscribe)
+    def listen(self, subject: str, sink: Any) -> Any:
+        self.listening[subject] = sink
+        return SimpleNamespace(close=lambda: self.listening.pop(subject))
 
     async def receive(self, message: Message) -> None:
         """Every subscription that matches, as NATS does."""
-        for subject, cb in self.listening.items():
+        for subject, sink in self.listening.items():
             if len(tokens := subject.split(".")) == len(given := message.subject.split(".")) and all(
                 token in ("*", other) for token, other in zip(tokens, given, strict=True)
             ):
-                await cb(message)
+                sink(message.subject.encode(), message.reply.encode(), message.data, b"")
 
-    async def publish(self, subject: str, payload: bytes) -> None:
-        self.replies.append((subject, frames.decode(payload, pb.ControlResponse)))
+    def send(self, subject: str, pieces: Sequence[bytes]) -> bool:
+        self.replies.append((subject, frames.decode(b"".join(pieces), pb.ControlResponse)))
+        return True
 
     async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
         self.begun.append(request)
@@ -100,6 +97,25 @@ async def test_control_desk_of_the_leader_answers(controller: Controller) -> Non
     await controller.settled()
     [(subject, response)] = controller.replies
     assert (subject, response.operationId, response.index) == ("space.inbox.n1.1", b"o" * 16, 7)
+
+
+async def test_control_desk_subscribes_to_requests_of_nodes_while_it_leads(controller: Controller) -> None:
+    of_nodes, of_operators = "space.control.node.*", "space.control.admin"
+    assert {of_nodes, of_operators, "space.info"} <= controller.listening.keys()
+    controller.leads = False
+    controller.desk.follow_leadership()
+    assert of_nodes not in controller.listening
+    assert {of_operators, "space.info"} <= controller.listening.keys()
+    for _ in range(2):
+        controller.leads = True
+        controller.desk.follow_leadership()
+    await controller.receive(Message(REQUEST))
+    await controller.settled()
+    assert len(controller.replies) == 1
+    await controller.desk.close()
+    assert controller.listening == {}
+    controller.desk.follow_leadership()
+    assert controller.listening == {}
 
 
 async def test_control_desk_on_a_follower_is_silent_where_the_leader_decides(controller: Controller) -> None:
@@ -161,16 +177,8 @@ async def test_control_desk_rejects_a_stream_on_inbox_subjects(controller: Contr
 async def test_control_desk_answer_above_the_message_size_is_rejected_with_a_hint(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = controller.publish
-    tries: list[int] = []
-
-    async def publish(subject: str, payload: bytes) -> None:
-        tries.append(len(payload))
-        if len(tries) == 1:
-            raise nats.errors.MaxPayloadError
-        await real(subject, payload)
-
-    monkeypatch.setattr(controller, "publish", publish)
+    controller.response = pb.ControlResponse(detail="x" * 5000)
+    monkeypatch.setattr(controller, "max_payload", 4096)
     await controller.receive(Message(REQUEST))
     await controller.settled()
     [(_, response)] = controller.replies

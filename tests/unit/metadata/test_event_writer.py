@@ -1,4 +1,4 @@
-"""The shell that keeps events in their stream: each once and in order, over other writers, refusals, a stream that is made again."""
+"""Test the writer of the event stream: each event once, in order, also with other writers and rejections."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_event_writer_after_a_faster_writer_reads_the_end_and_repeats_noth
 @pytest.mark.parametrize("junk", [b"junk", b"[]", b'{"index": -1, "number": 0}', b'{"kind": "election"}'])
 @pytest.mark.parametrize("count", [1, 64, 700])
 async def test_event_writer_skips_records_that_are_no_events(monkeypatch: pytest.MonkeyPatch, junk: bytes, count: int) -> None:
-    """Without rights of NATS anybody may publish there, who says behind which offset."""
+    """Without NATS permissions any client can publish there."""
     world = World(monkeypatch, *[1] * 4)
     await world.writer._write()
     world.stream.records += [junk] * count

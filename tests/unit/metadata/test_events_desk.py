@@ -1,4 +1,4 @@
-"""A controller tells events to operators' inboxes alone, in pages that fit; its group's leader publishes what is new."""
+"""Test the answers to requests for events, in pages that fit, and the publishing of new events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forwarding: a request is asked again at once when the metadata leader changes, and never beyond its deadline."""
+"""Test that a request is repeated when the metadata leader changes, and never past its deadline."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def forwarder(bus: Bus) -> Forwarder:
 
 @pytest.mark.parametrize("next_leader", ["n1", "n2"])
 async def test_forwarder_new_leadership_repeats_unanswered_requests(monkeypatch: pytest.MonkeyPatch, next_leader: str) -> None:
-    """The leader before may lead again: it has not received what was asked while NATS was down."""
+    """The same leader may lead again. It did not receive requests while NATS was down."""
     monkeypatch.setattr(control, "ATTEMPT_NS", 3600 * 1_000_000_000)
     bus = Bus(silent=1)
     made = forwarder(bus)

@@ -1,4 +1,4 @@
-"""GroupRole around scripted roles: which one a node takes, when it takes another, and what is shown meanwhile [M10, M11]."""
+"""Test GroupRole: which role a node takes, and when it changes its role [M10, M11]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metadata group beside a node's loop: what stands still there keeps neither Raft nor heartbeats waiting, nor the reverse."""
+"""Test the thread of the metadata group: a blocked event loop does not stop Raft, nor the reverse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``node`` file over the lives of a node: what is durable before the group hears of it, and what older files say."""
+"""Test the `node` file over several starts of a node: the file is durable before the group hears of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's link to the metadata group, its heartbeats by the clock, and how its membership ends."""
+"""Test a node's link to the metadata group, its heartbeats, and the end of its membership."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Strict:
     made: ClassVar[list[Any]] = []
     failures: ClassVar[list[Exception]] = []
 
-    def __init__(self, errors: Any) -> None:
+    def __init__(self, name: str, errors: Any) -> None:
+        assert name == "group"
         self.errors, self.options = errors, {"max_reconnect_attempts": 1}
         self.calls: list[Any] = []
         Strict.made.append(self)
@@ -53,7 +54,7 @@ class Strict:
 
 async def test_group_link_retries_until_connected_and_closes_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Strict.made, Strict.failures = [], [OSError(), nats.errors.NoServersError()]
-    monkeypatch.setattr(group_role, "StrictConnection", Strict)
+    monkeypatch.setattr(group_role, "BusConnection", Strict)
     monkeypatch.setattr(group_role, "_RECONNECT_WAIT_S", 0.0)
     settings = NodeSettings("n1", tmp_path, nats=("nats://h:1", "nats://h:2"), controllers=("n1",))
     counters: Counter[str] = Counter()
@@ -115,16 +116,16 @@ async def test_heartbeats_are_sent_on_time_and_pause_while_the_nodes_loop_is_blo
     assert [request.heartbeat for request, _ in group.asked] == [beat] * 6, "for as long as a session"
     assert {timeout_s for _, timeout_s in group.asked} == {1.5}
     assert slept == [0.5] * 8
-    turned = [call for call, *given in home if not given]
-    assert len(turned) == 1, "it is asked once, until it says that it turns"
-    told = [tuple(given) for _, *given in home if given]
+    assert answered == [], "the loop is blocked"
+    call, *first = home[0]
+    call(*first)
+    assert answered == [tuple(first)]
+    told = [tuple(given) for _, *given in home]
     assert [(sent_ns, response.index) for sent_ns, response in told] == [(round((100 + n / 2) * NS), n + 1) for n in range(6)]
-    turned[0]()
     slept.clear()
     with pytest.raises(Over):
         await running.run()
     assert len(group.asked) == 12, "it goes on when the loop turns"
-    assert len([call for call, *given in home if not given]) == 2
 
 
 def a_membership(group: Any, told: list[Any]) -> membership.Membership:

@@ -1,5 +1,4 @@
-"""RaftMember and Orders as shipped, driven by hand: what a controller's shell passes on between the log, the rules, the bus and who
-asks."""
+"""Test what a controller passes on between the log, the rules, the bus and clients."""
 
 from __future__ import annotations
 
@@ -178,7 +177,7 @@ async def test_raft_member_duties_end_with_the_leadership(made: Made, monkeypatc
 
 
 async def test_raft_member_duties_end_before_a_leadership_transfer(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That one waits for no election time-out, and so for no lease."""
+    """The new leader waits for no election timeout, and so for no lease."""
     told = made.calls(monkeypatch, (made.member._member, "resign"), (made.log.core, "hand_over"))
     made.member._transfer()
     assert told == ["resign", "hand_over"]
@@ -230,7 +229,7 @@ async def test_raft_member_barrier_ends_when_applied_and_not_when_committed(
 
 
 async def test_raft_member_barrier_of_an_earlier_turn_ends_no_probation(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probation may begin anew while a barrier is on its way: the folder is found to have gone back."""
+    """A second probation may begin while a barrier is in flight."""
     applied: list[int] = []
     probation = made.log.probation
 

@@ -1,4 +1,4 @@
-"""MemberLog as shipped: what it makes of a folder, and that the state machine, the feed and probation hear of what the log does."""
+"""Test how MemberLog reads a data directory, and what it passes on to the state machine and the feed."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_member_log_with_lost_files_does_not_start(opened: Opened, lost: str) ->
 
 
 def test_member_log_live_members_exclude_those_that_acknowledge_nothing(opened: Opened) -> None:
-    """A member on probation waits for the majority that a change of the controllers would need it for."""
+    """A change of controllers needs the majority that a member on probation waits for."""
     log = opened.log
     assert log.view().live == {"a"}
     for peer in log.peers.values():
@@ -140,7 +140,7 @@ def _told(opened: Opened, known: ControllerList, error: pb.ControlResponse.Error
     "known", [ControllerList(("d", "e"), learner="a", index=75), ControllerList(("a", "d", "e"), index=75)]
 )
 def test_member_log_named_by_an_unknown_list_follows_the_members_in_the_list(opened: Opened, known: ControllerList) -> None:
-    """Seed 57 of ``tests.simulation.whole``: it had been taken out and in again, or all others had been replaced, while it was down."""
+    """Seed 57 of ``tests.simulation.whole``: the member was removed and added, or all others were replaced, while it was down."""
     log = opened.log
     assert not _told(opened, known, pb.ControlResponse.UNAVAILABLE)
     assert log.core.controllers.voters == ("a", "b", "c")

@@ -1,4 +1,4 @@
-"""Membership: a node that was removed stops when the metadata leader and the image both say so, and by neither alone."""
+"""Test that a removed node stops only when both the metadata leader and the image say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Membership as shipped, between a group and a node of the test's: what it registers, when a lease runs on, how it leaves."""
+"""Test a membership: registrations, leases and leaving."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_membership_registers_with_the_state_of_its_directory(driven: Driv
 
 
 async def test_membership_registration_attempts_share_an_operation_id(driven: Driven) -> None:
-    """Else an attempt whose answer was lost makes an incarnation of its own, and the node fences itself."""
+    """Otherwise an attempt with a lost answer creates an incarnation, and the node fences itself."""
     answers = [
         Response(error=Response.UNAVAILABLE),
         Response(error=Response.OUTCOME_UNKNOWN),

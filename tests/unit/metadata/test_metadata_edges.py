@@ -1,4 +1,4 @@
-"""The shell around the metadata group at its edges: bounds given back, outcomes that stay unknown, a feed that is not believed."""
+"""Test the shell of the metadata group at its limits: freed places, unknown outcomes, a rejected feed."""
 
 from __future__ import annotations
 

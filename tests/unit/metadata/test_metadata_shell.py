@@ -1,4 +1,4 @@
-"""The metadata member's shell against a scripted group: registering, living, draining, leaving; the feed's two ends; orders."""
+"""Test the shell of a metadata member against a scripted group: registration, draining, leaving, the feed."""
 
 from __future__ import annotations
 

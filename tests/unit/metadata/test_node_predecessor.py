@@ -1,4 +1,4 @@
-"""A process that starts asks for the one before it: it goes on, waits or ends."""
+"""Test how a starting process finds the previous process of its node: it continues, waits or ends."""
 
 from __future__ import annotations
 

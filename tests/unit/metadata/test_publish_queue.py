@@ -1,4 +1,4 @@
-"""What the group wants published leaves in order, within a bound, and is never kept for after a reconnect."""
+"""Test that messages of the group leave in order, within a limit, and are not kept over a reconnect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a controller asks nodes over the bus: where it goes, and what comes back is one of three things, or nothing."""
+"""Test the questions of a controller to nodes: where they go, and the three possible answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RaftMember around scripted parts: what is counted, when a start is over, how leadership is handed over, and what a stop closes."""
+"""Test RaftMember: its counters, the end of a start, a leadership transfer, and a stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import StorageError
 from sidecar.metadata import member as member_module
 from sidecar.metadata.member import RaftMember
-from sidecar.metadata.publish_queue import Outgoing
 
 OK, UNAVAILABLE = pb.ControlResponse.OK, pb.ControlResponse.UNAVAILABLE
 
@@ -60,9 +59,9 @@ def a_member(**log: Any) -> tuple[Any, list[Any]]:
     made._events = part("events", counters=Counter({"events": 7}), close=lambda: closed("events"))
     made._desk = part("desk", counters=Counter({"desk": 1}), close=lambda: closed("desk"))
     made._orders = part("orders", close=lambda: closed("orders"))
-    made._outgoing = part("outgoing", counters=Counter({"not sent: x": 5}), close=lambda: closed("outgoing"))
+    made._outgoing = part("outgoing", counters=Counter({"not sent: x": 5}))
     made._connection = part("connection", max_payload=77)
-    made._subscriptions, made._asking = [], None
+    made._listener, made._asking = part("listener"), None
     return made, calls
 
 
@@ -80,7 +79,7 @@ def test_raft_member_reconnect_adapts_to_the_message_size(online: bool) -> None:
     made, calls = a_member()
     made.bus_changed(online)
     fits = [("sessions.fit", 77), ("producer.fit", 77)] if online else []
-    assert calls == [*fits, ("sessions.set_online", online)]
+    assert calls == [*fits, ("sessions.set_online", online), ("driver.wake",)]
 
 
 async def test_raft_member_start_ends_with_the_barrier_that_ends_probation(caplog: pytest.LogCaptureFixture) -> None:
@@ -190,11 +189,11 @@ async def test_raft_member_stop_closes_all_parts_once_in_order(fails: bool) -> N
     wanted = [
         "member.leave",
         "driver.stop",
+        "listener.close",
         "feed.close",
         "desk.close",
         "events.close",
         "orders.close",
-        "outgoing.close",
         "journal.close",
         "core.destroy",
     ]
@@ -218,25 +217,3 @@ async def test_raft_member_answer_names_leader_and_members() -> None:
     made._member.alone = lambda request: pb.ControlResponse(error=UNAVAILABLE)
     alone = made._describe_alone(pb.ControlRequest())
     assert (alone.metadataLeader, alone.HasField("cluster")) == ("n3", False)
-
-
-async def test_outgoing_message_waiting_at_close_is_never_sent() -> None:
-    sent: list[bytes] = []
-
-    class Slow:
-        is_connected = True
-
-        async def publish(self, subject: str, payload: bytes) -> None:
-            sent.append(payload)
-            await asyncio.Event().wait()
-
-    made = Outgoing(Slow())  # type: ignore[arg-type]
-    for payload in (b"a", b"b"):
-        made.put("s", payload)
-    for _ in range(3):
-        await asyncio.sleep(0)
-    async with asyncio.timeout(30):
-        await made.close()
-    assert (sent, list(made._waiting), made._waiting_bytes) == ([b"a"], [], 0)
-    assert made._task is not None
-    assert made._task.done(), "nothing goes on behind it"

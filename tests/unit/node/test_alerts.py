@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "prometheus"
 RUNBOOKS = ROOT / "docs" / "runbooks"
 DISASTERS = (
-    "all-nodes-lost", "certificate-expired", "controller-lost", "controllers-lost", "isr-stuck", "nats-lost",
-    "network-split", "node-lost", "stream-deleted",
+    "all-nodes-lost", "certificate-expired", "controller-lost", "controllers-lost", "isr-stuck", "network-split", "node-lost",
+    "stream-deleted",
 )  # fmt: skip
 """Runbooks of what no alert says alone."""
 CARRIED_OUT = {
@@ -227,8 +227,11 @@ CASES: dict[str, Case] = {
         | gauge("nats_reconnects_total", (0, 5), (2, 3), (3, 40), labels=',connection="ingest"'),
         7, 9, 30, NODE,
     ),
+    "NatsLost": Case(gauge("nats_connected", (1, 5), (0, 5), (1, 5)), 5.2, 6, 11, NODE),
+    "StreamWaits": Case(gauge("cluster_streams_waiting", (0, 5), (2, 5), (0, 5)), 5.5, 7, 11, JOB),
     "ServiceFailing": Case(gauge("services_blocked", (0, 5), (1, 10), (0, 5)), 9, 11, 16, NODE),
-    "ServiceEnded": Case(gauge("services_ended", (0, 5), (1, 10), (0, 5)), 5, 7, 16, NODE),
+    "ServiceEnded": Case(gauge("services_ended", (0, 5), (1, 10), (0, 5)), 4, 7, 16, NODE),
+    "ServiceDiverged": Case(gauge("services_diverged", (0, 5), (1, 10), (0, 5)), 4, 7, 16, NODE),
     "GroupStuck": Case(
         gauge("group_lag_records", (0, 5), *growing(9, 20), (0, 20), labels=',group="g"')
         | gauge("group_lag_seconds", (0, 5), *growing(60, 20), (0, 20), labels=',group="g"')

@@ -142,7 +142,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
     async def links(*_: Any) -> Any:
         ingest = made.part("ingest", waiting_bytes=0)
-        return made.part("links", all=list, replication=made.part("bus", asks_who_comes=True), ingest=ingest)
+        return made.part("links", all=list, replication=made.part("bus", requires_credentials=True), ingest=ingest)
 
     async def nobody_before(*_: Any) -> None:
         made.say("nobody runs")
@@ -155,7 +155,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(module, "wait_for_predecessor", nobody_before)
     monkeypatch.setattr(module, "GroupThread", lambda *_: made.part("group", image=made.image))
     monkeypatch.setattr(module, "Membership", lambda *_: Members(made))
-    monkeypatch.setattr(module, "leave_the_process_in", lambda seconds: None)
+    monkeypatch.setattr(module, "exit_after", lambda seconds: None)
     monkeypatch.setattr(module, "probe_flushes", lambda path: None)
     monkeypatch.setattr("sidecar.status.loop_lag.EVERY_S", 3600.0)  # it looks at parts that are not here
     monkeypatch.setattr(Node, "_build", build)
@@ -394,9 +394,9 @@ async def test_node_start_passes_settings_and_logs_its_recovery(
     )  # fmt: skip
     assert "left behind" in world.told
     assert [text for text in caplog.messages if "incarnation" in text or "does not know" in text] == [
-        "node n1 is up as incarnation 1",
+        "node started node=n1 incarnation=1",
         *(
-            f"the cluster does not know {name}: its data is kept. If nobody needs it: liftpy node remove-data n1 {name}"
+            f"unknown stream directory={name}: keeping it. If the data is not needed, run: liftpy node remove-data n1 {name}"
             for name in ("gone-U2", "orders-U1")
         ),
     ]

@@ -34,6 +34,15 @@ NOT_OF_NODES = {"sidecar/cli/service.py"}
 _LOGGING = {"debug", "info", "warning", "error", "critical", "exception"}
 
 
+def constants(function: ast.AST) -> dict[str, object]:
+    """Name -> value of each constant that the function assigns."""
+    return {
+        ast.unparse(node.targets[0]): node.value.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+    }
+
+
 def texts(tree: ast.Module) -> set[tuple[str, str]]:
     """(logger, text) of each line that a module logs."""
     names, found = {}, set()
@@ -44,14 +53,9 @@ def texts(tree: ast.Module) -> set[tuple[str, str]]:
             and ast.unparse(node.value.func) == "logging.getLogger"
         ):
             names[ast.unparse(node.targets[0])] = ast.literal_eval(node.value.args[0])
-    for function in ast.walk(tree):
+    for function in ast.walk(tree) if names else ():
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        local = {
-            ast.unparse(node.targets[0]): node.value.value
-            for node in ast.walk(function)
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        }
         for node in ast.walk(function):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in _LOGGING:
                 continue
@@ -60,7 +64,7 @@ def texts(tree: ast.Module) -> set[tuple[str, str]]:
                 base, given = ast.unparse(given[0]), given[1:]
             if base in names and base not in {one.arg for one in function.args.args}:
                 text = given[0]
-                said = text.value if isinstance(text, ast.Constant) else local[ast.unparse(text)]
+                said = text.value if isinstance(text, ast.Constant) else constants(function)[ast.unparse(text)]
                 found.add((names[base], str(said)))
     return found
 
@@ -184,14 +188,14 @@ def root() -> Any:
 def test_node_logs_have_the_configured_format(form: str, root: logging.Logger) -> None:
     stream, logs = io.StringIO(), NodeLogs()
     logs.configure("info", form, "n1", stream)
-    logging.getLogger("liftpy.node").info("node %s is up as incarnation %d", "n1", 7)
+    logging.getLogger("liftpy.node").info("node started node=%s incarnation=%d", "n1", 7)
     logging.getLogger("liftpy.node").debug("not this")
     assert all(logging.getLogger(noisy).level == logging.WARNING for noisy in ("nats", "pysyncobj", "asyncio"))
     [line] = stream.getvalue().splitlines()
     if form == "json":
         assert json.loads(line)["event"] == "node.up"
     else:
-        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO    liftpy.node: node n1 is up as incarnation 7", line)
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO    liftpy.node: node started node=n1 incarnation=7", line)
 
 
 def test_log_level_change_reverts_after_its_time(root: logging.Logger) -> None:

@@ -50,7 +50,7 @@ from sidecar.status.metric_names import COUNTER, HISTOGRAM, INCIDENTS, MOST_VALU
 from sidecar.status.metrics import MOST_SERIES_OF_A_STREAM, by_partition, exposition
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
-MOST_SERIES = 500
+MOST_SERIES = 510
 SETTINGS = SimpleNamespace(node_id="n1", rack="r1", namespace="ns", data=Path("/"))
 
 
@@ -139,7 +139,7 @@ def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -
         cuts=SimpleNamespace(lost_messages=44, unknown=45),
     )  # fmt: skip
     image = SimpleNamespace(
-        index=5, feature_level=1, controllers=ControllerList(), streams={"s": 1},
+        index=5, feature_level=1, controllers=ControllerList(), streams={"s": 1}, waiting=frozenset(),
         nodes={n: SimpleNamespace(fenced=n == "b", leaving=n == "c") for n in "abcd"},
     )  # fmt: skip
     group = SimpleNamespace(

@@ -228,7 +228,7 @@ class Ending:
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         self.left: list[float] = []
-        patch.setattr(sidecar.node.node, "leave_the_process_in", self.left.append)
+        patch.setattr(sidecar.node.node, "exit_after", self.left.append)
         self.node = Node(NodeSettings("n1", folder))
         self._log = caplog
 
@@ -256,7 +256,7 @@ async def test_node_first_failure_is_the_reason_and_starts_the_stop_deadline(end
 
 
 async def test_node_repair_starts_once_and_an_operator_stop_overrides(ending: Ending) -> None:
-    for said in (["node n1 restarts to repair s/0: damage"], []):
+    for said in (["log damaged node=n1 log=s/0: damage: restarting to repair it"], []):
         ending.node.repair("s/0: damage")
         assert ending.stops() == (True, True, True, [12.0], said)
     async with asyncio.timeout(30):
@@ -278,8 +278,8 @@ async def test_node_warns_of_an_open_server_once_and_reports_denied_subjects(
     built: Built, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asks: bool, said: bool, warned: int
 ) -> None:
     one, other = Part("one", built.told), Part("other", built.told)
-    built.bus.asks_who_comes = asks
-    monkeypatch.setattr(sidecar.node.node, "was_said_to_be_open", lambda: said)
+    built.bus.requires_credentials = asks
+    monkeypatch.setattr(sidecar.node.node, "was_open_nats_reported", lambda: said)
     built.links.all = lambda: [one, other]
     built.told.clear()
     built.node._look_at_rights(built.links)
@@ -345,8 +345,8 @@ class Life:
         module = sidecar.node.node
         patch.setattr(module, "Node", lambda settings, again: self)
         patch.setattr(module, "retain_freed_memory", lambda: self.told.append("memory is kept"))
-        patch.setattr(module, "look_seldom", lambda: self.told.append("garbage seldom"))
-        patch.setattr(module, "leave_the_process_in", lambda seconds: self.told.append(f"leave in {seconds}"))
+        patch.setattr(module, "make_collections_rare", lambda: self.told.append("garbage seldom"))
+        patch.setattr(module, "exit_after", lambda seconds: self.told.append(f"leave in {seconds}"))
         loop = asyncio.get_running_loop()
         patch.setattr(
             loop, "add_signal_handler", lambda number, call, *given: self.handlers.update({number: lambda: call(*given)})

@@ -22,7 +22,7 @@ from sidecar.node import reload as module
 from sidecar.node.reload import LIVE, LiveParts, Reloaded, Reloading
 from sidecar.partition.figures import StreamLabels
 from sidecar.runtime.settings import GivenSettings, NodeSettings, flat, rows, with_values
-from sidecar.workers.workers import shared_out
+from sidecar.workers.workers import divided_settings
 
 SETTINGS = NodeSettings("n1", Path("/x"))
 COPIES = ("copy_bytes_per_s", "copy_min_bytes_per_s", "copy_duty_cycle", "copy_fetch_bytes")
@@ -164,7 +164,7 @@ async def test_reload_divides_settings_between_worker_processes(told: Told) -> N
     assert (each.log_level, each.scrub_bytes_per_s, each.rack) == ("debug", 500, "")
     rows = {row["name"]: row["value"] for row in reloading.shown()}
     assert rows["scrub_bytes_per_s"] == 1000, "what is shown is the node's"
-    worker = Reloading(shared_out(several), None, told.parts, told.prove)
+    worker = Reloading(divided_settings(several), None, told.parts, told.prove)
     worker.take_over(each)
     assert told.rates == [500, 500]
 
@@ -190,7 +190,7 @@ async def test_reload_of_an_invalid_file_changes_nothing(told: Told, wrong: Any,
         await told.reloading.reload()
     with caplog.at_level(logging.ERROR):
         await told.reloading.signalled(told.supervisor)
-    assert caplog.text.lower().count("settings not reloaded: ") == 1
+    assert caplog.text.lower().count("settings not reloaded error=") == 1
     assert ("weight = 2000" if isinstance(wrong, ConfigError) else "node_id = 'n2'") in caplog.text
     assert (told.said, told.logs, told.rates) == (["reloading", "reloaded"], [], [])
     assert told.reloading.running == told.reloading.read == SETTINGS
@@ -269,7 +269,7 @@ async def test_reload_detects_changed_content_of_a_credentials_file(told: Told, 
     settings = replace(SETTINGS, workers=2, credentials=Credentials(nkey_seed_file=str(file)))
     told.found = settings
     reloading = Reloading(settings, told, told.parts, told.prove)
-    worker = Reloading(shared_out(settings), None, told.parts, told.prove)
+    worker = Reloading(divided_settings(settings), None, told.parts, told.prove)
     assert await reloading.reload() == Reloaded((), ())
     file.write_bytes(nkeys.encode_seed(bytes([1]) * 32, nkeys.PREFIX_BYTE_USER))
     assert await reloading.reload() == Reloaded(("credentials.nkey_seed_file",), ())

@@ -14,7 +14,7 @@ import pytest
 from liftpy.errors import ConfigError, CorruptionError, DataDirectoryLockedError, NoSpaceError, StorageError, UnknownFormatError
 from sidecar.cli import sidecar as command
 from sidecar.runtime import restarts as node
-from sidecar.runtime.restarts import EXIT_TO_REPAIR, count_restart, leave_the_process_in, momentary, pause_s
+from sidecar.runtime.restarts import EXIT_TO_REPAIR, count_restart, exit_after, momentary, pause_s
 from sidecar.runtime.settings import restarted_environment, restarts_in_a_row
 from tests.only_in import only_in
 
@@ -80,7 +80,7 @@ def test_stop_deadline_does_not_run_during_the_restart_pause(tmp_path: Path, mon
 
     def stopped(main: Any) -> int:
         main.close()
-        leave_the_process_in(60.0)
+        exit_after(60.0)
         return EXIT_TO_REPAIR
 
     def pause(_: float) -> None:
@@ -117,10 +117,10 @@ def test_stop_deadline_ends_a_hanging_process_with_a_log_line(
 
     monkeypatch.setattr(node, "threading", SimpleNamespace(Timer=Timer))
     monkeypatch.setattr(node, "os", SimpleNamespace(_exit=left.append))
-    node.leave_the_process_in(12.0)
-    node.leave_the_process_in(3.0)
+    node.exit_after(12.0)
+    node.exit_after(3.0)
     assert [(timer.seconds, timer.began) for timer in made] == [(12.0, True), (3.0, True)]
     made[0].leave()
-    assert (left, caplog.messages) == ([1], ["shutdown did not finish within 12 s; forcing exit"])
-    node.stay_in_the_process()
+    assert (left, caplog.messages) == ([1], ["stop not complete seconds=12: forcing exit"])
+    node.cancel_exit()
     assert made == []

@@ -203,13 +203,13 @@ def test_quiet_environment_hides_warnings_in_a_child_process(monkeypatch: pytest
     for name in [name for name in os.environ if name.startswith("LIFTPY_")]:
         monkeypatch.delenv(name)
     ours = dict(os.environ)
-    assert settings.was_said_to_be_open() is False
+    assert settings.was_open_nats_reported() is False
     for name, value in {**settings.quiet_environment(), "LIFTPY_NODE_ID": "n9"}.items():
         monkeypatch.setenv(name, value)
-    assert settings.was_said_to_be_open() is True
-    assert settings.was_said_to_be_open({}) is False, "what was given counts, and not our own"
+    assert settings.was_open_nats_reported() is True
+    assert settings.was_open_nats_reported({}) is False, "what was given counts, and not our own"
     assert settings.quiet_environment() == {"LIFTPY_OPEN_NATS_SAID": "1"}
-    assert settings.was_said_to_be_open(settings.quiet_environment()) is True
+    assert settings.was_open_nats_reported(settings.quiet_environment()) is True
     assert settings.child_environment() == ours, "no settings of another node"
     monkeypatch.setenv("PATH", "/somewhere")
     assert settings.search_path() == "/somewhere"

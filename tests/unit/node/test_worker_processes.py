@@ -32,24 +32,24 @@ from sidecar.status.metric_names import TABLE
 from sidecar.workers import worker_process as handles
 from sidecar.workers.channel import EXIT_NODE_ENDED, Channel
 from sidecar.workers.merged_status import AGES, LEAST, MOST, OWN, add_figures, figures_to_json, joined_page, joined_rows
-from sidecar.workers.quiescence import SharedQuiet, taken_apart
+from sidecar.workers.quiescence import SharedQuiet, split_by_process
 from sidecar.workers.relayed_group import RelayedGroup
 from sidecar.workers.worker_process import WorkerError, WorkerHandle, failure_of
-from sidecar.workers.workers import SHARED_OUT, Workers, settings_from_json, settings_to_json, shared_out
+from sidecar.workers.workers import DIVIDED_LIMITS, Workers, divided_settings, settings_from_json, settings_to_json
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------------------
 def test_worker_settings_divide_node_limits_and_keep_others() -> None:
     whole = NodeSettings("n1", Path("/d"), workers=4, memory_limit_bytes=1 << 30, scrub_bytes_per_s=1000)
-    own = shared_out(whole)
-    for name in SHARED_OUT:
+    own = divided_settings(whole)
+    for name in DIVIDED_LIMITS:
         assert getattr(own.replication, name) == getattr(whole.replication, name) // 4, name
     assert (own.memory_limit_bytes, own.scrub_bytes_per_s) == (1 << 28, 250)
     fields = vars(ReplicationConfig)["__dataclass_fields__"]
     changed = {name for name in fields if getattr(own.replication, name) != getattr(whole.replication, name)}
-    assert changed == set(SHARED_OUT)
+    assert changed == set(DIVIDED_LIMITS)
     single = NodeSettings("n1", Path("/d"))
-    assert shared_out(single) is single
+    assert divided_settings(single) is single
 
 
 def test_worker_settings_shares_respect_minimums_and_zero() -> None:
@@ -57,7 +57,7 @@ def test_worker_settings_shares_respect_minimums_and_zero() -> None:
         ingest_buffer_bytes=8192, node_unreplicated_bytes=512, node_dedup_state_bytes=512, node_standby_bytes=512,
         copy_bytes_per_s=0, copy_min_bytes_per_s=1,
     )  # fmt: skip
-    own = shared_out(
+    own = divided_settings(
         NodeSettings(
             "n1", Path("/d"), workers=64, memory_limit_bytes=LEAST_LIMIT_BYTES, scrub_bytes_per_s=0, replication=replication
         )
@@ -204,7 +204,7 @@ async def test_quiet_fetches_are_divided_between_workers_and_answered_once(silen
     question = pb.QuietFetches(replicaID="n2", incarnation=1, question=5)
     for number in range(9):
         question.fetches.add(stream="orders", partition=number)
-    parts = taken_apart(question, 3)
+    parts = split_by_process(question, 3)
     assert {share: [share_of("orders", place, 3) for place in places] for share, places in parts.items()} == {
         share: [share] * 3 for share in range(3)
     }

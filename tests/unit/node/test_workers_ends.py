@@ -24,7 +24,7 @@ from sidecar.node.worker_node import WorkerNode
 from sidecar.runtime.settings import NodeSettings
 from sidecar.workers import channel as channels
 from sidecar.workers.channel import EXIT_NODE_ENDED, Channel
-from sidecar.workers.quiescence import SharedQuiet, taken_apart
+from sidecar.workers.quiescence import SharedQuiet, split_by_process
 from sidecar.workers.relayed_group import RelayedGroup
 from sidecar.workers.worker_process import WorkerError, WorkerHandle
 from sidecar.workers.workers import Workers
@@ -411,7 +411,7 @@ async def test_shared_quiet_ignores_an_answer_to_another_question(said: Any) -> 
     talk, question = _Talk(), _question()
     SharedQuiet(talk, [SimpleNamespace(ask=ask)]).received(b"r", question.SerializeToString())  # type: ignore[arg-type, list-item]
     await until(lambda: talk.answered)
-    assert talk.answered == [(b"r", taken_apart(question, 2)[1])]
+    assert talk.answered == [(b"r", split_by_process(question, 2)[1])]
 
 
 async def test_shared_quiet_ignores_an_invalid_place_in_an_answer() -> None:
@@ -422,4 +422,4 @@ async def test_shared_quiet_ignores_an_invalid_place_in_an_answer() -> None:
     talk, question = _Talk(), _question()
     SharedQuiet(talk, [SimpleNamespace(ask=ask)]).received(b"r", question.SerializeToString())  # type: ignore[arg-type, list-item]
     await until(lambda: talk.answered)
-    assert talk.answered == [(b"r", taken_apart(question, 2)[1][:1])]
+    assert talk.answered == [(b"r", split_by_process(question, 2)[1][:1])]

@@ -1,4 +1,4 @@
-"""What a node's followers hold of batches in pieces has a bound; one batch may always come in."""
+"""Test the memory limit of partial batches of followers: one batch is always accepted."""
 
 from __future__ import annotations
 

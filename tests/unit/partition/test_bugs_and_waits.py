@@ -1,4 +1,4 @@
-"""What a bug in a part of the shell stops, what waits for a thread, and what is said once about services that differ."""
+"""Test what a bug in a part of the shell stops, and what waits for a thread."""
 
 from __future__ import annotations
 

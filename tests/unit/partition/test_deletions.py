@@ -1,4 +1,4 @@
-"""A node that knows the cluster by the feed alone deletes nothing that a controller does not confirm [M11]."""
+"""Test that a node without a metadata member deletes nothing that a controller does not confirm [M11]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is closed, waited for, told and forgotten when something ends or fails, part by part."""
+"""Test what each part closes, awaits, reports and forgets when something ends or fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every effect has somebody who carries it out, in order; failures become events."""
+"""Test that every effect is executed in order, and that failures become events."""
 
 from __future__ import annotations
 
@@ -162,7 +162,6 @@ def test_driver_held_replica_handles_queued_events_after_release() -> None:
 
 
 def test_driver_held_replica_merges_wakeups() -> None:
-    """Anybody may send them, however many, while a disk hangs."""
     taken: list[Any] = []
 
     def step(event: Any, now_ns: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A log whose disk refused: the node starts anew, but for a full disk; nobody waits for a failed leader's answers [S4, S8]."""
+"""Test a log whose disk failed: the node restarts, unless the disk is full [S4, S8]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals, late ends of flushes, and a close that waits for what is under way."""
+"""Test intervals, late ends of flushes, and a close that waits for a running flush."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Group commit: one flush at a time, what comes meanwhile goes with the next, a cut settles it, an error is final [S4]."""
+"""Test group commit of a partition: one flush at a time, truncation waits, an error is final [S4]."""
 
 from __future__ import annotations
 
@@ -116,7 +116,6 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> FlushPlace:
 async def test_flusher_short_flush_runs_on_the_loop_after_the_current_turn(
     pool: concurrent.futures.Executor, fast: FlushPlace
 ) -> None:
-    """Neither before ``appended`` returns, so that what follows in the same step leaves first, nor twice for one turn."""
     bench = Bench(pool, place=fast)
     bench.threads.clear()
     for _ in range(10):
@@ -169,8 +168,7 @@ async def test_flusher_long_flush_moves_flushing_to_threads(
 async def test_flusher_loop_does_not_wait_for_a_hanging_flush(
     pool: concurrent.futures.Executor, fast: FlushPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk whose flushes were short until then: the loop goes on after 20 ms, others' flushes run in the pool, and how long this one
-    has taken is told while it hangs."""
+    """The flushes of this disk were short before. The loop continues after 20 ms, and other flushes run in the pool."""
     hanging, other = Bench(pool, place=fast), Bench(pool, place=fast)
     hanging.gate.clear()
     hanging.append()
@@ -249,7 +247,6 @@ async def test_flusher_flush_that_seals_a_segment_runs_in_a_thread(pool: concurr
 
 
 async def test_flusher_large_flush_starts_in_a_thread_at_once(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
-    """The turn may be long; the disk works meanwhile."""
     bench = Bench(pool, place=fast)
     bench.threads.clear()
     bench.synced.clear()

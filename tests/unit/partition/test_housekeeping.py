@@ -1,4 +1,4 @@
-"""Housekeeping: a node that a full disk has stopped comes back when there is space, and not before."""
+"""Test that a node that a full disk stopped returns when there is space."""
 
 from __future__ import annotations
 

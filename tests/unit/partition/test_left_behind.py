@@ -1,4 +1,4 @@
-"""What moved away while a node was down: deleted when it is back, if a controller confirms it, and nothing else is."""
+"""Test that a replica that moved away while its node was down is deleted only if a controller confirms it."""
 
 from __future__ import annotations
 

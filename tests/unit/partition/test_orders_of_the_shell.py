@@ -1,4 +1,4 @@
-"""What a partition's shell does before what, where the other way round is right nearly always."""
+"""Test the order of steps in a partition's shell where another order is right nearly always."""
 
 from __future__ import annotations
 

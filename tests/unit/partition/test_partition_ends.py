@@ -1,4 +1,4 @@
-"""Where a partition's parts end: a replica that stops for a bug, a failed append, a client that closes, what waits for its turn."""
+"""Test how the parts of a partition end: a bug, a failed append, a closed client, a waiting step."""
 
 from __future__ import annotations
 
@@ -493,7 +493,6 @@ async def test_scrub_skips_a_segment_that_was_removed(tmp_path: Path) -> None:
 
 
 def test_executor_calls_publish_ack_and_log_parts_with_arguments_in_order() -> None:
-    """By position: a swap of two arguments of one type is a bug that no type shows."""
     calls: list[tuple[Any, ...]] = []
 
     def part(name: str) -> Any:

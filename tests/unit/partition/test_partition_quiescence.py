@@ -1,4 +1,4 @@
-"""Quiet fetches over the bus: two nodes' shells on a table of listeners, and strangers."""
+"""Test quiet fetches over the bus between the shells of two nodes."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ async def test_quiet_talk_answer_to_another_question_confirms_nothing(follower: 
 
 
 async def test_quiet_talk_questions_use_distinct_tokens(leader: Side) -> None:
-    """A replica that stands still confirms later: that is of an earlier question."""
+    """A replica that was paused may confirm an earlier question late."""
     question = pb.QuietFetches(replicaID="n2", incarnation=7)
     for partition in range(3):
         question.fetches.add(stream="orders", streamUid="u1", partition=partition, leaderEpoch=3, requestId=100)

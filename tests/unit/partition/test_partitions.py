@@ -1,4 +1,4 @@
-"""Partitions follow the image, also when it changes at the very moment at which a partition has been opened."""
+"""Test that partitions follow the image, also when it changes while a partition opens."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_partitions_image_change_during_a_stop_is_ignored(monkeypatch: pyt
 
 
 async def test_partitions_stop_waits_for_a_worker_that_is_already_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its stream was deleted, or moved away, just before the node's stop: whether it was closed in good order must still count."""
+    """Its stream was deleted or moved right before the node's stop."""
     group, partitions, workers, may_end = await _with_slow_worker(monkeypatch, clean=False)
     async with asyncio.timeout(30):
         before = group.fsm.image
@@ -213,7 +213,7 @@ async def test_partitions_open_logs_with_a_bounded_number_of_tasks(monkeypatch: 
 
 
 async def test_partitions_apply_the_image_before_they_extend_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The heartbeat was answered on an image in which the partition may have lost its leader [D22]."""
+    """The image of this heartbeat may name another leader [D22]."""
     group, partitions, made, _ = await _leading(monkeypatch, 20)
     partitions._changed._slice_s = 0.0  # one partition in each turn of the loop
     partitions._leases._slice_s = 10.0  # and all leases at once
@@ -265,8 +265,7 @@ async def test_partitions_log_that_cannot_be_opened_blocks_no_other(monkeypatch:
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_partitions_waiting_to_open_are_opened_despite_image_changes(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """A turn that comes when its partition is open already is the next one's: else a place among those that open is lost each time,
-    and with the last of them the node waits for ever for what nobody opens."""
+    """Each change used to lose one of the places of opening partitions, until the node opened none."""
     rng = random.Random(seed)
     monkeypatch.setattr(module, "_OPENED_AT_ONCE", 2)
     group = Group()

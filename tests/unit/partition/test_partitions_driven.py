@@ -1,4 +1,4 @@
-"""What a node's partitions and each worker pass on: to replicas, to the log when it ends, to the replica when it begins."""
+"""Test what a node's partitions and workers pass on to replicas and logs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def partitions(*workers: Held) -> Any:
 
 # ---- the partitions of a node --------------------------------------------------------------------------------------------------
 async def test_partitions_data_path_change_reaches_each_replica() -> None:
-    """Else followers accuse a leader that they can't hear themselves."""
+    """A follower must not accuse a leader when its own data path is down."""
     one, other = Held(KEY), Held(OTHER)
     node = partitions(one, other)
     for is_up in (False, True):
@@ -182,7 +182,7 @@ async def test_partition_log_is_opened_with_the_previous_processs_stop_state(
 
 
 async def test_partition_state_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large one takes a second, in which nothing else on the node would have its turn."""
+    """Decoding a large state takes a second."""
     told: list[Any] = []
     log: Any = SimpleNamespace(log_start_offset=0, newest_offset=8, high_watermark=8)
     state, made = State("s-u/0", 9, 1, {}), object()

@@ -1,4 +1,4 @@
-"""A node's promises: those that come together are stored with one flush, and nobody is told before it is done."""
+"""Test a node's promises: concurrent ones share a flush, and none is answered before its flush."""
 
 from __future__ import annotations
 

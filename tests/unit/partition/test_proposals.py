@@ -1,4 +1,4 @@
-"""Proposals, driven directly: what leaves, how much at a time, and what each answer of the group means to the replica that asked."""
+"""Test proposals: size limits, and what each answer of the group means for the replica."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def sole(request: pb.ControlRequest) -> pb.ControlRequest:
     ],
 )  # fmt: skip
 async def test_proposals_isr_answer_is_a_refusal_only_for_definite_errors(error: int, accepted: bool | None) -> None:
-    """Who does not know what came of a change must go on as if it had been made: no answer is no refusal."""
+    """After any other error the change may still be applied."""
     group, fed = FakeGroup(), list[Event]()
     asks = proposals(group)
     asks.propose_isr(KEY, isr(), fed.append)
@@ -148,7 +148,7 @@ async def test_proposals_after_close_send_nothing() -> None:
 
 
 async def test_proposals_other_requests_name_node_and_incarnation() -> None:
-    """Each names its sender by incarnation, so that a process before this one can't ask in its name."""
+    """An earlier process of the node must not act in its name."""
     group = FakeGroup()
     asks = proposals(group)
     asks.leave_isr(KEY, do.LeaveIsr(reason="its disk has failed"))
@@ -156,7 +156,7 @@ async def test_proposals_other_requests_name_node_and_incarnation() -> None:
     left = sole(group.asked[-1]).leaveIsr
     assert (left.node, left.incarnation, left.reason, left.partition) == ("n1", 5, "its disk has failed", 2)
     group.answer(Error.OK)
-    asks.give_up_leadership(KEY, do.GiveUpLeadership(leader_epoch=4, reason="cut off"), "n2")
+    asks.give_up_leadership(KEY, do.StepAside(leader_epoch=4, toward="n2", reason="cut off"))
     await until(lambda: bool(group.waiting))
     given = sole(group.asked[-1]).giveUpLeadership
     assert (given.leader, given.incarnation, given.leaderEpoch, given.toward) == ("n1", 5, 4, "n2")

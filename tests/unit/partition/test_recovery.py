@@ -1,4 +1,4 @@
-"""The logs of a data folder are recovered once, before the node registers, and taken over by those who open them."""
+"""Test that the logs of a data directory are recovered once, before the node registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log is replayed in slices that give way to the loop; who asked is told once it is covered, or that it can't be read."""
+"""Test that a log is replayed in slices, and that the requester learns the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All partitions of a node: events to the right stream, ends, openings, leaders, stepping aside."""
+"""Test all partitions of a node: events, openings, ends and leaders."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def test_partitions_failed_opening_is_retried(monkeypatch: pytest.MonkeyPa
 
 
 async def test_partitions_failed_opening_has_a_single_pending_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each change of the image tries it as well: each of them would go on by itself."""
+    """Each change of the image tries the opening, too."""
 
     async def opened(*_: Any) -> Fed:
         raise StorageError("not now")

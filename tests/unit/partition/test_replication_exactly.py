@@ -1,4 +1,4 @@
-"""Every field between a follower and its leader: requests as events, events as answers, answers as events; pieces, slots, tokens."""
+"""Test every field between a follower and its leader: requests, answers, pieces, slots and tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leader's shell keeps the way back to a fetch that waits, for one answer with records and any number with HW alone."""
+"""Test how the leader's shell answers fetches that wait."""
 
 from __future__ import annotations
 
@@ -172,7 +172,6 @@ def follower() -> tuple[FetchClient, list[events.Event], Counter[str]]:
 
 @pytest.mark.parametrize("at", range(12, 36))
 def test_fetch_client_ignores_an_answer_with_a_wrong_checksum(at: int) -> None:
-    """An HW that was changed would be believed, and an error would end a fetch whose answer is still on its way."""
     client, heard, counters = follower()
     batch = build_batch([b"v"], base_offset=0, leader_epoch=1, timestamp_ns=1)
     answer = bytearray(frames.replication_response_header(1, 5, (batch,)) + batch)

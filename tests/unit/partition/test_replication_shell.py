@@ -1,4 +1,4 @@
-"""Fetches, their answers, reads and confirmations between nodes, as the shell sends and takes them."""
+"""Test fetches, answers, reads and confirmations between the shells of nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retention, compaction and checkpoints come round; recovered logs are given once."""
+"""Test the rounds of retention, compaction and checkpoints."""
 
 from __future__ import annotations
 
@@ -133,7 +133,6 @@ async def test_housekeeping_runs_retention_compaction_and_drops_quarantined_file
 async def test_housekeeping_partition_that_ends_during_compaction_is_no_failure(
     error: LiftError | None, tmp_path: Path
 ) -> None:
-    """A stream that is deleted made its node start anew."""
     one, other = Kept("a"), Kept("b")
 
     def run() -> None:

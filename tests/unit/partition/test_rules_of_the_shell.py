@@ -1,4 +1,4 @@
-"""Small rules of the partitions' shell, each by itself: retention, deletions, timers, reads, services, the scrub's end."""
+"""Test single rules of the partitions' shell: retention, deletions, timers, reads, services, scrub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scrub's task, over real files: what is sealed first, then all in order, from where an earlier process was."""
+"""Test the scrub over real files: sealed segments in order, from the stored position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What concerns thousands of partitions is done in slices, between which the loop turns."""
+"""Test that work on thousands of partitions is done in slices, between which the event loop runs."""
 
 from __future__ import annotations
 

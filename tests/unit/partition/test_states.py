@@ -1,4 +1,4 @@
-"""What is derived from a log is written behind a checkpoint of HW, and at a clean stop; a start begins with it [A3]."""
+"""Test that derived state is stored behind a checkpoint of the high watermark, and loaded at a start [A3]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines: set, moved, cancelled, in order, many at once."""
+"""Test deadlines: set, moved, canceled and in order."""
 
 from __future__ import annotations
 

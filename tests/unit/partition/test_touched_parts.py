@@ -1,4 +1,4 @@
-"""What a partition's parts count beside the steps of its replica, they say where it changes: or figures have it late."""
+"""Test that the parts of a partition report each change of a figure."""
 
 from __future__ import annotations
 

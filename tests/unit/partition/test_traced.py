@@ -1,4 +1,4 @@
-"""A partition that is traced: what its executor does and its replica is told is noted, and done as ever."""
+"""Test that a traced partition records its effects and events and behaves as without tracing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop's turns between the pieces of long work, the clock of what is stored now and then, and figures with their reasons."""
+"""Test turns of the event loop between pieces of long work, and the clock of periodic stores."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_housekeeping_yields_after_each_sixteen_partitions(tmp_path: Path)
 async def test_scrub_stores_its_position_each_ten_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_order: bool
 ) -> None:
-    """And nowhere between: a restart reads at most ten seconds' worth again. What is read ahead of its turn leaves the place alone."""
+    """A restart rereads at most ten seconds of work."""
     monkeypatch.setattr(scrub_module, "PIECE_BYTES", 9000)
     now_s = [1000.0]
     monkeypatch.setattr(scrub_module, "time", SimpleNamespace(monotonic=lambda: now_s[0], time=time.time))
@@ -175,7 +175,6 @@ async def test_partitions_stop_cancels_pending_retries(monkeypatch: pytest.Monke
 
 # ---- stepping aside ------------------------------------------------------------------------------------------------------------
 async def test_step_aside_waits_no_longer_than_its_requester(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And takes publishes again only when who asked has given up, too."""
     waits: list[Any] = []
     one = Fed(KEY, leads=True)
     node = partitions(one)

@@ -1,4 +1,4 @@
-"""Proposals to the metadata group: said whole, answered, sent again."""
+"""Test proposals to the metadata group: complete, answered and repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One partition of a node: damage, clean ends, the log start, being in sync, lazily flushed streams."""
+"""Test one partition of a node: damage, clean stops, the log start, lazily flushed streams."""
 
 from __future__ import annotations
 

@@ -231,10 +231,10 @@ class Ticking:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[Any] = []
         self.core = SimpleNamespace(
-            behind=False, propose=lambda command, callback, *, change: self.done.append((command, callback))
+            behind=False, leads=False, propose=lambda command, callback, *, change: self.done.append((command, callback))
         )
         self.outbox: list[tuple[str, bytes]] = []
-        transport: Any = SimpleNamespace(sessions=SimpleNamespace(outbox=self.outbox))
+        transport: Any = SimpleNamespace(sessions=SimpleNamespace(outbox=self.outbox), hears_a_leader=lambda _: False)
         self.fatal: list[Exception] = []
         nothing: Any = None
         core: Any = self.core
@@ -431,7 +431,7 @@ def test_quorum_library_serialization_uses_bytes_without_pickle() -> None:
 
 
 async def test_quorum_tick_lateness_is_kept_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (driver_module.TICK_S, driver_module._TICKS_KEPT) == (0.05, 1200)
+    assert (driver_module.TICK_S, driver_module.REST_S, driver_module._TICKS_KEPT) == (0.05, 0.12, 1200)
     kept = Ticking(monkeypatch).driver.lateness
     kept.add(9.0)
     for _ in range(1200):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
 from sidecar.quorum.journal import GroupJournal
+from tests.long import examples
 from tests.simulation.raft.disk import faulty_disk
 
 
@@ -132,7 +133,7 @@ _record = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.binary(min_size=1, max_size=80), st.lists(_record, min_size=1, max_size=5).map(b"".join)))
 def test_quorum_journal_frame_of_any_bytes_opens_or_is_damaged(
     tmp_path_factory: pytest.TempPathFactory, records: bytes
@@ -231,7 +232,15 @@ def test_quorum_journal_that_was_only_opened_is_not_rewritten(tmp_path: Path) ->
     opened = path.read_bytes()
     journal.sync()
     assert path.read_bytes() == opened == before, "nothing is new"
-    for change in (journal.onOneSecondTimer, lambda: journal.setCurrentTerm(5, None), lambda: journal.add(b"y", 2, 5)):
+    journal.onOneSecondTimer()
+    journal.sync()
+    assert path.read_bytes() == opened, "the commit index has not changed"
+
+    def commits() -> None:
+        journal.setRaftCommitIndex(2)
+        journal.onOneSecondTimer()
+
+    for change in (commits, lambda: journal.setCurrentTerm(5, None), lambda: journal.add(b"y", 2, 5)):
         size_bytes = path.stat().st_size
         change()
         assert path.stat().st_size == size_bytes, "not before the flush"

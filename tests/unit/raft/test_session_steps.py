@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ProtocolError
 from sidecar.quorum import peer_sessions as module
 from sidecar.quorum.codec import MAX_NUMBER
-from sidecar.quorum.peer_sessions import Peer, PeerSessions
+from sidecar.quorum.peer_sessions import SELDOM_HELLO_S, SILENCE_S, Peer, PeerSessions
 
 MEMBERS, HELLO, DATA = 3, 1, 2
 FIRST, LAST, NEW = 1, 2, 4
@@ -119,7 +120,64 @@ def test_quorum_hellos_are_sent_four_times_a_second_and_half_as_often_in_a_sessi
     side.core.poll(2.5)
     assert [to for to, data in side.sent() if data[0] == HELLO] == ["c"]
     side.core.poll(2.51)
-    assert [to for to, data in side.sent() if data[0] == HELLO] == ["b"], "however busy the session is"
+    assert [to for to, data in side.sent() if data[0] == HELLO] == ["b"], "the peer may have missed the one before"
+
+
+class BusySide:
+    """A side in a session, which polls ten times a second, and whose peer sends a message before each poll."""
+
+    def __init__(self) -> None:
+        self.tail = b"tail"
+        self.side = Side(tail_for=lambda _: self.tail).connected(100.0)
+        self.now = 100.0
+        self.sequence = 0
+
+    def hellos(self, seconds: float, *, silent: bool = False) -> list[float]:
+        """Let time pass. Return when the peer got a hello, as seconds since the beginning."""
+        found = []
+        began = self.now
+        for step in range(1, round(seconds * 10) + 1):
+            self.now = began + step / 10
+            if not silent:
+                self.sequence += 1
+                self.side.hear(frame(DATA, flags=FIRST | LAST, sequence=self.sequence, body=b"x"), self.now)
+            self.side.core.poll(self.now)
+            found += [self.now - 100.0 for to, data in self.side.sent() if (to, data[0]) == ("b", HELLO)]
+        return found
+
+
+def test_quorum_unchanged_hellos_are_seldom_in_a_session_with_messages() -> None:
+    busy = BusySide()
+    early = busy.hellos(3.0)
+    assert len(early) >= 3, "one of them may be lost"
+    later = busy.hellos(12.0)
+    pauses = [late - soon for soon, late in pairwise([early[-1], *later])]
+    assert pauses == pytest.approx([SELDOM_HELLO_S] * len(pauses), abs=0.51)
+    assert busy.side.b.up
+
+
+def test_quorum_changed_hello_is_repeated_without_delay() -> None:
+    busy = BusySide()
+    busy.hellos(5.0)
+    began, busy.tail = busy.now - 100.0, b"another"
+    assert busy.hellos(2.5)[:3] == pytest.approx([began + 0.5 * number for number in range(1, 4)], abs=0.41)
+
+
+def test_quorum_hello_is_repeated_when_the_peer_says_something_else() -> None:
+    busy = BusySide()
+    busy.hellos(5.0)
+    began = busy.now - 100.0
+    busy.side.hear(frame(HELLO, body=b"new tail of the peer"), busy.now)
+    assert busy.hellos(2.5)[:3] == pytest.approx([began + 0.5 * number for number in range(1, 4)], abs=0.41)
+
+
+def test_quorum_hellos_are_frequent_again_when_messages_end() -> None:
+    busy = BusySide()
+    busy.hellos(5.0)
+    began = busy.now - 100.0
+    first, second, *_ = busy.hellos(1.4, silent=True)
+    assert first - began < 0.8
+    assert second - began < SILENCE_S
 
 
 def test_quorum_session_ends_one_and_a_half_seconds_after_the_last_frame() -> None:

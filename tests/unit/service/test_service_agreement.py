@@ -1,4 +1,4 @@
-"""States beside all nodes are compared, also of services that emit nothing: who is alone with its own has diverged."""
+"""Test that nodes compare the states of a service, also without outputs, and find the one that diverged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_agreement_one_state_against_one_differs_but_has_not_diverged() -> None:
 
 
 def test_agreement_after_a_state_rebuild_forgets_the_older_digests() -> None:
-    """The log may have been cut."""
+    """The log may have been truncated."""
     made = agreement(n1={10: B}, n2={10: A}, n3={10: A})
     made.told("n1", 2, {})
     assert made.difference("n1") is None
@@ -56,7 +56,6 @@ def test_agreement_remembers_a_bounded_number_of_nodes_and_positions() -> None:
 
 
 def test_agreement_other_parameters_are_a_divergence_from_the_beginning() -> None:
-    """However many snapshots came since."""
     same = dict.fromkeys(range(1, 50), A)
     made = agreement(n1={0: A} | same, n2={0: A} | same, n3={0: B} | same)
     found = made.difference("n3")

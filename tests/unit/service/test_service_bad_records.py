@@ -1,4 +1,4 @@
-"""Records that a service can't apply: they are undone, a record of the log says that they are passed over, all nodes do the same."""
+"""Test records that a service cannot apply: all nodes undo and skip them by one decision in the log."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_failing_leader_retries_twice_then_decides_and_followers_wait_longer() -
 
 
 def test_dead_letter_drops_publish_control_headers_of_the_record() -> None:
-    """Two records of one message id, a command that was sent again, are two dead letters."""
+    """Two records with one message id become two dead letters."""
     asking = (
         "Nats-Msg-Id",
         "Nats-Expected-Last-Sequence",
@@ -413,7 +413,7 @@ async def test_skip_of_the_leaders_service_is_applied_on_all_nodes(nodes: Any) -
 
 
 async def test_feeder_that_applied_a_skipped_record_rewinds(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It failed elsewhere alone: memory, or other code."""
+    """The record failed on another node only."""
     node = nodes(Skipping)
     monkeypatch.setattr(Skipping, "broken", False)
     node.log.append(*BEFORE, b"bad", *AFTER, *[b"c"] * 10)
@@ -432,7 +432,7 @@ async def test_feeder_that_applied_a_skipped_record_rewinds(nodes: Any, monkeypa
 
 @pytest.mark.parametrize("late_s", [0.0, 0.02])
 async def test_feeder_forgets_skip_decisions_of_truncated_records(nodes: Any, late_s: float) -> None:
-    """Also where a read of the other log comes together with the word that the log was cut: it is not of this state."""
+    """A read of the new log may come together with the news of the truncation."""
     node = nodes(Skipping)
     node.log.append(*BEFORE, b"bad", *AFTER)
     node.log.append(b"why", headers=SkipDecision("brittle", Unit(25), 1).headers())
@@ -489,7 +489,7 @@ async def test_skip_decision_that_was_rejected_is_written_again(nodes: Any) -> N
 
 
 async def test_failing_record_retries_replay_only_from_a_snapshot_before_it(nodes: Any) -> None:
-    """A snapshot is taken right before what fails."""
+    """The service takes a snapshot right before the failing record."""
     node = nodes(Skipping, leads=True)
     node.log.append(*BEFORE, b"bad", b"bad", *AFTER)
     await node.start()
@@ -525,7 +525,6 @@ def test_failing_starts_without_decision_and_waits_with_backoff() -> None:
 
 @pytest.mark.parametrize("kind", [Skipping, Brittle])
 async def test_failing_record_is_decided_while_records_keep_arriving(nodes: Any, kind: type[Brittle]) -> None:
-    """The scan for a decision ended only with an answer without records."""
     node = nodes(kind, leads=True)
     node.log.is_busy = True
     node.log.append(*BEFORE, b"bad", *AFTER)

@@ -1,4 +1,4 @@
-"""Defaults and bounds of a service, as they are documented: what is at a bound passes, what is past it does not."""
+"""Test the documented defaults and limits of a service, at the limit and past it."""
 
 from __future__ import annotations
 
@@ -93,8 +93,6 @@ def refused(ask: Callable[[Any, Record], None], outbox: Outbox | None = None) ->
 
 
 def test_service_machine_without_records_has_position_zero_in_its_snapshot() -> None:
-    """As its snapshot at 0 says: nodes compare those."""
-
     class Told(Asking):
         pass
 

@@ -1,4 +1,4 @@
-"""What is seen in a service's class before its first record: async callbacks, outputs without a stream, parameters."""
+"""Test what is checked in the class of a service: async callbacks, outputs without a stream, parameters."""
 
 from __future__ import annotations
 

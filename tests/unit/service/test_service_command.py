@@ -1,4 +1,4 @@
-"""``liftpy service``: what it loads, and what it refuses before it connects."""
+"""Test what `liftpy service` loads, and what it rejects before it connects."""
 
 from __future__ import annotations
 

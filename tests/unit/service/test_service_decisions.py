@@ -1,4 +1,4 @@
-"""What is written when a record is passed over, and what operators are refused: over a client that only remembers."""
+"""Test the decision record of a skipped record, and the requests of operators that are rejected."""
 
 from __future__ import annotations
 

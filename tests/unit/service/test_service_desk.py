@@ -1,4 +1,4 @@
-"""The sidecar's shell around the sessions: frames of anybody, replies to inboxes only, and events for the replica."""
+"""Test the node's end of the service protocol: frames, replies to inboxes, and events for the replica."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def hello(**fields: Any) -> bytes:
 
 
 def test_desk_rejects_a_service_or_stream_that_differs_from_the_subject(world: World) -> None:
-    """Permissions of NATS bind the subject, and so the stream and the name."""
+    """The permissions of NATS bind the subject, and so the stream and the name."""
     world.say_bound("s.bank", hello())
     assert world.last(pb.JoinLog).service == "bank"
     world.sent.clear()

@@ -1,4 +1,4 @@
-"""Effects, offers and ticks: what a service has done in the world outside, and what comes back of it."""
+"""Test effects, offers and ticks: what a service does outside, and which results return."""
 
 from __future__ import annotations
 

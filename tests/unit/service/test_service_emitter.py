@@ -1,4 +1,4 @@
-"""The emitter over an output partition in memory that loses, delays and repeats: every output once, in order, whoever leads."""
+"""Test the emitter over a partition that loses, delays and repeats: each output is stored once, in order."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ async def test_emitter_leader_without_the_next_output_requests_a_rewind(start: A
 
 
 async def test_emitter_ignores_the_ack_of_another_stream(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody else answers on the output's subject, first, while what we sent was lost: nothing is written by that [A9]."""
+    """Another stream answers first, while the output was lost [A9]."""
     partition = Partition()
     ours, lost = partition.append, set[int]()
 
@@ -289,7 +289,7 @@ async def test_emitter_verifies_snapshot_outputs_before_sending(start: Any, valu
 async def test_emitter_writes_outputs_again_after_truncation_of_the_output_stream(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By an unclean election of it; a leader that has just begun says less for a moment, so it waits."""
+    """An unclean election truncated it. A new leader reports less for a moment, so the emitter waits."""
     monkeypatch.setattr("liftpy.service.output_writer._LOST_AFTER_S", 0.05)
     partition = Partition()
     sender = start(Sender(partition))

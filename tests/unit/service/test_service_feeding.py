@@ -1,4 +1,4 @@
-"""The feeder over a log in memory: up to the stop, never past HW, back to a snapshot when the log was cut or outputs are missing."""
+"""Test the feeder over a log in memory: stops, the high watermark, and the return to a snapshot."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ async def test_feeder_ask_again_ends_a_pending_fetch(node: Node) -> None:
 
 @pytest.mark.parametrize("end_offset", [17, 30])
 async def test_feeder_rewinds_when_the_reader_reports_a_truncation(node: Node, end_offset: int) -> None:
-    """Its own sidecar may tell it of the new epoch later only. A cut past the state is none for it."""
+    """The node may report the new epoch later. A truncation behind the state changes nothing."""
     node.log.append(25)
     await node.start()
     await node.at(25)
@@ -299,7 +299,7 @@ async def test_feeder_follower_promoted_to_leader_produces_dropped_outputs_again
 
 
 async def test_feeder_never_restores_a_disproven_snapshot(log: FakeLog, tmp_path: Path) -> None:
-    """And neither is what was made of it meanwhile; the earlier state is, and brings the right one about."""
+    """Later snapshots are discarded, too. The earlier one leads to the right state."""
     node = Node(log, tmp_path, kept=5)
     log.append(25)
     await node.start()
@@ -403,7 +403,7 @@ class Slow(Sum):
 async def test_feeder_follower_stores_its_snapshot_after_the_leader_at_the_same_position(
     log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless it takes a moment that nobody notices, or a promotion waits."""
+    """A snapshot that takes only a moment, or a waiting promotion, is an exception."""
     node = Node(log, tmp_path)
     monkeypatch.setattr(node, "_make", Slow)
     node.feeder._factory = Slow

@@ -1,4 +1,4 @@
-"""Single steps of the feeder: what it asks for, what a way back takes along, and what it does about a record that can't be applied."""
+"""Test the steps of the feeder: verification, rewinds, skipped records and reads."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def test_feeder_new_epoch_verifies_the_record_before_its_state_again(node:
         (lambda feeder: feeder.stop_at(3), True),
         (lambda feeder: feeder.cut_at(3), True),
         (lambda feeder: feeder.disproven(), True),
-        (lambda feeder: feeder.keep_state(), True),
+        (lambda feeder: feeder.request_snapshot(), True),
         (lambda feeder: feeder.ask_again(), True),
     ],
 )
@@ -154,17 +154,17 @@ async def test_feeder_reports_each_stop_position_once(node: Any) -> None:
     await node.feeder.restart(0)
     node.feeder.stop_at(5)
     applied(node, 5)
-    node.feeder._tell_if_stopped()
-    node.feeder._tell_if_stopped()
+    node.feeder._report_stop_reached()
+    node.feeder._report_stop_reached()
     assert node.stops == 1
     node.feeder.stop_at(5)
-    node.feeder._tell_if_stopped()
+    node.feeder._report_stop_reached()
     assert node.stops == 1
     node.feeder.stop_at(6)
-    node.feeder._tell_if_stopped()
+    node.feeder._report_stop_reached()
     assert node.stops == 1
     node.feeder.stop_at(4)
-    node.feeder._tell_if_stopped()
+    node.feeder._report_stop_reached()
     assert node.stops == 2
 
 
@@ -440,7 +440,7 @@ async def test_feeder_yields_between_steps_and_ends_only_on_state_changes(node: 
     await node.feeder.restart(0)
     node.feeder._settings = replace(node.feeder._settings, step_s=0.001)
     node.feeder._chunk_records = 1
-    node.feeder._chunk_took = lambda took_s: time.sleep(0.002)  # each record is a step of its own
+    node.feeder._adapt_chunk = lambda took_s: time.sleep(0.002)  # each record is a step of its own
     turns: list[int] = []
 
     def turn() -> None:

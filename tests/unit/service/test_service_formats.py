@@ -1,4 +1,4 @@
-"""What a service leaves on disks and in its output stream, byte for byte: the next version has to read it, and to make the same."""
+"""Test the bytes that a service leaves on disks and in its output stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole ServiceHost on a scripted bus: what it says, what it obeys, what it leaves behind; and what sessions say in full."""
+"""Test a whole ServiceHost on a scripted bus: its messages, its orders and its files."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ async def test_service_host_registers_applies_records_and_leaves(running: Any, t
 async def test_service_host_reports_a_problem_until_it_is_solved(running: Any) -> None:
     bus, made, _, log = running
     await bus.tell(None)  # NATS: nobody listens there
-    assert made.problem == "node n1 is not there"
-    await bus.until(lambda: bus.hellos[-1].problem == "node n1 is not there")
+    assert made.problem == "node n1 does not respond"
+    await bus.until(lambda: bus.hellos[-1].problem == "node n1 does not respond")
     await bus.arrived(SimpleNamespace(data=b"garbage"))
     log.truncated = NotServedError("not in sync")  # type: ignore[assignment]
     await bus.tell(order(bus, 1))
@@ -170,7 +170,7 @@ async def test_service_host_fatal_refusal_is_raised_and_cleans_up(running: Any, 
 
 
 async def test_service_host_replaced_by_another_instance_loses_leadership_and_registers_again(running: Any) -> None:
-    """Who took it may be nobody: a hello proves nothing."""
+    """The hello of the other instance may be forged."""
     bus, made, task, _ = running
     await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))
     await bus.until(lambda: made._leads() and not bus.hellos[-1].first)
@@ -345,7 +345,7 @@ async def test_feeder_chunk_size_shrinks_for_slow_and_grows_for_fast_services(
     made: Any = node.feeder
     assert record_feeder._MAX_CHUNK_RECORDS == 128
     made._chunk_records = before
-    made._chunk_took(took_steps * node.settings.step_s)
+    made._adapt_chunk(took_steps * node.settings.step_s)
     assert made._chunk_records == after
 
 
@@ -392,7 +392,7 @@ async def test_feeder_truncation_at_a_snapshot_keeps_that_snapshot(node: Node) -
 
 # ---- outputs ---------------------------------------------------------------------------------------------------------------
 async def test_emitter_leader_that_must_read_again_sends_nothing_first(tmp_path: Path) -> None:
-    """The role changed while a window of outputs was under way: what the stream holds now may be another leader's."""
+    """The role changed while a window of outputs was in flight. The stream may hold outputs of another leader."""
     settings = ServiceSettings("s", "in", "n1", tmp_path, output_stream="out", emit_window=1)
     outbox = Outbox("u/0")
     machine_outputs = [host_output(number) for number in range(3)]

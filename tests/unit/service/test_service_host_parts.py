@@ -1,4 +1,4 @@
-"""What a host gives to its parts: settings, who it is, and the ways in which they speak to each other."""
+"""Test how a host connects its parts: settings, identity and calls between them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import ReadOptions
 from liftpy.core.services.bad_records import BadRecordError, Failing, Unit
 from liftpy.core.services.outbox import Route
 from liftpy.core.services.replies import Reply
@@ -17,7 +16,7 @@ from liftpy.core.services.service import Service
 from liftpy.core.wire._pb import service_pb2 as pb
 from liftpy.core.wire.batch import Record
 from liftpy.errors import UnavailableError
-from liftpy.service import Identity, Role, host
+from liftpy.service import Role, host
 from liftpy.service.host import ServiceHost
 from liftpy.service.settings import ServiceSettings
 from tests.only_in import only_in
@@ -89,7 +88,7 @@ KINDS = (
     "Emitter",
     "Router",
     "SnapshotFetcher",
-    "SnapshotGiver",
+    "SnapshotServer",
     "Replier",
     "RecordWriter",
     "EffectRunner",
@@ -134,48 +133,6 @@ async def running(made: Made, tmp_path: Path) -> AsyncIterator[tuple[Any, Bus, M
     yield server, bus, made
     server.stop()
     await asyncio.gather(task, return_exceptions=True)
-
-
-async def test_service_host_parts_get_their_settings(running: Any) -> None:
-    server, bus, made = running
-    settings, identity, store = server._settings, Identity("sum", "in", "u1", 2), server._keeper._store
-    assert made.reader[0] is bus
-    assert made.reader[2:] == (
-        "in",
-        2,
-        ReadOptions(node="n1", wait_s=2.5, answer_timeout_s=1.0, patience_s=2.0, max_bytes=8192),
-    )
-    outbox = server.machine.outbox
-    assert (outbox.source, outbox.service, outbox._max_records, outbox._max_bytes) == ("u1/2", "sum", 11, 5000)
-    assert (store._kept, store._max_bytes, store._identity) == (7, 9000, identity)
-    assert store.folder.is_relative_to(settings.data)
-    assert made.one("Emitter").args == (
-        server._client, bus, settings, outbox, server._leads, server._fatal, server._disproven, server._outputs_known
-    )  # fmt: skip
-    assert [part.args for part in made.all("Router")] == [(server._client, bus, settings, route) for route in ROUTES]
-    for part in made.all("Router"):
-        assert part.named == {"source": "u1/2", "leads": server._leads, "fatal": server._fatal}
-    peers = (bus, server._subjects, settings, identity, store)
-    fetcher, giver = made.one("SnapshotFetcher"), made.one("SnapshotGiver")
-    assert fetcher.args[:-1] == (server._client, *peers)
-    assert fetcher.args[-1]() is server._order
-    assert giver.args == (*peers, server._keeper)
-    assert made.one("Replier").args == (bus, settings, server._serving.replies, server._leads, server._emitted_end)
-    writer, effects = made.one("RecordWriter"), made.one("EffectRunner")
-    assert writer.args == (server._client, 4.5)
-    assert (effects.args[:2], effects.args[3:]) == ((writer, settings), (server._leads, server._emitted_end))
-    assert effects.args[2]() is server.machine
-    queries = made.one("QueryServer")
-    assert queries.args[:4] == (server._client, bus, server._subjects, settings)
-    assert queries.args[4]() is server.machine
-    assert queries.args[5:] == (server._hears, server._caught_up)
-    feeder = server._feeder
-    assert (feeder._keeper, feeder._emitter, feeder._outbox) == (server._keeper, made.one("Emitter"), outbox)
-    assert (feeder._decider.may, feeder._decider.decide) == (server._is_beside_the_leader, server._decide)
-    assert (server._keeper._fetcher, server._keeper._outbox) == (fetcher, outbox)
-    await asyncio.sleep(0)
-    idle = [part.kind for part in made.parts if not part.runs]
-    assert idle == ["DecisionWriter", "SnapshotFetcher", "RecordWriter"], "all others run"
 
 
 async def test_service_host_written_outputs_wake_the_routes(running: Any) -> None:
@@ -304,24 +261,24 @@ async def test_service_host_leader_ends_with_its_lease(running: Any, monkeypatch
     await bus.tell(order(bus, 2, role=pb.SERVICE_LEADER, leaseMs=1500))
     assert server._leads()
     now_s[0] = 1001.49
-    server._obey()
+    server._apply_order()
     assert server._leads()
     now_s[0] = 1001.5
-    server._obey()
+    server._apply_order()
     assert not server._leads()
 
 
 async def test_service_host_order_reaches_feeder_and_keeper(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server, bus, _ = running
     told: list[Any] = []
-    for name in ("cut_at", "stop_at", "ask_again", "keep_state"):
+    for name in ("cut_at", "stop_at", "ask_again", "request_snapshot"):
         monkeypatch.setattr(server._feeder, name, lambda *args, name=name: told.append((name, *args)))
     await bus.tell(order(bus, 1, stopPosition=0, turn=2))
     assert told == [("stop_at", 0)], "the same order again brings nothing new"
     assert server._keeper.turn == 2
     told.clear()
     await bus.tell(order(bus, 2, stopPosition=-1, logEndOffset=0, snapshotRequest=1))
-    assert told == [("ask_again",), ("keep_state",), ("stop_at", None)]
+    assert told == [("ask_again",), ("request_snapshot",), ("stop_at", None)]
     assert server._keeper.turn == 0
     told.clear()
     server.machine.position = 6
@@ -329,7 +286,7 @@ async def test_service_host_order_reaches_feeder_and_keeper(running: Any, monkey
     assert told == [("stop_at", None)], "its state ends where the log does; the snapshot was asked for once"
     told.clear()
     await bus.tell(order(bus, 2, logEndOffset=5, snapshotRequest=2))
-    assert told == [("cut_at", 5), ("keep_state",), ("stop_at", None)]
+    assert told == [("cut_at", 5), ("request_snapshot",), ("stop_at", None)]
     told.clear()
     await bus.tell(order(bus, 1, stopPosition=3))
     stranger = order(bus, 9, stopPosition=3)

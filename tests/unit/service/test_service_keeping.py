@@ -1,4 +1,4 @@
-"""When a state is stored, and how far back the log is needed because of it."""
+"""Test when a state is stored, and which part of the log it still needs."""
 
 from __future__ import annotations
 

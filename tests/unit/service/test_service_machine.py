@@ -1,4 +1,4 @@
-"""ServiceMachine: log order, log time, timers, snapshots at positions that follow from the log, and outputs numbered by it."""
+"""Test ServiceMachine: log order, log time, timers, snapshots and numbered outputs."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_service_machine_rejects_invalid_output_header_names(headers: list[tuple
 
 @pytest.mark.parametrize("name", ["Nats-TTL", "Nats-Expected-Last-Msg-Id", "Nats-Rollup", "Nats-Schedule-Target"])
 def test_service_machine_rejects_publish_control_headers_on_outputs(name: str) -> None:
-    """It would be stored in no output stream, now or later."""
+    """No output stream would ever store it."""
     service, machine = started()
     service.on_record = lambda record: service.emit(b"x", headers=[("a", b""), (name, b"1")])  # type: ignore[method-assign]
     with pytest.raises(ServiceFailedError, match="An output cannot have the"):
@@ -305,7 +305,6 @@ def test_service_machine_due_timer_fires_first_and_cancelled_timer_delays_nothin
 
 
 def test_service_machine_reports_how_far_log_time_is_ahead_of_records() -> None:
-    """Log time is the greatest stamp; how far it is ahead of the records is a figure of its own."""
     _, machine = started()
     assert machine.ahead_ns == 0
     machine.apply([record(0, at_ns=100), record(1, at_ns=3_600_000), record(2, at_ns=200)])
@@ -319,7 +318,6 @@ def test_service_machine_reports_how_far_log_time_is_ahead_of_records() -> None:
 
 
 def test_service_machine_snapshot_has_all_parts_of_the_state() -> None:
-    """Whatever is left out of it is lost with the next start, on one node alone."""
     _, machine = started()
     machine.apply([record(0, b"e:a,b", at_ns=5, epoch=3), record(1, b"t:late:99", at_ns=7, epoch=4)])
     made = machine.snapshot()

@@ -1,4 +1,4 @@
-"""The outbox: output n at offset n, whoever sends it; bounded; and compared with what was written."""
+"""Test the outbox: output n is stored at offset n by any sender, within a bound, and compared with the stream."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_outbox_foreign_record_is_an_output_conflict(foreign: Record) -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_outbox_random_senders_write_each_output_once_in_order(seed: int) -> None:
-    """The partition's leader appends what expects its log end, refuses the rest: old leaders, late and repeated messages."""
+    """The leader of the partition rejects old leaders, late messages and repeated messages."""
     rng = random.Random(seed)
     total, log, in_flight = 40, [], []
     senders = [filled(total) for _ in range(3)]
@@ -271,7 +271,6 @@ def test_outbox_outputs_without_digest_are_compared_by_content() -> None:
 
 
 def test_outbox_leader_after_rewind_sends_nothing_that_contradicts_written_outputs() -> None:
-    """It remembers what it read last: the state that replays to there has to have emitted it."""
     outbox = filled(20, max_records=5)
     outbox.trim()
     for record in stream_of(12):

@@ -1,4 +1,4 @@
-"""Outputs at their edges: a byte below the bound, two records too large for one message, the last partition, and what is said."""
+"""Test outputs at their limits: sizes, the last partition, and the texts of errors."""
 
 from __future__ import annotations
 

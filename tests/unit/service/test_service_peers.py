@@ -1,4 +1,4 @@
-"""A service without a state of its own begins from the snapshot of another node's: agreed on, verified, or none."""
+"""Test that a service without state starts from a verified snapshot of another node, or from none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from liftpy.errors import CorruptionError, DataLossError, UnavailableError, Unkn
 from liftpy.nats.transport import NoRespondersError
 from liftpy.service import Identity, Outbox, Snapshot, snapshots
 from liftpy.service.settings import ServiceSettings
-from liftpy.service.snapshots import SnapshotFetcher, SnapshotGiver, SnapshotKeeper, SnapshotStore
+from liftpy.service.snapshots import SnapshotFetcher, SnapshotKeeper, SnapshotServer, SnapshotStore
 from tests.only_in import only_in
 from tests.unit.service.test_service_feeding import FakeLog, Node
 
@@ -166,7 +166,7 @@ class Peer:
         transport: Any = bus
         client: Any = bus
         given = (transport, Subjects("ns"), self.settings, WHO, self.store)
-        self.giver = SnapshotGiver(*given, self.keeper)
+        self.giver = SnapshotServer(*given, self.keeper)
         self.fetcher = SnapshotFetcher(client, *given, lambda: bus.order)
         self.task: asyncio.Task[None] | None = None
 
@@ -477,7 +477,7 @@ async def test_snapshot_server_keeps_the_eight_last_requested_snapshots_open(bus
 async def test_snapshot_fetch_leaves_a_peer_that_is_too_slow(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed_s: float, taken: bool
 ) -> None:
-    """64 KiB a second, on average; before, it may begin slowly."""
+    """The limit is 64 KiB a second on average, after a slow start."""
     new, old = Peer(bus, "n1", tmp_path), Peer(bus, "n2", tmp_path)
     (digest,) = await old.has(snapshot(30, b"x" * 9000))
     bus.agree((30, digest, 1))

@@ -1,4 +1,4 @@
-"""Queries: what they wait for, what bounds them, and what their answers hold."""
+"""Test queries: what they wait for, what limits them, and what their answers hold."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ async def test_query_server_without_node_unsubscribes_and_rejects_waiting_querie
 
 
 async def test_query_server_does_not_answer_from_a_failed_state() -> None:
-    """A callback has raised in the middle of what it did: the state is made anew, and what waits is answered from that."""
+    """A callback raised in the middle of a change. The service rebuilds its state and answers from that."""
     bus, machine = Bus(), machine_of(Sum())
     task = await served(bus, machine)
     with pytest.raises(ServiceFailedError):

@@ -1,4 +1,4 @@
-"""Replies: who is answered, when, by whom and how often; what a repeated command is answered; the client's side of it."""
+"""Test replies: who gets one, when and how often, for repeated commands too, and the client's side."""
 
 from __future__ import annotations
 
@@ -390,7 +390,7 @@ async def test_command_without_answer_is_retried_with_the_same_message_id(monkey
 
 
 async def test_command_answer_to_an_earlier_attempt_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record that can't be applied takes longer than an attempt: each further one would be one more such record."""
+    """A record that fails takes longer than an attempt. Each further attempt would be one more such record."""
     monkeypatch.setattr("liftpy.client.service_commands._ATTEMPT_S", 0.05)
 
     def to_the_first(bus: Asking, message: client_pb2.Message, reply: str) -> None:

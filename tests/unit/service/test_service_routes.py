@@ -1,4 +1,4 @@
-"""Routes: outputs reach further streams once and in order, by key, whoever copies them, however often, and however late."""
+"""Test routes: outputs reach other streams once and in order, whoever copies them."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ async def test_router_of_a_follower_copies_nothing() -> None:
 
 
 async def test_router_buffers_at_most_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4,096 outputs may be a gigabyte."""
+    """4,096 outputs may have a gigabyte."""
     world = World()
     world.logs["out", 0] = [output(number) for number in range(30)]
     written: list[int] = []

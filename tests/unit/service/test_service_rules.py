@@ -1,4 +1,4 @@
-"""Whom a service obeys, and what an answer to an output says: every field of an order, a refusal and an ack [A9, R9]."""
+"""Test which orders a service obeys, and every field of an order, a rejection and an ack [A9, R9]."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_service_host_leads_for_the_length_of_its_lease(
 ) -> None:
     host._order, host._heard_s = order(host, leaseMs=200), 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0 + heard_ago_s)
-    host._obey()
+    host._apply_order()
     assert host._leads() is leads
 
 
@@ -188,7 +188,7 @@ def feeder(position: int = 10) -> Any:
     made._align = lambda: made.told.append("aligned")
     made._stop_reached = lambda: made.told.append("stopped")
     made._progress = SimpleNamespace(next_offset=position)
-    made._keeper = SimpleNamespace(agrees_with_the_log=lambda: None)
+    made._keeper = SimpleNamespace(confirm_first_state=lambda: None)
     return made
 
 
@@ -220,8 +220,8 @@ def test_feeder_reports_a_reached_stop_once() -> None:
     made = feeder(10)
     for stop, count in ((11, 0), (10, 1), (10, 1)):
         made._stop_position = stop
-        made._tell_if_stopped()
-        made._tell_if_stopped()
+        made._report_stop_reached()
+        made._report_stop_reached()
         assert made.told.count("stopped") == count
 
 

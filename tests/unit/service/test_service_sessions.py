@@ -1,4 +1,4 @@
-"""The sidecar's side: who plays which role, whom a promotion waits for, and that nobody can hold it up twice."""
+"""Test the node's sessions with services: roles, and which service a promotion waits for."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_service_sessions_leader_without_lease_demotes_its_services() -> None:
 
 
 def test_service_sessions_new_instance_replaces_only_a_silent_one() -> None:
-    """A hello proves nothing: a forged one would end a service, or set it back."""
+    """A forged hello must not end a service."""
     s = sessions()
     s.hello(hello(instance=1, first=True), "_INBOX.a", FOLLOWS, 0)
     assert refused(s.hello(hello(instance=2), "_INBOX.b", FOLLOWS, 5000)) == "REPLACED"
@@ -236,7 +236,7 @@ def test_service_sessions_service_past_the_leaders_log_gets_the_log_end() -> Non
 
 
 def test_service_sessions_service_leads_only_after_records_of_earlier_epochs() -> None:
-    """A decision of the LEADER before may be among them, though it was not committed when the promotion began."""
+    """A decision of the previous leader may be among them, uncommitted when the promotion began."""
     s = sessions()
     s.hello(hello(position=10), "_INBOX.a", FOLLOWS, 0)
     (order,) = joined(s.replay(CANDIDATE, 0))
@@ -461,7 +461,7 @@ def test_service_sessions_promotion_does_not_wait_for_a_service_never_caught_up(
 
 
 def test_service_sessions_services_with_changing_names_fail_a_single_promotion() -> None:
-    """Role `service` could keep every partition without a leader: each new name failed one more promotion [L12]."""
+    """Each new name failed one more promotion, so the role `service` could keep every partition without a leader [L12]."""
     s = sessions()
     failed = 0
     for turn in range(2, 12):

@@ -1,4 +1,4 @@
-"""Single steps of what acts, answers, replies and decides beside the state: when, to whom, and what becomes of a failure."""
+"""Test the steps of effects, replies, queries and decisions, and what a failure changes."""
 
 from __future__ import annotations
 
@@ -253,7 +253,6 @@ async def test_effect_runner_checks_soon_while_outputs_are_pending(monkeypatch: 
 
 
 async def test_effect_runner_starts_a_new_effect_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not at the next look."""
     monkeypatch.setattr(effect_runner, "_IDLE_LOOK_S", 3600.0)
     machine, leads, ran = machine_of(), [True], []
     settings = ServiceSettings("shop", "orders", "n1", Path("x"))
@@ -460,7 +459,7 @@ async def test_replier_retries_only_replies_that_were_not_sent(caplog: pytest.Lo
     (said,) = caplog.records
     assert (
         said.getMessage()
-        == "shop: the reply to the record at 7 is not sent to='_INBOX.a': the reply of 4 bytes is larger than this NATS server accepts"
+        == "reply not sent service=shop offset=7 to='_INBOX.a' reason=the reply of 4 bytes is larger than this NATS server accepts"
     )
 
 

@@ -1,4 +1,4 @@
-"""Snapshots as bytes: whole or refused."""
+"""Test snapshots as bytes: they are read whole or rejected."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_snapshot_with_any_subset_of_contents_can_be_restored() -> None:
 
 
 def test_snapshot_is_read_with_sections_in_any_order() -> None:
-    """Commit 6ef61ecd wrote EFFECTS before ANSWERS, and took that for damage when it read."""
+    """Commit 6ef61ecd wrote EFFECTS before ANSWERS."""
     written = machine_that(("parameters", "reply", "effect", "version")).snapshot()
     assert len(written.sections) == len(Section)
     for order in itertools.permutations(written.sections):
@@ -147,7 +147,7 @@ def sealed(version: int, body: bytes) -> bytes:
 
 
 def test_snapshot_without_sections_is_written_as_version_3() -> None:
-    """While a cluster runs two versions, their snapshots are compared."""
+    """Nodes of two versions compare their snapshots."""
     assert WHOLE.encode()[8] == 3
     assert WITH_SECTIONS.encode()[8] == 4
     assert WITH_SECTIONS.section(Section.PARAMETERS) == b"of sixteen bytes"
@@ -182,7 +182,6 @@ def test_service_name_with_path_characters_is_rejected() -> None:
 @pytest.mark.parametrize("whole", [WHOLE, WITH_SECTIONS])
 @pytest.mark.parametrize("other", [0x00, 0x01, 0x7F, 0xFF])
 def test_snapshot_with_forged_bytes_and_valid_checksum_is_decoded_or_rejected(whole: Snapshot, other: int) -> None:
-    """With a checksum that matches: what is read then stands in those bytes, and nothing but a LiftError says that they are none."""
     data = whole.encode()
     for place in range(len(data)):
         forged = bytearray(data)

@@ -1,4 +1,4 @@
-"""Snapshots on disk: whole, locked, the newest first, and the ones that are needed are kept."""
+"""Test snapshots on disk: they are whole and locked, and the newest ones are kept."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_snapshot_store_quarantines_a_damaged_snapshot_and_uses_the_older(tmp_pa
 
 
 def test_snapshot_store_uses_quarantined_snapshots_that_can_be_read_again(tmp_path: Path) -> None:
-    """Commit 6ef61ecd set files aside that are whole."""
+    """Commit 6ef61ecd quarantined whole files."""
     found = store(tmp_path)
     found.save(snapshot(10), 0)
     found.save(snapshot(20), 0)

@@ -1,4 +1,4 @@
-"""ServiceTest: services without a cluster, and every way not to be deterministic found by ``verify``."""
+"""Test ServiceTest, and each kind of nondeterminism that `verify` finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of a service's code: nodes get it one after the other, and no two ever apply a record differently."""
+"""Test versions of the code of a service: no two nodes ever apply a record differently."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_service_version_starts_at_any_number_and_increases_in_steps_of_1() -> N
     ],
 )
 def test_service_version_decision_that_does_not_count_changes_nothing(decision: Record) -> None:
-    """It was appended in another LeaderEpoch than the one in which it was made, is another service's, or is none."""
+    """It has another LeaderEpoch, names another service, or is no decision."""
     service = Two()
     machine = started(service)
     machine.apply([record(0), record(1), record(2), decision])

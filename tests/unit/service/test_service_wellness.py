@@ -1,4 +1,4 @@
-"""To whom a leader hands over whose services are ill: to where they are well, and never twice for one record."""
+"""Test to which node a leader with failing services transfers, and that it does so once per record."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def after_a_while(
 def test_wellness_dead_service_moves_leadership_to_a_node_where_it_runs() -> None:
     toward, why = after_a_while({"bank": DEAD}, {"n2": {"bank": Wellbeing(39, True)}, "n3": {"bank": WELL}})
     assert toward == "n3"
-    assert "bank is well beside n3" in why
+    assert "bank is healthy on n3" in why
 
 
 def test_wellness_service_never_registered_on_the_leader_counts_as_dead() -> None:

@@ -28,8 +28,7 @@ from liftpy.spark.pipelines import archive
 from liftpy.spark.pipelines import archive_writer as writing_module
 from liftpy.spark.pipelines.archive import Archived, ArchivePlan, DataFile, find_orphans, orphans_among, remove_orphans
 from liftpy.spark.pipelines.archive_writer import Writing, write_range
-from liftpy.spark.pipelines.delta import stats_of
-from liftpy.spark.pipelines.table_kind import state_of, table_at
+from liftpy.spark.pipelines.table_formats import state_of, stats_of, table_at
 from liftpy.spark.pipelines.tables import (
     ArchivedRange,
     Commit,

@@ -18,8 +18,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from liftpy.errors import ConfigError, FencedError, NotFoundError, StorageError
 from liftpy.spark.pipelines.archive import find_orphans
 from liftpy.spark.pipelines.archive_writer import Writing, write_file, write_range
-from liftpy.spark.pipelines.iceberg import CATALOG, IcebergFolder
-from liftpy.spark.pipelines.table_kind import state_of, table_at
+from liftpy.spark.pipelines.table_formats import CATALOG, IcebergFolder, state_of, table_at
 from liftpy.spark.pipelines.tables import DATA, Commit, TableFile, commit_of, marks_of
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.schema import arrow_schema
@@ -138,7 +137,7 @@ def test_iceberg_table_removes_files_replaced_long_ago(tmp_path: Path, monkeypat
         os.utime(file, (1, 1))
     table.forget_old_files()
     assert [Path(file).is_file() for file in (old, new, stray)] == [True, True, False], "a version of this week has the old one"
-    monkeypatch.setattr("liftpy.spark.pipelines.iceberg.KEPT_S", -1.0)
+    monkeypatch.setattr("liftpy.spark.pipelines.table_formats.KEPT_S", -1.0)
     stray = latest(tmp_path, 20)[1]
     table.forget_old_files()
     assert [Path(file).is_file() for file in (old, new, stray)] == [False, True, False]

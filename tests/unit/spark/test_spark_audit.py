@@ -111,7 +111,7 @@ def test_audit_of_two_different_replicas_has_no_majority(access: Access, node: F
     first = report.first
     assert first is not None
     assert (first.node, first.majority) == ("n2", False)
-    assert "no majority says who is right" in str(first)
+    assert "no majority agrees" in str(first)
     assert report.partitions[0].replicas["n3"].state == "away"
     assert "n3" in report.partitions[0].replicas["n3"].detail
 

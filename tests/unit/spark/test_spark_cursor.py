@@ -41,7 +41,7 @@ def test_cursor_writer_pauses_after_a_rejection(link: Link, told: list[Any], cap
     writer = CursorWriter(link, "nightly", lambda: now[0])
     told.append(UnavailableError("no leader"))
     assert not writer.write(OFFSETS)
-    assert "the cursor nightly is not set: [UNAVAILABLE] no leader" in caplog.text
+    assert "cannot set the cursor nightly: [UNAVAILABLE] no leader" in caplog.text
     now[0] += source.RETRY_S - 1
     assert not writer.write(OFFSETS)
     assert told == []

@@ -13,12 +13,11 @@ from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
 from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import ConfigError, DataLossError, ProtocolError
-from liftpy.spark import retrying_fetch
 from liftpy.spark.catalog import _view_of
 from liftpy.spark.offsets import never_back
-from liftpy.spark.options import _columns
+from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange
-from liftpy.spark.retrying_fetch import FetchRules, _after_loss, _Span, check_pieces
+from liftpy.spark.range_reader import FetchRules, _after_loss, _Span, check_pieces
 
 A, B, C = ("s", 0), ("s", 1), ("t", 0)
 
@@ -95,25 +94,13 @@ def test_deleted_records_raise_or_are_skipped_by_option(fail: bool, log_start: i
         assert progress.next_offset == goes_on
 
 
-def test_replica_that_rejects_records_of_its_leader_is_skipped_a_bounded_number_of_times() -> None:
-    async def bounds(uid: str) -> tuple[Bounds, None]:
-        return Bounds("u1", "n9", "n9", 7, 20, 99), None
-
-    reader: Any = SimpleNamespace(bounds=bounds, node="n2")
-    progress = ReadProgress("s", 0, 20, 50, uid="u1")
-    span = _Span(planned(), FetchRules(), 20, 50, "n2", 1)
-    for refusals in range(1, retrying_fetch._MOST_REFUSALS + 1):
-        reader.node = "n2"
-        asyncio.run(_after_loss(reader, progress, span, refusals))
-        assert (reader.node, progress.next_offset) == ("n9", 20)
-    with pytest.raises(ProtocolError, match="was rejected, although n9 reports that it has it"):
-        asyncio.run(_after_loss(reader, progress, span, retrying_fetch._MOST_REFUSALS + 1))
-
-
 def test_include_headers_option_decides_the_requested_columns() -> None:
-    assert _columns({"columns": "value, headers", "includeHeaders": "true"}) == ("value", "headers")
-    assert _columns({"columns": "value"}) == ("value",)
-    assert "headers" in _columns({"includeHeaders": "true"})
-    assert "headers" not in _columns({})
+    def columns(**given: str) -> tuple[str, ...]:
+        return SourceOptions.parse({"stream": "s", **given}).columns
+
+    assert columns(columns="value, headers", includeHeaders="true") == ("value", "headers")
+    assert columns(columns="value") == ("value",)
+    assert "headers" in columns(includeHeaders="true")
+    assert "headers" not in columns()
     with pytest.raises(ConfigError, match="columns does not contain headers"):
-        _columns({"columns": "value", "includeHeaders": "true"})
+        columns(columns="value", includeHeaders="true")

@@ -18,12 +18,11 @@ from liftpy.core.wire.batch import build_batch
 from liftpy.errors import DataLossError, NotFoundError, OffsetOutOfRangeError, ProtocolError, UnavailableError
 from liftpy.nats.credentials import Credentials
 from liftpy.spark import process_connection as link_module
-from liftpy.spark import retrying_fetch
+from liftpy.spark import range_reader
 from liftpy.spark.options import Access
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.process_connection import CONNECT_TIMEOUT_S, Link, credentials_of, link_to
-from liftpy.spark.range_reader import read_range
-from liftpy.spark.retrying_fetch import FetchRules, SpanGuess, fetch_range
+from liftpy.spark.range_reader import FetchRules, RangeReader, RetryingRequests, SpanGuess
 from sidecar.dev.nats_server import NatsServer
 from tests.sim.fake_node import FakeNode, FakeStream, fake_node_in_thread
 
@@ -41,6 +40,16 @@ def fill(stream: FakeStream, sizes: list[int], *, epoch: int = 1, partition: int
 
 def planned(start: int, end: int, *, uid: str = "uid-orders", epoch: int = 1) -> PlannedRange:
     return PlannedRange("orders", uid, 0, start, end, epoch, "n1", ("n1", "n2", "n3"))
+
+
+def read_range(link: Link, wanted: PlannedRange, rules: FetchRules) -> Any:
+    """Read as a task does."""
+    return RangeReader(link, wanted, rules).read()
+
+
+def fetch_range(link: Link, wanted: PlannedRange, rules: FetchRules) -> Any:
+    """Read with retries only."""
+    return RangeReader(link, wanted, rules, [RetryingRequests]).read()
 
 
 def offsets(link: Link, wanted: PlannedRange, rules: FetchRules = QUICK, by: Any = read_range) -> list[int]:
@@ -69,13 +78,6 @@ def test_fetch_excludes_records_committed_after_planning(link: Link, node: FakeN
     fill(stream, [100, 100])
     stream.partitions[0].append(build_batch([b"x"] * 50, base_offset=200, leader_epoch=1), commit=False)
     assert offsets(link, planned(0, 150)) == list(range(150))
-
-
-def test_fetch_skips_a_silent_node(link: Link, node: FakeNode) -> None:
-    fill(node.add_stream("orders"), [1000] * 12, value_bytes=300)
-    node.silent = {"n1"}
-    assert offsets(link, planned(0, 12_000), FetchRules(patience_s=10.0)) == list(range(12_000))
-    assert node.asked["n1"] < 4, "who does not answer is not asked for every span"
 
 
 def test_fetch_does_not_end_early_at_lagging_replicas(link: Link, node: FakeNode) -> None:
@@ -170,11 +172,11 @@ async def test_fetch_retries_eight_times_when_leader_and_replica_disagree() -> N
         return None
 
     made: Any = SimpleNamespace(transport=transport, subjects=None)
-    span = retrying_fetch._Span(planned(0, 9), QUICK, 0, 9, "n3", 1 << 16)
+    span = range_reader._Span(planned(0, 9), QUICK, 0, 9, "n3", 1 << 16)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(retrying_fetch, "PartitionReader", lambda *_: SimpleNamespace(node="", bounds=bounds, fetch=fetch))
+        patch.setattr(range_reader, "PartitionReader", lambda *_: SimpleNamespace(node="", bounds=bounds, fetch=fetch))
         with pytest.raises(ProtocolError, match=r"Offset 0 of .* was rejected, although n1 reports that it has it"):
-            await retrying_fetch._fetch_span(made, span)
+            await range_reader._fetch_span(made, span)
     assert asked == ["uid-orders"] * 9
 
 
@@ -222,7 +224,6 @@ def test_link_is_shared_per_process_and_access(access: Access, node: FakeNode) -
 
 
 def test_link_cache_is_bounded_and_keeps_the_last_used(access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert link_module.MAX_LINKS == 32
     monkeypatch.setattr(link_module, "MAX_LINKS", 2)
     oldest, used = (link_to(replace(access, namespace=name)) for name in ("one", "two"))
     connection = oldest.call(oldest.transport(), 5).connection
@@ -249,35 +250,25 @@ def test_span_guess_follows_bytes_per_record_and_batch_size() -> None:
     assert guess.span_records() > 0
     guess.bytes_per_record, guess.batch_records = 100.0, 4000
     assert guess.span_records() == 8000
-    assert 800_000 < guess.answer_bytes(8000) <= retrying_fetch.SPAN_BYTES
+    assert 800_000 < guess.answer_bytes(8000) <= range_reader.SPAN_BYTES
     guess.bytes_per_record, guess.batch_records = 10_000_000.0, 1
     assert guess.span_records() == 1
-
-
-def test_span_guess_sizes_an_answer_for_its_span_plus_one_batch() -> None:
-    guess = SpanGuess()
-    assert guess.answer_bytes(1) == retrying_fetch.SPAN_BYTES, "nothing is known yet"
-    guess.bytes_per_record, guess.batch_records = 100.0, 4000
-    assert guess.answer_bytes(2000) == 600_000
-    assert guess.answer_bytes(1_000_000) == retrying_fetch.SPAN_BYTES
-    guess.bytes_per_record, guess.batch_records = 1.0, 1
-    assert guess.answer_bytes(10) == 64 * 1024
 
 
 def test_fetch_of_the_rest_of_a_range_requests_only_its_size(
     link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(node.add_stream("orders"), [100] * 12, value_bytes=1000)
-    real, spans = retrying_fetch._fetch_span, list[Any]()
+    real, spans = range_reader._fetch_span, list[Any]()
 
     def seen(to: Link, span: Any) -> Any:
         spans.append(span)
         return real(to, span)
 
-    monkeypatch.setattr(retrying_fetch, "_fetch_span", seen)
+    monkeypatch.setattr(range_reader, "_fetch_span", seen)
     assert offsets(link, planned(0, 1200), by=fetch_range) == list(range(1200))
     first, *others = spans
-    assert (first.one_answer, first.answer_bytes) == (True, retrying_fetch.SPAN_BYTES)
+    assert (first.one_answer, first.answer_bytes) == (True, range_reader.SPAN_BYTES)
     assert others
     for span in others:
         records = span.end_offset - span.start_offset + 100
@@ -308,17 +299,7 @@ def test_fetch_survives_a_nats_restart_without_loss() -> None:
     assert found == list(range(30_000))
 
 
-def test_fetch_span_may_take_several_patiences_and_never_hangs(
-    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(node.add_stream("orders"), [10])
-    allowed: list[float] = []
-    real = retrying_fetch.result_of
-    monkeypatch.setattr(
-        retrying_fetch, "result_of", lambda future, timeout_s: allowed.append(timeout_s) or real(future, timeout_s)
-    )
-    assert offsets(link, planned(0, 10), FetchRules(patience_s=7.0), fetch_range) == list(range(10))
-    assert set(allowed) == {28.0}
+def test_result_of_a_stopped_loop_is_unavailable_and_never_hangs() -> None:
     waited: list[float] = []
 
     class Never:
@@ -333,7 +314,7 @@ def test_fetch_span_may_take_several_patiences_and_never_hangs(
 
     never: Any = Never()
     with pytest.raises(UnavailableError, match="No answer from NATS or the node within 5 s"):
-        real(never, 5.0)
+        link_module.result_of(never, 5.0)
     assert never.cancelled == 1
     assert 5.0 + 4 * CONNECT_TIMEOUT_S < waited[0] <= 60.0, "longer than all that is tried meanwhile"
 

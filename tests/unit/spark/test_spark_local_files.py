@@ -7,7 +7,10 @@ import logging
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,8 +25,17 @@ from liftpy.errors import DataLossError, LiftError
 from liftpy.spark import range_reader
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.process_connection import Link
-from liftpy.spark.range_reader import FILES, NATS, FileRange, counts, offered, read_nearest
-from liftpy.spark.retrying_fetch import FetchRules
+from liftpy.spark.range_reader import (
+    FILES,
+    NATS,
+    FetchRules,
+    LocalFiles,
+    PipelinedRequests,
+    RangeReader,
+    RetryingRequests,
+    counts,
+    offered,
+)
 from sidecar.disk.files import FolderStorage
 from tests.sim.fake_node import FakeNode
 
@@ -60,8 +72,14 @@ def files(log: Log, folder: Path, start: int = 0, end: int = RECORDS) -> RangeFi
     return RangeFiles(this_host(), str(folder), tuple((s.base_offset, s.begin, s.end) for s in spans_of(log, start, end)))
 
 
-def offsets(course: FileRange) -> list[int]:
-    return [int(offset) for pieces in course.pieces() for piece in pieces for offset in piece.offsets()]
+def from_files(wanted: PlannedRange, told: RangeFiles) -> RangeReader:
+    """Return a reader of these files alone."""
+    nowhere: Any = SimpleNamespace()
+    return RangeReader(nowhere, wanted, RULES, [partial(LocalFiles, find=lambda link, planned: told)])
+
+
+def offsets(course: RangeReader) -> list[int]:
+    return [int(offset) for pieces in course.read() for piece in pieces for offset in piece.offsets()]
 
 
 def test_file_spans_of_a_range_name_files_and_positions(log: Log) -> None:
@@ -86,21 +104,21 @@ def test_local_file_read_returns_exactly_the_range(
 ) -> None:
     monkeypatch.setattr(range_reader, "BLOCK_BYTES", block_bytes)
     for start, end in ((0, 100), (3, 57), (10, 20), (99, 100), (19, 21)):
-        course = FileRange(planned(start, end), files(log, folder, start, end))
+        course = from_files(planned(start, end), files(log, folder, start, end))
         assert offsets(course) == list(range(start, end))
         assert course.position == end
 
 
 def test_local_file_read_survives_retention_during_the_read(log: Log, folder: Path) -> None:
-    course = FileRange(planned(), files(log, folder))
-    pieces = course.pieces()
+    course = from_files(planned(), files(log, folder))
+    pieces = course.read()
     found = [int(offset) for piece in next(pieces) for offset in piece.offsets()]
     log.drop_prefix(80)
     assert not (folder / log_name(20)).exists()
     found += [int(offset) for rest in pieces for piece in rest for offset in piece.offsets()]
     assert found == list(range(RECORDS))
     before = open_files(folder)
-    assert offsets(FileRange(planned(), files(log, folder, 80, 100))) == []  # what is gone is not there to begin with
+    assert offsets(from_files(planned(), files(log, folder, 80, 100))) == []  # what is gone is not there to begin with
     assert open_files(folder) == before
 
 
@@ -131,20 +149,20 @@ def test_local_file_read_stops_at_foreign_or_damaged_files(log: Log, folder: Pat
         "a file is missing": replace(own, spans=own.spans[1:]),
     }
     for what, told in wrong.items():
-        course = FileRange(planned(), told)
+        course = from_files(planned(), told)
         assert offsets(course) == [], what
         assert course.position == 0
-        assert "are read no further" in caplog.text
+        assert "cannot read on in the files" in caplog.text
     spoil(folder, log_name(40), 200)
-    assert offsets(FileRange(planned(), own)) == list(range(40)), "a bit that fell over"
+    assert offsets(from_files(planned(), own)) == list(range(40)), "a bit that fell over"
     os.truncate(folder / log_name(20), one + 50)
-    assert offsets(FileRange(planned(), own)) == list(range(30)), "a log that was cut"
+    assert offsets(from_files(planned(), own)) == list(range(30)), "a log that was cut"
 
 
 def test_local_file_read_stops_at_records_written_after_planning(log: Log, folder: Path) -> None:
     log.cut_to(60)
     log.append(a_batch(60, epoch=4))
-    course = FileRange(planned(0, 70), files(log, folder, 0, 70))
+    course = from_files(planned(0, 70), files(log, folder, 0, 70))
     assert offsets(course) == list(range(60))
     assert course.position == 60
 
@@ -161,10 +179,12 @@ def there(node: FakeNode, log: Log, folder: Path) -> FakeNode:
     return node
 
 
-def read(link: Link, rules: FetchRules = RULES, what: PlannedRange | None = None) -> tuple[list[int], int, int]:
+def read(
+    link: Link, rules: FetchRules = RULES, what: PlannedRange | None = None, strategies: Any = None
+) -> tuple[list[int], int, int]:
     """(offsets, how many came from files, how many over NATS)."""
     before = dict(counts)
-    pieces = read_nearest(link, what or planned(), rules)
+    pieces = RangeReader(link, what or planned(), rules, strategies).read()
     found = [int(offset) for batch in pieces for piece in batch for offset in piece.offsets()]
     return found, counts[FILES] - before.get(FILES, 0), counts[NATS] - before.get(NATS, 0)
 
@@ -189,7 +209,7 @@ def test_local_file_read_gets_missing_records_over_nats(
     spoil(folder, log_name(40), 200)
     caplog.clear()
     assert read(link, replace(RULES, expects_files=True)) == (list(range(RECORDS)), 40, 60)
-    assert [record.levelname for record in caplog.records if "over NATS" in record.message] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "60 over NATS" in record.message] == ["WARNING"]
 
 
 def test_local_file_read_is_not_used_for_the_leader_or_a_compacted_log(link: Link, there: FakeNode) -> None:
@@ -216,16 +236,16 @@ def test_local_file_read_of_deleted_records_raises_data_loss(link: Link, there: 
 
 
 def test_local_file_read_with_retention_before_opening_raises_data_loss(
-    link: Link, there: FakeNode, log: Log, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    link: Link, there: FakeNode, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def then_retention(*asked: object) -> RangeFiles | None:
-        told = offered(*asked)  # type: ignore[arg-type]
+    def then_retention(to: Link, wanted: PlannedRange) -> RangeFiles | None:
+        told = offered(to, wanted)
         log.drop_prefix(40)
         there.streams["orders"].partitions[0].log_start_offset = 40
         return told
 
-    monkeypatch.setattr(range_reader, "offered", then_retention)
+    strategies = [partial(LocalFiles, find=then_retention), PipelinedRequests, RetryingRequests]
     with pytest.raises(DataLossError, match=r"offsets \[0, 40\) were deleted after planning"):
-        read(link)
-    assert "are read no further" in caplog.text, "its files were told and are gone"
-    assert read(link, replace(RULES, fail_on_data_loss=False), planned()) == (list(range(40, RECORDS)), 0, 60)
+        read(link, strategies=strategies)
+    assert "cannot read on in the files" in caplog.text, "its files were told and are gone"
+    assert read(link, replace(RULES, fail_on_data_loss=False), planned(), strategies) == (list(range(40, RECORDS)), 0, 60)

@@ -7,13 +7,24 @@ import pickle
 import pytest
 
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
-from liftpy.spark.offsets import OffsetSpec
-from liftpy.spark.options import OPTIONS, Access, Selection, SinkOptions, SourceOptions
+from liftpy.spark.offsets import OffsetSpec, parse_spec
+from liftpy.spark.options import OPTIONS, TABLE, Access, Option, Selection, SinkOptions, SourceOptions
 from liftpy.spark.schema import arrow_schema
 
 
 def parse(**options: str) -> SourceOptions:
     return SourceOptions.parse({"stream": "orders", **options})
+
+
+@pytest.mark.parametrize("option", TABLE, ids=lambda option: f"{option.takers[0]}-{option.name}")
+def test_option_has_a_help_of_one_sentence_and_the_default_of_the_parsed_options(option: Option) -> None:
+    assert option.help.endswith(".")
+    assert option.expected
+    assert not option.choices or option.parse(option.choices[0][0].upper()) == option.choices[0][0]
+    if option.field:
+        sink = SinkOptions(access=Access(), stream="") if "writes" in option.takers[0] else parse()
+        owner = Access() if option.table == "connection" else sink
+        assert getattr(owner, option.field) == option.default
 
 
 def test_source_options_have_defaults() -> None:
@@ -273,7 +284,7 @@ def test_invalid_byte_size_names_the_accepted_form(text: str) -> None:
 
 def test_trigger_limits_are_ignored_by_batch_queries() -> None:
     for option in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger"):
-        with pytest.raises(ConfigError, match="are for streaming queries"):
+        with pytest.raises(ConfigError, match=f"Option {option} is for streaming queries only"):
             parse(**{option: "5"}).check_batch()
 
 
@@ -281,7 +292,7 @@ def test_source_rejects_uncommitted_reads() -> None:
     assert parse(isolation="COMMITTED") == parse()
     with pytest.raises(ConfigError, match="isolation = 'uncommitted' is not"):
         parse(isolation="uncommitted")
-    with pytest.raises(ConfigError, match=r"isolation = 'dirty'\. Use committed or uncommitted"):
+    with pytest.raises(ConfigError, match=r"isolation = 'dirty'\. Use committed\."):
         parse(isolation="dirty")
 
 
@@ -337,5 +348,35 @@ def test_source_without_a_stream_names_the_alternative_to_a_catalog_table() -> N
         match=r"exactly one of the options stream.*CREATE TABLE .* USING liftpy, saveAsTable.*CREATE TEMPORARY VIEW",
     ):
         SourceOptions.parse({"nats": "nats://h:1"})
-    with pytest.raises(ConfigError, match=r"exactly one of the options stream, subscribe, subscribePattern and assign$"):
+    with pytest.raises(ConfigError, match=r"exactly one of the options stream, subscribe, subscribePattern and assign\.$"):
         SourceOptions.parse({"stream": "a", "subscribe": "b"})
+
+
+def test_subscribe_pattern_matches_the_whole_name() -> None:
+    assert Selection(pattern="a.*b|c").among(["ab", "abc", "a1b", "c", "cc", "xc"]) == ["a1b", "ab", "c"]
+
+
+def test_selection_contains_the_named_partitions() -> None:
+    some = Selection(("a",), partitions=(("a", 1), ("b", 2)))
+    assert [some.takes("a", 1), some.takes("a", 2), some.takes("b", 1), some.takes("b", 2)] == [True, False, False, True]
+    assert Selection(("a",)).takes("a", 7)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "null", "1", '"x"', "{", "", '{"a": {"0": -3}}', '{"a": {"0": -1}}', '{"a": {"0": -4}}']
+)
+def test_invalid_offsets_option_is_rejected_with_its_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="startingOffsets"):
+        parse_spec(text, "startingOffsets", words=("earliest", "latest"), specials=(-2,))
+
+
+def test_offsets_option_accepts_words_and_objects() -> None:
+    found = parse_spec('{"b": {"1": 0}, "a": {"0": -2}}', "startingOffsets", words=("earliest",), specials=(-2,))
+    assert found.offsets == ((("a", 0), -2), (("b", 1), 0))
+    assert parse_spec("EARLIEST", "startingOffsets", words=("earliest",), specials=(-2,)).word == "earliest"
+
+
+@pytest.mark.parametrize("text", ["a{99999999999999}", "(" * 20_000, "(?P<", "[", "x" + ")" * 3])
+def test_invalid_subscribe_pattern_is_rejected_with_its_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="subscribePattern"):
+        SourceOptions.parse({"subscribePattern": text, "nats": "nats://x"})

@@ -14,7 +14,7 @@ from liftpy.errors import ConfigError, DataLossError, UnavailableError
 from liftpy.spark import range_reader, session
 from liftpy.spark.failures import SourceError, coded
 from liftpy.spark.planning import PlannedRange
-from liftpy.spark.retrying_fetch import FetchRules
+from liftpy.spark.range_reader import FetchRules
 
 
 class Builder:
@@ -112,7 +112,7 @@ def test_session_names_a_java_that_fails_or_is_too_old(monkeypatch: pytest.Monke
     for given, problem in (
         (OSError("no such file"), "java does not run: no such file"),
         (session.subprocess.TimeoutExpired("java", 1), "java does not run"),
-        ("nothing", "says nothing that looks like a version"),
+        ("nothing", "prints no version"),
         (f'openjdk version "{oldest}.0.1"', f"java is Java {oldest}"),
         (f'openjdk version "{newest}.0.1"', ""),
     ):
@@ -142,12 +142,15 @@ def test_spark_error_gets_its_code_once() -> None:
 def test_range_read_follows_the_query_options(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def fetch(link: Any, planned: Any, rules: Any) -> Any:
-        asked.append((link, planned, rules))
-        yield ["one", "two"]
-        if fails:
-            raise DataLossError("gone")
-        yield ["three"]
+    class Reader:
+        def __init__(self, link: Any, planned: Any, rules: Any) -> None:
+            asked.append((link, planned, rules))
+
+        def read(self) -> Any:
+            yield ["one", "two"]
+            if fails:
+                raise DataLossError("gone")
+            yield ["three"]
 
     class Rows:
         def __init__(self, *given: Any) -> None:
@@ -156,7 +159,7 @@ def test_range_read_follows_the_query_options(fails: bool, monkeypatch: pytest.M
         def batches(self, pieces: Any) -> Any:
             return (f"row of {piece}" for piece in pieces)
 
-    monkeypatch.setattr(range_reader, "read_nearest", fetch)
+    monkeypatch.setattr(range_reader, "RangeReader", Reader)
     monkeypatch.setattr(range_reader, "link_to", lambda access: ("link", access))
     monkeypatch.setattr(range_reader, "RowBuilder", Rows)
     planned = PlannedRange("s", "u1", 2, 5, 8, 3, "n1", ("n1",))

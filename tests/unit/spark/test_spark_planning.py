@@ -195,7 +195,9 @@ def test_planned_range_lost_by_an_unclean_election_raises_data_loss() -> None:
     """The log of the new leader is that which was read up to 40 at most."""
     both = views(view(0, 0, 100, cut_at=40, lost_ends=(60, 80)))
     for start in (10, 60):
-        with pytest.raises(DataLossError, match="an unclean election lost them: at most those below 40 are the same"):
+        with pytest.raises(
+            DataLossError, match=r"an unclean election lost records .*Only records below offset 40 can be unchanged"
+        ):
             plan_ranges(both, {("orders", 0): start}, {("orders", 0): 80}, fail_on_data_loss=True)
     ranges, losses = plan_ranges(both, {("orders", 0): 10}, {("orders", 0): 80}, fail_on_data_loss=False)
     assert [(r.start_offset, r.end_offset) for r in ranges] == [(10, 40)], "what is there beyond is another micro-batch's"
@@ -215,7 +217,7 @@ def test_planned_range_has_the_known_epochs_of_both_ends() -> None:
 
 
 def test_planned_range_of_a_deleted_stream_raises_data_loss() -> None:
-    with pytest.raises(DataLossError, match="orders/3 is gone"):
+    with pytest.raises(DataLossError, match="orders/3 does not exist anymore"):
         plan_ranges(views(view(0)), {("orders", 3): 10}, {("orders", 3): 80}, fail_on_data_loss=True)
 
 

@@ -222,7 +222,7 @@ def test_unclean_election_between_checkpoint_and_restart_raises_data_loss(cut_qu
     rewrite(log, 10, 4, count)
     for ask in (lambda reader: reader.latestOffset(start, ALL), lambda reader: reader.partitions(start, end)):
         with pytest.raises(
-            SourceError, match=r"^\[DATA_LOSS\] orders/0: .*an unclean election lost them: at most those below 10"
+            SourceError, match=r"^\[DATA_LOSS\] orders/0: .*an unclean election lost records .*Only records below offset 10 can"
         ):
             ask(restarted())
 
@@ -231,7 +231,7 @@ def test_unclean_election_that_lost_only_planned_records_raises_data_loss(cut_qu
     log, restarted, start, end = cut_query
     rewrite(log, 20, 4, 40)
     assert restarted().latestOffset(start, ALL)["orders"]["0"] == 60
-    with pytest.raises(SourceError, match=r"^\[DATA_LOSS\].*at most those below 20"):
+    with pytest.raises(SourceError, match=r"^\[DATA_LOSS\].*Only records below offset 20"):
         restarted().partitions(start, end)
 
 
@@ -255,7 +255,7 @@ def test_query_with_fail_on_data_loss_false_reads_the_whole_new_log(cut_query: A
     after = later.latestOffset(start, ALL)
     assert after == {"orders": {"0": 55, "epochs": {"0": 4}, "uid": "uid-orders"}}
     assert ranges(later.partitions(start, after)) == [(0, 10, 55)]
-    assert "an unclean election lost them" in caplog.text
+    assert "an unclean election lost records" in caplog.text
     assert later.partitions(start, end) == [], "of the micro-batch that was planned nothing is there"
 
 
@@ -513,7 +513,7 @@ def test_recreated_stream_is_read_from_its_beginning_by_option(
         caplog.clear()
         gone = reader.partitions(start, end)  # what was planned of the first is lost; the other stream is read
         assert [(p.value.stream, p.value.start_offset, p.value.end_offset) for p in gone] == [("a2", 0, 10)]
-        assert "offsets [0, 25) after 0 of a1/0, uid first, is lost" in caplog.text
+        assert "The query lost offsets [0, 25) from offset 0 of a1/0 (uid first) on" in caplog.text
         last = reader.latestOffset(end, ALL)
         assert last == {"a1": {"0": 30, **EPOCH_1, "uid": "second"}, "a2": {"0": 20, **EPOCH_1, "uid": "uid-a2"}}
         caplog.clear()
@@ -522,7 +522,7 @@ def test_recreated_stream_is_read_from_its_beginning_by_option(
             ("second", 0, 30),
             ("uid-a2", 10, 20),
         ]
-        assert "whatever came after 25 of a1/0, uid first, is lost" in caplog.text
+        assert "The query lost all records from offset 25 of a1/0 (uid first) on" in caplog.text
         assert reader.latestOffset(end, ReadMaxRows(20)) == {
             "a1": {"0": 15, **EPOCH_1, "uid": "second"},
             "a2": {"0": 15, **EPOCH_1, "uid": "uid-a2"},
@@ -683,7 +683,7 @@ def test_epochs_in_user_offsets_are_checked(cut_query: Any, source: Open) -> Non
             rewrite(log, 10, 4, count)
         for option, open_it in (("startingOffsets", batch), ("endingOffsets", batch), ("startingOffsets", streaming)):
             reader = open_it(source(**{option: text}))
-            with pytest.raises(SourceError, match=r"^\[DATA_LOSS\].*unclean election lost them"):
+            with pytest.raises(SourceError, match=r"^\[DATA_LOSS\].*unclean election lost records"):
                 _ = reader.partitions() if isinstance(reader, LiftReader) else reader.initialOffset()
     may_lose = source(startingOffsets=given, failOnDataLoss="false")
     assert ranges(batch(may_lose).partitions()) == [(0, 10, 30)], "all of what came in the place of what is lost"

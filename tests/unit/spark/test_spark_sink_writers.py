@@ -150,7 +150,7 @@ async def test_sink_plan_that_is_not_deterministic_raises_diverged(client: Clien
     ):
         await write(writer, b"a", b"c")
     task(batch=6, part=2)
-    with pytest.raises(SourceError, match=r"\[PRODUCER_FENCED\].*another attempt of this task goes on"):
+    with pytest.raises(SourceError, match=r"\[PRODUCER_FENCED\].*A newer attempt of this task continues"):
         await write(writer, b"a")
     assert await held(client) == [b"a", b"b"]
 

@@ -145,11 +145,12 @@ def test_range_split_covers_the_ranges_and_prefers_batch_borders(sizes: list[lis
     assert len(found) >= min(least, sum(r.record_count for r in ranges))
     assert not most or all(p.record_count <= most for p in found)
     assert all(p.record_count > 0 for p in found)
+    borders = [logs.borders(number) for number in range(len(sizes))]
     for whole in ranges:
         own = [p for p in found if p.partition == whole.partition]
         assert (own[0].start_offset, own[-1].end_offset) == (whole.start_offset, whole.end_offset)
         assert all(a.end_offset == b.start_offset for a, b in itertools.pairwise(own))
-        inside = [p for p in own if p.start_offset not in logs.borders(whole.partition)]
+        inside = [p for p in own if p.start_offset not in borders[whole.partition]]
         own_counts = sizes[whole.partition]
         enough = len(set(own_counts)) == 1 and len(own_counts) >= least and (not most or max(own_counts) <= most)
         assert not inside or not enough
@@ -176,12 +177,12 @@ def test_byte_limit_takes_at_least_one_batch_of_the_largest_backlog() -> None:
 def test_byte_limit_is_kept_until_everything_is_read(sizes: list[list[int]], limit: int) -> None:
     logs = Logs(*sizes)
     starts = dict.fromkeys(logs.ends(), 0)
+    borders = [logs.borders(number) for number in range(len(sizes))]
     for _ in range(sum(map(len, sizes)) + 1):
         ends = end_within_bytes(limit, starts, logs.ends(), UIDS, logs.measure)
-        assert ends == end_within_bytes(limit, starts, logs.ends(), UIDS, logs.measure)
-        assert all(ends[key] >= starts[key] and ends[key] in logs.borders(key[1]) for key in ends)
+        assert all(ends[key] >= starts[key] and ends[key] in borders[key[1]] for key in ends)
         moved = [key for key in ends if ends[key] > starts[key]]
-        batches = sum(len([b for b in logs.borders(key[1]) if starts[key] < b <= ends[key]]) for key in moved)
+        batches = sum(len([b for b in borders[key[1]] if starts[key] < b <= ends[key]]) for key in moved)
         assert logs.bytes_of(starts, ends) <= limit or batches == 1
         if ends == logs.ends():
             return

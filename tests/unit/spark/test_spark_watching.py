@@ -1,4 +1,4 @@
-"""What leaders hold, watched: told at once, asked rarely, and forgotten as soon as anything is not as it was."""
+"""The watch of committed ends: it reports new records at once, asks rarely, and ends after any other change."""
 
 from __future__ import annotations
 

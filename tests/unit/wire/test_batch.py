@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from liftpy.config import Codec
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, build_filler, parse_batch, split_batches
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
+from tests.long import examples
 from tests.unit.wire.batch_fuzz import fuzz
 
 _bytes = st.binary(max_size=20)
@@ -66,7 +67,7 @@ def test_batch_with_a_flipped_bit_is_always_detected(given_: dict, bit: int) -> 
         parse_batch(bytes(damaged))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=300), st.booleans(), st.binary(min_size=1, max_size=40))
 def test_batch_parser_of_any_bytes_raises_only_storage_errors(noise: bytes, splice: bool, value: bytes) -> None:
     good = build_batch([value], base_offset=3)

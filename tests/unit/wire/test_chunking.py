@@ -17,6 +17,7 @@ from liftpy.core.replication.follower import FetchAssembly
 from liftpy.core.wire.batch import MAX_BATCH_BYTES, build_batch, parse_batch, parse_header
 from liftpy.core.wire.chunking import NOTHING, PIECE_BYTES, Assembly, Held, Piece, room_bytes
 from liftpy.errors import CorruptionError, ProtocolError
+from tests.long import examples
 
 
 def log_of(*values: bytes) -> Log:
@@ -57,7 +58,7 @@ def test_batch_fragments_of_another_batch_are_dropped_and_a_first_one_restarts()
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5)), max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_batch_fragments_in_any_order_give_only_whole_batches(arrivals: list[tuple[int, int]]) -> None:
     batches = [build_batch([b"x" * 300]), build_batch([b"y" * 350])]
     pieces = [pieces_of(batch, 100) for batch in batches]

@@ -12,6 +12,7 @@ from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, InboxRule, Subject
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from sidecar.runtime.settings import NodeSettings
+from tests.long import examples
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ BAD = (
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(st.sampled_from(GOOD + BAD) | st.binary(max_size=12).map(lambda tail: b"_INBOX." + tail), min_size=1, max_size=6)
 )

@@ -382,16 +382,6 @@ def refusal(acl: RequestAcl, sender: str, request: pb.ControlRequest) -> str:
 
 
 # ---- permissions of subjects --------------------------------------------------------------------------------------------
-_GUARDED = {
-    "createStream": "name",
-    "addPartitions": "name",
-    "deleteStream": "name",
-    "alterStream": "name",
-    "truncateBefore": "stream",
-    "purgeRecords": "stream",
-    "pausePartitions": "stream",
-}
-"""Kind of request -> its field with a stream name. The name must not be that of an internal stream."""
 RESERVED = "_liftpy"
 """Prefix of the names of internal streams. Only the cluster creates them, except the stream that operators use as a probe."""
 _NO_KIND = "a request of an unknown kind"
@@ -401,7 +391,8 @@ def _guarded(request: pb.ControlRequest) -> str:
     """Return why a request for an internal stream needs a confirmation, or '' if it needs none."""
     for part in (request, *(item.request for item in request.batch.requests)):
         name = part.WhichOneof("request") or ""
-        stream = getattr(getattr(part, name), _GUARDED[name]) if name in _GUARDED else ""
+        field = kind_of(part).names_stream
+        stream = getattr(getattr(part, name), field) if field else ""
         if is_internal(stream):
             return f"stream {shown(stream)} is internal, the cluster's own: {name} needs to say that it is meant (--internal)"
     return ""

@@ -18,7 +18,7 @@ again: 43 with (911, 0). Nothing is left to write.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -31,6 +31,7 @@ from liftpy.config import NS_PER_S
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata.controller.requests import AskedBy, changes_nothing, kind_of
+from liftpy.core.metadata.controller.streams import why_it_waits
 from liftpy.core.metadata.image import ClusterImage, NodeImage
 from liftpy.core.metadata.records import (
     ControllersChanged,
@@ -163,8 +164,35 @@ def event_text(event: dict[str, Any], *, named: bool = True) -> str:
     return " ".join(part for part in (what.replace("_", " "), where, change, str(event.get("detail", ""))) if part)
 
 
+class Causes:
+    """Causes of elections and ISR changes, by partition.
+
+    A request names the cause, and its election ends with a later entry of the log. A controller that restarts from a snapshot in
+    between does not know the cause. ``most``: maximum number of partitions.
+    """
+
+    def __init__(self, most: int = MOST_EVENTS) -> None:
+        self._most = most
+        self._of: dict[tuple[str, int], str] = {}
+
+    def note(self, stream: str, partition: int, cause: str) -> None:
+        """Remember the cause of the next election of a partition. Beyond the limit, forget the oldest cause."""
+        self._of.pop((stream, partition), None)
+        while len(self._of) >= self._most:
+            del self._of[next(iter(self._of))]
+        self._of[stream, partition] = cause
+
+    def of(self, stream: str, partition: int) -> str:
+        """Return the cause for a partition, or ''."""
+        return self._of.get((stream, partition), "")
+
+    def forget(self, stream: str, partition: int) -> None:
+        """Forget the cause, because the election has ended."""
+        self._of.pop((stream, partition), None)
+
+
 def events_of(
-    before: ClusterImage, entry: bytes, answer: bytes, records: Iterable[Record], index: int
+    before: ClusterImage, entry: bytes, answer: bytes, records: Iterable[Record], index: int, causes: Causes | None = None
 ) -> Iterator[ClusterEvent]:
     """Yield the events of the log entry ``index``. A read-only request has no events.
 
@@ -174,12 +202,16 @@ def events_of(
         answer: serialized result of the entry.
         records: changes of the entry.
         index: index of the entry in the metadata log.
+        causes: causes that earlier entries named. Default None: only the entry itself names causes.
     """
     try:
         request = pb.ControlRequest.FromString(entry)
     except DecodeError:
         return
-    for number, (kind, said) in enumerate(chain(_asked(before, request, answer), _done(before, records))):
+    known = Causes() if causes is None else causes
+    parts = [item.request for item in request.batch.requests] if request.HasField("batch") else [request]
+    named, whole = _causes_in(parts, request.sender, before)
+    for number, (kind, said) in enumerate(chain(_asked(before, request, answer), _done(before, records, known, named, whole))):
         yield ClusterEvent(index=index, number=number, time_ns=request.timeNs, kind=kind, **said)
 
 
@@ -245,7 +277,53 @@ def _subject_of_event(asked: Any) -> dict[str, Any]:
     return said
 
 
-def _done(before: ClusterImage, records: Iterable[Record]) -> Iterator[_Found]:
+def _why_isr_changes(asked: pb.ChangeIsr, before: ClusterImage) -> str:
+    """Return why a leader removes replicas from the ISR, '' if it only adds some."""
+    if asked.lost:
+        return f"{', '.join(asked.lost)} lost acknowledged records"
+    if asked.evicted:
+        return f"{asked.evicted} is not a replica any more"
+    held = _held(before, asked.stream, asked.uid, asked.partition)
+    left = sorted(set(held.isr) - set(asked.isr)) if held is not None else []
+    texts = {True: "is fenced", False: "fell behind the leader"}
+    return ", ".join(f"{one} {texts[one not in before.nodes or before.nodes[one].fenced]}" for one in left)
+
+
+def _causes_in(parts: Iterable[pb.ControlRequest], sender: str, before: ClusterImage) -> tuple[dict[tuple[str, int], str], str]:
+    """Return the causes that requests name for their partitions, and the cause for all other partitions and nodes of the entry."""
+    named: dict[tuple[str, int], str] = {}
+    whole = ""
+    for part in parts:
+        name = part.WhichOneof("request") or ""
+        asked = getattr(part, name, None)
+        match asked:
+            case pb.GiveUpLeadership():
+                named[asked.stream, asked.partition] = asked.reason
+            case pb.LeaveIsr():
+                named[asked.stream, asked.partition] = f"{asked.node}: {asked.reason}"
+            case pb.ReportLeader():
+                lacks = "lacks committed records" if asked.leaderLacks else f"cannot be reached by {asked.witness}"
+                named[asked.stream, asked.partition] = f"{asked.leader} {lacks}"
+            case pb.ChangeIsr():
+                named[asked.stream, asked.partition] = _why_isr_changes(asked, before)
+            case pb.PassOver():
+                named[asked.stream, asked.partition] = f"candidate {asked.candidate} made no progress"
+            case pb.ElectLeader():
+                named[asked.stream, asked.partition] = f"requested by {sender or 'an operator'}"
+            case pb.FenceNode():
+                times = before.session_times
+                silence = f"no heartbeat for {times.session_ms / 1000:g} s" if times is not None else "no heartbeat"
+                whole = f"{asked.nodeId} stopped" if sender == asked.nodeId else f"{asked.nodeId} sent {silence}"
+            case pb.RegisterNode():
+                whole = f"{asked.nodeId} started"
+            case pb.DrainNode():
+                whole = f"{asked.nodeId} stops"
+    return named, whole
+
+
+def _done(
+    before: ClusterImage, records: Iterable[Record], causes: Causes, named: Mapping[tuple[str, int], str], whole: str
+) -> Iterator[_Found]:
     partitions: dict[tuple[str, int], PartitionState | None] = {}
     nodes: dict[str, NodeImage | None] = {}
     controllers = before.controllers
@@ -253,10 +331,9 @@ def _done(before: ClusterImage, records: Iterable[Record]) -> Iterator[_Found]:
         match record:
             case StreamCreated(stream):
                 partitions.update({(stream.uid, one.partition): one for one in stream.partitions})
-                yield (
-                    "stream_created",
-                    {"stream": stream.name, "detail": f"{stream.partition_count} partitions on {stream.subject}"},
-                )
+                detail = f"{stream.partition_count} partitions on {stream.subject}"
+                waits = f", waits for nodes: {why_it_waits(before, stream)}" if stream.waiting else ""
+                yield "stream_created", {"stream": stream.name, "detail": (detail + waits)[:MOST_DETAIL_CHARS]}
             case StreamDeleted(name, _):
                 yield "stream_deleted", {"stream": name}
             case PartitionsAdded(stream_name, uid, added):
@@ -267,7 +344,7 @@ def _done(before: ClusterImage, records: Iterable[Record]) -> Iterator[_Found]:
             case NodeChanged(node):
                 known = nodes[node.node_id] if node.node_id in nodes else before.nodes.get(node.node_id)
                 nodes[node.node_id] = node
-                yield from _node(known, node)
+                yield from _node(known, node, whole)
             case NodeRemoved(node_id):
                 nodes[node_id] = None
                 yield "node_removed", {"node": node_id}
@@ -277,7 +354,13 @@ def _done(before: ClusterImage, records: Iterable[Record]) -> Iterator[_Found]:
                 partitions[key] = partition
                 if old is not None:
                     where = {"stream": stream_name, "partition": partition.partition}
-                    yield from ((kind, {**where, **said}) for kind, said in _partition(old, partition))
+                    place = (stream_name, partition.partition)
+                    cause = named.get(place, whole) or causes.of(*place)
+                    yield from ((kind, {**where, **said}) for kind, said in _partition(old, partition, cause))
+                    if partition.status is PartitionStatus.ONLINE:
+                        causes.forget(*place)
+                    elif cause:
+                        causes.note(*place, cause)
             case FeatureLevelSet(feature_level):
                 yield "feature_level_changed", {"was": str(before.feature_level), "now": str(feature_level)}
             case DefaultQuotaSet(quota):
@@ -294,7 +377,7 @@ def _held(image: ClusterImage, stream: str, uid: str, partition: int) -> Partiti
     return held.partitions[partition] if held is not None and held.uid == uid and partition < len(held.partitions) else None
 
 
-def _node(old: NodeImage | None, new: NodeImage) -> Iterator[_Found]:
+def _node(old: NodeImage | None, new: NodeImage, cause: str) -> Iterator[_Found]:
     said = {"node": new.node_id}
     if old is None or old.incarnation != new.incarnation:
         was = _process(old) if old is not None else ""
@@ -302,7 +385,11 @@ def _node(old: NodeImage | None, new: NodeImage) -> Iterator[_Found]:
         if old is not None and old.folder_id and new.folder_id != old.folder_id:
             yield "data_directory_lost", {**said, "detail": "the node came back with another data directory"}
     if old is not None and old.incarnation == new.incarnation and old.fenced != new.fenced:
-        yield ("node_fenced" if new.fenced else "node_unfenced"), said
+        yield (
+            ("node_fenced", {**said, "detail": cause.removeprefix(f"{new.node_id} ")})
+            if new.fenced
+            else ("node_unfenced", said)
+        )
     if old is not None and old.leaving != new.leaving:
         yield ("node_drain_started" if new.leaving else "node_drain_cancelled"), said
     if old is not None and (old.weight, old.rack) != (new.weight, new.rack):
@@ -317,17 +404,19 @@ def _place(node: NodeImage) -> str:
     return f"weight {node.weight:g}" + (f", rack {node.rack}" if node.rack else "")
 
 
-def _partition(old: PartitionState, new: PartitionState) -> Iterator[_Found]:
+def _partition(old: PartitionState, new: PartitionState, cause: str) -> Iterator[_Found]:
+    because = f", because {cause}" if cause else ""
     if new.unclean_elected and not old.unclean_elected:
         yield "unclean_election", {"now": new.leader, "detail": "the new leader may lack acknowledged records"}
     if new.status is PartitionStatus.OFFLINE and old.status is not PartitionStatus.OFFLINE:
-        yield "partition_offline", {"was": old.leader or old.last_leader}
+        yield "partition_offline", {"was": old.leader or old.last_leader, "detail": cause}
     elif new.status is PartitionStatus.ONLINE and (new.leaderships > old.leaderships or new.leader_epoch > old.leader_epoch):
         before = old.deposed or old.leader or old.last_leader
         kind = "leadership_transfer" if before and before != new.leader and before in new.isr else "election"
-        yield kind, {"was": before, "now": new.leader, "detail": f"epoch {new.leader_epoch}"}
+        yield kind, {"was": before, "now": new.leader, "detail": f"epoch {new.leader_epoch}{because}"[:MOST_DETAIL_CHARS]}
     if set(old.isr) != set(new.isr):
-        yield "isr_changed", {"was": " ".join(old.isr), "now": " ".join(new.isr)}
+        detail = cause[:MOST_DETAIL_CHARS] if set(old.isr) - set(new.isr) else ""
+        yield "isr_changed", {"was": " ".join(old.isr), "now": " ".join(new.isr), "detail": detail}
     if old.replicas != new.replicas:
         yield "replicas_changed", {"was": " ".join(old.replicas), "now": " ".join(new.replicas)}
     if old.pause is not new.pause:
@@ -345,6 +434,8 @@ class EventTrail:
         self._held: deque[ClusterEvent] = deque(maxlen=most)
         self._noted: deque[tuple[int, Iterator[ClusterEvent]]] = deque()
         self._most_noted = most_noted
+        self.causes = Causes()
+        """Causes of elections that have not ended."""
         self.index = 0
         """Index of the last entry whose events were derived."""
         self.begins = 0

@@ -211,6 +211,8 @@ class QuorumMember:
         self._own_proposals = 0
         self._probing: set[str] = set()
         self._probe_at_ns = 0
+        self._deadline_ns: int | None = None
+        """Monotonic time of the next duty, as of the last tick. None: no duty has a time."""
         self._asking: set[LeaderQuestion] = set()
         self._head_at_ns = 0
         self._step_is_proposed = False
@@ -271,6 +273,13 @@ class QuorumMember:
             decided += self._tick_active(now_ns, online)
         return decided
 
+    def rest_ns(self, now_ns: int) -> int:
+        """Return the time until a duty of the metadata leader is due, in nanoseconds, at most ``NS_PER_S``."""
+        deadline_ns = self._deadline_ns if self.is_active else None
+        if deadline_ns is None or deadline_ns <= now_ns:  # what is due already waits for the end of a proposal
+            return NS_PER_S
+        return min(deadline_ns - now_ns, NS_PER_S)
+
     def _take_over(self) -> list[Decision]:
         """Propose the barrier before the duties.
 
@@ -295,6 +304,8 @@ class QuorumMember:
             for request in self._duties.due(now_ns):
                 self._own_proposals += 1
                 decided.append(ProposedEntry(request, own=True))
+            deadline_ns = self._duties.next_deadline_ns()
+        self._deadline_ns = deadline_ns
         for barrier in barriers(view, self._own_proposals):
             self._own_proposals += 1
             decided.append(ProposedEntry(barrier, own=True))
@@ -308,13 +319,12 @@ class QuorumMember:
         if birth is not None:
             self._own_proposals += 1
             decided.append(ProposedEntry(birth, own=True))
-        decided += self._controller_change_step(now_ns)
+        decided += self._controller_change_step(now_ns, view)
         decided += self._feed_entries(now_ns)
         return decided
 
-    def _controller_change_step(self, now_ns: int) -> list[Decision]:
+    def _controller_change_step(self, now_ns: int, view: GroupView) -> list[Decision]:
         """Return the next step of a controller change, which any member may have started."""
-        view = self._log.view()
         if leader_must_transfer(view) and now_ns >= self._transfer_at_ns:
             self._transfer_at_ns = now_ns + TRANSFER_EVERY_NS
             return [TransferMetadataLeadership()]

@@ -50,6 +50,8 @@ class RequestKind:
     """True if requests of this kind change nothing, so that they need no deduplication."""
     batched: bool = False
     """True if the request concerns one partition and may be part of a batch. Other requests have their own log entry."""
+    names_stream: str = ""
+    """Field with a stream name that must not be that of an internal stream. '': the request may name any stream."""
     looked_at_first: bool = False
     """True if the metadata leader must know the sessions before it answers. A newly elected leader does not know them."""
 
@@ -80,15 +82,15 @@ REQUESTS: dict[str, RequestKind] = {
     "describeCluster": RequestKind(decide=_describe_cluster, asked_by=_BY.READERS, read_only=True),
     "describeStream": RequestKind(decide=_describe_stream, asked_by=_BY.READERS, read_only=True),
     "openGroups": RequestKind(decide=streams.open_groups, asked_by=_BY.READERS),
-    "createStream": RequestKind(decide=streams.create_stream, asked_by=_BY.OPERATORS),
-    "addPartitions": RequestKind(decide=streams.add_partitions, asked_by=_BY.OPERATORS),
-    "deleteStream": RequestKind(decide=streams.delete_stream, asked_by=_BY.OPERATORS),
+    "createStream": RequestKind(decide=streams.create_stream, asked_by=_BY.OPERATORS, names_stream="name"),
+    "addPartitions": RequestKind(decide=streams.add_partitions, asked_by=_BY.OPERATORS, names_stream="name"),
+    "deleteStream": RequestKind(decide=streams.delete_stream, asked_by=_BY.OPERATORS, names_stream="name"),
     "removeNode": RequestKind(decide=nodes.remove_node, asked_by=_BY.OPERATORS),
     "setNode": RequestKind(decide=nodes.set_node, asked_by=_BY.OPERATORS),
-    "alterStream": RequestKind(decide=streams.alter_stream, asked_by=_BY.OPERATORS),
-    "truncateBefore": RequestKind(decide=streams.truncate_before, asked_by=_BY.OPERATORS, batched=True),
-    "purgeRecords": RequestKind(decide=partitions.purge_records, asked_by=_BY.OPERATORS, batched=True),
-    "pausePartitions": RequestKind(decide=partitions.pause_partitions, asked_by=_BY.OPERATORS),
+    "alterStream": RequestKind(decide=streams.alter_stream, asked_by=_BY.OPERATORS, names_stream="name"),
+    "truncateBefore": RequestKind(decide=streams.truncate_before, asked_by=_BY.OPERATORS, names_stream="stream", batched=True),
+    "purgeRecords": RequestKind(decide=partitions.purge_records, asked_by=_BY.OPERATORS, names_stream="stream", batched=True),
+    "pausePartitions": RequestKind(decide=partitions.pause_partitions, asked_by=_BY.OPERATORS, names_stream="stream"),
     "reassign": RequestKind(decide=reassign.reassign, asked_by=_BY.OPERATORS, batched=True),
     "changeControllers": RequestKind(decide=nodes.change_controllers, asked_by=_BY.OPERATORS, looked_at_first=True),
     "setDefaultQuota": RequestKind(decide=settings.set_default_quota, asked_by=_BY.OPERATORS),

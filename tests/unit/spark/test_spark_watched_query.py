@@ -1,4 +1,4 @@
-"""What leaders tell a streaming query while its questions wait: each change is known, and nobody asks for each micro-batch."""
+"""Streaming queries whose requests wait at the leaders: they notice each change, and no micro-batch sends a request."""
 
 from __future__ import annotations
 

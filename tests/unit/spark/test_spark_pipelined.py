@@ -1,4 +1,4 @@
-"""Reading planned ranges over the line: each batch once, and the sure way for all that the line does not bring. No Spark here."""
+"""Pipelined requests of planned ranges: the node sends each batch once, and retries fetch all that is missing. No Spark here."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.nats import blocking_connection as line_module
 from liftpy.nats.blocking_connection import ConnectionClosedError
-from liftpy.spark import range_reader, retrying_fetch
+from liftpy.spark import range_reader
 from liftpy.spark.process_connection import Link
-from liftpy.spark.range_reader import read_range
-from liftpy.spark.retrying_fetch import FetchRules
+from liftpy.spark.range_reader import FetchRules, RetryingRequests
 from liftpy.spark.schema import left_out
 from tests.sim.fake_node import FakeNode
-from tests.unit.spark.test_spark_fetching import fill, offsets, planned
+from tests.unit.spark.test_spark_fetching import fill, offsets, planned, read_range
 
 
 @pytest.fixture(autouse=True)
-def surely(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """What is fetched the sure way, as [start, end); and nothing is known yet of how large records are."""
-    found: list[tuple[int, int]] = []
-    real = retrying_fetch.fetch_part
+def retried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the ends of spans that are fetched with retries, and forget the size of records."""
+    found: list[int] = []
+    real = RetryingRequests.fetch
 
-    def seen(*given: Any) -> Any:
-        found.append((given[3], given[4]))
-        return real(*given)
+    def seen(self: RetryingRequests, end: int) -> Any:
+        found.append(end)
+        return real(self, end)
 
-    monkeypatch.setattr(range_reader, "fetch_part", seen)
+    monkeypatch.setattr(RetryingRequests, "fetch", seen)
     range_reader._guesses.clear()
     return found
 
@@ -50,13 +49,13 @@ def sent_batches(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_fast_fetch_requests_each_batch_once_wherever_spans_end(
-    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, surely: list[tuple[int, int]]
+    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
     sizes = [random.Random(3).randint(50, 900) for _ in range(120)]
     fill(node.add_stream("orders"), sizes, value_bytes=300)
     sent, end = sent_batches(node, monkeypatch), sum(sizes) - 7
     assert offsets(link, planned(13, end)) == list(range(13, end))
-    assert not surely
+    assert not retried
     assert sorted(sent) == sorted(set(sent)), "a batch was sent twice"
 
 
@@ -69,7 +68,7 @@ def test_fast_fetch_returns_records_of_growing_size(link: Link, node: FakeNode) 
 
 
 def test_fast_fetch_uses_the_slow_path_for_batches_larger_than_an_answer(
-    link: Link, node: FakeNode, surely: list[tuple[int, int]]
+    link: Link, node: FakeNode, retried: list[int]
 ) -> None:
     stream = node.add_stream("orders")
     fill(stream, [10, 10, 10], value_bytes=20)
@@ -78,7 +77,7 @@ def test_fast_fetch_uses_the_slow_path_for_batches_larger_than_an_answer(
 
 
 def test_fast_fetch_whose_connection_ends_continues_on_the_slow_path(
-    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, surely: list[tuple[int, int]]
+    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
     fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
     reading = read_range(link, planned(0, 30_000), FetchRules())
@@ -89,7 +88,7 @@ def test_fast_fetch_whose_connection_ends_continues_on_the_slow_path(
     for pieces in reading:
         found += [record.offset for piece in pieces for record in piece.records()]
     assert found == list(range(30_000))
-    assert surely
+    assert retried
     assert link.line() is None, "it is not opened again at once"
     assert offsets(link, planned(0, 30_000)) == list(range(30_000))
     monkeypatch.setattr(link, "_line_after_s", 0.0)
@@ -97,13 +96,13 @@ def test_fast_fetch_whose_connection_ends_continues_on_the_slow_path(
 
 
 def test_fast_fetch_without_an_answer_continues_on_the_slow_path(
-    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, surely: list[tuple[int, int]]
+    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
     monkeypatch.setattr(range_reader, "ANSWER_S", 0.05)
     fill(node.add_stream("orders"), [1000] * 12, value_bytes=300)
     node.silent = {"n1"}
     assert offsets(link, planned(0, 12_000), FetchRules(patience_s=10.0)) == list(range(12_000))
-    assert surely[0][0] == 0
+    assert retried
     assert node.asked["n1"] < 8, "who does not answer is not asked for all of it"
 
 

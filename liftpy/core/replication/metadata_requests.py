@@ -1,0 +1,54 @@
+"""Makes the requests of a replica to the metadata group from its effects.
+
+An effect and its request use the same names: ``leader_epoch`` is ``leaderEpoch``. The request also names the partition and the
+sender. A new field needs a number in ``cluster.proto`` and a field of the effect, and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cache
+from typing import Any, cast
+
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication import effects as do
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.message_codec import wire_name
+
+Request = (
+    do.ProposeIsr | do.ReportLeader | do.LeaveIsr | do.GiveUpLeadership | do.StepAside | do.WakePartition | do.ReportPromotion
+)
+"""Effects that are requests to the metadata group."""
+_NAMES: dict[type, str] = {
+    do.ProposeIsr: "changeIsr",
+    do.ReportLeader: "reportLeader",
+    do.LeaveIsr: "leaveIsr",
+    do.GiveUpLeadership: "giveUpLeadership",
+    do.StepAside: "giveUpLeadership",
+    do.WakePartition: "wakePartition",
+    do.ReportPromotion: "reportPromotion",
+}
+_IDS = ("leader", "witness", "node", "candidate")
+"""Fields of requests with the node id of the sender, unless the effect has such a field."""
+_INCARNATIONS = ("incarnation", "witnessIncarnation", "candidateIncarnation")
+
+
+@cache
+def _fields_of(effect: Any) -> tuple[str, dict[str, str], list[str], list[str]]:
+    """Return the kind of the request, its fields with those of the effect, and its fields with id and incarnation of the sender."""
+    name = _NAMES[effect]
+    message: Any = pb.ControlRequest.DESCRIPTOR.fields_by_name[name].message_type
+    wire = message.fields_by_name
+    own = {wire_name(field.name): field.name for field in fields(effect) if wire_name(field.name) in wire}
+    return name, own, [field for field in _IDS if field in wire and field not in own], [f for f in _INCARNATIONS if f in wire]
+
+
+def request_of(effect: Request, key: PartitionKey, node_id: str, incarnation: int) -> pb.ControlRequest:
+    """Return the request of a replica of ``key`` on the node ``node_id``, whose process has ``incarnation``."""
+    name, own, ids, incarnations = _fields_of(cast(Any, type(effect)))
+    found: dict[str, Any] = {"stream": key.stream, "uid": key.uid, "partition": key.partition}
+    found |= dict.fromkeys(ids, node_id) | dict.fromkeys(incarnations, incarnation)
+    for field, attribute in own.items():
+        value = getattr(effect, attribute)
+        found[field] = sorted(value) if isinstance(value, frozenset) else dict(value) if isinstance(value, tuple) else value
+    return pb.ControlRequest(**cast(Any, {name: found}))

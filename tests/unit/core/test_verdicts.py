@@ -1,0 +1,40 @@
+"""Each verdict names a runbook, events and an alert that exist, and its alert has the same runbook."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from liftpy.core.metadata.controller import cluster_events
+from liftpy.core.metadata.image import INSUFFICIENT_NODES
+from liftpy.core.observe import node_events
+from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, verdict_of
+from liftpy.core.observe.verdicts import VERDICTS, reason
+
+ROOT = Path(__file__).resolve().parents[3]
+RULES = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))["groups"][0]["rules"]
+ALERTS = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in RULES}
+FACTS = dict.fromkeys(("who", "why", "since", "partitions"), "x")
+
+
+@pytest.mark.parametrize("word", VERDICTS)
+def test_verdict_has_a_runbook_events_and_an_alert_that_exist(word: str) -> None:
+    row = VERDICTS[word]
+    assert (ROOT / "docs" / "runbooks" / f"{row.runbook}.md").is_file()
+    assert row.events
+    assert set(row.events) <= {*cluster_events.KINDS, *node_events.KINDS}
+    assert ALERTS[row.alert] == f"docs/runbooks/{row.runbook}.md"
+    assert reason(word, **FACTS).line.startswith(f"{word}: ")
+
+
+def test_verdict_of_a_waiting_stream_has_the_word_of_its_state() -> None:
+    assert INSUFFICIENT_NODES in VERDICTS
+
+
+def test_verdict_of_a_cluster_orders_reasons_by_severity_then_by_the_table() -> None:
+    found = verdict_of([reason("repaired", why="x"), reason("silent", who="n1"), reason("offline", partitions="1 partition")])
+    assert (found.word, [one.word for one in found.reasons]) == (UNAVAILABLE, ["offline", "repaired", "silent"])
+    assert verdict_of([reason("silent", who="n1")]).word == DEGRADED
+    assert verdict_of([]).word == OK

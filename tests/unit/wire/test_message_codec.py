@@ -1,0 +1,34 @@
+"""A codec is derived from a dataclass and a message. The codecs of the image have their own tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.message_codec import MessageCodec
+
+
+@dataclass(frozen=True)
+class _Report:
+    node: str
+    number: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class _Short:
+    node: str
+
+
+@pytest.mark.parametrize(("kind", "field"), [(_Report, "reason"), (_Short, "number")])
+def test_codec_with_a_field_on_one_side_only_names_the_field(kind: type, field: str) -> None:
+    with pytest.raises(TypeError, match=field):
+        MessageCodec(kind, pb.PurgedBy)
+
+
+def test_codec_with_a_field_set_apart_ignores_the_field() -> None:
+    codec = MessageCodec(_Short, pb.PurgedBy, apart=("number",))
+    assert codec.from_pb(pb.PurgedBy(node="n1", number=7)) == _Short("n1")
+    assert codec.to_pb(_Short("n1")) == pb.PurgedBy(node="n1")
