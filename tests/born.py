@@ -43,5 +43,5 @@ def born_fsm(
 def registration(**fields: Any) -> pb.RegisterNode:
     """Return the registration of a node that speaks what this version speaks."""
     request = pb.RegisterNode(**fields)
-    SPOKEN.tell(request)
+    SPOKEN.write_to(request)
     return request

@@ -15,16 +15,16 @@ from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.placement_plans import PlacementOptions, PlacementPlan, plan_from_pb
 from liftpy.client.positions import Bounds, check_offset, check_partition, out_of_range, timestamp_ns
 from liftpy.client.progress import ReadProgress
-from liftpy.client.retrying import retrying
+from liftpy.client.retrying import retry_attempts
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.client.stream_info import PartitionInfo, StreamInfo
 from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
-from liftpy.core.base.ids import check_data_subject, check_name, check_new_stream, check_uid, is_internal, is_utf8, shown
+from liftpy.core.base.ids import check_data_subject, check_name, check_new_stream, check_uid, is_internal, is_utf8, quote
 from liftpy.core.base.partition import MoveReason, Pause
 from liftpy.core.base.renamed import SETTINGS
 from liftpy.core.metadata import codec
 from liftpy.core.metadata.codec import CONFIG, config_to_pb, quota_from_pb, times_from_pb
-from liftpy.core.metadata.feature_range import FeatureLevels, said
+from liftpy.core.metadata.feature_range import FeatureLevels, level_range_in
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, NodeImage, StreamImage
 from liftpy.core.metadata.request_limits import MAX_BATCH_BYTES, MAX_REQUEST_BYTES, SENT_TOGETHER
 from liftpy.core.wire._pb import cluster_pb2
@@ -223,7 +223,7 @@ class Admin(NodeRequests):
             await asyncio.sleep(min(left_s, _PLACED_POLL_S))
             stream = self._streams.cached[stream.name] = await self._requests.stream(stream.name)
         new = [partition.partition for partition in stream.partitions[first:] if partition.leader]
-        await asyncio.gather(*(self._led(stream, number, ready_s) for number in new))
+        await asyncio.gather(*(self._wait_for_leader(stream, number, ready_s) for number in new))
         return StreamInfo.of(stream)
 
     async def plan_stream(
@@ -816,7 +816,7 @@ class Admin(NodeRequests):
             request.weight = weight
         if rack is not None:
             if not is_utf8(rack):
-                raise ConfigError(f"Invalid rack {shown(rack)}. Use UTF-8 text.")
+                raise ConfigError(f"Invalid rack {quote(rack)}. Use UTF-8 text.")
             request.rack = rack
         if leaving is not None:
             request.leaving = leaving
@@ -904,7 +904,7 @@ class Admin(NodeRequests):
         """
         request = cluster_pb2.SetFeatureLevel(level=_count(level, "the feature level"), dryRun=True)
         found = (await self._requests.command(cluster_pb2.ControlRequest(setFeatureLevel=request))).levels
-        spoken = {n.nodeId: said(n) if n.maxLevel else None for n in found.nodes}
+        spoken = {n.nodeId: level_range_in(n) if n.maxLevel else None for n in found.nodes}
         return FeatureLevels(found.level, spoken, {n.nodeId: n.version for n in found.nodes}, tuple(found.reasons))
 
     async def set_feature_level(self, level: int) -> str:
@@ -1036,7 +1036,7 @@ class Admin(NodeRequests):
                 )  # they may have come back since: a last time
             await asyncio.sleep(0 if are_live else _LIVE_AGAIN_S)
 
-    async def _led(self, stream: StreamImage, partition: int, ready_s: float) -> None:
+    async def _wait_for_leader(self, stream: StreamImage, partition: int, ready_s: float) -> None:
         """Wait until the leader accepts messages, by its own answer, or by that of its node to clients without read
         permissions."""
         try:
@@ -1047,7 +1047,7 @@ class Admin(NodeRequests):
 
     async def _led_as_nodes_say(self, stream: StreamImage, partition: int, ready_s: float) -> None:
         before = json.dumps({"after": [stream.name, partition - 1]}).encode()
-        async for attempt in retrying(ready_s):
+        async for attempt in retry_attempts(ready_s):
             with attempt:
                 page = await self._status_page(stream.partitions[partition].leader, before, 1.0)
                 said: dict[str, Any] = next(
@@ -1132,8 +1132,10 @@ def differences(stream: StreamImage, subject: str, partitions: int, replicas: in
         pairs.append(("replicas", stream.replica_count, replicas))
     if config is not None:
         pairs += [(f.name, getattr(stream.config, f.name), getattr(config, f.name)) for f in fields(config)]
-    return [f"its {name} is {_shown(there)}, not {_shown(wanted)}" for name, there, wanted in pairs if there != wanted]
+    return [
+        f"its {name} is {_short_text(there)}, not {_short_text(wanted)}" for name, there, wanted in pairs if there != wanted
+    ]
 
 
-def _shown(value: object) -> str:
+def _short_text(value: object) -> str:
     return str(getattr(value, "value", value))

@@ -201,7 +201,7 @@ class NodeRequests:
             await client.admin.node_log_level("n1", "debug", for_s=60)
         """
         question = json.dumps({"level": level, "for_s": for_s}).encode()
-        return await self._asked(node_id, self._subjects.control_level(check_name(node_id, "node")), question, timeout_s)
+        return await self._ask_node(node_id, self._subjects.control_level(check_name(node_id, "node")), question, timeout_s)
 
     async def node_settings(self, node_id: str, timeout_s: float = 2.0) -> list[dict[str, Any]]:
         """Return all settings of a node, without secrets.
@@ -219,7 +219,7 @@ class NodeRequests:
             ProtocolError: The node's version is too old, or the node is still starting.
         """
         subject = self._subjects.status(check_name(node_id, "node"))
-        said = (await self._asked(node_id, subject, SETTINGS, timeout_s)).get("settings")
+        said = (await self._ask_node(node_id, subject, SETTINGS, timeout_s)).get("settings")
         if not isinstance(said, list):
             raise ProtocolError(
                 f"Node {node_id} does not report its settings. It has an older version, or it has not finished its "
@@ -243,7 +243,7 @@ class NodeRequests:
             ProtocolError: The answer cannot be read.
         """
         subject = self._subjects.control_settings(check_name(node_id, "node"))
-        return await self._asked(node_id, subject, RELOAD, timeout_s)
+        return await self._ask_node(node_id, subject, RELOAD, timeout_s)
 
     async def remove_data(self, node_id: str, directories: list[str], timeout_s: float = 30.0) -> dict[str, Any]:
         """Have a node remove directories of streams that the cluster does not know. Needs operator permissions.
@@ -262,7 +262,7 @@ class NodeRequests:
         """
         subject = self._subjects.control_settings(check_name(node_id, "node"))
         question = json.dumps({"remove_data": directories}).encode()
-        return await self._asked(node_id, subject, question, timeout_s)
+        return await self._ask_node(node_id, subject, question, timeout_s)
 
     async def node_events(self, node_id: str, after: int = -1, since_ns: int = 0, timeout_s: float = 2.0) -> dict[str, Any]:
         """Return events that a node has seen by itself, oldest first. Needs operator permissions.
@@ -282,7 +282,7 @@ class NodeRequests:
         """
         subject = self._subjects.control_settings(check_name(node_id, "node"))
         question = json.dumps({"node_events": {"after": after, "since_ns": since_ns}}).encode()
-        return await self._asked(node_id, subject, question, timeout_s)
+        return await self._ask_node(node_id, subject, question, timeout_s)
 
     async def note_records_read(self, node_id: str, stream: str, partition: int, query: str, timeout_s: float = 2.0) -> None:
         """Have a node keep the event that a person reads records of a stream. Needs operator permissions.
@@ -300,7 +300,7 @@ class NodeRequests:
         """
         subject = self._subjects.control_settings(check_name(node_id, "node"))
         asked = {"stream": stream, "partition": partition, "sender": self._subjects.principal, "query": query}
-        said = await self._asked(node_id, subject, json.dumps({"records_read": asked}).encode(), timeout_s)
+        said = await self._ask_node(node_id, subject, json.dumps({"records_read": asked}).encode(), timeout_s)
         if said.get("noted") is not True:
             raise UnavailableError(f"Node {node_id} cannot keep the audit event: {said.get('error')}. Upgrade the node.")
 
@@ -335,7 +335,7 @@ class NodeRequests:
         question = json.dumps({"after": list(after), "since_ns": since_ns}).encode()
         return object_of(controller, await self._transport.request(subject, question, timeout_s))
 
-    async def _asked(self, node_id: str, subject: str, question: bytes, timeout_s: float) -> dict[str, Any]:
+    async def _ask_node(self, node_id: str, subject: str, question: bytes, timeout_s: float) -> dict[str, Any]:
         """Ask one node. Raise NotFoundError if it does not answer because the cluster has no such node."""
         try:
             return object_of(node_id, await self._transport.request(subject, question, timeout_s))
@@ -365,7 +365,7 @@ class NodeRequests:
 
 
 @asynccontextmanager
-async def asking(
+async def connect_for_requests(
     servers: str | Sequence[str], namespace: str, *, credentials: Credentials, name: str, timeout_s: float
 ) -> AsyncIterator[NodeRequests]:
     """Connect, yield the requests, and close the connection at the end.

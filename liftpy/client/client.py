@@ -27,7 +27,7 @@ from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.multi_consumer import ManyConsumer, Place, Places, bounded_ahead
 from liftpy.client.partition_sender import ProducerOptions, Source, check_answers, name_for
 from liftpy.client.positions import Bounds, Position, Start, Until, check_partition, checked_until
-from liftpy.client.positions import resolved as _resolved
+from liftpy.client.positions import resolve_start as _resolved
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import Publisher
@@ -544,10 +544,10 @@ class Client:
             known = self._streams.cached.get(stream)
             address = subject_address(subject) if known is None else address_of(known, partition, subject)
         else:
-            address = address_of(await self._streams.known(stream, partition), partition)
+            address = address_of(await self._streams.cached_stream(stream, partition), partition)
 
         async def find() -> Address:
-            return address_of(await self._streams.described(stream), partition, subject)
+            return address_of(await self._streams.current_stream(stream), partition, subject)
 
         return self._made_by.publisher(self._transport, stream, partition, address, options, find=find)
 
@@ -594,14 +594,14 @@ class Client:
     async def _producer(
         self, stream: str, name: str, options: ProducerOptions, how: Partitioner, of: Source | None
     ) -> Producer:
-        known = await self._streams.described(check_published(stream))
+        known = await self._streams.current_stream(check_published(stream))
         addresses = [address_of(known, partition.partition) for partition in known.partitions]
         check_answers(known)
 
         async def find(partition: int) -> Address:
-            return address_of(await self._streams.described(stream), partition)
+            return address_of(await self._streams.current_stream(stream), partition)
 
-        read = None if of is None else of.position_in(await self._streams.described(check_name(of.stream, "stream")))
+        read = None if of is None else of.position_in(await self._streams.current_stream(check_name(of.stream, "stream")))
         made = self._made_by.producer(self._transport, stream, name, addresses, options, how, find, read)
         await made.open()
         return made

@@ -63,7 +63,7 @@ class Nearest:
             fit = self._fit(now)
         return node if node in fit or not fit else secrets.choice(fit)
 
-    def failed(self, node: str) -> None:
+    def note_failure(self, node: str) -> None:
         """Note a failure of the node: others are preferred for a while."""
         if node in self._near:
             self._away_until[node] = asyncio.get_running_loop().time() + AWAY_S

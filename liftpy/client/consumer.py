@@ -34,8 +34,8 @@ from liftpy.client.progress import (
     must_agree,
 )
 from liftpy.client.range_size import RangeFacts, RangeFiles, facts_of, files_of
-from liftpy.client.retrying import retrying
-from liftpy.core.base.ids import check_uid, shown
+from liftpy.client.retrying import retry_attempts
+from liftpy.core.base.ids import check_uid, quote
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import Record
@@ -127,7 +127,7 @@ class Teller:
                 self._say_at = now + _SAY_EVERY_S
                 logger.error("on_event has failed at %s: %r", event, error, exc_info=error)
 
-    def answered(self, node: str, records: int, size_bytes: int, took_s: float) -> None:
+    def report_answer(self, node: str, records: int, size_bytes: int, took_s: float) -> None:
         """Report an answer that was accepted, and a change of the answering node. An empty long poll is not reported."""
         if self._on_event is None:
             return
@@ -195,7 +195,7 @@ class ReadOptions:
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}. Choose a value in this range.")
         if self.isolation not in ("committed", "uncommitted"):
-            raise ConfigError(f"Invalid isolation {shown(str(self.isolation))}. Use committed or uncommitted.")
+            raise ConfigError(f"Invalid isolation {quote(str(self.isolation))}. Use committed or uncommitted.")
         if (self.near or self.nearest) and (self.node or not self.committed):
             raise ConfigError(
                 f"{'near' if self.near else 'nearest'} cannot be combined with node or with isolation='uncommitted'. "
@@ -277,7 +277,7 @@ class PartitionReader:
             CorruptionError: Every replica sent damaged records.
         """
         opinion = SecondOpinion()
-        async for attempt in retrying(self.options.patience_s, reads=True):
+        async for attempt in retry_attempts(self.options.patience_s, reads=True):
             with attempt:
                 if self._nearest is not None:
                     self.node = await self._nearest.instead_of(self.node)
@@ -287,7 +287,7 @@ class PartitionReader:
                 except LiftError as error:
                     self._teller.tell(EventKind.FAILED, asked, detail=f"{error.code}: {error}")
                     if self._nearest is not None:
-                        self._nearest.failed(asked)
+                        self._nearest.note_failure(asked)
                     raise
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
@@ -321,15 +321,15 @@ class PartitionReader:
                 "keys may look alive; continuing", self.stream, self.partition, progress.next_offset,
             )  # fmt: skip
         for piece in slices:
-            piece.batch.on_damage = self._damaged
+            piece.batch.on_damage = self._report_bad_batch
         self.node = self.options.node or progress.node
         if self._nearest is not None and progress.node != asked:  # others were asked, because it was silent
-            self._nearest.failed(asked)
+            self._nearest.note_failure(asked)
         records = sum(piece.record_count for piece in slices)
-        self._teller.answered(progress.node, records, len(answer), time.perf_counter() - asked_at)
+        self._teller.report_answer(progress.node, records, len(answer), time.perf_counter() - asked_at)
         return slices
 
-    def _damaged(self, error: CorruptionError) -> None:
+    def _report_bad_batch(self, error: CorruptionError) -> None:
         """Report a batch that is intact but cannot be decompressed: its writer made an error, not the disk."""
         self._transport.counters["batches that do not decompress"] += 1
         logger.warning("%s/%s: %s", self.stream, self.partition, error)
@@ -365,7 +365,7 @@ class PartitionReader:
         request.offset, request.waitMs = beyond, round(wait_s * 1000)
         if at_ns is not None:
             request.byTimestamp, request.timestamp = True, at_ns
-        head = await self._told(request, uid)
+        head = await self._ask_leader(request, uid)
         return bounds_of(head), head.nextOffset
 
     async def measure(
@@ -386,21 +386,21 @@ class PartitionReader:
         request = client_pb2.ReadRequest(boundsOnly=True, offset=start, rangeEnd=end, lastOffset=last[0], lastEpoch=last[1])
         request.borderBytes, request.borderRecords = every_bytes, every_records
         request.minHighWatermark = end - 1
-        return facts_of(await self._told(request, uid), start, end)
+        return facts_of(await self._ask_leader(request, uid), start, end)
 
     async def files(self, start: int, end: int, uid: str) -> RangeFiles:
         """Ask ``options.node`` for the files that hold a committed range."""
         request = client_pb2.ReadRequest(boundsOnly=True, offset=start, rangeEnd=end, asksFiles=True, minHighWatermark=end - 1)
-        return files_of(await self._told(request, uid))
+        return files_of(await self._ask_leader(request, uid))
 
-    async def _told(self, request: client_pb2.ReadRequest, uid: str) -> client_pb2.ReadResponse:
+    async def _ask_leader(self, request: client_pb2.ReadRequest, uid: str) -> client_pb2.ReadResponse:
         """Return the leader's answer to a question with ``boundsOnly``."""
         last = (request.lastOffset, request.lastEpoch)
         request.streamUid = check_uid(uid)
         if not request.HasField("rangeEnd"):
             request.minHighWatermark = -1
         node, opinion = self.options.node, SecondOpinion()
-        async for attempt in retrying(self.options.patience_s, reads=True):
+        async for attempt in retry_attempts(self.options.patience_s, reads=True):
             with attempt:
                 asked, node = node, self.options.node
                 request.stream, request.partition, request.requestId = self.stream, self.partition, secrets.randbits(_ID_BITS)
@@ -460,7 +460,7 @@ class PartitionReader:
 
         If a replica is silent for ``_HEDGE_S`` too long, or its answer was lost, the request is sent again, at most twice.
         """
-        payload, timeout_s = frames.sealed(request), wait_s + self.options.answer_timeout_s
+        payload, timeout_s = frames.seal(request), wait_s + self.options.answer_timeout_s
         group = self._subjects.read(self.stream, self.partition)
         named = self._subjects.read_from(self.stream, self.partition, node) if node else group
         elsewhere = (named,) if self.options.node else (group, group)
@@ -548,7 +548,7 @@ class Consumer:
     ) -> None:
         self._wanted = wanted
         self.backwards = backwards
-        start = positions.resolved(start, datetime.now(UTC))
+        start = positions.resolve_start(start, datetime.now(UTC))
         if isinstance(start, Position):
             after_epoch = 0 if backwards else start.leader_epoch
         elif not isinstance(after_epoch, int) or not 0 <= after_epoch < 1 << 63:
@@ -690,7 +690,7 @@ class Consumer:
             earlier.replace()
         self._iteration = None
         self._one = None
-        self._start, self._after_epoch = positions.resolved(start, datetime.now(UTC)), 0
+        self._start, self._after_epoch = positions.resolve_start(start, datetime.now(UTC)), 0
         if isinstance(self._start, Position) and not self.backwards:
             self._after_epoch = self._start.leader_epoch
         self.bounds = self._origin = self._fetched = self._handed_on.last = None
@@ -772,7 +772,7 @@ class Consumer:
             async for piece in client.consume("orders", until="end").batches():
                 print(piece.first_offset, piece.record_count)
         """
-        return self._begun(Iteration(self._ahead(), self._unfolding(whole), self._handed_on))
+        return self._begin(Iteration(self._ahead(), self._unfolding(whole), self._handed_on))
 
     def records(self) -> Iteration[Record]:
         """Iterate record by record.
@@ -784,7 +784,7 @@ class Consumer:
             ConfigError: Another iteration of this Consumer is running.
         """
         unfold = _newest_first if self.backwards else BatchSlice.records
-        return self._begun(Iteration(self._ahead(), self._unfolding(unfold), self._handed_on))
+        return self._begin(Iteration(self._ahead(), self._unfolding(unfold), self._handed_on))
 
     def _unfolding(self, unfold: Callable[[BatchSlice], Iterator[Item]]) -> Callable[[BatchSlice], Iterator[Item]]:
         return unfold
@@ -792,7 +792,7 @@ class Consumer:
     def __aiter__(self) -> Iteration[Record]:
         return self.records()
 
-    def _begun(self, iteration: Iteration[Item]) -> Iteration[Item]:
+    def _begin(self, iteration: Iteration[Item]) -> Iteration[Item]:
         """Return ``iteration`` unless another one is running. An abandoned one does not count."""
         earlier = self._iteration() if self._iteration is not None else None
         if earlier is not None:

@@ -88,7 +88,7 @@ class Cursor:
             NotFoundError: The stream was deleted, or deleted and created again.
             UnavailableError: The coordinator did not answer in time.
         """
-        at = await self._committed(partition)
+        at = await self._committed_position(partition)
         return None if at is None else at.position
 
     async def commit(self, position: int | Position, partition: int = 0) -> None:
@@ -160,7 +160,7 @@ class Cursor:
             async for record in await cursor.consume(until="end"):
                 print(record.value)
         """
-        at = await self._committed(partition)
+        at = await self._committed_position(partition)
         if at is not None:
             start = Position(at.uid, at.position, at.leaderEpoch if at.position else 0)
         consumer = self._client.consume(
@@ -177,7 +177,7 @@ class Cursor:
             raise self._made_again()
         return consumer
 
-    async def _committed(self, partition: int) -> pb.GroupPosition | None:
+    async def _committed_position(self, partition: int) -> pb.GroupPosition | None:
         key = await self._key(partition)
         query = pb.GroupQuery(group=self.name).SerializeToString()
         said = await self._client.services.query(GROUPS_SERVICE, query, partition=self._home, timeout_s=_TIMEOUT_S)

@@ -50,7 +50,7 @@ class NatsHeaders(dict[str, str]):
         return self._pairs  # type: ignore[return-value]
 
 
-def enveloped(
+def envelope_of(
     stream: str, partition: int, uid: str, value: bytes | None, key: bytes | None, headers: HeadersLike | None, ack: AckPolicy,
     *, runs: bool = False,
 ) -> bytes:  # fmt: skip
@@ -77,10 +77,10 @@ def enveloped(
             f"Cannot encode the message: {error}. value and key must be bytes or None, headers pairs of str and "
             "(str or bytes), ack an AckPolicy."
         ) from error
-    return frames.sealed(message)
+    return frames.seal(message)
 
 
-def promised(headers: HeadersLike | None, msg_id: str, expected_last: int | None) -> Pairs:
+def headers_with_conditions(headers: HeadersLike | None, msg_id: str, expected_last: int | None) -> Pairs:
     """Return the headers with the conditions of a publish: message id and expected last offset (-1: none).
 
     Raise ConfigError if one is invalid.
@@ -105,11 +105,11 @@ def promised(headers: HeadersLike | None, msg_id: str, expected_last: int | None
     return pairs
 
 
-def readdressed(payload: bytes, uid: str) -> bytes:
+def with_new_uid(payload: bytes, uid: str) -> bytes:
     """Return the envelope with the uid of a new stream incarnation."""
     message = frames.decode(payload, client_pb2.Message)
     message.streamUid = uid
-    return frames.sealed(message)
+    return frames.seal(message)
 
 
 def plain(value: bytes, headers: HeadersLike | None) -> tuple[bytes, NatsHeaders | None]:
@@ -184,9 +184,9 @@ class Addressing:
         if self._find is None or now < self._ask_at or (self.task is not None and not self.task.done()):
             return
         self._ask_at, self._wait_s = now + self._wait_s, min(self._wait_s * 2, _LONGEST_WAIT_S)
-        self.task = asyncio.create_task(self._doubted(), name="address of a stream")
+        self.task = asyncio.create_task(self._forget_address(), name="address of a stream")
 
-    async def _doubted(self) -> None:
+    async def _forget_address(self) -> None:
         try:
             await self.look()
         except (NotFoundError, ConfigError) as error:

@@ -98,7 +98,7 @@ class InFlight:
     """Time before which a quota does not accept the message."""
     refusal: LiftError | None = None
 
-    def refused(self, refusal: LiftError, now: float, after_s: float) -> None:
+    def schedule_retry(self, refusal: LiftError, now: float, after_s: float) -> None:
         """Schedule another attempt after ``after_s`` seconds. 0: after a pause that grows with each attempt."""
         self.refusal, self.not_before = refusal, now + after_s
         self.resend_at = now + (after_s or self.wait_s)

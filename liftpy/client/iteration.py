@@ -49,7 +49,7 @@ class ReadAhead:
         self._beginning: asyncio.Task[Fetch] | None = None
         """Task that opens the read. It continues if its waiter is canceled, and the next caller waits for it."""
         self._fetching: asyncio.Task[None] | None = None
-        self._forget: Callable[[], None] = _nothing
+        self._forget: Callable[[], None] = _do_nothing
         self._getting = False
         """``next`` waits for what comes."""
         self.ended = False
@@ -66,7 +66,7 @@ class ReadAhead:
             return None
         self._home.must_be_usable()
         if self._fetch is None:
-            self._fetch = await self._begun()
+            self._fetch = await self._start_fetching()
         if self.ended or self._fetch is None:  # closed meanwhile, by another task
             return None
         if self._fetching is None:
@@ -86,7 +86,7 @@ class ReadAhead:
         self._pieces.extend(found)
         return self._pieces.popleft()
 
-    async def _begun(self) -> Fetch | None:
+    async def _start_fetching(self) -> Fetch | None:
         """Return the fetch function, None after a close.
 
         The start asks a replica and continues beyond a short timeout of the caller.
@@ -160,7 +160,7 @@ class ReadAhead:
                 self._ready.get_nowait()
             self._ready.put_nowait(None)
         self._forget()
-        self._forget = _nothing
+        self._forget = _do_nothing
         beginning, self._beginning = self._beginning, None
         if beginning is not None and not beginning.get_loop().is_closed():
             beginning.get_loop().call_soon_threadsafe(beginning.cancel)
@@ -193,7 +193,7 @@ def _end_later(fetching: asyncio.Task[None]) -> None:
     ending.add_done_callback(_ending.discard)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 

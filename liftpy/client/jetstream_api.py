@@ -35,7 +35,7 @@ from liftpy.client.client import Client
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.positions import Bounds
 from liftpy.client.stream_info import StreamInfo
-from liftpy.core.base.ids import check_name, shown
+from liftpy.core.base.ids import check_name, quote
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.filters import MAX_SUBJECTS, Filter
@@ -145,7 +145,7 @@ def parse_question(rest: str, body: bytes) -> JsQuestion:
         raise JsRefusal(404, 10059, "stream not found")
     fields = _fields(kind, body)
     if kind in (Kind.NAMES, Kind.LIST, Kind.STREAM):
-        return _listing(kind, stream, partition, fields)
+        return _list_question(kind, stream, partition, fields)
     return _get(kind, stream, partition, fields)
 
 
@@ -157,7 +157,7 @@ def _stream(kind: Kind, name: str) -> tuple[str, int]:
     stream, _, number = name.partition(":")
     try:
         if number and not re.fullmatch("[1-9][0-9]{0,5}", number, re.ASCII):
-            raise ConfigError(f"Invalid stream {shown(name)}: after the colon, use a partition from 1 to 999999.")
+            raise ConfigError(f"Invalid stream {quote(name)}: after the colon, use a partition from 1 to 999999.")
         return check_name(stream, "stream"), int(number or 0)
     except LiftError:
         raise not_found(kind) from None
@@ -218,7 +218,7 @@ def _moment(kind: Kind, text: object) -> int:
     return min(max(at_ns, 0), _LAST_NS)  # years 1 and 9999 are before and after every record
 
 
-def _listing(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsQuestion:
+def _list_question(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsQuestion:
     if fields.get("subjects_filter") or fields.get("deleted_details"):
         raise _bad(kind, "bad request: subjects and deleted sequences are not listed here")
     subject = _subject(kind, fields["subject"]) if "subject" in fields else ""
@@ -303,7 +303,7 @@ def name_of(stream: str, partition: int) -> str:
     return f"{stream}:{partition}" if partition else stream
 
 
-def refused(kind: Kind, refusal: JsRefusal) -> JsAnswer:
+def rejection_answer(kind: Kind, refusal: JsRefusal) -> JsAnswer:
     """Return the answer for a rejection."""
     if kind in (Kind.DIRECT, Kind.NEXT):
         return status(refusal.code, refusal.text)
@@ -341,10 +341,10 @@ def page(kind: Kind, question: JsQuestion, total: int, items: Sequence[Any]) -> 
 def stream_info(place: JsPlace, now_ns: int) -> JsAnswer:
     """Return the information about one stream."""
     leader = {"cluster": {"leader": place.bounds.leader}} if place.bounds.leader else {}
-    return _json(Kind.STREAM, total=0, offset=0, limit=0, **described(place, now_ns), **leader)
+    return _json(Kind.STREAM, total=0, offset=0, limit=0, **describe_stream(place, now_ns), **leader)
 
 
-def described(place: JsPlace, now_ns: int) -> dict[str, Any]:
+def describe_stream(place: JsPlace, now_ns: int) -> dict[str, Any]:
     """Return configuration and state. ``messages`` includes records that compaction removed. ``bytes`` is unknown."""
     stream, partition, bounds = place.stream, place.partition, place.bounds
     config, count = stream.config, max(bounds.high_watermark + 1 - bounds.log_start_offset, 0)
@@ -473,17 +473,19 @@ class StatelessReads:
                 async for part in self._answers(question):
                     yield part
         except JsRefusal as refusal:
-            yield refused(kind, refusal)
+            yield rejection_answer(kind, refusal)
         except _Ends as end:
-            yield refused(kind, end.refusal)
+            yield rejection_answer(kind, end.refusal)
         except NotFoundError:
-            yield refused(kind, not_found(kind))
+            yield rejection_answer(kind, not_found(kind))
         except OffsetOutOfRangeError:  # retention was faster
-            yield refused(kind, _missing(kind))
+            yield rejection_answer(kind, _not_found(kind))
         except TimeoutError:
-            yield refused(kind, _late(kind, f"not found within {PATIENCE_S:g} s: say where to begin, or read with a consumer"))
+            yield rejection_answer(
+                kind, _late(kind, f"not found within {PATIENCE_S:g} s: say where to begin, or read with a consumer")
+            )
         except LiftError as error:
-            yield refused(kind, _late(kind, str(error)[:200]))
+            yield rejection_answer(kind, _late(kind, str(error)[:200]))
 
     async def _answers(self, question: JsQuestion) -> AsyncIterator[JsAnswer]:
         match question.kind:
@@ -522,7 +524,9 @@ class StatelessReads:
             return page(question.kind, question, len(found), names)
         asked = (self._place(stream, partition) for stream, partition in found[begin : begin + LIST_PAGE])
         now_ns = self.wall_ns()
-        return page(question.kind, question, len(found), [described(place, now_ns) for place in await asyncio.gather(*asked)])
+        return page(
+            question.kind, question, len(found), [describe_stream(place, now_ns) for place in await asyncio.gather(*asked)]
+        )
 
     async def _place(self, stream: StreamInfo, partition: int) -> JsPlace:
         bounds = await self.client.bounds(stream.name, partition, options=_OPTIONS)
@@ -584,12 +588,12 @@ class StatelessReads:
         else:
             start = await self._start(question)
             if start < bounds.log_start_offset and not wanted and question.start_ns is None:
-                raise _Ends(_missing(question.kind))
+                raise _Ends(_not_found(question.kind))
             found = await self._first(self._forwards(stream, partition, bounds, start, wanted))
             if found is not None and not wanted and question.start_ns is None and found.offset != start:
                 found = None  # compaction has dropped it
         if found is None:
-            raise _Ends(_missing(question.kind))
+            raise _Ends(_not_found(question.kind))
         yield direct(name, found, subject) if question.kind is Kind.DIRECT else message(found, subject)
 
     async def _start(self, question: JsQuestion) -> int:
@@ -616,7 +620,7 @@ class StatelessReads:
         finally:
             await _close(records)
         if not count:
-            raise _Ends(_missing(question.kind))
+            raise _Ends(_not_found(question.kind))
         yield status(204, "EOB", ("Nats-Num-Pending", pending), ("Nats-Last-Sequence", last))
 
     async def _newest_of_each(self, question: JsQuestion, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
@@ -643,7 +647,7 @@ class StatelessReads:
             await _close(records)
         chosen = sorted(found.values(), key=lambda record: record.offset)
         if not chosen:
-            raise _Ends(_missing(question.kind))
+            raise _Ends(_not_found(question.kind))
         limit = question.batch or len(chosen)
         last = 0
         for place, record in enumerate(chosen[:limit]):
@@ -662,7 +666,7 @@ class StatelessReads:
         return min(newest, question.up_to - 1) if question.up_to else newest
 
 
-def _missing(kind: Kind) -> JsRefusal:
+def _not_found(kind: Kind) -> JsRefusal:
     return JsRefusal(404, 0, "Message Not Found") if kind is Kind.DIRECT else _NO_MESSAGE
 
 

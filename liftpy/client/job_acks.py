@@ -107,7 +107,7 @@ class Settlements(Generic[J]):
 
     async def _tell_some(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
         lost: list[pb.LostRange] = []
-        alike = joined(settlements)
+        alike = combine_settlements(settlements)
         for at in range(0, len(alike), commands.MAX_SETTLEMENTS):
             lost += await self._say(alike[at : at + commands.MAX_SETTLEMENTS])
         return lost
@@ -117,7 +117,7 @@ def _size(told: _Telling[Any]) -> tuple[int, int]:
     return sum(len(one.ranges) for one in told.settlements), len(told.settlements)
 
 
-def joined(settlements: list[pb.Settlement]) -> list[pb.Settlement]:
+def combine_settlements(settlements: list[pb.Settlement]) -> list[pb.Settlement]:
     """Combine acknowledgments of one partition. If there are other settlements, or a record occurs twice, all stay separate."""
     parts: dict[tuple[str, str, int], list[tuple[int, int, int]]] = {}
     for one in settlements:

@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 
 from liftpy.client.closest_replica import this_host
-from liftpy.client.retrying import retrying
+from liftpy.client.retrying import retry_attempts
 from liftpy.core.metadata import codec
 from liftpy.core.metadata.describe import ClusterPages, StreamPages
 from liftpy.core.metadata.image import ClusterImage, StreamImage
@@ -140,7 +140,7 @@ class _Majority:
         """True if the last answer showed too few controllers for a majority."""
         return self._missing_since_s is not None
 
-    def said(self, cluster: cluster_pb2.ClusterDescription | None, now_s: float) -> None:
+    def add_answer(self, cluster: cluster_pb2.ClusterDescription | None, now_s: float) -> None:
         """Take an answer of a controller, or None for no answer. Raise NoMajorityError after ``MAJORITY_S`` without a
         majority.
         """
@@ -292,12 +292,12 @@ class MetadataRequests:
 
     async def _ask_on(self, subject: str, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
         request.operationId = secrets.token_bytes(OPERATION_ID_SIZE_BYTES)
-        payload = frames.sealed(request)
+        payload = frames.seal(request)
         give_up_at = asyncio.get_running_loop().time() + self.deadline_s
         nobody_since: float | None = None
         unanswered, least_s = None, min(_LEAST_S, self.deadline_s / 4)
         majority = _Majority()
-        async for attempt in retrying(self.deadline_s):
+        async for attempt in retry_attempts(self.deadline_s):
             with attempt:
                 left_s = give_up_at - asyncio.get_running_loop().time()
                 if unanswered is not None and left_s < least_s:
@@ -317,13 +317,13 @@ class MetadataRequests:
                     )
                     cluster = await self._controllers(left_s - ATTEMPT_S)
                     lone = cluster if cluster is not None and not cluster.metadataLeader else None
-                    majority.said(lone, asyncio.get_running_loop().time())
+                    majority.add_answer(lone, asyncio.get_running_loop().time())
                     raise unanswered from None
                 self._has_answered = True
-                response = self._decoded(answer, subject, request.operationId)
+                response = self._decode(answer, subject, request.operationId)
                 if self._is_behind(response, request, subject):
                     request.linearizable = True  # the metadata leader knows what this client was told
-                    payload = frames.sealed(request)
+                    payload = frames.seal(request)
                     raise UnavailableError(
                         "The node that answered is behind: it does not know yet what this client has already read. Retry later."
                     )
@@ -346,7 +346,7 @@ class MetadataRequests:
         majority, time = _Majority(), asyncio.get_running_loop().time
         while True:
             cluster = await self._controllers(_WHO_S)
-            majority.said(cluster, time())
+            majority.add_answer(cluster, time())
             if cluster is None and not is_patient:
                 return
             if cluster is not None and cluster.metadataLeader and not majority.is_down_or_drained:
@@ -361,8 +361,8 @@ class MetadataRequests:
         request.describeCluster.maxBytes = 1
         subject = self.subjects.info()
         try:
-            answer = await self.transport.request(subject, frames.sealed(request), min(_WHO_S, left_s))
-            response = self._decoded(answer, subject, request.operationId)
+            answer = await self.transport.request(subject, frames.seal(request), min(_WHO_S, left_s))
+            response = self._decode(answer, subject, request.operationId)
         except (UnavailableError, OutcomeUnknownError):
             return None
         return response.cluster if response.error == _Error.OK else None
@@ -388,7 +388,7 @@ class MetadataRequests:
                 "them, then start this client again."
             )
 
-    def _decoded(self, answer: bytes, subject: str, operation_id: bytes) -> cluster_pb2.ControlResponse:
+    def _decode(self, answer: bytes, subject: str, operation_id: bytes) -> cluster_pb2.ControlResponse:
         """Return the decoded answer.
 
         An unreadable or foreign answer says nothing, so the request is repeated under the same operation id.

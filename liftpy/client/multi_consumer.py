@@ -19,7 +19,7 @@ from liftpy.client.consumed import ConsumedBatch, ConsumedRecord, records_of
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.iteration import Following, Iteration
 from liftpy.client.positions import Position
-from liftpy.core.base.ids import check_name, is_internal, shown
+from liftpy.core.base.ids import check_name, is_internal, quote
 from liftpy.core.base.strict_json import load_json
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.nats.cancellation import end_tasks
@@ -94,7 +94,7 @@ def positions_from(text: str) -> dict[Place, Position]:
             for number, at in own.items()
         }
     except (ValueError, TypeError, AttributeError):
-        raise ConfigError(f"Invalid positions {shown(text)}. Pass the text of positions that a consumer returned.") from None
+        raise ConfigError(f"Invalid positions {quote(text)}. Pass the text of positions that a consumer returned.") from None
     return found
 
 

@@ -241,7 +241,7 @@ class PartitionQueue:
         ends = list(accumulate(sizes))
         shares, start = [], 0
         while start < len(values):
-            gathered = self._gathering(sizes[start])
+            gathered = self._batch_with_room(sizes[start])
             first = len(gathered.values)
             gathered.since = gathered.since if first else now
             taken = ends[start - 1] if start else 0
@@ -288,7 +288,7 @@ class PartitionQueue:
             return whole
         return start if self._open.values else bisect_right(positions, positions[start])
 
-    def _gathering(self, size_bytes: int) -> _Open:
+    def _batch_with_room(self, size_bytes: int) -> _Open:
         """Return the batch that takes ``size_bytes`` more."""
         gathered = self._open
         full = len(gathered.values) >= self._batch_records or gathered.size_bytes + size_bytes > self._batch_bytes
@@ -400,7 +400,7 @@ class PartitionQueue:
             self._pause_s = min(2 * self._pause_s, longest_s)
 
     # ---- answers -----------------------------------------------------------------------------------------------------
-    def placed(self, sequence: int, answer: BatchResult) -> list[tuple[ProducerBatch, BatchResult]]:
+    def acked(self, sequence: int, answer: BatchResult) -> list[tuple[ProducerBatch, BatchResult]]:
         """Process an ack. Return the batches whose publishers can be informed now, in order. It may answer any attempt."""
         parcel = next((parcel for parcel in self._parcels if parcel.sequence == sequence), None)
         if parcel is None:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from liftpy.client.encode_publish import Address, Addressing
 from liftpy.client.in_flight import PublishAck
 from liftpy.client.partition_queue import BatchResult, PartitionQueue, ProducerBatch, Refusal
-from liftpy.client.retrying import retrying
+from liftpy.client.retrying import retry_attempts
 from liftpy.client.write_epoch import PlanChangedError, Repeat, Round, offset_in, partitions_in
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.publish.digest import RollingDigest
@@ -220,7 +220,7 @@ class Receipt:
         self._index = index
 
     def __await__(self) -> Generator[Any, None, PublishAck]:
-        placed = yield from _settled(self._ticket).__await__()
+        placed = yield from _result_of(self._ticket).__await__()
         known = self._index < placed.known_records
         offset, epoch = _offset_of(placed, self._index), placed.leader_epoch
         return PublishAck(self._ticket.stream, self._ticket.partition, offset, epoch, known)
@@ -253,7 +253,7 @@ class ManyReceipt:
     async def _all(self) -> list[ManyAck]:
         acks = []
         for ticket, first, count in self._shares:
-            placed = await _settled(ticket)
+            placed = await _result_of(ticket)
             known = min(max(placed.known_records - first, 0), count)
             for start, end, duplicate in ((first, first + known, True), (first + known, first + count, False)):
                 if start < end:
@@ -262,7 +262,7 @@ class ManyReceipt:
         return acks
 
 
-async def _settled(ticket: BatchFuture) -> BatchResult:
+async def _result_of(ticket: BatchFuture) -> BatchResult:
     return await asyncio.shield(ticket.future)
 
 
@@ -316,7 +316,7 @@ class PartitionSender:
         self._failed = errand.failed
         self.partition = partition
         self.lane = lane
-        self.addressing = Addressing(address, find, self._moved, errand.failed)
+        self.addressing = Addressing(address, find, self._leader_moved, errand.failed)
         self.awake = asyncio.Event()
         self.newest: Any = None
         """BatchFuture of the batch that took the last record."""
@@ -381,7 +381,7 @@ class PartitionSender:
         return ticket
 
     async def _ask(self) -> client_pb2.ProducerState:
-        async for attempt in retrying(self._options.patience_s):
+        async for attempt in retry_attempts(self._options.patience_s):
             with attempt:
                 head = self._head()
                 head.askedProducer, head.producerSequence = self.lane.producer_id, self.lane.unanswered[0]
@@ -488,10 +488,10 @@ class PartitionSender:
         except ProtocolError as error:
             raise PublishRejectedError(str(error), "TOO_LARGE") from None
         except UnavailableError as error:
-            self._refused(parcel.sequence, parcel.attempt, Refusal.AGAIN, error, now)
+            self._batch_rejected(parcel.sequence, parcel.attempt, Refusal.AGAIN, error, now)
 
     # ---- answers -------------------------------------------------------------------------------------------------------
-    def answered(self, sequence: int, attempt: int, message: Any) -> None:
+    def process_answer(self, sequence: int, attempt: int, message: Any) -> None:
         """Process an answer to a batch."""
         now = asyncio.get_running_loop().time()
         if nobody_there(message):
@@ -500,22 +500,22 @@ class PartitionSender:
                 f"`liftpy status --stream {self._stream}`."
             )
             self.addressing.doubt()
-            self._refused(sequence, attempt, Refusal.AGAIN, error, now)
+            self._batch_rejected(sequence, attempt, Refusal.AGAIN, error, now)
             return
         ack = self._ack_in(message)
         if ack is None:
             return
         if ack.ackError == _Ack.OK:
             self.addressing.sure()
-            self._placed(sequence, ack)
+            self._batch_acked(sequence, ack)
             return
         if ack.ackError == _Ack.WRONG_STREAM or not ack.streamUid:
             self.addressing.doubt()
         refusal = _REFUSALS.get(ack.ackError, Refusal.FINAL)
         after_s = ack.retryAfterMs / 1000 if ack.ackError == _Ack.QUOTA else 0.0
-        self._refused(sequence, attempt, refusal, self._rejection(ack), now, ack.producer.nextSequence, after_s)
+        self._batch_rejected(sequence, attempt, refusal, self._rejection(ack), now, ack.producer.nextSequence, after_s)
 
-    def _placed(self, sequence: int, ack: _Ack) -> None:
+    def _batch_acked(self, sequence: int, ack: _Ack) -> None:
         offset = ack.offset
         if offset >= 0:  # of a record that is there, whichever of the batch it is
             self._acked = max(offset, self._acked[0] if self._acked else 0), ack.leaderEpoch
@@ -524,7 +524,7 @@ class PartitionSender:
             known, offset = 0, offset  # this process has sent it twice: to its publishers it was stored once, there
         elif ack.duplicate:
             offset = -1  # it was stored in other batches, perhaps, with others between them
-        for parcel, placed in self.lane.placed(sequence, BatchResult(offset, ack.leaderEpoch, known)):
+        for parcel, placed in self.lane.acked(sequence, BatchResult(offset, ack.leaderEpoch, known)):
             ticket: BatchFuture = parcel.ticket
             ticket.record_count = parcel.record_count
             if not ticket.future.done():
@@ -532,7 +532,7 @@ class PartitionSender:
             self._errand.left(parcel.size_bytes, parcel.record_count)
         self.awake.set()
 
-    def _refused(
+    def _batch_rejected(
         self, sequence: int, attempt: int, refusal: Refusal, error: LiftError, now: float, due: int = 0, after_s: float = 0.0
     ) -> None:
         self._refusal = error
@@ -562,5 +562,5 @@ class PartitionSender:
             f"{self._stream}/{self.partition} rejected the records: {reason} {ack.detail}".rstrip(), reason
         )
 
-    def _moved(self) -> None:
+    def _leader_moved(self) -> None:
         self._failed(NotFoundError(f"Stream {self._stream} was deleted and created again. Open the producer again."))

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, SupportsIndex
 
-from liftpy.core.base.ids import NO_OFFSET, shown
+from liftpy.core.base.ids import NO_OFFSET, quote
 from liftpy.errors import ConfigError, OffsetOutOfRangeError
 
 
@@ -75,7 +75,7 @@ class Position:
         """
         found = _POSITION_TEXT.fullmatch(text)
         if found is None:
-            raise ConfigError(f"Invalid position {shown(text)}. Give the text of a position, str(consumer.position()).")
+            raise ConfigError(f"Invalid position {quote(text)}. Give the text of a position, str(consumer.position()).")
         return cls(found[1], int(found[2]), int(found[3]))
 
 
@@ -197,28 +197,28 @@ def timestamp_ns(moment: datetime | SupportsIndex, name: str = "time") -> int:
         try:
             delta = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
         except OverflowError:  # year 1 or 9999, and a time zone
-            raise ConfigError(f"Invalid {name} {shown(str(moment))}. {_TIME_RANGE}") from None
+            raise ConfigError(f"Invalid {name} {quote(str(moment))}. {_TIME_RANGE}") from None
         found = ((delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds) * _NS_PER_US
     elif isinstance(moment, bool) or not hasattr(moment, "__index__"):
-        raise ConfigError(f"Invalid {name} {shown(repr(moment))}. Use a datetime, or nanoseconds since 1970 as an int.")
+        raise ConfigError(f"Invalid {name} {quote(repr(moment))}. Use a datetime, or nanoseconds since 1970 as an int.")
     else:
         found = operator.index(moment)
     if not _MIN_INT64 <= found <= _MAX_INT64:
-        raise ConfigError(f"Invalid {name} {shown(str(moment))}. {_TIME_RANGE}")
+        raise ConfigError(f"Invalid {name} {quote(str(moment))}. {_TIME_RANGE}")
     return found
 
 
 def check_offset(offset: SupportsIndex, name: str = "offset") -> int:
     """Return ``offset`` as an int from 0. Raise ConfigError that calls it ``name`` otherwise."""
     if isinstance(offset, bool) or not hasattr(offset, "__index__"):
-        raise ConfigError(f"Invalid {name} {shown(repr(offset))}. Use an offset, an int of 0 or more.")
+        raise ConfigError(f"Invalid {name} {quote(repr(offset))}. Use an offset, an int of 0 or more.")
     found = operator.index(offset)
     if not 0 <= found < _MAX_INT64:
-        raise ConfigError(f"Invalid {name} {shown(str(found))}. Use an offset from 0 to 2^63-2.")
+        raise ConfigError(f"Invalid {name} {quote(str(found))}. Use an offset from 0 to 2^63-2.")
     return found
 
 
-def resolved(start: Start, now: datetime) -> Start:
+def resolve_start(start: Start, now: datetime) -> Start:
     """Return ``start`` with texts parsed and durations turned into times.
 
     A negative number is a number of offsets before the end. NumPy integers are accepted.
@@ -244,7 +244,7 @@ def resolved(start: Start, now: datetime) -> Start:
         return start
     if isinstance(start, bool) or not hasattr(start, "__index__"):
         raise ConfigError(
-            f"Invalid start {shown(repr(start))}. Use 'earliest', 'latest', 'new', an offset, -1000 (1000 offsets "
+            f"Invalid start {quote(repr(start))}. Use 'earliest', 'latest', 'new', an offset, -1000 (1000 offsets "
             f"before the end), {_TIMES}, or a Position."
         )
     number = operator.index(start)
@@ -260,7 +260,7 @@ def checked_until(until: Until) -> Until:
         return until
     if isinstance(until, bool | str) or not hasattr(until, "__index__"):
         raise ConfigError(
-            f"Invalid until {shown(repr(until))}. Use 'end', the last offset to read, a datetime, or None to read forever."
+            f"Invalid until {quote(repr(until))}. Use 'end', the last offset to read, a datetime, or None to read forever."
         )
     number = operator.index(until)
     return number if number == NO_OFFSET else check_offset(number, "until")
@@ -295,7 +295,7 @@ def parse_start(text: str, now: datetime | None = None, name: str = "start") -> 
     moment = _moment(text, now, name)
     if moment is None:
         raise ConfigError(
-            f"Invalid {name} {shown(text)}. Use earliest, latest, new, an offset, -1000 (1000 offsets before the "
+            f"Invalid {name} {quote(text)}. Use earliest, latest, new, an offset, -1000 (1000 offsets before the "
             f"end), {_TIMES}."
         )
     return moment
@@ -326,7 +326,7 @@ def parse_until(text: str | None, now: datetime | None = None, name: str = "unti
         return int(text)
     moment = _moment(text, now, name)
     if moment is None:
-        raise ConfigError(f"Invalid {name} {shown(text)}. Use end, the last offset to read, {_TIMES}.")
+        raise ConfigError(f"Invalid {name} {quote(text)}. Use end, the last offset to read, {_TIMES}.")
     return moment
 
 
@@ -349,15 +349,15 @@ def _moment(text: str, now: datetime | None, name: str) -> datetime | None:
     except ValueError:
         return None
     except OverflowError:
-        raise ConfigError(f"Invalid {name} {shown(text)}. {_TIME_RANGE}") from None
+        raise ConfigError(f"Invalid {name} {quote(text)}. {_TIME_RANGE}") from None
     try:
         timestamp_ns(moment, name)
     except ConfigError:
-        raise ConfigError(f"Invalid {name} {shown(text)}. {_TIME_RANGE}") from None
+        raise ConfigError(f"Invalid {name} {quote(text)}. {_TIME_RANGE}") from None
     return moment
 
 
 def check_partition(partition: int) -> None:
     """Raise ConfigError unless ``partition`` is a partition number, 0 to 2^31-1."""
     if isinstance(partition, bool) or not hasattr(partition, "__index__") or not 0 <= partition <= _MAX_INT32:
-        raise ConfigError(f"Invalid partition {shown(repr(partition))}. Use an int of 0 or more.")
+        raise ConfigError(f"Invalid partition {quote(repr(partition))}. Use an int of 0 or more.")

@@ -38,7 +38,7 @@ from liftpy.client.partition_sender import (
     name_for,
 )
 from liftpy.client.write_epoch import Round
-from liftpy.core.base.ids import check_published, is_utf8, shown
+from liftpy.core.base.ids import check_published, is_utf8, quote
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.publish.jetstream_headers import first_refused
 from liftpy.core.wire.batch import ByteArray, RecordColumns
@@ -408,7 +408,7 @@ class Producer:
             raise ConfigError(
                 "A producer with a source needs the source position of each record. Use send_many(..., positions=)."
             )
-        pairs = _checked(headers) if headers else ()
+        pairs = _check_headers(headers) if headers else ()
         size_bytes = _size_of(value) + _size_of(key) + RECORD_BYTES
         if pairs:
             size_bytes += sum(len(name.encode()) + len(content) + RECORD_BYTES for name, content in pairs)
@@ -710,7 +710,7 @@ class Producer:
             return
         partition, sequence, attempt = map(int, found)
         if partition < len(self._courses):
-            self._courses[partition].answered(sequence, attempt, message)
+            self._courses[partition].process_answer(sequence, attempt, message)
 
     def _fail(self, error: LiftError) -> None:
         """Fail all batches. Sent but unanswered ones may be stored."""
@@ -752,7 +752,7 @@ class Producer:
 def _number_of(name: str) -> int:
     """Return the 64 bits by which leaders know a producer: of its name."""
     if not name or not is_utf8(name) or len(name.encode()) > MAX_NAME_BYTES:
-        raise ConfigError(f"Invalid id of a producer: {shown(name)}. Use 1 to {MAX_NAME_BYTES} bytes of UTF-8 text.")
+        raise ConfigError(f"Invalid id of a producer: {quote(name)}. Use 1 to {MAX_NAME_BYTES} bytes of UTF-8 text.")
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, person=b"liftpy-producer").digest(), "big") or 1
 
 
@@ -760,7 +760,7 @@ def _method_name(method: int) -> str:
     return PartitioningMethod(method).name.lower() if method in list(PartitioningMethod) else f"method {method}"
 
 
-def _checked(headers: HeadersLike) -> Pairs:
+def _check_headers(headers: HeadersLike) -> Pairs:
     pairs = pairs_of(headers)
     refused = first_refused(name for name, _ in pairs)
     if refused:
@@ -823,13 +823,13 @@ def open_producer(
 async def _open(
     transport: Transport, requests: MetadataRequests, stream: str, name: str, round: Round | None, options: ProducerOptions
 ) -> Producer:
-    known = await _described(requests, check_published(stream))
+    known = await _describe_stream(requests, check_published(stream))
     check_answers(known)
     if known.waiting:
         raise UnavailableError(f"Stream {stream} is not placed, because the cluster has too few nodes. Start more nodes.")
 
     async def find(partition: int) -> Address:
-        return _address(await _described(requests, stream), partition)
+        return _address(await _describe_stream(requests, stream), partition)
 
     addresses = [_address(known, partition.partition) for partition in known.partitions]
     made = Producer(transport, stream, name, addresses, options, "key", find, round)
@@ -837,7 +837,7 @@ async def _open(
     return made
 
 
-async def _described(requests: MetadataRequests, stream: str) -> StreamImage:
+async def _describe_stream(requests: MetadataRequests, stream: str) -> StreamImage:
     try:
         return await requests.stream(stream)
     except NotFoundError:  # who answered may be behind

@@ -439,9 +439,11 @@ class BackwardProgress(ReadProgress):
                 return []
             body = whole
         self.assembly.forget()
-        return self._taken(head, self._split(body, head.node), whole_answer=piece is None)
+        return self._take_batches(head, self._split(body, head.node), whole_answer=piece is None)
 
-    def _taken(self, head: client_pb2.ReadResponse, batches: list[RecordBatch], *, whole_answer: bool) -> list[BatchSlice]:
+    def _take_batches(
+        self, head: client_pb2.ReadResponse, batches: list[RecordBatch], *, whole_answer: bool
+    ) -> list[BatchSlice]:
         slices: list[BatchSlice] = []
         position, epoch = self.next_offset, self.leader_epoch
         taken_bytes = 0

@@ -22,7 +22,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, TypedDict, overload
 
-from liftpy.client.encode_publish import Address, Addressing, enveloped, plain, promised, readdressed
+from liftpy.client.encode_publish import Address, Addressing, envelope_of, headers_with_conditions, plain, with_new_uid
 from liftpy.client.in_flight import PROBE_S, PROBING_S, InFlight, MessageIds, PublishAck, PublishOptions, Window, is_final
 from liftpy.config import AckPolicy
 from liftpy.core.wire import frames
@@ -68,7 +68,7 @@ class FireAndForget:
         self._some = True
         give_up_at = asyncio.get_running_loop().time() + self._timeout_s
         if addressed or key is not None or value is None:
-            payload = enveloped(self._stream, self._partition, address.uid, value, key, headers, AckPolicy.NONE)
+            payload = envelope_of(self._stream, self._partition, address.uid, value, key, headers, AckPolicy.NONE)
             await self._transport.publish(address.subject, payload, give_up_at=give_up_at)
             return
         payload, nats_headers = plain(value, headers)
@@ -83,7 +83,7 @@ class FireAndForget:
             self._some = False
             self.raise_denied()
 
-    def denied(self, denial: NotAllowedError) -> None:
+    def remember_denial(self, denial: NotAllowedError) -> None:
         """Remember that NATS denies publishing."""
         if self._some:
             self._denied = denial
@@ -153,7 +153,7 @@ class Publisher:
         self._stream = stream
         self._partition = partition
         self._options = options
-        self._addressing = Addressing(address, find, self._moved, self._lost)
+        self._addressing = Addressing(address, find, self._use_new_address, self._connection_lost)
         self._ids = MessageIds()
         self._made: Ordinary | None = None
         self._window = Window(options.window, options.window_bytes)
@@ -403,7 +403,7 @@ class Publisher:
         """
         if ack is AckPolicy.NONE:
             if msg_id or expected_last is not None:
-                headers = promised(headers, msg_id, expected_last)
+                headers = headers_with_conditions(headers, msg_id, expected_last)
             await self.post(value, key=key, headers=headers)
             return None
         coming = await self.send(
@@ -483,8 +483,8 @@ class Publisher:
         expected_last: int | None,
     ) -> bytes:  # fmt: skip
         if msg_id or expected_last is not None:
-            headers = promised(headers, msg_id, expected_last)
-        return enveloped(self._stream, self._partition, uid, value, key, headers, ack, runs=True)
+            headers = headers_with_conditions(headers, msg_id, expected_last)
+        return envelope_of(self._stream, self._partition, uid, value, key, headers, ack, runs=True)
 
     def _form(self, uid: str, ack: AckPolicy) -> Ordinary:
         self._made = Ordinary(self._stream, self._partition, uid, ack, runs=True)
@@ -525,7 +525,7 @@ class Publisher:
             return False
         except BaseException:
             if number in self._in_flight:
-                self._done(number).cancel()
+                self._take_future(number).cancel()
             raise
         return number in self._in_flight  # not closed or given up meanwhile
 
@@ -541,7 +541,7 @@ class Publisher:
                     ),
                 )
                 return
-            message.payload, message.uid = readdressed(message.payload, address.uid), address.uid
+            message.payload, message.uid = with_new_uid(message.payload, address.uid), address.uid
         try:
             reply = f"{self._inbox}.{number}"
             await self._transport.write(address.subject, message.payload, reply, None, message.deadline)
@@ -592,11 +592,11 @@ class Publisher:
                 f"an ack on {self._addressing.address.subject} came from an older stream of this name, {ack.streamUid}"
             )
         elif ack.ackError == _Ack.OK:
-            self._stored(number, ack)
+            self._messages_stored(number, ack)
         elif waiting is not None:
             self._refusal(number, waiting, ack, other)
 
-    def _stored(self, first: int, ack: _Ack) -> None:
+    def _messages_stored(self, first: int, ack: _Ack) -> None:
         """Complete the first message of a run, and the following ones with the following offsets."""
         in_flight, refused, uid = self._in_flight, self._refused, ack.streamUid
         named, epoch, behind, duplicate = (ack.stream, ack.partition), ack.leaderEpoch, ack.offset - first, ack.duplicate
@@ -656,13 +656,13 @@ class Publisher:
             f"The NATS permissions of this user do not allow it to {what}. Change the permissions: `liftpy permissions "
             "--role publisher` prints them."
         )
-        self._posts.denied(denial)
+        self._posts.remember_denial(denial)
         if not is_publish:
             self._subscription = None  # the next one tries again
         for number in list(self._in_flight):  # what was sent while the right was there may be stored
             self._fail(number, OutcomeUnknownError(str(denial)) if self._has_right else denial)
 
-    def _moved(self) -> None:
+    def _use_new_address(self) -> None:
         """Use the address of the stream that was created again for rejected messages.
 
         Messages that may be stored are never sent to it.
@@ -673,7 +673,7 @@ class Publisher:
                 message.resend_at = asyncio.get_running_loop().time()
                 self._refused.add(number)
 
-    def _lost(self, error: LiftError) -> None:
+    def _connection_lost(self, error: LiftError) -> None:
         for number in list(self._in_flight):
             self._fail(number, error)
 
@@ -683,12 +683,12 @@ class Publisher:
         if number in self._in_flight:
             now = asyncio.get_running_loop().time()
             self._taken = self._taken and after_s > 0
-            message.refused(refusal, now, after_s)
+            message.schedule_retry(refusal, now, after_s)
             if not after_s and now < self._probing_until:
                 message.resend_at = min(message.resend_at, now + PROBE_S)
             self._refused.add(number)
 
-    def _done(self, number: int) -> asyncio.Future[PublishAck]:
+    def _take_future(self, number: int) -> asyncio.Future[PublishAck]:
         """Return the future of an answered or failed message. It is already done if its caller canceled it."""
         message = self._in_flight.pop(number)
         self._refused.discard(number)
@@ -705,7 +705,7 @@ class Publisher:
                 f"(message_id). Last error: {error}",
                 message.message_id.decode(),
             )
-        answer = self._done(number)
+        answer = self._take_future(number)
         if answer.done():
             return
         answer.set_exception(error)
@@ -723,7 +723,7 @@ class Publisher:
             self._check_server(now)
             if renewed.done():  # nobody knows what of the old connection has arrived
                 renewed = self._transport.reconnected
-                self._renewed(now)
+                self._resume_sending(now)
             elif now < self._probing_until and self._first_is_silent(now):
                 first = self._in_flight[self._first]
                 if first.known_until:  # the leader stores its id once: it goes again
@@ -743,7 +743,7 @@ class Publisher:
         elif now >= self._quiet_since + SILENT_S:
             self._transport.check_server()
 
-    def _renewed(self, now: float) -> None:
+    def _resume_sending(self, now: float) -> None:
         """Continue after a reconnect, or after a silence of the server: one message probes, the others follow."""
         self._probing_until = now + PROBING_S
         known = [number for number, message in self._in_flight.items() if message.known_until]

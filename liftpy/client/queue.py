@@ -32,7 +32,7 @@ from liftpy.client.job_acks import MAX_RANGES, Settlements, gaps, ranges_of, set
 from liftpy.client.positions import Bounds
 from liftpy.client.queue_log import QueueLog
 from liftpy.client.stream_info import StreamInfo
-from liftpy.core.base.ids import PartitionKey, check_name, check_published, is_utf8, shown
+from liftpy.core.base.ids import PartitionKey, check_name, check_published, is_utf8, quote
 from liftpy.core.groups import commands
 from liftpy.core.groups.commands import partition_of
 from liftpy.core.groups.queue import NO_KEY, key_digest
@@ -112,7 +112,7 @@ class NextKeys:
         at = self.start + len(self.digests)
         if at >= end:
             return
-        for one in await log.held(at, end):
+        for one in await log.spans_between(at, end):
             for offset, name in one.keys(at, end):
                 self._fill(offset)
                 self.digests.append(key_digest(name))
@@ -489,7 +489,7 @@ class Queue:
             try:
                 if coming is None:
                     tries += 1
-                    coming = self._bring(self._take_somewhere(max_records))
+                    coming = self._run_shielded(self._take_somewhere(max_records))
                 await asyncio.wait({coming})
                 if not coming.cancelled():
                     coming.result()
@@ -516,7 +516,7 @@ class Queue:
             self._pace.took(len(jobs), now_ns)
         return jobs
 
-    def _bring(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _run_shielded(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run ``work`` in its own task, because the caller may be canceled."""
         coming = self._coming = asyncio.create_task(work, name=f"records of {self.name}")
         coming.add_done_callback(self._brought)
@@ -622,7 +622,7 @@ class Queue:
         while True:
             bounds = place.log.bounds
             assert bounds is not None
-            asked = self._asked(place, wanted)
+            asked = self._take_request(place, wanted)
             if not self._options.order_by_key:
                 return await self._say(take=asked)
             await place.keys.read_on(place.log, bounds, wanted)
@@ -635,7 +635,7 @@ class Queue:
             if answer.granted or not moved or answer.takenBelow >= asked.logEnd:
                 return answer
 
-    def _asked(self, place: _Place, wanted: int) -> pb.TakeRecords:
+    def _take_request(self, place: _Place, wanted: int) -> pb.TakeRecords:
         options, key, bounds = self._options, place.key, place.log.bounds
         assert bounds is not None
         begin = bounds.end_offset if options.start == "new" and key in self._at_open else bounds.log_start_offset
@@ -814,7 +814,7 @@ class Queue:
         if not self._options.dead_letters:
             raise ConfigError('reject() needs a dead-letter stream. Set QueueOptions(dead_letters="STREAM").')
         if not is_utf8(reason) or not 0 < len(reason.encode()) <= commands.MAX_REASON_BYTES:
-            raise ConfigError(f"Invalid reason {shown(reason)}. Use 1 to {commands.MAX_REASON_BYTES} bytes of UTF-8 text.")
+            raise ConfigError(f"Invalid reason {quote(reason)}. Use 1 to {commands.MAX_REASON_BYTES} bytes of UTF-8 text.")
         await self._settle(pb.SETTLE_REJECT, list(jobs), reason=reason)
 
     async def _settle(self, kind: Any, jobs: list[Job], *, delay_s: float = 0.0, reason: str = "") -> None:
@@ -864,7 +864,7 @@ class Queue:
     async def _say_both(self, settle: pb.SettleRecords, place: _Place, take: pb.TakeRecords) -> pb.GroupAnswer | None:
         """Send both in one command. Return None if one was rejected. Acknowledgments may be repeated safely."""
         coming: asyncio.Future[pb.GroupAnswer | None] = asyncio.get_running_loop().create_future()
-        self._bring(self._receive_along(place, coming, _now_ns(), take.maxRecords))
+        self._run_shielded(self._receive_along(place, coming, _now_ns(), take.maxRecords))
         answer: pb.GroupAnswer | None = None
         try:
             answer = await self._say(settle=settle, take=take)
@@ -883,7 +883,7 @@ class Queue:
             place = self._places[0]
             self._places.rotate(-1)
             if place.log.has_more and place.is_due(now_ns):
-                return place, self._asked(place, min(max(ahead, self._wanted), commands.MAX_TAKE))
+                return place, self._take_request(place, min(max(ahead, self._wanted), commands.MAX_TAKE))
         return None
 
     async def _say(self, **what: Any) -> pb.GroupAnswer:

@@ -112,11 +112,11 @@ class QueueLog:
     async def records(self, start: int, end: int) -> list[Record]:
         """Return the existing records from ``start`` to ``end`` (exclusive)."""
         found: list[Record] = []
-        for one in await self.held(start, end):
+        for one in await self.spans_between(start, end):
             found += one.records(start, end)
         return found
 
-    async def held(self, start: int, end: int) -> list[ReadSpan]:
+    async def spans_between(self, start: int, end: int) -> list[ReadSpan]:
         """Return the spans from ``start`` to ``end`` (exclusive) in order, except deleted records."""
         found: list[ReadSpan] = []
         alone = start == self._read_below

@@ -10,7 +10,7 @@ FIRST_WAIT_S = 0.02
 LONGEST_WAIT_S = 0.5
 
 
-def retrying(patience_s: float, *, reads: bool = False) -> AsyncRetrying:
+def retry_attempts(patience_s: float, *, reads: bool = False) -> AsyncRetrying:
     """Attempts until one works, an error is final, or ``patience_s`` have passed (then the last error is raised).
 
     For what may be asked twice: reads, and changes under one operation id, which are applied once.

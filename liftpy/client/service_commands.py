@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from liftpy.client.encode_publish import MESSAGE_ID, Address
-from liftpy.client.retrying import retrying
-from liftpy.core.base.ids import is_utf8, shown
+from liftpy.client.retrying import retry_attempts
+from liftpy.core.base.ids import is_utf8, quote
 from liftpy.core.services.queries import ERROR_HEADER, NODE_HEADER
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -94,13 +94,13 @@ async def call(
     See ``Services.call``. ``find``: returns the address, cached or fresh.
     """
     if not is_utf8(command.message_id):
-        raise ConfigError(f"Invalid message id {shown(command.message_id)}. Use UTF-8 text.")
+        raise ConfigError(f"Invalid message id {quote(command.message_id)}. Use UTF-8 text.")
     message_id = command.message_id or secrets.token_hex(16)
     attempt_s, address = min(_ATTEMPT_S, timeout_s), None
     maybe_stored = doubtful = False
     async with contextlib.AsyncExitStack() as stack:
         answering: Answering | None = None
-        async for attempt in retrying(timeout_s):
+        async for attempt in retry_attempts(timeout_s):
             with attempt:
                 try:
                     if address is None:
@@ -109,7 +109,7 @@ async def call(
                         with contextlib.suppress(UnavailableError, OutcomeUnknownError, TimeoutError):  # nobody is there to ask
                             address = await asyncio.wait_for(find(True), attempt_s)
                     if answering is None:  # one for all attempts: the answer to an earlier one counts
-                        answering = await stack.enter_async_context(transport.expecting(address.subject, attempt_s))
+                        answering = await stack.enter_async_context(transport.expect_answer(address.subject, attempt_s))
                     return await _once(transport, address, command, message_id, attempt_s, answering)
                 except OutcomeUnknownError:
                     maybe_stored = doubtful = True
@@ -129,8 +129,8 @@ async def _once(
     subject = address.subject
     answer_to, answer = answering
     if answer.done():
-        return _read(answer.result(), command)
-    async with transport.expecting(subject, timeout_s) as (ack_to, ack):
+        return _read_answer(answer.result(), command)
+    async with transport.expect_answer(subject, timeout_s) as (ack_to, ack):
         message = client_pb2.Message(
             offset=-1,
             value=command.value,
@@ -165,7 +165,7 @@ async def _once(
                 f"Service {command.service} did not answer on {subject} within {timeout_s:g} s. Check that it runs "
                 "and that it replies to commands."
             ) from None
-        return _read(answer.result(), command)
+        return _read_answer(answer.result(), command)
 
 
 def _look_at(message: Any, subject: str, command: Command) -> None:
@@ -187,7 +187,7 @@ def _look_at(message: Any, subject: str, command: Command) -> None:
     raise PublishRejectedError(text, reason)
 
 
-def _read(message: Any, command: Command) -> CommandAnswer:
+def _read_answer(message: Any, command: Command) -> CommandAnswer:
     headers = dict(message.headers or {})
     who, offset = headers.get(SERVICE_HEADER), headers.get(OFFSET_HEADER, "")
     if who != command.service or not (offset.isascii() and offset.isdigit() and len(offset) <= 19):

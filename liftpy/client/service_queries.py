@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from liftpy.client.retrying import retrying
+from liftpy.client.retrying import retry_attempts
 from liftpy.core.base.ids import check_name
 from liftpy.core.services.queries import (
     AT_LEAST_HEADER,
@@ -98,7 +98,7 @@ async def ask(
     """Ask one instance, and repeat until it answers or ``timeout_s`` have passed."""
     subject = data_subject(subjects.service_query(check_name(service, "service")), partition)
     headers = None if at_least is None else {AT_LEAST_HEADER: str(at_least)}
-    async for attempt in retrying(timeout_s):
+    async for attempt in retry_attempts(timeout_s):
         with attempt:
             try:
                 answer = await transport.exchange(subject, query, min(_ATTEMPT_S, timeout_s), headers)
@@ -108,7 +108,7 @@ async def ask(
                     f"No process of service {service} answers queries of partition {partition}. Check the name, the partition and "
                     "--namespace, and that the service runs (`liftpy status`) and its class defines on_query."
                 ) from None
-            return _read(subject, partition, bytes(answer.data), dict(answer.headers or {}))
+            return _read_answer(subject, partition, bytes(answer.data), dict(answer.headers or {}))
     raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
 
@@ -119,7 +119,7 @@ async def _check_partition(transport: Transport, subjects: Subjects, service: st
     subject = data_subject(subjects.service_query(service), 0)
     try:
         answer = await transport.exchange(subject, query, _ATTEMPT_S, {AT_LEAST_HEADER: "0"})
-        partitions = _read(subject, 0, bytes(answer.data), dict(answer.headers or {})).partitions
+        partitions = _read_answer(subject, 0, bytes(answer.data), dict(answer.headers or {})).partitions
     except QueryFailedError as error:
         partitions = error.partitions
     except (UnavailableError, OutcomeUnknownError, ProtocolError, QueryRejectedError):
@@ -129,7 +129,7 @@ async def _check_partition(transport: Transport, subjects: Subjects, service: st
         raise NotFoundError(f"Service {service} has no partition {partition}. It has {which}.")
 
 
-def _read(subject: str, partition: int, data: bytes, headers: dict[str, str]) -> QueryAnswer:
+def _read_answer(subject: str, partition: int, data: bytes, headers: dict[str, str]) -> QueryAnswer:
     code, position = headers.get(ERROR_HEADER), headers.get(POSITION_HEADER, "")
     count = headers.get(PARTITIONS_HEADER, "")
     partitions = int(count) if count.isascii() and count.isdigit() and len(count) <= _MAX_DIGITS else 0

@@ -124,7 +124,7 @@ class Services:
         elif key is not None:
             place = partition_of(key, len((await self._streams.stream(stream)).partitions))
         else:
-            place = _only_partition(await self._streams.known(stream, 0))
+            place = _only_partition(await self._streams.cached_stream(stream, 0))
         check_partition(place)
 
         async def find(refresh: bool) -> Address:

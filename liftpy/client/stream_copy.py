@@ -199,7 +199,7 @@ class _Course:
             self._news.clear()
             while len(self._receipts) < len(self._parts):
                 receipt = await self._send(producer, self._parts[len(self._receipts)])
-                acknowledged = asyncio.create_task(_acknowledged(receipt))
+                acknowledged = asyncio.create_task(_wait_for_ack(receipt))
                 acknowledged.add_done_callback(lambda _: self._news.set())
                 self._receipts.append(acknowledged)
             with contextlib.suppress(TimeoutError):
@@ -231,5 +231,5 @@ class _Course:
         return self._key.partition % count if key is None else partition_of(key, count)
 
 
-async def _acknowledged(receipt: ManyReceipt) -> None:
+async def _wait_for_ack(receipt: ManyReceipt) -> None:
     await receipt

@@ -17,7 +17,7 @@ from liftpy.client.iteration import Iteration
 from liftpy.client.metadata_requests import MetadataRequests
 from liftpy.client.positions import check_partition
 from liftpy.client.progress import ReadProgress
-from liftpy.core.base.ids import check_name, is_utf8, shown
+from liftpy.core.base.ids import check_name, is_utf8, quote
 from liftpy.core.base.partition import PartitionState
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.core.wire.subjects import data_subject, matcher
@@ -44,7 +44,7 @@ class StreamDirectory:
         found = self.cached[name] = await self.requests.stream(check_name(name, "stream"))
         return found
 
-    async def known(self, stream: str, partition: int, *, refresh: bool = False) -> StreamImage:
+    async def cached_stream(self, stream: str, partition: int, *, refresh: bool = False) -> StreamImage:
         """Return the stream from the cache, or from the metadata group if the partition may be new.
 
         Args:
@@ -54,10 +54,10 @@ class StreamDirectory:
         """
         known = self.cached.get(stream)
         if refresh or known is None or partition >= len(known.partitions):
-            known = await self.described(stream)
+            known = await self.current_stream(stream)
         return known
 
-    async def described(self, stream: str) -> StreamImage:
+    async def current_stream(self, stream: str) -> StreamImage:
         """Return the current stream.
 
         Simultaneous callers share one request. Raises NotFoundError and the errors of requests.
@@ -86,7 +86,7 @@ class StreamDirectory:
             partition: Number of the partition.
             refresh: If True, skip the cache. Default False.
         """
-        return address_of(await self.known(stream, partition, refresh=refresh), partition)
+        return address_of(await self.cached_stream(stream, partition, refresh=refresh), partition)
 
     def reader(self, stream: str, partition: int, options: ReadOptions | None = None) -> PartitionReader:
         """Return a reader of one partition."""
@@ -96,7 +96,7 @@ class StreamDirectory:
         chosen = options or ReadOptions()
 
         async def now() -> PartitionState:
-            return partition_state(await self.described(stream), partition)
+            return partition_state(await self.current_stream(stream), partition)
 
         nearest = Nearest(chosen.near, now, self.requests.nodes_near) if chosen.near or chosen.nearest else None
         return self.factories.reader(self.requests.transport, self.requests.subjects, stream, partition, chosen, now, nearest)
@@ -122,7 +122,7 @@ def subject_address(subject: str, uid: str = "", answers: bool = True, window_s:
     if any(token in ("*", ">") for token in subject.split(".")):
         raise ConfigError(f"Cannot publish on {subject}, because it has wildcards. Name one subject (subject=, --subject).")
     if not is_utf8(subject):
-        raise ConfigError(f"Subject {shown(subject)} is not UTF-8 text. Use a subject of UTF-8 characters.")
+        raise ConfigError(f"Subject {quote(subject)} is not UTF-8 text. Use a subject of UTF-8 characters.")
     return Address(subject, uid, answers, window_s)
 
 

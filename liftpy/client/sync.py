@@ -186,7 +186,7 @@ def _named(call: Callable[_P, _T], method: Callable[..., Any]) -> Callable[_P, _
     return call
 
 
-def _documented(method: Callable[..., Any]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+def _copy_docstring(method: Callable[..., Any]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """Return a decorator that gives a method the docstring of ``method``."""
 
     def with_text(call: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -196,7 +196,7 @@ def _documented(method: Callable[..., Any]) -> Callable[[Callable[_P, _T]], Call
     return with_text
 
 
-def _waiting(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]) -> Callable[Concatenate[Any, _P], _T]:
+def _sync_method(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]) -> Callable[Concatenate[Any, _P], _T]:
     """Return a method that waits for the coroutine ``method`` and returns its result."""
     name = method.__name__
 
@@ -350,7 +350,7 @@ class SyncPublisher(_Closable[Publisher]):
     in_flight = _Attribute[int](Publisher.in_flight)
     in_flight_bytes = _Attribute[int](Publisher.in_flight_bytes)
     send = _waiting_as(SyncReceipt[PublishAck], Publisher.send)
-    post = _waiting(Publisher.post)
+    post = _sync_method(Publisher.post)
     if TYPE_CHECKING:
 
         @overload
@@ -363,9 +363,9 @@ class SyncPublisher(_Closable[Publisher]):
         def publish(self, value: bytes | None, *, ack: AckPolicy, **fields: Unpack[MessageFields]) -> PublishAck | None: ...
         def publish(self, value: bytes | None, **how: Any) -> PublishAck | None: ...
     else:
-        publish = _waiting(Publisher.publish)
-    flush = _waiting(Publisher.flush)
-    close = _waiting(Publisher.close)
+        publish = _sync_method(Publisher.publish)
+    flush = _sync_method(Publisher.flush)
+    close = _sync_method(Publisher.close)
 
 
 class SyncProducer(_Closable[Producer]):
@@ -397,9 +397,9 @@ class SyncProducer(_Closable[Producer]):
     send = _waiting_as(SyncReceipt[PublishAck], Producer.send)
     send_many = _waiting_as(SyncReceipt[list[ManyAck]], Producer.send_many)
     send_columns = _waiting_as(SyncReceipt[list[ManyAck]], Producer.send_columns)
-    end_round = _waiting(Producer.end_round)
-    flush = _waiting(Producer.flush)
-    close = _waiting(Producer.close)
+    end_round = _sync_method(Producer.end_round)
+    flush = _sync_method(Producer.flush)
+    close = _sync_method(Producer.close)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -428,13 +428,13 @@ class SyncConsumer(_Synchronous[Consumer]):
     bounds = _Attribute[Bounds | None]("Bounds of the partition when reading began. None before the first answer.")
     passed_offset = _Attribute[int | None](Consumer.passed_offset)
     has_missed_tombstones = _Attribute[bool](Consumer.has_missed_tombstones)
-    begin = _waiting(Consumer.begin)
-    getone = _waiting(Consumer.getone)
-    getmany = _waiting(Consumer.getmany)
-    lag = _waiting(Consumer.lag)
+    begin = _sync_method(Consumer.begin)
+    getone = _sync_method(Consumer.getone)
+    getmany = _sync_method(Consumer.getmany)
+    lag = _sync_method(Consumer.lag)
     batches = _iterating(Consumer.batches)
 
-    @_documented(Consumer.position)
+    @_copy_docstring(Consumer.position)
     def position(self) -> Position:
         behind = self._loop.run(self._wrapped.position())
         if self._last is None:
@@ -442,12 +442,12 @@ class SyncConsumer(_Synchronous[Consumer]):
         offset = self._last.offset + (not self.backwards)
         return Position(behind.uid, offset, 0 if self.backwards else self._last.leader_epoch)
 
-    @_documented(Consumer.seek)
+    @_copy_docstring(Consumer.seek)
     def seek(self, start: Start) -> None:
         self._rest, self._last = iter(()), None
         self._loop.run(self._wrapped.seek(start))
 
-    @_documented(Consumer.records)
+    @_copy_docstring(Consumer.records)
     def records(self) -> Iterator[Record]:
         return iter(self)
 
@@ -484,12 +484,12 @@ class SyncManyConsumer(_Closable[ManyConsumer]):
     pause = _calling(ManyConsumer.pause)
     resume = _calling(ManyConsumer.resume)
     batches = _iterating(ManyConsumer.batches)
-    next = _waiting(ManyConsumer.next)
-    next_record = _waiting(ManyConsumer.next_record)
-    positions = _waiting(ManyConsumer.positions)
-    positions_text = _waiting(ManyConsumer.positions_text)
-    lag = _waiting(ManyConsumer.lag)
-    close = _waiting(ManyConsumer.aclose)
+    next = _sync_method(ManyConsumer.next)
+    next_record = _sync_method(ManyConsumer.next_record)
+    positions = _sync_method(ManyConsumer.positions)
+    positions_text = _sync_method(ManyConsumer.positions_text)
+    lag = _sync_method(ManyConsumer.lag)
+    close = _sync_method(ManyConsumer.aclose)
 
     def __enter__(self) -> Self:
         self._loop.run(self._wrapped.__aenter__())
@@ -517,10 +517,10 @@ class SyncCursor(_Closable[Cursor]):
 
     name = _Attribute[str]("Name of the cursor.")
     stream = _Attribute[str]("Name of the stream.")
-    fetch = _waiting(Cursor.fetch)
-    commit = _waiting(Cursor.commit)
+    fetch = _sync_method(Cursor.fetch)
+    commit = _sync_method(Cursor.commit)
     consume = _waiting_as(SyncConsumer, Cursor.consume)
-    close = _waiting(Cursor.close)
+    close = _sync_method(Cursor.close)
 
 
 # ---- groups and queues -----------------------------------------------------------------------------------------------
@@ -544,11 +544,11 @@ class SyncGroup(_Closable[Group]):
     counters = _Attribute[Counter[str]]("Counters of errors that the member retried, by kind.")
     generation_of = _calling(Group.generation_of)
     batches = _iterating(Group.batches)
-    take = _waiting(Group.take)
+    take = _sync_method(Group.take)
     finished = _calling(Group.finished)
-    into = _waiting(Group.into)
-    commit = _waiting(Group.commit)
-    close = _waiting(Group.close)
+    into = _sync_method(Group.into)
+    commit = _sync_method(Group.commit)
+    close = _sync_method(Group.close)
 
     def __iter__(self) -> Iterator[ConsumedRecord]:
         while (found := self._wrapped.next_fetched() or self._next()) is not None:
@@ -576,17 +576,17 @@ class SyncJob(_Synchronous[Job]):
     deliveries = _Attribute[int]("Number of deliveries, this one included.")
     lease = _Attribute[int]("Number of this delivery at the coordinator.")
     until_ns = _Attribute[int]("Monotonic time at which another worker may receive the record, in nanoseconds.")
-    ack = _waiting(Job.ack)
-    nack = _waiting(Job.nack)
-    extend = _waiting(Job.extend)
-    reject = _waiting(Job.reject)
+    ack = _sync_method(Job.ack)
+    nack = _sync_method(Job.nack)
+    extend = _sync_method(Job.extend)
+    reject = _sync_method(Job.reject)
 
 
 def _settling(
     method: Callable[Concatenate[Any, Iterable[Job], _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate[Any, Iterable[SyncJob], _P], _T]:
     """Return a method that waits for the coroutine ``method``, which settles jobs."""
-    settle: Callable[..., _T] = _waiting(method)
+    settle: Callable[..., _T] = _sync_method(method)
 
     def call(self: SyncQueue, jobs: Iterable[SyncJob], /, *arguments: _P.args, **named: _P.kwargs) -> _T:
         return settle(self, [job._wrapped for job in jobs], *arguments, **named)
@@ -619,7 +619,7 @@ class SyncQueue(_Closable[Queue]):
     nack = _settling(Queue.nack)
     extend = _settling(Queue.extend)
     reject = _settling(Queue.reject)
-    close = _waiting(Queue.close)
+    close = _sync_method(Queue.close)
 
     def __iter__(self) -> Iterator[SyncJob]:
         for job in _iterate(self._loop, self._wrapped):
@@ -638,47 +638,47 @@ class SyncAdmin(_Synchronous[Admin]):
         client.admin.alter_stream("orders", retention_age_s=86_400)
     """
 
-    create_stream = _waiting(Admin.create_stream)
-    until_ready = _waiting(Admin.until_ready)
-    plan_stream = _waiting(Admin.plan_stream)
-    stream = _waiting(Admin.stream)
-    list_streams = _waiting(Admin.list_streams)
-    alter_stream = _waiting(Admin.alter_stream)
-    add_partitions = _waiting(Admin.add_partitions)
-    plan_partitions = _waiting(Admin.plan_partitions)
-    delete_stream = _waiting(Admin.delete_stream)
-    truncate_before = _waiting(Admin.truncate_before)
-    purge = _waiting(Admin.purge)
-    pause = _waiting(Admin.pause)
-    resume = _waiting(Admin.resume)
-    elect_leader = _waiting(Admin.elect_leader)
-    reassign = _waiting(Admin.reassign)
-    reassign_all = _waiting(Admin.reassign_all)
-    set_node = _waiting(Admin.set_node)
-    reset_node = _waiting(Admin.reset_node)
-    remove_node = _waiting(Admin.remove_node)
-    change_controllers = _waiting(Admin.change_controllers)
-    feature_levels = _waiting(Admin.feature_levels)
-    set_feature_level = _waiting(Admin.set_feature_level)
-    default_quota = _waiting(Admin.default_quota)
-    set_default_quota = _waiting(Admin.set_default_quota)
-    session_times = _waiting(Admin.session_times)
-    set_session_times = _waiting(Admin.set_session_times)
-    describe_cluster = _waiting(Admin.describe_cluster)
-    node_status = _waiting(Admin.node_status)
-    node_health = _waiting(Admin.node_health)
-    node_glance = _waiting(Admin.node_glance)
-    ask_node = _waiting(Admin.ask_node)
-    check_node = _waiting(Admin.check_node)
-    node_ids = _waiting(Admin.node_ids)
-    watch_majority = _waiting(Admin.watch_majority)
-    check_majority = _waiting(Admin.check_majority)
-    node_log_level = _waiting(Admin.node_log_level)
-    node_settings = _waiting(Admin.node_settings)
-    reload_settings = _waiting(Admin.reload_settings)
-    remove_data = _waiting(Admin.remove_data)
-    controller_ids = _waiting(Admin.controller_ids)
-    cluster_events = _waiting(Admin.cluster_events)
+    create_stream = _sync_method(Admin.create_stream)
+    until_ready = _sync_method(Admin.until_ready)
+    plan_stream = _sync_method(Admin.plan_stream)
+    stream = _sync_method(Admin.stream)
+    list_streams = _sync_method(Admin.list_streams)
+    alter_stream = _sync_method(Admin.alter_stream)
+    add_partitions = _sync_method(Admin.add_partitions)
+    plan_partitions = _sync_method(Admin.plan_partitions)
+    delete_stream = _sync_method(Admin.delete_stream)
+    truncate_before = _sync_method(Admin.truncate_before)
+    purge = _sync_method(Admin.purge)
+    pause = _sync_method(Admin.pause)
+    resume = _sync_method(Admin.resume)
+    elect_leader = _sync_method(Admin.elect_leader)
+    reassign = _sync_method(Admin.reassign)
+    reassign_all = _sync_method(Admin.reassign_all)
+    set_node = _sync_method(Admin.set_node)
+    reset_node = _sync_method(Admin.reset_node)
+    remove_node = _sync_method(Admin.remove_node)
+    change_controllers = _sync_method(Admin.change_controllers)
+    feature_levels = _sync_method(Admin.feature_levels)
+    set_feature_level = _sync_method(Admin.set_feature_level)
+    default_quota = _sync_method(Admin.default_quota)
+    set_default_quota = _sync_method(Admin.set_default_quota)
+    session_times = _sync_method(Admin.session_times)
+    set_session_times = _sync_method(Admin.set_session_times)
+    describe_cluster = _sync_method(Admin.describe_cluster)
+    node_status = _sync_method(Admin.node_status)
+    node_health = _sync_method(Admin.node_health)
+    node_glance = _sync_method(Admin.node_glance)
+    ask_node = _sync_method(Admin.ask_node)
+    check_node = _sync_method(Admin.check_node)
+    node_ids = _sync_method(Admin.node_ids)
+    watch_majority = _sync_method(Admin.watch_majority)
+    check_majority = _sync_method(Admin.check_majority)
+    node_log_level = _sync_method(Admin.node_log_level)
+    node_settings = _sync_method(Admin.node_settings)
+    reload_settings = _sync_method(Admin.reload_settings)
+    remove_data = _sync_method(Admin.remove_data)
+    controller_ids = _sync_method(Admin.controller_ids)
+    cluster_events = _sync_method(Admin.cluster_events)
     allow_internal = _calling(Admin.allow_internal)
 
 
@@ -693,11 +693,11 @@ class SyncGroups(_Synchronous[Groups]):
         print(client.groups.list())
     """
 
-    stream = _waiting(Groups.stream)
-    list = _waiting(Groups.list)
-    describe = _waiting(Groups.describe)
-    reset = _waiting(Groups.reset)
-    delete = _waiting(Groups.delete)
+    stream = _sync_method(Groups.stream)
+    list = _sync_method(Groups.list)
+    describe = _sync_method(Groups.describe)
+    reset = _sync_method(Groups.reset)
+    delete = _sync_method(Groups.delete)
 
 
 class SyncQueues(_Synchronous[Queues]):
@@ -711,9 +711,9 @@ class SyncQueues(_Synchronous[Queues]):
         print(client.queues.list())
     """
 
-    list = _waiting(Queues.list)
-    describe = _waiting(Queues.describe)
-    delete = _waiting(Queues.delete)
+    list = _sync_method(Queues.list)
+    describe = _sync_method(Queues.describe)
+    delete = _sync_method(Queues.delete)
 
 
 class SyncCursors(_Synchronous[Cursors]):
@@ -727,10 +727,10 @@ class SyncCursors(_Synchronous[Cursors]):
         print(client.cursors.list())
     """
 
-    list = _waiting(Cursors.list)
-    describe = _waiting(Cursors.describe)
-    set = _waiting(Cursors.set)
-    delete = _waiting(Cursors.delete)
+    list = _sync_method(Cursors.list)
+    describe = _sync_method(Cursors.describe)
+    set = _sync_method(Cursors.set)
+    delete = _sync_method(Cursors.delete)
 
 
 class SyncServices(_Synchronous[Services]):
@@ -744,8 +744,8 @@ class SyncServices(_Synchronous[Services]):
         print(client.services.query("bank", b'{"account": "a"}').value)
     """
 
-    query = _waiting(Services.query)
-    call = _waiting(Services.call)
+    query = _sync_method(Services.query)
+    call = _sync_method(Services.call)
 
 
 class SyncClient(_Synchronous[Client]):
@@ -791,10 +791,10 @@ class SyncClient(_Synchronous[Client]):
         self.close()
 
     counters = _Attribute[dict[str, int]](Client.counters)
-    create_stream = _waiting(Client.create_stream)
-    stream = _waiting(Client.stream)
-    bounds = _waiting(Client.bounds)
-    offset_at = _waiting(Client.offset_at)
+    create_stream = _sync_method(Client.create_stream)
+    stream = _sync_method(Client.stream)
+    bounds = _sync_method(Client.bounds)
+    offset_at = _sync_method(Client.offset_at)
     consume = _calling_as(SyncConsumer, Client.consume)
     consume_many = _calling_as(SyncManyConsumer, Client.consume_many)
     read_range = _iterating(Client.read_range)
@@ -826,7 +826,7 @@ class SyncClient(_Synchronous[Client]):
         ) -> PublishAck | None: ...
         def publish(self, stream: str, value: bytes | None, **how: Any) -> PublishAck | None: ...
     else:
-        publish = _waiting(Client.publish)
+        publish = _sync_method(Client.publish)
     publisher = _waiting_as(SyncPublisher, Client.publisher)
     producer = _waiting_as(SyncProducer, Client.producer)
     group = _waiting_as(SyncGroup, Client.group)
@@ -881,10 +881,10 @@ def connect(
             nats, namespace, credentials=credentials, name=name, timeout_s=timeout_s, trace=trace, **nats_options
         )
 
-    return waiting(opened)
+    return sync_client_of(opened)
 
 
-def waiting(opened: Callable[[], Coroutine[Any, Any, Client]]) -> SyncClient:
+def sync_client_of(opened: Callable[[], Coroutine[Any, Any, Client]]) -> SyncClient:
     """Return a synchronous client for the client that ``opened`` connects, in a thread of its own.
 
     Args:
@@ -894,9 +894,9 @@ def waiting(opened: Callable[[], Coroutine[Any, Any, Client]]) -> SyncClient:
     try:
         return SyncClient(loop, loop.run(opened()))
     except BaseException:
-        loop.end(_nothing)
+        loop.end(_do_nothing)
         raise
 
 
-async def _nothing() -> None:
+async def _do_nothing() -> None:
     pass

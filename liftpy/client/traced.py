@@ -51,7 +51,7 @@ class Sending:
     def __init__(self, span: trace.Span) -> None:
         self._span = span
 
-    def ended(self, error: BaseException | None = None, **attributes: AttributeValue) -> None:
+    def end_span(self, error: BaseException | None = None, **attributes: AttributeValue) -> None:
         """End the span: stored or failed. ``attributes``: names without the prefix ``liftpy.``."""
         for name, value in attributes.items():
             self._span.set_attribute(f"liftpy.{name}", value)
@@ -60,7 +60,7 @@ class Sending:
             self._span.set_status(trace.StatusCode.ERROR, str(error))
         self._span.end()
 
-    def counted(self, records: int) -> None:
+    def set_record_count(self, records: int) -> None:
         """Set the number of records in the batch."""
         self._span.set_attribute("messaging.batch.message_count", records)
 
@@ -81,7 +81,7 @@ class ClientSpans:
         return False
 
     def can_receive(self) -> bool:
-        """Return whether a span ``received`` is possible."""
+        """Return whether a span ``record_delivery`` is possible."""
         return self._read.has(1, time.monotonic_ns())
 
     def not_received(self) -> None:
@@ -95,7 +95,7 @@ class ClientSpans:
         around = trace.get_current_span().get_span_context()
         if (bears and own is None) or (around.is_valid and not around.trace_flags.sampled):
             return pairs, None
-        said, links = _said("send", stream, partition), () if own is None else (own,)
+        said, links = _span_attributes("send", stream, partition), () if own is None else (own,)
         span = self._span(self._sent, f"send {stream}", trace.SpanKind.PRODUCER, said, links)
         made = around if span is None else span.get_span_context()
         if made.is_valid and made.trace_flags.sampled:
@@ -104,12 +104,16 @@ class ClientSpans:
             )
         return pairs, None if span is None else Sending(span)
 
-    def received(
+    def record_delivery(
         self, stream: str, partition: int, created: Sequence[TraceContext], arrived_ns: int, offset: int, count: int
     ) -> None:
         """Record the delivery of a batch whose records have these contexts. ``arrived_ns``: wall clock."""
         if created:
-            said = {**_said("receive", stream, partition), "messaging.batch.message_count": count, "liftpy.offset": offset}
+            said = {
+                **_span_attributes("receive", stream, partition),
+                "messaging.batch.message_count": count,
+                "liftpy.offset": offset,
+            }
             span = self._span(self._read, f"receive {stream}", trace.SpanKind.CONSUMER, said, created, arrived_ns or None)
             if span is not None:
                 span.end()
@@ -125,7 +129,7 @@ class ClientSpans:
         if not created:
             yield None
             return
-        said = {**_said("process", stream, partition), "liftpy.offset": offset}
+        said = {**_span_attributes("process", stream, partition), "liftpy.offset": offset}
         if count is not None:
             said["messaging.batch.message_count"] = count
         span = self._span(self._read, f"process {stream}", trace.SpanKind.CONSUMER, said, created)
@@ -164,7 +168,7 @@ class ClientSpans:
         return trace.set_span_in_context(trace.NonRecordingSpan(_remote(created[0])), now)
 
 
-def _said(operation: str, stream: str, partition: int) -> dict[str, Any]:
+def _span_attributes(operation: str, stream: str, partition: int) -> dict[str, Any]:
     return {
         "messaging.system": "nats",
         "messaging.operation.name": operation,
@@ -198,9 +202,9 @@ class TracedPublisher(Publisher):
         try:
             coming = await sending
         except BaseException as error:
-            span.ended(error)
+            span.end_span(error)
             raise
-        coming.add_done_callback(partial(_answered, span))
+        coming.add_done_callback(partial(_end_with_ack, span))
         return coming
 
     async def post(self, value: bytes | None, *, headers: HeadersLike | None = None, **as_given: Any) -> None:
@@ -210,22 +214,22 @@ class TracedPublisher(Publisher):
             await super().post(value, headers=pairs, **as_given)
         except BaseException as error:
             if span is not None:
-                span.ended(error)
+                span.end_span(error)
             raise
         if span is not None:
-            span.ended()
+            span.end_span()
 
 
-def _answered(span: Sending, coming: asyncio.Future[PublishAck]) -> None:
+def _end_with_ack(span: Sending, coming: asyncio.Future[PublishAck]) -> None:
     if coming.cancelled():
-        span.ended(asyncio.CancelledError("the application canceled the wait for the ack"))
+        span.end_span(asyncio.CancelledError("the application canceled the wait for the ack"))
         return
     error = getattr(coming, "_exception", None)  # to ask for it would count as having looked at it
     if error is not None:
-        span.ended(error)
+        span.end_span(error)
     else:
         ack = coming.result()
-        span.ended(offset=ack.offset, leader_epoch=ack.leader_epoch)
+        span.end_span(offset=ack.offset, leader_epoch=ack.leader_epoch)
 
 
 class TracedProducer(Producer):
@@ -240,26 +244,26 @@ class TracedProducer(Producer):
 
     def _lane(self, partition: int, producer_id: int) -> PartitionQueue:
         lane = super()._lane(partition, producer_id)
-        lane.begun = partial(self._begun, partition, self.name.startswith(ANONYMOUS))
+        lane.begun = partial(self._begin_span, partition, self.name.startswith(ANONYMOUS))
         return lane
 
-    def _begun(self, partition: int, may_mark: bool, ticket: BatchFuture, pairs: Pairs) -> Pairs:
+    def _begin_span(self, partition: int, may_mark: bool, ticket: BatchFuture, pairs: Pairs) -> Pairs:
         marked, span = self._spans.sending(self._stream, partition, pairs)
         if span is not None:
-            ticket.future.add_done_callback(partial(_landed, span, ticket))
+            ticket.future.add_done_callback(partial(_end_with_batch, span, ticket))
         return marked if may_mark else pairs
 
 
-def _landed(span: Sending, ticket: BatchFuture, coming: asyncio.Future[BatchResult]) -> None:
+def _end_with_batch(span: Sending, ticket: BatchFuture, coming: asyncio.Future[BatchResult]) -> None:
     if ticket.record_count:
-        span.counted(ticket.record_count)
+        span.set_record_count(ticket.record_count)
     if coming.cancelled():
-        span.ended(asyncio.CancelledError("the application canceled the wait for the ack"))
+        span.end_span(asyncio.CancelledError("the application canceled the wait for the ack"))
     elif (error := coming.exception()) is not None:
-        span.ended(error)
+        span.end_span(error)
     else:
         placed = coming.result()
-        span.ended(offset=placed.offset, leader_epoch=placed.leader_epoch)
+        span.end_span(offset=placed.offset, leader_epoch=placed.leader_epoch)
 
 
 class TracedReader(PartitionReader):
@@ -281,10 +285,10 @@ class TracedConsumer(Consumer):
         super().__init__(*arguments, **named)
 
     def _unfolding(self, unfold: Callable[[BatchSlice], Iterator[Item]]) -> Callable[[BatchSlice], Iterator[Item]]:
-        return _noting(self._spans, self._reader.stream, self._reader.partition, unfold)
+        return _record_deliveries(self._spans, self._reader.stream, self._reader.partition, unfold)
 
 
-def _noting(
+def _record_deliveries(
     spans: ClientSpans, stream: str, partition: int, unfold: Callable[[BatchSlice], Iterator[Item]]
 ) -> Callable[[BatchSlice], Iterator[Item]]:
     def noted(piece: BatchSlice) -> Iterator[Item]:
@@ -296,7 +300,7 @@ def _noting(
             return items
         created = contexts_of(piece)
         if created:
-            spans.received(stream, partition, created, piece.batch.arrived_ns, piece.first_offset, piece.record_count)
+            spans.record_delivery(stream, partition, created, piece.batch.arrived_ns, piece.first_offset, piece.record_count)
         return items
 
     return noted
@@ -333,7 +337,7 @@ class TracedMaking(ClientFactories):
 
     def handing_on(self, stream: str, partition: int) -> Callable[[BatchSlice], Iterator[BatchSlice]]:
         """Return a function that delivers the slices of a range and traces them."""
-        return _noting(self._spans, stream, partition, whole)
+        return _record_deliveries(self._spans, stream, partition, whole)
 
     def around(self, stream: str, what: Record | BatchSlice, partition: int) -> AbstractContextManager[Span | None]:
         """Return a span around the processing."""

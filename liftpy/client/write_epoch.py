@@ -113,15 +113,15 @@ class Repeat:
         self.digest = self.digest.over(columns.cut(start, end), 0, end - start)
         self.passed += end - start
         if not self.left and self.expected is not None and self.digest != self.expected:
-            raise self._diverged("other records are already stored")
+            raise self._diverged_error("other records are already stored")
 
     def check_whole(self) -> None:
         """Everything of the round was given; raises PublishRejectedError where more is stored."""
         if self.left:
-            raise self._diverged(f"{self.stored} records are already stored, but this attempt has {self.passed}")
+            raise self._diverged_error(f"{self.stored} records are already stored, but this attempt has {self.passed}")
 
     @staticmethod
-    def _diverged(what: str) -> PublishRejectedError:
+    def _diverged_error(what: str) -> PublishRejectedError:
         return PublishRejectedError(
             (f"This attempt of the write epoch differs from the earlier one: {what}. Send the same records in the same order."),
             "DIVERGED_PRODUCER",

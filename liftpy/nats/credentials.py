@@ -94,7 +94,7 @@ class Credentials:
         if self.creds_file:
             _check_creds(self.creds_file)
         if self.nkey_seed_file:
-            _check_seed(self.nkey_seed_file, _read(self.nkey_seed_file, "nkey_seed_file"))
+            _check_seed(self.nkey_seed_file, _read_file(self.nkey_seed_file, "nkey_seed_file"))
         options: dict[str, Any] = {
             "user_credentials": self.creds_file,
             "nkeys_seed": self.nkey_seed_file,
@@ -130,7 +130,7 @@ def _no_password() -> str:
     raise ValueError("the private key is encrypted, use one without a passphrase")
 
 
-def _read(path: str, name: str) -> bytes:
+def _read_file(path: str, name: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read(_MAX_FILE_BYTES)
@@ -144,14 +144,14 @@ def _proof(name: str, value: str) -> bytes:
     digest = hashlib.blake2b(value.encode(), digest_size=16)
     if value and name in _FILES:
         try:
-            digest.update(_read(value, name))
+            digest.update(_read_file(value, name))
         except ConfigError as error:
             digest.update(str(error).encode())
     return digest.digest()
 
 
 def _check_creds(path: str) -> None:
-    text = _read(path, "creds_file")
+    text = _read_file(path, "creds_file")
     jwt, seed = _JWT.search(text), _SEED.search(text)
     if jwt is None or seed is None:
         missing = "JWT" if jwt is None else "nkey seed"

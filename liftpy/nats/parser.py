@@ -440,7 +440,7 @@ class StrictConnection(Client):
             try:
                 data = await self._read()
                 self._pings_outstanding = 0  # a PONG may be late after much data. A server that sends is alive
-                await self._taken(data)
+                await self._process_data(data)
             except asyncio.CancelledError:
                 return
             except (OSError, Error) as error:
@@ -458,7 +458,7 @@ class StrictConnection(Client):
             raise UnexpectedEOF
         return await self._transport.read(self.read_bytes)
 
-    async def _taken(self, data: bytes) -> None:
+    async def _process_data(self, data: bytes) -> None:
         """Process data from the socket."""
         await self._ps.parse(data)
 

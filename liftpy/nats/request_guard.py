@@ -49,7 +49,7 @@ class RequestGuard:
             try:
                 handler(subject, reply, payload, headers)
             except Exception as error:
-                self.failed(reply, error)
+                self.reject_failed(reply, error)
 
         return received
 
@@ -75,7 +75,7 @@ class RequestGuard:
         try:
             await work
         except Exception as error:
-            rejecting = self.failed(reply, error)
+            rejecting = self.reject_failed(reply, error)
             if isinstance(rejecting, Awaitable):
                 try:
                     await rejecting
@@ -87,9 +87,9 @@ class RequestGuard:
         try:
             work()
         except Exception as error:
-            self.failed(reply, error)
+            self.reject_failed(reply, error)
 
-    def failed(self, reply: bytes, error: Exception) -> object:
+    def reject_failed(self, reply: bytes, error: Exception) -> object:
         """Count, log and reject a request whose handler raised ``error``. Return an awaitable for the rejection, or None."""
         self._note(error)
         if self._reject is None or not reply:

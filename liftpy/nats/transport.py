@@ -34,7 +34,7 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.connection import ClientConnection
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import Denied, StrictConnection, cut_off, watch_denials
-from liftpy.nats.urls import check_urls, shown
+from liftpy.nats.urls import check_urls, without_secrets
 
 _T = TypeVar("_T")
 DEFAULT_URL = "nats://127.0.0.1:4222"
@@ -111,18 +111,18 @@ async def open_connection(
         await _close(connection)
         if seen.not_accepted or isinstance(error, nats.errors.AuthorizationError):
             raise NotAllowedError(
-                f"The NATS server at {shown(urls)} rejected the credentials. Check them (of a command: --creds, --nkey, --user or "
-                "the context) and the configuration of the server."
+                f"The NATS server at {without_secrets(urls)} rejected the credentials. Check them "
+                "(of a command: --creds, --nkey, --user or the context) and the configuration of the server."
             ) from None
         raise NatsUnreachableError(
-            f"Cannot connect to NATS at {shown(urls)}: {plain_cause(seen.last or error)}. Check that the server "
+            f"Cannot connect to NATS at {without_secrets(urls)}: {plain_cause(seen.last or error)}. Check that the server "
             "is running, and check the URL (of a command: --nats, LIFTPY_NATS or the context)."
         ) from error
     except asyncio.CancelledError:
         await _close(connection)  # otherwise a half-open connection would remain
         raise
     except ValueError as error:
-        raise ConfigError(f"Cannot use the NATS URL {shown(urls)}: {error}. Use nats://HOST:PORT.") from error
+        raise ConfigError(f"Cannot use the NATS URL {without_secrets(urls)}: {error}. Use nats://HOST:PORT.") from error
     return connection
 
 
@@ -182,11 +182,11 @@ class Transport:
         """Task of the running check of the server. None: no check has run."""
         self._on_close: set[Callable[[], None]] = set()
         self._on_denial: set[Denied] = set()
-        self._unwatch = watch_denials(connection, self._denied)
+        self._unwatch = watch_denials(connection, self._publish_or_subscribe_denied)
         self.reconnected: asyncio.Future[None] = self._loop.create_future()
         """Future that completes when the connection is renewed. Each reconnect creates another one."""
         if isinstance(connection, StrictConnection):
-            connection.on_reconnected.append(self._renewed)
+            connection.on_reconnected.append(self._connection_renewed)
 
     @property
     def parse_errors(self) -> Counter[str]:
@@ -218,8 +218,8 @@ class Transport:
         self._on_denial.add(callback)
         return lambda: self._on_denial.discard(callback)
 
-    def _denied(self, is_publish: bool, subject: str) -> None:
-        self._answers.refused(is_publish, subject)
+    def _publish_or_subscribe_denied(self, is_publish: bool, subject: str) -> None:
+        self._answers.note_denial(is_publish, subject)
         for callback in list(self._on_denial):
             callback(is_publish, subject)
 
@@ -247,11 +247,11 @@ class Transport:
                     self.counters["silences of the NATS server"] += 1
             failed = pong.done() and (pong.cancelled() or pong.exception() is not None)
             if is_silent and not failed and not renewed.done():
-                self._renewed()
+                self._connection_renewed()
         finally:
             pong.cancel()
 
-    def _renewed(self) -> None:
+    def _connection_renewed(self) -> None:
         self.reconnected.set_result(None)
         self.reconnected = self._loop.create_future()
 
@@ -341,7 +341,7 @@ class Transport:
         return answer
 
     @contextlib.asynccontextmanager
-    async def expecting(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
+    async def expect_answer(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
         """Yield (inbox for one answer to a message on ``subject``, future of this answer).
 
         Raises UnavailableError after ``timeout_s``. The future fails as ``exchange`` does if permissions are missing or the
@@ -377,7 +377,7 @@ class Transport:
     async def _open(self, timeout_s: float) -> None:
         await self._answers.leave()
         inbox = self.connection.new_inbox()
-        self._answers.begin(inbox, await self.listen(f"{inbox}.*", self._answers.arrived, timeout_s))
+        self._answers.begin(inbox, await self.listen(f"{inbox}.*", self._answers.process_message, timeout_s))
 
     async def listen(self, subject: str, callback: Callable[[Any], Awaitable[None]], timeout_s: float) -> Any:
         """Subscribe. Return nats-py's subscription when the server has it. During a reconnect, return it at once.
@@ -490,9 +490,9 @@ class Transport:
         if self._check is not None:
             self._check.cancel()
         self._unwatch()
-        self._unwatch = _nothing
-        if isinstance(self.connection, StrictConnection) and self._renewed in self.connection.on_reconnected:
-            self.connection.on_reconnected.remove(self._renewed)
+        self._unwatch = _do_nothing
+        if isinstance(self.connection, StrictConnection) and self._connection_renewed in self.connection.on_reconnected:
+            self.connection.on_reconnected.remove(self._connection_renewed)
         self._answers.end(
             ClientClosedError(
                 "The client was closed before the answer arrived. The request may have been applied. Open a new client to check it."
@@ -543,7 +543,7 @@ async def _close_bounded(connection: NatsConnection) -> None:
         await end_tasks([closing])
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -592,7 +592,7 @@ class Answers:
         return len(self._asked)
 
     def begin(self, inbox: str, subscription: Any) -> None:
-        """Set the inbox. ``subscription`` passes its messages to ``arrived``."""
+        """Set the inbox. ``subscription`` passes its messages to ``process_message``."""
         self._inbox, self._subscription, self.is_open = inbox, subscription, True
 
     async def leave(self) -> None:
@@ -614,7 +614,7 @@ class Answers:
         if asked is not None and asked.answer.done() and not asked.answer.cancelled():
             asked.answer.exception()
 
-    async def arrived(self, message: Any) -> None:
+    async def process_message(self, message: Any) -> None:
         """Process a message of the inbox."""
         token = message.subject.rpartition(".")[2]
         number = int(token) if token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS else -1
@@ -622,7 +622,7 @@ class Answers:
         if asked is not None and not asked.answer.done():
             asked.answer.set_result(message)
 
-    def refused(self, is_publish: bool, subject: str) -> None:
+    def note_denial(self, is_publish: bool, subject: str) -> None:
         """Note that NATS has denied a publish (or its answer) or a subscription on ``subject``. The affected requests fail."""
         ours = subject == f"{self._inbox}.*"
         if not is_publish and ours:

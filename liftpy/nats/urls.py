@@ -17,12 +17,12 @@ _NO_PORT = re.compile(r":(?!//|\d{1,5}/?$)[^\]@]*$")
 """Text that replaces an invalid port. If a URL was split at a comma, it is the first half of a password."""
 
 
-def shown(urls: str | Iterable[str]) -> str:
+def without_secrets(urls: str | Iterable[str]) -> str:
     """Return the URLs for texts, without users, passwords and tokens."""
-    return ", ".join(_shown(url.strip()) for url in (urls.split(",") if isinstance(urls, str) else urls))
+    return ", ".join(_without_secrets(url.strip()) for url in (urls.split(",") if isinstance(urls, str) else urls))
 
 
-def _shown(url: str) -> str:
+def _without_secrets(url: str) -> str:
     bare = _USER_INFO.sub(_HIDDEN, url)
     return bare if bare.startswith("ws") else _NO_PORT.sub(":***", bare)  # URLs of WebSockets have paths
 
@@ -41,7 +41,7 @@ def check_urls(urls: Iterable[str], *, bare: bool = False) -> None:
     for url in given:
         if not url.isascii() or any(character.isspace() or not character.isprintable() for character in url):
             raise ConfigError(
-                f"Invalid NATS URL {shown(url)!r}: it has spaces, control characters or other invalid characters. Use "
+                f"Invalid NATS URL {without_secrets(url)!r}: it has spaces, control characters or other invalid characters. Use "
                 "nats://HOST:PORT."
             )
         _check(url, f"nats://{url}" if bare and "://" not in url else url)
@@ -50,7 +50,7 @@ def check_urls(urls: Iterable[str], *, bare: bool = False) -> None:
 
 
 def _check(url: str, whole: str) -> None:
-    name = f"nats: {shown(url)!r}"
+    name = f"nats: {without_secrets(url)!r}"
     try:
         parts = urlsplit(whole)
     except ValueError:

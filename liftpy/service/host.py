@@ -178,7 +178,7 @@ class ServiceHost:
             lock.close()
 
     async def _run(self) -> None:
-        subscription = await self._transport.connection.subscribe(self._inbox, cb=self._arrived)
+        subscription = await self._transport.connection.subscribe(self._inbox, cb=self._message_arrived)
         self._spawn(self._heartbeats())
         self._spawn(self._serve())
         try:
@@ -271,7 +271,7 @@ class ServiceHost:
             outbox=outbox,
             factory=self._factory,
             emitter=self._emitter,
-            started=self._started,
+            started=self._machine_started,
             stop_reached=self._stop_reached,
             decider=Decider(self._is_beside_the_leader, self._decide),
         )
@@ -293,7 +293,7 @@ class ServiceHost:
             self._serving.queries = QueryServer(self._client, self._transport, self._subjects, settings, *asked)
             self._spawn(self._serving.queries.run())
 
-    def _started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
+    def _machine_started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
         machine.at_home = self._serving.at_home
         machine.on_work = self._serving.wake
         self._serving.replies.restart()
@@ -303,32 +303,32 @@ class ServiceHost:
         self._apply_order()
 
     # ---- orders ----------------------------------------------------------------------------------------------------------
-    async def _arrived(self, message: Any) -> None:
+    async def _message_arrived(self, message: Any) -> None:
         if not message.data:  # an empty message of NATS: no responders
             self._refusal = f"node {self._settings.node} does not respond"
             return
         try:
             kind, body = envelope.decode(message.data)
             if kind is MessageType.JOIN_LOG:
-                self._told(frames.parse(body, pb.JoinLog))
+                self._process_message(frames.parse(body, pb.JoinLog))
             elif kind is MessageType.SERVICE_REFUSAL:
-                self._told(frames.parse(body, pb.ServiceRefusal))
+                self._process_message(frames.parse(body, pb.ServiceRefusal))
         except ProtocolError as error:
             logger.warning("invalid frame from the sidecar error=%s: ignored", error)
 
-    def _told(self, message: pb.JoinLog | pb.ServiceRefusal) -> None:
+    def _process_message(self, message: pb.JoinLog | pb.ServiceRefusal) -> None:
         self._unheard = 0
         if self._ended.done():
             return
         try:
             if isinstance(message, pb.JoinLog):
-                self._ordered(message)
+                self._join_log(message)
             else:
-                self._refused(message)
+                self._service_rejected(message)
         except LiftError as error:
             self._fatal(error)
 
-    def _ordered(self, order: pb.JoinLog) -> None:
+    def _join_log(self, order: pb.JoinLog) -> None:
         if order.instance != self._instance or (self._order is not None and order.ackId < self._order.ackId):
             return
         if self._order is not None and order.streamUid != self._order.streamUid:
@@ -340,7 +340,7 @@ class ServiceHost:
         if self.machine is not None:
             self._apply_order()
 
-    def _refused(self, refusal: pb.ServiceRefusal) -> None:
+    def _service_rejected(self, refusal: pb.ServiceRefusal) -> None:
         if refusal.instance != self._instance:
             return
         if refusal.reason == _Reason.REPLACED and self._greeted:
@@ -586,13 +586,13 @@ class ServiceHost:
 
     async def _send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:
         if self._serving.say is not None:
-            self._serving.say(message, self._inbox, self._told)
+            self._serving.say(message, self._inbox, self._process_message)
             return
         settings, subjects = self._settings, self._subjects
         subject = subjects.service(settings.node)
         if not self._unbound:
             subject = subjects.service_session(settings.node, settings.stream, settings.service)
-        await self._transport.publish(subject, frames.sealed(message), reply=self._inbox)
+        await self._transport.publish(subject, frames.seal(message), reply=self._inbox)
 
     async def _try_to_send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:
         with contextlib.suppress(UnavailableError):  # the next heartbeat contains it again

@@ -70,7 +70,7 @@ def frame_of(to: Destination, expected_offset: int, rows: Sequence[Row]) -> byte
     return frames.batch_publish(head, build_batch(values, keys=keys, headers=headers))
 
 
-def fitting(to: Destination, expected_offset: int, rows: Sequence[Row], max_payload: int) -> tuple[bytes, int]:
+def message_that_fits(to: Destination, expected_offset: int, rows: Sequence[Row], max_payload: int) -> tuple[bytes, int]:
     """Return (message with the first of ``rows`` that fit into ``max_payload``, number of these rows, at least one).
 
     The function halves the number of rows until they fit.
@@ -120,7 +120,7 @@ A new leader may report a lower end at first.
 """
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -182,7 +182,7 @@ class Emitter:
         """Reason why outputs are not sent, for the status. '': none."""
         self.advanced = asyncio.Event()
         """Set whenever outputs were written."""
-        self.on_advance: Callable[[], None] = _nothing
+        self.on_advance: Callable[[], None] = _do_nothing
         """Called when the end of the written outputs has advanced."""
 
     def wake(self) -> None:
@@ -273,11 +273,11 @@ class Emitter:
         self._detect_truncation(end)
         proof = outbox.proof_at(bounds.log_start_offset, end)
         if proof is not None:
-            await self._read(proof, proof + 1, outbox.prove)
+            await self._read_outputs(proof, proof + 1, outbox.prove)
         outbox.starts_at(bounds.log_start_offset, end)
         if outbox.emitted_end < end:
-            await self._read(outbox.emitted_end, end, outbox.learned)
-            outbox.written(end)  # the last outputs may have been purged
+            await self._read_outputs(outbox.emitted_end, end, outbox.check_output)
+            outbox.outputs_committed(end)  # the last outputs may have been purged
             self._advance()
         self._must_look = self._shorter_since_s is not None
         if not outbox.known:
@@ -298,10 +298,10 @@ class Emitter:
                 end,
                 known,
             )
-            self._outbox.lost(end)
+            self._outbox.outputs_lost(end)
             self._shorter_since_s = None
 
-    async def _read(self, start: int, end: int, take: Callable[[Record], None]) -> None:
+    async def _read_outputs(self, start: int, end: int, take: Callable[[Record], None]) -> None:
         try:
             pieces = self._client.read_range(self._stream, self._partition, start, end, uid=self._address.uid, exact=True)
             async with contextlib.aclosing(pieces):
@@ -321,7 +321,7 @@ class Emitter:
             outputs = outbox.take(outbox.emitted_end, self._settings.emit_window)
             if not outputs:
                 return
-            batches = list(self._batched(outputs))
+            batches = list(self._outputs_in_batches(outputs))
             answers = await asyncio.gather(*map(self._write, batches), return_exceptions=True)
             for batch, answer in zip(batches, answers, strict=True):
                 if isinstance(answer, OutputNotWrittenError | asyncio.CancelledError):
@@ -338,7 +338,7 @@ class Emitter:
         self.advanced.set()
         self.on_advance()
 
-    def _batched(self, outputs: Sequence[Output]) -> Iterator[_Batch]:
+    def _outputs_in_batches(self, outputs: Sequence[Output]) -> Iterator[_Batch]:
         """Yield the outputs in record batches that fit into one message each."""
         max_payload = self._transport.max_payload_bytes
         start = 0
@@ -350,7 +350,7 @@ class Emitter:
                     break
                 count += 1
             rows = [(o.value, o.key, self._outbox.headers_of(o)) for o in outputs[start : start + count]]
-            frame, count = fitting(
+            frame, count = message_that_fits(
                 self._address, outputs[start].number, rows, max_payload
             )  # the headers that are added to each output were not counted
             yield _Batch(outputs[start], outputs[start + count - 1], frame)
@@ -482,7 +482,7 @@ class Router:
                     f"Route {self.route.name}: this instance is no longer the leader. The new leader writes the outputs."
                 )
             rows = [(record.value, record.key, headers_of(record)) for record in waiting[:_BATCH_RECORDS]]
-            frame, count = fitting(to, place.end_offset, rows, self._transport.max_payload_bytes)
+            frame, count = message_that_fits(to, place.end_offset, rows, self._transport.max_payload_bytes)
             await append(self._transport, to, frame, place.end_offset, count, self._settings.emit_timeout_s)
             place.end_offset += count
             place.last_number = waiting[count - 1].offset

@@ -112,17 +112,17 @@ class QueryServer:
             while not (self._hears() and self._caught_up()):
                 await asyncio.sleep(_JOIN_LOOK_S)
             subscription = await self._transport.connection.subscribe(
-                self._subject, queue=_GROUP, cb=self._guard.callback(self._arrived)
+                self._subject, queue=_GROUP, cb=self._guard.callback(self._message_arrived)
             )
             try:
                 why = await self._serve()
             finally:
                 with contextlib.suppress(Exception):
                     await subscription.unsubscribe()
-            for query in self._desk.expired(math.inf):
+            for query in self._desk.take_expired(math.inf):
                 await self._refuse(query.reply, QueryRejectedError(why))
 
-    async def _arrived(self, message: Any) -> None:
+    async def _message_arrived(self, message: Any) -> None:
         if reply_to(message.reply, (self._inboxes,), self.counters) is None:
             return
         try:
@@ -146,7 +146,7 @@ class QueryServer:
                     queries = self._desk.without_position()
                     placing = asyncio.create_task(self._place(queries)) if queries else None
                 await self._answer_ready()
-                expired = self._desk.expired(time.monotonic())
+                expired = self._desk.take_expired(time.monotonic())
                 for query in expired:
                     await self._refuse(query.reply, QueryRejectedError(_BEHIND))
                 if expired:
@@ -171,7 +171,7 @@ class QueryServer:
         await self._count_partitions()
         try:
             bounds = await self._client.bounds(self._settings.stream, self._settings.partition, options=_ASKING)
-            self._desk.placed(queries, bounds.end_offset)
+            self._desk.set_position(queries, bounds.end_offset)
         except LiftError as error:
             for query in self._desk.drop(queries):
                 await self._refuse(

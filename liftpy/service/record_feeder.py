@@ -19,7 +19,7 @@ from itertools import islice
 from liftpy.client.batch_view import BatchSlice, one_by_one
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.progress import ReadProgress
-from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, Failing, Next, Unit, decided
+from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, Failing, Next, Unit, decided_unit
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.outbox import Outbox
 from liftpy.core.services.service import Role, Service, ServiceFailedError
@@ -230,7 +230,7 @@ class Feeder:
         try:
             while True:
                 self._wake.clear()
-                if await self._go_back() or self._misaligned() or self._ask_again:
+                if await self._go_back() or self._is_misaligned() or self._ask_again:
                     self._ask_again = False
                     _cancel(fetch)
                     fetch = None
@@ -242,8 +242,8 @@ class Feeder:
                     continue
                 if self._keeper.is_due:
                     await self._keeper.keep(self._machine)
-                if self._held():
-                    await self._woken(_PAUSE_S)
+                if self._must_wait():
+                    await self._wait_for_wake(_PAUSE_S)
                     continue
                 if fetch is None:
                     asked_from = self._progress.next_offset
@@ -260,14 +260,14 @@ class Feeder:
         finally:
             _cancel(fetch)
 
-    def _misaligned(self) -> bool:
+    def _is_misaligned(self) -> bool:
         """Return whether the next offset to read has changed."""
         return self._progress.next_offset != self._next_read()
 
     def _next_read(self) -> int:
         return self._machine.position - 1 if self._verifying else self._machine.position
 
-    def _held(self) -> bool:
+    def _must_wait(self) -> bool:
         """Return whether no record may be applied now: the stop position is reached, or the outputs of a LEADER are not
         written.
         """
@@ -285,7 +285,7 @@ class Feeder:
             waking.cancel()
         return fetch.done()
 
-    async def _woken(self, timeout_s: float) -> None:
+    async def _wait_for_wake(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):  # not wait_for, which may swallow a cancellation
                 await self._wake.wait()
@@ -335,7 +335,7 @@ class Feeder:
             logger.error("record not applied service=%s error=%s", self._identity, error)
             self.problem = str(error)
             if self._failing is not None and self._failing.unit == error.unit:
-                self._failing.failed(error, time.monotonic())
+                self._failing.record_failure(error, time.monotonic())
             else:
                 self._failing = Failing(error, scanned=error.unit.offset + 1)
             self._failing.undone = True
@@ -371,9 +371,9 @@ class Feeder:
                 failing.decided_s = time.monotonic()
             except LiftError as error:
                 self.problem = f"{failing.error}; giving up on it: {error.code}: {error}"
-                await self._woken(_PAUSE_S)
+                await self._wait_for_wake(_PAUSE_S)
         else:
-            await self._woken(_PAUSE_S)
+            await self._wait_for_wake(_PAUSE_S)
 
     def _skip_command(self, unit: Unit) -> str:
         who, timer = self._identity, f" --timer {shlex.quote(unit.timer)}" if unit.timer else ""
@@ -401,13 +401,13 @@ class Feeder:
             return None
         slices = self._result(fetch)
         if slices is None:
-            await self._woken(_PAUSE_S)
+            await self._wait_for_wake(_PAUSE_S)
             return None
         if failing.scan_end is None:
             failing.scan_end = progress.high_watermark + 1
         at_the_end = not slices or 0 < failing.scan_end <= progress.next_offset
         records = (record for piece in one_by_one(slices) for record in piece.records() if record.headers)
-        found = any(decided(record, identity.service) == failing.unit for record in records)
+        found = any(decided_unit(record, identity.service) == failing.unit for record in records)
         failing.scanned = progress.next_offset
         if found or at_the_end:
             failing.scan_end = None
@@ -432,7 +432,7 @@ class Feeder:
         self._keeper.came(sum(piece.batch.header.size_bytes for piece in slices))
         records: Iterator[Record] = (record for piece in one_by_one(slices) for record in piece.records())
         if self._verifying and slices:
-            records = self._verified(records)
+            records = self._verify_records(records)
         until_s = time.monotonic() + self._settings.step_s
         while chunk := list(islice(records, self._chunk_records)):
             if chunk[-1].offset + 1 >= machine.boundary and not await self._is_its_turn():
@@ -441,7 +441,7 @@ class Feeder:
             applied = machine.apply(chunk, self._stop_before_failing())
             self._adapt_chunk(time.monotonic() - began_s)
             if applied.snapshots:
-                self._keeper.blocked(time.monotonic() - began_s)
+                self._keeper.note_blocked_time(time.monotonic() - began_s)
             self._report_stop_reached()  # before the snapshot is written, because a promotion may wait for the position
             if self._emitter is not None and machine.role is Role.LEADER:
                 self._emitter.wake()
@@ -449,7 +449,7 @@ class Feeder:
                 await self._keeper.save(snapshot)
             if await self._keep_below_failing():
                 break
-            if machine.position <= chunk[-1].offset or self._held() or self._cut is not None:
+            if machine.position <= chunk[-1].offset or self._must_wait() or self._cut is not None:
                 break
             if time.monotonic() >= until_s:
                 await asyncio.sleep(0)  # other tasks send heartbeats and outputs in this pause
@@ -468,7 +468,7 @@ class Feeder:
         machine, until_s = self._machine, time.monotonic() + self._keeper.turn_s()
         while self._stop_position is None and machine.role is Role.FOLLOWER and (left_s := until_s - time.monotonic()) > 0:
             self._wake.clear()
-            await self._woken(left_s)
+            await self._wait_for_wake(left_s)
             if self._verifying or self._cut is not None:
                 return False
         return True
@@ -503,7 +503,7 @@ class Feeder:
         for snapshot in snapshots:
             await self._keeper.save(snapshot)
 
-    def _verified(self, records: Iterator[Record]) -> Iterator[Record]:
+    def _verify_records(self, records: Iterator[Record]) -> Iterator[Record]:
         """Yield the records, except the one before the position. The LeaderEpoch of that one is checked."""
         self._verifying = False
         machine = self._machine

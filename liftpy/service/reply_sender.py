@@ -68,7 +68,7 @@ class Replier:
                     await self._send(reply)
                 except UnavailableError:
                     break
-                self._desk.sent(reply)
+                self._desk.record_sent(reply)
                 sent += 1
             if sent:
                 await asyncio.sleep(0)

@@ -88,7 +88,7 @@ class Kept:
     size_bytes: int
 
 
-def _kept(snapshot: Snapshot, data: bytes) -> Kept:
+def _stored_snapshot_of(snapshot: Snapshot, data: bytes) -> Kept:
     return Kept(snapshot.position, snapshot.output_count, _digest(data).digest(), len(data))
 
 
@@ -207,7 +207,7 @@ class SnapshotStore:
                 with _storage_errors("rename", path):
                     path.rename(path.with_suffix(_SUFFIX))
                     _flush_names(self.folder)
-            return snapshot, _kept(snapshot, data)
+            return snapshot, _stored_snapshot_of(snapshot, data)
         return None
 
     def _files(self) -> list[Path]:
@@ -242,14 +242,14 @@ class SnapshotStore:
         with _storage_errors("write", path):
             self._replace(path, data, snapshot)
             self._drop_old(snapshot, compared_end)
-        return _kept(snapshot, data)
+        return _stored_snapshot_of(snapshot, data)
 
     # ---- snapshots of other nodes' services ----------------------------------------------------------------------------
     def open(self, position: int) -> OpenSnapshot:
         """Return the open file of the snapshot at ``position``. It stays readable if the store deletes the file later."""
         return OpenSnapshot(self._path(position))
 
-    def incoming(self, position: int) -> Incoming:
+    def receive_snapshot(self, position: int) -> Incoming:
         """Return an object that receives a snapshot of another node. It deletes the rest of an earlier attempt."""
         for path in self.folder.glob(f"*{_INCOMING}"):
             with _storage_errors("remove", path):
@@ -451,19 +451,19 @@ class SnapshotKeeper:
 
     def held_from(self) -> int:
         """Return the position of the newest snapshot whose outputs were compared. 0: there is none."""
-        good = self._compared()
+        good = self._compare()
         return good[-1].position if good else 0
 
-    def _compared(self) -> list[Kept]:
+    def _compare(self) -> list[Kept]:
         compared_end = self._outbox.compared_end if self._outbox is not None else None
         return [kept for kept in self._stored if compared_end is None or kept.output_count <= compared_end]
 
     def offers(self) -> list[Kept]:
         """Return the newest snapshots that other nodes may download. Their outputs were compared, and they belong to this log."""
-        return [kept for kept in self._compared() if kept != self._began][-self._settings.snapshots_kept :]
+        return [kept for kept in self._compare() if kept != self._began][-self._settings.snapshots_kept :]
 
     # ---- turns of the nodes --------------------------------------------------------------------------------------------------
-    def blocked(self, took_s: float) -> None:
+    def note_blocked_time(self, took_s: float) -> None:
         """Note how long a snapshot has blocked the service."""
         self._blocked_s = took_s
 
@@ -544,7 +544,7 @@ class SnapshotServer:
     async def run(self) -> None:
         """Answer requests until it is canceled."""
         subscription = await self._transport.connection.subscribe(
-            self._subject, cb=self._guard.callback(self._arrived), pending_msgs_limit=_MAX_WAITING
+            self._subject, cb=self._guard.callback(self._message_arrived), pending_msgs_limit=_MAX_WAITING
         )
         try:
             while True:
@@ -556,7 +556,7 @@ class SnapshotServer:
                 await subscription.unsubscribe()
             self._release(list(self._held))
 
-    async def _arrived(self, message: Any) -> None:
+    async def _message_arrived(self, message: Any) -> None:
         if reply_to(message.reply, (self._inboxes,), self.counters) is None:
             return
         try:
@@ -573,7 +573,7 @@ class SnapshotServer:
             if question.streamUid != who.uid:
                 answer.problem = f"the stream is {who.uid} here, not {question.streamUid}"
             elif question.digest:
-                answer.data = await asyncio.to_thread(self._read, question)
+                answer.data = await asyncio.to_thread(self._read_piece, question)
             else:
                 await asyncio.to_thread(self._offer, answer)
         except LiftError as error:
@@ -583,7 +583,7 @@ class SnapshotServer:
             self._keeper.given_bytes += len(answer.data)
 
     async def _publish(self, reply: str | bytes, answer: pb.PeerSnapshotAnswer) -> None:
-        await publish_answer(self._transport.publish, (self._inboxes,), self.counters, reply, frames.sealed(answer))
+        await publish_answer(self._transport.publish, (self._inboxes,), self.counters, reply, frames.seal(answer))
 
     async def _reject(self, reply: bytes, error: Exception) -> None:
         problem = f"the service failed at this question: {type(error).__name__}"
@@ -597,7 +597,7 @@ class SnapshotServer:
                     position=kept.position, digest=kept.digest, sizeBytes=kept.size_bytes, outputCount=kept.output_count
                 )
 
-    def _read(self, question: pb.PeerSnapshotRequest) -> bytes:
+    def _read_piece(self, question: pb.PeerSnapshotRequest) -> bytes:
         held = self._held.get(question.digest)
         if held is None:
             kept = [kept for kept in self._keeper.offers() if kept.digest == question.digest]
@@ -706,11 +706,11 @@ class SnapshotFetcher:
     def _next(self, lowest: int, wanted: Callable[[Snapshot], bool]) -> Offer | None:
         order = self._order()
         if order is not None:
-            self._search.agreed({told.position: (told.digest, told.nodes) for told in order.agreed})
+            self._search.set_agreed({told.position: (told.digest, told.nodes) for told in order.agreed})
         while (offer := self._search.best(self._reach(lowest))) is not None:
             if wanted(Snapshot(self._identity, offer.position, 0, 0, offer.output_count, (), b"")):
                 return offer
-            self._search.failed(offer, "is not of use")
+            self._search.note_failure(offer, "is not of use")
         return None
 
     def _reach(self, lowest: int) -> SnapshotRange:
@@ -725,7 +725,7 @@ class SnapshotFetcher:
         try:
             stream = await self._client.stream(who.stream)
         except LiftError as error:
-            self._search.said(who.stream, f"{error.code}: {error}")
+            self._search.note_answer(who.stream, f"{error.code}: {error}")
             return
         if stream.uid != who.uid or who.partition >= len(stream.partitions):
             return
@@ -736,10 +736,10 @@ class SnapshotFetcher:
         try:
             answer = await self._request(node, self._question())
         except LiftError as error:
-            self._search.said(node, f"{error.code}: {error}")
+            self._search.note_answer(node, f"{error.code}: {error}")
             return
         told = (Offer(node, one.position, one.digest, one.sizeBytes, one.outputCount) for one in answer.offers)
-        self._search.offered(node, told)
+        self._search.set_offers(node, told)
 
     def _question(self, **more: object) -> pb.PeerSnapshotRequest:
         who = self._identity
@@ -753,9 +753,7 @@ class SnapshotFetcher:
 
     async def _request(self, node: str, question: pb.PeerSnapshotRequest) -> pb.PeerSnapshotAnswer:
         subject = self._subjects.service_snapshot(self._identity.service, node)
-        answer = frames.decode(
-            await self._transport.request(subject, frames.sealed(question), _ANSWER_S), pb.PeerSnapshotAnswer
-        )
+        answer = frames.decode(await self._transport.request(subject, frames.seal(question), _ANSWER_S), pb.PeerSnapshotAnswer)
         if answer.problem:
             raise UnavailableError(answer.problem)
         return answer
@@ -763,7 +761,7 @@ class SnapshotFetcher:
     # ---- download ----------------------------------------------------------------------------------------------------------
     async def _take(self, offer: Offer) -> bool:
         try:
-            incoming = await asyncio.to_thread(self._store.incoming, offer.position)
+            incoming = await asyncio.to_thread(self._store.receive_snapshot, offer.position)
             try:
                 began_s, size_bytes = time.monotonic(), 0
                 while size_bytes < offer.size_bytes:
@@ -791,7 +789,7 @@ class SnapshotFetcher:
                 offer.node,
                 error,
             )
-            self._search.failed(offer, f"{error.code}: {error}", lies=isinstance(error, CorruptionError))
+            self._search.note_failure(offer, f"{error.code}: {error}", lies=isinstance(error, CorruptionError))
             return False
         logger.warning("snapshot downloaded service=%s position=%d node=%s", self._identity, offer.position, offer.node)
         self._took_s[offer.digest] = time.monotonic()

@@ -196,7 +196,7 @@ class Catalog:
         now_s = self._clock()
         asked = BoundsQuestion(starting, ending, tuple(known))
         timed = starting.timed or ending.timed
-        if max_age_s and not timed and (watched := self._watched(known)) is not None:
+        if max_age_s and not timed and (watched := self._watched_views(known)) is not None:
             return watched
         if self._views is not None and not timed and now_s - self._views[0] <= max_age_s and asked.is_known_by(self._views[1]):
             return self._views[2]
@@ -209,7 +209,7 @@ class Catalog:
         if not any(_same(offsets, one) for one in self._vouched):
             self._vouched.append(offsets)
 
-    def _watched(self, known: Sequence[StreamOffsets]) -> Views | None:
+    def _watched_views(self, known: Sequence[StreamOffsets]) -> Views | None:
         """Return the views of the watch. None: the catalog must ask the leaders."""
         watched = None if self._watch is None else self._watch.views()
         streams_s = None if self._streams is None else self._clock() - self._streams[0]
@@ -223,14 +223,14 @@ class Catalog:
         reader = PartitionReader(transport, self._link.subjects, *view.key, options)
         reader.node = view.leader
         bounds, _ = await reader.bounds(view.uid, beyond=view.end_offset, wait_s=wait_s)
-        return _moved(view, bounds)
+        return _without_answers(view, bounds)
 
     def views_reaching(self, ends: Mapping[tuple[str, int], int], known: Sequence[StreamOffsets] = ()) -> Views:
         """Return the views after the committed ends reach ``ends``, or after the option ``patience``.
 
         These ends were committed before. A new leader may need a moment until its HW reaches them again.
         """
-        watched = self._watched(known)
+        watched = self._watched_views(known)
         if watched is not None and all(watched[key].end_offset >= end for key, end in ends.items() if key in watched):
             return watched
         give_up_at_s = self._clock() + self._options.patience_s
@@ -264,14 +264,14 @@ class Catalog:
         return list(await asyncio.gather(*(one(asked) for asked in questions)))
 
     async def _look(self, asked: BoundsQuestion) -> Views:
-        views = await self._seen(asked)
+        views = await self._views_in_time(asked)
         if self._watch is not None:
             self._watch.follow({} if any(view.cut_at is not None for view in views.values()) else views)
             self._vouched.clear()
             self._vouched.extend(asked.known)
         return views
 
-    async def _seen(self, asked: BoundsQuestion) -> Views:
+    async def _views_in_time(self, asked: BoundsQuestion) -> Views:
         patience_s = self._options.patience_s
         if self._streams is not None and self._clock() - self._streams[0] <= STREAMS_AGE_S:
             with suppress(NotFoundError, UnavailableError):  # deleted, perhaps made again, since the streams were listed
@@ -317,7 +317,7 @@ def _same(one: StreamOffsets, other: StreamOffsets) -> bool:
     return one.uids == other.uids and one.lasts == other.lasts
 
 
-def _moved(view: PartitionView, bounds: Bounds) -> PartitionView:
+def _without_answers(view: PartitionView, bounds: Bounds) -> PartitionView:
     """Return ``view`` with new bounds, and without answers about times and positions."""
     return replace(
         view,

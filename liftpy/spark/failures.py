@@ -35,7 +35,7 @@ class SourceError(LiftError):
 
 
 @contextmanager
-def coded() -> Iterator[None]:
+def with_error_code() -> Iterator[None]:
     """Convert a LiftError of this block into a SourceError whose text begins with its code."""
     try:
         yield

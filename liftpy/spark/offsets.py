@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from liftpy.core.base.ids import check_name, shown
+from liftpy.core.base.ids import check_name, quote
 from liftpy.core.base.strict_json import load_json
 from liftpy.errors import ConfigError, NotFoundError
 
@@ -184,7 +184,7 @@ def relative(text: str) -> OffsetSpec | None:
 
 def parse_times(text: str, option: str, *, must_match: bool) -> OffsetSpec:
     """Parse a time for each partition, from JSON with ms since 1970. Raises ConfigError that names the option."""
-    problem = f'Invalid {option} = {shown(text)}. Use JSON such as {{"orders": {{"0": 1767225600000}}}}, in ms since 1970.'
+    problem = f'Invalid {option} = {quote(text)}. Use JSON such as {{"orders": {{"0": 1767225600000}}}}, in ms since 1970.'
     try:
         document = load_json(text)
     except ValueError:
@@ -218,7 +218,7 @@ def _entries(document: Mapping[str, object], what: str) -> tuple[Bounds, dict[st
             elif _is_partition(key) and type(value) is int and abs(value) < _BEYOND_OFFSETS:
                 offsets[stream, int(key)] = value
             else:
-                text = f"{what}: {shown(str(key))}: {shown(_brief(value))} of stream {stream} is not a partition number and its offset"
+                text = f"{what}: {quote(str(key))}: {quote(_brief(value))} of stream {stream} is not a partition number and its offset"
                 raise ConfigError(text)
     return offsets, uids, epochs, began
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from liftpy.core.base.ids import check_name, check_published, shown
+from liftpy.core.base.ids import check_name, check_published, quote
 from liftpy.core.base.strict_json import load_json
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_spec, parse_times, relative
@@ -124,7 +124,7 @@ class Option:
 
     def invalid(self, text: str) -> ConfigError:
         """Return the error for an invalid value."""
-        return ConfigError(f"Invalid {self.name} = {shown(text)}. Use {self.expected}.")
+        return ConfigError(f"Invalid {self.name} = {quote(text)}. Use {self.expected}.")
 
 
 def _text(_: Option, text: str) -> str:
@@ -164,7 +164,7 @@ def _pattern(option: Option, text: str) -> str:
     return text or "$^"
 
 
-def _assigned(option: Option, text: str) -> tuple[tuple[str, int], ...]:
+def _parse_assignment(option: Option, text: str) -> tuple[tuple[str, int], ...]:
     try:
         document = load_json(text)
         pairs = {(check_name(stream, "assign: stream"), p) for stream, own in document.items() for p in own}
@@ -263,7 +263,7 @@ STREAM = Kind("a name", _stream)
 TARGET = Kind("a name", _target)
 NAMES = Kind("names, separated by commas", _names)
 PATTERN = Kind("a regular expression", _pattern)
-ASSIGNMENT = Kind('JSON such as {{"orders": [0, 2]}}', _assigned)
+ASSIGNMENT = Kind('JSON such as {{"orders": [0, 2]}}', _parse_assignment)
 START = Kind('earliest, latest, -10m, -1000 or JSON such as {{"orders": {{"0": 23, "1": -2}}}}', _start)
 END = Kind('latest, -10m, -1000 or JSON such as {{"orders": {{"0": 23, "1": -1}}}}', _end)
 TIME = Kind("a whole number of {unit} from {low} to {high}", _moment)
@@ -547,11 +547,11 @@ def _spelled(name: str, known: Mapping[str, Option]) -> str:
         raise ConfigError(f"{name} is an option of Kafka's {'source' if reads else 'sink'}. Use {KAFKA[lower]}.")
     names = f"Known options: {', '.join(known)}."
     if lower.startswith("kafka."):
-        raise ConfigError(f"{shown(name)} is an option of Kafka's clients and has no meaning here. {names}")
+        raise ConfigError(f"{quote(name)} is an option of Kafka's clients and has no meaning here. {names}")
     wrong = ""
     if lower in (one.name.lower() for one in TABLE):
         wrong = f". It is an option for {'writing, not for reading' if reads else 'reading, not for writing'}"
-    raise ConfigError(f"Unknown option {shown(name)}{wrong}{did_you_mean(name, known) or '.'} {names}")
+    raise ConfigError(f"Unknown option {quote(name)}{wrong}{did_you_mean(name, known) or '.'} {names}")
 
 
 def _check_taker(parsed: object, taker: str, known: Mapping[str, Option]) -> None:

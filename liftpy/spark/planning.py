@@ -123,7 +123,7 @@ def resolve_starts(spec: OffsetSpec, views: Views) -> Bounds:
     """
     starts = {
         key: _resolve(spec, key, view, view.log_start_offset, view.starting_at)
-        for key, view in _covered(spec, views, "startingOffsets").items()
+        for key, view in _check_coverage(spec, views, "startingOffsets").items()
     }
     _check_committed(starts, views, "startingOffsets")
     return starts
@@ -133,7 +133,7 @@ def resolve_ends(spec: OffsetSpec, views: Views) -> Bounds:
     """Return (stream, partition) -> end, exclusive. Raises OffsetOutOfRangeError for an end that is not committed yet [R1]."""
     ends = {
         key: _resolve(spec, key, view, view.end_offset, view.ending_at)
-        for key, view in _covered(spec, views, "endingOffsets").items()
+        for key, view in _check_coverage(spec, views, "endingOffsets").items()
     }
     _check_committed(ends, views, "endingOffsets")
     return ends
@@ -164,7 +164,7 @@ def _resolve(spec: OffsetSpec, key: tuple[str, int], view: PartitionView, defaul
     return view.log_start_offset if offset == EARLIEST else view.end_offset if offset == LATEST else offset
 
 
-def _covered(spec: OffsetSpec, views: Views, option: str) -> Views:
+def _check_coverage(spec: OffsetSpec, views: Views, option: str) -> Views:
     """Return ``views``, or raise ConfigError if the offsets do not name exactly these partitions."""
     if not spec.offsets and not spec.times:
         return views
@@ -205,7 +205,7 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
             raise ConfigError(
                 f"The start {start} of {key[0]}/{key[1]} is after its end {end}. Use an earlier start or a later end."
             )
-        kept, loss = _kept(view, start, end)
+        kept, loss = _remaining_range(view, start, end)
         losses += [loss] if loss else []
         if kept:
             ranges.append(kept)
@@ -265,7 +265,7 @@ def with_moving_ends(ranges: list[PlannedRange], ending: OffsetSpec, views: View
     return [replace(one, moves_end=True) if (one.stream, one.partition) in moving else one for one in ranges]
 
 
-def _kept(view: PartitionView, start: int, end: int) -> tuple[PlannedRange | None, str]:
+def _remaining_range(view: PartitionView, start: int, end: int) -> tuple[PlannedRange | None, str]:
     loss = ""
     first = max(start, view.log_start_offset)
     if first > start and start < end:

@@ -20,7 +20,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from liftpy.client.retrying import retrying
+from liftpy.client.retrying import retry_attempts
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, LiftError, UnavailableError
 from liftpy.nats.blocking_connection import BlockingConnection, open_line
@@ -126,7 +126,7 @@ class Link:
         credentials = await asyncio.to_thread(credentials_of, self._access)
         name, servers = f"liftpy-spark-{os.getpid()}", self._access.servers
         one_s = min(CONNECT_TIMEOUT_S, patience_s)
-        async for attempt in retrying(patience_s):  # a task survives the restart of a NATS server
+        async for attempt in retry_attempts(patience_s):  # a task survives the restart of a NATS server
             with attempt:
                 return Transport(await open_connection(servers, credentials=credentials, name=name, timeout_s=one_s))
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")

@@ -45,7 +45,7 @@ from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
 from liftpy.client.range_size import RangeFiles
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.log.arrow import ARRAYS, Rows, fixed, timestamps_ns
+from liftpy.core.log.arrow import ARRAYS, Rows, arrow_array_of, timestamps_ns
 from liftpy.core.log.segment import log_name
 from liftpy.core.wire import frames
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, MAX_BATCH_BYTES, BatchHeader, parse_header, split_batches
@@ -60,7 +60,7 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats.blocking_connection import Answer, BlockingConnection
-from liftpy.spark.failures import coded
+from liftpy.spark.failures import with_error_code
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.process_connection import Link, link_to, result_of
@@ -133,7 +133,7 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
     )
     builder = RowBuilder(planned.stream, planned.partition, options.columns)
     link = link_to(options.access)
-    with coded(), closing(RangeReader(link, planned, rules).read()) as fetched:
+    with with_error_code(), closing(RangeReader(link, planned, rules).read()) as fetched:
         try:
             yield from builder.batches(itertools.chain.from_iterable(map(one_by_one, fetched)))
         except UnavailableError:
@@ -348,14 +348,14 @@ class LocalFiles:
 
     Args:
         reader: Reader of the range.
-        find: Function that returns the files of the range. Default None: ``offered``.
+        find: Function that returns the files of the range. Default None: ``find_offered_files``.
     """
 
     counted_as: ClassVar[str] = FILES
 
     def __init__(self, reader: RangeReader, find: Callable[[Link, PlannedRange], RangeFiles | None] | None = None) -> None:
         self._reader = reader
-        self._find = find or offered
+        self._find = find or find_offered_files
 
     def blocks(self) -> Generator[list[BatchSlice], None, None]:
         """Yield checked slices. Ends early if a file has unexpected content."""
@@ -365,17 +365,17 @@ class LocalFiles:
             return
         try:
             with ExitStack() as stack:
-                for descriptor, begin, end in _opened(stack, planned, files):
+                for descriptor, begin, end in _open_files(stack, planned, files):
                     while begin < end and not reader.is_done:
                         block = _block(descriptor, begin, end)
                         begin += len(block)
-                        yield self._accepted(block)
+                        yield self._accept_block(block)
         except (LiftError, OSError) as error:
             _logger.warning(
                 "%s: cannot read on in the files in %s, reading the rest over NATS: %s", planned, files.folder, error
             )
 
-    def _accepted(self, block: memoryview) -> list[BatchSlice]:
+    def _accept_block(self, block: memoryview) -> list[BatchSlice]:
         """Return the slices of whole batches in ``block`` from the position on. A LiftError leaves the position unchanged."""
         found, position, end = [], self._reader.position, self._reader.planned.end_offset
         for batch in split_batches(block):
@@ -392,7 +392,7 @@ class LocalFiles:
         return self._reader.accept(found, position)
 
 
-def offered(link: Link, planned: PlannedRange) -> RangeFiles | None:
+def find_offered_files(link: Link, planned: PlannedRange) -> RangeFiles | None:
     """Return the files of a replica on this host that has the range. None: no replica offers them now."""
     now_s = time.monotonic()
     asked = [node for node in planned.replicas if link.elsewhere.get(node, 0.0) <= now_s]
@@ -426,7 +426,7 @@ async def _ask(link: Link, planned: PlannedRange, nodes: list[str]) -> list[Rang
     return list(await asyncio.gather(*(one(node) for node in nodes)))
 
 
-def _opened(stack: ExitStack, planned: PlannedRange, files: RangeFiles) -> list[tuple[int, int, int]]:
+def _open_files(stack: ExitStack, planned: PlannedRange, files: RangeFiles) -> list[tuple[int, int, int]]:
     """Return (descriptor, begin, end) of each file. Raises OSError, ProtocolError."""
     folder = Path(files.folder)
     key = PartitionKey(planned.stream, planned.uid, planned.partition)
@@ -581,13 +581,13 @@ class PipelinedRequests:
         if asked.end <= self._reader.position:  # one batch reached past all of it
             line.forget([asked.answer])
             return
-        answer = self._answered(line, asked)
+        answer = self._take_answer(line, asked)
         base = None if answer is None else _first_base(answer)
         if base is not None and base > self._reader.position:
             yield self._retried(base)  # the answer before this one was full
         before = self._reader.position
         if answer is not None:
-            yield self._accepted(asked, answer)
+            yield self._accept_answer(asked, answer)
         if self._reader.position == before:
             yield self._retried(min(asked.end, before + self._guess.span_records()))
             self._cancel(line)  # it is likely that the others bring nothing, too
@@ -616,7 +616,7 @@ class PipelinedRequests:
             subject = subjects.read_from(planned.stream, planned.partition, self._reader.node)
         else:
             subject = subjects.read(planned.stream, planned.partition)
-        return _Request(start, end, request_id, line.ask(subject, frames.sealed(request)))
+        return _Request(start, end, request_id, line.ask(subject, frames.seal(request)))
 
     def _progress(self, start: int) -> ReadProgress:
         planned = self._reader.planned
@@ -630,7 +630,7 @@ class PipelinedRequests:
             left_out=self._reader.rules.left_out,
         )
 
-    def _answered(self, line: BlockingConnection, asked: _Request) -> memoryview | None:
+    def _take_answer(self, line: BlockingConnection, asked: _Request) -> memoryview | None:
         """Return the answer. None: it did not come in time."""
         try:
             return asked.answer.result(self._timeout_s)
@@ -638,7 +638,7 @@ class PipelinedRequests:
             line.forget([asked.answer])
             return None
 
-    def _accepted(self, asked: _Request, answer: memoryview) -> list[BatchSlice]:
+    def _accept_answer(self, asked: _Request, answer: memoryview) -> list[BatchSlice]:
         """Return the slices of an answer from the position on. []: the answer is unusable."""
         progress = self._progress(self._reader.position)
         progress.expect(asked.request_id)
@@ -861,7 +861,7 @@ class RowBuilder:
         """Yield Arrow batches of all records of ``pieces``, in order."""
         group: list[Rows] = []
         rows = size_bytes = 0
-        for piece in _bounded(pieces):
+        for piece in _split_large_pieces(pieces):
             more_rows, more_bytes = piece.record_count, _size_bytes(piece)
             if group and (rows + more_rows > MAX_ROWS or size_bytes + more_bytes > MAX_BYTES):
                 yield self._batch(group)
@@ -885,7 +885,7 @@ def _size_bytes(piece: BatchSlice) -> int:
     return piece.batch.header.body_size_bytes * piece.record_count // piece.batch.record_count
 
 
-def _bounded(pieces: Iterable[BatchSlice]) -> Iterator[BatchSlice]:
+def _split_large_pieces(pieces: Iterable[BatchSlice]) -> Iterator[BatchSlice]:
     """Yield ``pieces``, split if one is too large for an Arrow batch."""
     for piece in pieces:
         parts = min(max(-(-piece.record_count // MAX_ROWS), -(-_size_bytes(piece) // MAX_BYTES)), piece.record_count)
@@ -902,7 +902,7 @@ def _headers(group: Sequence[Rows], _: RowBuilder) -> pa.Array:
 
 
 def _timestamps(group: Sequence[Rows], _: RowBuilder) -> pa.Array:
-    return fixed(timestamps_ns(group) // _NS_PER_US, COLUMNS["timestamp"])
+    return arrow_array_of(timestamps_ns(group) // _NS_PER_US, COLUMNS["timestamp"])
 
 
 def _streams(group: Sequence[Rows], builder: RowBuilder) -> pa.Array:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from liftpy.core.base.ids import shown
+from liftpy.core.base.ids import quote
 from liftpy.core.wire.batch_columns import Columns
 from liftpy.core.wire.filters import LEAVABLE
 from liftpy.errors import ConfigError
@@ -59,7 +59,7 @@ def check_columns(names: Iterable[str]) -> tuple[str, ...]:
         if name not in COLUMNS:
             near = did_you_mean(name, COLUMNS)
             raise ConfigError(
-                f"Unknown column {shown(name)} in the option columns{near or '.'} Known columns: {', '.join(COLUMNS)}."
+                f"Unknown column {quote(name)} in the option columns{near or '.'} Known columns: {', '.join(COLUMNS)}."
             )
     if not checked or len(set(checked)) != len(checked):
         raise ConfigError(f"Invalid option columns. Name each column once, from: {', '.join(COLUMNS)}.")

@@ -44,7 +44,7 @@ from liftpy.core.wire.producer_note import MAX_PLAN, ProducerNote, SourcePositio
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, PublishRejectedError
 from liftpy.nats.transport import Transport
-from liftpy.spark.failures import SourceError, coded
+from liftpy.spark.failures import SourceError, with_error_code
 from liftpy.spark.options import SinkOptions
 from liftpy.spark.process_connection import Link, link_to
 from liftpy.spark.sink_rows import as_binary, by_stream, check_rows, check_schema, in_order, places_of, shares_of
@@ -128,10 +128,10 @@ def _plan_of(settings: Mapping[str, str]) -> int:
 
 
 @contextlib.contextmanager
-def _explained(round: Round | None, settings: Mapping[str, str] | None = None) -> Iterator[None]:
+def _explain_errors(round: Round | None, settings: Mapping[str, str] | None = None) -> Iterator[None]:
     """Convert errors of a task into errors with code and text. ``settings``: settings that belong to the plan of the round."""
     try:
-        with coded():
+        with with_error_code():
             yield
     except SourceError as error:
         behind = error.__cause__
@@ -169,7 +169,7 @@ def whole_input(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
     except (pa.ArrowInvalid, OSError) as error:  # it ended within a message, or before the first
         broken = error
-    if broken is not None or _coming(pipe, _MARK_BYTES) != END_OF_INPUT:
+    if broken is not None or _peek(pipe, _MARK_BYTES) != END_OF_INPUT:
         raise SourceError(
             (
                 "[INPUT_FAILED] The input of this task ended too early. Spark reports the cause: an error before the "
@@ -199,7 +199,7 @@ def _worker_pipe() -> io.BufferedReader:
     )
 
 
-def _coming(pipe: io.BufferedReader, count: int) -> bytes:
+def _peek(pipe: io.BufferedReader, count: int) -> bytes:
     """Return the next ``count`` bytes without consuming them, because Spark's worker reads them. Fewer at the end. Waits as a
     read does.
     """
@@ -230,8 +230,8 @@ def write_round(
         SourceError: The rows could not be stored. The text begins with the code.
     """
     round = round._replace(plan=_plan_of(settings))
-    with _explained(round, settings):
-        rows = gathered(whole_input(batches), options)
+    with _explain_errors(round, settings):
+        rows = gather_rows(whole_input(batches), options)
 
         async def send() -> Sent:
             transport = await link.transport(options.patience_s)
@@ -251,7 +251,7 @@ def append(link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], 
         transport = await link.transport(options.patience_s)
         return Appending(transport, MetadataRequests(transport, link.subjects, options.patience_s), options)
 
-    with _explained(None):
+    with _explain_errors(None):
         patience_s = 4 * options.patience_s
         appending = link.call(begin(), patience_s)
         try:
@@ -280,7 +280,7 @@ class LiftStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task of a micro-batch."""
-        with coded():
+        with with_error_code():
             task = _task()
             query, batch = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
             if not query or not batch:
@@ -343,7 +343,7 @@ def check_tasks(link: Link, options: SinkOptions, messages: Sequence[WriterCommi
             transport, requests, link.subjects, options, done, len(messages), [one.sent for one in written]
         )
 
-    with coded():
+    with with_error_code():
         found = link.call(ask(), 4 * options.patience_s + _LOOK_S)
     if found is not None:
         raise SourceError(
@@ -412,7 +412,7 @@ class Sent:
     ranges: tuple[Range, ...] = ()
 
 
-def gathered(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> pa.Table | None:
+def gather_rows(batches: Iterable[pa.RecordBatch], options: SinkOptions) -> pa.Table | None:
     """Return all checked rows of a task. None: there are none. Raises ConfigError beyond maxTaskBytes."""
     tables, size_bytes = [], 0
     for batch in batches:

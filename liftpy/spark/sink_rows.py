@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from liftpy.core.base.ids import check_published, shown
+from liftpy.core.base.ids import check_published, quote
 from liftpy.core.wire.batch import ByteArray, HeaderArray, RecordColumns
 from liftpy.core.wire.partitioner import partitions_of_column
 from liftpy.errors import ConfigError
@@ -49,7 +49,7 @@ def check_schema(schema: pa.Schema, *, stream: str) -> None:
     for field in schema:
         if field.name not in WRITTEN:
             near = did_you_mean(field.name, WRITTEN)
-            text = f"Unknown column {shown(field.name)}{near or '.'} Select only columns that a stream has:"
+            text = f"Unknown column {quote(field.name)}{near or '.'} Select only columns that a stream has:"
             raise ConfigError(f"{text} {', '.join(WRITTEN)}")
         words, fits = WRITTEN[field.name]
         if not fits(field.type):

@@ -43,7 +43,7 @@ from liftpy.client.client import Client
 from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import ConfigError, DataLossError, LiftError, UnavailableError
 from liftpy.spark.catalog import BOUNDS_AGE_S, Catalog
-from liftpy.spark.failures import coded
+from liftpy.spark.failures import with_error_code
 from liftpy.spark.offsets import Bounds, OffsetSpec, StreamOffsets, check_uids, made_again, never_back, share_out, without
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import (
@@ -138,36 +138,36 @@ class LiftDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns, or those of the option ``columns``."""
-        with coded():
-            return from_arrow_schema(arrow_schema(self._parsed().columns))
+        with with_error_code():
+            return from_arrow_schema(arrow_schema(self._parse_options().columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the batch reader."""
-        with coded():
-            options = _with_schema(self._parsed(), schema)
+        with with_error_code():
+            options = _with_schema(self._parse_options(), schema)
             options.check_batch()
             return LiftReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the streaming reader."""
-        with coded():
-            options = _with_schema(self._parsed(), schema)
+        with with_error_code():
+            options = _with_schema(self._parse_options(), schema)
             options.check_streaming()
             return LiftStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the batch writer."""
-        with coded():
+        with with_error_code():
             return LiftWriter(sink_options(dict(self.options.items()), schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Return the streaming writer."""
-        with coded():
+        with with_error_code():
             options = sink_options(dict(self.options.items()), schema, overwrite)
             options.check_streaming()
             return LiftStreamWriter(options)
 
-    def _parsed(self) -> SourceOptions:
+    def _parse_options(self) -> SourceOptions:
         return SourceOptions.parse(dict(self.options.items()))
 
 
@@ -199,9 +199,9 @@ class LiftReader(DataSourceReader):
         options, now_ns = self.options, time.time_ns()
         starting = (options.starting or OffsetSpec("earliest")).as_of(now_ns)
         ending = (options.ending or OffsetSpec("latest")).as_of(now_ns)
-        with coded():
+        with with_error_code():
             catalog = Catalog(link_to(options.access), options)
-            views = catalog.views(starting=starting, ending=ending, known=_known((starting, ending)))
+            views = catalog.views(starting=starting, ending=ending, known=_epochs_given_by_user((starting, ending)))
             _check_spec_uids((starting, ending), views)
             starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
             if starting.moving or ending.moving:
@@ -244,7 +244,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         A restarted query continues from its checkpoint [R10].
         """
-        with coded():
+        with with_error_code():
             if self._begun is None:
                 self._begun = self._resolved_start()
             return self._begun.to_json()
@@ -252,14 +252,14 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _resolved_start(self) -> StreamOffsets:
         """Return the current meaning of startingOffsets."""
         starting = (self.options.starting or OffsetSpec("latest")).as_of(time.time_ns())
-        views = self._asked().views(starting=starting, known=_known((starting,)))
+        views = self._open_catalog().views(starting=starting, known=_epochs_given_by_user((starting,)))
         _check_spec_uids((starting,), views)
         starts = resolve_starts(starting, views)
         ends = _ends(views).next_offsets  # a start that is gone fails here, not with the first rows
         plan_ranges(views, starts, ends, fail_on_data_loss=self.options.fail_on_data_loss)
         starts = before_cuts(starts, views)
         kept = {key: start for key, start in starts.items() if start >= views[key].log_start_offset}
-        epochs = epochs_before(kept, _uids(views), self._asked().measure)
+        epochs = epochs_before(kept, _uids(views), self._open_catalog().measure)
         return StreamOffsets(starts, _uids(views), epochs)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -269,7 +269,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next micro-batch: committed, within ``limit``, never behind ``start``."""
-        with coded():
+        with with_error_code():
             begun = StreamOffsets.from_json(start)
             end = self._target or _ends(self._views_from(begun))
             starts = without(begun.next_offsets, self._made_again(begun.uids, end.uids))
@@ -278,9 +278,9 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return begun.to_json()
             uids = {**begun.uids, **end.uids}
             if not isinstance(limit, ReadAllAvailable):
-                ends = self._limited(limit, self._with_added(starts, ends), ends, uids)
+                ends = self._apply_limit(limit, self._with_added(starts, ends), ends, uids)
             found = StreamOffsets(ends, uids, self._epochs_at(ends, begun, end), self._began(begun, ends))
-            self._asked().vouch(found)
+            self._open_catalog().vouch(found)
             return found.to_json()
 
     def _began(self, begun: StreamOffsets, ends: Bounds) -> Bounds:
@@ -296,7 +296,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the views for a query that has read up to ``begun``. Raises DataLossError if the read records no longer
         exist [R6].
         """
-        views = self._asked().views(max_age_s=BOUNDS_AGE_S, known=(begun,))
+        views = self._open_catalog().views(max_age_s=BOUNDS_AGE_S, known=(begun,))
         lost = [cut_text(view) for view in views.values() if view.cut_at is not None]
         if lost and self.options.fail_on_data_loss:
             raise DataLossError("; ".join(lost) + _GO_ON)
@@ -316,16 +316,16 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 epochs[key] = end.epochs[key]
             else:
                 chosen[key] = offset
-        return {**epochs, **epochs_before(chosen, end.uids, self._asked().measure)}
+        return {**epochs, **epochs_before(chosen, end.uids, self._open_catalog().measure)}
 
-    def _limited(self, limit: ReadLimit, starts: Bounds, ends: Bounds, uids: Mapping[str, str]) -> Bounds:
+    def _apply_limit(self, limit: ReadLimit, starts: Bounds, ends: Bounds, uids: Mapping[str, str]) -> Bounds:
         """Apply the limit. Spark passes only one. If both options are set, that is the number of rows, and the limit of bytes
         also applies.
         """
         if isinstance(limit, ReadMaxRows):
             ends = share_out(limit.max_rows, starts, ends)
         most_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self.options.max_bytes_per_trigger
-        return end_within_bytes(most_bytes, starts, ends, uids, self._asked().measure) if most_bytes else ends
+        return end_within_bytes(most_bytes, starts, ends, uids, self._open_catalog().measure) if most_bytes else ends
 
     def _too_few(self, starts: Bounds, ends: Bounds) -> bool:
         """Return whether the micro-batch waits for minOffsetsPerTrigger, at most maxTriggerDelay. AvailableNow never waits."""
@@ -350,27 +350,27 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return ``starts`` and the beginnings of partitions that were added since. The limit includes their records."""
         if ends.keys() <= starts.keys():
             return starts
-        views = self._asked().views(max_age_s=BOUNDS_AGE_S)
+        views = self._open_catalog().views(max_age_s=BOUNDS_AGE_S)
         added = {key: min(views[key].log_start_offset, ends[key]) for key in ends.keys() - starts.keys() if key in views}
         return {**added, **starts}
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of this run: it reads the records that are committed now."""
-        with coded():
-            self._target = _ends(self._asked().views())
+        with with_error_code():
+            self._target = _ends(self._open_catalog().views())
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the committed offsets. Spark shows them in the query's progress, next to what was read."""
-        with coded():
-            return _ends(self._asked().views(max_age_s=BOUNDS_AGE_S)).to_json()
+        with with_error_code():
+            return _ends(self._open_catalog().views(max_age_s=BOUNDS_AGE_S)).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the ranges of one micro-batch. Equal offsets give equal records, also after a restart."""
-        with coded():
+        with with_error_code():
             begun, ended = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
             if ended.began and not begun.began:  # micro-batch 0, perhaps again: startingOffsets may mean another offset by now
                 begun = replace(ended, next_offsets=ended.began, epochs=self._epochs_began(begun, ended), began={})
-            views = self._asked().views_reaching(ended.next_offsets, (ended, begun))
+            views = self._open_catalog().views_reaching(ended.next_offsets, (ended, begun))
             gone = self._made_again(ended.uids, _uids(views))
             again = self._made_again(begun.uids, ended.uids) | gone
             if not self.options.take_recreated:
@@ -382,7 +382,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 fail_on_data_loss=self.options.fail_on_data_loss,
             )
             same = {key: epoch for key, epoch in begun.epochs.items() if key[0] not in again}
-            ranges = _split(with_epochs(ranges, same, _met(ended, ranges)), self.options, self._asked())
+            ranges = _split(with_epochs(ranges, same, _epochs_of_ends(ended, ranges)), self.options, self._open_catalog())
         return _input_partitions(ranges, [*losses, *_left_behind(begun, ended, again)])
 
     @staticmethod
@@ -402,7 +402,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Yield the records of one range."""
         return read_planned(partition.value, self.options)
 
-    def _asked(self) -> Catalog:
+    def _open_catalog(self) -> Catalog:
         if self._catalog is None:
             self._catalog = Catalog(link_to(self.options.access), self.options, watches=True)
         return self._catalog
@@ -414,7 +414,7 @@ def _between(key: tuple[str, int], offset: int, begun: StreamOffsets, end: Strea
     return bool(epoch) and same and epoch == end.epochs.get(key) and begun.next_offsets[key] <= offset <= end.next_offsets[key]
 
 
-def _met(ended: StreamOffsets, ranges: list[PlannedRange]) -> Bounds:
+def _epochs_of_ends(ended: StreamOffsets, ranges: list[PlannedRange]) -> Bounds:
     """Return the LeaderEpochs that the checkpoint has for the ends of ``ranges``, without ranges that end early because
     records are gone.
     """
@@ -455,7 +455,7 @@ def _ends(views: Views) -> StreamOffsets:
     return StreamOffsets(ends, _uids(views), {key: view.end_epoch for key, view in views.items()})
 
 
-def _known(specs: tuple[OffsetSpec, ...]) -> list[StreamOffsets]:
+def _epochs_given_by_user(specs: tuple[OffsetSpec, ...]) -> list[StreamOffsets]:
     """Return the LeaderEpochs that the user gives for records that were read before. Leaders check whether these records
     still exist [R6].
     """

@@ -220,7 +220,7 @@ class ServiceTest:
         Returns:
             This object.
         """
-        self._run = self._run.restarted()
+        self._run = self._run.restart_from_snapshot()
         return self
 
     def verify(self, *, hash_seeds: int = 2, restarts: int = 50) -> None:
@@ -238,8 +238,8 @@ class ServiceTest:
         """
         count = len(self._records)
         places = sorted({count * number // restarts for number in range(1, restarts + 1)} - {0}) if restarts else []
-        told = _told(self._factory, Role.LEADER, self._records, places)
-        _compare(told, _told(self._factory, Role.FOLLOWER, self._records, places), "as FOLLOWER")
+        told = _run_records(self._factory, Role.LEADER, self._records, places)
+        _compare(told, _run_records(self._factory, Role.FOLLOWER, self._records, places), "as FOLLOWER")
         for place in places:
             self._replay_from(place, told)
         for seed in range(1, hash_seeds + 1):
@@ -248,14 +248,16 @@ class ServiceTest:
     def _replay_from(self, place: int, told: _Told) -> None:
         run = _Run(self._factory, Role.LEADER)
         run.feed(self._records[:place])
-        again = run.restarted()
+        again = run.restart_from_snapshot()
         what = f"from the snapshot after {place} records"
         if again.machine.snapshot().encode() != run.machine.snapshot().encode():
             raise DivergedError(
                 f"{what}: the state after a restore from the snapshot differs. take_snapshot lacks a part of the state."
             )
         again.feed(self._records[place:])
-        end = _Told([_shown(output) for output in again.outputs], {len(self._records): _state(again)}, _replies_of(again))
+        end = _Told(
+            [_output_as_shown(output) for output in again.outputs], {len(self._records): _state(again)}, _replies_of(again)
+        )
         _compare(_Told(told.outputs, {len(self._records): told.states[-1]}, told.replies), end, what)
 
 
@@ -278,9 +280,9 @@ class _Run:
         self.machine.apply(records)
         outputs = self._outbox.take(self._outbox.first_kept, self._outbox.waiting_count)
         self.outputs += outputs
-        self._outbox.written(self._outbox.output_count)
+        self._outbox.outputs_committed(self._outbox.output_count)
 
-    def restarted(self) -> _Run:
+    def restart_from_snapshot(self) -> _Run:
         """Return a new run from a snapshot of this one's state, with equal outputs so far."""
         snapshot = decode(self.machine.snapshot().encode(), _IDENTITY)
         again = _Run(self._factory, self._role, snapshot)
@@ -318,7 +320,7 @@ def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _shown(output: Output) -> Shown:
+def _output_as_shown(output: Output) -> Shown:
     headers = sorted([name, _text(content)] for name, content in output.headers)
     return (output.offset, output.index, _text(output.value), None if output.key is None else _text(output.key), headers)
 
@@ -333,7 +335,7 @@ def _state(run: _Run) -> str:
     return _text(first)
 
 
-def _told(factory: Callable[[], Service], role: Role, records: Sequence[Record], places: Sequence[int]) -> _Told:
+def _run_records(factory: Callable[[], Service], role: Role, records: Sequence[Record], places: Sequence[int]) -> _Told:
     """Run ``records``, and record the state after the numbers of records in ``places``."""
     run, states, done = _Run(factory, role), {}, 0
     for place in places:
@@ -342,7 +344,7 @@ def _told(factory: Callable[[], Service], role: Role, records: Sequence[Record],
         states[place] = _state(run)
     run.feed(records[done:])
     states[-1] = _state(run)
-    return _Told([_shown(output) for output in run.outputs], states, _replies_of(run))
+    return _Told([_output_as_shown(output) for output in run.outputs], states, _replies_of(run))
 
 
 def _replies_of(run: _Run) -> list[tuple[int, str]]:
@@ -353,8 +355,8 @@ def _compare(one: _Told, other: _Told, how: str) -> None:
     for number, (mine, theirs) in enumerate(zip(one.outputs, other.outputs, strict=False)):
         if tuple(mine) != tuple(theirs):
             raise DivergedError(
-                f"Output {number} (of the record at offset {mine[0]}) differs {how}: {_said(mine)}, then "
-                f"{_said(theirs)}. The callbacks must be deterministic."
+                f"Output {number} (of the record at offset {mine[0]}) differs {how}: {_output_text(mine)}, then "
+                f"{_output_text(theirs)}. The callbacks must be deterministic."
             )
     if len(one.outputs) != len(other.outputs):
         raise DivergedError(
@@ -376,7 +378,7 @@ def _compare(one: _Told, other: _Told, how: str) -> None:
             )
 
 
-def _said(shown: Shown) -> str:
+def _output_text(shown: Shown) -> str:
     value = base64.b64decode(shown[2])
     headers = {name: base64.b64decode(content) for name, content in shown[4]}
     return f"{value[:_SHOWN_BYTES]!r}" + (f" with {headers}" if headers else "")
@@ -457,7 +459,7 @@ def run_in_child() -> None:
     for part in work["name"].split("."):
         factory = getattr(factory, part)
     try:
-        told = _told(factory, Role.LEADER, list(map(_record_from_json, work["records"])), work["places"])
+        told = _run_records(factory, Role.LEADER, list(map(_record_from_json, work["records"])), work["places"])
     except DivergedError as error:
         print(json.dumps({"diverged": str(error)}))
         return

@@ -45,7 +45,7 @@ from liftpy.core.backup.manifest import (
     state_path,
     writer_of,
 )
-from liftpy.core.backup.pieces import PIECE_BYTES, chained, kept_pieces, missing_files
+from liftpy.core.backup.pieces import PIECE_BYTES, extend_chain, kept_pieces, missing_files
 from liftpy.core.base.ids import PartitionKey, is_internal
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.snapshot import encode_snapshot
@@ -56,7 +56,7 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.spark.pipelines.replica_reads import Away, Damaged, ReplicaAddress, ReplicaReads
 from sidecar.backup.inspect import read_image
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, BackupPace, Store
-from sidecar.runtime.tasks import attended
+from sidecar.runtime.tasks import start_attended
 
 T = TypeVar("T")
 _AT_ONCE = 4
@@ -125,7 +125,7 @@ async def _in_thread(work: Callable[..., object], *given: object) -> None:
 
     If the caller is canceled, it waits for the thread, so that nothing is written after the clean-up.
     """
-    working = attended(asyncio.to_thread(work, *given))
+    working = start_attended(asyncio.to_thread(work, *given))
     try:
         await asyncio.shield(working)
     finally:
@@ -203,10 +203,10 @@ class _BackupRun:
         state = await self.client.admin.describe_cluster(linearizable=True)
         created_ns = time.time_ns()
         streams = self._chosen_streams(state.image)
-        described = await self._described()
+        described = await self._describe_groups()
         bounds = await self._bounds(streams)
         self.step("pieces")
-        copies = await self._copied(streams, bounds, before)
+        copies = await self._copy_streams(streams, bounds, before)
         if self.deleted:
             await _in_thread(self._remove_unused, copies)
         cursors = _cursors(described, {stream.name for stream in copies})
@@ -266,7 +266,7 @@ class _BackupRun:
         names = sorted(set(self.options.streams)) or [name for name in sorted(image.streams) if not is_internal(name)]
         return [image.streams[name] for name in names]
 
-    async def _described(self) -> list[tuple[str, bool, dict[PartitionKey, int]]]:
+    async def _describe_groups(self) -> list[tuple[str, bool, dict[PartitionKey, int]]]:
         """Return (name, is a cursor, positions) of each group and cursor."""
         found: list[tuple[str, bool, dict[PartitionKey, int]]] = []
         for group in await self.client.groups.list():
@@ -337,7 +337,7 @@ class _BackupRun:
         asked = [ask_one(stream, partition.partition) for stream in streams for partition in stream.partitions]
         return {key: found for key, found in await asyncio.gather(*asked) if found is not None}
 
-    async def _copied(
+    async def _copy_streams(
         self, streams: list[StreamImage], barriers: dict[tuple[str, int], Barrier], before: Manifest | None
     ) -> list[StreamCopy]:
         earlier: dict[tuple[str, int], PartitionCopy] = {}
@@ -363,7 +363,9 @@ class _BackupRun:
                 return copy
 
         tasks = {
-            (stream.name, p.partition): attended(copy_one(stream, p.partition)) for stream in streams for p in stream.partitions
+            (stream.name, p.partition): start_attended(copy_one(stream, p.partition))
+            for stream in streams
+            for p in stream.partitions
         }
         try:
             copies = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
@@ -489,7 +491,7 @@ class _PartitionCopying:
                 self._compacted_end, self._deletes_end, self._answered = 0, None, ""
                 chain, kept = kept_pieces(None, start, bounds.high_watermark, self._home.options.piece_bytes)
             try:
-                copy = await self._read(start, bounds.high_watermark, chain, kept)
+                copy = await self._read_partition(start, bounds.high_watermark, chain, kept)
                 return replace(copy, state=state, knows_dropped=barrier.knows_dropped)
             except _TombstonesGoneError:
                 before = None
@@ -513,7 +515,9 @@ class _PartitionCopying:
             return False
         return any(batch.next_offset == last.end and batch.leader_epoch == last.last_epoch for batch in batches)
 
-    async def _read(self, start: int, high_watermark: int, before: str, kept: tuple[StoredPiece, ...]) -> PartitionCopy:
+    async def _read_partition(
+        self, start: int, high_watermark: int, before: str, kept: tuple[StoredPiece, ...]
+    ) -> PartitionCopy:
         position, barrier = kept[-1].end if kept else start, high_watermark
         chain = bytes.fromhex(kept[-1].chain if kept else before)
         pieces = list(kept)
@@ -537,9 +541,9 @@ class _PartitionCopying:
                 batches = [b for b in found if b.next_offset > position and b.base_offset <= high_watermark]
                 data = b"".join(batch.view for batch in batches)
                 if writer is None:
-                    writer = files.enter_context(_writing(self._home, self._stream, self._number, batches[0].base_offset))
+                    writer = files.enter_context(_piece_writer(self._home, self._stream, self._number, batches[0].base_offset))
                 for batch in batches:
-                    chain = chained(chain, batch)
+                    chain = extend_chain(chain, batch)
                 await _in_thread(writer.write, data)
                 if position <= barrier:  # there is a limit, because the copy might never end otherwise
                     await self._home.pace.spent(len(data))
@@ -633,7 +637,7 @@ class _PieceWriter:
 
 
 @contextmanager
-def _writing(home: _BackupRun, stream: StreamImage, number: int, start: int) -> Iterator[_PieceWriter]:
+def _piece_writer(home: _BackupRun, stream: StreamImage, number: int, start: int) -> Iterator[_PieceWriter]:
     path = piece_path(stream.name, stream.uid, number, start, home.id)
-    with home.store.writing(path) as file:
+    with home.store.open_for_writing(path) as file:
         yield _PieceWriter(path, start, file)

@@ -161,7 +161,7 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
         raise NotFoundError("The store has no complete backup, so nothing was removed. Create one with `liftpy backup create`.")
     doomed |= {one.backup for one in listed if one.faults and one.backup < whole[0]}
     ids = [one.backup for one in listed]
-    used = _running(store, now, ids, died)
+    used = _running_backups(store, now, ids, died)
     doomed -= set(used.values())
     if "?" in used.values():
         doomed = set()
@@ -171,7 +171,7 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
     # list pieces before marks, and marks before manifests, so that the backup of each piece is found as one or the other
     sizes = store.sizes("pieces")
     others = {path: size for path, size in store.sizes("backups").items() if path.split("/")[1] not in ids}
-    running = used if dry_run else _running(store, now, ids, died)
+    running = used if dry_run else _running_backups(store, now, ids, died)
     ended = set(store.backup_ids()) - {one.backup for one in listed}
     kept = [store.manifest(one.backup) for one in listed if one.backup not in doomed]
     # a backup that began may use these pieces, and one that ended has written pieces that no known manifest names
@@ -207,7 +207,7 @@ def _may_run(backup: str, by: datetime) -> bool:
     return is_backup_id(backup) and by - backup_moment(backup) < RUNNING_AGE
 
 
-def _running(store: Store, now: datetime, ids: Iterable[str], died: Collection[str]) -> dict[str, str]:
+def _running_backups(store: Store, now: datetime, ids: Iterable[str], died: Collection[str]) -> dict[str, str]:
     """Return running backup -> the backup whose pieces it uses ('': none, '?': not known).
 
     ``ids``: complete backups. ``died``: backups that count as dead.

@@ -218,7 +218,7 @@ class RestoredSetting:
         return f"liftpy settings node-session --session {_seconds(value.session_ms):g} --lease {_seconds(value.lease_ms):g}"
 
     @property
-    def shown(self) -> dict[str, object]:
+    def json_value(self) -> dict[str, object]:
         """Value of the setting for JSON."""
         value = self.value
         if isinstance(value, DefaultQuota):
@@ -354,10 +354,10 @@ class RestoredStream:
             NotFoundError: The stream was deleted.
         """
         if now is None or now.uid != self.uid:
-            raise self.deleted()
+            raise self.deleted_error()
         return now.partitions[: len(self.copy.partitions)]
 
-    def deleted(self) -> NotFoundError:
+    def deleted_error(self) -> NotFoundError:
         """Return the error for a stream that was deleted during its restore."""
         return NotFoundError(f"Stream {self.wish.into} was deleted during the restore. Start the restore again.")
 
@@ -459,7 +459,7 @@ class Restore:
             state = await self._client.admin.describe_cluster(linearizable=True)
             await self._make_room(state.image)
             for one in self._streams:
-                one.plan = await self._planned(one, state.image)
+                one.plan = await self._plan_placement(one, state.image)
             self._begin("stage")
             await asyncio.to_thread(self._stage, scratch)
             self._begin("register")
@@ -550,7 +550,7 @@ class Restore:
             with contextlib.suppress(LiftError):  # the helper still has another replica
                 await self._client.admin.remove_node(node)
 
-    async def _planned(self, one: RestoredStream, image: ClusterImage) -> tuple[tuple[str, ...], ...]:
+    async def _plan_placement(self, one: RestoredStream, image: ClusterImage) -> tuple[tuple[str, ...], ...]:
         """Return the nodes of each partition. There are fewer replicas than in the backup if the cluster has fewer nodes.
 
         If the racks of the nodes do not allow the placement policy of the stream, the default policy is used.
@@ -564,7 +564,7 @@ class Restore:
                 wish.subject,
                 partitions=count,
                 replicas=replicas,
-                config=self._closed(wish.config),
+                config=self._closed_config(wish.config),
                 placement=PlacementOptions(policy=policy),
             )
 
@@ -583,7 +583,7 @@ class Restore:
             )
         return plan.replicas
 
-    def _closed(self, config: StreamConfig) -> StreamConfig:
+    def _closed_config(self, config: StreamConfig) -> StreamConfig:
         return replace(config, read_only=True)
 
     def _begin(self, name: str) -> None:
@@ -656,7 +656,7 @@ class Restore:
         created = await self._client.create_stream(
             wish.into,
             wish.subject,
-            config=self._closed(wish.config),
+            config=self._closed_config(wish.config),
             placement=self._wish_on_helper(range(min(count, _CREATED_TOGETHER)), wish.placement or DEFAULT_POLICY),
             ready_s=0,
             first_leader_epoch=first_epoch,
@@ -687,7 +687,7 @@ class Restore:
         try:
             partitions = one.partitions_of((await self._client.stream(one.wish.into)).image)
         except NotFoundError:
-            raise one.deleted() from None
+            raise one.deleted_error() from None
         if any(partition.leader != self._helper_id for partition in partitions):
             return False
         for number, log in enumerate(one.logs):

@@ -1,7 +1,7 @@
 """Backup store: a directory, or a bucket that ``pyarrow.fs`` supports. All methods block, so use them in threads.
 
 A path is below the root and consists of checked names (``liftpy.core.backup.manifest``). A file written by ``put`` is
-complete or absent. A file written by ``writing`` may be incomplete after a failure. So a file counts only if a manifest
+complete or absent. A file written by ``open_for_writing`` may be incomplete after a failure. So a file counts only if a manifest
 names it.
 
 The module also limits the rate in bytes per second, over all copies that run at the same time.
@@ -73,7 +73,7 @@ class Store:
             return bytes(stream.read())
 
     @contextmanager
-    def writing(self, path: str) -> Iterator[Any]:
+    def open_for_writing(self, path: str) -> Iterator[Any]:
         """Yield a new file to write to. It is durable when the context ends."""
         whole = self._whole(path)
         with _storage_errors(path):
@@ -92,7 +92,7 @@ class Store:
         """Write a small file atomically."""
         part = path if self._fs.type_name in _ATOMIC else path + _PART
         try:
-            with self.writing(part) as stream:
+            with self.open_for_writing(part) as stream:
                 stream.write(data)
         except StorageError:
             with suppress(StorageError):

@@ -19,7 +19,7 @@ import nats.js.api
 
 from liftpy.client import connect
 from sidecar.bench.open_loop import SMALLEST_BYTES, STAMP, quantiles
-from sidecar.runtime.tasks import attended
+from sidecar.runtime.tasks import start_attended
 
 _STAMPED = re.compile(rb"\r\nT(\d{19})")
 _INBOX = "_INBOX.arrivals"
@@ -82,10 +82,10 @@ async def run(port: int, stream: str, system: str) -> dict[str, float]:
         SystemExit: The system ended the reading.
     """
     found, loop = Arrivals(), asyncio.get_running_loop()
-    reading = attended((read_ours if system == "liftpy" else read_jetstream)(port, stream, found))
+    reading = start_attended((read_ours if system == "liftpy" else read_jetstream)(port, stream, found))
     is_over = asyncio.Event()
     loop.add_reader(sys.stdin, is_over.set)
-    waiting = attended(is_over.wait())
+    waiting = start_attended(is_over.wait())
     await asyncio.wait({reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
     loop.remove_reader(sys.stdin)
     has_ended = reading.done()

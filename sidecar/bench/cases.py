@@ -70,7 +70,7 @@ def _publishers(system: System, asked: Asked, size_bytes: int, window: int, *, e
     return _rate(measured_together(commands, None, system.pids))
 
 
-def acked(system: System, asked: Asked) -> Iterator[Row]:
+def publish_with_acks(system: System, asked: Asked) -> Iterator[Row]:
     """Publish with an ack for each message. The number of messages without an ack is limited."""
     for size_bytes in asked.sizes:
         for window in asked.windows:
@@ -90,7 +90,7 @@ def load_alone(asked: Asked) -> dict[int, Figures]:
                 for size_bytes in asked.sizes:
                     publishing = [sys.executable, "-m", "sidecar.bench.publisher", str(server.port), STREAM]
                     given = map(str, (asked.seconds, size_bytes, PEAK_WINDOW))
-                    found[size_bytes] = _rate([measured([*publishing, *given], None, [server.pid, answering.pid])])
+                    found[size_bytes] = _rate([measure_process([*publishing, *given], None, [server.pid, answering.pid])])
             finally:
                 answering.kill()
     return found
@@ -109,7 +109,7 @@ def producer(system: System, asked: Asked) -> Iterator[Row]:
         case = _PRODUCER_PEER.format(size_bytes=size_bytes)
         if system.kind == OURS:
             words = [sys.executable, "-m", "sidecar.bench.producer", str(system.ports[0]), STREAM, str(asked.seconds)]
-            yield _row(case, _rate([measured([*words, str(size_bytes), "many"], None, system.pids)]))
+            yield _row(case, _rate([measure_process([*words, str(size_bytes), "many"], None, system.pids)]))
         else:
             yield _row(case, _publishers(system, asked, size_bytes, PEAK_WINDOW))
 
@@ -117,7 +117,7 @@ def producer(system: System, asked: Asked) -> Iterator[Row]:
 def consume(system: System, asked: Asked) -> Iterator[Row]:
     """Read the published messages from the first one on, with the Python client of each system."""
     for name, words in system.readers(asked.seconds).items():
-        yield _row(f"consume, {name}", _rate([measured(words, None, system.pids)]))
+        yield _row(f"consume, {name}", _rate([measure_process(words, None, system.pids)]))
 
 
 def latency(system: System, asked: Asked) -> Iterator[Row]:
@@ -135,7 +135,7 @@ def _at_rate(system: System, asked: Asked, size_bytes: int, rate: float) -> Figu
         if reader.stdout.readline().strip() != "go":
             raise SystemExit("The process that reads the records did not start in time. Run the benchmark again.")
         writing = [sys.executable, "-m", "sidecar.bench.open_loop", str(system.ports[0]), STREAM]
-        run = measured([*writing, *map(str, (asked.seconds, size_bytes, rate))], None, [*system.pids, reader.pid])
+        run = measure_process([*writing, *map(str, (asked.seconds, size_bytes, rate))], None, [*system.pids, reader.pid])
         said, _ = reader.communicate("end\n")
     arrived = json.loads(said)
     figures = _rate([run]) | {name: value for name, value in arrived.items() if name.endswith("_ms")}
@@ -195,7 +195,7 @@ async def _quiet(_: Exception) -> None:
 
 
 CASES: dict[str, Case] = {
-    "acked": acked,
+    "acked": publish_with_acks,
     "plain": plain,
     "producer": producer,
     "consume": consume,
@@ -237,7 +237,7 @@ def all_cpu_s(pids: Iterable[int]) -> float:
     return total
 
 
-def measured(words: Sequence[str], folder: Path | None, pids: Sequence[int]) -> Figures:
+def measure_process(words: Sequence[str], folder: Path | None, pids: Sequence[int]) -> Figures:
     """Run a process and return the JSON of its last output line.
 
     ``cpu_s`` is its CPU time, and ``all_cpu_s`` that of ``pids``, both from its line ``go`` on.

@@ -92,7 +92,7 @@ async def theirs(url: str, stream: str, end_s: float, how: str) -> dict[str, flo
     stored = (await jetstream.stream_info(stream)).state.messages
     clock = Stopwatch(end_s)
     while clock.goes_on:
-        count += await (_pull if how == "py-pull" else _ordered)(jetstream, stream, stored, clock.end)
+        count += await (_pull if how == "py-pull" else _consume_in_order)(jetstream, stream, stored, clock.end)
         rounds += 1
     figures = clock.figures(count, rounds)
     await connection.close()
@@ -111,7 +111,7 @@ async def _pull(jetstream: Any, stream: str, stored: int, end: float) -> int:
     return count
 
 
-async def _ordered(jetstream: Any, stream: str, stored: int, end: float) -> int:
+async def _consume_in_order(jetstream: Any, stream: str, stored: int, end: float) -> int:
     subscription = await jetstream.subscribe(stream, stream=stream, ordered_consumer=True)
     count = 0
     while count < stored and (count % _TOGETHER or time.perf_counter() < end):

@@ -57,7 +57,7 @@ def varint(value: int) -> bytes:
     return bytes([*found, value])
 
 
-def enveloped(kind: int, payload: bytes) -> bytes:
+def envelope_of(kind: int, payload: bytes) -> bytes:
     """Return an envelope without a checksum."""
     return _ENVELOPE.pack(_MAGIC, 0, _ENVELOPE.size, 0, kind) + payload
 
@@ -65,10 +65,10 @@ def enveloped(kind: int, payload: bytes) -> bytes:
 def _of_liftbridge(value: bytes, inbox: bytes) -> bytes:
     """Encode a message for Liftbridge. All in-sync replicas acknowledge it, as in liftpy."""
     asked = field(10, inbox) + number_field(12, 1) if inbox else number_field(12, 2)
-    return enveloped(_PUBLISH, field(3, value) + asked)
+    return envelope_of(_PUBLISH, field(3, value) + asked)
 
 
 PLAIN = Dialect(lambda value, _: value, True, b'"seq"', lambda data: b'"error"' in data)
 """Format of liftpy and JetStream. Their answer is ``{"stream":..., "seq":...}``, or has an ``error``."""
-LIFTBRIDGE = Dialect(_of_liftbridge, False, enveloped(_ACK, b""), _REFUSED.search)
+LIFTBRIDGE = Dialect(_of_liftbridge, False, envelope_of(_ACK, b""), _REFUSED.search)
 DIALECTS = {"plain": PLAIN, "liftbridge": LIFTBRIDGE}

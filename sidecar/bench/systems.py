@@ -32,7 +32,7 @@ from nats.aio.client import Client
 
 from liftpy.client import connect
 from liftpy.errors import ConfigError, UnavailableError
-from sidecar.bench.dialects import LIFTBRIDGE, enveloped, field, number_field
+from sidecar.bench.dialects import LIFTBRIDGE, envelope_of, field, number_field
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer, free_ports, spawn
 from sidecar.runtime.settings import search_path
@@ -215,12 +215,12 @@ class LiftbridgeCluster:
         """Create a stream with one partition on all servers, and wait for an ack. Raises UnavailableError if none comes."""
         partition = field(1, subject.encode()) + field(2, name.encode()) + number_field(5, len(self._names))
         stream = field(1, name.encode()) + field(2, subject.encode()) + field(3, partition) + field(4, b"")
-        request, said = enveloped(_PROPAGATED, field(2, field(1, stream))), b""
+        request, said = envelope_of(_PROPAGATED, field(2, field(1, stream))), b""
         connection = await nats.connect(self._nats.servers[0].url)
         try:
             async with asyncio.timeout(_LIFTBRIDGE_READY_S):
                 made = False
-                while not (made and await self.acked(connection, subject, b"ready?", _ASK_S)):
+                while not (made and await self.publish_one(connection, subject, b"ready?", _ASK_S)):
                     with contextlib.suppress(nats.errors.Error):
                         said = (await connection.request(f"{_CONTROL}.propagate", request, timeout=_ASK_S)).data
                         made = b"\x12" not in said or b"exists" in said
@@ -232,7 +232,7 @@ class LiftbridgeCluster:
         finally:
             await connection.close()
 
-    async def acked(self, connection: Client, subject: str, value: bytes, timeout_s: float) -> bool:
+    async def publish_one(self, connection: Client, subject: str, value: bytes, timeout_s: float) -> bool:
         """Publish one message. Return whether it was acknowledged in time."""
         inbox = connection.new_inbox()
         subscription = await connection.subscribe(inbox, max_msgs=1)
@@ -249,7 +249,7 @@ class LiftbridgeCluster:
         try:
             for server in self._names:
                 with contextlib.suppress(nats.errors.Error):
-                    request = enveloped(_STATUS, field(1, name.encode()))
+                    request = envelope_of(_STATUS, field(1, name.encode()))
                     answer = await connection.request(f"{_CONTROL}.status.{server}", request, timeout=_ASK_S)
                     if answer.data.endswith(_IS_LEADER):
                         return server
@@ -584,7 +584,7 @@ class Liftbridge(LiftbridgeCluster, _OverNats):
 
     async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
         """Publish one message that contains the ack inbox. Return whether it was acknowledged."""
-        return await self.acked(connection, STREAM, value, timeout_s)
+        return await self.publish_one(connection, STREAM, value, timeout_s)
 
     def kill_leader(self) -> int:
         """Kill the server that leads the stream. Return the port of a nats-server. The nats-servers continue."""
@@ -663,7 +663,7 @@ SYSTEMS: dict[str, Callable[[PeersGiven], System]] = {
 DEFAULT_SYSTEMS = (OURS, "jetstream-always", "jetstream")
 
 
-def chosen(names: tuple[str, ...], given: PeersGiven, say: Callable[[str], None]) -> tuple[str, ...]:
+def choose_systems(names: tuple[str, ...], given: PeersGiven, say: Callable[[str], None]) -> tuple[str, ...]:
     """Return the systems to measure: ``names``, or by default all that are installed.
 
     ``say`` is called with the systems that are skipped. Raises ConfigError if a named system is missing.

@@ -120,7 +120,7 @@ def said_of(manifest: Manifest) -> Attributes:
 
 
 @contextmanager
-def traced(
+def trace_steps(
     name: str, target: Target, trace: str, endpoint: str, exporter: Callable[[], Exporter] | None = None
 ) -> Iterator[StepSpans]:
     """Trace the block and its steps. Raise ConfigError if packages are missing."""
@@ -143,7 +143,7 @@ def traced(
         said = (str(error) if isinstance(error, LiftError) else "") or type(error).__name__
         raise
     finally:
-        thread.put(spans.ended(said))
+        thread.put(spans.end_all(said))
         thread.close()
 
 
@@ -225,7 +225,7 @@ def restore(
         wide=cluster_wide_of(image) if everything else NOTHING_WIDE,
     )
 
-    with traced("restore", target, trace, trace_endpoint) as spans:
+    with trace_steps("restore", target, trace, trace_endpoint) as spans:
         spans.attributes = said_of(manifest) | {"liftpy.streams": len(wishes)}
 
         async def work(client: Client) -> Restored:
@@ -353,7 +353,7 @@ def _backup_restore_shown(manifest: Manifest, done: Restored) -> dict[str, objec
         "streams": streams,
         "states_left_out": done.states_left_out(),
         "cursors": done.cursors,
-        "settings": {one.name.replace(" ", "_"): one.shown for one in done.settings},
+        "settings": {one.name.replace(" ", "_"): one.json_value for one in done.settings},
         "readable_s": round(done.served_s, 3),
         "took_s": round(done.took_s, 3),
     }
@@ -379,7 +379,7 @@ def drill_(
     manifest = store.newest(backup_id)
     options = RestoreOptions(target=target, scratch=scratch, node_config=node_config)
 
-    with traced("drill", target, trace, trace_endpoint) as spans:
+    with trace_steps("drill", target, trace, trace_endpoint) as spans:
         spans.attributes = said_of(manifest)
 
         async def work(client: Client) -> Drilled:
@@ -457,7 +457,7 @@ def create(
         bytes_per_s=bytes_per_s,
     )
 
-    with traced("backup", target, trace, trace_endpoint) as spans:
+    with trace_steps("backup", target, trace, trace_endpoint) as spans:
 
         async def work(client: Client) -> TakenBackup:
             with Progress("backup", None, unit="partitions") as progress:
@@ -470,7 +470,7 @@ def create(
         taken = with_client(target, work)
         spans.attributes = said_of(taken.manifest) | {"liftpy.written_bytes": taken.written_bytes}
     if as_json:
-        shown = _shown(taken.manifest) | {"written_bytes": taken.written_bytes, "took_s": round(taken.took_s, 3)}
+        shown = _manifest_as_json(taken.manifest) | {"written_bytes": taken.written_bytes, "took_s": round(taken.took_s, 3)}
         click.echo(json.dumps(shown | {"deleted": list(taken.deleted)}))
     else:
         click.echo(
@@ -517,7 +517,7 @@ def list_(url: str, max_age_s: float | None, metrics_file: Path | None, as_json:
         write_metrics(metrics_file, url, found, time.time_ns())
     if as_json:
         rows = [
-            {**({} if one.manifest is None else _shown(one.manifest)), "backup": one.backup, "faults": one.faults}
+            {**({} if one.manifest is None else _manifest_as_json(one.manifest)), "backup": one.backup, "faults": one.faults}
             for one in found
         ]
         click.echo(json.dumps(rows))
@@ -551,7 +551,7 @@ def _contents(manifest: Manifest) -> str:
     return f"{len(manifest.streams)} streams, {partitions} partitions, {len(manifest.cursors)} groups and cursors"
 
 
-def _shown(manifest: Manifest) -> dict[str, object]:
+def _manifest_as_json(manifest: Manifest) -> dict[str, object]:
     return {
         "backup": manifest.backup,
         "created_ns": manifest.created_ns,

@@ -15,7 +15,7 @@ from rich.table import Table
 from liftpy.errors import ConfigError
 from sidecar.bench.cases import CASES, Asked
 from sidecar.bench.running import better, draw, report, require_plots
-from sidecar.bench.systems import OURS, SYSTEMS, PeersGiven, chosen
+from sidecar.bench.systems import OURS, SYSTEMS, PeersGiven, choose_systems
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import Duration, OutputFile, json_option
 
@@ -121,7 +121,7 @@ def bench(
     asked = Asked(seconds, _numbers(sizes, "--sizes"), _numbers(windows, "--windows"), publishers, parts)
     say = functools.partial(click.echo, err=True)
     given = PeersGiven(int(nats_servers), kafka_jars)
-    named = chosen(systems, given, say)
+    named = choose_systems(systems, given, say)
     if plot is not None:
         require_plots()
         if systems and (OURS not in systems or len(set(systems)) == 1):

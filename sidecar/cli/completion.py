@@ -102,13 +102,13 @@ def man_page(root: click.Command) -> Iterator[str]:
     """Yield the lines of the man page of ``root`` and all its commands (troff, macros ``man``)."""
     yield f'.TH LIFTPY 1 "{datetime.date.today():%Y-%m-%d}" "liftpy {__version__}" "User Commands"'
     yield ".SH NAME"
-    yield f"liftpy \\- {_escaped(_first_line(root))}"
+    yield f"liftpy \\- {_escape(_first_line(root))}"
     yield ".SH COMMANDS"
     for path, command in _walk((str(root.name),), root):
-        yield f".SS {_escaped(' '.join(path))}"
+        yield f".SS {_escape(' '.join(path))}"
         yield ".nf"
         with click.Context(command, info_name=" ".join(path), terminal_width=78, max_content_width=78) as ctx:
-            yield from (_escaped(line) for line in command.get_help(ctx).splitlines())
+            yield from (_escape(line) for line in command.get_help(ctx).splitlines())
         yield ".fi"
 
 
@@ -126,7 +126,7 @@ def _first_line(command: click.Command) -> str:
     return (command.help or "").strip().splitlines()[0]
 
 
-def _escaped(line: str) -> str:
+def _escape(line: str) -> str:
     """Return a line for troff without escapes, and without a request if it begins with a dot or an apostrophe."""
     text = line.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{text}" if text.startswith((".", "'")) else text

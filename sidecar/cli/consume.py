@@ -40,7 +40,7 @@ from sidecar.cli.options import BYTES, connection_options, json_option
 from sidecar.cli.progress import Progress
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
-from sidecar.runtime.tasks import attended
+from sidecar.runtime.tasks import start_attended
 
 
 class Write(Protocol):
@@ -227,7 +227,7 @@ async def consume_as_member(client: Client, member: GroupReading) -> None:
         async with client.group(member.group, [member.stream], options=member.options) as group:
             while (part := await group.take()) is not None:
                 written = threading.Event()  # the thread says it: a loop that did not turn for a while has not heard it yet
-                writing = attended(
+                writing = start_attended(
                     asyncio.to_thread(_consume_group_write, write, lines(part), written)
                 )  # who reads may be slow: heartbeats go on
                 try:
@@ -395,8 +395,8 @@ def _warn_of_unmatched(stream: str, own: Sequence[str], subjects: Sequence[str])
 
 async def _until_nobody_reads(client: Client, doing: Coroutine[Any, Any, None], ending_s: float) -> None:
     """Run ``doing`` until the reader of the output has closed it. ``ending_s``: time for a clean end after that, in seconds."""
-    working = attended(doing)
-    watching = attended(reader_gone(sys.stdout))
+    working = start_attended(doing)
+    watching = start_attended(reader_gone(sys.stdout))
     try:
         done, _ = await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         await done.pop()

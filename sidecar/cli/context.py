@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from liftpy.errors import ConfigError
-from liftpy.nats.urls import check_urls, shown
+from liftpy.nats.urls import check_urls, without_secrets
 from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, options_before
 from sidecar.cli.options import add_shared_options, json_option
 from sidecar.cli.output import table
@@ -103,7 +103,7 @@ def select(name: str | None, none: bool) -> None:
         raise click.UsageError("Give the name of a context, or --none.")
     contexts = _load()
     if name is not None:
-        contexts.named(name)
+        contexts.values_of(name)
     replace(contexts, selected=name or "").save()
     click.echo(f"Context {name} is selected." if name else "No context is selected.")
 
@@ -113,7 +113,7 @@ def select(name: str | None, none: bool) -> None:
 def remove(name: str) -> None:
     """Remove context NAME. Files that it names stay."""
     contexts = _load()
-    contexts.named(name)
+    contexts.values_of(name)
     left = {key: values for key, values in contexts.values.items() if key != name}
     replace(contexts, values=left, selected="" if contexts.selected == name else contexts.selected).save()
     click.echo(f"Context {name} was removed.")
@@ -154,4 +154,4 @@ def list_(as_json: bool) -> None:
 
 def shown_value(key: str, value: str) -> str:
     """Return a value without the password that a URL may have."""
-    return ",".join(map(shown, value.split(","))) if key == "nats" else value
+    return ",".join(map(without_secrets, value.split(","))) if key == "nats" else value

@@ -61,9 +61,9 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
     First stop every controller. Never start a controller of the old group with its old data directory again. Read
     docs/runbooks/controllers-lost.md before you start.
     """
-    from sidecar.quorum.rescue import locked, newest, read_survivor, rescue  # late: brings PySyncObj
+    from sidecar.quorum.rescue import lock_directories, newest, read_survivor, rescue  # late: brings PySyncObj
 
-    with locked(list(folders)) as held:
+    with lock_directories(list(folders)) as held:
         survivors = [read_survivor(folder) for folder in held if (folder.raft / "journal").is_file()]
         if not survivors:
             raise ConfigError(
@@ -80,7 +80,7 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
             for one in survivors
         ]  # fmt: skip
         if not as_json:
-            shown = [(str(r["node"]), str(r["term"]), str(r["index"]), str(r["digest"]), _said(r)) for r in rows]
+            shown = [(str(r["node"]), str(r["term"]), str(r["index"]), str(r["digest"]), _row_text(r)) for r in rows]
             Console().print(table(("controller", "term", "index", "digest", ""), shown))
         written: dict[str, Path] = {}
         if voters:
@@ -99,7 +99,7 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
         click.echo("Start these nodes, then the others. Every ISR is that of the log that was taken: look at liftpy status.")
 
 
-def _said(row: dict[str, object]) -> str:
+def _row_text(row: dict[str, object]) -> str:
     if row["taken"]:
         return "taken"
     return f"other entries from {row['parts_from']} on" if row["parts_from"] else "is the beginning of that"
@@ -123,7 +123,7 @@ def controllers(context: click.Context, as_json: bool, target: Target) -> None:
         _say(with_client(target, gather), as_json)
 
 
-def _changing(function: F) -> F:
+def _add_change_options(function: F) -> F:
     """Add the options that the changing subcommands share."""
     timeout = click.option(
         "--timeout",
@@ -139,7 +139,7 @@ def _changing(function: F) -> F:
 
 @controllers.command(example="liftpy controllers add n4")
 @click.argument("node_id", metavar="NODE", type=NODE)
-@_changing
+@_add_change_options
 def add(node_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
     """Make the running node NODE a controller. NODE first receives the log, and gets its vote when it has caught up.
 
@@ -150,7 +150,7 @@ def add(node_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
 
 @controllers.command(example="liftpy controllers remove n1")
 @click.argument("node_id", metavar="NODE", type=NODE)
-@_changing
+@_add_change_options
 def remove(node_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
     """Remove NODE from the controllers. It remains a node.
 
@@ -162,7 +162,7 @@ def remove(node_id: str, timeout_s: float, as_json: bool, target: Target) -> Non
 @controllers.command(example="liftpy controllers replace n1 n4")
 @click.argument("old_id", metavar="OLD", type=NODE)
 @click.argument("new_id", metavar="NEW", type=NODE)
-@_changing
+@_add_change_options
 def replace(old_id: str, new_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
     """Replace controller OLD, which may be down, with the running node NEW. The cluster first adds NEW and then removes OLD."""
     _change(target, as_json, timeout_s, add=new_id, remove=old_id)
@@ -176,7 +176,7 @@ def _change(target: Target, as_json: bool, timeout_s: float, *, add: str = "", r
         decided = await client.admin.change_controllers(add=add, remove=remove)
         if not as_json:
             click.echo(decided, err=True)
-        await _ended(client, timeout_s)
+        await _wait_until_ended(client, timeout_s)
         return await gather(client)
 
     _say(with_client(target, work), as_json)
@@ -186,7 +186,7 @@ def _say(found: dict[str, Any], as_json: bool) -> None:
     click.echo(json.dumps(found)) if as_json else _show(found)
 
 
-async def _ended(client: Client, timeout_s: float) -> None:
+async def _wait_until_ended(client: Client, timeout_s: float) -> None:
     """Wait until no change is in progress. Raise UnavailableError if that takes too long."""
     deadline = time.monotonic() + timeout_s
     while timeout_s:
@@ -208,7 +208,7 @@ def _under_way(state: ClusterState) -> str:
     if not (now.learner or now.leaving):
         return ""
     waits = {c.waits_for for c in state.controllers if c.waits_for}
-    return "; ".join((now.said(), *(f"it waits: {what}" for what in sorted(waits))))
+    return "; ".join((now.as_text(), *(f"it waits: {what}" for what in sorted(waits))))
 
 
 async def gather(client: Client) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
-from sidecar.runtime.tasks import attended
+from sidecar.runtime.tasks import start_attended
 from sidecar.status.cluster_poller import TIMEOUT_S, Viewing
 from sidecar.status.http import LOOPBACK, TEXT, Live, Serving, host_of, http
 from sidecar.status.pages import Site
@@ -101,8 +101,8 @@ async def _serve(shown: ClusterSite, address: str, port: int, as_json: bool) -> 
     stopped = asyncio.Event()
     with contextlib.suppress(NotImplementedError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    gone = attended(reader_gone(sys.stdout)) if as_json else None
-    waits = [attended(stopped.wait()), *([gone] if gone is not None else [])]
+    gone = start_attended(reader_gone(sys.stdout)) if as_json else None
+    waits = [start_attended(stopped.wait()), *([gone] if gone is not None else [])]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:

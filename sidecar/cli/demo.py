@@ -80,7 +80,7 @@ async def _run(
         stream = await client.create_stream(steps.STREAM, steps.SUBJECT, replicas=NODE_COUNT)
         nodes = list(stream.partitions[0].replicas)
         shown.say(f"stream: {stream.name} on {stream.subject}, replicas {' '.join(nodes)}")
-        with shown.watching(len(lines), nodes):
+        with shown.show_bars(len(lines), nodes):
             done, failover = await _publish(cluster, client, lines, folder, nodes, shown)
         done.append(await steps.read_back(client, lines))
         delays: Delays = {}
@@ -153,7 +153,7 @@ class _Screen:
     def say(self, text: str) -> None:
         self._console.print(text, highlight=False)
 
-    def watching(self, total: int, nodes: list[str]) -> Progress:
+    def show_bars(self, total: int, nodes: list[str]) -> Progress:
         """Return the bars, as a context manager."""
         columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=self._console)

@@ -17,7 +17,7 @@ from liftpy.core.base.worker_assignment import MOST_WORKERS
 from liftpy.errors import UnavailableError
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.transport import open_connection
-from liftpy.nats.urls import check_urls, shown
+from liftpy.nats.urls import check_urls, without_secrets
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import stop_signals
 from sidecar.cli.options import Duration, Size, credential_options, json_option
@@ -171,7 +171,7 @@ class _Supervisor:
 
     def look(self, now_s: float) -> None:
         """Restart ended nodes. Call it often. Raise UnavailableError for a node that keeps ending."""
-        for name in self._cluster.ended():
+        for name in self._cluster.ended_nodes():
             node = self._cluster.nodes[name]
             if name not in self._ended_s:
                 self._ended_s[name] = now_s
@@ -194,11 +194,13 @@ def _announce(cluster: DevCluster, as_json: bool) -> None:
         for name, node in cluster.nodes.items()
     }
     if as_json:
-        said = {"event": "ready", "nats": shown(cluster.nats_url), "namespace": cluster.namespace, "nodes": nodes}
+        said = {"event": "ready", "nats": without_secrets(cluster.nats_url), "namespace": cluster.namespace, "nodes": nodes}
         click.echo(json.dumps(said))
         return
-    click.echo(f"ready: {len(nodes)} nodes on {shown(cluster.nats_url)}, data in {cluster.data}; Ctrl-C stops everything")
-    click.echo(f"  next: liftpy stream create events --subject 'events' --nats {shown(cluster.nats_url)}")
+    click.echo(
+        f"ready: {len(nodes)} nodes on {without_secrets(cluster.nats_url)}, data in {cluster.data}; Ctrl-C stops everything"
+    )
+    click.echo(f"  next: liftpy stream create events --subject 'events' --nats {without_secrets(cluster.nats_url)}")
 
 
 def _print_line(node_id: str, line: str) -> None:

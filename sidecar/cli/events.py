@@ -26,7 +26,7 @@ from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import Duration, connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
-from sidecar.runtime.tasks import attended
+from sidecar.runtime.tasks import start_attended
 
 _TIMEOUT_S = 2.0
 _SKEW_NS = 60 * NS_PER_S
@@ -56,7 +56,7 @@ def events(since_s: float, follow: bool, as_json: bool, target: Target) -> None:
     since_ns = max(0, time.time_ns() - round(since_s * NS_PER_S))
 
     async def work(client: Client) -> None:
-        gone = attended(reader_gone(sys.stdout))
+        gone = start_attended(reader_gone(sys.stdout))
         async for said in EventPages(client).pages(since_ns, follow=follow):
             _show(said, as_json)
             if gone.done():
@@ -84,7 +84,7 @@ class EventPages:
         """
         first = True
         self._of_nodes = await self._node_events(since_ns)
-        async for said in self._kept(since_ns):
+        async for said in self._stored_pages(since_ns):
             first = False
             yield self._merged(said)
         while True:
@@ -136,7 +136,7 @@ class EventPages:
             return []
         return [event for events in await asyncio.gather(*map(ask, nodes)) for event in events]
 
-    async def _kept(self, since_ns: int) -> AsyncIterator[dict[str, Any]]:
+    async def _stored_pages(self, since_ns: int) -> AsyncIterator[dict[str, Any]]:
         """Yield pages from the stream of events if it is readable. The rest is in the memory of the controllers."""
         client = self._client
         try:

@@ -77,14 +77,14 @@ def show(found: dict[str, Any], as_json: bool) -> int:
 
 def _by_port(port: int, level: str) -> dict[str, Any]:
     try:
-        answer = _answered(port, _PATHS[level])
+        answer = _ask_local_node(port, _PATHS[level])
     except (OSError, ValueError) as error:
         return {"healthy": False, "silent": True, "checks": [f"[-] nobody answered on port {port}: {error}"]}
     head, _, body = answer.partition(b"\r\n\r\n")
     return {"healthy": head.split()[1] == b"200", "silent": False, "checks": body.decode("utf-8", "replace").splitlines()}
 
 
-def _answered(port: int, path: str) -> bytes:
+def _ask_local_node(port: int, path: str) -> bytes:
     """Return the answer of the local node.
 
     Raise OSError, or ValueError if it is not HTTP. Python's own client takes 20 ms to import.

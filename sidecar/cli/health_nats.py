@@ -13,7 +13,7 @@ import click
 import nats
 import nats.errors
 
-from liftpy.client.admin_requests import NodeRequests, asking
+from liftpy.client.admin_requests import NodeRequests, connect_for_requests
 from liftpy.core.base.ids import PROBE_STREAM as PROBE
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.observe.cluster_health import ClusterVerdict, verdict_of
@@ -72,7 +72,7 @@ def health(
 
 def _by_nats(target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
     try:
-        return asyncio.run(_found(target, level, node_id, probe))
+        return asyncio.run(_collect_health(target, level, node_id, probe))
     except NatsUnreachableError as error:
         lost = reason("nats-lost", who="This command", why=f": {error}")
         return _result([f"[-] {lost.line}"], silent=True, verdict=verdict_of([lost]))
@@ -85,9 +85,9 @@ def _result(lines: list[str], *, silent: bool, verdict: ClusterVerdict | None = 
     return found if verdict is None else {**found, "verdict": verdict.as_object()}
 
 
-async def _found(target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
+async def _collect_health(target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
     who: dict[str, Any] = {"credentials": target.credentials, "name": "liftpy-cli", "timeout_s": _TIMEOUT_S}
-    async with asking(target.nats, target.namespace, **who) as cluster:
+    async with connect_for_requests(target.nats, target.namespace, **who) as cluster:
         return await (_of_node(cluster, level, node_id) if node_id is not None else _of_cluster(cluster, target, level, probe))
 
 
@@ -126,7 +126,7 @@ async def _of_cluster(cluster: NodeRequests, target: Target, level: str, probe: 
     verdict = await judge_cluster(cluster, sorted(state.image.nodes))
     lines += [_reason_line(one) for one in verdict.reasons if level != "live" or one.word in _OF_LIVE]
     if probe:
-        lines += await _probed(target)
+        lines += await _probe_stream(target)
     return _result(lines, silent=False, verdict=verdict)
 
 
@@ -143,7 +143,7 @@ async def said_by(client: NodeRequests, node_id: str) -> dict[str, Any] | None:
         return None
 
 
-async def _published(target: Target, value: bytes) -> int:
+async def _publish_probe(target: Target, value: bytes) -> int:
     """Publish as any NATS client does, and return the record's offset. Raises LiftError."""
     try:
         connection = await nats.connect(list(target.nats), connect_timeout=_TIMEOUT_S, **target.credentials.nats_options())
@@ -158,7 +158,7 @@ async def _published(target: Target, value: bytes) -> int:
     return int(answer["seq"]) - 1
 
 
-async def _probed(target: Target) -> list[str]:
+async def _probe_stream(target: Target) -> list[str]:
     """Return a record there and back, with the time of each step."""
     from liftpy.client import connect
 
@@ -180,7 +180,7 @@ async def _there_and_back(client: Client, target: Target) -> list[str]:
             await client.create_stream(PROBE, _PROBE_SUBJECT, replicas=min(3, len(nodes)))
             lines.append(f"[+] probe: stream made in {(time.monotonic() - began) * 1000:.1f} ms")
         began, mark = time.monotonic(), f"{time.time_ns()}".encode()
-        offset = await _published(target, mark)
+        offset = await _publish_probe(target, mark)
         lines.append(f"[+] probe: published and committed in {(time.monotonic() - began) * 1000:.1f} ms")
         began = time.monotonic()
         async for record in client.consume(PROBE, start=offset, until="end"):

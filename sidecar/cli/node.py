@@ -18,7 +18,7 @@ from liftpy.client import Client, ClusterState
 from liftpy.core.base.ids import check_name
 from liftpy.core.metadata.controller.nodes import still_a_controller, why_still_controller
 from liftpy.core.metadata.controller.placements import facts_of
-from liftpy.core.metadata.controller.preflight import why_not
+from liftpy.core.metadata.controller.preflight import reasons_to_keep_running
 from liftpy.core.metadata.image import ClusterImage, NodeImage
 from liftpy.core.metadata.reassignment_progress import Movement, offline_on
 from liftpy.errors import ConfigError, NotFoundError, StaleRequestError
@@ -52,7 +52,7 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
         image = (await client.admin.describe_cluster()).image
         if not as_json and not cancel:
             click.echo(f"{node_id} is drained of {image.replica_counts.get(node_id, 0)} replicas")
-            for line in [] if wait else _what_stays(image, node_id):
+            for line in [] if wait else _reasons_that_replicas_stay(image, node_id):
                 click.echo(line, err=True)
         if wait:
 
@@ -65,7 +65,7 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
                 lambda now: not (now.replica_counts.get(node_id) and _is_leaving(now, node_id)),
                 timeout_s,
                 quiet=as_json,
-                stays=lambda now: _what_stays(now, node_id),
+                stays=lambda now: _reasons_that_replicas_stay(now, node_id),
             )
             image = (await client.admin.describe_cluster(linearizable=True)).image
             if (held := image.replica_counts.get(node_id, 0)) and not _is_leaving(image, node_id):
@@ -90,7 +90,7 @@ def _is_leaving(image: ClusterImage, node_id: str) -> bool:
     return node_id in image.nodes and image.nodes[node_id].leaving
 
 
-def _what_stays(image: ClusterImage, node_id: str) -> list[str]:
+def _reasons_that_replicas_stay(image: ClusterImage, node_id: str) -> list[str]:
     """Return why some replicas cannot move now: there are too few nodes, or no leader to copy from."""
     others = sum(node.takes and node.weight > 0 for node in facts_of(image))
     names = sorted({stream.name for stream, p in image.partitions_of(node_id) if len(p.replicas) > others})
@@ -99,10 +99,10 @@ def _what_stays(image: ClusterImage, node_id: str) -> list[str]:
         found.append(
             f"{_some(names)}: more replicas than the {others} other nodes that may take them: they stay until there are more nodes"
         )
-    return found + what_is_offline(image, node_id)
+    return found + reasons_that_replicas_are_offline(image, node_id)
 
 
-def what_is_offline(image: ClusterImage, node_id: str) -> list[str]:
+def reasons_that_replicas_are_offline(image: ClusterImage, node_id: str) -> list[str]:
     """Return why some replicas can never move without an operator, and what to do. [] if all can."""
     offline = [f"{stream.name}/{p.partition}" for stream, p in offline_on(image, node_id)]
     if not offline:
@@ -129,7 +129,7 @@ def can_stop(node_id: str, as_json: bool, target: Target) -> int:
     check_name(node_id, "node")
     state = with_client(target, lambda client: client.admin.describe_cluster(linearizable=True))
     voters = {member.node_id: member.connected for member in state.controllers if not member.learner}
-    reasons = why_not(state.image, node_id, voters)
+    reasons = reasons_to_keep_running(state.image, node_id, voters)
     if as_json:
         click.echo(json.dumps({"node": node_id, "can_stop": not reasons, "reasons": reasons}))
     else:
@@ -172,7 +172,7 @@ def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target:
     check_name(node_id, "node")
 
     async def work(client: Client) -> ClusterState:
-        return await _removed(client, node_id, dry_run, timeout_s)
+        return await _remove_node(client, node_id, dry_run, timeout_s)
 
     with_client(target, work)
     if as_json:
@@ -272,7 +272,7 @@ def _show_facts(node: NodeImage, as_json: bool) -> None:
     )
 
 
-async def _removed(client: Client, node_id: str, dry_run: bool, timeout_s: float) -> ClusterState:
+async def _remove_node(client: Client, node_id: str, dry_run: bool, timeout_s: float) -> ClusterState:
     """Remove the node. Return the cluster before that. Wait for a node that runs, or ran a moment ago, until the time is over."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -284,7 +284,7 @@ async def _removed(client: Client, node_id: str, dry_run: bool, timeout_s: float
         if known is None:
             raise NotFoundError(wrong)
         if wrong and (known.fenced or time.monotonic() >= deadline):
-            raise ConfigError("; ".join((wrong, *what_is_offline(state.image, node_id))))
+            raise ConfigError("; ".join((wrong, *reasons_that_replicas_are_offline(state.image, node_id))))
         if not wrong and dry_run:
             return state
         if not wrong:

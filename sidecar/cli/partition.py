@@ -13,7 +13,7 @@ import click
 
 from liftpy.client import Client
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.metadata.election import misplaced
+from liftpy.core.metadata.election import partitions_off_preferred_leader
 from liftpy.core.metadata.image import StreamImage
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from sidecar.cli.completion import STREAM
@@ -61,7 +61,7 @@ def transfer(stream: str, number: int, node: str, timeout_s: float, as_json: boo
         image = (await client.stream(stream)).image
         if _find(image, number).status is not PartitionStatus.ONLINE:
             raise ConfigError(f"{stream}/{number} has no leader. To elect one: liftpy partition elect {stream} {number}")
-        return await _moved(client, image, number, node, timeout_s=timeout_s)
+        return await _move_and_wait(client, image, number, node, timeout_s=timeout_s)
 
     _say(stream, *with_client(target, work), as_json)
 
@@ -106,7 +106,7 @@ def elect(
         return image
 
     async def work(client: Client) -> tuple[PartitionState, float]:
-        return await _moved(client, confirmed or await look(client), number, node, timeout_s=timeout_s, unclean=unclean)
+        return await _move_and_wait(client, confirmed or await look(client), number, node, timeout_s=timeout_s, unclean=unclean)
 
     confirmed = None
     if unclean and not confirm:
@@ -131,11 +131,11 @@ def rebalance(only: str | None, timeout_s: float, as_json: bool, target: Target)
         state = await client.admin.describe_cluster(linearizable=True)
         if only is not None:
             state.stream(only)
-        moves = [(key, node) for key, node in misplaced(state.image) if only in (None, key.stream)]
+        moves = [(key, node) for key, node in partitions_off_preferred_leader(state.image) if only in (None, key.stream)]
         moved = []
         for key, node in moves:
             image = state.stream(key.stream)
-            moved.append((key.stream, (await _moved(client, image, key.partition, node, timeout_s=timeout_s))[0]))
+            moved.append((key.stream, (await _move_and_wait(client, image, key.partition, node, timeout_s=timeout_s))[0]))
         return moved
 
     moved = with_client(target, work)
@@ -153,7 +153,7 @@ def _find(image: StreamImage, number: int) -> PartitionState:
     return image.partitions[number]
 
 
-async def _moved(
+async def _move_and_wait(
     client: Client, image: StreamImage, number: int, node: str, *, timeout_s: float, unclean: bool = False
 ) -> tuple[PartitionState, float]:
     """Request the change and wait until the partition has a leader in the new state. Return (partition, seconds)."""

@@ -34,7 +34,7 @@ from sidecar.cli.options import BYTES, connection_options, json_option
 from sidecar.cli.progress import Progress
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
-from sidecar.runtime.tasks import attended
+from sidecar.runtime.tasks import start_attended
 
 _CHUNK_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -70,7 +70,7 @@ class _Report:
         upto = f"every line up to line {self.last_line}" if self.last_line else "not the first line"
         return f"{self.published} of {self.sent} messages are acknowledged, {upto}"
 
-    def answered(self, line: int, answer: asyncio.Future[PublishAck]) -> None:
+    def count_answer(self, line: int, answer: asyncio.Future[PublishAck]) -> None:
         """Take an answer into account."""
         if answer.cancelled():
             return
@@ -244,13 +244,13 @@ async def _publish_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, 
 
 async def _send_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, report: _Report, progress: Progress) -> None:
     """Send each line as it arrives, until the end or a rejection."""
-    rejected = attended(report.rejected.wait())
+    rejected = start_attended(report.rejected.wait())
     lines = _lines(file)
     coming: asyncio.Task[list[bytes]] | None = None
     sent_bytes = 0
     try:
         while True:
-            coming = attended(_next(lines))
+            coming = start_attended(_next(lines))
             await asyncio.wait([coming] if manner.keep_going else [coming, rejected], return_when=asyncio.FIRST_COMPLETED)
             if not coming.done() or not (some := coming.result()):
                 return
@@ -277,10 +277,10 @@ async def _send_line(publisher: Publisher, line: bytes, manner: _Manner, report:
     answer = await publisher.send(line, key=manner.key, headers=manner.headers, ack=manner.ack)
     report.sent += 1
     if answer.done():  # rejected here, before anything was sent
-        report.answered(report.sent, answer)
+        report.count_answer(report.sent, answer)
     else:
         report.waiting.add(report.sent)
-        answer.add_done_callback(partial(report.answered, report.sent))
+        answer.add_done_callback(partial(report.count_answer, report.sent))
 
 
 async def _next(lines: AsyncGenerator[list[bytes], None]) -> list[bytes]:
@@ -290,7 +290,7 @@ async def _next(lines: AsyncGenerator[list[bytes], None]) -> list[bytes]:
 async def _lines(file: BinaryIO) -> AsyncGenerator[list[bytes], None]:
     """Yield lines without their ends as soon as they arrive, never an empty list."""
     rest = b""
-    while chunk := await _read(file):
+    while chunk := await _read_input(file):
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > _MAX_LINE_BYTES:
             raise ProtocolError(f"A line is longer than {_MAX_LINE_BYTES} bytes. Check that the input is a text file.")
@@ -300,7 +300,7 @@ async def _lines(file: BinaryIO) -> AsyncGenerator[list[bytes], None]:
         yield [rest]
 
 
-async def _read(file: BinaryIO) -> bytes:
+async def _read_input(file: BinaryIO) -> bytes:
     """Return the next bytes, b"" at the end. The call can be cancelled while a terminal or a pipe is quiet, and leaves no
     thread behind.
     """

@@ -82,7 +82,7 @@ def left_bytes(movement: Movement, reports: NodeReports) -> int:
     return sum(max(0, whole - held(node_id)) if node_id == movement.into else whole for node_id in to_come)
 
 
-def standing(found: Iterable[Movement], reports: NodeReports) -> MoveProgress:
+def progress_of(found: Iterable[Movement], reports: NodeReports) -> MoveProgress:
     """Return the progress of these moves."""
     moving = list(found)
     return MoveProgress(
@@ -128,7 +128,7 @@ async def follow(
             return
         found = [movement for movement in movements(image) if concerns(movement)]
         nodes = {node_id for movement in found for node_id in (*movement.replicas, movement.into)}
-        now = standing(found, await ask_nodes(client, sorted(nodes & set(image.nodes))))
+        now = progress_of(found, await ask_nodes(client, sorted(nodes & set(image.nodes))))
         line = sentence(now, estimate.seconds(time.monotonic(), now.left_bytes))
         if line != said and not quiet:
             click.echo(line)

@@ -98,7 +98,7 @@ def rebalance(
         if not as_json:
             _show(plan, dry_run)
         refused = [] if dry_run else await _do(client, image, plan, wait, timeout_s, as_json)
-        replaced = await _replaced(client, image, plan, refused) if wait and plan.targets and not dry_run else []
+        replaced = await _replaced_moves(client, image, plan, refused) if wait and plan.targets and not dry_run else []
         if as_json:
             click.echo(json.dumps(_json(plan, dry_run) | {"refused": refused, "replaced": replaced}))
             return
@@ -153,7 +153,7 @@ def facts_ids(image: ClusterImage) -> list[str]:
 def _by_leaders(image: ClusterImage) -> RebalancePlan:
     """Return the transfers of leaderships. Partitions that move or have no leader stay. Only replicas in sync may lead."""
     held = {
-        (stream.name, p.partition): _led(p)
+        (stream.name, p.partition): _leader_first(p)
         for stream in image.streams.values()
         for p in stream.partitions
         if p.status is PartitionStatus.ONLINE and not p.target and not p.joining
@@ -172,7 +172,7 @@ def _by_leaders(image: ClusterImage) -> RebalancePlan:
     )
 
 
-def _led(partition: PartitionState) -> Replicas:
+def _leader_first(partition: PartitionState) -> Replicas:
     leader = partition.wants_leader or partition.leader
     return (leader, *(n for n in partition.isr if n != leader and n not in partition.incomplete))
 
@@ -214,7 +214,7 @@ async def _do(client: Client, image: ClusterImage, plan: RebalancePlan, wait: bo
     return refused
 
 
-async def _replaced(client: Client, before: ClusterImage, plan: RebalancePlan, refused: Sequence[str]) -> list[str]:
+async def _replaced_moves(client: Client, before: ClusterImage, plan: RebalancePlan, refused: Sequence[str]) -> list[str]:
     """Return the partitions whose accepted move another request has replaced or canceled."""
     image = (await client.admin.describe_cluster(linearizable=True)).image
     found = {text.partition(":")[0] for text in refused}

@@ -73,7 +73,7 @@ from sidecar.cli.options import BYTES, Duration, connection_options
 from sidecar.cli.session import with_client
 from sidecar.runtime.restarts import EXIT_TO_REPAIR, momentary
 from sidecar.runtime.settings import Target
-from sidecar.runtime.tasks import attended
+from sidecar.runtime.tasks import start_attended
 
 
 @click.command(cls=HelpCommand, example="liftpy service call bank 'deposit alice 10' --stream bank-commands --key alice")
@@ -275,7 +275,7 @@ async def store_now(
     partition = _partition_in(stream, len(image.partitions), number)
     asked = {}
     for node in nodes or image.partitions[partition].replicas:
-        found = await _said(client, node, image.uid, partition, name)
+        found = await _service_status(client, node, image.uid, partition, name)
         if found:
             asked[node] = int(found["position"])
         elif nodes:
@@ -284,14 +284,14 @@ async def store_now(
         raise NotFoundError(
             f"Service {name} does not run for {stream}/{partition} on any node. Check the name, --stream and --partition."
         )
-    request = frames.sealed(service_pb2.SnapshotRequest(service=name, stream=stream, partition=partition))
+    request = frames.seal(service_pb2.SnapshotRequest(service=name, stream=stream, partition=partition))
     for node in asked:
         await client.transport.publish(Subjects(namespace).service_session(node, stream, name), request)
     stored: dict[str, int] = {}
     give_up_s = time.monotonic() + timeout_s
     while asked.keys() - stored.keys():
         for node in asked.keys() - stored.keys():
-            found = await _said(client, node, image.uid, partition, name)
+            found = await _service_status(client, node, image.uid, partition, name)
             if found and int(found["snapshot"]) >= asked[node]:
                 stored[node] = int(found["snapshot"])
         if time.monotonic() >= give_up_s:
@@ -343,11 +343,11 @@ def _partition_in(stream: str, count: int, partition: int | None) -> int:
 
 async def _position(client: Client, node: str, uid: str, partition: int, name: str) -> int | None:
     """Return the position of the service on ``node``, None if it is missing or does not answer."""
-    found = await _said(client, node, uid, partition, name)
+    found = await _service_status(client, node, uid, partition, name)
     return int(found["position"]) if found else None
 
 
-async def _said(client: Client, node: str, uid: str, partition: int, name: str) -> dict[str, Any]:
+async def _service_status(client: Client, node: str, uid: str, partition: int, name: str) -> dict[str, Any]:
     """Return the status of the service on ``node``, {} if it is missing or does not answer."""
     try:
         status: dict[str, Any] = await client.admin.node_status(node)
@@ -644,15 +644,16 @@ async def _run(
     stopping, failure = asyncio.Event(), [""]
     for number in (signal.SIGINT, *stop_signals()):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    stopped = attended(stopping.wait())
-    finding = attended(_all_partitions(settings, target) if partitions is None else _known(partitions))
+    stopped = start_attended(stopping.wait())
+    finding = start_attended(_all_partitions(settings, target) if partitions is None else _known_partitions(partitions))
     running: list[asyncio.Task[None]] = []
     try:
         await asyncio.wait((finding, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not finding.done():
             return
         running += [
-            attended(_run_one(factory, replace(settings, partition=n), target, stopping, failure)) for n in finding.result()
+            start_attended(_run_one(factory, replace(settings, partition=n), target, stopping, failure))
+            for n in finding.result()
         ]
         first, others = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         if others and not stopping.is_set():
@@ -668,7 +669,7 @@ async def _run(
         await end_tasks((finding, stopped, *running))
 
 
-async def _known(partitions: Sequence[int]) -> Sequence[int]:
+async def _known_partitions(partitions: Sequence[int]) -> Sequence[int]:
     return partitions
 
 
@@ -699,8 +700,8 @@ async def _run_one(
     factory: Callable[[], Service], settings: ServiceSettings, target: Target, stopping: asyncio.Event, failure: list[str]
 ) -> None:
     """Run one instance until ``stopping``. It raises the error that ends it."""
-    connecting = attended(_connect(settings, target))
-    stopped = attended(stopping.wait())
+    connecting = start_attended(_connect(settings, target))
+    stopped = start_attended(stopping.wait())
     try:
         await asyncio.wait((connecting, stopped), return_when=asyncio.FIRST_COMPLETED)
         if connecting.done():

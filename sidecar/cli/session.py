@@ -12,7 +12,7 @@ import uvloop
 from liftpy.client import Client, connect
 from liftpy.errors import LiftError, NoMajorityError
 from sidecar.runtime.settings import Target
-from sidecar.runtime.tasks import attended
+from sidecar.runtime.tasks import start_attended
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ async def _with_majority(client: Client, work: Awaitable[T]) -> T:
             lost.append(error)
             task.cancel()
 
-    watching = attended(watch())
+    watching = start_attended(watch())
     try:
         return await work
     except asyncio.CancelledError:

@@ -147,7 +147,7 @@ def node_session(session_s: float | None, lease_s: float | None, wait: bool, as_
         if not sets:
             return await client.admin.session_times()
         times = await client.admin.set_session_times(session_s=session_s, lease_s=lease_s)
-        return await _settled(client, times) if wait else times
+        return await _wait_until_settled(client, times) if wait else times
 
     times = with_client(target, work)
     if as_json:
@@ -156,7 +156,7 @@ def node_session(session_s: float | None, lease_s: float | None, wait: bool, as_
         click.echo("as each node's own settings say: the cluster is new" if times is None else times.words)
 
 
-async def _settled(client: Client, times: SessionTimes) -> SessionTimes:
+async def _wait_until_settled(client: Client, times: SessionTimes) -> SessionTimes:
     """Wait until the change is settled. Raises UnavailableError if it takes longer than two changes of the metadata leader."""
     deadline = asyncio.get_running_loop().time() + 3 * times.longest_session_ns / NS_PER_S + _SETTLES_WITHIN_S
     while not times.is_settled:

@@ -94,7 +94,7 @@ def archive(
         if dry_run:
             _show_outlook(plan, as_json=as_json)
             return
-        with ends_by_signal(), place.running("liftpy spark archive") as session:
+        with ends_by_signal(), place.open_session("liftpy spark archive") as session:
             began_s = time.monotonic()
             records = run(session, plan, once=once, tell=lambda done: _show_done(done, as_json=as_json))
             _show_end(records, time.monotonic() - began_s, as_json=as_json)

@@ -17,7 +17,7 @@ from sidecar.cli.main import EXIT_UNAVAILABLE
 from sidecar.cli.options import Duration, connection_options, internal_option, json_option
 from sidecar.cli.output import table
 from sidecar.cli.progress import Progress
-from sidecar.cli.spark_job import SparkPlace, optional_spark_options, reached
+from sidecar.cli.spark_job import SparkPlace, open_target, optional_spark_options
 from sidecar.runtime.settings import Target
 
 EXIT_DIFFERENT = 1
@@ -43,7 +43,7 @@ def audit(
     Exit code 0: the replicas are equal, 1: they differ or one is damaged, 3: at least one partition had nothing to compare.
     """
     wanted = Selection(tuple(sorted(set(streams)))) if streams else Selection(pattern=EVERY_STREAM)
-    with reached(target, place, "liftpy audit") as (access, session), Progress("audit", None, unit="ranges") as progress:
+    with open_target(target, place, "liftpy audit") as (access, session), Progress("audit", None, unit="ranges") as progress:
 
         def tell(done: int, total: int) -> None:
             progress.at(done, done, total=total)

@@ -51,7 +51,7 @@ def compact(
             else:
                 click.echo(f"{step.waiting:,} records are new, from {starts}; the table has {known:,} keys")
             return
-        with ends_by_signal(), place.running("liftpy spark compact") as session:
+        with ends_by_signal(), place.open_session("liftpy spark compact") as session:
             began_s = time.monotonic()
             done = run(session, plan, lambda step: click.echo(f"{step.waiting:,} records are new", err=True))
             fields = {"read": done.read, "keys": done.keys, "bytes": done.size_bytes, "version": done.version}

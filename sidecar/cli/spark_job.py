@@ -42,7 +42,7 @@ class SparkPlace:
         return local_session(name, self.master, fast_start=False, settings=self.settings)
 
     @contextmanager
-    def running(self, name: str) -> Iterator[SparkSession]:
+    def open_session(self, name: str) -> Iterator[SparkSession]:
         """Return a Spark session for the time of the block."""
         session = self.session(name)
         try:
@@ -122,7 +122,7 @@ def optional_spark_options(function: F) -> F:
 
 
 @contextmanager
-def reached(target: Target, place: SparkPlace | None, name: str) -> Iterator[tuple[Access, SparkSession | None]]:
+def open_target(target: Target, place: SparkPlace | None, name: str) -> Iterator[tuple[Access, SparkSession | None]]:
     """Return how to reach ``target``, and the session of ``place`` for the time of the block."""
     with source_options(target, place or SparkPlace("local", {})) as options:
         session = None if place is None else place.session(name)

@@ -52,7 +52,7 @@ def replay(
         if dry_run:
             _show_shares(plan, as_json=as_json)
             return
-        with ends_by_signal(), place.running("liftpy spark replay") as session:
+        with ends_by_signal(), place.open_session("liftpy spark replay") as session:
             began_s = time.monotonic()
             done = run(session, plan, lambda grown: click.echo(f"{target_stream} has grown by {grown:,} records", err=True))
             _show(done, time.monotonic() - began_s, as_json=as_json)

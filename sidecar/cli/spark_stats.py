@@ -20,7 +20,7 @@ from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import Duration, OutputFile, connection_options, json_option
 from sidecar.cli.output import table
-from sidecar.cli.spark_job import SparkPlace, optional_spark_options, reached
+from sidecar.cli.spark_job import SparkPlace, open_target, optional_spark_options
 from sidecar.runtime.settings import Target
 
 _COLUMNS = (
@@ -70,7 +70,7 @@ def stats(
     now_ns = round(datetime.now(UTC).timestamp() * 1e9)
     starting = parse_spec(start, "--from", words=("earliest", "latest"), specials=(EARLIEST, LATEST)).as_of(now_ns)
     ending = parse_spec(until, "--until", words=("latest",), specials=(LATEST,)).as_of(now_ns)
-    with reached(target, place, "liftpy stats") as (access, session):
+    with open_target(target, place, "liftpy stats") as (access, session):
         report = run(
             access, Selection(tuple(sorted(set(streams)))), starting=starting, ending=ending,
             every_s=every_s or 0.0, spark=session, patience_s=timeout_s, tasks=tasks,

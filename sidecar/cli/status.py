@@ -150,7 +150,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _partition_row(p: dict[str, Any]) -> tuple[str, ...]:
-    lag = " ".join(f"{node}:{_known(records)}" for node, records in p["lag"].items() if node != p["leader"])
+    lag = " ".join(f"{node}:{_number_text(records)}" for node, records in p["lag"].items() if node != p["leader"])
     return (
         f"{p['stream']}/{p['partition']}",
         p["status"],
@@ -158,8 +158,8 @@ def _partition_row(p: dict[str, Any]) -> tuple[str, ...]:
         f"{p['leader_epoch']}/{p['epoch']}",
         " ".join(p["replicas"]),
         " ".join(p["isr"]),
-        _known(p["high_watermark"]),
-        _known(p["newest_offset"]),
+        _number_text(p["high_watermark"]),
+        _number_text(p["newest_offset"]),
         lag,
     )
 
@@ -223,5 +223,5 @@ def _show_services(console: Console, partitions: list[dict[str, Any]]) -> None:
         console.print(table(columns, rows, folds=("outputs", "problem"), title="services", width=console.width))
 
 
-def _known(value: int | None) -> str:
+def _number_text(value: int | None) -> str:
     return "?" if value is None else str(value)

@@ -40,12 +40,12 @@ from sidecar.cli.session import with_client
 from sidecar.cli.stream_settings import (
     SETTINGS,
     alterable_options,
-    changed,
     naming_options,
     placement_options,
     setting_options,
+    settings_as_json,
+    settings_to_show,
     show_plan,
-    shown,
 )
 from sidecar.runtime.settings import Target
 
@@ -128,7 +128,7 @@ def purge(
         for one in found:  # what was shown, whatever was published since
             await client.admin.purge(name, one.partition, subjects=subjects, keys=keys, before=one.end_offset, uid=one.uid)
         if wait:
-            await _gone(client, name, {one.partition for one in found}, timeout_s)
+            await _wait_for_purges(client, name, {one.partition for one in found}, timeout_s)
 
     async def at_once(client: Client) -> list[_Purged]:
         found = await plan(client)
@@ -203,7 +203,7 @@ def _where(before: str | None) -> int | datetime | None:
     return where.replace(tzinfo=UTC) if isinstance(where, datetime) and where.tzinfo is None else where
 
 
-async def _gone(client: Client, name: str, numbers: set[int], timeout_s: float) -> None:
+async def _wait_for_purges(client: Client, name: str, numbers: set[int], timeout_s: float) -> None:
     """Return when no purge of these partitions is under way. Raises UnavailableError after ``timeout_s``."""
     until = time.monotonic() + timeout_s
     while True:
@@ -418,14 +418,16 @@ def alter(
         ]
         facts = {"stream": name, "replication_factor": decided.replica_count, "dry_run": dry_run, "partitions": partitions}
         changes = {key: {"before": old, "after": new} for key, old, new in _changes(before, decided)}
-        click.echo(json.dumps(facts | {"settings": shown(decided.config, decided.replica_count), "changes": changes}))
+        click.echo(
+            json.dumps(facts | {"settings": settings_as_json(decided.config, decided.replica_count), "changes": changes})
+        )
     elif wait and not dry_run and factor is not None:
         click.echo(f"every partition of {name} has {factor} replicas")
 
 
 def _changes(before: StreamInfo, after: StreamInfo) -> list[tuple[str, Any, Any]]:
     """Return (setting, before, after) for all changes."""
-    old, new = shown(before.config, before.replica_count), shown(after.config, after.replica_count)
+    old, new = settings_as_json(before.config, before.replica_count), settings_as_json(after.config, after.replica_count)
     return [(setting.key, old[setting.key], new[setting.key]) for setting in SETTINGS if old[setting.key] != new[setting.key]]
 
 
@@ -671,7 +673,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
         click.echo(json.dumps(stream_json(found) | by_cluster | ({"waits": why} if found.waiting else {})))
         return
     described = stream_json(found)
-    settings = ", ".join(f"{key} {value}" for key, value in changed(found.config, found.replica_count).items())
+    settings = ", ".join(f"{key} {value}" for key, value in settings_to_show(found.config, found.replica_count).items())
     rows = []
     for p in described["partitions"]:
         cells = (p["partition"], p["subject"], p["status"], p["leader"] or "none", p["leader_epoch"], p["epoch"])
@@ -745,7 +747,7 @@ def stream_json(image: StreamInfo) -> dict[str, Any]:
         "uid": image.uid,
         "subject": image.subject,
         "created_time_ns": image.created_time_ns,
-        "config": shown(image.config, image.replica_count),
+        "config": settings_as_json(image.config, image.replica_count),
         "placement": image.placement or DEFAULT_POLICY,
         "replicas": image.replica_count,
         "status": INSUFFICIENT_NODES if image.waiting else "placed",

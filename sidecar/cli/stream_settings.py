@@ -129,15 +129,15 @@ def naming_options() -> Iterator[None]:
         raise
 
 
-def shown(config: StreamConfig, replica_count: int) -> dict[str, Any]:
+def settings_as_json(config: StreamConfig, replica_count: int) -> dict[str, Any]:
     """Return all settings by their JSON keys. ``replica_count``: number of replicas that defaults depend on."""
     values = {setting.key: _text(getattr(config, setting.field)) for setting in SETTINGS}
     return {**values, "min_isr": config.effective_min_isr(replica_count)}
 
 
-def changed(config: StreamConfig, replica_count: int) -> dict[str, Any]:
-    """Return ``shown`` for people, without default values. ack, min_isr, flush and commit are always included."""
-    every, ordinary = shown(config, replica_count), shown(_DEFAULT, replica_count)
+def settings_to_show(config: StreamConfig, replica_count: int) -> dict[str, Any]:
+    """Return ``settings_as_json`` for people, without default values. ack, min_isr, flush and commit are always included."""
+    every, ordinary = settings_as_json(config, replica_count), settings_as_json(_DEFAULT, replica_count)
     always = ("ack_policy", "min_isr", "flush", "commit_policy")
     return {key: value for key, value in every.items() if key in always or value != ordinary[key]}
 
@@ -212,7 +212,7 @@ def placement_options(function: F) -> F:
             raise click.UsageError(
                 "--allow-offline needs --assignment. A placement policy never chooses a node that is not live."
             )
-        given = () if assignment is None else assignment_from_json(_read(assignment))
+        given = () if assignment is None else assignment_from_json(_read_settings_file(assignment))
         if assignment is not None and not given:
             raise click.BadParameter("The file assigns no partitions. Add at least one.", param_hint="--assignment")
         wish = PlacementOptions(policy=MANUAL if given else policy or "", assignment=given, allow_offline=allow_offline)
@@ -242,7 +242,7 @@ def placement_options(function: F) -> F:
     return command  # type: ignore[return-value]
 
 
-def _read(path: Path) -> bytes:
+def _read_settings_file(path: Path) -> bytes:
     with path.open("rb") as file:
         text = file.read(MAX_FILE_BYTES + 1)
     if len(text) > MAX_FILE_BYTES:

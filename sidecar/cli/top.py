@@ -38,7 +38,7 @@ from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
-from sidecar.runtime.tasks import attended
+from sidecar.runtime.tasks import start_attended
 from sidecar.status.pages import GROUP_COLUMNS, SERVICE_COLUMNS, STREAM_COLUMNS
 
 SORTS = ("rate", "lag", "p99", "name")
@@ -69,7 +69,7 @@ class View:
     ended: bool = False
 
 
-def pressed(view: View, key: str, count: int) -> View:
+def view_after_key(view: View, key: str, count: int) -> View:
     """Return the view after a key. ``count``: number of rows."""
     if view.typing:
         if key in ("\r", "\n", "\x1b"):
@@ -122,7 +122,7 @@ def render(model: Model, width: int, height: int, view: View, listed: Sequence[M
     if view.page == "help":
         body = [Text(line) for line in _HELP]
     elif view.shows != "nodes":
-        body = _listed(listed, width, room, view)
+        body = _table_of(listed, width, room, view)
     elif view.page == "node" and rows:
         body = _detail(rows[min(view.selected, len(rows) - 1)])
     else:
@@ -233,7 +233,7 @@ _WIDEST = 24
 """Maximum width of a column of streams, groups and services."""
 
 
-def _listed(listed: Sequence[Mapping[str, Any]], width: int, room: int, view: View) -> list[Text]:
+def _table_of(listed: Sequence[Mapping[str, Any]], width: int, room: int, view: View) -> list[Text]:
     """Return the table of streams, groups or services, with the columns of the status page that have room, from the left."""
     columns = _LISTS[view.shows]
     kept = [row for row in listed if view.filter in str(row[columns[0].name])]
@@ -364,7 +364,7 @@ async def _watch(client: Client, namespace: str, view: View, *, once: bool, as_j
         await looking.look()
         _print(looking, view, as_json)
     elif as_json:
-        gone = attended(reader_gone(sys.stdout))
+        gone = start_attended(reader_gone(sys.stdout))
         while not gone.done():
             await asyncio.wait((gone,), timeout=EVERY_S)
             await looking.look()
@@ -463,7 +463,7 @@ async def _live(looking: Looking, view: View) -> None:
 
     def key(text: str) -> None:
         nonlocal view
-        view = pressed(view, text, len(rows_of(looking.watching.model(), view)))
+        view = view_after_key(view, text, len(rows_of(looking.watching.model(), view)))
         changed.set()
 
     with keys(key), Live(console=Console(), screen=True, auto_refresh=False) as live:

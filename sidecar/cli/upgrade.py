@@ -111,7 +111,7 @@ def _target_of(levels: FeatureLevels) -> int:
     return max(min(most, default=levels.level), levels.level)
 
 
-async def _looked(client: Client, level: int | None) -> tuple[int, FeatureLevels]:
+async def _requested_level(client: Client, level: int | None) -> tuple[int, FeatureLevels]:
     """Return the requested level, and its state."""
     levels = await client.admin.feature_levels()
     wanted = _target_of(levels) if level is None else level
@@ -132,7 +132,7 @@ def check(level: int | None, as_json: bool, target: Target) -> int:
             said = None if state.image.nodes[node_id].fenced else await said_by(client.admin, node_id)
             why = "does not answer" if said is None else _unwell(said)
             lines.append(f"[-] {node_id}: {why}" if why else f"[+] {node_id}: live, ready, synced")
-        wanted, levels = await _looked(client, level)
+        wanted, levels = await _requested_level(client, level)
         return lines, wanted, levels
 
     lines, wanted, levels = with_client(target, work)
@@ -170,7 +170,7 @@ def finalize(level: int | None, dry_run: bool, as_json: bool, target: Target) ->
     """
 
     async def work(client: Client) -> tuple[int, FeatureLevels, str]:
-        wanted, levels = await _looked(client, level)
+        wanted, levels = await _requested_level(client, level)
         if dry_run or levels.reasons or wanted <= levels.level:
             return wanted, levels, ""
         return wanted, levels, await client.admin.set_feature_level(wanted)

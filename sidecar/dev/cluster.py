@@ -292,7 +292,7 @@ class DevCluster:
             shutil.rmtree(self._own_data, ignore_errors=True)
             self._own_data = None
 
-    def ended(self) -> list[str]:
+    def ended_nodes(self) -> list[str]:
         """Return the nodes whose process ended unexpectedly."""
         return [name for name, node in self.nodes.items() if not node.running]
 

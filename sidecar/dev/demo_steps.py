@@ -26,7 +26,7 @@ from sidecar.dev.demo_flights import Delays, mean_delays
 from sidecar.dev.demo_spark import RECORDS_FILE, RESULT_FILE
 from sidecar.dev.nats_server import dies_with_parent
 from sidecar.runtime.settings import child_environment
-from sidecar.runtime.tasks import attended
+from sidecar.runtime.tasks import start_attended
 
 STREAM = "flights"
 SUBJECT = "demo.flights"
@@ -86,7 +86,7 @@ async def _watch(client: Client, publisher: LineProcess, flights: range, nodes: 
     Return the duration in seconds.
     """
     at, count = Positions(sent=flights.start), flights.stop
-    counting = attended(_count_sent(publisher, at, flights.start))
+    counting = start_attended(_count_sent(publisher, at, flights.start))
     started = moved = time.monotonic()
     try:
         while not _complete(at, count):
@@ -257,7 +257,7 @@ async def _publish(
         stored = next((number for number, answer in enumerate(answers) if not answer), len(answers))
         if stored < len(answers):
             await asyncio.sleep(_PAUSE_S)
-            stored = max(stored, min(await _committed(client, stream), end) - position)
+            stored = max(stored, min(await _count_committed(client, stream), end) - position)
         if stored:
             position, moved = position + stored, time.monotonic()
         elif time.monotonic() - moved > _PATIENCE_S:
@@ -279,7 +279,7 @@ async def _ask(connection: NatsConnection, subject: str, line: bytes, offset: in
     return bool(json.loads(answer.data).get("seq") == offset + 1)
 
 
-async def _committed(client: Client, stream: str) -> int:
+async def _count_committed(client: Client, stream: str) -> int:
     """Return the number of committed records, including those whose ack was lost. 0: no answer."""
     try:
         return (await client.bounds(stream)).high_watermark + 1

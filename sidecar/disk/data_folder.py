@@ -353,7 +353,7 @@ class DataFolder:
             if path.exists():
                 shutil.rmtree(path)
                 sync_folder(path.parent)
-            self._folders.removed(path)
+            self._folders.note_removed(path)
         except OSError as error:
             raise StorageError(
                 f"Cannot remove {path}: {error.strerror}. Check the permissions of the data directory."
@@ -372,7 +372,7 @@ class DataFolder:
         try:
             if folder.exists() and not any(folder.iterdir()):
                 folder.rmdir()
-                self._folders.removed(folder)
+                self._folders.note_removed(folder)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise

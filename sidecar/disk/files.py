@@ -50,7 +50,7 @@ def _storage_errors(what: str, path: Path) -> Iterator[None]:
         ) from error
 
 
-def _uncached(descriptor: int, position: int, size_bytes: int) -> list[tuple[int, int]]:
+def _uncached_pieces(descriptor: int, position: int, size_bytes: int) -> list[tuple[int, int]]:
     """Return the ranges (begin, end) that are not in the page cache, each of at most ``_PROBED_BYTES``.
 
     ``descriptor`` must be used only for this read. Otherwise the kernel reads ahead, and pages of the next range would look
@@ -88,7 +88,7 @@ class OpenMaps:
     def __len__(self) -> int:
         return len(self._files)
 
-    def used(self, file: DiskFile, *, opened: bool = False) -> None:
+    def note_use(self, file: DiskFile, *, opened: bool = False) -> None:
         """Note that ``file`` was read through its map. ``opened``: True if the map was created for this read."""
         if file is self._newest and not opened:
             return  # most reads use the same file as the previous read
@@ -143,7 +143,7 @@ class DiskFile:
         return take()
 
     @contextmanager
-    def _opened(self) -> Iterator[int]:
+    def _open_descriptor(self) -> Iterator[int]:
         """Yield the descriptor, or a new one for the time of the context.
 
         Raises StorageError if the file is closed, or if its name belongs to another file.
@@ -188,7 +188,7 @@ class DiskFile:
     def read(self, position: int, size_bytes: int) -> memoryview:
         """Return up to ``size_bytes`` from ``position``, fewer at the end of the file."""
         if self._sealed:  # an empty file cannot be mapped
-            return memoryview(self._mapped() if self._size_bytes else b"")[position : position + size_bytes]
+            return memoryview(self._map_file() if self._size_bytes else b"")[position : position + size_bytes]
         with _storage_errors("read", self.path):
             return memoryview(os.pread(self._descriptor, min(size_bytes, max(self._size_bytes - position, 0)), position))
 
@@ -198,8 +198,8 @@ class DiskFile:
         The kernel keeps dirty and mapped pages.
         """
         wanted = min(size_bytes, max(self._size_bytes - position, 0))
-        with self._opened() as descriptor, _storage_errors("read", self.path):
-            uncached = _uncached(descriptor, position, wanted) if self._sealed else []
+        with self._open_descriptor() as descriptor, _storage_errors("read", self.path):
+            uncached = _uncached_pieces(descriptor, position, wanted) if self._sealed else []
             os.posix_fadvise(descriptor, position, wanted, os.POSIX_FADV_DONTNEED)
             found = memoryview(os.pread(descriptor, wanted, position))
             for begin, end in uncached:  # whole pages, because the kernel keeps a page if only a part of it is named
@@ -207,24 +207,24 @@ class DiskFile:
                 os.posix_fadvise(descriptor, begin, end + -end % mmap.PAGESIZE - begin, os.POSIX_FADV_DONTNEED)
             return found
 
-    def _mapped(self) -> mmap.mmap:
+    def _map_file(self) -> mmap.mmap:
         found = self._map
         if found is None:
-            with self._opened() as descriptor, _storage_errors("map", self.path):
+            with self._open_descriptor() as descriptor, _storage_errors("map", self.path):
                 found = self._with_room(lambda: mmap.mmap(descriptor, self._size_bytes, access=mmap.ACCESS_READ))
             self._map = found
-            self._maps.used(self, opened=True)
+            self._maps.note_use(self, opened=True)
             if (
                 self._closed
             ):  # another thread has closed it in the meantime. A removed file must not use space while it is mapped
                 self._maps.forget(self)
         else:
-            self._maps.used(self)
+            self._maps.note_use(self)
         return found
 
     def sync(self) -> None:
         """Flush the file with ``fdatasync``."""
-        with self._opened() as descriptor, _storage_errors("flush", self.path):
+        with self._open_descriptor() as descriptor, _storage_errors("flush", self.path):
             os.fdatasync(descriptor)
 
     def truncate(self, size_bytes: int) -> None:
@@ -242,7 +242,7 @@ class DiskFile:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # with O_APPEND, pwrite appends
             try:
                 while position < self._size_bytes:
-                    with self._opened() as reading:
+                    with self._open_descriptor() as reading:
                         block = os.pread(reading, min(_COPY_BYTES, self._size_bytes - position), position)
                     if not block:
                         raise OSError(errno.EIO, "the file became shorter")
@@ -388,7 +388,7 @@ class MadeFolders:
             return self._mkdir(folder)
         return True
 
-    def removed(self, folder: Path) -> None:
+    def note_removed(self, folder: Path) -> None:
         """Note that ``folder`` was removed."""
         self._flushed.discard(folder)
 
@@ -515,7 +515,7 @@ def open_count() -> int:
         return -1
 
 
-def used(budget: Budget, maps: OpenMaps) -> dict[str, int]:
+def open_files_and_limit(budget: Budget, maps: OpenMaps) -> dict[str, int]:
     """Return the number of open files and their limit, for the status."""
     return {
         "limit": budget.limit,

@@ -110,7 +110,7 @@ class GroupLags:
                 if leads:
                     found[name] = lag
         self.by_group = found
-        self.of = self._labels.shown(found)
+        self.of = self._labels.lags_by_label(found)
         self._ends.keep(read)
         if transport is not None and elsewhere:
             await self._ask(transport, elsewhere)
@@ -131,7 +131,7 @@ class GroupLags:
         bounds = self._bounds_of(key)
         if bounds is not None:
             start, end = bounds
-            self._ends.told(key, end, clock.now_ns(), start)
+            self._ends.set_bounds(key, end, clock.now_ns(), start)
         elif elsewhere is not None:
             elsewhere.add(key)
 
@@ -154,7 +154,7 @@ class GroupLags:
         except LiftError:
             self._ends.forget(key)  # the stream was deleted, or another stream has its name
         else:
-            self._ends.told(key, bounds.end_offset, clock.now_ns(), bounds.log_start_offset)
+            self._ends.set_bounds(key, bounds.end_offset, clock.now_ns(), bounds.log_start_offset)
 
 
 ReadsOf = Callable[[PartitionKey], ReadSubjects | None]
@@ -179,7 +179,7 @@ class OwnNodeReader(PartitionReader):
         timeout_s = wait_s + self.options.answer_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                return await reads.asked_here(frames.sealed(request))
+                return await reads.asked_here(frames.seal(request))
         except TimeoutError:
             raise RequestTimeoutError(
                 f"The coordinator {self._key} on this node did not answer within {timeout_s:g} s. Retry."
@@ -202,7 +202,7 @@ _AGAIN_S, _LONGEST_AGAIN_S = 0.5, 30.0
 _STOP_S = 2.0
 
 
-def hosted(image: ClusterImage, node_id: str) -> frozenset[PartitionKey]:
+def hosted_partitions(image: ClusterImage, node_id: str) -> frozenset[PartitionKey]:
     """Return the partitions whose coordinators run on the node."""
     stream = image.streams.get(GROUPS_STREAM)
     if stream is None:
@@ -273,7 +273,7 @@ class GroupCoordinators:
 
     def follow(self, _: ClusterImage, image: ClusterImage) -> None:
         """Apply the new image."""
-        wanted = frozenset() if self._closed else hosted(image, self._settings.node_id)
+        wanted = frozenset() if self._closed else hosted_partitions(image, self._settings.node_id)
         wanted = frozenset(key for key in wanted if self._share.holds(key.stream, key.partition))
         if wanted and not self._may:
             if not self._said:

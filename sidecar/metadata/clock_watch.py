@@ -60,7 +60,7 @@ class ClockWatch:
         While the clock is in doubt, it is 0. Then no record is too old.
         """
         wall_ns, now_ns = time.time_ns(), clock.now_ns()
-        came_to = self._looked(wall_ns, now_ns)
+        came_to = self._check_clock(wall_ns, now_ns)
         self._counters[HELD_BACK] += came_to == NO_AGE_NS
         return wall_ns if came_to != NO_AGE_NS else NO_AGE_NS
 
@@ -70,10 +70,10 @@ class ClockWatch:
         If this clock is in doubt and other nodes agree, use their time.
         """
         wall_ns, now_ns = time.time_ns(), clock.now_ns()
-        self._looked(wall_ns, now_ns)
+        self._check_clock(wall_ns, now_ns)
         return self.trust.stamp_ns(wall_ns, now_ns)
 
-    def _looked(self, wall_ns: int, now_ns: int) -> int:
+    def _check_clock(self, wall_ns: int, now_ns: int) -> int:
         offset_ns, at_ns, came_to = self._seen
         if abs(wall_ns - now_ns - offset_ns) > NS_PER_S or now_ns - at_ns >= _LOOK_EVERY_NS:
             return self._look(wall_ns, now_ns)
@@ -115,7 +115,7 @@ class ClockWatch:
             answer = await self._bus.request(self._subjects.status(node), QUESTION, timeout=SLOW_NS / NS_PER_S)
         except (nats.errors.Error, OSError, TimeoutError):
             return
-        self.trust.told(node, decode_presence(answer.data), asked_ns, clock.now_ns())
+        self.trust.record_answer(node, decode_presence(answer.data), asked_ns, clock.now_ns())
 
     async def close(self) -> None:
         """Stop the comparison."""

@@ -74,7 +74,7 @@ class EventsDesk:
     async def open(self) -> None:
         """Subscribe to the subject for event requests."""
         subject = self._subjects.control_events(self._node_id)
-        self._subscriptions.append(await self._connection.subscribe(subject, cb=self._guard.callback(self._asked)))
+        self._subscriptions.append(await self._connection.subscribe(subject, cb=self._guard.callback(self._request_arrived)))
 
     async def close(self) -> None:
         """Unsubscribe from the subject for event requests."""
@@ -82,7 +82,7 @@ class EventsDesk:
 
     def look(self) -> None:
         """Derive the events of the applied entries and publish them. Call it after each tick."""
-        fresh = self.trail.look(MOST_AT_ONCE)
+        fresh = self.trail.derive_events(MOST_AT_ONCE)
         if self.trail.dropped:
             self.counters[BEYOND] = self.trail.dropped
         if self.trail.written is not None and (lost := self.trail.lost + self.trail.dropped):
@@ -94,7 +94,7 @@ class EventsDesk:
             if is_recent(event, now_ns):
                 self._outgoing.put(self._subjects.events(event.kind), json.dumps(event.as_object()).encode())
 
-    async def _asked(self, message: Any) -> None:
+    async def _request_arrived(self, message: Any) -> None:
         if reply_to(message.reply, (self._is_inbox,), self.counters) is not None:
             await self._publish(message.reply, self._answer(message.data))
 
@@ -106,16 +106,16 @@ class EventsDesk:
         await self._publish(reply, b'{"error": "the controller failed at this question, its log says why"}')
 
     def _answer(self, question: bytes) -> bytes:
-        return json.dumps(self.told(question)).encode()
+        return json.dumps(self.answer(question)).encode()
 
-    def told(self, question: bytes) -> dict[str, Any]:
+    def answer(self, question: bytes) -> dict[str, Any]:
         """Return the answer to ``question``, limited to one message. The field ``error`` says that the question is invalid."""
         try:
             place, since_ns, count = asked_of(question)
         except ValueError as error:
             return {"error": f'{error}; asked for as {{"after": [index, number], "since_ns": 0, "count": {MOST_ANSWERED}}}'}
         while True:
-            found = self.trail.behind(place, since_ns, count + 1)
+            found = self.trail.events_after(place, since_ns, count + 1)
             trail = self.trail
             said = {
                 "events": [event.as_object() for event in found[:count]],
@@ -225,25 +225,25 @@ class EventWriter:
                 wait_s = LOOK_S
                 continue
             try:
-                while self._leads() and self._events.is_behind and self._image().nodes:
+                while self._leads() and self._events.has_events_to_write and self._image().nodes:
                     await self._write()
                 wait_s = LOOK_S
             except (LiftError, nats.errors.Error, OSError, TimeoutError, ValueError) as error:
-                self._events.lost_track()
+                self._events.forget_tail()
                 self.counters[FAILED] += 1
                 logger.debug("cannot write events to their stream: %s; retrying", error)
                 wait_s = min(max(_AGAIN_S, 2 * wait_s), _LONGEST_AGAIN_S)
 
     async def _write(self) -> None:
         """Write some of the events that are not in the stream yet."""
-        stream = self._image().streams.get(EVENTS_STREAM) or await self._made()
+        stream = self._image().streams.get(EVENTS_STREAM) or await self._event_stream()
         if stream.waiting:
             raise UnavailableError(
                 f"The internal stream {EVENTS_STREAM} is not placed, because the cluster has too few nodes. The node retries."
             )
-        publisher = await self._opened(stream)
+        publisher = await self._open_publisher(stream)
         if self._events.tail is None:
-            self._events.found(await self._tail(stream))
+            self._events.set_tail(await self._tail(stream))
         due = self._events.due(MOST_WRITTEN_AT_ONCE)
         if not due:
             return
@@ -260,10 +260,10 @@ class EventWriter:
                     f"An event is at offset {answer.offset} instead of {behind + number + 1}. The node reads the stream "
                     "again, then continues."
                 )
-            self._events.stored(due[: number + 1], answer.offset)
+            self._events.record_stored(due[: number + 1], answer.offset)
             self.counters[WRITTEN] += 1
 
-    async def _made(self) -> StreamImage:
+    async def _event_stream(self) -> StreamImage:
         """Return the stream of events, and create it if needed. With too few nodes, the new stream waits for nodes."""
         wanted = pb.CreateStream(
             name=EVENTS_STREAM,
@@ -278,7 +278,7 @@ class EventWriter:
             raise UnavailableError(f"Cannot create the internal stream {EVENTS_STREAM}: {response.detail}. The node retries.")
         return found
 
-    async def _opened(self, stream: StreamImage) -> Publisher:
+    async def _open_publisher(self, stream: StreamImage) -> Publisher:
         if self._client is None or self._client.transport.connection.is_closed:
             await self._disconnect()
             self._client = Client(Transport(await self._connect()), self._subjects, owns_connection=True)
@@ -288,7 +288,7 @@ class EventWriter:
             options = PublishOptions(window=MOST_WRITTEN_AT_ONCE, patience_s=_PATIENCE_S)
             address = Address(stream.subject, stream.uid)
             self._publisher, self._uid = Publisher(self._client.transport, EVENTS_STREAM, 0, address, options), stream.uid
-            self._events.lost_track()
+            self._events.forget_tail()
         return self._publisher
 
     async def _tail(self, stream: StreamImage) -> Tail:

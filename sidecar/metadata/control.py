@@ -29,7 +29,7 @@ from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.runtime import clock
-from sidecar.runtime.tasks import attended, spawn
+from sidecar.runtime.tasks import spawn, start_attended
 from sidecar.transport.connection import BusConnection, Listener, send_answer
 
 _TIMEOUT_S = 2.0
@@ -126,7 +126,7 @@ class ControlDesk:
         self.follow_leadership()
 
     def _listen(self, subject: str, acl: RequestAcl) -> Listener:
-        return self._connection.listen(subject, self._guard.handler(partial(self._received, acl)))
+        return self._connection.listen(subject, self._guard.handler(partial(self._request_arrived, acl)))
 
     def follow_leadership(self) -> None:
         """Subscribe to the requests of nodes when this controller leads, and unsubscribe when it does not.
@@ -149,7 +149,7 @@ class ControlDesk:
         self._listeners.clear()
         await end_tasks(self._under_way)
 
-    def _received(self, acl: RequestAcl, subject: bytes, inbox: bytes, payload: bytes, headers: bytes) -> None:
+    def _request_arrived(self, acl: RequestAcl, subject: bytes, inbox: bytes, payload: bytes, headers: bytes) -> None:
         arrival = self._arrival(acl, subject.decode("utf-8", "surrogateescape"), inbox, payload)
         reply = partial(self._reply, partial(self._is_answered, acl, arrival.sender), inbox)
         rejection = first_rejection(ARRIVAL, arrival)
@@ -165,7 +165,7 @@ class ControlDesk:
         task = spawn(answering, "answering a control request")
         self._under_way.add(task)
         self.limits.begin(len(arrival.payload))
-        task.add_done_callback(partial(self._answered, len(arrival.payload)))
+        task.add_done_callback(partial(self._request_answered, len(arrival.payload)))
 
     def _arrival(self, acl: RequestAcl, subject: str, inbox: bytes, payload: bytes) -> Arrival:
         sender = sender_of(acl, subject, self._subjects.namespace)
@@ -184,7 +184,7 @@ class ControlDesk:
             limits=self.limits,
         )
 
-    def _answered(self, size_bytes: int, task: asyncio.Task[None]) -> None:
+    def _request_answered(self, size_bytes: int, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
         self.limits.end(size_bytes)
 
@@ -213,12 +213,12 @@ class ControlDesk:
         if response is None:
             return
         cut_stream(response, page_bytes(0, self._connection.max_payload))
-        sealed = frames.sealed(response)
-        if len(sealed) > self._connection.max_payload:
+        seal = frames.seal(response)
+        if len(seal) > self._connection.max_payload:
             detail = "the answer is larger than one message may be: ask in pages, or for one stream"
             refusal = pb.ControlResponse(operationId=response.operationId, error=pb.ControlResponse.INVALID, detail=detail)
-            sealed = frames.sealed(refusal)
-        send_answer(self._connection, (allows,), self.counters, inbox, (sealed,))  # not connected: the asker asks again
+            seal = frames.seal(refusal)
+        send_answer(self._connection, (allows,), self.counters, inbox, (seal,))  # not connected: the asker asks again
 
     def _reject(self, inbox: bytes, error: Exception) -> None:
         detail = f"the controller failed at this request, its log says why: {type(error).__name__}"
@@ -267,7 +267,7 @@ class Forwarder:
         while not way.decided and (left_ns := way.left_ns(clock.now_ns())):
             given = await here(request, left_ns / NS_PER_S) if here is not None else None
             if given is not None:
-                way.answered(given)
+                way.response_received(given)
             else:
                 await self._ask(way, min(left_ns, ATTEMPT_NS) / NS_PER_S)
             if not way.decided:
@@ -275,22 +275,22 @@ class Forwarder:
         return way.response
 
     async def _ask(self, way: Forwarding, timeout_s: float) -> None:
-        asking = attended(self._connection.request(self._subject, frames.sealed(way.request), timeout=timeout_s))
-        changing = attended(self._changed.wait())
+        asking = start_attended(self._connection.request(self._subject, frames.seal(way.request), timeout=timeout_s))
+        changing = start_attended(self._changed.wait())
         try:
             await asyncio.wait((asking, changing), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
-                way.unanswered("the metadata leader changed meanwhile", sent=True)
+                way.attempt_failed("the metadata leader changed meanwhile", sent=True)
                 return
             response = frames.decode(asking.result().data, pb.ControlResponse)
             if response.operationId == way.request.operationId[:OPERATION_ID_SIZE_BYTES]:
-                way.answered(response)
+                way.response_received(response)
             else:
-                way.unanswered("an answer to another request came", sent=True)
+                way.attempt_failed("an answer to another request came", sent=True)
         except (nats.errors.NoRespondersError, nats.errors.ConnectionClosedError, nats.errors.OutboundBufferLimitError):
-            way.unanswered("no controller can be reached", sent=False)
+            way.attempt_failed("no controller can be reached", sent=False)
         except (nats.errors.Error, TimeoutError, LiftError) as error:
-            way.unanswered(f"no answer from the metadata leader: {type(error).__name__}", sent=True)
+            way.attempt_failed(f"no answer from the metadata leader: {type(error).__name__}", sent=True)
         finally:
             asking.cancel()
             changing.cancel()

@@ -17,7 +17,7 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.snapshot import encode_snapshot
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.decode_errors import refused
+from liftpy.core.wire.decode_errors import counter_name
 from liftpy.core.wire.subjects import Subjects, publish_answer, reply_to
 from liftpy.errors import IncompatibleVersionError, LiftError
 from liftpy.nats.cancellation import end_tasks
@@ -26,7 +26,7 @@ from sidecar.metadata.control import Forwarder
 from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.publish_queue import Outgoing, unsubscribe
 from sidecar.runtime import clock
-from sidecar.runtime.tasks import spawn, unexpected
+from sidecar.runtime.tasks import report_failure, spawn
 
 _REQUEST_TIMEOUT_S = 1.0
 _POLL_S = 0.05
@@ -58,7 +58,7 @@ class FeedPublisher:
         """Start to answer requests for missed entries."""
         subject = self._subjects.feed_snapshot()
         self._subscriptions.append(
-            await self._connection.subscribe(subject, queue=subject, cb=self._guard.callback(self._asked))
+            await self._connection.subscribe(subject, queue=subject, cb=self._guard.callback(self._request_arrived))
         )
 
     async def close(self) -> None:
@@ -67,15 +67,15 @@ class FeedPublisher:
 
     def put(self, entry: pb.FeedEntry) -> None:
         """Publish an entry, in order."""
-        self._outgoing.put(self._subjects.feed(), frames.sealed(entry))
+        self._outgoing.put(self._subjects.feed(), frames.seal(entry))
 
-    async def _asked(self, message: Any) -> None:
+    async def _request_arrived(self, message: Any) -> None:
         if reply_to(message.reply, (self._is_inbox,), self.counters) is None:
             return
         try:
             request = frames.decode(message.data, pb.FeedSnapshotRequest)
         except LiftError as error:
-            self.counters[refused(error)] += 1
+            self.counters[counter_name(error)] += 1
             return
         response = self.producer.answer(request)
         if response is None:
@@ -85,7 +85,7 @@ class FeedPublisher:
             response = self.producer.answer(request)
         if response is not None:
             with contextlib.suppress(nats.errors.Error, OSError):  # not connected: the asker asks again
-                publish, sealed = self._connection.publish, frames.sealed(response)
+                publish, sealed = self._connection.publish, frames.seal(response)
                 await publish_answer(publish, (self._is_inbox,), self.counters, message.reply, sealed)
 
 
@@ -125,7 +125,7 @@ class FeedSubscriber(MetadataGroup):
 
     async def start(self) -> None:
         """Start to follow the feed. Return after the first image has arrived."""
-        self._subscriptions.append(await self._connection.subscribe(self._subjects.feed(), cb=self._published))
+        self._subscriptions.append(await self._connection.subscribe(self._subjects.feed(), cb=self._entry_arrived))
         self._task = spawn(self._ask_for_what_is_missing(), "following the feed", endless=True)
         while not self._subscription.synced:
             await asyncio.sleep(_POLL_S)
@@ -151,11 +151,11 @@ class FeedSubscriber(MetadataGroup):
             await asyncio.sleep(0.005)
         return False
 
-    async def _published(self, message: Any) -> None:
+    async def _entry_arrived(self, message: Any) -> None:
         try:
             entry = frames.decode(message.data, pb.FeedEntry)
         except LiftError as error:
-            self._refused[refused(error)] += 1
+            self._refused[counter_name(error)] += 1
             return
         before = self.image
         if self._subscription.entry_received(entry):
@@ -165,7 +165,7 @@ class FeedSubscriber(MetadataGroup):
         try:
             self._notify(before, self.image)
         except Exception as error:  # nats-py, which calls this, would note it and go on
-            unexpected("following the feed", error)
+            report_failure("following the feed", error)
 
     async def _ask_for_what_is_missing(self) -> None:
         while True:
@@ -175,14 +175,14 @@ class FeedSubscriber(MetadataGroup):
                 continue
             try:
                 subject = self._subjects.feed_snapshot()
-                answer = await self._connection.request(subject, frames.sealed(request), timeout=_REQUEST_TIMEOUT_S)
+                answer = await self._connection.request(subject, frames.seal(request), timeout=_REQUEST_TIMEOUT_S)
                 response = frames.decode(answer.data, pb.FeedSnapshotResponse)
                 before = self.image
                 changed = self._subscription.response_received(response)
             except IncompatibleVersionError:
                 raise
             except LiftError as error:
-                self._refused[refused(error)] += 1
+                self._refused[counter_name(error)] += 1
                 await asyncio.sleep(_POLL_S)
                 continue
             except (nats.errors.Error, TimeoutError, OSError):

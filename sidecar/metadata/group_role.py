@@ -107,7 +107,7 @@ class GroupRole:
         if not await self._start_as_member():
             self._current = feed = self._make_feed()
             await feed.start()
-        self.current.watch(self._changed)
+        self.current.watch(self._process_image_change)
         self._task = spawn(self._look(), "taking part in the metadata group", endless=True)
 
     async def _start_as_member(self) -> bool:
@@ -142,7 +142,7 @@ class GroupRole:
         for _ in range(_ASK_TIMES):
             try:
                 subject = self._subjects.feed_snapshot()
-                answer = await self._connection.request(subject, frames.sealed(request), timeout=_ASK_TIMEOUT_S)
+                answer = await self._connection.request(subject, frames.seal(request), timeout=_ASK_TIMEOUT_S)
                 found = frames.decode(answer.data, pb.FeedSnapshotResponse)
             except nats.errors.NoRespondersError:
                 return True
@@ -214,7 +214,7 @@ class GroupRole:
         return named.names(self._settings.node_id) and named.index > self._left_at
 
     async def _become_a_member(self, feed: FeedSubscriber) -> None:
-        logger.info("%s starts as controller: %s", self._settings.node_id, self.controllers.said())
+        logger.info("%s starts as controller: %s", self._settings.node_id, self.controllers.as_text())
         try:
             self._next = member = self._make_member(self.controllers)
             await member.start()  # it ends if this node is removed again
@@ -251,7 +251,7 @@ class GroupRole:
         before = self.image
         self._counted.update(self.current.counters)  # what was counted never falls while the process lives
         self._current, self._next = fresh, None
-        fresh.watch(self._changed)
+        fresh.watch(self._process_image_change)
         self._show(before, fresh.image)
 
     def _say_where_settings_differ(self) -> None:
@@ -269,7 +269,7 @@ class GroupRole:
             )
 
     # ---- what is seen of it --------------------------------------------------------------------------------------------
-    def _changed(self, before: ClusterImage, image: ClusterImage) -> None:
+    def _process_image_change(self, before: ClusterImage, image: ClusterImage) -> None:
         if image is self.image:  # else of the one before, which is about to end
             self._show(before, image)
 
@@ -348,7 +348,7 @@ class GroupLink:
         await self._connect()
         settings = self._settings
         rights = RightsWatch(settings.namespace, fatal, self._connection.errors)
-        watch_denials(self._connection, rights.denied)
+        watch_denials(self._connection, rights.record_denial)
 
         def member(joins: ControllerList | None) -> RaftMember:
             opened = MemberFolder(
@@ -379,7 +379,7 @@ class GroupLink:
             lambda: (self._folder.raft / "journal").exists(),
         )
         await self._role.start()
-        rights.started()
+        rights.start_completed()
         return self._role
 
     def prefer(self, every_s: float) -> None:

@@ -81,7 +81,7 @@ class GroupThread(MetadataGroup):
             self._link = self._make_link()
             self._role = await self._link.open(fatal_at_home)
             self._newest = self._shown = self._role.image
-            self._role.watch(self._changed)
+            self._role.watch(self._image_changed)
 
         sys.setswitchinterval(_SWITCH_S)
         self._thread.start()
@@ -97,7 +97,7 @@ class GroupThread(MetadataGroup):
         await asyncio.to_thread(self._thread.join, _JOIN_TIMEOUT_S)
 
     # ---- the image -------------------------------------------------------------------------------------------------------
-    def _changed(self, old: ClusterImage, new: ClusterImage) -> None:
+    def _image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         """Schedule a new image for the watchers. The method runs in the thread."""
         self._newest = new
         if not self._announced:
@@ -149,12 +149,12 @@ class GroupThread(MetadataGroup):
     @property
     def counters(self) -> dict[str, int]:
         """Counters of all backends so far."""
-        return _read(lambda: self.role.counters, {})
+        return _read_consistently(lambda: self.role.counters, {})
 
     @property
     def held(self) -> dict[str, int]:
         """Sizes and numbers of what this node stores for the group as a controller, by kind."""
-        return _read(lambda: self.role.current.held, {})
+        return _read_consistently(lambda: self.role.current.held, {})
 
     def distrust(self) -> None:
         """Load the image again, because a controller has contradicted it."""
@@ -194,7 +194,7 @@ class GroupThread(MetadataGroup):
 
     def status(self) -> list[pb.ControllerStatus]:
         """Return the state of the group's members, as this process knows it."""
-        return _read(lambda: self.role.current.status(), [])
+        return _read_consistently(lambda: self.role.current.status(), [])
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
         """Return the cluster events, or None if this node is no controller."""
@@ -202,10 +202,10 @@ class GroupThread(MetadataGroup):
 
     def ticks(self) -> dict[str, float]:
         """Return the delays of the ticks of a controller."""
-        return _read(lambda: self.role.current.ticks(), {})
+        return _read_consistently(lambda: self.role.current.ticks(), {})
 
 
-def _read(read: Callable[[], T], otherwise: T) -> T:
+def _read_consistently(read: Callable[[], T], otherwise: T) -> T:
     """Return the result of ``read``, even if the thread changes the dictionaries at the same time.
 
     ``otherwise``: result after repeated failures.

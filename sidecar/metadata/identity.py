@@ -93,7 +93,7 @@ class NodeFile:
 
     def begin(self, incarnation: int) -> None:
         """Set the incarnation of this process. From now on only a clean stop restores the marker."""
-        self._stored = replace(self._stored, incarnation=incarnation, starts=self._stored.starts.taken())
+        self._stored = replace(self._stored, incarnation=incarnation, starts=self._stored.starts.after_registration())
         self._folder.store_identity(self._stored)
 
     def flushes_lazily(self) -> None:

@@ -45,7 +45,7 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
-from liftpy.core.wire.decode_errors import REFUSED, refused
+from liftpy.core.wire.decode_errors import REFUSED, counter_name
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ProtocolError, StorageError
 from liftpy.nats.cancellation import end_tasks
@@ -118,7 +118,7 @@ class RaftMember(MetadataGroup):
         nodes = InboxRule((subjects.inboxes(),))
         self._feed = FeedPublisher(connection, subjects, self._outgoing, nodes.allows, producer, lambda: self.image)
         log = self._log
-        self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._ticked, fatal, self._rest_s)
+        self._driver = GroupDriver(log.core, log.transport, log.journal, self._send, self._process_tick, fatal, self._rest_s)
         self._orders = Orders(connection, subjects, self._member, log, self._driver, self._feed, self._catch_up, self._transfer)
         self._forwarder = Forwarder(connection, subjects, node_id)
         self._desk = ControlDesk(
@@ -150,7 +150,7 @@ class RaftMember(MetadataGroup):
     def _send(self, receiver: str, frame: bytes) -> None:
         self._outgoing.put(self._subjects.raft(receiver, self.node_id), seal(receiver, self.node_id, frame))
 
-    def _ticked(self) -> None:
+    def _process_tick(self) -> None:
         """Process the result of a tick: publish new entries and images, and carry out the next decisions."""
         self._log.probation.look()
         self._ask_when_unled()
@@ -175,7 +175,7 @@ class RaftMember(MetadataGroup):
 
     async def _ask_who_they_are(self) -> None:
         request = pb.ControlRequest(describeCluster=pb.DescribeCluster(maxBytes=1), linearizable=True)
-        if self._log.told(await self._forwarder.until_decided(request, _JOIN_ATTEMPT_S)):
+        if self._log.process_leader_description(await self._forwarder.until_decided(request, _JOIN_ATTEMPT_S)):
             logger.warning("%s is no controller any more, as of index %d", self.node_id, self._log.core.dismissed_at)
 
     def _frame_received(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -183,7 +183,7 @@ class RaftMember(MetadataGroup):
         try:
             frame = unseal(self.node_id, sender, payload)
         except ProtocolError as error:
-            self._log.transport.sessions.counters[refused(error)] += 1
+            self._log.transport.sessions.counters[counter_name(error)] += 1
             return
         self._driver.frame_received(sender, frame)
 
@@ -281,13 +281,13 @@ class RaftMember(MetadataGroup):
         """Handle a lost or restored connection. The new server may accept only smaller messages."""
         if online:
             self._log.transport.sessions.fit(self._connection.max_payload)
-            self._feed.producer.fit(self._connection.max_payload)
+            self._feed.producer.set_message_size(self._connection.max_payload)
         self._log.transport.sessions.set_online(online)
         self._driver.wake()
 
     def prefer(self, every_s: float) -> None:
         """Set the interval of the preferred-leader check, in seconds. 0: no checks."""
-        self._member.prefer(every_s)
+        self._member.set_preferred_leader_interval(every_s)
 
     def retire(self) -> None:
         """Prepare the stop: accept no leadership and do not campaign."""
@@ -361,7 +361,7 @@ class RaftMember(MetadataGroup):
 
     async def events(self, question: bytes) -> dict[str, Any] | None:
         """Return the cluster events for `liftpy events`."""
-        return self._events.told(question)
+        return self._events.answer(question)
 
     def ticks(self) -> dict[str, float]:
         """Return the delays of the last ticks, in milliseconds."""
@@ -373,7 +373,7 @@ class RaftMember(MetadataGroup):
         return self._with_members(await self._orders.decide(request, timeout_s))
 
     def _describe_alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
-        return self._with_members(self._member.alone(request))
+        return self._with_members(self._member.answer_without_leader(request))
 
     def _with_members(self, response: pb.ControlResponse | None) -> pb.ControlResponse | None:
         if response is None:
@@ -405,7 +405,7 @@ async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQu
     )
     subject, timeout_s = subjects.notify(question.node), ANSWER_NS / NS_PER_S
     try:
-        answer = await connection.request(subject, frames.sealed(asked), timeout=timeout_s)
+        answer = await connection.request(subject, frames.seal(asked), timeout=timeout_s)
         said = frames.decode(answer.data, replication_pb2.LeaderTestimony)
         if said.HasField("question") and said.question != asked:
             return None  # about another leadership. Earlier versions do not name it
@@ -425,7 +425,7 @@ async def ask_to_step_aside(connection: Client, subjects: Subjects, node_id: str
     try:
         for _ in range(_MOST_QUESTIONS):
             left_s = deadline - time.monotonic()
-            answer = await connection.request(subjects.notify(node_id), frames.sealed(request), timeout=max(0.0, left_s))
+            answer = await connection.request(subjects.notify(node_id), frames.seal(request), timeout=max(0.0, left_s))
             with contextlib.suppress(ProtocolError):
                 if frames.decode(answer.data, replication_pb2.StepAside) == request:
                     return
@@ -495,7 +495,7 @@ class Orders:
         self._driver.wake()
 
     async def _ask(self, question: LeaderQuestion) -> None:
-        self._member.answered(question, await ask_accused(self._connection, self._subjects, question))
+        self._member.question_answered(question, await ask_accused(self._connection, self._subjects, question))
         self._driver.wake()
 
     async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
@@ -521,4 +521,4 @@ class Orders:
             outcome = outcome_of(answer, reason)
         except TimeoutError:
             pass
-        return self._member.ended(order, outcome, answer, clock.now_ns())
+        return self._member.proposal_ended(order, outcome, answer, clock.now_ns())

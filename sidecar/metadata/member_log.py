@@ -111,14 +111,14 @@ class MemberLog:
         joins = opened.joins is not None or node_id not in voters
         majority = opened.bootstrap_majority
         self.probation = Probation(opened.folder, voters, majority=majority, joins=joins, draw=around.draw)
-        self.probation.opened(self.journal)
+        self.probation.journal_opened(self.journal)
         members = opened.members if opened.joins is None else voters
         self.transport = SessionTransport(
             node_id, members, clock=around.monotonic, draw=around.draw, stamp=around.now_ns, spoken=fsm.spoken
         )
         conf = settings(self.journal, str(dump), self._save, self._load, state_changed, opened.compact_after_entries)
         self.core = RaftCore(node_id, voters, conf, self.transport, self, by_log)
-        self.transport.diverged = self._diverged
+        self.transport.diverged = self._mark_diverged
         self.transport.attach(self.core, self.probation)
         self.probation.attach(self.core, self.peers)
 
@@ -126,7 +126,7 @@ class MemberLog:
     def _open_journal(self, flush: bool, instruments: Instruments) -> GroupJournal:
         path = self._folder / "journal"
         if (self._folder / MARKER).exists() and not (path.exists() and path.stat().st_size):
-            raise CorruptionError(f"The raft directory {self._folder} has lost its journal. {self._what_to_do()}")
+            raise CorruptionError(f"The raft directory {self._folder} has lost its journal. {self._repair_text()}")
         return GroupJournal(path, flush=flush, times=instruments.journal_flushes)
 
     def _checked_dump(self, by_log: LogControllers) -> Path:
@@ -135,10 +135,10 @@ class MemberLog:
             # Read it now: the library would swallow an error and go on without, and counts before it reads.
             by_log.in_snapshot = decode_snapshot_file(dump.read_bytes()).controllers
         elif len(self.journal) and self._first_index() > 1:
-            raise CorruptionError(f"The raft directory {self._folder} has lost its snapshot. {self._what_to_do()}")
+            raise CorruptionError(f"The raft directory {self._folder} has lost its snapshot. {self._repair_text()}")
         return dump
 
-    def _what_to_do(self) -> str:
+    def _repair_text(self) -> str:
         if len(self.settings) == 1:
             return (
                 "This cluster has only one controller, so no other node has a copy. Restore the metadata from a backup (runbook "
@@ -159,20 +159,20 @@ class MemberLog:
         """Apply a committed entry. The library calls it for each entry in order."""
         before = self.fsm.image
         answer = self.fsm.apply(entry, index)
-        self.transport.checkpoints.applied(before.index, index, self.fsm.image.digest)
+        self.transport.checkpoints.entry_applied(before.index, index, self.fsm.image.digest)
         if self.fsm.image.feature_level != before.feature_level:
             self.core.forceLogCompaction()  # what versions before it can't read is to stand in the snapshot, which they refuse, at once
-        self._feed.applied(index, self.fsm.last_records)
+        self._feed.entry_applied(index, self.fsm.last_records)
         if self._events is not None:
             found = events_of(before, entry, answer, self.fsm.last_records, index, self._events.causes)
-            self._events.applied(index, found)
+            self._events.note_entry(index, found)
         return answer
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
         """Do one step of the work on the next entry. The library calls it until it returns True."""
         return self.fsm.work_ahead(entry, index)
 
-    def _diverged(self, index: int) -> None:
+    def _mark_diverged(self, index: int) -> None:
         """Mark the directory as diverged, because this member's image differs from that of a majority."""
         if self.core.failure is None:
             mark_diverged(self._folder, index)
@@ -193,11 +193,11 @@ class MemberLog:
         self.fsm.restore(snapshot.image)
         self.core.snapshot_holds(snapshot.controllers)
         trim_journal(self.journal, snapshot.previous, snapshot.last)
-        self._feed.restored(self.fsm.image.index)
+        self._feed.snapshot_loaded(self.fsm.image.index)
         if self._events is not None:
-            self._events.restored(self.fsm.image.index, self.fsm.image.time_ns)
+            self._events.restart_after_snapshot(self.fsm.image.index, self.fsm.image.time_ns)
             if (event := rescue_event(self._folder, self.fsm.image.index)) is not None:
-                self._events.told(event)
+                self._events.add_event(event)
         return snapshot.last, snapshot.previous, {Node(i) for i in sorted(snapshot.nodes)}
 
     # ---- GroupLog ------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class MemberLog:
         """Return whether this member leads or has heard a leader since ``since`` (monotonic)."""
         return self.leads or self.transport.leader_heard_at >= since
 
-    def told(self, response: pb.ControlResponse) -> bool:
+    def process_leader_description(self, response: pb.ControlResponse) -> bool:
         """Process the metadata leader's description of the group.
 
         Return whether this node was removed. If its log does not reach the current list, it listens to the members of that
@@ -261,7 +261,7 @@ class MemberLog:
         if response.error != pb.ControlResponse.OK or not well_formed(known):
             return self.core.dismissed_at > 0
         if not known.names(self.node_id):
-            self.core.dismissed(known.index)
+            self.core.record_dismissal(known.index)
         elif known.index > self.core.controllers.index:  # it is committed, as the list of one that joins
             self._by_log.first = known
             self.journal.changed()

@@ -32,7 +32,7 @@ from liftpy.core.metadata.node_identity import (
     EarlierProcessSign,
     EarlierProcessStep,
 )
-from liftpy.core.metadata.sessions import AnsweredHeartbeats, Registered, heartbeat_every_s, registered
+from liftpy.core.metadata.sessions import AnsweredHeartbeats, Registered, heartbeat_every_s, registration_result
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import FencedError, IncompatibleVersionError, LiftError
@@ -88,7 +88,7 @@ class Heartbeats:
 
     def _told(self, sent_ns: int, response: pb.ControlResponse) -> None:
         """Process an answer on the event loop of the node, which shows that this loop runs."""
-        self._turned()
+        self._run_turn()
         self._answered(sent_ns, response)
 
     def _ask_home(self) -> None:
@@ -96,9 +96,9 @@ class Heartbeats:
         if not self._asked_home:
             self._asked_home = True
             with contextlib.suppress(RuntimeError):
-                self._home.call_soon_threadsafe(self._turned)
+                self._home.call_soon_threadsafe(self._run_turn)
 
-    def _turned(self) -> None:
+    def _run_turn(self) -> None:
         self._asked_home, self._home_turned = False, time.monotonic()
 
 
@@ -157,14 +157,14 @@ class Membership:
             partitionBudget=partition_budget,
             host=this_host(),
         )
-        SPOKEN.tell(registration)
-        starts.tell(registration)
+        SPOKEN.write_to(registration)
+        starts.write_to(registration)
         request = pb.ControlRequest(registerNode=registration)  # one operation, however often it is asked for
         attempt = 0
         taken_until: float | None = None
         while True:
             response = await self._group.propose(request, _REGISTER_TIMEOUT_S)
-            came_to = registered(response)
+            came_to = registration_result(response)
             if came_to is Registered.TAKEN_IN:
                 self.incarnation = response.node.incarnation
                 if response.detail:
@@ -227,9 +227,9 @@ class Membership:
     def start(self) -> None:
         """Start the heartbeats."""
         heartbeat = pb.Heartbeat(nodeId=self._settings.node_id, incarnation=self.incarnation)
-        SPOKEN.tell(heartbeat)
+        SPOKEN.write_to(heartbeat)
         pace = self._pace(self._group.image)
-        self._beats = beats = Heartbeats(self._group.role, heartbeat, pace, self._answered)
+        self._beats = beats = Heartbeats(self._group.role, heartbeat, pace, self._heartbeat_answered)
         self._compare(self._group.image)
         self._end_heartbeats = spawn_in(self._group.loop, beats.run(), "heartbeats", endless=True)
 
@@ -252,12 +252,12 @@ class Membership:
         """Session time of the cluster, in seconds. It is that of the settings if the image has none."""
         return self._pace(self._group.image).session_s
 
-    def _answered(self, sent_ns: int, response: pb.ControlResponse) -> None:
+    def _heartbeat_answered(self, sent_ns: int, response: pb.ControlResponse) -> None:
         """Process the answer to a heartbeat. The answer counts when the watchers have received its image."""
         if self._end_heartbeats is None:
             return
         if response.error == pb.ControlResponse.OK:
-            granted = self._heartbeats.answered(sent_ns, response, self._seen_index)
+            granted = self._heartbeats.response_received(sent_ns, response, self._seen_index)
             if granted is not None:
                 self._heard(*granted)
         elif response.error == pb.ControlResponse.FENCED:
@@ -295,11 +295,11 @@ class Membership:
         logger.info("transferring leaderships: %s", response.detail)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._image_at(response.index), max(0.0, deadline - time.monotonic()))
-            while self._moving():
+            while self._has_moving_replicas():
                 self._changed.clear()
                 await asyncio.wait_for(self._changed.wait(), max(0.0, deadline - time.monotonic()))
 
-    def _moving(self) -> bool:
+    def _has_moving_replicas(self) -> bool:
         partitions = self._group.image.partitions_of(self._settings.node_id)
         return any(p.status in (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND) for _, p in partitions)
 
@@ -338,7 +338,7 @@ async def wait_for_predecessor(connection: Client, subjects: Subjects, node_id: 
     while True:
         was_present = inquiry.is_present
         sign = await look_for(connection, subjects, node_id) if connection.is_connected else EarlierProcessSign.UNASKED
-        verdict = inquiry.heard(sign, clock.now_ns())
+        verdict = inquiry.record_sign(sign, clock.now_ns())
         if verdict is EarlierProcessStep.GO_ON:
             return
         if verdict is EarlierProcessStep.GIVE_UP:

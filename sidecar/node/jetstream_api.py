@@ -11,7 +11,7 @@ from collections import Counter
 from contextlib import aclosing
 
 from liftpy.client import Client, connect
-from liftpy.client.jetstream_api import JsAnswer, JsRefusal, StatelessReads, kind_of, refused, status
+from liftpy.client.jetstream_api import JsAnswer, JsRefusal, StatelessReads, kind_of, rejection_answer, status
 from liftpy.core.wire.subjects import JETSTREAM_INBOX, InboxRule, jetstream_api, reply_to
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
@@ -73,7 +73,7 @@ class JetStreamDesk:
         self._keys.add(connection, credentials)
         self._reads = StatelessReads(client, settings.jetstream_api)
         subject = jetstream_api(settings.jetstream_api, ">")
-        handler = self._guard.handler(self._arrived)
+        handler = self._guard.handler(self._request_arrived)
         self._listener = self._bus.listen(subject, handler, queue=f"{settings.namespace}-jetstream")
         logger.info("JetStream read API started subject=%s", subject)
 
@@ -81,13 +81,13 @@ class JetStreamDesk:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+    def _request_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if reply_to(reply, (self._inboxes,), self._counters) is None:
             return
         rest = subject.decode("utf-8", "replace").removeprefix(self._before)
         if len(self._tasks) >= AT_ONCE:
             self._counters["jetstream requests refused"] += 1
-            self._send(reply, refused(kind_of(rest)[0], _BUSY))
+            self._send(reply, rejection_answer(kind_of(rest)[0], _BUSY))
             return
         self._counters["jetstream requests"] += 1
         answering = self._guard.run(self._answer(reply, rest, bytes(payload)), reply)
@@ -98,7 +98,7 @@ class JetStreamDesk:
         async with aclosing(self._reads.answer(rest, body)) as parts:
             async for part in parts:
                 if len(part.headers) + len(part.payload) > self._bus.max_payload:
-                    part = refused(kind_of(rest)[0], _TOO_LARGE)
+                    part = rejection_answer(kind_of(rest)[0], _TOO_LARGE)
                 if not self._send(reply, part):
                     self._counters["jetstream answers dropped"] += 1
                     return

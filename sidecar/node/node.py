@@ -49,7 +49,7 @@ from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.credentials import Credentials
 from sidecar.disk.data_folder import DataFolder
-from sidecar.disk.files import OpenMaps, raise_limit, used
+from sidecar.disk.files import OpenMaps, open_files_and_limit, raise_limit
 from sidecar.disk.flush_thread import FlushThread, NodeFlushTimes, probe_flushes
 from sidecar.groups.coordinators import GroupCoordinators
 from sidecar.metadata.clock_watch import ClockWatch
@@ -74,13 +74,13 @@ from sidecar.partition.scrub import Scrub
 from sidecar.partition.services import ServiceDesk, Told
 from sidecar.partition.worker import NodeTools
 from sidecar.runtime import clock
-from sidecar.runtime.components import Component, begun, close_all, close_of, no_step, start_all
+from sidecar.runtime.components import Component, close_all, close_of, no_step, require_started, start_all
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.memory import make_collections_rare, memory_bytes, retain_freed_memory
 from sidecar.runtime.restarts import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, exit_after, momentary, never_again
-from sidecar.runtime.settings import GivenSettings, NodeSettings, supervised, was_open_nats_reported
+from sidecar.runtime.settings import GivenSettings, NodeSettings, supervisor_of, was_open_nats_reported
 from sidecar.runtime.supervisor import Supervisor
-from sidecar.runtime.tasks import attended, fatal_on, spawn
+from sidecar.runtime.tasks import fatal_on, spawn, start_attended
 from sidecar.runtime.timers import Timers
 from sidecar.status.health import Health, LastHeard
 from sidecar.status.loop_lag import LoopWatch
@@ -131,9 +131,9 @@ class Node:
         self.group: MetadataGroup | None = None
         self.status = StatusDesk(settings, self.counters)
         self.health = self.status.health = self._make_health()
-        self.supervisor = Supervisor(*supervised())
-        self.status.answers.settings = self.reloading.shown
-        self.status.on_reload = lambda: self.reloading.signalled(self.supervisor)
+        self.supervisor = Supervisor(*supervisor_of())
+        self.status.answers.settings = self.reloading.setting_rows
+        self.status.on_reload = lambda: self.reloading.reload_after_signal(self.supervisor)
         self._metadata_heard = LastHeard()
         self._opened = False
         """True if the partitions of the metadata image at the start are open."""
@@ -183,7 +183,7 @@ class Node:
 
     def _make_health(self) -> Health:
         return Health(
-            lambda: self._workers.joined(self._signs()),
+            lambda: self._workers.merged_signs(self._signs()),
             lambda: () if self.partitions is None else self.partitions.replicas(),
             lambda: self._workers.unsynced,
             lambda: self.status.unknown.names() if self.status.unknown is not None else [],
@@ -241,7 +241,7 @@ class Node:
             Component("JetStream API", self._serve_jetstream, close_of(self._jetstream)),
             Component("scrub", close=close_of(self._scrub)),
             Component("housekeeping", close=close_of(self._housekeeping)),
-            Component("service", self._rights.started, self._retire),
+            Component("service", self._rights.start_completed, self._retire),
         ]
 
     # ---- start -------------------------------------------------------------------------------------------------------------
@@ -254,14 +254,14 @@ class Node:
         self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
 
     def _start_supervisor(self) -> None:
-        self.supervisor.start(self.health.live, self.health.ready, self._doing)
+        self.supervisor.start(self.health.live, self.health.ready, self._start_step_text)
 
     def _open_folder(self) -> None:
         self._folder = DataFolder(self.settings.data, OpenMaps(self._budget.maps))
         self._try_out_flushes(self._folder.path)
 
     def _open_identity(self) -> None:
-        self._identity = NodeFile(begun(self._folder), self.settings.node_id)
+        self._identity = NodeFile(require_started(self._folder), self.settings.node_id)
 
     async def _connect(self) -> None:
         self._links = links = await open_links(self.settings, self._memory.intake, self._memory.room, self._keys)
@@ -269,12 +269,12 @@ class Node:
 
     async def _recover_and_join(self) -> None:
         """Recover the logs and join the metadata group at the same time, because the group may have to elect a leader first."""
-        settings, folder, previous = self.settings, begun(self._folder), begun(self._identity).previous
-        bus = begun(self._links).replication
+        settings, folder, previous = self.settings, require_started(self._folder), require_started(self._identity).previous
+        bus = require_started(self._links).replication
         await wait_for_predecessor(bus, self.subjects, settings.node_id, EarlierProcessCheck(clock.now_ns()))
         began = time.monotonic()
         await self._workers.start(folder, clean_stop=previous.clean_stop, flushed_always=previous.flushed_always)
-        recovery = attended(self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop, share=self.share))
+        recovery = start_attended(self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop, share=self.share))
         try:
             self._thread = group = GroupThread(
                 lambda: GroupLink(settings, folder, self.subjects, self._inboxes, self.counters, self.instruments, self._keys),
@@ -283,24 +283,28 @@ class Node:
             )
             await group.start()
             self.group = group
-            self._membership = Membership(settings, group, self._heard, self.fatal)
+            self._membership = Membership(settings, group, self._lease_granted, self.fatal)
             await asyncio.shield(recovery)
-            self._recovered_elsewhere = await self._workers.recovered()
+            self._recovered_elsewhere = await self._workers.wait_until_recovered()
             self.instruments.recovery_s = time.monotonic() - began
-            self._tracing.recovered(self.instruments.recovery_s, self._recovered.names, self._recovered.damaged)
+            self._tracing.trace_recovery(self.instruments.recovery_s, self._recovered.names, self._recovered.damaged)
         finally:
             await end_tasks([recovery])
 
     async def _open_promises(self) -> None:
-        folder, held = begun(self._folder), self._recovered.names.__contains__
+        folder, held = require_started(self._folder), self._recovered.names.__contains__
         journal = await asyncio.get_running_loop().run_in_executor(self._pool, folder.open_promises, held)
         self._promises = Promises(journal, self._pool, self.counters, self.fatal)
 
     async def _register(self) -> None:
         """Register the node with the result of the recovery, and start the heartbeats."""
-        folder, identity, membership = begun(self._folder), begun(self._identity), begun(self._membership)
+        folder, identity, membership = (
+            require_started(self._folder),
+            require_started(self._identity),
+            require_started(self._membership),
+        )
         recovered, elsewhere, previous = self._recovered, self._recovered_elsewhere, identity.previous
-        image = begun(self.group).image
+        image = require_started(self.group).image
         lost = await asyncio.get_running_loop().run_in_executor(self._pool, self._lost_logs, folder, image)
         damaged = bool(recovered.damaged) or elsewhere["damaged"] > 0 or bool(lost)
         self.counters["logs that a failed flush had closed"] += len(recovered.suspect) + elsewhere["suspect"]
@@ -308,7 +312,7 @@ class Node:
             identity.distrust()  # so that a crash before the next clean stop does not lose the information about the damage
         # Check again, because joining and recovery may have taken minutes. One request is enough.
         inquiry = EarlierProcessCheck(clock.now_ns(), silences=1)
-        await wait_for_predecessor(begun(self._links).replication, self.subjects, self.settings.node_id, inquiry)
+        await wait_for_predecessor(require_started(self._links).replication, self.subjects, self.settings.node_id, inquiry)
         self.incarnation = await membership.register(
             previous.incarnation,
             clean_stop=previous.clean_stop and not damaged,
@@ -322,22 +326,22 @@ class Node:
 
     async def _open_partitions(self) -> None:
         """Create the objects that serve partitions, and open the partitions of the metadata image."""
-        folder, group, promises = begun(self._folder), begun(self.group), begun(self._promises)
-        self._build(begun(self._links), group, folder, begun(self._identity), promises)
+        folder, group, promises = require_started(self._folder), require_started(self.group), require_started(self._promises)
+        self._build(require_started(self._links), group, folder, require_started(self._identity), promises)
         LOGS.facts["incarnation"] = self.incarnation
         logger.info("node started node=%s incarnation=%d", self.settings.node_id, self.incarnation)
         await self._open_those_of_the_image(group)
-        await begun(self._membership).live(_LIVE_TIMEOUT_S)
+        await require_started(self._membership).live(_LIVE_TIMEOUT_S)
         self._keep_unknown(folder, group, promises)
 
     async def _open_those_of_the_image(self, group: MetadataGroup) -> None:
-        partitions = begun(self.partitions)
+        partitions = require_started(self.partitions)
         partitions.image_changed(ClusterImage(), group.image)
         group.watch(partitions.image_changed)
         self._workers.begin(self.incarnation, group)
         self._follow(group)
-        await partitions.settled()
-        await self._workers.settled()
+        await partitions.wait_until_open()
+        await self._workers.wait_until_open()
         self._opened = True
         self._recovered.close()
         partitions.leave_behind(self._recovered.names)
@@ -375,7 +379,9 @@ class Node:
 
     def _serve_jetstream(self) -> None:
         if self.settings.jetstream_api:
-            self._jetstream = JetStreamDesk(begun(self._links).reads, self.settings, self._inboxes, self.counters, self._keys)
+            self._jetstream = JetStreamDesk(
+                require_started(self._links).reads, self.settings, self._inboxes, self.counters, self._keys
+            )
             self._jetstream.open()
 
     def _follow(self, group: MetadataGroup) -> None:
@@ -385,7 +391,7 @@ class Node:
         group.watch(self._coordinators.follow)
 
     def _look_at_room(self) -> bool:
-        waiting = sum(worker.acks.count for worker in self.partitions.leading()) if self.partitions is not None else 0
+        waiting = sum(worker.acks.count for worker in self.partitions.led_partitions()) if self.partitions is not None else 0
         return self._memory.look(self._links.ingest if self._links is not None else None, waiting)
 
     def _signs(self) -> Signs:
@@ -404,7 +410,7 @@ class Node:
             stopped_for_space=sum(worker.executor.no_space for worker in workers),
         )
 
-    def _doing(self) -> str:
+    def _start_step_text(self) -> str:
         """Return the current step of the start. '': it is a short step."""
         done, count = self._recovered.progress
         if not self.incarnation and done < count:
@@ -415,7 +421,7 @@ class Node:
     def _watch_cluster(self, old: ClusterImage, new: ClusterImage) -> None:
         if self.group is not None and self.group.is_controller:
             self._tracing.leads_group = self.group.leader == self.settings.node_id
-            self._cluster_watch.changed(new, clock.now_ns())
+            self._cluster_watch.update(new, clock.now_ns())
 
     def _try_out_flushes(self, folder: Path) -> None:
         """Measure test flushes in a thread. No other part of the start waits for them."""
@@ -428,8 +434,8 @@ class Node:
 
     def _look_at_rights(self, links: Links) -> None:
         for link in links.all():
-            link.on_denial(self._rights.denied)
-        links.standby.on_denial = self._rights.denied
+            link.on_denial(self._rights.record_denial)
+        links.standby.on_denial = self._rights.record_denial
         if not links.replication.requires_credentials and not was_open_nats_reported():
             logger.warning(
                 "this NATS server accepts clients without credentials, and each client has all permissions: it can delete streams, "
@@ -554,11 +560,15 @@ class Node:
         """Return the handler of combined fetches. In a node with workers, the first process answers them."""
         if self.share.number:
             return lambda reply, body: None
-        return SharedQuiet(quiet, self._workers.handles, self.counters).received if self._workers.handles else quiet.received
+        return (
+            SharedQuiet(quiet, self._workers.handles, self.counters).answer_question
+            if self._workers.handles
+            else quiet.answer_question
+        )
 
     def _descriptors(self) -> dict[str, int]:
         """Return the number of open files and their limit, for the status."""
-        return used(self._budget, self._folder.maps if self._folder is not None else OpenMaps())
+        return open_files_and_limit(self._budget, self._folder.maps if self._folder is not None else OpenMaps())
 
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
         if self.partitions is not None:
@@ -582,9 +592,9 @@ class Node:
     def _service_reported(self, report: service_pb2.ServiceReport) -> None:
         services = self.partitions.services_of(report.stream, report.partition) if self.partitions is not None else None
         if services is not None:
-            services.reported(report)
+            services.record_states(report)
 
-    def _heard(self, sent_ns: int, lease_ns: int) -> None:
+    def _lease_granted(self, sent_ns: int, lease_ns: int) -> None:
         self._metadata_heard.now()
         if self.partitions is not None:
             self.partitions.metadata_heard(sent_ns, lease_ns)
@@ -661,13 +671,13 @@ class Node:
         if self.group is not None:
             await self.group.hand_over()  # first, because the next steps need a metadata leader that does not change
         if self.partitions is not None:
-            elsewhere = attended(self._workers.close_subjects(_CLOSE_SUBJECTS_TIMEOUT_S))
+            elsewhere = start_attended(self._workers.close_subjects(_CLOSE_SUBJECTS_TIMEOUT_S))
             await self.partitions.close_subjects(_CLOSE_SUBJECTS_TIMEOUT_S)
             await elsewhere
         await registered.drain(_DRAIN_TIMEOUT_S)
 
     async def _close_partitions(self) -> None:
-        workers = attended(self._workers.stop())
+        workers = start_attended(self._workers.stop())
         try:
             if self.partitions is not None:
                 self._logs_are_clean = await self.partitions.stop() and self._logs_are_clean
@@ -742,10 +752,10 @@ async def run_node(
     loop.add_signal_handler(signal.SIGTERM, stop, True)
     loop.add_signal_handler(signal.SIGINT, stop, False)
     loop.add_signal_handler(
-        signal.SIGHUP, lambda: spawn(node.reloading.signalled(node.supervisor), "reading the settings again")
+        signal.SIGHUP, lambda: spawn(node.reloading.reload_after_signal(node.supervisor), "reading the settings again")
     )
-    starting = attended(node.start())
-    stopping = attended(node.wait())
+    starting = start_attended(node.start())
+    stopping = start_attended(node.wait())
     try:
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():

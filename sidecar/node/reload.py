@@ -160,7 +160,7 @@ class Reloading:
             self._preferred_every = settings.replication.preferred_leader_interval_s
             parts.prefer(self._preferred_every)
 
-    async def signalled(self, supervisor: Supervisor) -> dict[str, Any]:
+    async def reload_after_signal(self, supervisor: Supervisor) -> dict[str, Any]:
         """Reload the settings after SIGHUP or ``liftpy settings reload``.
 
         Return ``applied`` and ``wait``. After an error, nothing is changed and the result has ``error``.
@@ -175,6 +175,6 @@ class Reloading:
         supervisor.reloaded()
         return said
 
-    def shown(self) -> list[dict[str, Any]]:
+    def setting_rows(self) -> list[dict[str, Any]]:
         """Return a row for each setting (``settings_names.rows``)."""
         return rows(self.running, self.read, self._given.sources if self._given is not None else {}, LIVE)

@@ -33,13 +33,13 @@ from sidecar.disk.files import OpenMaps
 from sidecar.metadata.identity import WorkerMarks
 from sidecar.node.node import Node
 from sidecar.partition.promises import Promises
-from sidecar.runtime.components import Component, Step, begun, no_step, start_all
+from sidecar.runtime.components import Component, Step, no_step, require_started, start_all
 from sidecar.runtime.logs import LOGS
 from sidecar.runtime.memory import make_collections_rare, retain_freed_memory
 from sidecar.runtime.restarts import momentary, never_again
 from sidecar.runtime.settings import NodeSettings
 from sidecar.runtime.supervisor import Supervisor
-from sidecar.runtime.tasks import attended, run_loop, spawn
+from sidecar.runtime.tasks import run_loop, spawn, start_attended
 from sidecar.status.sampler import Said, Sampler
 from sidecar.status.status_api import StatusDesk
 from sidecar.workers.channel import Channel
@@ -118,12 +118,12 @@ class WorkerNode(Node):
 
     def _open_marks(self) -> None:
         said = self._said
-        marks = WorkerMarks(begun(self._folder), clean_stop=said["clean_stop"], flushed_always=said["flushed_always"])
+        marks = WorkerMarks(require_started(self._folder), clean_stop=said["clean_stop"], flushed_always=said["flushed_always"])
         self._marks = marks
 
     async def _recover(self) -> None:
         recovered, clean_stop = self._recovered, self._said["clean_stop"]
-        await recovered.run(begun(self._folder), self._pool, clean_stop=clean_stop, share=self.share)
+        await recovered.run(require_started(self._folder), self._pool, clean_stop=clean_stop, share=self.share)
         found = {"damaged": len(recovered.damaged), "suspect": len(recovered.suspect)}
         self._channel.send(FrameKind.RECOVERED, 0, json.dumps(found).encode())
 
@@ -132,7 +132,7 @@ class WorkerNode(Node):
         LOGS.facts["incarnation"] = self.incarnation
 
     async def _open_promises(self) -> None:
-        folder, held = begun(self._folder), self._recovered.names.__contains__
+        folder, held = require_started(self._folder), self._recovered.names.__contains__
         open_own = partial(folder.open_own_promises, self.share, held)
         journal = await asyncio.get_running_loop().run_in_executor(self._pool, open_own)
         self._promises = Promises(journal, self._pool, self.counters, self.fatal)
@@ -140,11 +140,17 @@ class WorkerNode(Node):
     async def _open_partitions(self) -> None:
         await self._open_promises()
         self.group = group = self._relayed
-        self._build(begun(self._links), group, begun(self._folder), begun(self._marks), begun(self._promises))
+        self._build(
+            require_started(self._links),
+            group,
+            require_started(self._folder),
+            require_started(self._marks),
+            require_started(self._promises),
+        )
         await self._open_those_of_the_image(group)
 
     def _begin_service(self) -> None:
-        self._rights.started()
+        self._rights.start_completed()
         self._channel.send(FrameKind.SIGNS, 0, self._signs_now())
         self._channel.send(FrameKind.SETTLED)
 
@@ -168,7 +174,7 @@ class WorkerNode(Node):
         ).encode()
 
     # ---- frames of the node -----------------------------------------------------------------------------------------------
-    def heard(self, frame: Frame) -> None:
+    def process_frame(self, frame: Frame) -> None:
         """Process a frame of the node on the event loop. The node stops if a frame cannot be processed."""
         try:
             self._take(frame)
@@ -182,15 +188,15 @@ class WorkerNode(Node):
             case FrameKind.ENTRY:
                 self._relayed.entry_told(frame.body)
             case FrameKind.HEARD:
-                self._heard(frame.token, *LEASE.unpack(frame.body))
+                self._lease_granted(frame.token, *LEASE.unpack(frame.body))
             case FrameKind.ANSWER:
-                self._relayed.answered(frame.token, frame.body)
+                self._relayed.process_answer(frame.token, frame.body)
             case FrameKind.BEGIN:
                 self._begun.set_result(frame.token)
             case FrameKind.QUIET:
                 self._quiet_guard.call(lambda: self._quiet_asked(frame))
             case FrameKind.ASK:
-                guard = RequestGuard("status of a worker", self.counters, lambda token, _: self._told(int(token), {}))
+                guard = RequestGuard("status of a worker", self.counters, lambda token, _: self._status_arrived(int(token), {}))
                 spawn(guard.run(self._tell(frame), b"%d" % frame.token), "telling the node of its status")
             case FrameKind.LEVEL:
                 asked = json.loads(frame.body)
@@ -214,9 +220,9 @@ class WorkerNode(Node):
             self.status.answers.share = self.share
             self._telling = WorkerStatus(reporter, self.status.answers)
         said = {} if self._telling is None else await self._telling.tell(json.loads(frame.body))
-        self._told(frame.token, said)
+        self._status_arrived(frame.token, said)
 
-    def _told(self, token: int, said: dict[str, Any]) -> None:
+    def _status_arrived(self, token: int, said: dict[str, Any]) -> None:
         self._channel.send(FrameKind.TOLD, token, json.dumps(said).encode())
 
     def _tell_sample(self, said: Said) -> None:
@@ -245,8 +251,8 @@ class WorkerNode(Node):
 
     async def run(self) -> int:
         """Run until the first process stops or ends. Return the exit code."""
-        starting = attended(self.start())
-        starting.add_done_callback(self._started)
+        starting = start_attended(self.start())
+        starting.add_done_callback(self._start_ended)
         await self._told_to_stop.wait()
         await end_tasks([starting, self._signing])
         await self.stop()
@@ -254,7 +260,7 @@ class WorkerNode(Node):
         self._channel.finish(_FINISH_S)
         return 0
 
-    def _started(self, starting: asyncio.Task[dict[str, Any]]) -> None:
+    def _start_ended(self, starting: asyncio.Task[dict[str, Any]]) -> None:
         if not starting.cancelled() and (error := starting.exception()) is not None:
             self.fatal(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
@@ -274,7 +280,7 @@ def main(descriptor: int, lock: int) -> int:
     async def run() -> int:
         loop = asyncio.get_running_loop()
         worker = WorkerNode(settings, WorkerShare(said["share"], settings.workers), channel, lock, said)
-        channel.start(settings.replication.session_s, loop.call_soon_threadsafe, worker.heard)
+        channel.start(settings.replication.session_s, loop.call_soon_threadsafe, worker.process_frame)
         return await worker.run()
 
     return run_loop(run())

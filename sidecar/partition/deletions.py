@@ -57,7 +57,7 @@ class Deletions:
         """Stop: nothing may be deleted anymore, and pending questions end."""
         self._closed.set()
 
-    async def allowed(self, key: PartitionKey) -> bool | None:
+    async def is_allowed(self, key: PartitionKey) -> bool | None:
         """Return whether the data of ``key`` may be deleted, or None if no controller answered.
 
         The call never raises an error.
@@ -67,12 +67,12 @@ class Deletions:
         lock = self._asking.setdefault(key.uid, asyncio.Lock())
         try:
             async with lock:
-                return key.uid in self._gone or await self._asked(key)
+                return key.uid in self._gone or await self._ask_controller(key)
         finally:
             if not lock.locked():
                 self._asking.pop(key.uid, None)
 
-    async def _asked(self, key: PartitionKey) -> bool | None:
+    async def _ask_controller(self, key: PartitionKey) -> bool | None:
         deadline = time.monotonic() + _GIVE_UP_AFTER_S
         while not self._closed.is_set() and time.monotonic() < deadline:
             response = await self._group.propose(question(key), _ATTEMPT_S)
@@ -143,9 +143,9 @@ class UnknownStreams:
             waits for another, and does not find what that one removes.
         """
         async with self._removing:
-            return await self._removed(list(dict.fromkeys(names)))
+            return await self._remove_data(list(dict.fromkeys(names)))
 
-    async def _removed(self, names: list[str]) -> dict[str, Any]:
+    async def _remove_data(self, names: list[str]) -> dict[str, Any]:
         there = set(self.names())
         if wrong := sorted(set(names) - there):
             has = f"it has {', '.join(sorted(there))}" if there else "it has none"

@@ -60,9 +60,9 @@ class ReplicaDriver:
         """Object that gets the events: the replica, or the tracer in front of it."""
         self.execute: Callable[[Effect], None] = _nobody
         """Function that carries out one effect. It is set before the first event."""
-        self.step_over: Callable[[], None] = _nothing
+        self.step_over: Callable[[], None] = _do_nothing
         """Callback after all effects of a step were carried out."""
-        self.touched: Callable[[], None] = _nothing
+        self.touched: Callable[[], None] = _do_nothing
         """Callback after a step that may have changed the metrics."""
         self._fatal = fatal
         self._queue: deque[Event] = deque()
@@ -136,10 +136,10 @@ class ReplicaDriver:
         """
         self._stopped = True
         self._queue.clear()
-        logger.critical("%s: the replica is stopped: %s\n%s", self.key, error, self.told(event), exc_info=error)
+        logger.critical("%s: the replica is stopped: %s\n%s", self.key, error, self.last_steps_text(event), exc_info=error)
         self._fatal(error)
 
-    def told(self, event: Event | None = None) -> str:
+    def last_steps_text(self, event: Event | None = None) -> str:
         """Return the last steps as text, one line per step, the newest last. ``event``: the event that is being processed."""
         now_ns = clock.now_ns()
         lines = [
@@ -155,7 +155,7 @@ class ReplicaDriver:
         self._queue.clear()
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Default callback that does nothing."""
 
 

@@ -105,7 +105,7 @@ class Executor:
         self._do = {**acts_of(self), **acts}
 
     # ---- the log ------------------------------------------------------------------------------------------------------
-    def failed(self, error: StorageError, token: int = 0) -> None:
+    def log_failed(self, error: StorageError, token: int = 0) -> None:
         """Report to the replica that the log failed. The first error counts."""
         first, self.storage_failed = not self.storage_failed, True
         if first:
@@ -125,7 +125,7 @@ class Executor:
         try:
             self._t.log.append(batch, time.time_ns())
         except StorageError as error:
-            self.failed(error, effect.token)
+            self.log_failed(error, effect.token)
             return b""
         self._t.ingest.appended(effect, batch)
         self._t.flusher.appended()
@@ -139,10 +139,10 @@ class Executor:
             seen = Horizon(effect.leader_high_watermark + 1, effect.leader_epoch)
             self._t.log.append_batches(fetched.buffer[:size_bytes], batches, time.time_ns(), compacted=seen)
         except StorageError as error:
-            self.failed(error)
+            self.log_failed(error)
             return
         self._t.derived.fetched(batches)
-        self._t.standby.shown()
+        self._t.standby.log_grew()
         self._t.flusher.appended()
 
     def drop_fetched(self, effect: do.DropFetched) -> None:
@@ -164,7 +164,7 @@ class Executor:
             try:
                 cut()
             except StorageError as error:
-                self.failed(error)
+                self.log_failed(error)
                 return
             if afresh:
                 self._t.derived.started_afresh()
@@ -198,16 +198,16 @@ class Executor:
 
     def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
         self._t.promises.store(
-            self._t.key.folder, effect.leader_epoch, lambda error: self._promised(effect.leader_epoch, error)
+            self._t.key.folder, effect.leader_epoch, lambda error: self._promise_stored(effect.leader_epoch, error)
         )
 
-    def _promised(self, leader_epoch: int, error: StorageError | None) -> None:
+    def _promise_stored(self, leader_epoch: int, error: StorageError | None) -> None:
         if self._closed:
             return
         if error is not None:
-            self.failed(error)
+            self.log_failed(error)
             return
-        self._t.log.promised(leader_epoch)
+        self._t.log.note_promise(leader_epoch)
         self._t.feed(events.LeaderEpochPersisted(leader_epoch=leader_epoch))
 
     # ---- publishers -----------------------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ class TracedActs:
 
     def drop_pending_acks(self, effect: do.DropPendingAcks) -> None:
         self._executor.drop_pending_acks(effect)
-        self._traces.ended()
+        self._traces.end_all()
 
     def role_changed(self, effect: do.RoleChanged) -> None:
         self._executor.role_changed(effect)

@@ -249,7 +249,7 @@ class ByChange:
         while rest > 0 and unread:
             some = min(rest, AT_ONCE, len(unread))
             for _ in range(some):
-                self._read(unread.popitem(last=False)[0])
+                self._read_figures(unread.popitem(last=False)[0])
             for sums in self.by_label.values():
                 if sums.now:
                     sums.settle()
@@ -275,7 +275,7 @@ class ByChange:
             sums.add(row, add)
             self._lags(worker, sums, *lag, self._slow_until_ns.get(worker, ()))
 
-    def _read(self, worker: Any) -> None:
+    def _read_figures(self, worker: Any) -> None:
         row = self._rows.get(worker)
         if row is None:
             return
@@ -304,7 +304,7 @@ class ByChange:
         of = row.of
         if of[0] is not role or of[1] is not state or of[2] is not config:
             row.of = role, state, config
-            shown = _shown(role, state, config, worker.node_id)
+            shown = _gauge_values(role, state, config, worker.node_id)
             sums.shown = list(map(add, sums.shown, map(sub, shown, row.shown)))
             row.shown = shown
         if leads:
@@ -312,7 +312,9 @@ class ByChange:
         elif worker in sums.records or worker in self._slow_until_ns:
             self._lags(worker, sums, 0, 0, ())
         if counters.refused or counters.dropped or counters.throttled or standby.has_counted:
-            self._tell(row, (dict(counters.refused), dict(counters.dropped), dict(counters.throttled), _heard(standby)))
+            self._tell(
+                row, (dict(counters.refused), dict(counters.dropped), dict(counters.throttled), _standby_counts(standby))
+            )
         if services.known:
             self.with_services.add(worker)
 
@@ -362,13 +364,13 @@ _WHERE = {
 }  # fmt: skip
 
 
-def _heard(standby: Any) -> dict[str, int]:
+def _standby_counts(standby: Any) -> dict[str, int]:
     told: dict[str, int] = standby.report()
     del told["held_bytes"]
     return told
 
 
-def _shown(role: RoleName, state: PartitionState | None, config: Any, node_id: str) -> tuple[int, ...]:
+def _gauge_values(role: RoleName, state: PartitionState | None, config: Any, node_id: str) -> tuple[int, ...]:
     made = [0] * len(SHOWN)
     shown_role = role
     if role is RoleName.LEADER and state is not None:

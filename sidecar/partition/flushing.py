@@ -35,7 +35,7 @@ STALLED_S = 0.5
 """Time after which a disk operation no longer delays other work, in seconds."""
 
 
-def _timed(flush: Flush) -> int:
+def _run_timed(flush: Flush) -> int:
     """Run the flush and return its duration in nanoseconds."""
     began_ns = time.monotonic_ns()
     flush.run()
@@ -65,7 +65,7 @@ class Flusher:
         self._pool = pool
         self._timers = timers
         self._flushed = flushed
-        self.failed = failed
+        self.flush_failed = failed
         self._took = took
         self._moves = beside is not None
         self._beside = beside or FlushThread(FlushPlace())
@@ -140,7 +140,7 @@ class Flusher:
             return
         disk_ns, error = 0, None
         try:
-            took = self._beside.run(partial(_timed, flush), LONG_S)
+            took = self._beside.run(partial(_run_timed, flush), LONG_S)
             if isinstance(took, Future):  # the loop goes on, and others' flushes in the pool
                 self._place.took_on_loop(LONG_S)
                 self._follow(flush, took, told=True)
@@ -149,19 +149,19 @@ class Flusher:
             self._place.took_on_loop(disk_ns / NS_PER_S)
         except Exception as caught:
             error = caught
-        self._commit.ended(flush, disk_ns, error)
+        self._commit.flush_ended(flush, disk_ns, error)
 
     def _run_in_thread(self, flush: Flush) -> None:
-        self._follow(flush, self._pool.submit(_timed, flush), told=False)
+        self._follow(flush, self._pool.submit(_run_timed, flush), told=False)
 
     def _follow(self, flush: Flush, future: Future[int], *, told: bool) -> None:
         self._thread, self._told = future, told
         flush.waiter = lambda: concurrent.futures.wait([future]) and None
-        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._ended, flush))
+        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._flush_ended, flush))
 
-    def _ended(self, flush: Flush) -> None:
+    def _flush_ended(self, flush: Flush) -> None:
         if self._commit.running is flush:  # else ``alone`` has waited for it already
-            self._commit.ended(flush, *self.wait(flush))
+            self._commit.flush_ended(flush, *self.wait(flush))
 
     def wait(self, flush: Flush) -> tuple[int, Exception | None]:
         """Run a flush in its thread and wait. Return (disk time in nanoseconds, error or None)."""
@@ -185,7 +185,7 @@ class Flusher:
         """Start the timer of the interval in the flush policy."""
         self._timers.set(self._timer, clock.now_ns() + self._interval_ns)
 
-    def done(self) -> None:
+    def flush_succeeded(self) -> None:
         """Record the end of a flush. Its duration counts from the request."""
         took_s = time.monotonic() - self._began_s
         self.times.add(took_s)
@@ -207,10 +207,10 @@ class Flusher:
         if begins:
             self._checkpoint_began_s = time.monotonic()
             self._checkpoint = future = self._pool.submit(self._log.checkpoint)
-            future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._checkpointed, future, stored))
+            future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._checkpoint_ended, future, stored))
         return begins
 
-    def _checkpointed(self, future: Future[None], stored: Callable[[], None]) -> None:
+    def _checkpoint_ended(self, future: Future[None], stored: Callable[[], None]) -> None:
         if self._checkpoint is future:
             self._checkpoint = None
             self._commit.checkpoint_ended()
@@ -287,9 +287,9 @@ class StateCheckpoints:
         self._waited = self.writer.is_wanted
         if unwritten is not None and not self._log.closed:
             self._writing = asyncio.get_running_loop().run_in_executor(self._pool, self.writer.write, unwritten)
-            self._writing.add_done_callback(self._written)
+            self._writing.add_done_callback(self._write_ended)
 
-    def _written(self, _: asyncio.Future[None]) -> None:
+    def _write_ended(self, _: asyncio.Future[None]) -> None:
         self._writing = None
         self.touched()
         if self._waited:
@@ -322,7 +322,9 @@ def found_state(log: Log, key: PartitionKey) -> FoundState:
     return FoundState(state, len(unfit))
 
 
-def restored(found: FoundState, log: Log, subject: str, stream: StreamConfig, config: ReplicationConfig) -> LogState | None:
+def read_state_file(
+    found: FoundState, log: Log, subject: str, stream: StreamConfig, config: ReplicationConfig
+) -> LogState | None:
     """Return the derived state from the file, or None if the file cannot be used.
 
     Runs in any thread while nothing else uses ``log``: a large file takes a second.

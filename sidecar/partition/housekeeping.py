@@ -120,7 +120,7 @@ class Housekeeping:
                 return
             await _in_daemon_thread(compaction.run)
         except LiftError as error:
-            _failed(worker, error)
+            _log_failed(worker, error)
             return
         if worker.has_ended:
             with contextlib.suppress(StorageError):  # its folder may be gone
@@ -141,14 +141,14 @@ def _complete(worker: PartitionWorker, compaction: Compaction) -> None:
     try:
         dropped = worker.log.complete_compaction(compaction)
     except LiftError as error:
-        _failed(worker, error)
+        _log_failed(worker, error)
         return
     worker.touched()
     if dropped:
         logger.info("%s: compaction dropped %d records", worker.key, dropped)
 
 
-def _failed(worker: PartitionWorker, error: LiftError) -> None:
+def _log_failed(worker: PartitionWorker, error: LiftError) -> None:
     if worker.has_ended:
         return  # its log was closed, and its files went, while this had them in hand
     if isinstance(error, CorruptionError):

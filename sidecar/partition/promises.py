@@ -56,9 +56,9 @@ class Promises:
         epochs = {key: epoch for key, (epoch, _) in waiting.items()}
         self._running = future = self._pool.submit(self._journal.store, epochs)
         tolds = [told for _, told in waiting.values()]
-        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._ended, future, tolds))
+        future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._write_ended, future, tolds))
 
-    def _ended(self, future: Future[None], tolds: list[Told]) -> None:
+    def _write_ended(self, future: Future[None], tolds: list[Told]) -> None:
         self._running = None
         if self._closed:
             return

@@ -140,7 +140,7 @@ class Proposals:
         """Send the waiting requests in batches, one batch after the other."""
         await asyncio.sleep(_GATHER_S)
         while (batch := self._wishes.take()) is not None:
-            self._wishes.answered(await self._group.propose(batch, _TIMEOUT_S))
+            self._wishes.batch_answered(await self._group.propose(batch, _TIMEOUT_S))
 
     async def close(self) -> None:
         """Drop the waiting requests."""

@@ -18,7 +18,7 @@ from liftpy.core.replication import events
 from liftpy.core.replication.quiescence import MAX_PER_QUESTION, Ended, QuietFetch, QuietFetches, WaitQuestion
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import replication_pb2 as pb
-from liftpy.core.wire.decode_errors import refused
+from liftpy.core.wire.decode_errors import counter_name
 from liftpy.core.wire.frames import MisdirectedError
 from liftpy.core.wire.headers import is_status
 from liftpy.core.wire.subjects import InboxRule, Subjects, reply_to
@@ -63,7 +63,7 @@ class QuietTalk:
         self._timers = timers
         self._deliver = deliver
         self._counters = counters
-        self._slot = router.add(self._answered)
+        self._slot = router.add(self._answer_arrived)
         self._quiet = QuietFetches(config)
         self._feeds: dict[PartitionKey, Feed] = {}
         """Partition -> feed function of its replica, for waiting fetches."""
@@ -111,7 +111,7 @@ class QuietTalk:
         for question in questions:
             reply = f"{self._bus.inbox}.{self._slot}.{question.number}"
             if not self._bus.send(self._subjects.notify(question.leader), (self._frame(question),), reply):
-                self._end(self._quiet.failed(question))
+                self._end(self._quiet.take_unanswered(question))
         self._is_ticking = len(self._quiet) > 0
         if self._is_ticking:
             self._timers.set(self._timer, now_ns + self._quiet.interval_ns)
@@ -127,15 +127,15 @@ class QuietTalk:
                 leaderEpoch=fetch.leader_epoch,
                 requestId=fetch.request_id,
             )
-        return frames.sealed(frame)
+        return frames.seal(frame)
 
-    def _answered(self, number: int, payload: bytes, headers: bytes) -> None:
+    def _answer_arrived(self, number: int, payload: bytes, headers: bytes) -> None:
         question = self._asked.get(number)
         if question is None:
             return
         if headers and is_status(headers, payload):
             del self._asked[number]
-            self._end(self._quiet.failed(question))
+            self._end(self._quiet.take_unanswered(question))
             return
         try:
             answer = frames.decode(payload, pb.QuietFetchesAnswer)
@@ -144,11 +144,11 @@ class QuietTalk:
                     f"Answer for question {answer.question} arrived on the inbox of question {number}. It is dropped."
                 )
         except ProtocolError as error:  # the answer itself may still come
-            self._counters[refused(error)] += 1
+            self._counters[counter_name(error)] += 1
             return
         del self._asked[number]
         if answer.count == len(question.fetches):
-            self._end(self._quiet.answered(question, frozenset(answer.over)))
+            self._end(self._quiet.take_ended(question, frozenset(answer.over)))
 
     def _end(self, ended: Ended | None) -> None:
         if ended is not None:
@@ -160,13 +160,13 @@ class QuietTalk:
             feed(events.QuietEnded(heard_ns=ended[1]))
 
     # ---- the leaders' side --------------------------------------------------------------------------------------------
-    def received(self, reply: bytes, body: memoryview) -> None:
+    def answer_question(self, reply: bytes, body: memoryview) -> None:
         """Answer a question of another node. Raises ProtocolError."""
-        question = self.asked(reply, body)
+        question = self.decode_question(reply, body)
         if question is not None:
             self.answer(reply, question, self.over(question))
 
-    def asked(self, reply: bytes, body: memoryview) -> pb.QuietFetches | None:
+    def decode_question(self, reply: bytes, body: memoryview) -> pb.QuietFetches | None:
         """Decode a question. Return None if its reply subject is not allowed. Raises ProtocolError."""
         question = frames.parse(body, pb.QuietFetches)
         count = len(question.fetches)
@@ -194,7 +194,7 @@ class QuietTalk:
         """Send the answer to a question. ``over``: indexes of the fetches that do not wait anymore."""
         answer = pb.QuietFetchesAnswer(over=over, count=len(question.fetches), question=question.question)
         under = self._inbox_of(question)
-        send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.sealed(answer),), under=under)
+        send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.seal(answer),), under=under)
 
     def _inbox_of(self, question: pb.QuietFetches) -> str:
         return f"{self._subjects.inbox(question.replicaID)}."

@@ -58,7 +58,7 @@ class ReadSubjects:
         """Function that wakes waiting readers. Call it after a change of HW, log end or readiness."""
         self._shared_subject = subjects.read(key.stream, key.partition)
         self._guard = RequestGuard("read", tools.counters, self._reject)
-        self._handler = self._guard.handler(self._arrived)
+        self._handler = self._guard.handler(self._request_arrived)
         self._own = bus.listen(subjects.read_from(key.stream, key.partition, node_id), self._handler)
         self._shared: Listener | None = None
         self.touched: Callable[[], None] = lambda: None
@@ -105,13 +105,13 @@ class ReadSubjects:
     async def asked_here(self, payload: bytes) -> bytes:
         """Return the answer to a read request of this process. Use a timeout, because an answer may not come."""
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._reads.asked(payload, answer)
+        self._reads.answer_request(payload, answer)
         self.touched()
         return await answer
 
-    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+    def _request_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if self._inboxes.allows(reply):
-            self._reads.asked(payload, reply.decode())
+            self._reads.answer_request(payload, reply.decode())
             self.touched()
         else:
             self._counters[REPLY] += 1
@@ -121,7 +121,7 @@ class ReadSubjects:
 
     def request_failed(self, asker: _Asker, error: Exception) -> None:
         """Reject the request after an unexpected error. A caller in this process gets no answer."""
-        self._guard.failed(asker.encode() if isinstance(asker, str) else b"", error)
+        self._guard.reject_failed(asker.encode() if isinstance(asker, str) else b"", error)
 
     # ---- what carries the answers ------------------------------------------------------------------------------------
     @property

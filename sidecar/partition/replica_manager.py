@@ -38,7 +38,7 @@ from sidecar.partition.services import PartitionServices
 from sidecar.partition.worker import NodeTools, PartitionWorker, open_worker
 from sidecar.runtime import clock
 from sidecar.runtime.memory import Garbage
-from sidecar.runtime.tasks import Slices, attended, spawn
+from sidecar.runtime.tasks import Slices, spawn, start_attended
 
 logger = logging.getLogger("liftpy.partitions")
 
@@ -126,7 +126,7 @@ class Partitions:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def leading(self) -> list[PartitionWorker]:
+    def led_partitions(self) -> list[PartitionWorker]:
         """Return the partitions that this node leads."""
         return list(self._leading.values())
 
@@ -165,7 +165,7 @@ class Partitions:
 
     def has_everything(self, worker: PartitionWorker) -> bool:
         """Return whether the replica certainly has all committed records."""
-        found = self._wanted(worker.key)
+        found = self._find_in_image(worker.key)
         return found is not None and not found[1].unclean_elected and worker.is_in_sync
 
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
@@ -175,7 +175,7 @@ class Partitions:
         nodes_changed = bool(change.nodes)
         if nodes_changed:
             self._live = _incarnations(new)
-        self._departures.seen(change.deleted)
+        self._departures.note_deleted_streams(change.deleted)
         holds = self._share.holds
         self._changed.add(c.key for c in change.for_node(self._node_id) if holds(c.key.stream, c.key.partition))
         if nodes_changed or change.lease_changed:
@@ -213,7 +213,7 @@ class Partitions:
         return worker.replica.serves(question.leaderEpoch, clock.now_ns())
 
     # ---- one partition -------------------------------------------------------------------------------------------------
-    def _wanted(self, key: PartitionKey) -> tuple[StreamImage, PartitionState] | None:
+    def _find_in_image(self, key: PartitionKey) -> tuple[StreamImage, PartitionState] | None:
         found = self._image.find(key.stream, key.uid, key.partition)
         if found is None or self._node_id not in found[1].holders or self._stopping:
             return None
@@ -225,7 +225,7 @@ class Partitions:
         if key in self._busy:
             self._changed_meanwhile.add(key)  # its task may have looked at the image for the last time already
             return
-        worker, wanted = self._workers.get(key), self._wanted(key)
+        worker, wanted = self._workers.get(key), self._find_in_image(key)
         if worker is not None and wanted is not None:
             self._tell(worker)
         elif worker is None and wanted is None:
@@ -233,21 +233,21 @@ class Partitions:
         elif len(self._busy) >= _OPENED_AT_ONCE:
             self._deferred[key] = None
         else:
-            task = attended(self._bring_together(key))
+            task = start_attended(self._bring_together(key))
             self._busy[key] = task
-            task.add_done_callback(lambda done: self._settled(key, done))
+            task.add_done_callback(lambda done: self._opening_ended(key, done))
 
-    def _settled(self, key: PartitionKey, done: asyncio.Task[None]) -> None:
+    def _opening_ended(self, key: PartitionKey, done: asyncio.Task[None]) -> None:
         self._busy.pop(key, None)
         if not self._stopping:
             if key in self._changed_meanwhile:
                 self._changed_meanwhile.discard(key)
                 self._changed.add((key,))
-            self._changed.add(self._following())
+            self._changed.add(self._next_to_open())
         if not done.cancelled() and done.exception() is not None:
             self._node.fatal(done.exception())  # type: ignore[arg-type]
 
-    def _following(self) -> list[PartitionKey]:
+    def _next_to_open(self) -> list[PartitionKey]:
         """Return the partitions that have waited longest for opening, as many as there are free places.
 
         Open or removed ones are skipped, because their place would never be freed.
@@ -257,13 +257,13 @@ class Partitions:
         while self._deferred and len(following) < free:
             key = next(iter(self._deferred))
             del self._deferred[key]
-            if (key in self._workers) != (self._wanted(key) is not None):
+            if (key in self._workers) != (self._find_in_image(key) is not None):
                 following.append(key)
         return following
 
     async def _bring_together(self, key: PartitionKey) -> None:
-        while (worker := self._workers.get(key)) is None or self._wanted(key) is None:
-            wanted = self._wanted(key)
+        while (worker := self._workers.get(key)) is None or self._find_in_image(key) is None:
+            wanted = self._find_in_image(key)
             if worker is not None:
                 await self._stop(worker)
             elif wanted is None or not await self._start(key, *wanted):
@@ -285,7 +285,7 @@ class Partitions:
         if not self._data_path_is_up:
             worker.feed(DataPathChanged(is_up=False))
         self._by_name[key.stream, key.partition] = worker
-        self._garbage.opened()
+        self._garbage.count_opened()
         return True
 
     def _retry_later(self, key: PartitionKey) -> None:
@@ -314,19 +314,19 @@ class Partitions:
         self._leading.pop(key, None)
         if self._by_name.get((key.stream, key.partition)) is worker:
             del self._by_name[key.stream, key.partition]
-        gone, later = self._departures.gone(key, self._image), False
+        gone, later = self._departures.has_left(key, self._image), False
         if gone and not self._stopping:
-            allowed = await self._node.deletions.allowed(key)
+            allowed = await self._node.deletions.is_allowed(key)
             gone, later = bool(allowed), allowed is None
             if allowed is False:
-                self._departures.denied(key)
+                self._departures.deletion_denied(key)
         if gone:
             logger.info("%s: deleted", key)
         clean = await worker.stop(delete=gone and not self._stopping)
         self.counts.has_ended(worker)
         self._all_clean = self._all_clean and clean
         if not self._stopping:
-            self._garbage.closed()
+            self._garbage.count_closed()
         if later and not self._stopping:
             self._delete_later(key)
 
@@ -339,17 +339,17 @@ class Partitions:
         """Retry a deletion that no controller confirmed, while the image shows the partition as removed."""
         while not self._stopping:
             await asyncio.sleep(LATER_S)
-            if key in self._workers or key in self._busy or not self._departures.gone(key, self._image):
+            if key in self._workers or key in self._busy or not self._departures.has_left(key, self._image):
                 return
             if await self._leave(key) is not None:
                 return
 
     def _tell(self, worker: PartitionWorker) -> None:
-        found = self._wanted(worker.key)
+        found = self._find_in_image(worker.key)
         if found is None:
             return
         stream, partition = found
-        worker.update(self._image.held(stream, partition), self._live)
+        worker.update(self._image.partition_metadata(stream, partition), self._live)
         if worker.leads:
             self._leading[worker.key] = worker
             if self._heard is not None:
@@ -370,17 +370,17 @@ class Partitions:
 
     async def _leave_all(self, keys: list[PartitionKey]) -> None:
         for key in keys:
-            if self._stopping or key in self._busy or key in self._workers or not self._departures.gone(key, self._image):
+            if self._stopping or key in self._busy or key in self._workers or not self._departures.has_left(key, self._image):
                 continue
-            task = self._busy[key] = attended(self._leave(key))  # nothing opens it meanwhile
-            task.add_done_callback(partial(self._settled, key))
+            task = self._busy[key] = start_attended(self._leave(key))  # nothing opens it meanwhile
+            task.add_done_callback(partial(self._opening_ended, key))
             await asyncio.wait([task])
             if not task.cancelled() and task.exception() is None and task.result() is None:
                 self._delete_later(key)
 
     async def _leave(self, key: PartitionKey) -> bool | None:
         """Delete the data of a partition if a controller allows it. Return the controller's answer, or None."""
-        allowed = await self._node.deletions.allowed(key)
+        allowed = await self._node.deletions.is_allowed(key)
         if not allowed:
             return allowed
         try:
@@ -393,7 +393,7 @@ class Partitions:
         return True
 
     # ---- life --------------------------------------------------------------------------------------------------------------
-    async def settled(self) -> None:
+    async def wait_until_open(self) -> None:
         """Wait until all partitions of the image are open or have failed to open."""
         while self._changed or self._deferred or self._busy:
             if self._busy:
@@ -459,7 +459,7 @@ class Partitions:
             worker.ingest.leave()
         deadline = time.monotonic() + timeout_s
         try:
-            await self._node.links.taken(timeout_s)
+            await self._node.links.wait_until_processed(timeout_s)
         except (nats.errors.Error, TimeoutError, OSError) as error:
             logger.info("transferring leaderships without a check for in-flight publishes: %r", error)
             return

@@ -24,7 +24,7 @@ from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire.batch import RecordBatch, split_batches
 from liftpy.core.wire.chunking import NOTHING, Held, room_bytes
-from liftpy.core.wire.decode_errors import IMPLAUSIBLE, REFUSED, REPLY, refused
+from liftpy.core.wire.decode_errors import IMPLAUSIBLE, REFUSED, REPLY, counter_name
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.frames import MisdirectedError, address, must_be_at, must_be_for
 from liftpy.core.wire.headers import is_status
@@ -141,7 +141,7 @@ class ReplicationDesk:
             request = frames.decode(payload, pb.ReplicationRequest)
             must_be_for(request, self._key.partition)
         except ProtocolError as error:
-            self._counters[refused(error)] += 1
+            self._counters[counter_name(error)] += 1
             return
         if not self._is_own(reply, request.replicaID, _named_id(request)):
             return
@@ -160,7 +160,7 @@ class ReplicationDesk:
             request = frames.decode(payload, pb.StateRequest)
             must_be_for(request, self._key.partition, streamUid=self._key.uid)
         except ProtocolError as error:
-            self._counters[refused(error)] += 1
+            self._counters[counter_name(error)] += 1
             return
         if self.giver is None or not self._is_own(reply, request.replicaID, _named_id(request)):
             return
@@ -173,14 +173,14 @@ class ReplicationDesk:
             answer.endOffset, answer.totalBytes = piece.end_offset, piece.total_bytes
             answer.position, answer.data = piece.position, piece.data
         self._counters["pieces of derived states sent"] += piece is not None
-        self._send(Asker(reply.decode()), (frames.sealed(answer),))
+        self._send(Asker(reply.decode()), (frames.seal(answer),))
 
     def _epoch_query_arrived(self, reply: bytes, payload: bytes) -> None:
         try:
             request = frames.decode(payload, pb.LeaderEpochOffsetRequest)
             must_be_for(request, self._key.partition)
         except ProtocolError as error:
-            self._counters[refused(error)] += 1
+            self._counters[counter_name(error)] += 1
             return
         if not self._is_own(reply, request.replicaID, _named_id(request)):
             return
@@ -300,7 +300,7 @@ class ReplicationDesk:
             return
         if asker.request_id is not None:
             answer.streamUid, answer.partition, answer.requestId = self._key.uid, self._key.partition, asker.request_id
-        self._send(asker, (frames.sealed(answer),))
+        self._send(asker, (frames.seal(answer),))
 
 
 @dataclass(slots=True)
@@ -335,7 +335,7 @@ class FetchClient:
         self._counters = counters
         self._replicate_subject = subjects.replicate(key.stream, key.partition)
         self._offset_subject = subjects.offset(key.stream, key.partition)
-        self._slot = router.add(self._answered)
+        self._slot = router.add(self._answer_arrived)
         self._assembly = FetchAssembly()
         self.fetched: dict[int, Fetched] = {}
         """Token -> fetched batches that wait for the core's decision."""
@@ -380,7 +380,7 @@ class FetchClient:
             batchCrc=held.crc,
         )
         self._asked = effect.request_id, clock.now_ns()
-        self._send(self._replicate_subject, effect.request_id, frames.sealed(request))
+        self._send(self._replicate_subject, effect.request_id, frames.seal(request))
 
     def started_afresh(self) -> None:
         """Delay the next fetch until the leader's state has arrived, because the log was emptied."""
@@ -397,17 +397,17 @@ class FetchClient:
             position=question.position,
             maxBytes=self._bus.max_payload,
         )
-        self._send(self._offset_subject, request_id, frames.sealed(request))
+        self._send(self._offset_subject, request_id, frames.seal(request))
 
     def _state_came(self, request_id: int, answer: pb.StateResponse) -> events.Event | None:
         waiting = self._waiting
         if self.taker is None or waiting is None or waiting[0].request_id != request_id:
-            self._counters[refused(MisdirectedError("received the answer to a state request that is not pending"))] += 1
+            self._counters[counter_name(MisdirectedError("received the answer to a state request that is not pending"))] += 1
             return None
         self._waiting = None
         piece = None if answer.later else StatePiece(answer.endOffset, answer.totalBytes, answer.position, answer.data)
         try:
-            goes_on = self.taker.answered(piece)
+            goes_on = self.taker.add_piece(piece)
         except StorageError as error:
             self.failed(error)
             return None
@@ -427,13 +427,13 @@ class FetchClient:
         request = messages.EPOCH_QUERY.to_pb(
             effect, replicaID=self._node_id, streamUid=self._key.uid, partition=self._key.partition
         )
-        self._send(self._offset_subject, effect.request_id, frames.sealed(request))
+        self._send(self._offset_subject, effect.request_id, frames.seal(request))
 
     def _send(self, subject: str, request_id: int, frame: bytes) -> None:
         if not self._bus.send(subject, (frame,), f"{self._bus.inbox}.{self._slot}.{request_id}"):
             self._feed(events.RequestFailed(request_id=request_id, reason="not connected"))
 
-    def _answered(self, request_id: int, payload: bytes, headers: bytes) -> None:
+    def _answer_arrived(self, request_id: int, payload: bytes, headers: bytes) -> None:
         if headers and is_status(headers, payload):
             if self.taker is not None:
                 self.taker.nobody_listens()
@@ -455,7 +455,7 @@ class FetchClient:
             )
             event = events.RequestFailed(request_id=request_id, reason=str(error), bad_offset=error.offset)
         except LiftError as error:  # it can be anybody's: the answer itself may still come, and the request has its timeout
-            self._counters[refused(error)] += 1
+            self._counters[counter_name(error)] += 1
             return
         if event is not None:
             self._feed(event)
@@ -495,7 +495,7 @@ class FetchClient:
 
     def _response(self, request_id: int, response: frames.ReplicationResponse) -> events.FetchAnswered:
         batches = split_batches(response.batches, verify=True) if response.batches else []
-        if self.taker is not None and self.taker.fetched():
+        if self.taker is not None and self.taker.fetch_answered():
             text = "leader gives no state partition=%s: it is of an earlier version, producers and ids of dropped records are forgotten"
             logger.warning(text, self._key)
         asked_id, asked_ns = self._asked
@@ -530,7 +530,7 @@ class AnswerRouter:
         self._assembling: dict[int, int] = {}
         """Slot -> size of the batch that its follower assembles, in bytes."""
         self._prefix_length = len(bus.inbox) + 1
-        self._listener = bus.listen(f"{bus.inbox}.*.*", self._arrived)
+        self._listener = bus.listen(f"{bus.inbox}.*.*", self._answer_arrived)
 
     def add(self, answered: Callable[[int, bytes, bytes], None]) -> int:
         """Return a new slot of reply subjects for a follower.
@@ -565,7 +565,7 @@ class AnswerRouter:
         """Ignore further answers to this slot."""
         self._slots.pop(b"%d" % slot, None)
 
-    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+    def _answer_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         slot, _, request_id = subject[self._prefix_length :].partition(b".")
         answered = self._slots.get(slot)
         if answered is not None and request_id.isdigit() and len(request_id) <= _MAX_DIGITS:

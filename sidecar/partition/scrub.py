@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.log.log import Log
-from liftpy.core.log.scrub import confirmed, freshly_sealed, next_segment, scan_of
+from liftpy.core.log.scrub import freshly_sealed, is_confirmed_damage, next_segment, scan_of
 from liftpy.core.log.segment import Segment, log_name
 from liftpy.core.log.small_files import open_small_file, seal_small_file
 from liftpy.errors import CorruptionError, LiftError, StorageError
@@ -207,7 +207,7 @@ class Scrub:
                         await self._in_thread(self._store)
                 await asyncio.sleep(max(size_bytes / bytes_per_s - took_s, took_s * rest))
         except CorruptionError as error:
-            self._suspects(worker, segment, error, found=confirmed(worker.log, segment, scan))
+            self._suspects(worker, segment, error, found=is_confirmed_damage(worker.log, segment, scan))
         finally:
             file.close()
 
@@ -232,7 +232,7 @@ class Scrub:
             logger.warning("the scrub's progress can't be stored: %s", error)
 
 
-def _checked(said: dict[str, Any]) -> ScrubProgress:
+def _check_progress(said: dict[str, Any]) -> ScrubProgress:
     """Return valid progress. Raise ValueError or TypeError otherwise."""
     progress = ScrubProgress(**said)
     for name, default in asdict(ScrubProgress()).items():
@@ -248,6 +248,6 @@ def _load(path: Path) -> ScrubProgress:
     """Return the stored progress, or the start of a pass if there is none."""
     try:
         body = open_small_file(_MAGIC, path.read_bytes())
-        return _checked(load_json(body)) if body is not None else ScrubProgress()
+        return _check_progress(load_json(body)) if body is not None else ScrubProgress()
     except (OSError, ValueError, TypeError, LiftError):
         return ScrubProgress()

@@ -37,7 +37,7 @@ from liftpy.core.services.snapshot import MAX_POSITIONS, Agreement, Difference
 from liftpy.core.services.versions import CodeVersions
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import service_pb2 as pb
-from liftpy.core.wire.decode_errors import REPLY, refused
+from liftpy.core.wire.decode_errors import REPLY, counter_name
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ProtocolError
@@ -180,19 +180,19 @@ class PartitionServices:
         if len(self._sessions) and not self._checks:
             self._expire()
 
-    def reported(self, report: pb.ServiceReport) -> None:
+    def record_states(self, report: pb.ServiceReport) -> None:
         """Record the state of the services beside another replica."""
         state = self._replica.state
         if report.streamUid != self.key.uid or report.node == self._node_id or report.node not in state.replicas:
             return
         services = {told.service: Wellbeing(told.position, not told.failing) for told in report.services[:MAX_REPORTED]}
-        self._wellness.heard(report.node, services, clock.now_ns())
+        self._wellness.record_states(report.node, services, clock.now_ns())
         for told in report.services[:MAX_REPORTED]:
             if told.service in self._sessions:
-                self._versions.told(told.service, report.node, told.version, clock.now_ns())
+                self._versions.note_version(told.service, report.node, told.version, clock.now_ns())
                 digests = {snapshot.position: snapshot.digest for snapshot in told.snapshots[:MAX_POSITIONS]}
                 agreement = self._agreements.setdefault(told.service, Agreement())
-                agreement.told(report.node, told.life, digests)
+                agreement.set_digests(report.node, told.life, digests)
                 self._sessions.agree(told.service, agreement.agreed(self._node_id))
         if not self._report_ns:
             self._report_within()
@@ -218,13 +218,13 @@ class PartitionServices:
         """Return the state of the services, for the status."""
         return self._sessions.report(self._replica.high_watermark) if len(self._sessions) else []
 
-    def gone(self) -> list[dict[str, object]]:
+    def services_that_left(self) -> list[dict[str, object]]:
         """Return the services that were beside this node and have left, for the status."""
-        return self._sessions.gone(self._replica.high_watermark, clock.now_ns())
+        return self._sessions.missing_services(self._replica.high_watermark, clock.now_ns())
 
-    def ended(self) -> list[Ended]:
+    def services_that_ended(self) -> list[Ended]:
         """Return the services that ended without a request, for status and metrics."""
-        return self._sessions.ended(clock.now_ns())
+        return self._sessions.recently_ended(clock.now_ns())
 
     # ---- inside ------------------------------------------------------------------------------------------------------------
     def _view(self) -> ReplicaView:
@@ -258,12 +258,12 @@ class PartitionServices:
         Half as often while all are well.
         """
         self._report_ns, quiet = 0, False
-        own, now_ns, state = self._sessions.wellbeing(), clock.now_ns(), self._replica.state
+        own, now_ns, state = self._sessions.states(), clock.now_ns(), self._replica.state
         digests = self._sessions.digests()
         self._compare(digests)
         versions = self._sessions.versions()
         for name, version in versions.items():
-            self._versions.told(name, self._node_id, version, now_ns)
+            self._versions.note_version(name, self._node_id, version, now_ns)
             self._sessions.can_do(name, self._versions.lowest(name, state.replicas, now_ns))
         if len(self._sessions):
             report = pb.ServiceReport(
@@ -284,7 +284,7 @@ class PartitionServices:
                     if name in self._sessions
                 ],
             )
-            frame = frames.sealed(report)
+            frame = frames.seal(report)
             quiet, self._reported = (frame, state.replicas) == self._reported, (frame, state.replicas)
             for replica in state.replicas:
                 if replica != self._node_id:
@@ -308,7 +308,7 @@ class PartitionServices:
             del self._agreements[gone]
         for name, own in digests.items():
             agreement = self._agreements.setdefault(name, Agreement())
-            agreement.told(self._node_id, *own)
+            agreement.set_digests(self._node_id, *own)
             difference = agreement.difference(self._node_id)
             if difference is not None and difference != self._differences.get(name):
                 logger.error("%s: service %s: %s", self.key, name, difference)
@@ -345,7 +345,7 @@ class PartitionServices:
                 case Tell(inbox, message) if inbox in self._here:
                     asyncio.get_running_loop().call_soon(self._here[inbox], message)
                 case Tell(inbox, message):
-                    send_answer(self._bus, (self._inboxes,), self._counters, inbox, (frames.sealed(message),))
+                    send_answer(self._bus, (self._inboxes,), self._counters, inbox, (frames.seal(message),))
                 case Ended():
                     self._has_ended(effect)
                 case Replayed(_, True):
@@ -355,7 +355,7 @@ class PartitionServices:
                         self._feed(events.ReplayProgressed(end_offset=min(position, self._replay_end_offset)))
 
 
-def _named(message: pb.ServiceHello | pb.ServiceAck | pb.SnapshotRequest) -> tuple[str, str]:
+def _service_and_node(message: pb.ServiceHello | pb.ServiceAck | pb.SnapshotRequest) -> tuple[str, str]:
     return message.stream, message.service
 
 
@@ -393,7 +393,7 @@ class ServiceDesk:
         guard = RequestGuard("service", counters)
         self._listeners = [
             bus.listen(subjects.service_session(node_id, "*", "*"), guard.handler(self._arrived_bound)),
-            bus.listen(subjects.service(node_id), guard.handler(self._arrived)),
+            bus.listen(subjects.service(node_id), guard.handler(self._message_arrived)),
         ]
 
     def _arrived_bound(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -401,35 +401,35 @@ class ServiceDesk:
 
         The message must name the same.
         """
-        self._arrived(subject, reply, payload, headers, tuple(subject.decode(errors="replace").rsplit(".", 2)[1:]))
+        self._message_arrived(subject, reply, payload, headers, tuple(subject.decode(errors="replace").rsplit(".", 2)[1:]))
 
-    def _arrived(
+    def _message_arrived(
         self, subject: bytes, reply: bytes, payload: bytes, headers: bytes, bound: tuple[str, ...] | None = None
     ) -> None:
         try:
             kind, body = envelope.decode(payload)
-            if bound is not None and kind in _BINDING and _named(frames.parse(body, _BINDING[kind])) != bound:
+            if bound is not None and kind in _BINDING and _service_and_node(frames.parse(body, _BINDING[kind])) != bound:
                 raise ProtocolError(
                     "The message names another stream or service than its subject. Check the version of its sender."
                 )
             if kind is MessageType.SERVICE_ACK:
-                self._acked(frames.parse(body, pb.ServiceAck))
+                self._ack_arrived(frames.parse(body, pb.ServiceAck))
             elif kind is MessageType.SNAPSHOT_REQUEST:
-                self._wanted(frames.parse(body, pb.SnapshotRequest))
+                self._snapshot_requested(frames.parse(body, pb.SnapshotRequest))
             elif kind is MessageType.SERVICE_HELLO:
-                self._greeted(frames.parse(body, pb.ServiceHello), reply)
+                self._hello_arrived(frames.parse(body, pb.ServiceHello), reply)
             else:
                 raise ProtocolError(
                     f"Messages of type {kind.name} are not allowed on this subject. Check the version of its sender."
                 )
         except ProtocolError as error:
-            self._counters[refused(error)] += 1
+            self._counters[counter_name(error)] += 1
             logger.debug("a frame on the services' subject can't be used: %s", error)
 
     def said_here(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, told: Told) -> None:
         """Process a message of a service in this process. ``told``: callback for the answer. ``inbox``: name of the service."""
         if isinstance(message, pb.ServiceAck):
-            self._acked(message)
+            self._ack_arrived(message)
             return
         services = self._find(message.stream, message.partition)
         if services is not None:
@@ -437,17 +437,17 @@ class ServiceDesk:
         elif not message.leaving:
             asyncio.get_running_loop().call_soon(told, self._not_here(message))
 
-    def _acked(self, ack: pb.ServiceAck) -> None:
+    def _ack_arrived(self, ack: pb.ServiceAck) -> None:
         services = self._find(ack.stream, ack.partition)
         if services is not None and ack.streamUid in ("", services.key.uid):
             services.ack(ack)
 
-    def _wanted(self, request: pb.SnapshotRequest) -> None:
+    def _snapshot_requested(self, request: pb.SnapshotRequest) -> None:
         services = self._find(request.stream, request.partition)
         if services is not None:
             services.snapshot_wanted(request.service)
 
-    def _greeted(self, hello: pb.ServiceHello, reply: bytes) -> None:
+    def _hello_arrived(self, hello: pb.ServiceHello, reply: bytes) -> None:
         if not hello.leaving and not self._inboxes.allows(reply):
             self._counters[REPLY] += 1
             return
@@ -456,7 +456,7 @@ class ServiceDesk:
         if services is not None:
             services.hello(hello, inbox)
         elif not hello.leaving and self._share.holds(hello.stream, hello.partition):
-            send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.sealed(self._not_here(hello)),))
+            send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.seal(self._not_here(hello)),))
 
     def _not_here(self, hello: pb.ServiceHello) -> pb.ServiceRefusal:
         return pb.ServiceRefusal(

@@ -46,7 +46,7 @@ from sidecar.metadata.identity import NodeFile, WorkerMarks
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.executor import Executor, Tools, trace
-from sidecar.partition.flushing import Flusher, FoundState, StateCheckpoints, found_state, restored
+from sidecar.partition.flushing import Flusher, FoundState, StateCheckpoints, found_state, read_state_file
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiescence import QuietTalk
@@ -154,7 +154,7 @@ class PartitionWorker:
         self.reads = ReadSubjects(node.reads, key, node_id, self._source(), str(node.folder.partition_path(key).absolute()))
         self.derived = derived or derived_state(log, own_subject, config, node.settings.replication, clock.now_ns)
         self.derived.join(node.derived)
-        self.replay = LogReplay(self.derived, self.feed, lambda error: self.executor.failed(error))
+        self.replay = LogReplay(self.derived, self.feed, lambda error: self.executor.log_failed(error))
         self.ingest = Ingest(
             shell=node.links.ingest,
             subject=own_subject,
@@ -170,7 +170,7 @@ class PartitionWorker:
             may_refuse_for_now=lambda: self.replica.may_refuse_for_now(clock.now_ns()),
             derived=self.derived,
             takes=self.replica.takes_publishes,
-            on_drop=self._dropped,
+            on_drop=self._messages_dropped,
             may_leave=self._may_leave,
             times=times,
             room=PartitionRoom(node.room, node.settings.replication.ingest_queue_bytes, self._queued_bytes),
@@ -207,7 +207,7 @@ class PartitionWorker:
 
     def _join_parts(self) -> None:
         self._driver.execute, self._driver.step_over = self.executor.execute, self.replication.step_over
-        self.log.on_damage = self._damaged
+        self.log.on_damage = self._restart_for_repair
         for part in (self._driver, self.ingest.reader, self.standby, self.reads, self.replay, self.states, self.services):
             part.touched = self.touched
         self.replication.giver, self.fetches.taker = self.states.giver, self.states.taker
@@ -216,7 +216,7 @@ class PartitionWorker:
         self.states.written = self._state_written
         self.trace()
 
-    def _dropped(self, reason: str, count: int) -> None:
+    def _messages_dropped(self, reason: str, count: int) -> None:
         self.touched()
         self._node.drops.count(str(self.key), reason, count)
 
@@ -229,7 +229,7 @@ class PartitionWorker:
         """Start or stop tracing, as the settings say."""
         before, self._traces = self._traces, self._node.tracing.of(self.key)
         if before is not None:
-            before.ended(SWITCHED)
+            before.end_all(SWITCHED)
         if before is not None or self._traces is not None:
             trace(self, self._driver, self._traces)
 
@@ -248,7 +248,7 @@ class PartitionWorker:
     def _flusher(self, node: NodeTools) -> Flusher:
         took = partial(node.flush_times.flushed, self.key)
         return Flusher(
-            self.log, self.config.flush, node.pool, node.timers, self._flushed, self._flush_failed, took, node.flush_beside
+            self.log, self.config.flush, node.pool, node.timers, self._log_flushed, self._flush_failed, took, node.flush_beside
         )
 
     def _standby(self, node: NodeTools, own_subject: str) -> Standby:
@@ -323,18 +323,18 @@ class PartitionWorker:
         self.ingest.settings_changed(held.config, held.partition_count)
         self.feed(events.PartitionChanged(held=held, incarnations=incarnations))
         self.standby.review()
-        if self.log.told(held.state):
+        if self.log.apply_metadata(held.state):
             self.apply_retention(self._node.clocks.time_of_age_ns())
         self.reads.share(self._node.settings.node_id in held.isr)
         self.reads.advanced()
 
-    def _flushed(self, end_offset: int) -> None:
+    def _log_flushed(self, end_offset: int) -> None:
         self.feed(events.LogFlushed(end_offset=end_offset, took_ns=self.flusher.disk_ns))
 
     def _flush_failed(self, error: StorageError) -> None:
-        self.executor.failed(error)
+        self.executor.log_failed(error)
 
-    def _damaged(self, error: CorruptionError) -> None:
+    def _restart_for_repair(self, error: CorruptionError) -> None:
         """Give up the role and restart the node, which repairs the log from other replicas [S3]."""
 
         def checkpoint() -> None:
@@ -348,12 +348,12 @@ class PartitionWorker:
             self.flusher.alone(checkpoint)
             self._node.counters["damage met"] += 1
             self._node.instruments.damaged_segments += 1
-            self.executor.failed(error)
+            self.executor.log_failed(error)
 
     def log_was_closed(self, error: StorageError) -> None:
         """Handle a log that failed outside of the replica and was closed."""
         if self.log.closed and not self.executor.storage_failed:
-            self.executor.failed(error)
+            self.executor.log_failed(error)
 
     def _storage_failed(self, error: StorageError) -> None:
         """Restart the node after a storage error. Only a new process, which trusts no earlier flush, may continue the log
@@ -409,14 +409,14 @@ class PartitionWorker:
 
     def _may_leave(self) -> bool:
         """Return whether standby followers receive publishes while this leader is disconnected, so that one should lead."""
-        heir = self.replica.who_hears_for_it()
+        heir = self.replica.standby_to_lead_next()
         if heir:
             self._node.went_past(self.key)
         return bool(heir)
 
     def hand_over_what_went_past(self) -> bool:
         """Transfer the leadership after missed publishes. Return False if no standby follower has received them."""
-        heir = self.replica.who_hears_for_it()
+        heir = self.replica.standby_to_lead_next()
         if heir:
             aside = do.StepAside(leader_epoch=self.leader_epoch, toward=heir, reason="publishes may have gone past it")
             self.executor.hand_over(aside, "for publishes that went past")
@@ -496,7 +496,7 @@ class PartitionWorker:
         self.services.close()
         self.executor.close()
         if self._traces is not None:
-            self._traces.ended()
+            self._traces.end_all()
         self._node.notifications.forget(self.key)
         await self.flusher.close()
         store_state = await self.states.close()
@@ -554,7 +554,7 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
             return log, report, FoundState(), None
         found = found_state(log, key)
         own_subject = data_subject(subject, key.partition)
-        return log, report, found, restored(found, log, own_subject, config, node.settings.replication)
+        return log, report, found, read_state_file(found, log, own_subject, config, node.settings.replication)
 
     if recovered is not None and recovered.is_complete and flushes_always and not recovered.has_states:
         log, report, found, derived = open_log()

@@ -92,7 +92,7 @@ _NUMBERS = (
 
 def decode(data: bytes) -> Message:
     """Decode a message of the library. Raise ProtocolError if it is invalid, or a term or index is impossibly large."""
-    message = _parsed(data)
+    message = _parse(data)
     if any((message.get(name) or 0) >= MAX_NUMBER for name in _NUMBERS):
         raise ProtocolError(
             "Invalid message of the metadata group: a term or an index is too large. All controllers must "
@@ -106,7 +106,7 @@ def decode(data: bytes) -> Message:
     return message
 
 
-def _parsed(data: bytes) -> Message:
+def _parse(data: bytes) -> Message:
     try:
         message = pb.RaftMessage.FromString(data)
     except DecodeError as error:

@@ -200,7 +200,7 @@ class GroupJournal:
             os.fdatasync(self._descriptor)
             self._times.observe(time.monotonic() - began)
         self.file_bytes += len(frame)
-        self._written()
+        self._after_write()
 
     def _rewrite_file(self) -> None:
         sync_folder(self._path.parent)  # the entries that go may be in a snapshot whose name is not durable yet
@@ -209,7 +209,7 @@ class GroupJournal:
         self._give_back()
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._rewrite = False
-        self._written()
+        self._after_write()
 
     def _content(self) -> Iterator[bytes]:
         """Yield the content of the file in pieces."""
@@ -229,7 +229,7 @@ class GroupJournal:
                 records, size = [], 0
         yield _frame([*records, self._meta()])
 
-    def _written(self) -> None:
+    def _after_write(self) -> None:
         self._pending, self._meta_changed, self.flushed_index = [], False, self.last_index
         self._flushed_commit = self._commit
 

@@ -379,7 +379,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         if best:
             self.transferLeadership(Node(max(best)[1]))
 
-    def dismissed(self, index: int) -> None:
+    def record_dismissal(self, index: int) -> None:
         """Record that entry ``index`` removed this node from the controllers. The node never leads again."""
         if index >= self.controllers.index:
             self.dismissed_at = max(self.dismissed_at, index)
@@ -496,7 +496,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         if self.pre_vote.asks and term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, None)
         if node.id in self.controllers.voters:
-            self.pre_vote.granted(node.id)
+            self.pre_vote.record_grant(node.id)
 
     def step_down(self, term: int) -> None:
         """As the leader, step down, because a member has reached ``term`` and ignores leaders of lower terms.

@@ -329,11 +329,11 @@ class PeerSessions:
             return
         peer.received = sequence
         self._begin(peer)
-        whole = self._assembled(peer, flags, body)
+        whole = self._assemble(peer, flags, body)
         if whole is not None and not self.deliver(peer.node_id, whole, term):
             self._end(peer, "refused message")
 
-    def _assembled(self, peer: Peer, flags: int, body: bytes) -> bytes | None:
+    def _assemble(self, peer: Peer, flags: int, body: bytes) -> bytes | None:
         """Return the complete message if this was its last chunk, or None."""
         if flags & _FIRST:
             if flags & _LAST:

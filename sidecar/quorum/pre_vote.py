@@ -42,7 +42,7 @@ class PreVote:
         self._granted.clear()
         self.asks = True
 
-    def granted(self, node_id: str) -> None:
+    def record_grant(self, node_id: str) -> None:
         """Record that ``node_id`` would vote for this member."""
         if self.asks:
             self._granted.add(node_id)

@@ -85,7 +85,7 @@ class FolderLineage:
         tail = _TAIL.pack(self.nonce, self.known.get(peer_id, 0), len(self.earlier))
         return tail + b"".join(map(_NONCE.pack, self.earlier))
 
-    def heard(self, peer_id: str, tail: bytes) -> bool:
+    def process_hello(self, peer_id: str, tail: bytes) -> bool:
         """Process the nonces in the peer's hello to this process. Return whether the peer is trusted.
 
         Raises ProtocolError for an invalid tail. New nonces are durable with the next ``sync``.
@@ -259,7 +259,7 @@ class Probation:
         self.turn = 0
         """Number of probations of this process. A barrier that was requested in an earlier one does not count."""
 
-    def opened(self, journal: GroupJournal) -> None:
+    def journal_opened(self, journal: GroupJournal) -> None:
         """Reset the stored term after the journal is open, because a member on probation has promised nothing."""
         if not self.over:
             journal.forget_promises()
@@ -281,12 +281,12 @@ class Probation:
             self._joins = self._joins or controllers.index > 0
             self.lineage.majority = controllers.majority
 
-    def heard(self, peer_id: str, tail: bytes) -> bool:
+    def process_hello(self, peer_id: str, tail: bytes) -> bool:
         """Process a peer's hello. Return whether the peer is trusted.
 
-        The hello may show that the own directory is an old copy (``FolderLineage.heard``).
+        The hello may show that the own directory is an old copy (``FolderLineage.process_hello``).
         """
-        trusted = self.lineage.heard(peer_id, tail)
+        trusted = self.lineage.process_hello(peer_id, tail)
         if self.lineage.missed and self.over and not self._alone:
             assert self._core is not None
             self.over = False

@@ -71,7 +71,7 @@ class Survivor:
 
 
 @contextmanager
-def locked(folders: list[Path]) -> Iterator[list[DataFolder]]:
+def lock_directories(folders: list[Path]) -> Iterator[list[DataFolder]]:
     """Lock the data directories, so that no node starts on them. Raises ConfigError and DataDirectoryLockedError."""
     with ExitStack() as held:
         found = []

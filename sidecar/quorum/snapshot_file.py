@@ -85,7 +85,7 @@ def _controllers(message: pb.RaftSnapshot, last_index: int) -> ControllerList | 
     held = ControllerList(tuple(message.nodes), message.learner, message.leaving, message.controllersIndex)
     if held.index > last_index or not well_formed(held):
         raise CorruptionError(
-            f"The metadata snapshot is damaged: its list of controllers is invalid: {held.said()}. See the "
+            f"The metadata snapshot is damaged: its list of controllers is invalid: {held.as_text()}. See the "
             "runbook controllers-lost."
         )
     return held

@@ -62,7 +62,9 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self._clock = clock
         self._node_id = node_id
         peers = tuple(i for i in members if i != node_id)
-        self.sessions = PeerSessions(node_id, peers, self._deliver, self._changed, draw, self._journal_is_new, self._term)
+        self.sessions = PeerSessions(
+            node_id, peers, self._deliver, self._session_changed, draw, self._journal_is_new, self._term
+        )
         self.applied: dict[str, int] = dict.fromkeys(peers, 0)
         """Applied index of each peer, as last reported to this leader, for the status."""
         self.checkpoints = AppliedDigests(node_id)
@@ -185,10 +187,10 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             self.sessions.counters["votes of who has none"] += 1
             return True
         if message["type"] == "next_node_idx":
-            self._heard(sender, message)
+            self._process_report(sender, message)
             # One on probation does not count: if who differs from it gave way, too few might be left that do.
             self._compare(sender, message["checkpoint"] if message["success"] else NONE)
-            self._answered(sender, message, term)
+            self._process_answer(sender, message, term)
         elif message["type"] == "append_entries" and message["term"] >= self._core.raftCurrentTerm:
             self._leader_heard_at, self._echoes[sender] = self._clock(), message["sent_ns"]
             self._core.pre_vote.end()
@@ -198,7 +200,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             self._transfer_asked_at = self._clock()
         return self._hardening.deliver(self._nodes[sender], message, term)
 
-    def _heard(self, sender: str, answer: Message) -> None:
+    def _process_report(self, sender: str, answer: Message) -> None:
         """Process what a follower reports about itself: applied index, digest and feature levels."""
         self.applied[sender] = answer["applied_index"]
         least, most = answer["levels"]
@@ -210,7 +212,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         assert core is not None
         if not core.leads:
             return
-        checkpoints.told(sender, checkpoint)
+        checkpoints.record_report(sender, checkpoint)
         before, beside = checkpoints.found_count, checkpoints.compare_reports(core.controllers.voters)
         if checkpoints.found_count > before:
             self.sessions.counters[DIVERGENCES] += checkpoints.found_count - before
@@ -250,7 +252,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if core.leads:
             core.step_down(question["term"])
 
-    def _answered(self, sender: str, answer: Message, term: int) -> None:
+    def _process_answer(self, sender: str, answer: Message, term: int) -> None:
         assert self._core is not None
         if not self._core.leads or term != self._core.raftCurrentTerm:
             return
@@ -292,7 +294,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if message["type"] != "next_node_idx":
             self.sessions.counters["messages of a folder that went back"] += 1
             return True
-        self._heard(sender, message)
+        self._process_report(sender, message)
         if message["success"]:
             message = {**message, "success": False, "reset": True}
         return core.without_confirming(node, lambda: hardening.deliver(node, message, term))
@@ -300,7 +302,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
     def _judge(self, peer_id: str, tail: bytes) -> bool:
         assert self._probation is not None
         assert self._core is not None
-        trusted = self._probation.heard(peer_id, tail)
+        trusted = self._probation.process_hello(peer_id, tail)
         if not trusted:
             self._core.forget_match(self._nodes[peer_id])
         if trusted != self.sessions.peers[peer_id].trusted:
@@ -320,7 +322,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if self._probation is not None:
             self._probation.lineage.sync()
 
-    def _changed(self, node_id: str, up: bool) -> None:
+    def _session_changed(self, node_id: str, up: bool) -> None:
         node = self._nodes[node_id]
         if up:
             if self._core is not None:

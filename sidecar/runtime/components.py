@@ -69,7 +69,7 @@ def close_of(part: Closable | None) -> Step:
     return no_step if part is None else part.close
 
 
-def begun(part: T | None) -> T:
+def require_started(part: T | None) -> T:
     """Return ``part``, which an earlier component has created."""
     assert part is not None
     return part

@@ -100,7 +100,7 @@ class Contexts:
         """Return the bytes of the file."""
         return json.dumps({"selected": self.selected, "contexts": self.values}, indent=2).encode() + b"\n"
 
-    def named(self, name: str) -> dict[str, str]:
+    def values_of(self, name: str) -> dict[str, str]:
         """Return the values of a context.
 
         Raises:

@@ -70,7 +70,7 @@ def make_collections_rare() -> None:
 
 
 class Garbage:
-    """Tunes the garbage collector by the number of ``opened`` and ``closed`` partitions. The counters are for the status."""
+    """Tunes the garbage collector by the numbers of opened and closed partitions. The counters are for the status."""
 
     def __init__(self) -> None:
         self._opened = 0
@@ -78,7 +78,7 @@ class Garbage:
         self._open = 0
         self.full_collection_count = 0
 
-    def opened(self) -> None:
+    def count_opened(self) -> None:
         """Count an opened partition."""
         self._open += 1
         self._opened += 1
@@ -87,7 +87,7 @@ class Garbage:
             gc.collect(1)  # collect new garbage first, because hidden garbage would stay forever
             gc.freeze()
 
-    def closed(self) -> None:
+    def count_closed(self) -> None:
         """Count a closed partition."""
         self._open -= 1
         self._closed += 1

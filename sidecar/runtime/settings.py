@@ -66,7 +66,7 @@ from liftpy.core.wire.subjects import (
 )
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
-from liftpy.nats.urls import check_urls, shown
+from liftpy.nats.urls import check_urls, without_secrets
 from sidecar.runtime.contexts import Contexts
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ class GivenSettings:
     def load(self) -> NodeSettings:
         """Read and check all settings. Raises ConfigError if one is unknown, missing or invalid."""
         table = _read_file(self._file)
-        settings = _loaded(dict(table), self._flags, self._environment)
+        settings = _load(dict(table), self._flags, self._environment)
         own = self._sources(table, NodeSettings, _PREFIX, self._flags, skip=_SECTIONS)
         credentials = self._sources(table.get("credentials", {}), Credentials, _PREFIX, self._flags)
         replication = self._sources(table.get("replication", {}), ReplicationConfig, _REPLICATION_PREFIX, {})
@@ -284,7 +284,7 @@ class GivenSettings:
         return found | {f.name: "flag" for f in fields(cls) if flags.get(f.name) is not None}
 
 
-def _loaded(table: dict[str, Any], flags: Mapping[str, Any], environment: Mapping[str, str]) -> NodeSettings:
+def _load(table: dict[str, Any], flags: Mapping[str, Any], environment: Mapping[str, str]) -> NodeSettings:
     credentials = _merge(Credentials, table.pop("credentials", {}), environment, flags, _PREFIX, "[credentials]")
     replication = _merge(ReplicationConfig, table.pop("replication", {}), environment, {}, _REPLICATION_PREFIX, "[replication]")
     values = _values(NodeSettings, table, environment, flags, _PREFIX, skip=_SECTIONS)
@@ -369,7 +369,7 @@ def context_values(
         return "", {}
     contexts = Contexts() if path is None else Contexts.load(path)
     name = named or contexts.selected
-    return (name, contexts.named(name)) if name else ("", {})
+    return (name, contexts.values_of(name)) if name else ("", {})
 
 
 def search_path() -> str:
@@ -414,7 +414,7 @@ def jetstream_environment(domain: str | None) -> dict[str, str]:
     return {} if domain is None else {_PREFIX + "JETSTREAM_API": domain}
 
 
-def supervised(environment: Mapping[str, str] | None = None) -> tuple[str, float]:
+def supervisor_of(environment: Mapping[str, str] | None = None) -> tuple[str, float]:
     """Return (notify socket of the supervisor, watchdog interval in seconds). ('', 0): there is no supervisor."""
     environment = os.environ if environment is None else environment
     interval, owner = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", str(os.getpid()))
@@ -545,7 +545,7 @@ def _convert(name: str, raw: Any, field: Any) -> Any:
             return _number(raw, type(default))
         return _text(raw)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise ConfigError(f"{name} = {_shown(name, raw)} is not a {_KINDS[type(default)]}: {error}.") from None
+        raise ConfigError(f"{name} = {_value_text(name, raw)} is not a {_KINDS[type(default)]}: {error}.") from None
 
 
 _KINDS = {str: "text", tuple: "list of texts", bool: "truth value", int: "whole number", float: "number"}
@@ -553,12 +553,12 @@ _SECRET = ("password", "token")
 _MAX_SHOWN = 80
 
 
-def _shown(name: str, raw: Any) -> str:
+def _value_text(name: str, raw: Any) -> str:
     """Return the value of a setting for an error text: shortened, and without secrets."""
     if name in _SECRET:
         return "***"
     if name == "nats":
-        return shown(raw) if isinstance(raw, str) else "[...]"
+        return without_secrets(raw) if isinstance(raw, str) else "[...]"
     text = repr(raw)
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
 
@@ -653,7 +653,7 @@ def _json_value(name: str, value: Any) -> Any:
     if name in SECRET:
         return HIDDEN if value else ""
     if name == "nats":
-        return [shown(url) for url in value]
+        return [without_secrets(url) for url in value]
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, Path) else value

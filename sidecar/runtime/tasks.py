@@ -38,11 +38,11 @@ def spawn(work: Coroutine[Any, Any, T], what: str, *, endless: bool = False) -> 
     ``what``: its name in the log. ``endless``: True if every end except a cancellation is unexpected.
     """
     task = asyncio.get_running_loop().create_task(work, name=what)
-    task.add_done_callback(_endless_ended if endless else _ended)
+    task.add_done_callback(_endless_ended if endless else _task_ended)
     return task
 
 
-def attended(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+def start_attended(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Start ``work`` for a caller that awaits it and handles its errors. If the caller has ended, errors are ignored."""
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -70,12 +70,12 @@ async def elsewhere(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
 
-def unexpected(what: str, error: Exception) -> None:
+def report_failure(what: str, error: Exception) -> None:
     """Report an error of ``what`` in a place where other code would hide it."""
     asyncio.get_running_loop().call_exception_handler({"message": f"{what} has ended", "exception": error, _ENDED: what})
 
 
-def _ended(task: asyncio.Task[Any]) -> None:
+def _task_ended(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         _tell(task, error)
 

@@ -109,7 +109,7 @@ class Timers:
                     due.append(timer)
         if order and (self._handle is None or order[0] < self._handle_ns):
             self._arm(order[0])
-        due.sort(key=_wanted)
+        due.sort(key=_deadline_of)
         self._due.extend(due)
         if self._firing is None:
             self._fire_due()
@@ -143,7 +143,7 @@ class Timers:
             self._firing = None
 
 
-def _wanted(timer: Timer) -> int:
+def _deadline_of(timer: Timer) -> int:
     return timer._wanted_ns or 0
 
 

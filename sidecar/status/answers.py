@@ -119,9 +119,9 @@ class PageAnswers:
             of = said.get("node", "") if isinstance(said, dict) else ""
             history = self._history if of == "" else self.kept(of) if isinstance(of, str) else None
             rows = asked_rows(history, said) if history is not None else None
-            answer(_encoded(kind, rows.as_object() if rows is not None else None))
+            answer(_encode(kind, rows.as_object() if rows is not None else None))
         elif kind == "node_events":
-            answer(_encoded(kind, _node_events(self.node_events, said)))
+            answer(_encode(kind, _node_events(self.node_events, said)))
         elif reporter is None:
             return False
         else:
@@ -135,24 +135,26 @@ class PageAnswers:
                 "settings": self._settings,
             }
             make = makers[kind]
-            self._rested.ask(payload, lambda: self._made(kind, make, reporter, said), answer)
+            self._rested.ask(payload, lambda: self._make_answer(kind, make, reporter, said), answer)
         return True
 
-    async def answered(self, payload: bytes) -> bytes:
+    async def answer(self, payload: bytes) -> bytes:
         """Return the answer to a question, or b'' if ``payload`` is no known question."""
         made: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         asked = self.ask(payload, lambda text: None if made.done() else made.set_result(text))
         return await made if asked else b""
 
-    async def _made(self, kind: str, make: Callable[[Reporter, Any], Awaitable[Any]], reporter: Reporter, said: Any) -> bytes:
+    async def _make_answer(
+        self, kind: str, make: Callable[[Reporter, Any], Awaitable[Any]], reporter: Reporter, said: Any
+    ) -> bytes:
         try:
-            while len(answer := _encoded(kind, await make(reporter, said))) > self._most_bytes():
+            while len(answer := _encode(kind, await make(reporter, said))) > self._most_bytes():
                 if not isinstance(said, dict) or said.get("limit", MOST_ROWS) <= 1:
-                    return _encoded(kind, None)
+                    return _encode(kind, None)
                 said = {**said, "limit": said.get("limit", MOST_ROWS) // 2}
             return answer
         except (ValueError, TypeError, AttributeError):
-            return _encoded(kind, None)
+            return _encode(kind, None)
 
     async def _metrics(self, reporter: Reporter, said: Any) -> str:
         found = await self._gather(reporter)
@@ -182,7 +184,7 @@ class PageAnswers:
             raise ValueError("Invalid parameter stream. Use the name of a stream.")
         found: list[tuple[Place, Any]] = []
         held, problems = set(), 0
-        async for worker in _sliced(list(reporter.partitions)):
+        async for worker in _in_slices(list(reporter.partitions)):
             key = worker.key
             if not stream or key.stream == stream:
                 rank = urgency(worker.state, worker.config, failed=worker.executor.storage_failed)
@@ -195,7 +197,7 @@ class PageAnswers:
                 problems += 1
                 found.append(((0, key.stream, key.partition), None))
         if stream and reporter.group.is_controller and (image := reporter.group.image.streams.get(stream)) is not None:
-            async for state in _sliced(image.partitions):
+            async for state in _in_slices(image.partitions):
                 elsewhere = reporter.node_id in state.holders and not self.share.holds(stream, state.partition)
                 if state.status is not PartitionStatus.ONLINE and (stream, state.partition) not in held and not elsewhere:
                     problems += 1
@@ -203,7 +205,7 @@ class PageAnswers:
         behind = [one for one in found if one[0] > after]
         chosen = nsmallest(limit, behind, key=lambda one: one[0])
         now_ns = clock.now_ns()
-        rows = [_row(place, held_as, now_ns) async for place, held_as in _sliced(chosen)]
+        rows = [_row(place, held_as, now_ns) async for place, held_as in _in_slices(chosen)]
         made = {"rows": rows, "more": len(behind) > len(chosen), "count": len(found), "problems": problems}
         known = reporter.group.image.streams.get(stream) if stream else None
         return made if known is None else {**made, "about": _about(known)}
@@ -217,7 +219,7 @@ class PageAnswers:
                 raise ValueError("Invalid parameter after. Use [urgency, name].")
         limit, streams, match = limit_of(said.get("limit", MOST_ROWS)), reporter.group.image.streams, match_in(said)
         found = []
-        async for stream in _sliced(list(streams.values())):
+        async for stream in _in_slices(list(streams.values())):
             known = self._summaries.get(stream.name)
             if known is None or known[0] is not stream:
                 known = self._summaries[stream.name] = (stream, _summary(stream))
@@ -248,7 +250,7 @@ async def _groups(reporter: Reporter, said: Any) -> dict[str, Any]:
     """
     (name, limit), match = asked_name(said, "group"), match_in(said)
     if not name:
-        rows = [row async for row in _sliced(reporter.group_rows()) if match in row["group"].lower()]
+        rows = [row async for row in _in_slices(reporter.group_rows()) if match in row["group"].lower()]
         return joined_groups([{"rows": rows}], limit)
     return joined_groups([reporter.group_rows_of(name)], limit)
 
@@ -260,9 +262,9 @@ async def _services(reporter: Reporter, said: Any) -> dict[str, Any]:
     """
     (name, limit), match = asked_name(said, "service"), match_in(said)
     rows = []
-    async for worker in _sliced(list(reporter.partitions)):
+    async for worker in _in_slices(list(reporter.partitions)):
         if not is_internal(worker.key.stream):
-            for figures in (*worker.services.report(), *worker.services.gone()):
+            for figures in (*worker.services.report(), *worker.services.services_that_left()):
                 if (not name or figures["service"] == name) and match in str(figures["service"]).lower():
                     rows.append(instance_row(worker.key.stream, worker.key.partition, figures))
     return joined_services([{"rows": rows}], limit, of_one=bool(name))
@@ -284,7 +286,7 @@ async def _events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
     return {**told, "events": [event for event in told["events"] if event["kind"] != NOT_TOLD], "after": after}
 
 
-async def _sliced(items: Iterable[T]) -> AsyncIterator[T]:
+async def _in_slices(items: Iterable[T]) -> AsyncIterator[T]:
     """Iterate over ``items``. Other work of the event loop runs every 2 ms."""
     began = time.monotonic()
     for number, item in enumerate(items):
@@ -294,7 +296,7 @@ async def _sliced(items: Iterable[T]) -> AsyncIterator[T]:
         yield item
 
 
-def _encoded(kind: str, said: Any) -> bytes:
+def _encode(kind: str, said: Any) -> bytes:
     return json.dumps({kind: said}, separators=(",", ":")).encode()
 
 
@@ -331,11 +333,11 @@ def _about(stream: StreamImage) -> dict[str, Any]:
         "subject": stream.subject,
         "partitions": stream.partition_count,
         "replicas": stream.replica_count,
-        "settings": [[name, _setting(value)] for name, value in differ if value != getattr(_DEFAULT_CONFIG, name)],
+        "settings": [[name, _setting_text(value)] for name, value in differ if value != getattr(_DEFAULT_CONFIG, name)],
     }
 
 
-def _setting(value: object) -> str:
+def _setting_text(value: object) -> str:
     if isinstance(value, Enum):
         return value.name.lower()
     if is_dataclass(value):
@@ -389,7 +391,7 @@ class RestedAnswers:
                 except (OSError, LookupError):
                     pass  # what was looked at is gone meanwhile: asked again
                 except Exception as error:
-                    self._guard.failed(b"", error)
+                    self._guard.reject_failed(b"", error)
                     made = FAILED
                 _, waiting = self._waiting.pop(question)
                 self._kept[question] = self._now(), made

@@ -131,7 +131,7 @@ class _List:
             )
         self.rows, self._counted = rows, counted
 
-    def shown(self) -> dict[str, Any]:
+    def page_rows(self) -> dict[str, Any]:
         """Return the list for the page. ``after``: start of the next page, or None."""
         more = any(one.get("more") is True for one in self.said.values())
         last = self.rows[-1] if self.rows and more else None
@@ -224,7 +224,7 @@ class Viewing:
         self._wanted_s = self._now()
         asked = self._wanted_answers(*about) if about is not None else None
         streams = self._wanted_streams(streams_after)
-        wanted = self._wanted(stream, node, after) if stream or node else None
+        wanted = self._find_list(stream, node, after) if stream or node else None
         if self._task is None or self._task.done():
             self._task = spawn(self._watch(), "asking nodes for a page")
         async with self._looking:
@@ -232,7 +232,7 @@ class Viewing:
             if new or self._now() - self._looked_s > FRESH_S:
                 await self._look()
 
-    def _wanted(self, stream: str, node: str, after: Place) -> _List:
+    def _find_list(self, stream: str, node: str, after: Place) -> _List:
         found = self._lists.get((stream, node, after))
         if found is None:
             while len(self._lists) >= MOST_LISTS:
@@ -286,11 +286,11 @@ class Viewing:
             after = [node for node in nodes if node > own]
             await asyncio.gather(*map(self._ask_history, [*after, *nodes[: len(nodes) - len(after)]][:MOST_KEPT]))
 
-    def kept(self, node: str) -> History | None:
+    def copied_history(self, node: str) -> History | None:
         """Return the copied history of another node, or None."""
         return self._histories.get(node)
 
-    async def changed(self) -> None:
+    async def wait_for_refresh(self) -> None:
         """Wait until the data has been refreshed."""
         await self._looked.wait()
 
@@ -439,14 +439,14 @@ class Viewing:
     def node(self, node: str, after: Place = FIRST) -> dict[str, Any]:
         """Return the data of a node's page. ``partitions``: the last reported ones."""
         row = next((node_row(one) for one in self._watching.model().rows if one.node == node), None)
-        return self._object({"node": row, "partitions": self._wanted("", node, after).shown()})
+        return self._object({"node": row, "partitions": self._find_list("", node, after).page_rows()})
 
     def stream(self, stream: str, after: Place = FIRST) -> dict[str, Any]:
         """Return the data of a stream's page."""
-        shown = self._wanted(stream, "", after).shown()
+        shown = self._find_list(stream, "", after).page_rows()
         rates = [row["records_in_s"] for row in shown["rows"] if row["records_in_s"] is not None]
         problems = sum(1 for row in shown["rows"] if row["problem"])
-        about = stream_about(one.get("about") for one in self._wanted(stream, "", after).said.values())
+        about = stream_about(one.get("about") for one in self._find_list(stream, "", after).said.values())
         settings = about.pop("settings")
         facts = {
             "stream": stream,
@@ -495,7 +495,7 @@ class Viewing:
             }
         )
 
-    async def happened(self, **only: str) -> dict[str, Any]:
+    async def recent_events(self, **only: str) -> dict[str, Any]:
         """Return at most ``MOST_ROWS`` events, newest first.
 
         Events in the memory of a controller come first. Older events come from the stream of events, if there is one.
@@ -516,7 +516,7 @@ class Viewing:
                 behind["before"], at_ns = list(_place(oldest)), oldest["time_ns"] + 1
                 behind["until_ns"] = min(until_ns or at_ns, at_ns)
             behind |= {name: only[name] for name in FILTERS if name in only}
-            if (kept := await self._kept(behind, MOST_ROWS - len(found))) is not None:
+            if (kept := await self._stored_events(behind, MOST_ROWS - len(found))) is not None:
                 found, more = found + kept["events"], kept["more"]
         last = _place(found[-1]) if found else None
         if kept is not None and kept["more"]:
@@ -525,7 +525,7 @@ class Viewing:
         page = {"events": found, "count": len(found), "told": self.events_told or kept is not None, "kept": kept is not None}
         return self._object({**page, "older": older})
 
-    async def _kept(self, behind: dict[str, Any], limit: int) -> dict[str, Any] | None:
+    async def _stored_events(self, behind: dict[str, Any], limit: int) -> dict[str, Any] | None:
         """Return events from the stream of events, or None if there is no stream or no node answers."""
         if limit < 1:
             return {"events": [], "more": True, "last": None}
@@ -592,7 +592,7 @@ class Viewing:
         return {"step": step, "nodes": nodes, "led": led, "marks": [list(mark) for mark in found]}
 
     def live(self, shown: dict[str, Any], node: str = "") -> dict[str, Any]:
-        """Return ``shown`` with the new values for the plots."""
+        """Return ``page_rows`` with the new values for the plots."""
         second = int(self._wall())
         tail = self.history(SECONDS, node, second - _TAIL_S).as_object()
         return {**shown, "tail": tail, "timeline": self.timeline(SECONDS, second - _MARKS_TAIL_S)}

@@ -150,7 +150,7 @@ class NodeFigures:
         _disk(found, reporter)
         _coordinators(found, reporter.coordinators())
         _lags(found, reporter.group_lags())
-        counters = reporter.counted()
+        counters = reporter.named_counters()
         found.each("frames_rejected_total", by_reason(counters).items())
         for level in (*LEVELS, "critical"):
             found.put("log_messages_total", LOGS.suppression.messages[level], level)
@@ -174,7 +174,7 @@ class NodeFigures:
                 await asyncio.sleep(0)
                 began, cpu_began = time.monotonic(), time.thread_time()
         found.put("scrape_stale_partitions", here.unread_count)
-        _counted(found, partitions.counts.all(), has_labels=bool(labels.patterns))
+        _add_counts(found, partitions.counts.all(), has_labels=bool(labels.patterns))
         for role in sorted(ROLES):
             found.put("partitions", here.total(role), role.lower())
         for name in _SUMS_HERE:
@@ -240,7 +240,7 @@ def _gauges(sums: LabelSums, now_ns: int) -> tuple[float, ...]:
     )  # fmt: skip
 
 
-def _counted(found: Figures, counts: Counts, *, has_labels: bool) -> None:
+def _add_counts(found: Figures, counts: Counts, *, has_labels: bool) -> None:
     for label, sums in counts.by_stream.items():
         for name in BY_STREAM:
             found.put(f"{name}_total", sums[SUMS.index(name)], *([label] if label else []))

@@ -42,7 +42,7 @@ class Health:
         """Return the checks of whether the node takes part in the cluster."""
         return ready(self._signs())
 
-    def synced(self) -> list[Check]:
+    def ready_checks(self) -> list[Check]:
         """Return the ready checks, and whether all replicas have caught up since the start."""
         signs = self._signs()
         own = self._synced.look(self._replicas(), opened=signs.opened)
@@ -50,7 +50,7 @@ class Health:
 
     def report(self) -> dict[str, Any]:
         """Return all checks as JSON."""
-        found = {"live": self.live(), "ready": self.ready(), "synced": self.synced()[-1:]}
+        found = {"live": self.live(), "ready": self.ready(), "synced": self.ready_checks()[-1:]}
         says = {name: all(check.ok for check in checks) for name, checks in found.items()}
         says["synced"] = says["synced"] and says["ready"]
         checks = {check.name: check.why for rows in found.values() for check in rows}

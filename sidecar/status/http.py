@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
-from sidecar.runtime.tasks import attended
+from sidecar.runtime.tasks import start_attended
 
 REQUEST_TIMEOUT_S = 5.0
 """Timeout for the head of a request, and for each write of its answer, in seconds."""
@@ -103,7 +103,7 @@ class Serving:
             pass  # a visitor that goes away or speaks no HTTP
         finally:
             try:
-                await _closed(writer)
+                await _close_in_time(writer)
             finally:
                 self.connections -= 1
                 self._writers.discard(writer)
@@ -139,8 +139,8 @@ class Serving:
             writer.write(http("503 Service Unavailable", TEXT, b"so many watch already\n"))
             return
         self.live_count += 1
-        sending = attended(_send_all(live, writer))
-        gone = attended(reader.read(1))
+        sending = start_attended(_send_all(live, writer))
+        gone = start_attended(reader.read(1))
         try:
             await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -157,7 +157,7 @@ class Serving:
             writer.close()
 
 
-async def _closed(writer: asyncio.StreamWriter) -> None:
+async def _close_in_time(writer: asyncio.StreamWriter) -> None:
     """Close a connection in limited time, even if the visitor does not read."""
     writer.close()
     try:

@@ -38,9 +38,9 @@ class LoopWatch:
 
     def _wait(self, loop: asyncio.AbstractEventLoop, every_s: float) -> None:
         self._due = loop.time() + every_s
-        self._timer = loop.call_at(self._due, self._turned, loop)
+        self._timer = loop.call_at(self._due, self._measure_turn, loop)
 
-    def _turned(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _measure_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         self._instruments.loop_lag.observe(max(0.0, loop.time() - self._due))
         LOGS.suppression.tell()
         is_idle = self._look()

@@ -14,7 +14,7 @@ from typing import Any
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.observe.cluster_health import DISK_LOW, QUEUED_HIGH
 from liftpy.core.observe.node_events import Damage, NodeEvents, NodeSample, NodeWatch
-from liftpy.nats.urls import shown
+from liftpy.nats.urls import without_secrets
 from sidecar.status.figures import disk_space
 from sidecar.status.report import Reporter
 
@@ -112,5 +112,5 @@ def nats_problem(reporter: Reporter) -> str:
     down = next((link for link in reporter.links.all() if not link.is_connected), None)
     if down is None:
         return ""
-    where = shown(reporter.settings.nats)
+    where = without_secrets(reporter.settings.nats)
     return f"{where}: {down.last_problem}" if down.last_problem else where

@@ -26,7 +26,7 @@ from liftpy.core.observe import node_events
 from liftpy.core.observe.cluster_health import DEGRADED, FIRST, MOST_MATCH, OK, Place, match_in, place_of
 from liftpy.core.observe.history import LENGTHS
 from liftpy.core.observe.page_model import figure, look_up
-from liftpy.core.observe.timeline import FILTERS, group_in_words, grouped
+from liftpy.core.observe.timeline import FILTERS, group_events, group_in_words
 from liftpy.errors import ConfigError
 from sidecar.status.cluster_poller import Viewing, place_before
 from sidecar.status.http import HTML, JSON, TEXT, Live, http
@@ -229,7 +229,7 @@ def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
         if one != "request"
     )
     note = "" if page["told"] else '<p class="note">No controller tells what happened.</p>'
-    each, groups = "each" in fields, grouped(page["events"])
+    each, groups = "each" in fields, group_events(page["events"])
     shown_so = [[event] for event in page["events"]] if each else groups
     rows = {"page": {"rows": [event_row(group) for group in shown_so]}}
     reach = "as far back as they are kept" if page["kept"] else "of the last four hours"
@@ -541,7 +541,7 @@ class Site:
 
         async def events() -> dict[str, Any]:
             await viewing.fresh()
-            return await viewing.happened(
+            return await viewing.recent_events(
                 **{key: fields[key] for key in (*FILTERS, "since", "until", "before") if key in fields}
             )
 
@@ -642,7 +642,7 @@ class Site:
                     self._live_made = {**kept, asked: (viewing.seq, made)}
                 comes = False
                 yield made
-                await viewing.changed()
+                await viewing.wait_for_refresh()
         finally:
             viewing.viewers -= 1
 

@@ -131,7 +131,7 @@ def record_row(record: Record) -> dict[str, Any]:
         "time": moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3],
         "subject": record.subject,
         "key": "" if record.key is None else readable(record.key),
-        "headers": _shortened(headers, len(headers)),
+        "headers": _shorten(headers, len(headers)),
         "value": "(tombstone)" if record.value is None else readable(record.value),
     }
 
@@ -142,9 +142,9 @@ def readable(data: bytes) -> str:
     with suppress(UnicodeDecodeError):
         text = data.decode()
     if text is None or any(ord(sign) < 32 and sign not in "\t\r\n" for sign in text):
-        return _shortened(data[: _MOST_SHOWN // 2].hex(), 2 * len(data))
-    return _shortened(text[:_MOST_SHOWN], len(text))
+        return _shorten(data[: _MOST_SHOWN // 2].hex(), 2 * len(data))
+    return _shorten(text[:_MOST_SHOWN], len(text))
 
 
-def _shortened(text: str, length: int) -> str:
+def _shorten(text: str, length: int) -> str:
     return text if length <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({length:,} characters)"

@@ -110,15 +110,15 @@ class Reporter:
             "metadata_index": self._group.image.index,
             "nats": self.nats(),
             "connections": self._connections(),
-            "counters": self.counted(),
+            "counters": self.named_counters(),
             "metadata_held": self._group.held,
-            "refused": by_reason(self.counted()),
+            "refused": by_reason(self.named_counters()),
             "partitions": [self._partition(worker, now_ns) for worker in workers],
             "scrub": self.scrub(),
             "clock": self.clock(),
             "descriptors": self.descriptors(),
             "copies": _copies(self._partitions.copy_pace),
-            "derived": _derived(self._partitions.derived),
+            "derived": _derived_state_memory(self._partitions.derived),
             "flush_times": self._flush_times.report(),
             "flush_place": self.flush_place.report(),
             "coordinators": self.coordinators(),
@@ -181,7 +181,7 @@ class Reporter:
         chosen = nsmallest(count, own, key=lambda worker: worker.key.partition)
         return [self._partition(worker, clock.now_ns()) for worker in chosen]
 
-    def counted(self) -> dict[str, int]:
+    def named_counters(self) -> dict[str, int]:
         """Return all named counters. Names of metadata group counters start with ``metadata: ``."""
         return {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}}
 
@@ -258,11 +258,11 @@ class Reporter:
             "protocol_frames": worker.ingest.reader.protocol_frames,
             "storage_failed": worker.executor.storage_failed,
             "services": worker.services.report(),
-            "gone_services": worker.services.gone(),
+            "gone_services": worker.services.services_that_left(),
         }
 
 
-def _derived(node: NodeDerived) -> dict[str, Any]:
+def _derived_state_memory(node: NodeDerived) -> dict[str, Any]:
     """Return the memory use of derived state by kind, and the rejections for lack of room."""
     return {
         "bound_bytes": node.bound_bytes,

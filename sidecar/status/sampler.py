@@ -45,7 +45,7 @@ class _Sampled(NamedTuple):
     flushes: tuple[int, ...]
     loop_lag: tuple[int, ...]
 
-    def joined(self, said: Said) -> _Sampled:
+    def sum_with(self, said: Said) -> _Sampled:
         """Return the sum with the counters of another process."""
         counts, acks, flushes, loop_lag = (tuple(map(add, getattr(self, name), said[name])) for name in _COUNTED)
         return self._replace(counts=counts, acks=acks, flushes=flushes, loop_lag=loop_lag)
@@ -125,8 +125,8 @@ class Sampler:
             said = {name: getattr(seen, name) for name in _COUNTED} | {"lag_ns": look.lag_ns, "isr": look.isr}
             self._tell({**said, "watched": watched_parts(self._reporter)})
         for said in self._others():
-            seen = seen.joined(said)
-            look.joined(said)
+            seen = seen.sum_with(said)
+            look.add_process(said)
         before, self._seen = self._seen, seen
         if before is not None and 0 < at_s - before.at_s <= MOST_COVERED_S:
             self._history.put(second, _row(before, seen, look), covers=max(1, second - before.second))
@@ -143,7 +143,7 @@ class _Showing:
         self.isr = [0, 0, 0]
         """Partitions led here: with all replicas in sync, with fewer, with fewer than min_isr."""
 
-    def joined(self, said: Said) -> None:
+    def add_process(self, said: Said) -> None:
         """Add the values of another process."""
         self.lag_ns = max(self.lag_ns, said["lag_ns"])
         self.isr = list(map(add, self.isr, said["isr"]))

@@ -24,7 +24,7 @@ import nats.errors
 
 from liftpy import __version__
 from liftpy.client.admin_requests import RELOAD, object_of
-from liftpy.core.base.ids import PartitionKey, check_name, shown
+from liftpy.core.base.ids import PartitionKey, check_name, quote
 from liftpy.core.base.instruments import Histogram
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.core.metadata.controller.streams import why_it_waits
@@ -34,7 +34,7 @@ from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.observe.cluster_health import why_offline
 from liftpy.core.observe.history import History
 from liftpy.core.observe.node_events import SHOWN_S, NodeEvents, NodeWatch, repair_texts
-from liftpy.core.observe.node_health import told
+from liftpy.core.observe.node_health import text_lines
 from liftpy.core.observe.node_summary import ASKED as GLANCE_ASKED
 from liftpy.core.observe.node_summary import (
     DRAINED,
@@ -101,7 +101,7 @@ class Whole(Protocol):
     async def rows(self, kind: str, own: dict[str, Any], said: Any) -> dict[str, Any]:
         """Combine the answer of this process about partitions, groups or services with those of the other processes."""
 
-    def sampled(self) -> list[Said]:
+    def last_samples(self) -> list[Said]:
         """Return the last samples of the other processes."""
 
     def watched(self) -> list[Parts]:
@@ -118,7 +118,7 @@ class StatusDesk:
         self._inboxes: Sequence[InboxRule] = ()
         self._guard = RequestGuard("status", self._counters, self._reject)
         self.serving = Serving(self._respond, self._counters)
-        self.probes = Serving(self.probed, self._counters)
+        self.probes = Serving(self.answer_probe, self._counters)
         self.change_hosts(settings.dashboard_hostnames)
         self._site: Site | None = None
         self._viewing: Viewing | None = None
@@ -178,7 +178,7 @@ class StatusDesk:
         self._bus, self._inboxes = bus, inboxes
         node = self._settings.node_id
         for subject, handler in {
-            subjects.status(node): self._asked,
+            subjects.status(node): self._request_arrived,
             subjects.control_level(node): self._level_asked,
             subjects.control_settings(node): self._reload_asked,
         }.items():
@@ -186,7 +186,7 @@ class StatusDesk:
         own = self._settings.node_id
         asker = NodeAsker(own, bus, subjects, self)
         self._viewing = Viewing(self._settings.namespace, asker, own=(own, self.history))
-        self.answers.kept = self._viewing.kept
+        self.answers.kept = self._viewing.copied_history
         self._site = Site(self._viewing)
 
     def _answer(self, reply: bytes, answer: bytes) -> None:
@@ -203,7 +203,7 @@ class StatusDesk:
     def _is_inbox(self, reply: bytes) -> bool:
         return reply_to(reply, self._inboxes, self._counters) is not None
 
-    def _asked(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+    def _request_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if not self._is_inbox(reply):
             return
         answer = partial(self._answer, reply)
@@ -255,7 +255,7 @@ class StatusDesk:
             return None
         sender = sender[:MOST_TEXT_CHARS]
         self.events.add("records_read", key=PartitionKey(stream, "", partition), sender=sender, detail=query)
-        logger.info("records read stream=%s partition=%d sender=%s query=%s", stream, partition, shown(sender), shown(query))
+        logger.info("records read stream=%s partition=%d sender=%s query=%s", stream, partition, quote(sender), quote(query))
         return {"noted": True}
 
     async def _remove_data(self, payload: bytes) -> dict[str, Any]:
@@ -269,7 +269,7 @@ class StatusDesk:
         if len(names) > MOST_UNKNOWN:
             return {"error": f"{len(names)} directories are too many. Remove at most {MOST_UNKNOWN} at a time."}
         if wrong := [name for name in names if not is_directory(name)]:
-            return {"error": f"{shown(wrong[0])} is no directory of a stream. `liftpy node remove-data` without it lists them."}
+            return {"error": f"{quote(wrong[0])} is no directory of a stream. `liftpy node remove-data` without it lists them."}
         if self.unknown is None:
             return {"error": "the node only starts: try again"}
         return await self.unknown.remove(names)
@@ -278,7 +278,7 @@ class StatusDesk:
         """Start to sample the node each second."""
         assert self.reporter is not None
         whole = self.whole
-        self._sampler = Sampler(self.history, self.reporter, others=whole.sampled if whole is not None else tuple)
+        self._sampler = Sampler(self.history, self.reporter, others=whole.last_samples if whole is not None else tuple)
         self._sampler.start()
         self._watcher = NodeWatcher(self.events, self.reporter, whole.watched if whole is not None else tuple)
         self._watching = spawn(self._watcher.run(), "watching the node for events")
@@ -313,13 +313,13 @@ class StatusDesk:
         rows = await whole.of_stream(stream, MOST_PARTITIONS)
         return http("200 OK", TEXT, by_partition(rows) if wanted else b"")
 
-    async def answered(self, asked: bytes) -> bytes:
+    async def answer(self, asked: bytes) -> bytes:
         """Return the answer to a status request, or b'' if there is none yet."""
         if asked == GLANCE_ASKED and self.reporter is not None:
             made: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             self._glances.ask(lambda answer: None if made.done() else made.set_result(answer))
             return await made
-        return await self.answers.answered(asked)
+        return await self.answers.answer(asked)
 
     async def _glance(self) -> bytes:
         assert self.reporter is not None
@@ -336,9 +336,9 @@ class StatusDesk:
         assert self.health is not None
         asked = dict(parse_qsl(query.decode("ascii", "replace"), keep_blank_values=True))
         synced = path == b"/readyz" and "synced" in asked
-        checks = self.health.synced() if synced else self.health.ready() if path == b"/readyz" else self.health.live()
+        checks = self.health.ready_checks() if synced else self.health.ready() if path == b"/readyz" else self.health.live()
         well = all(check.ok for check in checks)
-        body = told(checks) if "verbose" in asked or not well else "ok\n"
+        body = text_lines(checks) if "verbose" in asked or not well else "ok\n"
         return http("200 OK" if well else "503 Service Unavailable", TEXT, body.encode())
 
     def _respond(self, request: bytes) -> bytes | Awaitable[bytes | Live]:
@@ -375,10 +375,10 @@ class StatusDesk:
             return self._own_whole(self.whole, path, part, _stream(query), wanted)
         if path == b"/status":
             return http("200 OK", JSON, json.dumps(self.reporter.page(*part)).encode() if wanted else b"")
-        shown = by_partition(self.reporter.of_stream(_stream(query), MOST_PARTITIONS))
-        return http("200 OK", TEXT, shown if wanted else b"")
+        quote = by_partition(self.reporter.of_stream(_stream(query), MOST_PARTITIONS))
+        return http("200 OK", TEXT, quote if wanted else b"")
 
-    def probed(self, request: bytes) -> bytes | Awaitable[bytes | Live]:
+    def answer_probe(self, request: bytes) -> bytes | Awaitable[bytes | Live]:
         """Answer at ``probe_listen`` for any host name: health and metrics, for a kubelet or Prometheus."""
         words = request.split(b"\r\n", 1)[0].split()
         path, _, query = words[1].partition(b"?") if len(words) == 3 else (b"", b"", b"")
@@ -414,7 +414,7 @@ class NodeAsker:
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
         """Return the answer of a node. Raises LiftError."""
         if node == self._own:
-            return object_of(node, await self._desk.answered(asked))
+            return object_of(node, await self._desk.answer(asked))
         try:
             answer = await self._bus.request(self._subjects.status(check_name(node, "node")), asked, timeout=timeout_s)
         except (nats.errors.Error, OSError, TimeoutError) as error:
@@ -530,7 +530,7 @@ def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None
         return max(found.numbers[name].values(), default=0)
 
     def counts(name: str) -> tuple[int, ...]:
-        return _added(list(found.histograms[name].values()))
+        return _sum_of(list(found.histograms[name].values()))
 
     size, limit = total("disk_size_bytes"), total("queued_bytes_limit")
     controllers: dict[str, Any] = {}
@@ -605,7 +605,7 @@ def _suspect(watch: ControllerMetrics) -> tuple[str, ...]:
     )
 
 
-def _added(histograms: list[Histogram]) -> tuple[int, ...]:
+def _sum_of(histograms: list[Histogram]) -> tuple[int, ...]:
     return tuple(map(sum, zip(*(one.counts for one in histograms), strict=True)))
 
 
@@ -644,9 +644,9 @@ class GlanceDesk:
             answer(self._answer)
         else:
             self._waiting = [answer]
-            spawn(self._guard.run(self._gathered(), b""), "gathering figures for a glance")
+            spawn(self._guard.run(self._gather_summary(), b""), "gathering figures for a glance")
 
-    async def _gathered(self) -> None:
+    async def _gather_summary(self) -> None:
         began = self._now()
         waiting: list[Callable[[bytes], None]] | None = None
         try:

@@ -109,7 +109,7 @@ class Tracing:
         """Return the traces of one partition. None: tracing is off."""
         return None if self._settings.trace == "off" else PartitionTraces(self.traces, key.stream, key.partition)
 
-    def recovered(self, took_s: float, logs: Sized, damaged: Sized) -> None:
+    def trace_recovery(self, took_s: float, logs: Sized, damaged: Sized) -> None:
         """Make a span for the recovery of the logs, which took ``took_s`` seconds and ends now."""
         if self._thread is not None:
             said: Attributes = {"liftpy.logs": len(logs), "liftpy.damaged_logs": len(damaged)}

@@ -29,10 +29,10 @@ from liftpy.core.wire.subjects import Allows, Subjects, reply_to
 from liftpy.errors import ConfigError
 from liftpy.nats.connection import Receiver, receive
 from liftpy.nats.parser import Denied, StrictConnection
-from liftpy.nats.urls import shown, shown_address
+from liftpy.nats.urls import shown_address, without_secrets
 from sidecar.runtime import clock
 from sidecar.runtime.settings import NodeSettings
-from sidecar.runtime.tasks import spawn, unexpected
+from sidecar.runtime.tasks import report_failure, spawn
 from sidecar.transport.credentials import Keys
 from sidecar.transport.parser import Sink, SinkParser
 
@@ -96,7 +96,7 @@ class Listener:
         self._connection.redirect(self._sid, sink, given_up)
 
     def leave(self) -> None:
-        """Unsubscribe, but accept messages in flight until ``close``. After ``settled`` there are none."""
+        """Unsubscribe, but accept messages in flight until ``close``. After ``wait_until_processed`` there are none."""
         self._connection._unsubscribe(self._sid)
 
 
@@ -336,7 +336,7 @@ class BusConnection(StrictConnection):
         while self._leaving:
             leaving, self._leaving = self._leaving, []
             with contextlib.suppress(nats.errors.Error, TimeoutError, OSError):
-                await self.settled(_RETIRE_TIMEOUT_S)
+                await self.wait_until_processed(_RETIRE_TIMEOUT_S)
             for listener in leaving:
                 listener.close()
 
@@ -354,7 +354,7 @@ class BusConnection(StrictConnection):
         while self._unheard and not self.is_closed:
             asking, self._unheard = self._unheard, []
             try:
-                await self.settled(wait_s)
+                await self.wait_until_processed(wait_s)
             except (nats.errors.Error, TimeoutError, OSError):
                 wait_s = min(wait_s * 2, _LONGEST_HEARING_S)  # the answer may be behind a burst of messages
                 self._unheard = asking + self._unheard
@@ -363,7 +363,7 @@ class BusConnection(StrictConnection):
             for heard in asking:
                 heard()
 
-    async def settled(self, timeout_s: float) -> None:
+    async def wait_until_processed(self, timeout_s: float) -> None:
         """Wait until the server has processed all data sent so far, and its earlier messages have arrived.
 
         Raises the errors of ``flush``.
@@ -436,7 +436,7 @@ class BusConnection(StrictConnection):
             try:
                 callback()
             except Exception as error:
-                unexpected(f"what follows the NATS connection for {self.name}", error)
+                report_failure(f"what follows the NATS connection for {self.name}", error)
 
 
 class Sends(Protocol):
@@ -524,7 +524,7 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys:
                 await connection.stop()
             if not announced:
                 why = connection.last_problem or error
-                logger.warning("cannot connect to NATS servers=%s reason=%s: retrying", shown(settings.nats), why)
+                logger.warning("cannot connect to NATS servers=%s reason=%s: retrying", without_secrets(settings.nats), why)
                 announced = True
             await asyncio.sleep(_RECONNECT_WAIT_S)
 

@@ -51,10 +51,10 @@ class Links:
         standby = () if self.standby.link is None else (self.standby.link,)
         return self.ingest, self.reads, self.replication, *standby
 
-    async def taken(self, timeout_s: float) -> None:
-        """Wait until earlier publishes have arrived. Raises the errors of ``settled`` of a connection."""
-        await self.ingest.settled(timeout_s)
-        await self.standby.settled(timeout_s)
+    async def wait_until_processed(self, timeout_s: float) -> None:
+        """Wait until earlier publishes have arrived. Raises the errors of ``wait_until_processed`` of a connection."""
+        await self.ingest.wait_until_processed(timeout_s)
+        await self.standby.wait_until_processed(timeout_s)
 
     def watch(self, changed: Callable[[bool], None]) -> None:
         """Call ``changed`` with the state of the data path after each loss and reconnect of a connection."""
@@ -144,7 +144,7 @@ class Subscribed:
         """Called on a leader if the connection is lost or NATS denies the subscription."""
         self.is_denied = False
 
-    def connected(self, link: Inflow) -> None:
+    def subscribe(self, link: Inflow) -> None:
         """Subscribe on a new connection."""
         self._listener = link.listen(self.subject, self._sink, given_up=self._given_up)
 
@@ -154,9 +154,9 @@ class Subscribed:
         if self._listener is not None:
             self._listener.feed_to(sink, given_up)
         if self.is_denied:
-            self.denied()
+            self.subscription_denied()
 
-    def denied(self) -> None:
+    def subscription_denied(self) -> None:
         """Process a denied subscription: a leader uses the main connection, a standby follower buffers nothing."""
         self.is_denied = True
         if self.lost is not None:
@@ -194,11 +194,11 @@ class Subscribed:
         if self._listener is not None:
             self._listener.leave()
         else:
-            self._standby.closed(self)
+            self._standby.subscription_closed(self)
 
     def close(self) -> None:
         """Unsubscribe. No message arrives afterwards."""
-        self._standby.closed(self)
+        self._standby.subscription_closed(self)
         if self._listener is not None:
             self._listener.close()
 
@@ -220,7 +220,7 @@ class StandbyLink:
         subscribed = Subscribed(self, subject, sink, given_up)
         self._subscribed[subscribed] = None
         if self.link is not None:
-            subscribed.connected(self.link)
+            subscribed.subscribe(self.link)
         elif self._connecting is None:
             self._connecting = spawn(self._open(), "connecting for standbys")
         return subscribed
@@ -242,32 +242,32 @@ class StandbyLink:
 
     async def _open(self) -> None:
         link = await self._connected()
-        link.on_change(self._changed)
-        link.on_denial(self._denied)
+        link.on_change(self._state_changed)
+        link.on_denial(self._subscription_denied)
         self.link = link
         for subscribed in list(self._subscribed):
-            subscribed.connected(link)
+            subscribed.subscribe(link)
 
-    def _changed(self, is_up: bool) -> None:
+    def _state_changed(self, is_up: bool) -> None:
         for subscribed in [] if is_up else list(self._subscribed):
             subscribed.is_denied = False  # the subscription is sent again
             if subscribed.lost is not None:
                 subscribed.lost()
 
-    def _denied(self, is_publish: bool, subject: str) -> None:
+    def _subscription_denied(self, is_publish: bool, subject: str) -> None:
         self.on_denial(is_publish, subject)
         for subscribed in [] if is_publish else list(self._subscribed):
             if subscribed.subject == subject:
-                subscribed.denied()
+                subscribed.subscription_denied()
 
-    def closed(self, subscribed: Subscribed) -> None:
+    def subscription_closed(self, subscribed: Subscribed) -> None:
         """Remove a subscription."""
         self._subscribed.pop(subscribed, None)
 
-    async def settled(self, timeout_s: float) -> None:
+    async def wait_until_processed(self, timeout_s: float) -> None:
         """Wait until earlier messages have arrived, if there is a connection."""
         if self.link is not None:
-            await self.link.settled(timeout_s)
+            await self.link.wait_until_processed(timeout_s)
 
     async def stop(self) -> None:
         """Close the connection."""

@@ -41,7 +41,7 @@ class Keys:
         """Add a connection that was opened with the credentials ``opened_by``. It gets later changes."""
         self._open[connection] = asyncio.get_running_loop()
         if opened_by is not self.credentials:
-            spawn(_renewed(connection, self.credentials), "connecting anew with other credentials")
+            spawn(_renew_connection(connection, self.credentials), "connecting anew with other credentials")
 
     def change(self, credentials: Credentials) -> None:
         """Use new credentials for all connections, which reconnect."""
@@ -52,10 +52,10 @@ class Keys:
 
 
 def _renew(connection: StrictConnection, credentials: Credentials) -> None:
-    spawn(_renewed(connection, credentials), "connecting anew with other credentials")
+    spawn(_renew_connection(connection, credentials), "connecting anew with other credentials")
 
 
-async def _renewed(connection: StrictConnection, credentials: Credentials) -> None:
+async def _renew_connection(connection: StrictConnection, credentials: Credentials) -> None:
     try:
         await connection.renew(credentials.nats_options())
     except ConfigError as error:  # the file existed at the test
@@ -81,7 +81,7 @@ async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, creden
     try:
         unwatch = watch_denials(connection, lambda is_publish, subject: denied.append(subject))
         with contextlib.suppress(Exception):  # the server has accepted a connection that ends later
-            await connection.subscribe(subjects.notify(node_id), cb=_ignored)
+            await connection.subscribe(subjects.notify(node_id), cb=_ignore)
             for _ in range(2):  # nats-py's PING overtakes the subscription. The second one cannot
                 await connection.flush(PROVE_S)
         unwatch()
@@ -95,7 +95,7 @@ async def prove(servers: Sequence[str], subjects: Subjects, node_id: str, creden
         )
 
 
-async def _ignored(_: object) -> None:
+async def _ignore(_: object) -> None:
     """Ignore the message."""
 
 
@@ -106,7 +106,7 @@ _MAX_SAID = 64
 class RightsWatch:
     """Watches for permission errors.
 
-    Pass ``denied`` to ``watch_denials``, and call ``started`` when the node is up. ``fatal`` ends the start.
+    Pass ``record_denial`` to ``watch_denials``, and call ``start_completed`` when the node is up. ``fatal`` ends the start.
     """
 
     def __init__(self, namespace: str, fatal: Callable[[Exception], None], counters: Counter[str]) -> None:
@@ -116,11 +116,11 @@ class RightsWatch:
         self._is_starting = True
         self._said: set[tuple[bool, str]] = set()
 
-    def started(self) -> None:
+    def start_completed(self) -> None:
         """Note that the start is complete. From now on, a denial does not stop the node."""
         self._is_starting = False
 
-    def denied(self, is_publish: bool, subject: str) -> None:
+    def record_denial(self, is_publish: bool, subject: str) -> None:
         """Note that NATS denied a publish or a subscription on ``subject``."""
         self._counters["refused by NATS's rights"] += 1
         error = NotAllowedError(

@@ -73,12 +73,12 @@ class Cuts:
         """Number of lost connections for which the server has no statistics."""
         self._last: ConnectionStats | None = None
 
-    def lost(self, server_id: str, client_id: int) -> None:
+    def connection_lost(self, server_id: str, client_id: int) -> None:
         """Note a lost connection. Its last messages may not be processed yet."""
         last, self._last = self._last, None
         self._cuts.append(_Cut(server_id, client_id, last))
 
-    def passed(self, seen: int) -> None:
+    def messages_processed(self, seen: int) -> None:
         """Note that all messages of the lost connection are processed.
 
         ``seen``: number of messages since the start of the node.
@@ -87,7 +87,7 @@ class Cuts:
         self._seen = seen
         spawn(self._judge(cut, arrived), "counting what a cut connection cost")
 
-    def told(self, told: ConnectionStats) -> None:
+    def record_server_report(self, told: ConnectionStats) -> None:
         """Note the statistics of the open connection from its server."""
         self._last = told
 
@@ -170,7 +170,7 @@ class Inflow(BusConnection):
     ) -> None:
         super().__init__(name, send_buffer_bytes)
         self._parser: InflowParser = InflowParser(self, self._sinks, self.errors)
-        self._ps = _Boundary(self._lost)  # type: ignore[assignment]
+        self._ps = _Boundary(self._connection_lost)  # type: ignore[assignment]
         self._node = node
         self._room_of_node = room or MemoryBudget()
         self._gate = Gate(node)
@@ -247,7 +247,7 @@ class Inflow(BusConnection):
             self._hand_over()
         return left
 
-    async def _taken(self, data: bytes) -> None:
+    async def _process_data(self, data: bytes) -> None:
         if self._bypasses_buffer(data):
             await self._parse(data)
         else:
@@ -303,11 +303,11 @@ class Inflow(BusConnection):
             return False
         return self._arrived_bytes < self._due_to or not self.overflow.leaves_alone(self._arrived_bytes, clock.now_ns())
 
-    def _lost(self) -> None:
+    def _connection_lost(self) -> None:
         self._end_thread()
         self._gate.cut_off()
         self.overflow.cut_off()
-        self.cuts.lost(*self._identity())
+        self.cuts.connection_lost(*self._identity())
         self._parser.lost += 1
         self._chunks.append(None)
         self._arrived.set()
@@ -418,7 +418,7 @@ class Inflow(BusConnection):
             and self.is_connected
             and 4 * (self.waiting_bytes + self._node.held_bytes) >= self._buffer_bytes
         ):
-            self._backlog.ask(*self._identity(), partial(self._heard, self._arrived_bytes))
+            self._backlog.ask(*self._identity(), partial(self._record_server_report, self._arrived_bytes))
         if not self._fills():
             self.overflow.roomy()
             return
@@ -435,10 +435,10 @@ class Inflow(BusConnection):
         """Return (id of the server, its id of this connection)."""
         return self._server_info.get("server_id", ""), self._client_id or 0
 
-    def _heard(self, read_bytes: int, told: ConnectionStats) -> None:
+    def _record_server_report(self, read_bytes: int, told: ConnectionStats) -> None:
         if (told.server_id, told.client_id) == self._identity() and not told.reason:
-            self.cuts.told(told)
-            self.overflow.heard(told.backlog_bytes, read_bytes, told.asked_ns)
+            self.cuts.record_server_report(told)
+            self.overflow.record_pong(told.backlog_bytes, read_bytes, told.asked_ns)
 
     async def _leave_out(self, due_bytes: int) -> None:
         end_ns, done_bytes = time.thread_time_ns() + _GIVING_UP_NS, 0
@@ -474,7 +474,7 @@ class Inflow(BusConnection):
             self._chunks.popleft()
             self._parser.lost -= 1
             self._parser.reset()
-            self.cuts.passed(self._parser.seen)
+            self.cuts.messages_processed(self._parser.seen)
             return b""
         piece = chunk if len(chunk) <= _PIECE_BYTES else chunk[self._position : self._position + _PIECE_BYTES]
         self._position += len(piece)
@@ -541,7 +541,7 @@ class Backlog:
     def __init__(self, bus: BusConnection) -> None:
         self._bus = bus
         self._prefix = f"{bus.inbox}.connz"
-        self._bus.listen(f"{self._prefix}.*", self._answered)
+        self._bus.listen(f"{self._prefix}.*", self._answer_arrived)
         self._outstanding: dict[bytes, tuple[int, str, int, Callable[[ConnectionStats], None]]] = {}
         self._number = 0
         self._about = "", 0
@@ -571,19 +571,19 @@ class Backlog:
         else:
             self._silent_ns, self._next_ns = 0, now_ns + _ASK_EVERY_NS
 
-    def _answered(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+    def _answer_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         number = subject.rpartition(b".")[2]
         asked_ns, server_id, client_id, heard = self._outstanding.get(number, (0, "", 0, None))
         if heard is None:
             return
-        told = _told(payload, asked_ns, server_id, client_id)
+        told = _parse_stats(payload, asked_ns, server_id, client_id)
         if told is not None:  # otherwise another server of the cluster has answered
             del self._outstanding[number]
             self._silent_ns = self._next_ns = 0
             heard(told)
 
 
-def _told(payload: bytes, asked_ns: int, server_id: str, client_id: int) -> ConnectionStats | None:
+def _parse_stats(payload: bytes, asked_ns: int, server_id: str, client_id: int) -> ConnectionStats | None:
     try:
         data: dict[str, Any] = load_json(payload)["data"]
         if data["server_id"] != server_id:
@@ -653,7 +653,7 @@ class SocketThread:
                     self._room.clear()
                     continue
                 ready.poll()
-                size_bytes = self._read()
+                size_bytes = self._read_once()
                 if size_bytes < 0:
                     return
                 if size_bytes < _LITTLE_BYTES:
@@ -662,7 +662,7 @@ class SocketThread:
             for end in (self._socket, self._woken, self._wakes):
                 end.close()
 
-    def _read(self) -> int:
+    def _read_once(self) -> int:
         """Read once. Return the number of bytes. -1: the connection has ended."""
         with self._reading:
             if self._stopping:

@@ -16,7 +16,7 @@ from liftpy.core.replication import events, messages
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import replication_pb2 as pb
 from liftpy.core.wire._pb import service_pb2
-from liftpy.core.wire.decode_errors import REPLY, refused
+from liftpy.core.wire.decode_errors import REPLY, counter_name
 from liftpy.core.wire.envelope import MessageType
 from liftpy.core.wire.subjects import InboxRule, Subjects
 from liftpy.errors import ProtocolError
@@ -72,7 +72,7 @@ class Notifications:
         self._requests = requests
         self._counters = counters
         guard = RequestGuard("notify", counters)
-        self._listener = bus.listen(subjects.notify(node_id), guard.handler(self._arrived))
+        self._listener = bus.listen(subjects.notify(node_id), guard.handler(self._notice_arrived))
         self._wake_frames: dict[PartitionKey, bytes] = {}
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Notifications:
         """Wake an idle follower, because there are new records."""
         frame = self._wake_frames.get(key)
         if frame is None:
-            frame = frames.sealed(pb.PartitionNotification(stream=key.stream, partition=key.partition, streamUid=key.uid))
+            frame = frames.seal(pb.PartitionNotification(stream=key.stream, partition=key.partition, streamUid=key.uid))
             self._wake_frames[key] = frame
         self._bus.send(self._subjects.notify(effect.replica), (frame,))
 
@@ -96,11 +96,11 @@ class Notifications:
         notice = messages.NOTICE.to_pb(
             effect, stream=key.stream, streamUid=key.uid, partition=key.partition, leader=self._node_id
         )
-        frame = frames.sealed(notice)
+        frame = frames.seal(notice)
         for replica in effect.replicas:
             self._bus.send(self._subjects.notify(replica), (frame,))
 
-    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+    def _notice_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         try:
             kind, body = envelope.decode(payload)
             if kind is MessageType.PARTITION_NOTIFICATION:
@@ -136,9 +136,9 @@ class Notifications:
                 )
             notice = frames.parse(body, pb.LeaderNotice)
         except ProtocolError as error:
-            self._counters[refused(error)] += 1
+            self._counters[counter_name(error)] += 1
             return
         self._deliver(notice.stream, notice.partition, notice.streamUid, messages.NOTICE_RECEIVED.from_pb(notice))
 
     def _answer(self, reply: bytes, answer: pb.StepAside | pb.LeaderTestimony) -> None:
-        send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.sealed(answer),))
+        send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.seal(answer),))

@@ -46,7 +46,7 @@ class Channel:
     def setup(self) -> bytes:
         """Wait for the first frame and return its body. The process ends if the node does."""
         while not self._early:
-            self._early += self._read()
+            self._early += self._read_frames()
         first = self._early.pop(0)
         if first.kind is not FrameKind.SETUP:
             self._leave(EXIT_NODE_ENDED)
@@ -86,7 +86,7 @@ class Channel:
             with self._counting:
                 self._unsent_bytes -= len(frame)
 
-    def _read(self) -> list[Frame]:
+    def _read_frames(self) -> list[Frame]:
         try:
             data = self._socket.recv(_READ_BYTES)
             if data:
@@ -101,12 +101,12 @@ class Channel:
         while True:
             for frame in frames:
                 if frame.kind is FrameKind.PING:
-                    self._pinged(on_loop)
+                    self._run_on_loop(on_loop)
                 else:
                     on_loop(heard, frame)
                 if frame.kind is FrameKind.STOP:
                     return self._last()
-            frames = self._read()
+            frames = self._read_frames()
 
     def _last(self) -> None:
         """Read until the node requests the stop. The node sends nothing after it.
@@ -114,10 +114,10 @@ class Channel:
         If the stop hangs, a deadline ends this process.
         """
         while True:
-            if any(frame.kind is FrameKind.STOP for frame in self._read()):
+            if any(frame.kind is FrameKind.STOP for frame in self._read_frames()):
                 return
 
-    def _pinged(self, on_loop: OnLoop) -> None:
+    def _run_on_loop(self, on_loop: OnLoop) -> None:
         if time.monotonic() - self._turned < self._session_s:
             self.send(FrameKind.PONG)
         if not self._asked_loop:

@@ -52,13 +52,13 @@ def add_figures(found: Figures, told: dict[str, Any]) -> None:
         if name not in OWN:
             row = found.numbers.setdefault(name, {})
             held = row.get(tuple(labels))
-            row[tuple(labels)] = figure if held is None else _joined(name, held, figure)
+            row[tuple(labels)] = figure if held is None else _merge_figure(name, held, figure)
     for name, labels, counts, total in told.get("histograms", ()):
         if name not in OWN:
             _add_histogram(found, name, tuple(labels), counts, total)
 
 
-def _joined(name: str, held: float, figure: float) -> float:
+def _merge_figure(name: str, held: float, figure: float) -> float:
     if name in MOST:
         return max(held, figure)
     if name in LEAST:
@@ -127,16 +127,16 @@ def _join(page: dict[str, Any], number: int, told: dict[str, Any]) -> None:
     for name in _SUMS:
         page[name] = _sums(page[name], told[name])
     for name in _ADDED:
-        page[name] = _added(page[name], told[name])
+        page[name] = _merge_dicts(page[name], told[name])
     derived, more = page["derived"], told["derived"]
     page["derived"] = {
-        **_added(derived, more),
+        **_merge_dicts(derived, more),
         "held": _sums(derived["held"], more["held"]),
         "refused": _sums(derived["refused"], more["refused"]),
     }
     nats, theirs = page["nats"], told["nats"]
     page["nats"] = {
-        **_added(nats, theirs),
+        **_merge_dicts(nats, theirs),
         "connected": nats["connected"] and theirs["connected"],
         "max_payload_bytes": nats["max_payload_bytes"],
         "errors": _sums(nats["errors"], theirs["errors"]),
@@ -147,7 +147,7 @@ def _sums(own: dict[str, int], more: dict[str, int]) -> dict[str, int]:
     return {name: own.get(name, 0) + more.get(name, 0) for name in (*own, *(name for name in more if name not in own))}
 
 
-def _added(own: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+def _merge_dicts(own: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value + more[name] if _is_count(name, value) and _is_count(name, more.get(name)) else value
         for name, value in own.items()
@@ -189,13 +189,13 @@ class WholeNode:
             return joined_services([own, *told], limit, of_one=bool(said.get("service")))
         return joined_rows(own, told, limit)
 
-    def sampled(self) -> list[Said]:
+    def last_samples(self) -> list[Said]:
         """Return the last samples of the workers."""
         return [handle.sampled for handle in self._workers.handles if handle.sampled]
 
     def watched(self) -> list[Parts]:
         """Return the damage and the blocked services of the workers."""
-        return [said["watched"] for said in self.sampled() if "watched" in said]
+        return [said["watched"] for said in self.last_samples() if "watched" in said]
 
     async def add(self, found: Figures) -> None:
         """Add the metrics of the other processes."""
@@ -237,7 +237,7 @@ def process_facts(reporter: Reporter) -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "partitions": len(partitions),
-        "leads": len(partitions.leading()),
+        "leads": len(partitions.led_partitions()),
         "cpu_s": round(time.process_time(), 3),
     }
 

@@ -34,9 +34,9 @@ class SharedQuiet:
         self._handles = handles
         self._waiting = 0
 
-    def received(self, reply: bytes, body: memoryview) -> None:
+    def answer_question(self, reply: bytes, body: memoryview) -> None:
         """Process a combined fetch without its envelope. Raises ProtocolError."""
-        question = self._talk.asked(reply, body)
+        question = self._talk.decode_question(reply, body)
         if question is None or self._waiting >= MOST_AT_ONCE:
             return
         parts = split_by_process(question, len(self._handles) + 1)

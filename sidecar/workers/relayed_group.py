@@ -46,7 +46,7 @@ class RelayedGroup(MetadataGroup):
         image = replay_all(self.image, [record_from_pb(record) for record in entry.records])
         self._show(replace(image, index=entry.index))
 
-    def answered(self, token: int, body: bytes) -> None:
+    def process_answer(self, token: int, body: bytes) -> None:
         """Process the answer to a proposal."""
         waiting = self._asked.pop(token, None)
         if waiting is not None and not waiting.done():

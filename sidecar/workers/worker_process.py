@@ -134,7 +134,7 @@ class WorkerHandle(asyncio.Protocol):
         if transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
             self._fail(WorkerError(f"Worker {self.share.number} does not read its messages. The node stops with exit code 1."))
 
-    async def happened(self, kind: FrameKind) -> Frame:
+    async def wait_for_event(self, kind: FrameKind) -> Frame:
         """Wait for one of the events RECOVERED, SETTLED, CLOSED or STOPPED. Raises WorkerError if the worker ends before it."""
         return await asyncio.shield(self._events[kind])
 
@@ -164,7 +164,7 @@ class WorkerHandle(asyncio.Protocol):
         if self._transport is not None and not self._has_failed:
             self.send(FrameKind.STOP)
             with contextlib.suppress(TimeoutError, WorkerError):
-                clean = bool((await asyncio.wait_for(self.happened(FrameKind.STOPPED), timeout_s)).token)
+                clean = bool((await asyncio.wait_for(self.wait_for_event(FrameKind.STOPPED), timeout_s)).token)
         process = self._process
         if process is not None:
             if not clean:
@@ -217,7 +217,7 @@ class WorkerHandle(asyncio.Protocol):
         """Process data from the worker."""
         try:
             for frame in self._reader.feed(data):
-                self._heard(frame)
+                self._process_frame(frame)
         except (ProtocolError, DecodeError, struct.error, ValueError, KeyError) as error:
             self._fail(
                 WorkerError(f"Worker {self.share.number} sent an invalid message: {error!r}. The node stops with exit code 1.")
@@ -235,7 +235,7 @@ class WorkerHandle(asyncio.Protocol):
         if not self._is_stopping:
             self._fail(ended)
 
-    def _heard(self, frame: Frame) -> None:
+    def _process_frame(self, frame: Frame) -> None:
         kind = frame.kind
         self._is_heard, self._unanswered = True, 0
         if kind is FrameKind.SIGNS:

@@ -88,11 +88,11 @@ class Workers:
             for handle in self.handles:
                 handle.beat()
 
-    async def recovered(self) -> dict[str, int]:
+    async def wait_until_recovered(self) -> dict[str, int]:
         """Wait until all logs are recovered. Return the numbers of ``damaged`` and ``suspect`` ones. Raises WorkerError."""
         found = {"damaged": 0, "suspect": 0}
         for handle in self.handles:
-            said = json.loads((await handle.happened(FrameKind.RECOVERED)).body)
+            said = json.loads((await handle.wait_for_event(FrameKind.RECOVERED)).body)
             found = {name: count + said[name] for name, count in found.items()}
         return found
 
@@ -109,10 +109,10 @@ class Workers:
             handle.send(FrameKind.BEGIN, incarnation)
         group.watch(self._image_changed)
 
-    async def settled(self) -> None:
+    async def wait_until_open(self) -> None:
         """Wait until the workers have opened the partitions of the image. Raises WorkerError."""
         for handle in self.handles:
-            await handle.happened(FrameKind.SETTLED)
+            await handle.wait_for_event(FrameKind.SETTLED)
 
     def _image_changed(self, _: ClusterImage, new: ClusterImage) -> None:
         old, self._image = self._image, new
@@ -176,7 +176,7 @@ class Workers:
         self._repair(reason)
 
     # ---- status ------------------------------------------------------------------------------------------------------------
-    def joined(self, own: Signs) -> Signs:
+    def merged_signs(self, own: Signs) -> Signs:
         """Return the health signs of all processes, combined."""
         for handle in self.handles:
             own = _with_signs(own, handle.signs)

@@ -17,8 +17,8 @@ from liftpy.core.wire import envelope
 from liftpy.core.wire._pb import client_pb2
 from liftpy.errors import ConfigError
 from sidecar.bench import arrivals, cases, running, systems
-from sidecar.bench.cases import measured
-from sidecar.bench.dialects import LIFTBRIDGE, PLAIN, enveloped, field, number_field
+from sidecar.bench.cases import measure_process
+from sidecar.bench.dialects import LIFTBRIDGE, PLAIN, envelope_of, field, number_field
 from sidecar.bench.open_loop import Acks, quantiles
 from sidecar.bench.publisher import CountedAnswers
 from sidecar.bench.running import bars
@@ -32,11 +32,11 @@ _PRINTS = 'print(\'go\', flush=True); print(\'{"acked": 200, "took_s": 4.0, "cpu
 
 
 def test_bench_process_is_measured_from_its_warm_point() -> None:
-    run = measured([sys.executable, "-c", _PRINTS], None, [])
+    run = measure_process([sys.executable, "-c", _PRINTS], None, [])
     assert run == {"acked": 200, "took_s": 4.0, "cpu_s": 0.5, "all_cpu_s": 0.5}
     assert row("peer", 100, run) == {"system": "peer", "size_bytes": 100, "records_per_s": 50.0, "all_cpu_us": 2500.0}
     with pytest.raises(SystemExit, match="failed with exit code 3"):
-        measured([sys.executable, "-c", "raise SystemExit(3)"], None, [])
+        measure_process([sys.executable, "-c", "raise SystemExit(3)"], None, [])
 
 
 def test_bench_ratios_compare_medians_at_the_same_size() -> None:
@@ -115,7 +115,7 @@ def test_bench_liftbridge_publisher_uses_the_published_protocol() -> None:
 @pytest.mark.parametrize("refused", [False, True])
 def test_bench_liftbridge_acks_are_counted_once_for_any_chunking(refused: bool) -> None:
     ack = client_pb2.Ack(stream="bench", offset=80, ackInbox="_INBOX.a", ackPolicy=client_pb2.ALL).SerializeToString()
-    payload = enveloped(1, ack + number_field(9, 0x50 << 7 | 3) + (number_field(10, 3) if refused else b""))
+    payload = envelope_of(1, ack + number_field(9, 0x50 << 7 | 3) + (number_field(10, 3) if refused else b""))
     whole = 2 * (b"MSG _INBOX.a 1 %d\r\n%s\r\n" % (len(payload), payload))
     for cut in range(len(whole) + 1):
         answers = CountedAnswers(LIFTBRIDGE)
@@ -130,7 +130,7 @@ def test_bench_missing_system_is_skipped_by_default_and_an_error_when_named(
 ) -> None:
     said: list[str] = []
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert systems.chosen((), systems.PeersGiven(), said.append) == systems.DEFAULT_SYSTEMS
+    assert systems.choose_systems((), systems.PeersGiven(), said.append) == systems.DEFAULT_SYSTEMS
     assert [text.partition(",")[0] for text in said] == ["left out: liftbridge", "left out: Kafka"]
     for names, given, why in (
         (("liftbridge",), systems.PeersGiven(), "`liftbridge` is not on the PATH"),
@@ -138,15 +138,15 @@ def test_bench_missing_system_is_skipped_by_default_and_an_error_when_named(
         (("kafka",), systems.PeersGiven(kafka_jars=tmp_path), "java"),
     ):
         with pytest.raises(ConfigError, match=why):
-            systems.chosen(names, given, said.append)
+            systems.choose_systems(names, given, said.append)
     for name in ("java", "liftbridge"):
         shutil.copy(sys.executable, tmp_path / name)
     with pytest.raises(ConfigError, match="has no kafka_"):
-        systems.chosen(("kafka",), systems.PeersGiven(kafka_jars=tmp_path), said.append)
+        systems.choose_systems(("kafka",), systems.PeersGiven(kafka_jars=tmp_path), said.append)
     for name in ("kafka_2.13-3.jar", "kafka-clients-3.jar"):
         (tmp_path / name).touch()
     everybody = (*systems.DEFAULT_SYSTEMS, "liftbridge", "kafka-flushed", "kafka")
-    assert systems.chosen((), systems.PeersGiven(kafka_jars=tmp_path), said.append) == everybody
+    assert systems.choose_systems((), systems.PeersGiven(kafka_jars=tmp_path), said.append) == everybody
 
 
 def test_bench_quantiles_are_named_by_their_percentile() -> None:
@@ -214,7 +214,7 @@ def _run_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chosen: dict[str
     monkeypatch.setattr(running, "load_alone", lambda _: {})
     monkeypatch.setattr(running, "warm", lambda _: None)
     monkeypatch.setattr("sidecar.cli.bench.CASES", chosen)
-    monkeypatch.setattr("sidecar.cli.bench.chosen", lambda *_: tuple(fakes))
+    monkeypatch.setattr("sidecar.cli.bench.choose_systems", lambda *_: tuple(fakes))
     out = tmp_path / "results.jsonl"
     done = CliRunner().invoke(bench, ["--json", "--rounds", "1", "--out", str(out)])
     return json.loads(done.stdout), [json.loads(line) for line in out.read_text().splitlines()], done.exit_code

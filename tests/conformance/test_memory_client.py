@@ -234,7 +234,7 @@ async def test_memory_cluster_rejects_a_stream_among_the_inboxes() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         make = cluster_pb2.CreateStream(name="thief", subject="_INBOX.*.x", partitions=1)
         request = cluster_pb2.ControlRequest(createStream=make, operationId=bytes(16))
-        answer = await client.transport.request("liftpy.control.admin", frames.sealed(request), 30)
+        answer = await client.transport.request("liftpy.control.admin", frames.seal(request), 30)
         response = frames.decode(answer, cluster_pb2.ControlResponse)
         assert response.error == cluster_pb2.ControlResponse.INVALID
         assert "overlap with the inboxes" in response.detail

@@ -242,7 +242,7 @@ def _raises(patch: pytest.MonkeyPatch) -> None:
     def failed(self: Any, error: StorageError, token: int = 0) -> None:
         raise error
 
-    patch.setattr(Executor, "failed", failed)
+    patch.setattr(Executor, "log_failed", failed)
 
 
 BREAKS_ASYNCIO: list[tuple[str, Break]] = [

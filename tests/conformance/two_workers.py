@@ -187,7 +187,7 @@ class WorkerNode:
             node_id,
             inboxes,
             self._noticed,
-            Requests(lambda *a: None, lambda *a: False, quiet.received, lambda *a: None),
+            Requests(lambda *a: None, lambda *a: False, quiet.answer_question, lambda *a: None),
             counters,
         )
         tools: Any = SimpleNamespace(

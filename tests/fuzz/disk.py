@@ -104,7 +104,7 @@ def _hello(data: bytes) -> Any:
     lineage.known, lineage._known_as, lineage.missed, lineage._doubts = {}, {}, (), {}
     lineage._changed = False
     meant = meanings.hello_nonces(data)
-    trusted = lineage.heard("n2", data)
+    trusted = lineage.process_hello("n2", data)
     assert (meant is None) is (data == b""), "what is no tail is refused"
     if meant is not None:
         assert (trusted, lineage.known) == (True, {"n2": meant[0]})
@@ -300,10 +300,10 @@ def decoders() -> list[Decoder]:
         ),
         Decoder(
             "service version",
-            [versions.encoded(n) for n in (2, 3, 70_000)],
+            [versions.encode_section(n) for n in (2, 3, 70_000)],
             versions.from_section,
             (versions.VersionError,),
-            versions.encoded,
+            versions.encode_section,
             covers=("liftpy.core.services.versions:from_section",),
         ),
         Decoder(

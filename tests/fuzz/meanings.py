@@ -15,7 +15,7 @@ import numpy as np
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.core.wire.batch import RecordBatch, parse_batch
-from liftpy.core.wire.filters import MAX_FILTER_BYTES, Filter, kept
+from liftpy.core.wire.filters import MAX_FILTER_BYTES, Filter, keep_records
 from liftpy.spark.offsets import relative
 from liftpy.spark.options import CREDENTIALS, SourceOptions
 from liftpy.spark.range_reader import RowBuilder
@@ -218,7 +218,7 @@ def check_kept(batches: list[RecordBatch]) -> None:
         for mask in (by_key, np.arange(len(records)) % 2 == 0):
             if mask.any():
                 rest = [record for record, stays in zip(records, mask.tolist(), strict=True) if stays]
-                assert list(parse_batch(kept(batch, mask)).records()) == rest
+                assert list(parse_batch(keep_records(batch, mask)).records()) == rest
 
 
 # ---- Spark's rows ------------------------------------------------------------------------------------------------------------

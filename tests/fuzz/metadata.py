@@ -9,7 +9,7 @@ import crc32c
 
 from liftpy.core.metadata import codec as cluster_codec
 from liftpy.core.metadata.controller.admission import RequestAcl, refusal
-from liftpy.core.metadata.controller.preflight import without_log
+from liftpy.core.metadata.controller.preflight import answer_without_log
 from liftpy.core.metadata.controller_list import ControllerList, list_from_pb, list_of, list_to_pb, well_formed
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.metadata.image import ClusterImage
@@ -63,7 +63,7 @@ def _doors(data: bytes) -> None:
     wrong = fit(request, len(data)) or refusal(RequestAcl.NODE, "n1", request) or refusal(RequestAcl.ADMIN, "", request)
     if not wrong:
         refusal(RequestAcl.INFO, "", request)
-    without_log(_IMAGE, request, 5, born_fsm().rules)
+    answer_without_log(_IMAGE, request, 5, born_fsm().rules)
 
 
 _REQUESTS = _requests()

@@ -38,11 +38,11 @@ def _sealed(message: Any) -> bytes:
 
 
 def _of_class(of: type[Any]) -> Decoder:
-    samples = [seal_(m) for m in messages(of) for seal_ in (frames.encode, frames.sealed)]
+    samples = [seal_(m) for m in messages(of) for seal_ in (frames.encode, frames.seal)]
 
     def make(rng: random.Random, sample: bytes) -> bytes:
         message = spoiled(rng, frames.decode(sample, of), NAMES)
-        return frames.sealed(message)
+        return frames.seal(message)
 
     return Decoder(
         f"frame {of.__name__}", samples, lambda data: frames.decode(data, of), (ProtocolError,), _sealed, mended, make,
@@ -354,7 +354,7 @@ def decoders() -> list[Decoder]:
             "publishes",
             [
                 b"\x00\x10Lift-Ack: all\r\n\r\nvalue",
-                b"\x00\x00" + frames.sealed(client_pb2.Message(value=b"v", stream="orders")),
+                b"\x00\x00" + frames.seal(client_pb2.Message(value=b"v", stream="orders")),
                 *[b"\x00\x00" + frames.encode(m) for m in messages(client_pb2.Message)],
             ],
             _publishes,

@@ -248,15 +248,15 @@ class Fuzz:
                 await self._send(rows, sniffer)
                 out.seconds = time.monotonic() - began
                 out.untouched = await self._untouched(sniffer, rows)
-                if not self._cluster.ended():
+                if not self._cluster.ended_nodes():
                     await self._works(client)
                     after = await self._starts(client)
                     out.restarted = [name for name in before if before[name] != after.get(name)]
-                out.ended = self._cluster.ended()
+                out.ended = self._cluster.ended_nodes()
             except TimeoutError:
                 heard = {row: len(self._heard.of(row)) for row in self._heard.by_row}
                 out.problems.append(f"too slow: {out.published} published, heard {heard}")
-                out.ended = self._cluster.ended()
+                out.ended = self._cluster.ended_nodes()
             finally:
                 self._ended.set()
                 await end_tasks(tasks)
@@ -293,7 +293,7 @@ class Fuzz:
         def has_more() -> bool:
             return number < self._requests if self._requests else time.monotonic() < began + self._seconds
 
-        while has_more() and not self._cluster.ended():
+        while has_more() and not self._cluster.ended_nodes():
             if time.monotonic() >= look_at:  # inboxes of coordinators come and go
                 look_at = time.monotonic() + _LOOK_S
                 inboxes = [subject for subject in await self._listened(sniffer) if subject.startswith("_INBOX_")]
@@ -497,7 +497,7 @@ def fuzz_subjects(seconds: float, seed: int, per_s: int = PER_S, *, verbose: boo
             return asyncio.run(run.run())
         except (TimeoutError, LiftError) as error:
             run.out.problems.append(repr(error))
-            run.out.ended = cluster.ended()
+            run.out.ended = cluster.ended_nodes()
             return run.out
 
 

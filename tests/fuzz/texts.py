@@ -347,7 +347,7 @@ def decoders() -> list[Decoder]:
         Decoder(
             "server's word on connections",
             [_TOLD.encode()],
-            lambda d: ingest_connection._told(d, 1, "S", 7),
+            lambda d: ingest_connection._parse_stats(d, 1, "S", 7),
             make=damaged_json,
             covers=("sidecar.transport.ingest_connection:_told",),
         ),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.config import StreamConfig
-from liftpy.core.services.bad_records import decided
+from liftpy.core.services.bad_records import decided_unit
 from liftpy.core.services.snapshot import Snapshot
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2
@@ -169,7 +169,7 @@ class Running:
         )
         machine.start(None)
         records = [record async for record in self.bench.client.consume(self.stream, until="end")]
-        for unit in [decided(record, self.name) for record in records]:
+        for unit in [decided_unit(record, self.name) for record in records]:
             if unit is not None:
                 machine.skip(unit)
         return machine, machine.apply(records).snapshots

@@ -152,7 +152,7 @@ async def test_impossible_requests_add_no_journal_entry(bench: Any, stream_name:
             for _ in range(times):
                 operations.append(secrets.token_bytes(16))
                 asked = pb.ControlRequest(operationId=operations[-1], **request)
-                await bench.nc.publish(f"liftpy.{door}", frames.sealed(asked), reply=inboxes[door])
+                await bench.nc.publish(f"liftpy.{door}", frames.seal(asked), reply=inboxes[door])
             for _ in range(times):
                 answer = frames.decode((await answers[door].next_msg(5)).data, pb.ControlResponse)
                 assert answer.error == error, answer

@@ -109,7 +109,7 @@ def test_health_endpoints_report_live_ready_and_synced_during_faults(
         cluster.nats.restart()
         for node in cluster.nodes:
             until(lambda node=node: row(cluster, node) == (200, 200, 200), "all is well again")
-        assert not cluster.ended(), "and nobody was restarted"
+        assert not cluster.ended_nodes(), "and nobody was restarted"
         expected = {("node_registered", f"n{n}") for n in (1, 2, 3)} | {("node_fenced", "n2"), ("node_unfenced", "n2")}
 
         def events() -> list[dict[str, Any]]:

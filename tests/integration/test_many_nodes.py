@@ -78,7 +78,7 @@ async def test_forged_feed_record_deletes_no_data(five: DevCluster, stream_name:
     index = (await bench.client.admin.describe_cluster()).image.index
     gone = pb.Record(streamDeleted=pb.StreamDeleted(name=stream_name, uid=stream.uid))
     forged = pb.FeedEntry(index=index + 1, previousIndex=index, records=[gone])
-    await bench.nc.publish("liftpy.feed", frames.sealed(forged))
+    await bench.nc.publish("liftpy.feed", frames.seal(forged))
 
     async def noticed() -> bool:
         return all(any("Somebody else publishes on the feed" in line for line in five.nodes[node].log) for node in followers)

@@ -360,7 +360,7 @@ class Shell:
         cell.incarnation = incarnation
         replica = cell.replica = Replica(cell.name, incarnation, CONFIG)
         replica._shared.lease = Lease(1 << 62)
-        replica._shared.lease.heard(NOW)
+        replica._shared.lease.extend(NOW)
         put_back_times(replica)
         self.feed(
             ev.LogOpened(

@@ -107,9 +107,9 @@ class ControlModel:
         for number, name in enumerate(NODES, 1):
             starts = DirectoryIdentity(f"folder-{name}").next(number)
             request = registration(nodeId=name)
-            starts.tell(request)
+            starts.write_to(request)
             self._apply_to(fsm, pb.ControlRequest(registerNode=request))
-            nodes.append(Node(starts.taken(), number, 0, number))
+            nodes.append(Node(starts.after_registration(), number, 0, number))
         create = pb.CreateStream(name="s", subject="s", partitions=1, replicationFactor=3)
         if self._budget.swaps:
             create = pb.CreateStream(name="s", subject="s", manual=[pb.ReplicaList(partition=0, replicas=NODES[:2])])
@@ -263,7 +263,7 @@ class ControlModel:
                 yield (name, "folder is emptied"), with_node(empty, left=spent)
         starts = node.starts.next(self._nonce(state))
         request = registration(nodeId=name, previousIncarnation=node.stored, flushedAlways=True)
-        starts.tell(request)
+        starts.write_to(request)
         data = pb.ControlRequest(registerNode=request).SerializeToString(deterministic=True)
         applied = self._apply(state.image, data)
         if isinstance(applied, Broken):
@@ -273,7 +273,7 @@ class ControlModel:
         registered = self._images[image].nodes[name].incarnation
         witnesses = state.witnesses - {name}
         if accepted:
-            taken = Node(starts.taken(), registered, node.data, registered)
+            taken = Node(starts.after_registration(), registered, node.data, registered)
             yield (name, "registers"), self._looked(state, with_node(taken, image=image, witnesses=witnesses))
         if left.deaths:
             died = node._replace(starts=starts, incarnation=0)

@@ -122,7 +122,7 @@ class Images:
         image = self[number]
         stream = image.streams[KEY.stream]
         live = tuple((name, image.nodes[name].incarnation) for name in NODES if not image.nodes[name].fenced)
-        return image.held(stream, stream.partitions[0]), live
+        return image.partition_metadata(stream, stream.partitions[0]), live
 
     def may_lead(self, number: int) -> tuple[str, ...]:
         """Who may be elected without a command."""

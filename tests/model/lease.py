@@ -127,7 +127,7 @@ class LeaseModel:
         for name in NODES:
             granted_ms = led.heartbeat(name, 1, NOW, NOW).lease_ms
             lease, succession = Lease(lease_ns), Succession(name, lease_ns)
-            lease.heard(NOW, granted_ms * NS_PER_MS)
+            lease.extend(NOW, granted_ms * NS_PER_MS)
             held, live = self._images.state(image)
             succession.partition_changed(held.state, dict(live), NOW, held.longest_lease_ns)
             nodes.append(Node(self._number(lease), self._number(succession)))
@@ -265,7 +265,7 @@ class LeaseModel:
 
     @staticmethod
     def _heard(lease: Lease, sent_ns: int, lease_ns: int) -> None:
-        lease.heard(sent_ns, lease_ns)
+        lease.extend(sent_ns, lease_ns)
         if not lease.is_current(NOW):
             lease._until_ns = None
 

@@ -78,8 +78,8 @@ def lease_from_the_answer() -> Patches:
     """It runs from when the answer came, and not from when the heartbeat was sent."""
     from tests.model.lease import NOW
 
-    heard = Lease.heard
-    return [method(Lease, "heard", lambda self, sent_ns, lease_ns=0: heard(self, NOW, lease_ns))]
+    heard = Lease.extend
+    return [method(Lease, "extend", lambda self, sent_ns, lease_ns=0: heard(self, NOW, lease_ns))]
 
 
 def stale_metadata_leader_grants() -> Patches:
@@ -259,8 +259,8 @@ def sessions_shrink_below_what_was_granted() -> Patches:
 
 def nodes_go_by_their_own_lease() -> Patches:
     """Whatever the answer says."""
-    real = Lease.heard
-    return [method(Lease, "heard", lambda self, sent_ns, lease_ns=0: real(self, sent_ns))]
+    real = Lease.extend
+    return [method(Lease, "extend", lambda self, sent_ns, lease_ns=0: real(self, sent_ns))]
 
 
 def the_longest_lease_is_the_new_one() -> Patches:

@@ -307,7 +307,7 @@ class World:
         def cut() -> None:
             for name, one in self._memory_nodes().items():
                 if name == node:
-                    one.serving = lambda key: None
+                    one.serving_replica = lambda key: None
                 one.replica_of = partial(_reachable, type(one).replica_of, one, node)
 
         self.on_cluster(cut)

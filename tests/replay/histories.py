@@ -55,7 +55,7 @@ class RecordedWorld(World):
     def ask(self, **request: Any) -> pb.ControlResponse:
         """Unchecked: some of it is nonsense. Nodes speak all levels, so that each can be recorded."""
         if "registerNode" in request:
-            LevelRange(1, _MOST).tell(request["registerNode"])
+            LevelRange(1, _MOST).write_to(request["registerNode"])
             if self.more.random() < 0.3:
                 request["registerNode"].flushedAlways = False
         response = self.driver.ask(**request)

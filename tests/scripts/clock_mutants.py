@@ -13,16 +13,16 @@ def ages_by_any_clock() -> Patches:
 
 
 def nobody_asked_is_right() -> Patches:
-    real = ClockTrust._compared
+    real = ClockTrust._compare
 
     def compared(self: ClockTrust, offset_ns: int, offsets: list[int], others: int) -> tuple[str, bool]:
         return real(self, offset_ns, offsets, others) if offsets else ("", False)
 
-    return [method(ClockTrust, "_compared", compared)]
+    return [method(ClockTrust, "_compare", compared)]
 
 
 def jumped_is_right() -> Patches:
-    return [method(ClockTrust, "_moved", lambda self, offset_ns: "")]
+    return [method(ClockTrust, "_clock_jump_text", lambda self, offset_ns: "")]
 
 
 def doubted_stamps() -> Patches:

@@ -192,7 +192,7 @@ def pieces_of_any_batch() -> Patches:
 
 
 def poison_raises() -> Patches:
-    real = columns.MessageDecoder._opened
+    real = columns.MessageDecoder._open_envelope
 
     def opened(self: columns.MessageDecoder, payload: bytes) -> Any:
         published = real(self, payload)
@@ -200,7 +200,7 @@ def poison_raises() -> Patches:
             raise ValueError("poison")
         return published
 
-    return [method(columns.MessageDecoder, "_opened", opened)]
+    return [method(columns.MessageDecoder, "_open_envelope", opened)]
 
 
 def any_reply_subject() -> Patches:
@@ -263,7 +263,7 @@ def one_follower_of_two_deposes_unasked() -> Patches:
         request.accusedAsked = True
         return real(draft, request)
 
-    return [method(FailureReports, "reported", lambda *args: False), decided("reportLeader", report)]
+    return [method(FailureReports, "add", lambda *args: False), decided("reportLeader", report)]
 
 
 def nobody_witnesses_against_a_sole_member() -> Patches:
@@ -381,7 +381,7 @@ def horizon_is_not_stored() -> Patches:
         self.value = max(self.value, horizon)
         return True
 
-    return [method(CompactionHorizon, "rise", rise), method(horizon, "inferred", lambda segments: horizon.NEVER)]
+    return [method(CompactionHorizon, "rise", rise), method(horizon, "infer_horizon", lambda segments: horizon.NEVER)]
 
 
 def fetched_compacted_and_not_noted() -> Patches:

@@ -11,7 +11,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from liftpy.client.encode_publish import enveloped
+from liftpy.client.encode_publish import envelope_of
 from liftpy.client.partition_queue import BatchResult, PartitionQueue, ProducerBatch, Refusal
 from liftpy.client.progress import NotServedError, ReadProgress
 from liftpy.config import AckPolicy
@@ -20,7 +20,7 @@ from liftpy.core.publish.digest import RollingDigest
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import parse_batch
-from liftpy.core.wire.envelope import answered_by, counted
+from liftpy.core.wire.envelope import answered_by, split_numbered_reply
 from liftpy.core.wire.producer_note import SourcePosition
 from liftpy.errors import DamagedBatchError, LiftError, LogTruncatedError, OffsetOutOfRangeError, ProtocolError
 from tests.sim.clock import MS, S
@@ -120,7 +120,7 @@ class SimPublisher:
         key, of, deletes = self._key(publish.ids[index]), self.key, self._deletes(publish, index)
         if not deletes and self.counts_every and publish.number % self.counts_every == 0 and publish.ids[index] % _COUNTED:
             ack, inbox = AckPolicy(publish.policy), publish.inbox(index)
-            payload = enveloped(of.stream, of.partition, of.uid, b"%d" % publish.ids[index], key, None, ack, runs=True)
+            payload = envelope_of(of.stream, of.partition, of.uid, b"%d" % publish.ids[index], key, None, ack, runs=True)
             return inbox, payload, b""
         message = client_pb2.Message(
             value=b"" if deletes else b"%d" % publish.ids[index], tombstone=deletes,
@@ -147,7 +147,7 @@ class SimPublisher:
     def _answered_by(self, number: int, index: int, record_count: int) -> set[int]:
         """Return the messages that an answer to one of them covers."""
         inbox = Publish(self.name, number, (), AckPolicy.ALL, ()).inbox(index)
-        return {counted(request)[1] for request in answered_by(inbox, record_count)}
+        return {split_numbered_reply(request)[1] for request in answered_by(inbox, record_count)}
 
     def _done(self, number: int, ack: Ack | None) -> None:
         """``ack``: the last one, or the first that is negative; None: it timed out."""
@@ -520,7 +520,7 @@ class SimProducer(SimPublisher):
             self._acked = ack.offset, ack.leaderEpoch
         known = ack.recordCount if ack.duplicate else ack.knownRecords
         self.cluster.counters["producer: stored before"] += ack.duplicate
-        for _ in lane.placed(sequence, BatchResult(ack.offset, ack.leaderEpoch, known)):
+        for _ in lane.acked(sequence, BatchResult(ack.offset, ack.leaderEpoch, known)):
             self.cluster.counters["producer: stored"] += 1
         self._send()
 

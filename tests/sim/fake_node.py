@@ -30,7 +30,7 @@ from liftpy.core.replication.reads import filter_of
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, cluster_pb2
 from liftpy.core.wire.batch import BatchHeader, parse_batch
-from liftpy.core.wire.filters import Filter, kept, narrow
+from liftpy.core.wire.filters import Filter, keep_records, narrow
 from liftpy.core.wire.subjects import Subjects
 from liftpy.nats.transport import open_connection
 
@@ -295,7 +295,7 @@ class FakeNode:
 def _selected(batches: list[bytes], wanted: Filter) -> list[bytes]:
     """Return the matching records of each batch."""
     whole = [parse_batch(memoryview(batch)) for batch in batches]
-    return [kept(batch, mask) for batch in whole if (mask := wanted.mask(batch)).any()]
+    return [keep_records(batch, mask) for batch in whole if (mask := wanted.mask(batch)).any()]
 
 
 @contextmanager

@@ -275,8 +275,8 @@ class Process:
             cleanStop=self.disk.clean_stop and complete,
             flushedAlways=complete,
         )
-        SPOKEN.tell(request)
-        self.disk.starts.tell(request)
+        SPOKEN.write_to(request)
+        self.disk.starts.write_to(request)
         self.cluster.about_to_register(self.node)
         self.cluster.group.propose(
             self.host,
@@ -290,7 +290,7 @@ class Process:
             return
         self.incarnation = self.disk.incarnation = response.node.incarnation
         self.lost_data, self.node.lost_data = self.node.lost_data, self.node.flipped
-        self.disk.starts = self.disk.starts.taken()
+        self.disk.starts = self.disk.starts.after_registration()
         self.disk.clean_stop = self.disk.doubtful = False
         stale = self.cluster.stale_image(response.index)
         self.image_arrived(stale)
@@ -343,7 +343,7 @@ class Process:
         if self.dead:
             return
         absent = answer is NO_RESPONDERS
-        self._end_quiet(self.quiet.failed(question) if absent else self.quiet.answered(question, answer))
+        self._end_quiet(self.quiet.take_unanswered(question) if absent else self.quiet.take_ended(question, answer))
 
     def _end_quiet(self, ended: Ended | None) -> None:
         if ended is None:
@@ -383,7 +383,7 @@ class Process:
                     return
             elif key not in changed and not (changes.nodes or changes.lease_changed):
                 continue
-            replica.update(image.held(stream, partition), live)
+            replica.update(image.partition_metadata(stream, partition), live)
             replica.reads.advanced()
         self._extend(self._heartbeats.image_seen(image.index))
 
@@ -403,7 +403,7 @@ class Process:
             key = stream.key(partition.partition)
             if key not in self.replicas and folder_of(key) not in self.leaving.ending and not self.dead:
                 replica = self._open(stream, partition)
-                replica.update(image.held(stream, partition), live)
+                replica.update(image.partition_metadata(stream, partition), live)
 
     def _open(self, stream: StreamImage, partition: PartitionState) -> SimReplica:
         name = folder_of(PartitionKey(stream.name, stream.uid, partition.partition))
@@ -464,7 +464,7 @@ class Process:
 
     def _heard(self, answer: pb.ControlResponse, sent_ns: int) -> None:
         if answer.error == pb.ControlResponse.OK:
-            self._extend(self._heartbeats.answered(sent_ns, answer, self.image.index))
+            self._extend(self._heartbeats.response_received(sent_ns, answer, self.image.index))
 
     def _extend(self, granted: Granted | None) -> None:
         if granted is not None:
@@ -497,7 +497,7 @@ class Process:
             away = network.down & {self.host, other.host} or network.cuts & {(self.host, other.host), (other.host, self.host)}
             gone = network.links_down & {(self.host, REPLICATION), (other.host, REPLICATION)}
             if not away and not gone and other.process is not None and not other.process.paused:
-                self.clocks.told(name, other.clock.now_ns() + other.wall_offset_ns, now_ns, now_ns)
+                self.clocks.record_answer(name, other.clock.now_ns() + other.wall_offset_ns, now_ns, now_ns)
 
     def _nodes(self) -> dict[str, bool]:
         """Return the registered nodes, True if live."""
@@ -531,7 +531,7 @@ class Process:
         def answered(response: pb.ControlResponse | None) -> None:
             if state["open"]:
                 state["open"] = False
-                self.wishes.answered(response)
+                self.wishes.batch_answered(response)
                 self._send_wishes()
 
         self.cluster.group.propose(self.host, batch, lambda response: self.run(lambda: answered(response)))

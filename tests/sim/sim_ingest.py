@@ -161,7 +161,7 @@ class SimIngest:
     def fetched(self, batches: Sequence[RecordBatch]) -> None:
         """Note that batches were appended."""
         self.derived.fetched(batches)
-        self.standby.shown()
+        self.standby.log_grew()
 
     def cut(self) -> None:
         """Note a truncation."""
@@ -217,7 +217,7 @@ class SimIngest:
             self._on_standby_lost()
             self.ingest.link_lost()
         elif self._left:
-            self._left, heir = False, self._replica.replica.who_hears_for_it()
+            self._left, heir = False, self._replica.replica.standby_to_lead_next()
             if heir:
                 epoch = self._replica.replica.leader_epoch
                 self._replica.step_aside(
@@ -226,7 +226,7 @@ class SimIngest:
             self._replica.later(_BACK_AFTER_NS if heir else 0, self.ingest.come_back)
 
     def _may_leave(self) -> bool:
-        self._left = bool(self._replica.replica.who_hears_for_it())
+        self._left = bool(self._replica.replica.standby_to_lead_next())
         return self._left
 
     def _read_soon(self) -> None:

@@ -24,7 +24,7 @@ from liftpy.core.log.flush import Flush
 from liftpy.core.log.group_commit import GroupCommit
 from liftpy.core.log.log import Log
 from liftpy.core.log.range_reads import read_portion
-from liftpy.core.log.scrub import scrubbed
+from liftpy.core.log.scrub import scrub_all
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.publish.log_state_part import NodeDerived
@@ -151,7 +151,7 @@ class SimFlusher:
         """Complete a flush: the device works while the process is paused."""
         if not self._dead() and self.commit.running is flush:
             error = self._device_does(flush)
-            self._run(lambda: self.commit.ended(flush, latency_ns, error))
+            self._run(lambda: self.commit.flush_ended(flush, latency_ns, error))
 
     def _device_does(self, flush: Flush) -> StorageError | None:
         """Flush once. A second call returns the result."""
@@ -263,7 +263,7 @@ class SimReplica(Asking):
         subject = f"notify.{self.node_id}.{self.subject}"
         self.cluster.network.subscribe(self.host, subject, self._notified)
         read = f"{self.subject}.read.{self.node_id}"
-        self.cluster.network.subscribe(self.host, read, lambda message, reply: self.reads.asked(message.frame, reply))
+        self.cluster.network.subscribe(self.host, read, lambda message, reply: self.reads.answer_request(message.frame, reply))
 
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
         """The metadata shows the partition, its stream's settings or the set of live nodes in a new state."""
@@ -271,7 +271,7 @@ class SimReplica(Asking):
         self.log.config = held.config
         self.publishers.ingest.settings_changed(held.config, held.partition_count)
         self.feed(ev.PartitionChanged(held=held, incarnations=incarnations))
-        if self.log.told(held.state):
+        if self.log.apply_metadata(held.state):
             self.apply_retention(self.process.time_of_age_ns())
 
     # ---- events in, effects out --------------------------------------------------------------------------------------
@@ -432,7 +432,7 @@ class SimReplica(Asking):
 
     def scrub(self) -> bool:
         """Check the complete log. Return whether no damage was found."""
-        return scrubbed(self.log, tuple(self.log.segments), 4096)
+        return scrub_all(self.log, tuple(self.log.segments), 4096)
 
     def compact(self) -> int:
         """Run compaction once. Return the number of removed records."""
@@ -488,7 +488,7 @@ class SimReplica(Asking):
 
     def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
         if self._stored(lambda: self.process.promise(self.key, effect.leader_epoch)):
-            self.log.promised(effect.leader_epoch)
+            self.log.note_promise(effect.leader_epoch)
             self.feed(ev.LeaderEpochPersisted(leader_epoch=effect.leader_epoch))
 
     def replay_log(self, effect: do.ReplayLog) -> None:
@@ -582,7 +582,7 @@ class SimReplica(Asking):
             self.feed(ev.RequestFailed(request_id=effect.request_id, reason="no responders"))
             return
         try:
-            goes_on = self.publishers.taker.answered(answer.piece)
+            goes_on = self.publishers.taker.add_piece(answer.piece)
         except StorageError as error:
             self._storage_failed(error)
             return
@@ -611,7 +611,7 @@ class SimReplica(Asking):
             self._fetched(answer, request_id)
 
     def _fetched(self, answer: FetchResponse, request_id: int) -> None:
-        self.publishers.taker.fetched()
+        self.publishers.taker.fetch_answered()
         data = memoryview(answer.batches)
         if answer.piece is not None:
             whole = self._assembly.take(answer.piece) if self._assembly.is_asked(request_id) else None

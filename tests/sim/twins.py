@@ -174,7 +174,7 @@ class AskingFirst:
         if number != self._asked or process.dead:
             return
         self._asked += 1
-        verdict = self._inquiry.heard(sign, process.now_ns())
+        verdict = self._inquiry.record_sign(sign, process.now_ns())
         process.cluster.counters[f"predecessor: {sign.value}"] += 1
         if verdict is EarlierProcessStep.GO_ON:
             process.begin()

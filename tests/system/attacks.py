@@ -131,7 +131,7 @@ class Attacks:
                 await attack()
             except TimeoutError:
                 self.verdict.check(holds=False, what=f"{attack.__name__}: no leader, or no answer, within {_DEADLINE_S:g} s")
-            ended = self._cluster.ended()
+            ended = self._cluster.ended_nodes()
             pids = {name: node.pid for name, node in self._cluster.nodes.items()}
             self.verdict.check(holds=not ended and pids == self._pids, what=f"after {attack.__name__}: nodes ended: {ended}")
         return self.verdict
@@ -178,7 +178,7 @@ class Attacks:
         for subject in FOREIGN:
             await auditor.subscribe(subject, cb=heard)
         await auditor.flush()
-        read = frames.sealed(client_pb2.ReadRequest(offset=0, maxBytes=100, minHighWatermark=-1))
+        read = frames.seal(client_pb2.ReadRequest(offset=0, maxBytes=100, minHighWatermark=-1))
         requests = [
             ("reader", f"{NS}.service.{ECHO}.query", b"x" * 40),
             ("reader", f"{NS}.service.groups.query", b""),
@@ -260,7 +260,7 @@ class Attacks:
             node = f"n{sent % 3 + 1}"
             for stream, service in ((OTHER, name), (STREAM, name), (OTHER, ROGUE), (STREAM, ROGUE)):
                 hello = service_pb2.ServiceHello(service=service, stream=stream, partition=0, instance=instance, first=True)
-                payload = frames.sealed(hello)
+                payload = frames.seal(hello)
                 for subject in (
                     self._subjects.service_session(node, STREAM, ROGUE),
                     self._subjects.service_session(node, stream, service),

@@ -91,7 +91,7 @@ def test_garbage_contains_no_valid_request_for_existing_objects() -> None:
         cluster_pb2.ControlRequest(fenceNode=cluster_pb2.FenceNode(nodeId="n2", incarnation=1)),
     ]
     for row, order in zip(("control_admin", "control_admin", "control_node"), orders, strict=True):
-        heard.hear(row, Said(f"ns.{row}", "_INBOX.x", frames.sealed(order)))
+        heard.hear(row, Said(f"ns.{row}", "_INBOX.x", frames.seal(order)))
     maker = Maker(random.Random(1), PLACE, heard, 1 << 16)
     for number in range(5000):
         row = ("control_admin", "control_node")[number % 2]

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from liftpy.core.base.ids import check_name, shown
+from liftpy.core.base.ids import check_name, quote
 from liftpy.core.base.strict_json import load_json, whole_number
 from liftpy.errors import CorruptionError, InvalidNameError, UnknownFormatError
 
@@ -216,13 +216,13 @@ def backup_moment(backup: str) -> datetime:
 def check_backup_id(text: str) -> str:
     """Return ``text`` if it is a backup id, else raise InvalidNameError."""
     if not is_backup_id(text):
-        raise InvalidNameError(f"{shown(text)} is not a valid backup id. `liftpy backup list URL` shows the ids.")
+        raise InvalidNameError(f"{quote(text)} is not a valid backup id. `liftpy backup list URL` shows the ids.")
     return text
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Encode the manifest as JSON."""
-    said = _said(manifest)
+    said = _to_json(manifest)
     text = json.dumps({"manifest": said, "sha256": _digest(said)}, indent=_INDENT, sort_keys=True)
     return text.encode() + b"\n"
 
@@ -239,7 +239,7 @@ def decode_manifest(data: bytes) -> Manifest:
                 f"The manifest has format {said['format']}, but this version reads format {FORMAT}. Use the version "
                 "of liftpy that wrote it."
             )
-        manifest = _read(said)
+        manifest = _from_json(said)
     except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError, InvalidNameError) as error:
         raise CorruptionError(f"The manifest of this backup (manifest.json) is damaged: {error}. Use another backup.") from None
     if encode_manifest(manifest) != data:
@@ -251,7 +251,7 @@ def _digest(said: Any) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _said(m: Manifest) -> dict[str, Any]:
+def _to_json(m: Manifest) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "backup": m.backup,
@@ -297,7 +297,7 @@ def _file_said(file: StoredFile) -> dict[str, Any]:
     return {"path": file.path, "size_bytes": file.size_bytes, "sha256": file.sha256}
 
 
-def _read(said: Any) -> Manifest:
+def _from_json(said: Any) -> Manifest:
     backup = check_backup_id(said["backup"])
     if said["since"]:
         check_backup_id(said["since"])
@@ -338,7 +338,7 @@ def _partition(said: Any, stream: str, uid: str, number: int, path_of_state: str
         start=whole_number(said["start"], 0, _MAX),
         high_watermark=whole_number(said["high_watermark"], -1, _MAX),
         pieces=pieces,
-        before=_matched(_CHAIN, said["before"]),
+        before=_check_pattern(_CHAIN, said["before"]),
         compacted_end=whole_number(said.get("compacted_end", 0), 0, _MAX),
         deletes_end=whole_number(said.get("deletes_end", 0), 0, _MAX),
         state=_state(said["state"], path_of_state) if said.get("state") is not None else None,
@@ -370,12 +370,12 @@ def _piece(said: Any, stream: str, uid: str, number: int) -> StoredPiece:
     start = whole_number(said["start"], 0, _MAX)
     writer = writer_of(str(said["path"]))
     if not writer:
-        raise ValueError(f"{shown(str(said['path']))} is not a data file")
+        raise ValueError(f"{quote(str(said['path']))} is not a data file")
     return StoredPiece(
         file=_file(said, piece_path(stream, uid, number, start, writer)),
         start=start,
         end=whole_number(said["end"], 0, _MAX),
-        chain=_matched(_CHAIN, said["chain"]),
+        chain=_check_pattern(_CHAIN, said["chain"]),
         last_epoch=whole_number(said["last_epoch"], 0, _MAX),
     )
 
@@ -383,8 +383,10 @@ def _piece(said: Any, stream: str, uid: str, number: int) -> StoredPiece:
 def _file(said: Any, path: str) -> StoredFile:
     """Return the file entry for ``path``. Raise if the manifest names another path."""
     if said["path"] != path:
-        raise ValueError(f"{shown(str(said['path']))} should be at {path}")
-    return StoredFile(path=path, size_bytes=whole_number(said["size_bytes"], 0, _MAX), sha256=_matched(_DIGEST, said["sha256"]))
+        raise ValueError(f"{quote(str(said['path']))} should be at {path}")
+    return StoredFile(
+        path=path, size_bytes=whole_number(said["size_bytes"], 0, _MAX), sha256=_check_pattern(_DIGEST, said["sha256"])
+    )
 
 
 def _cursor(said: Any) -> CursorCopy:
@@ -400,7 +402,7 @@ def _cursor(said: Any) -> CursorCopy:
     return CursorCopy(name=check_name(said["name"], "group"), is_cursor=bool(said["is_cursor"]), positions=positions)
 
 
-def _matched(pattern: re.Pattern[str], text: str) -> str:
+def _check_pattern(pattern: re.Pattern[str], text: str) -> str:
     if not pattern.fullmatch(text):
-        raise ValueError(f"{shown(text)} is not a SHA-256 digest")
+        raise ValueError(f"{quote(text)} is not a SHA-256 digest")
     return text

@@ -22,14 +22,14 @@ from liftpy.core.base.partition import Purge
 from liftpy.core.publish.producer_state import Producers, distance
 from liftpy.core.publish.state_file import State, decode_state, state_owner
 from liftpy.core.wire.batch import RecordBatch, build_filler, build_remains, parse_batch, reach, split_batches
-from liftpy.core.wire.filters import Filter, kept
+from liftpy.core.wire.filters import Filter, keep_records
 from liftpy.errors import CorruptionError
 
 PIECE_BYTES = 64 * 1024 * 1024
 """Size from which a piece is full, in bytes. A full piece is never written again."""
 
 
-def chained(chain: bytes, batch: RecordBatch) -> bytes:
+def extend_chain(chain: bytes, batch: RecordBatch) -> bytes:
     """Return the chain behind one more batch."""
     digest = hashlib.blake2b(chain, digest_size=CHAIN_BYTES)
     digest.update(batch.view)
@@ -151,7 +151,7 @@ def checked_batches(piece: StoredPiece, data: bytes, before: str, last_epoch: in
                 f"Backup file {path} is damaged: the batch at offset {batch.base_offset}, LeaderEpoch "
                 f"{batch.leader_epoch}, does not follow the batch before it. Use another backup."
             )
-        chain, position, epoch = chained(chain, batch), batch.next_offset, batch.leader_epoch
+        chain, position, epoch = extend_chain(chain, batch), batch.next_offset, batch.leader_epoch
     if (position, epoch, chain.hex()) != (piece.end, piece.last_epoch, piece.chain):
         raise CorruptionError(
             f"Backup file {path} is damaged: it ends at offset {position}, LeaderEpoch {epoch}, with other "
@@ -184,7 +184,7 @@ def cut_batch(batch: RecordBatch, end: int) -> RecordBatch | None:
     mask = batch.offsets() < end if batch.record_count else np.zeros(0, dtype=np.bool_)
     if header.control or not mask.any():
         return parse_batch(build_filler(batch.base_offset, end, header.leader_epoch, header.timestamp_ns))
-    return parse_batch(reach(kept(batch, mask), end))
+    return parse_batch(reach(keep_records(batch, mask), end))
 
 
 def without_purged(batch: RecordBatch, purges: Sequence[Purge]) -> RecordBatch:
@@ -202,7 +202,7 @@ def without_purged(batch: RecordBatch, purges: Sequence[Purge]) -> RecordBatch:
         if header.producer_id:
             return parse_batch(build_remains(batch))  # how far its producer is
         return parse_batch(build_filler(batch.base_offset, batch.next_offset, header.leader_epoch, header.timestamp_ns))
-    return parse_batch(reach(kept(batch, keep), batch.next_offset))
+    return parse_batch(reach(keep_records(batch, keep), batch.next_offset))
 
 
 def first_leader_epoch(manifest: Manifest, next_leader_epoch: int) -> int:

@@ -93,7 +93,7 @@ class ClockTrust:
         behind = [name for name in names if name > self.node_id]
         return [*behind, *names[: len(names) - len(behind)]][:PEERS]
 
-    def told(self, node: str, wall_ns: int | None, asked_ns: int, answered_ns: int) -> None:
+    def record_answer(self, node: str, wall_ns: int | None, asked_ns: int, answered_ns: int) -> None:
         """Note the answer of ``node``. ``wall_ns``: its wall time, None if the answer has none."""
         if answered_ns - asked_ns <= SLOW_NS:
             offset_ns = None if wall_ns is None else wall_ns - (asked_ns + answered_ns) // 2
@@ -112,7 +112,7 @@ class ClockTrust:
         self._others_ns = None
         if others:
             self._jumped = None
-            self.why, self.is_wrong = self._compared(offset_ns, offsets, others)
+            self.why, self.is_wrong = self._compare(offset_ns, offsets, others)
         else:
             is_one_of_many = len(self._told) < len(set(nodes) - {self.node_id})
             self.why, self.is_wrong = self._judge_alone(offset_ns, now_ns, is_one_of_many)
@@ -125,7 +125,7 @@ class ClockTrust:
         """
         return wall_ns if self._others_ns is None else now_ns + self._others_ns
 
-    def _compared(self, offset_ns: int, offsets: list[int], others: int) -> tuple[str, bool]:
+    def _compare(self, offset_ns: int, offsets: list[int], others: int) -> tuple[str, bool]:
         """Compare our clock with the reported ``offsets`` of ``others``.
 
         Return (reason for distrust or '', whether our clock looks wrong).
@@ -140,16 +140,16 @@ class ClockTrust:
             return f"{len(offsets) - near} of {others} other clocks differ by more than {BOUND_NS // NS_PER_S} s", True
         if not self._by_others:
             return f"{len(offsets)} of {others} other nodes have told their time", False
-        why = self._moved(offset_ns)
+        why = self._clock_jump_text(offset_ns)
         return why, bool(why)
 
     def _judge_alone(self, offset_ns: int, now_ns: int, is_one_of_many: bool) -> tuple[str, bool]:
-        """Check our clock while no other node is live. Return the same values as ``_compared``.
+        """Check our clock while no other node is live. Return the same values as ``_compare``.
 
         ``is_one_of_many``: True if other nodes exist, which may report another time later.
         """
         is_new = self._trusted_ns is None
-        why = _UNTOLD if is_new and is_one_of_many else self._moved(offset_ns)
+        why = _UNTOLD if is_new and is_one_of_many else self._clock_jump_text(offset_ns)
         if why and (self._jumped is None or abs(offset_ns - self._jumped[0]) > BOUND_NS):
             self._jumped = offset_ns, now_ns
         if why and self._jumped is not None and now_ns - self._jumped[1] < HOLD_NS:
@@ -158,7 +158,7 @@ class ClockTrust:
         self._trusted_ns, self._jumped = offset_ns, None
         return "", False
 
-    def _moved(self, offset_ns: int) -> str:
+    def _clock_jump_text(self, offset_ns: int) -> str:
         """Return a text if the wall clock has moved too far against the monotonic clock since it was last trusted. '': it has
         not.
         """

@@ -24,7 +24,7 @@ PER_STEP = 200
 """Number of partitions per step, about 2 ms of CPU time. It affects only the pauses, and not the result."""
 
 
-def finished(work: Steps[T]) -> T:
+def run_to_end(work: Steps[T]) -> T:
     """Run all remaining steps of ``work`` and return its result."""
     while True:
         try:

@@ -26,7 +26,7 @@ NO_OFFSET = -1
 """Value of an inclusive offset (``newest_offset``, ``high_watermark``) when there is no record."""
 
 
-def shown(text: str) -> str:
+def quote(text: str) -> str:
     """Return ``text`` quoted and shortened, for an error message."""
     if not isinstance(text, str) or len(text) <= _SHOWN_LENGTH:
         return repr(text)
@@ -62,7 +62,7 @@ def check_name(name: str, what: str) -> str:
     ``what``: what the name belongs to, for the error text. Raises InvalidNameError.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidNameError(f"{what} {shown(name)} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")
+        raise InvalidNameError(f"{what} {quote(name)} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")
     return name
 
 
@@ -73,7 +73,7 @@ def check_new_stream(name: str) -> str:
     """
     if check_name(name, "stream").startswith("-"):
         raise InvalidNameError(
-            f"stream {shown(name)} is not allowed: commands would read a name that begins with - as an option. Choose another name."
+            f"stream {quote(name)} is not allowed: commands would read a name that begins with - as an option. Choose another name."
         )
     return name
 
@@ -87,7 +87,7 @@ def split_folder(name: str) -> tuple[str, str] | None:
 def check_uid(uid: str) -> str:
     """Return ``uid`` if it is a valid stream uid or '' (any stream). Raises InvalidNameError."""
     if not isinstance(uid, str) or not is_utf8(uid) or len(uid) > MAX_UID_LENGTH:
-        raise InvalidNameError(f"uid {shown(uid)} is not the uid of a stream. client.stream(name).uid returns it.")
+        raise InvalidNameError(f"uid {quote(uid)} is not the uid of a stream. client.stream(name).uid returns it.")
     return uid
 
 
@@ -117,10 +117,10 @@ def check_subject(subject: str) -> str:
         t == "*" or (t == ">" and i == len(tokens) - 1) or _SUBJECT_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
     )
     if well_formed and not is_utf8(subject):
-        raise InvalidNameError(f"subject {shown(subject)} is not UTF-8 text. Use only characters that UTF-8 can encode.")
+        raise InvalidNameError(f"subject {quote(subject)} is not UTF-8 text. Use only characters that UTF-8 can encode.")
     if not well_formed or len(subject) > MAX_SUBJECT_LENGTH:
         raise InvalidNameError(
-            f"subject {shown(subject)} is not a NATS subject: non-empty tokens separated by dots, without spaces"
+            f"subject {quote(subject)} is not a NATS subject: non-empty tokens separated by dots, without spaces"
         )
     return subject
 
@@ -134,7 +134,7 @@ def check_data_subject(subject: str, namespace: str) -> str:
     tokens = check_subject(subject).split(".")
     if tokens[0] in (namespace, "*", ">") or tokens[0].startswith(("$", "_INBOX")):
         raise InvalidNameError(
-            f"subject {shown(subject)} would overlap with {namespace}.>, an _INBOX or $-subjects. Choose another first token."
+            f"subject {quote(subject)} would overlap with {namespace}.>, an _INBOX or $-subjects. Choose another first token."
         )
     return subject
 

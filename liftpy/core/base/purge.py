@@ -29,7 +29,7 @@ MAX_PURGE_BYTES = 1024
 """Maximum size of the subjects and keys of all purges, in bytes. Every controller and every node keeps them."""
 
 
-def asked(partition: PartitionState, wish: Purge) -> PartitionState | None:
+def with_purge(partition: PartitionState, wish: Purge) -> PartitionState | None:
     """Return ``partition`` with the requested purge ``wish``. None: there is no room for another purge.
 
     The purge replaces one with equal subjects and keys and a smaller end. If that one has the same or a larger end, the
@@ -44,19 +44,19 @@ def asked(partition: PartitionState, wish: Purge) -> PartitionState | None:
     return replace(partition, purges=(*others, wish))
 
 
-def reported(partition: PartitionState, node: str, number: int) -> PartitionState:
+def with_report(partition: PartitionState, node: str, number: int) -> PartitionState:
     """Return ``partition`` with the report of ``node``. It is unchanged if ``node`` is not in the ISR or the report is not new."""
-    if node not in partition.isr or number <= heard(partition, node) or not partition.purges:
+    if node not in partition.isr or number <= reported_number(partition, node) or not partition.purges:
         return partition
     return replace(partition, purged=(*(said for said in partition.purged if said.node != node), PurgedBy(node, number)))
 
 
-def heard(partition: PartitionState, node: str) -> int:
+def reported_number(partition: PartitionState, node: str) -> int:
     """Return the highest purge number that ``node`` has reported. 0: none."""
     return next((said.number for said in partition.purged if said.node == node), 0)
 
 
-def settled(partition: PartitionState) -> PartitionState:
+def without_completed(partition: PartitionState) -> PartitionState:
     """Return ``partition`` without completed purges and without reports of nodes outside the ISR."""
     if not partition.purges:
         return replace(partition, purged=()) if partition.purged else partition
@@ -79,9 +79,9 @@ def to_report(partition: PartitionState, node: str, purged: Collection[int]) -> 
         if purge.number not in purged:
             break
         number = purge.number
-    return number if number > heard(partition, node) and node in partition.isr else 0
+    return number if number > reported_number(partition, node) and node in partition.isr else 0
 
 
 def waits_for(partition: PartitionState, purge: Purge) -> Sequence[str]:
     """Return the holders that have not reported ``purge`` as completed."""
-    return [node for node in partition.holders if heard(partition, node) < purge.number]
+    return [node for node in partition.holders if reported_number(partition, node) < purge.number]

@@ -12,7 +12,7 @@ from typing import TypeVar
 import crc32c
 from google.protobuf.message import DecodeError, Message
 
-from liftpy.core.base.ids import is_name, shown
+from liftpy.core.base.ids import is_name, quote
 from liftpy.core.wire._pb import group_pb2 as pb
 from liftpy.errors import ProtocolError
 
@@ -57,19 +57,19 @@ def decode_command(data: bytes | memoryview) -> pb.GroupCommand:
         raise GroupCommandError(
             f"The group command has {len(data)} bytes, at most {MAX_COMMAND_BYTES} are allowed. Send less at once."
         )
-    command = _parsed(data, pb.GroupCommand)
+    command = _parse(data, pb.GroupCommand)
     check_command(command)
     return command
 
 
 def decode_answer(data: bytes | memoryview) -> pb.GroupAnswer:
     """Decode an answer of the coordinator. Raises GroupCommandError."""
-    return _parsed(data, pb.GroupAnswer)
+    return _parse(data, pb.GroupAnswer)
 
 
 def decode_query(data: bytes | memoryview) -> pb.GroupQuery:
     """Decode and validate a ``GroupQuery``. Raises GroupCommandError."""
-    query = _parsed(data, pb.GroupQuery)
+    query = _parse(data, pb.GroupQuery)
     for name in filter(None, (query.group, query.after)):
         _check_name(name, "group")
     _check_bounds("limit", query.limit, 0, MAX_LIST)
@@ -78,7 +78,7 @@ def decode_query(data: bytes | memoryview) -> pb.GroupQuery:
 
 def decode_query_answer(data: bytes | memoryview) -> pb.GroupQueryAnswer:
     """Decode the answer to a ``GroupQuery``. Raises GroupCommandError."""
-    return _parsed(data, pb.GroupQueryAnswer)
+    return _parse(data, pb.GroupQueryAnswer)
 
 
 def check_command(command: pb.GroupCommand) -> None:
@@ -107,7 +107,7 @@ def check_command(command: pb.GroupCommand) -> None:
         _check_take(command.take)
 
 
-def _parsed(data: bytes | memoryview, expected: type[M]) -> M:
+def _parse(data: bytes | memoryview, expected: type[M]) -> M:
     try:
         return expected.FromString(bytes(data))
     except (DecodeError, ValueError) as error:
@@ -232,7 +232,7 @@ def _check_once(seen: set[tuple[str, str, int]], key: tuple[str, str, int], what
 
 def _check_name(name: str, what: str) -> None:
     if not is_name(name):
-        raise GroupCommandError(f"Invalid {what} {shown(name)}. Use 1 to 64 of the characters A-Z a-z 0-9 _ -.")
+        raise GroupCommandError(f"Invalid {what} {quote(name)}. Use 1 to 64 of the characters A-Z a-z 0-9 _ -.")
 
 
 def _check_optional_name(name: str, what: str) -> None:

@@ -23,7 +23,7 @@ _MAX_PIECES = 2 * commands.MAX_QUEUE_RANGES
 """Maximum number of queue pieces that one query reads to find the members with leased records."""
 
 
-def answered(machine: GroupMachine, query: bytes) -> bytes:
+def answer_query(machine: GroupMachine, query: bytes) -> bytes:
     """Return the ``GroupQueryAnswer`` to a ``GroupQuery``. Both are bytes."""
     try:
         asked = decode_query(query)
@@ -68,7 +68,7 @@ def _describe(machine: GroupMachine, name: str, group: GroupRecord) -> pb.GroupQ
                 instance=member.instance,
                 client=member.client,
                 streams=member.streams,
-                owned=readers.granted(member.name, member.held),
+                owned=readers.granted_partitions(member.name, member.held),
                 sessionMs=member.session_ns // NS_PER_MS,
                 silentMs=(machine.clock.now_ns - member.heard_ns) // NS_PER_MS,
             )
@@ -130,7 +130,7 @@ class GroupCoordinator(Service):
 
     def on_query(self, query: bytes) -> bytes:
         """Answer a ``GroupQuery`` with a ``GroupQueryAnswer``."""
-        return answered(self._machine, query)
+        return answer_query(self._machine, query)
 
     @property
     def groups(self) -> dict[str, GroupRecord]:

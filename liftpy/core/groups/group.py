@@ -230,16 +230,16 @@ class ConsumerGroup:
         The member may know an older or a newer incarnation of a stream than the group.
         """
         names = tuple(sorted(stream.name for stream in streams))
-        before = (member.streams, self._known(names))
+        before = (member.streams, self._known_streams(names))
         member.streams = names
         for stream in streams:
             self.learn(stream.name, stream.uid, stream.partitions)
-        if is_new or before != (names, self._known(names)):
+        if is_new or before != (names, self._known_streams(names)):
             self._rebalance()
         else:
             self._grant()
 
-    def _known(self, names: Iterable[str]) -> list[tuple[str, int]]:
+    def _known_streams(self, names: Iterable[str]) -> list[tuple[str, int]]:
         """Return (incarnation, number of partitions) of each stream."""
         found = (self.streams.get(name) for name in names)
         return [(known.uid, known.partitions) if known else ("", 0) for known in found]
@@ -368,7 +368,7 @@ class ConsumerGroup:
         member = self.members[name]
         answer.generation = self.generation
         mine = [place for place in member.held if self.targets.get(place) == name]
-        answer.assigned.extend(self.granted(name, mine))
+        answer.assigned.extend(self.granted_partitions(name, mine))
         has = {
             (part.stream, part.uid, number, generation)
             for part in owned
@@ -391,7 +391,7 @@ class ConsumerGroup:
         answer.settled = self.settled
         answer.heartbeatMs = beat_ms if answer.settled or not self.lacks(name) else min(beat_ms, commands.WAITING_HEARTBEAT_MS)
 
-    def granted(self, name: str, places: Iterable[Place]) -> list[pb.GrantedPartitions]:
+    def granted_partitions(self, name: str, places: Iterable[Place]) -> list[pb.GrantedPartitions]:
         """Return the ``places`` of member ``name`` grouped by stream, in order."""
         held = self.members[name].held
         parts: dict[str, pb.GrantedPartitions] = {}
@@ -435,7 +435,7 @@ def assign(counts: Mapping[str, int], readers: Mapping[str, Sequence[str]], held
     for stream in sorted(readers):
         if not readers[stream]:
             continue
-        have[stream] = _held(stream, counts[stream], readers[stream], held)
+        have[stream] = _partitions_before(stream, counts[stream], readers[stream], held)
         floor, extra = divmod(counts[stream], len(readers[stream]))
         shares[stream] = _shares(readers[stream], have[stream], load, floor, extra)
         for name, count in shares[stream].items():
@@ -468,7 +468,7 @@ def _shares(
     return shares
 
 
-def _held(stream: str, count: int, readers: Sequence[str], held: Mapping[Place, str]) -> dict[str, list[int]]:
+def _partitions_before(stream: str, count: int, readers: Sequence[str], held: Mapping[Place, str]) -> dict[str, list[int]]:
     """Return the partitions that each reader had before. A reader without partitions is not in the result."""
     have: dict[str, list[int]] = {}
     names = set(readers)

@@ -3,7 +3,7 @@
 Goal: a scrape of the groups' metrics sends no requests. Constraint: a coordinator knows the committed positions of its
 groups, but not the ends of their partitions. Only the log has the age of a record.
 
-Algorithm: the caller reports from time to time where partitions end (``KnownEnds.told``). For each partition, some pairs
+Algorithm: the caller reports from time to time where partitions end (``KnownEnds.set_bounds``). For each partition, some pairs
 (end, time when first seen) are kept. The age of the first unread record is the age of the first end above the committed
 position. If there are too many pairs, two old ones are merged into one with the earlier time and the later end. A computed
 age may be too high by that width, never too low. The lag of a group that does not move keeps growing.
@@ -56,7 +56,7 @@ class PartitionEnds:
         self._ends: list[int] = []
         self._since_ns: list[int] = []
 
-    def told(self, end: int, now_ns: int, start: int = 0) -> None:
+    def set_bounds(self, end: int, now_ns: int, start: int = 0) -> None:
         """Set the end and the start of the log. A lower end (after an unclean election) removes the earlier ends."""
         self._start = start
         if self._ends and end < self._ends[-1]:
@@ -99,14 +99,14 @@ class KnownEnds:
         """Return the known ends of a partition, None if no end is known."""
         return self._of.get(key)
 
-    def told(self, key: PartitionKey, end: int, now_ns: int, start: int = 0) -> None:
+    def set_bounds(self, key: PartitionKey, end: int, now_ns: int, start: int = 0) -> None:
         """Set the end (HW + 1) and the start of a partition. Partitions beyond ``MOST_PARTITIONS`` are ignored."""
         known = self._of.get(key)
         if known is None:
             if len(self._of) >= MOST_PARTITIONS:
                 return
             known = self._of[key] = PartitionEnds()
-        known.told(end, now_ns, start)
+        known.set_bounds(end, now_ns, start)
 
     def forget(self, key: PartitionKey) -> None:
         """Forget a partition that was deleted or whose end is unknown."""
@@ -156,7 +156,7 @@ class GroupLabels:
         self._most = most
         self._given: set[str] = set()
 
-    def shown(self, lags: dict[str, GroupLag]) -> dict[str, GroupLag]:
+    def lags_by_label(self, lags: dict[str, GroupLag]) -> dict[str, GroupLag]:
         """Return the lags by label. The lags of further groups are combined under ``OTHERS``."""
         self._given &= lags.keys()
         for name in sorted(lags.keys() - self._given)[: self._most - len(self._given)]:

@@ -135,11 +135,11 @@ class GroupMachine:
         try:
             command = decode_command(data)
         except GroupCommandError as error:
-            return _encoded(pb.GroupAnswer(code=pb.GROUP_MALFORMED, detail=str(error)))
+            return _encode(pb.GroupAnswer(code=pb.GROUP_MALFORMED, detail=str(error)))
         answer = pb.GroupAnswer(number=command.number)
         self._carry_out(command, answer)
         self._weigh(command.group)
-        return _encoded(answer)
+        return _encode(answer)
 
     def _carry_out(self, command: pb.GroupCommand, answer: pb.GroupAnswer) -> None:
         group = self.groups.get(command.group)
@@ -329,7 +329,7 @@ class GroupMachine:
         self._size_bytes = sum(self._sizes.values())
 
 
-def _encoded(answer: pb.GroupAnswer) -> bytes:
+def _encode(answer: pb.GroupAnswer) -> bytes:
     return answer.SerializeToString(deterministic=True)
 
 

@@ -244,7 +244,7 @@ class MemberMachine:
         if answer.code == pb.GROUP_OK:
             lost = self._lose_all() if self._session not in (0, answer.session) else []
             self._session = answer.session
-            return lost + self._taken(answer, sent_ns, now_ns)
+            return lost + self._accept_answer(answer, sent_ns, now_ns)
         if answer.code == pb.GROUP_FENCED_INSTANCE:
             lost = self._lose_all()
             self.stage = MemberStage.FENCED
@@ -265,7 +265,7 @@ class MemberMachine:
         self.generation, self._session, self._until_ns = 0, 0, _LONG_AGO
         return list(lost)
 
-    def _taken(self, answer: pb.GroupAnswer, sent_ns: int, now_ns: int) -> list[MemberEvent]:
+    def _accept_answer(self, answer: pb.GroupAnswer, sent_ns: int, now_ns: int) -> list[MemberEvent]:
         self.stage = MemberStage.MEMBER
         self.generation = answer.generation
         self._until_ns = sent_ns + answer.sessionMs * NS_PER_MS
@@ -279,9 +279,9 @@ class MemberMachine:
                 at, epoch = (part.positions[place], part.leaderEpochs[place]) if part.positions else (-1, 0)
                 assigned[key] = PartitionGained(key, part.generations[place], at, epoch)
         refused: list[MemberEvent] = [MemberRefused(answer.detail, for_good=False)] if answer.detail else []
-        return refused + self._changed(assigned, answer.number)
+        return refused + self._assignment_changed(assigned, answer.number)
 
-    def _changed(self, assigned: dict[PartitionKey, PartitionGained], number: int) -> list[MemberEvent]:
+    def _assignment_changed(self, assigned: dict[PartitionKey, PartitionGained], number: int) -> list[MemberEvent]:
         events: list[MemberEvent] = []
         for key, generation in sorted(self._owned.items()):
             new = assigned.get(key)

@@ -210,9 +210,9 @@ class WorkQueue:
                 return
             piece = self._at(heapq.heappop(self._ends), PieceKind.OUT)
             if piece is not None:
-                self._put(self._returned(piece, piece.due_ns, piece.deliveries))
+                self._put(self._return_or_kill(piece, piece.due_ns, piece.deliveries))
         over = [
-            (index, self._returned(piece, piece.due_ns, piece.deliveries))
+            (index, self._return_or_kill(piece, piece.due_ns, piece.deliveries))
             for index, piece in enumerate(self._pieces)
             if piece.kind is PieceKind.OUT and piece.due_ns <= now_ns
         ]
@@ -354,7 +354,7 @@ class WorkQueue:
                 continue
             if piece.start < start or piece.end > end:
                 piece = piece.between(max(piece.start, start), min(piece.end, end))
-            yield index, self._settled(settlement, piece, now_ns)
+            yield index, self._settle(settlement, piece, now_ns)
 
     def _own(self, first: int, behind: int, lease: int, member: str) -> list[int]:
         """Return the indexes of the pieces from ``first`` to ``behind`` (exclusive) that ``member`` holds by ``lease``."""
@@ -384,9 +384,9 @@ class WorkQueue:
         self._cut(start)  # it may have been merged with the previous piece
         if end < self.frontier:
             self._cut(end)
-        self._put(self._settled(settlement, piece.between(start, end), now_ns))
+        self._put(self._settle(settlement, piece.between(start, end), now_ns))
 
-    def _settled(self, settlement: pb.Settlement, piece: QueuePiece, now_ns: int) -> QueuePiece:
+    def _settle(self, settlement: pb.Settlement, piece: QueuePiece, now_ns: int) -> QueuePiece:
         match settlement.kind:
             case pb.SETTLE_ACK:
                 return QueuePiece(piece.start, piece.end, PieceKind.DONE)
@@ -394,16 +394,16 @@ class WorkQueue:
                 return replace(piece, due_ns=now_ns + self.wait_ns)
             case pb.SETTLE_REJECT:
                 reason = settlement.reason or "rejected"
-                return self._returned(replace(piece, dead=True, reason=self._short(reason)), now_ns, piece.deliveries)
+                return self._return_or_kill(replace(piece, dead=True, reason=self._short(reason)), now_ns, piece.deliveries)
             case pb.SETTLE_RELEASE:
-                return replace(self._returned(piece, now_ns, 0), deliveries=piece.deliveries - (not piece.dead))
+                return replace(self._return_or_kill(piece, now_ns, 0), deliveries=piece.deliveries - (not piece.dead))
             case _:
-                return self._returned(piece, now_ns + settlement.delayMs * NS_PER_MS, piece.deliveries)
+                return self._return_or_kill(piece, now_ns + settlement.delayMs * NS_PER_MS, piece.deliveries)
 
     def _short(self, reason: str) -> str:
         return reason if len(self._pieces) < _MANY_PIECES else reason[:_SHORT_REASON]
 
-    def _returned(self, piece: QueuePiece, due_ns: int, deliveries: int) -> QueuePiece:
+    def _return_or_kill(self, piece: QueuePiece, due_ns: int, deliveries: int) -> QueuePiece:
         """Return ``piece`` as BACK, or as dead after too many deliveries."""
         dead, reason = piece.dead, piece.reason
         if not dead and deliveries >= self.max_deliveries:

@@ -153,7 +153,7 @@ def _bitmap(valid: NDArray[np.bool_]) -> pa.Buffer:
     return pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
 
 
-def fixed(numbers: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
+def arrow_array_of(numbers: NDArray[np.int64], kind: pa.DataType) -> pa.Array:
     """Return an Arrow array of a 64-bit type over ``numbers``, without a copy."""
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))])
 
@@ -168,11 +168,13 @@ def _concat_numbers(pieces: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def _offsets(group: Sequence[Rows]) -> pa.Array:
-    return fixed(_concat_numbers([rows.batch.offsets()[rows.first_index : rows.end_index] for rows in group]), pa.int64())
+    return arrow_array_of(
+        _concat_numbers([rows.batch.offsets()[rows.first_index : rows.end_index] for rows in group]), pa.int64()
+    )
 
 
 def _timestamps(group: Sequence[Rows]) -> pa.Array:
-    return fixed(timestamps_ns(group), SCHEMA.field("timestamp").type)
+    return arrow_array_of(timestamps_ns(group), SCHEMA.field("timestamp").type)
 
 
 def _keys(group: Sequence[Rows]) -> pa.Array:
@@ -240,7 +242,7 @@ def _only_subject(group: Sequence[Rows]) -> bytes | None:
 
 def _leader_epochs(group: Sequence[Rows]) -> pa.Array:
     epochs = np.array([rows.batch.leader_epoch for rows in group], dtype=np.int64)
-    return fixed(np.repeat(epochs, [rows.record_count for rows in group]), pa.int64())
+    return arrow_array_of(np.repeat(epochs, [rows.record_count for rows in group]), pa.int64())
 
 
 ARRAYS: dict[str, Callable[[Sequence[Rows]], pa.Array]] = {

@@ -35,7 +35,7 @@ from liftpy.core.log.segment import Segment, log_name
 from liftpy.core.log.storage import LogFile, Storage
 from liftpy.core.wire.batch import BatchHeader, RecordBatch, build_filler, build_remains, parse_batch, parse_header
 from liftpy.core.wire.batch_columns import DictionaryColumn, Mask
-from liftpy.core.wire.filters import Filter, kept
+from liftpy.core.wire.filters import Filter, keep_records
 from liftpy.errors import CorruptionError, StorageError
 
 MAX_KEYS = 4_000_000
@@ -46,7 +46,7 @@ MAX_KEYS = 4_000_000
 class Superseded:
     """Finds the records that compaction may remove.
 
-    First pass all batches to ``learn`` in order. Then call ``kept`` for the same batches in the same order.
+    First pass all batches to ``learn`` in order. Then call ``kept_mask`` for the same batches in the same order.
     """
 
     config: StreamConfig
@@ -95,10 +95,10 @@ class Superseded:
         if self.config.compaction and columns.keys is not None:
             self._latest.update(zip(batch.keys(), batch.offsets().tolist(), strict=True))
         if self.config.max_per_subject and columns.subjects is not None:
-            for subject, count in zip(*_counted(columns.subjects), strict=True):
+            for subject, count in zip(*_count_by_subject(columns.subjects), strict=True):
                 self._counts[subject] = self._counts.get(subject, 0) + count
 
-    def kept(self, batch: RecordBatch) -> Mask:
+    def kept_mask(self, batch: RecordBatch) -> Mask:
         """Return which records of the batch stay, as bool[record_count]. Call it in the second pass."""
         if batch.header.is_remains:
             return np.zeros(batch.record_count, dtype=np.bool_)
@@ -151,7 +151,7 @@ class Superseded:
 
     def _newest_by_subject(self, subjects: DictionaryColumn) -> Mask:
         """Return a mask that is True for the newest ``max_per_subject`` records of each subject."""
-        names, counts = _counted(subjects)
+        names, counts = _count_by_subject(subjects)
         before = np.fromiter((self._seen.get(name, 0) for name in names), dtype=np.int64, count=len(names))
         first = np.fromiter((self._counts.get(name, 0) for name in names), dtype=np.int64, count=len(names))
         first -= self.config.max_per_subject  # index of the first of these records that stays
@@ -187,7 +187,7 @@ class Superseded:
             keys = batch.columns.keys.to_list()
             self._held_keys.update(keys[place] for place in places if keys[place] is not None)
         if batch.columns.subjects is not None:
-            names, _ = _counted(batch.columns.subjects)
+            names, _ = _count_by_subject(batch.columns.subjects)
             self._held_subjects.update(names[index] for index in batch.columns.subjects.index[places].tolist() if names[index])
         self._hold_purges(batch, held, batch.header.timestamp_ns + window_ns)
 
@@ -207,7 +207,7 @@ class Superseded:
             held = np.fromiter((key in self._held_keys for key in batch.columns.keys.to_list()), np.bool_, batch.record_count)
             stays |= held & (purged if newest is None else purged | newest)
         if self._held_subjects and batch.columns.subjects is not None and purged.any():
-            names, _ = _counted(batch.columns.subjects)
+            names, _ = _count_by_subject(batch.columns.subjects)
             of_entry = np.fromiter((name in self._held_subjects for name in names), np.bool_, len(names))
             stays |= of_entry[batch.columns.subjects.index] & purged
         return stays
@@ -221,7 +221,7 @@ class Superseded:
         return gone
 
 
-def _counted(subjects: DictionaryColumn) -> tuple[list[bytes], list[int]]:
+def _count_by_subject(subjects: DictionaryColumn) -> tuple[list[bytes], list[int]]:
     """Return the distinct subjects, and the number of records of each."""
     names = [name or b"" for name in subjects.entries.to_list()]
     return names, np.bincount(subjects.index, minlength=len(names)).tolist()
@@ -294,7 +294,7 @@ class Compaction:
             for segment in group:
                 for batch in _batches(segment):
                     is_last = lasts.get(batch.header.producer_id) == batch.base_offset
-                    mask = self.rules.kept(batch)
+                    mask = self.rules.kept_mask(batch)
                     if not (is_last and batch.header.is_remains):
                         self.dropped_records += int(batch.record_count - mask.sum())
                     writer.add(batch, mask, is_last)
@@ -373,7 +373,7 @@ class _Writer:
         if not mask.any():
             self._write(build_remains(batch))
             return
-        self._write(batch.view if mask.all() else kept(batch, mask))
+        self._write(batch.view if mask.all() else keep_records(batch, mask))
 
     def _fill(self, header: BatchHeader) -> None:
         held = self._filler
@@ -435,7 +435,7 @@ class Cleaning:
     _not_before_ns: dict[int, int] = field(default_factory=dict)
     """Purge number -> wall time until which its records stay because of their message ids."""
 
-    def told(self, state: PartitionState) -> bool:
+    def apply_metadata(self, state: PartitionState) -> bool:
         """Apply the metadata of the partition. Return True if it has a purge that was not known."""
         before, self.purges = self.purges, state.purges
         self._lacks_replicas = bool(state.joining) or not set(state.replicas) <= set(state.isr)
@@ -449,7 +449,7 @@ class Cleaning:
         self.purged -= {purge.number for purge in self.purges if purge.end_offset > end_offset}
         self._seen_end_offset = min(self._seen_end_offset, end_offset)
 
-    def passed(self, log_start_offset: int, committed_end_offset: int) -> None:
+    def note_bounds(self, log_start_offset: int, committed_end_offset: int) -> None:
         """Note the log start ``log_start_offset`` and the end of the committed records (exclusive).
 
         A purge that ends below the log start is done.
@@ -461,7 +461,7 @@ class Cleaning:
     def wants_seal(self, active: Segment, committed_end_offset: int) -> bool:
         """Return whether the active segment may contain records of a purge. Only its offsets are compared."""
         return bool(active.size_bytes) and any(
-            active.base_offset < purge.end_offset <= committed_end_offset for purge in self._waiting()
+            active.base_offset < purge.end_offset <= committed_end_offset for purge in self._waiting_purges()
         )
 
     def run_over(
@@ -500,7 +500,7 @@ class Cleaning:
         """
         if not inputs:
             return ()
-        due = [purge for purge in self._waiting() if self._not_before_ns.get(purge.number, 0) <= now_wall_ns]
+        due = [purge for purge in self._waiting_purges() if self._not_before_ns.get(purge.number, 0) <= now_wall_ns]
         ends = [purge.end_offset for purge in due if purge.end_offset <= inputs[-1].next_offset]
         if min_dirty_ratio is None:
             return tuple(segment for segment in inputs if segment.base_offset < max(ends, default=0))
@@ -523,5 +523,5 @@ class Cleaning:
             else:
                 self.purged.add(purge.number)
 
-    def _waiting(self) -> list[Purge]:
+    def _waiting_purges(self) -> list[Purge]:
         return [purge for purge in self.purges if purge.number not in self.purged]

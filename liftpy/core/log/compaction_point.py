@@ -71,7 +71,7 @@ class CompactionHorizon:
         """
         self._storage = storage
         stored = decode_horizon(file)
-        self.value = stored if stored is not None else inferred(segments)
+        self.value = stored if stored is not None else infer_horizon(segments)
         if self.value.deletes_end == _NOT_KNOWN:
             self.value = self.value._replace(deletes_end=min(self.value.end_offset, segments[-1].next_offset))
         if segments[-1].next_offset == segments[0].base_offset:
@@ -124,7 +124,7 @@ def deletes_end_after(held: Horizon, deletes_start: int | None, deletes_end: int
     return deletes_end
 
 
-def inferred(segments: Sequence[Segment]) -> Horizon:
+def infer_horizon(segments: Sequence[Segment]) -> Horizon:
     """Return the horizon of a log whose horizon file is lost: the end of its last sealed segment, if a segment has gaps."""
     if not any(shows_traces(segment) for segment in segments):
         return NEVER

@@ -42,7 +42,7 @@ class FlushShell(Protocol):
     def wait_for_checkpoint(self) -> None:
         """Block until the running checkpoint is over."""
 
-    def done(self) -> None:
+    def flush_succeeded(self) -> None:
         """Note that a flush has succeeded."""
 
     def flushed(self, end_offset: int, disk_ns: int) -> None:
@@ -50,7 +50,7 @@ class FlushShell(Protocol):
         was needed.
         """
 
-    def failed(self, error: StorageError) -> None:
+    def flush_failed(self, error: StorageError) -> None:
         """Note that a flush has failed and that the log is closed."""
 
 
@@ -118,12 +118,12 @@ class GroupCommit:
             self._shell.begin()
 
     def start(self) -> Flush | None:
-        """Return the flush to run now, None if there is nothing to flush. Report its end with ``ended``."""
+        """Return the flush to run now, None if there is nothing to flush. Report its end with ``flush_ended``."""
         self._wanted = False
         self.running = None if self._closed else self._log.begin_flush()
         return self.running
 
-    def ended(self, flush: Flush, disk_ns: int, error: Exception | None) -> None:
+    def flush_ended(self, flush: Flush, disk_ns: int, error: Exception | None) -> None:
         """Note that ``flush`` has run. The call has no effect if ``alone`` has already waited for this flush."""
         if flush is self.running:
             self._complete(flush, disk_ns, error)
@@ -136,10 +136,10 @@ class GroupCommit:
             end_offset = self._log.complete_flush(flush, error)
         except StorageError as failure:
             self._closed = True
-            self._shell.failed(failure)
+            self._shell.flush_failed(failure)
             return
         self.count += 1
-        self._shell.done()
+        self._shell.flush_succeeded()
         if self._always:
             self._shell.flushed(end_offset, disk_ns)
 
@@ -170,7 +170,7 @@ class GroupCommit:
     def alone_later(self, work: Callable[[], object]) -> None:
         """Queue ``work``, and run it as ``alone`` does when the running operation is over.
 
-        No other operation starts before it. ``close`` drops it. ``ended`` and ``checkpoint_ended`` raise its errors.
+        No other operation starts before it. ``close`` drops it. ``flush_ended`` and ``checkpoint_ended`` raise its errors.
         """
         self._waiting.append(work)
 

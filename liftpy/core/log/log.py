@@ -116,7 +116,7 @@ class Log:
             base = segments[-1].next_offset if segments else start
             segments.append(Segment(base, storage.create(log_name(base)), base, checked=True))
         log = cls(config, recovered)
-        log.promised(promised_epoch)
+        log.note_promise(promised_epoch)
         log.segments[-1].made_wall_ns = now_wall_ns
         # the first flush of records makes the file name durable, because a node may create thousands of logs at once
         log._new_names = log.segments[-1].size_bytes == 0
@@ -293,7 +293,7 @@ class Log:
             self.high_watermark = high_watermark
             self._notify_advance()
 
-    def promised(self, leader_epoch: int) -> None:
+    def note_promise(self, leader_epoch: int) -> None:
         """Note that the journal of promises rejects epochs below ``leader_epoch`` durably.
 
         The next checkpoint stores the epoch too.
@@ -544,7 +544,7 @@ class Log:
         start = min(max(held_start(self.segments, wanted, held_from, hold_bytes), asked), high + 1)
         if start > before and may_drop(start):
             self.drop_prefix(start)
-        self.cleaning.passed(self.log_start_offset, high + 1)
+        self.cleaning.note_bounds(self.log_start_offset, high + 1)
         return self.log_start_offset > before
 
     @property
@@ -562,11 +562,11 @@ class Log:
         """True if compaction may have removed records, here or on a replica from which this log was fetched."""
         return self.config.is_cleaned or self.horizon.end_offset > 0
 
-    def told(self, state: PartitionState) -> bool:
+    def apply_metadata(self, state: PartitionState) -> bool:
         """Apply the metadata: the requested log start and the purges. Return True if ``apply_retention`` has new work."""
         is_new = self.asked_start != state.asked_start
         self.asked_start = state.asked_start
-        return self.cleaning.told(state) or is_new
+        return self.cleaning.apply_metadata(state) or is_new
 
     def begin_compaction(self, now_wall_ns: int, *, min_dirty_ratio: float = 0.0) -> Compaction | None:
         """Return a compaction of the sealed, flushed and committed segments. Run it in any thread.

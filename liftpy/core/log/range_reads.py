@@ -20,7 +20,7 @@ from liftpy.core.log.reading import offset_about_bytes_before, segment_at
 from liftpy.core.log.segment import INDEX_INTERVAL_BYTES, Segment, log_name
 from liftpy.core.wire.batch import BatchHeader, RecordBatch, parse_header, split_batches
 from liftpy.core.wire.chunking import NOTHING, Held, Piece
-from liftpy.core.wire.filters import Filter, kept, narrow
+from liftpy.core.wire.filters import Filter, keep_records, narrow
 from liftpy.errors import CorruptionError
 
 LOOK_BYTES = 1 << 20
@@ -47,7 +47,7 @@ def read_selected(
     found: list[memoryview] = []
     size_bytes, position, looked_subjects = 0, offset, 0
     for batch in _batches_below(log, offset, end_offset) if backwards else _batches_from(log, offset, end_offset):
-        data = _kept(batch, wanted)
+        data = _matching_part(batch, wanted)
         if data is not None:
             if found and size_bytes + len(data) > most_bytes:
                 break
@@ -91,7 +91,7 @@ def _count_subjects(batch: RecordBatch) -> int:
     return 0 if subjects is None else len(subjects.entries.ends)
 
 
-def _kept(batch: RecordBatch, wanted: Filter) -> memoryview | None:
+def _matching_part(batch: RecordBatch, wanted: Filter) -> memoryview | None:
     """Return the matching part of a batch, None if nothing matches.
 
     Without a filter every batch matches, also a filler. A batch with invalid columns is returned unchanged, so that the
@@ -105,7 +105,7 @@ def _kept(batch: RecordBatch, wanted: Filter) -> memoryview | None:
         return batch.view
     if not mask.any():
         return None
-    return batch.view if mask.all() else memoryview(kept(batch, mask))
+    return batch.view if mask.all() else memoryview(keep_records(batch, mask))
 
 
 def _piece_of(data: memoryview, room_bytes: int, offset: int, held: Held) -> Portion:

@@ -1,7 +1,7 @@
 """Scrub: reads the logs on disk again, piece by piece, to find flipped bits early [S14].
 
 Each segment is checked once when it is sealed, and repeatedly at a low rate. A ``Scan`` reads one file in any thread,
-while the log may change. So a fault is only a suspicion. ``confirmed`` checks the block again on the log's thread, and
+while the log may change. So a fault is only a suspicion. ``is_confirmed_damage`` checks the block again on the log's thread, and
 only that counts as damage.
 
 A pass checks CRC, order and size of each batch, as the operating system returned it. Pages in memory and the cache of
@@ -106,7 +106,7 @@ def scan_of(log: Log, segment: Segment, position: int = 0) -> Scan | None:
     return None if scan.done else scan
 
 
-def confirmed(log: Log, segment: Segment, scan: Scan) -> bool:
+def is_confirmed_damage(log: Log, segment: Segment, scan: Scan) -> bool:
     """Check the fault that ``scan`` found on the thread of the log. Return whether it is damage of ``segment``.
 
     If the segment is damaged and still part of the log, the function also reports the damage to the log.
@@ -127,7 +127,7 @@ def next_segment(log: Log, after_base_offset: int) -> Segment | None:
     return next((s for s in log.segments if s.base_offset > after_base_offset and s.size_bytes), None)
 
 
-def scrubbed(log: Log, segments: Iterable[Segment], max_bytes: int) -> bool:
+def scrub_all(log: Log, segments: Iterable[Segment], max_bytes: int) -> bool:
     """Check all of ``segments`` now, in steps of ``max_bytes``. Return whether no damage was found.
 
     The simulator and tools use it.
@@ -138,6 +138,6 @@ def scrubbed(log: Log, segments: Iterable[Segment], max_bytes: int) -> bool:
             while scan is not None and not scan.done:
                 scan.step(segment.file, max_bytes)
         except CorruptionError:
-            if scan is not None and confirmed(log, segment, scan):
+            if scan is not None and is_confirmed_damage(log, segment, scan):
                 return False
     return True

@@ -112,7 +112,7 @@ class MemoryFile:
 
     def append(self, pieces: Sequence[Bytes]) -> None:
         """Append all ``pieces``. Raises NoSpaceError if the capacity does not suffice, and then appends nothing."""
-        self._storage.called("append")
+        self._storage.count_call("append")
         if self._storage.used_bytes() + sum(map(len, pieces)) > self._storage.capacity_bytes:
             raise NoSpaceError("the memory storage is full")
         for piece in pieces:
@@ -129,7 +129,7 @@ class MemoryFile:
     def sync(self) -> None:
         """Make all appended bytes durable, except those that an earlier sync failed to write."""
         try:
-            self._storage.called("sync")
+            self._storage.count_call("sync")
         except StorageError:
             if self.never_written_from is None:
                 self.never_written_from = self.synced
@@ -142,7 +142,7 @@ class MemoryFile:
 
     def truncate(self, size_bytes: int) -> None:
         """Truncate the file durably."""
-        self._storage.called("truncate")
+        self._storage.count_call("truncate")
         del self.data[size_bytes:]
         if self.never_written_from is not None and size_bytes <= self.never_written_from:
             self.never_written_from = None
@@ -150,7 +150,7 @@ class MemoryFile:
 
     def rewrite(self, position: int) -> None:
         """Write the bytes from ``position`` on again, so that the next sync makes them durable."""
-        self._storage.called("rewrite")
+        self._storage.count_call("rewrite")
         if self.never_written_from is not None and position <= self.never_written_from:
             self.never_written_from = None
         self._mark_all_clean()
@@ -183,7 +183,7 @@ class MemoryStorage:
         """Number of calls that changed something."""
         self._durable: dict[str, MemoryFile] = {}
 
-    def called(self, what: str) -> None:
+    def count_call(self, what: str) -> None:
         """Count a changing call. Raises the error that the test has requested for it."""
         self.calls += 1
         if self.fault is not None:
@@ -239,7 +239,7 @@ class MemoryStorage:
 
     def create(self, name: str) -> MemoryFile:
         """Create and return an empty file."""
-        self.called("create")
+        self.count_call("create")
         self.files[name] = MemoryFile(self)
         return self.files[name]
 
@@ -250,7 +250,7 @@ class MemoryStorage:
 
     def replace(self, name: str, data: bytes | Sequence[bytes]) -> None:
         """Replace the file atomically and durably."""
-        self.called("replace")
+        self.count_call("replace")
         data = data if isinstance(data, bytes) else b"".join(data)
         if self.used_bytes() + len(data) > self.capacity_bytes:
             raise NoSpaceError("the memory storage is full")
@@ -258,15 +258,15 @@ class MemoryStorage:
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file. The new name is durable after ``sync_folder``."""
-        self.called("rename")
+        self.count_call("rename")
         self.files[new] = self.files.pop(old)
 
     def remove(self, name: str) -> None:
         """Remove a file. The removal is durable after ``sync_folder``."""
-        self.called("remove")
+        self.count_call("remove")
         self.files.pop(name, None)
 
     def sync_folder(self) -> None:
         """Make the current file names durable."""
-        self.called("sync_folder")
+        self.count_call("sync_folder")
         self._durable = dict(self.files)

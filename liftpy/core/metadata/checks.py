@@ -85,7 +85,7 @@ class LeadershipHistory:
         self._leaders: dict[tuple[PartitionKey, int], tuple[str, int]] = {}
         self._epoch_owners: dict[int, PartitionKey] = {}
 
-    def see(self, image: ClusterImage) -> None:
+    def add_image(self, image: ClusterImage) -> None:
         """Raise InvariantError if one LeaderEpoch has two leader nodes, two processes of one node, or two partitions."""
         for stream in image.streams.values():
             for partition in stream.partitions:

@@ -110,7 +110,7 @@ def stored_text(error: ConfigError) -> str:
 _ALTERABLE = frozenset(CONFIG.wire_names[field] for field in ALTERABLE)
 
 
-def altered(config: StreamConfig, wanted: pb.StreamConfig, changed: Iterable[str]) -> StreamConfig:
+def apply_changed_fields(config: StreamConfig, wanted: pb.StreamConfig, changed: Iterable[str]) -> StreamConfig:
     """Return ``config`` after the changed fields are taken from ``wanted``. ``changed`` has the protobuf names of these fields.
 
     Raise ConfigError if a field is fixed or out of its range.

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
 
-from liftpy.core.base.ids import check_name, shown
+from liftpy.core.base.ids import check_name, quote
 from liftpy.core.metadata.feature_range import LevelRange
 from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -61,7 +61,7 @@ class ControllerList:
         """Return whether the node is a voter or the learner."""
         return node_id in self.members
 
-    def said(self) -> str:
+    def as_text(self) -> str:
         """Return the list as text for people."""
         parts = [f"the controllers are {', '.join(self.voters)}"]
         parts += [f"{self.learner} becomes one as soon as it has caught up"] if self.learner else []
@@ -150,39 +150,41 @@ Planned = ControllerList | NoChange | Refused
 _ERROR = pb.ControlResponse
 
 
-def planned(asked: pb.ChangeControllers, view: GroupView, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
+def plan_change(asked: pb.ChangeControllers, view: GroupView, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
     """Return the next list for the request ``asked``. ``nodes``: registered nodes. ``fenced``: those that do not run."""
     if view.blocked:  # first: an entry that is not committed may be of this very request
         return Refused(_ERROR.UNAVAILABLE, view.blocked)
     match asked.what:
         case pb.ChangeControllers.ADD:
-            plan = _added(asked.node, view.now, nodes, fenced)
+            plan = _plan_add(asked.node, view.now, nodes, fenced)
         case pb.ChangeControllers.REMOVE:
-            plan = _removed(asked.node, view)
+            plan = _plan_remove(asked.node, view)
         case pb.ChangeControllers.REPLACE:
-            plan = _replaced(asked.replaced, asked.node, view.now, nodes, fenced)
+            plan = _plan_replace(asked.replaced, asked.node, view.now, nodes, fenced)
         case _:
             plan = next_step(view) or NoChange("no change is under way")
     if isinstance(plan, ControllerList):
-        return _survives(plan, view) or plan
+        return _check_majority(plan, view) or plan
     return plan
 
 
-def _under_way(now: ControllerList) -> Refused:
+def _change_in_progress(now: ControllerList) -> Refused:
     replaces = f" for {now.leaving}" if now.leaving else ""
     what = f"{now.learner} is being added{replaces}" if now.learner else f"{now.leaving} is being removed"
     how = f"liftpy controllers remove {now.learner}" if now.learner else f"liftpy controllers add {now.leaving}"
     return Refused(_ERROR.EXISTS, f"Only one change at a time: {what}. Wait until it ends, or cancel it with: {how}")
 
 
-def _newcomer(node: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str], more: int) -> Refused | None:
+def _check_new_controller(
+    node: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str], more: int
+) -> Refused | None:
     """Return why ``node`` cannot become a controller, or None if it can."""
     if now.learner or now.leaving:
-        return _under_way(now)
+        return _change_in_progress(now)
     if node not in nodes:
         return Refused(
             _ERROR.NOT_FOUND,
-            f"Node {shown(node)} does not exist. Start it first, with the current controllers in its settings.",
+            f"Node {quote(node)} does not exist. Start it first, with the current controllers in its settings.",
         )
     if node in fenced:
         return Refused(_ERROR.INVALID, f"Node {node} does not run. Start it first.")
@@ -194,46 +196,46 @@ def _newcomer(node: str, now: ControllerList, nodes: frozenset[str], fenced: fro
     return None
 
 
-def _added(node: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
+def _plan_add(node: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
     if node == now.learner and not now.leaving:
         return NoChange(f"{node} is being added")
     if node in now.voters and node == now.leaving and not now.learner:
         return replace(now, leaving="")
     if node in now.voters and node != now.leaving:
         return Refused(_ERROR.EXISTS, f"{node} is already a controller. Name another node.")
-    return _newcomer(node, now, nodes, fenced, 1) or replace(now, learner=node)
+    return _check_new_controller(node, now, nodes, fenced, 1) or replace(now, learner=node)
 
 
-def _removed(node: str, view: GroupView) -> Planned:
+def _plan_remove(node: str, view: GroupView) -> Planned:
     now = view.now
     if node == now.learner:
         return replace(now, learner="", leaving="")
     if node == now.leaving and not now.learner:
         return NoChange(f"{node} is being removed")
     if now.learner or now.leaving:
-        return _under_way(now)
+        return _change_in_progress(now)
     if node not in now.voters:
-        return Refused(_ERROR.NOT_FOUND, f"{shown(node)} is not a controller. Use one of: {', '.join(now.voters)}.")
+        return Refused(_ERROR.NOT_FOUND, f"{quote(node)} is not a controller. Use one of: {', '.join(now.voters)}.")
     if len(now.voters) == 1:
         return Refused(_ERROR.INVALID, f"{node} is the last controller. Add another one first.")
-    return _outlives(now, node, view) or replace(now, leaving=node)
+    return _check_majority_without(now, node, view) or replace(now, leaving=node)
 
 
-def _replaced(old: str, new: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
+def _plan_replace(old: str, new: str, now: ControllerList, nodes: frozenset[str], fenced: frozenset[str]) -> Planned:
     if now.leaving == old and new in now.members and old != new:
         return NoChange(f"{old} is being replaced by {new}")
     if new in now.voters and old not in now.members and not (now.learner or now.leaving):
         return NoChange(f"{new} is a controller, and {old} is none")
     if now.learner or now.leaving:
-        return _under_way(now)
+        return _change_in_progress(now)
     if old not in now.voters:
-        return Refused(_ERROR.NOT_FOUND, f"{shown(old)} is not a controller. Use one of: {', '.join(now.voters)}.")
+        return Refused(_ERROR.NOT_FOUND, f"{quote(old)} is not a controller. Use one of: {', '.join(now.voters)}.")
     if new in now.voters:
         return Refused(_ERROR.EXISTS, f"{new} is already a controller. Name another node.")
-    return _newcomer(new, now, nodes, fenced, 0) or replace(now, learner=new, leaving=old)
+    return _check_new_controller(new, now, nodes, fenced, 0) or replace(now, learner=new, leaving=old)
 
 
-def _survives(plan: ControllerList, view: GroupView) -> Refused | None:
+def _check_majority(plan: ControllerList, view: GroupView) -> Refused | None:
     """Return a rejection if the planned list would have no live majority, or None. The learner counts as a voter."""
     voters = {*plan.voters, plan.learner} - {""}
     live = (view.live & voters) | ({plan.learner} - {""})
@@ -247,9 +249,9 @@ def _survives(plan: ControllerList, view: GroupView) -> Refused | None:
     )
 
 
-def _outlives(now: ControllerList, node: str, view: GroupView) -> Refused | None:
+def _check_majority_without(now: ControllerList, node: str, view: GroupView) -> Refused | None:
     """Return a rejection if the remaining controllers have no live majority, or None."""
-    return _survives(replace(now, voters=tuple(v for v in now.voters if v != node), learner=""), view)
+    return _check_majority(replace(now, voters=tuple(v for v in now.voters if v != node), learner=""), view)
 
 
 def next_step(view: GroupView) -> ControllerList | None:
@@ -280,5 +282,5 @@ def waits_for(view: GroupView) -> str:
         return f"{now.learner} is not heard"
     if now.learner and not view.caught_up:
         return f"{now.learner} has not caught up"
-    refused = _survives(now, view) if now.learner else _outlives(now, now.leaving, view)
+    refused = _check_majority(now, view) if now.learner else _check_majority_without(now, now.leaving, view)
     return refused.detail if refused is not None else ""

@@ -47,7 +47,7 @@ class ControllerMetrics:
         """Partitions in an unclean election: an operator chose a replica that may lack records."""
         self._seen = ClusterImage()
 
-    def changed(self, image: ClusterImage, now_ns: int) -> None:
+    def update(self, image: ClusterImage, now_ns: int) -> None:
         """Update the metrics from the difference between the last image and this one."""
         before, self._seen = self._seen, image
         if image.nodes is not before.nodes:

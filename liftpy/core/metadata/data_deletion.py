@@ -23,11 +23,11 @@ class DataDeletion:
         self._node_id = node_id
         self._deleted_uids: set[str] = set()
 
-    def seen(self, deleted: Iterable[StreamImage]) -> None:
+    def note_deleted_streams(self, deleted: Iterable[StreamImage]) -> None:
         """Note that the image shows these streams as deleted."""
         self._deleted_uids.update(stream.uid for stream in deleted)
 
-    def gone(self, key: PartitionKey, image: ClusterImage) -> bool:
+    def has_left(self, key: PartitionKey, image: ClusterImage) -> bool:
         """Return whether ``key`` has left this node, by ``image`` and the earlier images."""
         return key.uid in self._deleted_uids or self._moved_away(key, image)
 
@@ -36,7 +36,7 @@ class DataDeletion:
         found = image.find(key.stream, key.uid, key.partition)
         return found is not None and self._node_id not in found[1].holders
 
-    def denied(self, key: PartitionKey) -> None:
+    def deletion_denied(self, key: PartitionKey) -> None:
         """Record that the controllers still have the stream, so the image of this node was wrong."""
         self._deleted_uids.discard(key.uid)
 

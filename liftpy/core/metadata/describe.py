@@ -15,7 +15,7 @@ from heapq import nsmallest
 from typing import Any
 
 from liftpy.config import NO_QUOTA
-from liftpy.core.base.ids import shown
+from liftpy.core.base.ids import quote
 from liftpy.core.metadata.codec import COUNTERS, node_to_pb, partition_to_pb, quota_to_pb, stream_to_pb, times_to_pb
 from liftpy.core.metadata.controller_list import list_to_pb
 from liftpy.core.metadata.image import ClusterImage, StreamImage
@@ -120,10 +120,10 @@ def describe_stream(image: ClusterImage, request: pb.DescribeStream) -> pb.Contr
     stream = image.streams.get(request.name)
     if stream is None:
         known = ", ".join(nsmallest(_NAMED, image.streams)) or "none"
-        detail = f"there is no stream {shown(request.name)}; there are: {known}"
+        detail = f"there is no stream {quote(request.name)}; there are: {known}"
         return pb.ControlResponse(index=image.index, error=pb.ControlResponse.NOT_FOUND, detail=detail)
     if request.uid and request.uid != stream.uid:
-        detail = f"stream {request.name!r} is {stream.uid} now; {shown(request.uid)} is gone"
+        detail = f"stream {request.name!r} is {stream.uid} now; {quote(request.uid)} is gone"
         return pb.ControlResponse(index=image.index, error=pb.ControlResponse.NOT_FOUND, detail=detail)
     response = pb.ControlResponse(index=image.index, stream=stream_to_pb(replace(stream, partitions=())))
     room = _Room(page_bytes(request.maxBytes, MAX_PAGE_BYTES * 2))

@@ -71,7 +71,7 @@ def begin(
     return _conclude_if_all_told(draft, stream, started, told)
 
 
-def answered(
+def add_report(
     draft: RecordBuilder, stream: StreamImage, partition: PartitionState, report: LeaderReport | None = None
 ) -> PartitionState:
     """Return the partition after one more ``report``, or after the set of eligible nodes has changed."""
@@ -104,7 +104,7 @@ def transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionStat
     if node_id and node_id not in others:
         return None
     if is_quorum(stream):
-        if len(others) < _overlapping(stream, partition) or len(others) + 1 < _needed(stream, partition):
+        if len(others) < _quorum_overlap(stream, partition) or len(others) + 1 < _needed_reports(stream, partition):
             return None
         return replace(partition, leader="", passed_over=(partition.leader,), status=PartitionStatus.ELECTION)
     if not others:
@@ -115,7 +115,7 @@ def transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionStat
 
 def propose(draft: RecordBuilder, partition: PartitionState, candidate: str) -> PartitionState:
     """Return the partition with ``candidate`` as candidate in a new LeaderEpoch."""
-    draft.appointed(candidate)
+    draft.count_leader(candidate)
     return replace(
         partition,
         leader="",
@@ -161,8 +161,8 @@ def _conclude_if_all_told(
     candidates = eligible(draft, stream, partition)
     tellers = _nodes_whose_positions_count(draft, stream, partition)
     heard = sum(node_id in told for node_id in tellers)
-    waiting = any(node_id not in told for node_id in candidates) or heard < _needed(stream, partition)
-    enough = len(candidates) >= _overlapping(stream, partition) and len(tellers) >= _needed(stream, partition)
+    waiting = any(node_id not in told for node_id in candidates) or heard < _needed_reports(stream, partition)
+    enough = len(candidates) >= _quorum_overlap(stream, partition) and len(tellers) >= _needed_reports(stream, partition)
     if waiting and enough and (len(candidates) > 1 or is_quorum(stream)):
         return partition
     return _choose(draft, stream, partition, told)
@@ -189,15 +189,15 @@ def _choose(
 def _may_decide(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, told: dict[str, LeaderReport]) -> bool:
     heard = [node_id for node_id in _nodes_whose_positions_count(draft, stream, partition) if node_id in told]
     eligible_heard = [node_id for node_id in heard if node_id not in partition.passed_over]
-    return len(heard) >= _needed(stream, partition) and len(eligible_heard) >= _overlapping(stream, partition)
+    return len(heard) >= _needed_reports(stream, partition) and len(eligible_heard) >= _quorum_overlap(stream, partition)
 
 
-def _needed(stream: StreamImage, partition: PartitionState) -> int:
+def _needed_reports(stream: StreamImage, partition: PartitionState) -> int:
     """Return how many nodes must report their positions before a candidate is chosen."""
     return len(partition.replicas) // 2 + 1 if is_quorum(stream) else 1
 
 
-def _overlapping(stream: StreamImage, partition: PartitionState) -> int:
+def _quorum_overlap(stream: StreamImage, partition: PartitionState) -> int:
     """Return how many replicas must be eligible.
 
     With the commit policy quorum, it is at least one of every majority: one of two replicas, two of three or four.
@@ -294,7 +294,7 @@ class ElectionTimers:
                     self._got_on_ns[change.new.leader] = now_ns
                 self._watch(change.stream, change.new, now_ns)
 
-    def told(self, report: pb.ReportLeader, now_ns: int) -> None:
+    def note_report(self, report: pb.ReportLeader, now_ns: int) -> None:
         """Record that a node reported a position, which is progress in an election."""
         clock = self._clocks.get(PartitionKey(report.stream, report.uid, report.partition))
         if clock is None or clock.partition.status is not PartitionStatus.ELECTION or report.witness in clock.told:
@@ -403,15 +403,15 @@ def _proposal(key: PartitionKey, partition: PartitionState) -> Proposal:
 
 # Preferred leaders: moves leaderships back to the first replica of a partition.
 #
-# ``misplaced`` lists partitions with another leader. If the setting is on, ``PreferredLeaders`` moves them by planned
-# transfers: when they were misplaced at two checks in a row, at most ``MOVES_AT_ONCE`` per check, and never during an
-# election.
+# ``partitions_off_preferred_leader`` lists partitions with another leader. If the setting is on, ``PreferredLeaders``
+# moves them by planned transfers: when another node led them at two checks in a row, at most ``MOVES_AT_ONCE`` per
+# check, and never during an election.
 
 
 MOVES_AT_ONCE = 32
 
 
-def misplaced(image: ClusterImage) -> list[tuple[PartitionKey, str]]:
+def partitions_off_preferred_leader(image: ClusterImage) -> list[tuple[PartitionKey, str]]:
     """Return (partition, preferred leader) of every partition that can return to its preferred leader without loss."""
     return [
         (stream.key(partition.partition), partition.replicas[0])
@@ -459,7 +459,7 @@ class PreferredLeaders:
         if self._next_ns is None or now_ns < self._next_ns:
             return []
         self._next_ns = now_ns + self._every_ns
-        found, before = misplaced(image), self._seen
+        found, before = partitions_off_preferred_leader(image), self._seen
         self._seen = frozenset(key for key, _ in found)
         if any(p.status is not PartitionStatus.ONLINE for stream in image.streams.values() for p in stream.partitions):
             return []

@@ -75,7 +75,7 @@ class FailureReports:
         self._questions.clear()
         self._proven.clear()
 
-    def reported(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
+    def add(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
         """Add the time to a report. Return whether the report must wait until the reported leader was asked."""
         report.stampNs, report.stampTerm, report.accusedAsked = now_ns, self._term, False
         found = image.find(report.stream, report.uid, report.partition)
@@ -89,7 +89,7 @@ class FailureReports:
         self._questions += [LeaderQuestion(key, report.leaderEpoch, node) for node in (report.leader, report.witness)]
         return True
 
-    def questions(self) -> list[LeaderQuestion]:
+    def take_questions(self) -> list[LeaderQuestion]:
         """Return the questions that the shell must send now. Each question is returned once."""
         asked, self._questions = self._questions, []
         return asked

@@ -30,7 +30,7 @@ class LevelRange:
     def __str__(self) -> str:
         return f"{self.least}" if self.least == self.most else f"{self.least} to {self.most}"
 
-    def tell(self, message: HasLevelRange) -> None:
+    def write_to(self, message: HasLevelRange) -> None:
         """Put the range into a registration or a heartbeat."""
         message.minLevel, message.maxLevel = self.least, self.most
 
@@ -42,7 +42,7 @@ Controllers store the text of the rejection, which contains this range. The rang
 """
 
 
-def said(message: HasLevelRange) -> LevelRange:
+def level_range_in(message: HasLevelRange) -> LevelRange:
     """Return the range that a message names, or ``UNSAID`` if it names none."""
     return LevelRange(message.minLevel, message.maxLevel or message.minLevel) if message.minLevel else UNSAID
 

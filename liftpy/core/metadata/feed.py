@@ -14,7 +14,7 @@ from dataclasses import replace
 import crc32c
 
 from liftpy.config import NS_PER_S
-from liftpy.core.base.ids import shown
+from liftpy.core.base.ids import quote
 from liftpy.core.metadata.feature_range import LevelRange
 from liftpy.core.metadata.features import SPOKEN, check_level
 from liftpy.core.metadata.image import ClusterImage
@@ -40,7 +40,7 @@ _MAX_STATE_SIZE_BYTES = 8192
 class FeedProducer:
     """The feed on a controller.
 
-    Every controller calls ``applied``. Only the metadata leader publishes entries and answers requests.
+    Every controller calls ``entry_applied``. Only the metadata leader publishes entries and answers requests.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -55,7 +55,7 @@ class FeedProducer:
         self._snapshots: dict[int, bytes] = {}
         """Index -> encoded snapshot, oldest first. The stored entries lead from each snapshot to ``index``."""
 
-    def fit(self, max_payload_bytes: int) -> None:
+    def set_message_size(self, max_payload_bytes: int) -> None:
         """Set the message size of the NATS server. Larger entries are sent as a snapshot."""
         before, self._takes_bytes = self._message_bytes, max(_SMALLEST_MESSAGE_BYTES, max_payload_bytes - _OVERHEAD_BYTES)
         if self._message_bytes < before:
@@ -67,7 +67,7 @@ class FeedProducer:
     def _message_bytes(self) -> int:
         return MAX_ENTRY_SIZE_BYTES if self._takes_bytes is None else min(MAX_ENTRY_SIZE_BYTES, self._takes_bytes)
 
-    def applied(self, index: int, records: tuple[Record, ...]) -> None:
+    def entry_applied(self, index: int, records: tuple[Record, ...]) -> None:
         """Record that entry ``index`` was applied and gave ``records`` (``ClusterFsm.last_records``)."""
         fed = tuple(record for record in records if not isinstance(record, OperationDone))
         if _is_oversize(fed, self._message_bytes):
@@ -81,7 +81,7 @@ class FeedProducer:
             self._held_records -= len(self._held.popleft()[2])
         self._drop_old_snapshots()
 
-    def restored(self, index: int) -> None:
+    def snapshot_loaded(self, index: int) -> None:
         """Record that a snapshot replaced the image. The stored entries do not lead to this image."""
         self._held.clear()
         self._held_records = 0
@@ -288,7 +288,7 @@ class FeedSubscription:
         for another node.
         """
         if response.nodeId not in ("", self._node_id):
-            raise MisdirectedError(f"received an answer of the metadata feed for node {shown(response.nodeId)}")
+            raise MisdirectedError(f"received an answer of the metadata feed for node {quote(response.nodeId)}")
         before = self.image
         if response.chunk or response.sizeBytes:
             self._take_chunk(response)

@@ -36,20 +36,20 @@ class Forwarding:
         """Return the pause before the next attempt, in nanoseconds."""
         return min(PAUSE_NS, self.left_ns(now_ns))
 
-    def answered(self, response: pb.ControlResponse) -> bool:
+    def response_received(self, response: pb.ControlResponse) -> bool:
         """Process the response to an attempt. Return whether it is final."""
         self._last = response
         self.decided = response.error not in _AGAIN
         self._maybe_applied = self._maybe_applied or response.error == pb.ControlResponse.OUTCOME_UNKNOWN
         return self.decided
 
-    def unanswered(self, detail: str, *, sent: bool) -> None:
+    def attempt_failed(self, detail: str, *, sent: bool) -> None:
         """Record that an attempt over NATS failed.
 
         ``sent``: a leader may have received the request, and may still decide it.
         """
         error = pb.ControlResponse.OUTCOME_UNKNOWN if sent else pb.ControlResponse.UNAVAILABLE
-        self.answered(error_response(self.request, error, detail))
+        self.response_received(error_response(self.request, error, detail))
 
     @property
     def response(self) -> pb.ControlResponse:

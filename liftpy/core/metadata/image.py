@@ -262,7 +262,9 @@ class StreamImage:
         """True if the default quota of the cluster applies to the stream."""
         return self.config.takes_default_quota and not is_internal(self.name)
 
-    def held(self, partition: PartitionState, quota: DefaultQuota = NO_QUOTA, longest_lease_ns: int = 0) -> HeldPartition:
+    def partition_metadata(
+        self, partition: PartitionState, quota: DefaultQuota = NO_QUOTA, longest_lease_ns: int = 0
+    ) -> HeldPartition:
         """Return the metadata that replicas of ``partition`` need. ``quota``: default quota of the cluster."""
         key, count = self.key(partition.partition), len(self.partitions)
         config = self.config_under(quota)
@@ -387,9 +389,9 @@ class ClusterImage:
             return None
         return found, found.partitions[partition]
 
-    def held(self, stream: StreamImage, partition: PartitionState) -> HeldPartition:
+    def partition_metadata(self, stream: StreamImage, partition: PartitionState) -> HeldPartition:
         """Return the metadata that replicas of ``partition`` need."""
-        return stream.held(partition, self.default_quota, self.longest_lease_ns)
+        return stream.partition_metadata(partition, self.default_quota, self.longest_lease_ns)
 
     @property
     def is_used(self) -> bool:

@@ -191,10 +191,10 @@ def _streams(old: ClusterImage, new: ClusterImage) -> Iterator[Record]:
         if before is None and after is not None:
             yield StreamCreated(after)
         elif before is not None and after is not None:
-            yield from _changed(before, after)
+            yield from _changed_records(before, after)
 
 
-def _changed(before: StreamImage, after: StreamImage) -> Iterator[Record]:
+def _changed_records(before: StreamImage, after: StreamImage) -> Iterator[Record]:
     count = len(before.partitions)
     if len(after.partitions) < count or before.subject != after.subject:
         raise _NoRecordForChangeError

@@ -44,11 +44,11 @@ class DirectoryIdentity:
             kept = (self.registered, *kept[1:])
         return replace(self, starts=self.starts + 1, nonce=nonce, earlier=kept)
 
-    def taken(self) -> DirectoryIdentity:
+    def after_registration(self) -> DirectoryIdentity:
         """Return the identity after the last process has learned of its registration."""
         return replace(self, registered=self.nonce)
 
-    def tell(self, request: pb.RegisterNode) -> None:
+    def write_to(self, request: pb.RegisterNode) -> None:
         """Add the identity of the directory to the registration request."""
         request.folderId, request.start, request.nonce = self.folder_id, self.starts, self.nonce
         request.earlierNonces[:] = self.earlier
@@ -135,7 +135,7 @@ class EarlierProcessCheck:
         self.is_present = False
         """True if the earlier process has answered a probe, and no later probe showed that it ended."""
 
-    def heard(self, sign: EarlierProcessSign, now_ns: int) -> EarlierProcessStep:
+    def record_sign(self, sign: EarlierProcessSign, now_ns: int) -> EarlierProcessStep:
         """Record the result of one probe. Return the next step."""
         if sign is EarlierProcessSign.ABSENT:
             return EarlierProcessStep.GO_ON

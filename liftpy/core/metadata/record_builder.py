@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from liftpy.core.base.partition import PartitionState
-from liftpy.core.base.purge import settled
+from liftpy.core.base.purge import without_completed
 from liftpy.core.metadata.codec import partition_to_pb
 from liftpy.core.metadata.features import FEATURES, Feature
 from liftpy.core.metadata.image import ClusterImage, ClusterRules, Counters, NodeImage, StreamImage
@@ -50,7 +50,7 @@ class Rules:
     """Feature levels that this version supports. The level of the image decides, never this value."""
 
     @property
-    def shared(self) -> ClusterRules:
+    def stored_rules(self) -> ClusterRules:
         """Part of the rules that the image stores."""
         return ClusterRules(self.namespace, self.elections)
 
@@ -62,7 +62,7 @@ class RecordBuilder:
         self.image = image
         self.now_ns = now_ns
         self.features = rules.features
-        self.rules: ClusterRules = image.rules or rules.shared
+        self.rules: ClusterRules = image.rules or rules.stored_rules
         self.records: list[Record] = []
         counters = image.counters
         self._incarnation = counters.next_incarnation
@@ -123,7 +123,7 @@ class RecordBuilder:
         """Return how many partitions the node leads or leads next, by the image and this decision."""
         return self.image.leader_counts.get(node_id, 0) + self._appointed.get(node_id, 0)
 
-    def appointed(self, node_id: str) -> None:
+    def count_leader(self, node_id: str) -> None:
         """Count ``node_id`` as leader of one more partition, so that the next choice of this decision considers it."""
         self._appointed[node_id] = self._appointed.get(node_id, 0) + 1
 
@@ -132,7 +132,7 @@ class RecordBuilder:
         old = stream.partitions[partition.partition]
         begins = bool(partition.leader) and (partition.leader, partition.leader_epoch) != (old.leader, old.leader_epoch)
         changed = replace(
-            settled(partition),
+            without_completed(partition),
             epoch=self.next_epochs(),
             last_leader=partition.leader or partition.last_leader,
             leaderships=old.leaderships + begins,

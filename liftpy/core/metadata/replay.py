@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
-from liftpy.core.base.cooperative_apply import PER_STEP, Steps, finished
+from liftpy.core.base.cooperative_apply import PER_STEP, Steps, run_to_end
 from liftpy.core.base.invariants import check
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.image import ClusterImage, LeaderReport
@@ -87,7 +87,7 @@ def replay(image: ClusterImage, record: Record) -> ClusterImage:
 
 def replay_all(image: ClusterImage, records: Iterable[Record]) -> ClusterImage:
     """Return ``image`` after all of ``records``, in order."""
-    return finished(replaying_all(image, records))
+    return run_to_end(replaying_all(image, records))
 
 
 def replaying_all(image: ClusterImage, records: Iterable[Record]) -> Steps[ClusterImage]:

@@ -12,7 +12,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from liftpy.core.base.ids import shown
+from liftpy.core.base.ids import quote
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 MAX_REQUEST_BYTES = 64 * 1024
@@ -63,7 +63,7 @@ def _wrong_item(field: FieldDescriptor, item: Any, where: str) -> str:
     if field.type == FieldDescriptor.TYPE_MESSAGE:
         return _wrong(item, f"{where}.")
     if field.type == FieldDescriptor.TYPE_STRING and len(item.encode()) > MAX_TEXT_BYTES:
-        return f"{where} is {shown(item)}, longer than {MAX_TEXT_BYTES} bytes"
+        return f"{where} is {quote(item)}, longer than {MAX_TEXT_BYTES} bytes"
     if field.type == FieldDescriptor.TYPE_BYTES and len(item) > MAX_TEXT_BYTES:
         return f"{where} has {len(item)} bytes, more than {MAX_TEXT_BYTES}"
     return ""

@@ -243,7 +243,7 @@ class NodeSessions:
             return True
         return session.beat_ns != _NEVER and now_ns - session.beat_ns <= (self._missed_ns if session.absent else self._late_ns)
 
-    def gone(self, node_id: str) -> None:
+    def record_no_responders(self, node_id: str) -> None:
         """Record that there are no responders for the node. Its session ends with its lease, unless a heartbeat arrives."""
         session = self._sessions.get(node_id)
         if session is None:
@@ -316,7 +316,7 @@ class Registered(Enum):
     AGAIN = "nothing is decided: ask again under the same operation id"
 
 
-def registered(response: pb.ControlResponse) -> Registered:
+def registration_result(response: pb.ControlResponse) -> Registered:
     """Return the meaning of the answer to a RegisterNode."""
     match response.error:
         case pb.ControlResponse.OK:
@@ -349,7 +349,7 @@ class AnsweredHeartbeats:
         self._waiting: deque[tuple[Granted, int]] = deque(maxlen=MAX_WAITING)
         """Waiting leases, each with the image index of its answer."""
 
-    def answered(self, sent_ns: int, answer: pb.ControlResponse, seen_index: int) -> Granted | None:
+    def response_received(self, sent_ns: int, answer: pb.ControlResponse, seen_index: int) -> Granted | None:
         """Process a heartbeat answer. Return the granted lease, or None.
 
         ``seen_index``: index of the newest image that all parts of this node have.

@@ -78,13 +78,13 @@ class AppliedDigests:
         self._found: set[tuple[str, int]] = set()
         """(member, index) of the differences that were already counted."""
 
-    def applied(self, before: int, index: int, digest: bytes) -> None:
+    def entry_applied(self, before: int, index: int, digest: bytes) -> None:
         """Record that the entry ``index`` was applied after ``before``. A new group has no digest yet."""
         if digest and before // self._every != index // self._every:
             self._keep(self._node_id, index, digest)
             self.newest = (index, digest)
 
-    def told(self, node_id: str, checkpoint: Checkpoint) -> None:
+    def record_report(self, node_id: str, checkpoint: Checkpoint) -> None:
         """Record the newest digest that a member reported."""
         if checkpoint[0] and self._held.get(node_id, {}).get(checkpoint[0]) != checkpoint[1]:
             self._keep(node_id, *checkpoint)

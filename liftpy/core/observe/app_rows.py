@@ -207,11 +207,11 @@ def _rows(said: Mapping[str, object], name: str, wanted: Mapping[str, type]) -> 
     for node, one in said.items():
         rows = one.get(name) if isinstance(one, dict) else None
         for row in rows[:MOST_ROWS] if isinstance(rows, list) else ():
-            if isinstance(row, dict) and (kept := _checked(row, wanted)) is not None:
+            if isinstance(row, dict) and (kept := _checked_row(row, wanted)) is not None:
                 yield node, kept
 
 
-def _checked(row: Mapping[str, Any], wanted: Mapping[str, type]) -> dict[str, Any] | None:
+def _checked_row(row: Mapping[str, Any], wanted: Mapping[str, type]) -> dict[str, Any] | None:
     kept: dict[str, Any] = {}
     for name, kind in wanted.items():
         value = row.get(name)

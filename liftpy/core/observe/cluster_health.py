@@ -77,7 +77,7 @@ def _reasons(summaries: Mapping[str, NodeSummary | None]) -> Iterable[Reason]:
     away = [one for one in answers if not one.nats_connected]
     if away:
         why = next((f" at {one.nats_problem}" for one in away if one.nats_problem), "")
-        yield reason("nats-lost", who=_named([one.node for one in away]), why=why)
+        yield reason("nats-lost", who=_join_names([one.node for one in away]), why=why)
     if len(away) == len(answers):
         return  # nothing is known of the others
     yield from _cluster(answers)
@@ -112,7 +112,7 @@ def _nodes(summaries: Mapping[str, NodeSummary | None], answers: list[NodeSummar
     of = states(summaries)
     for word in (FENCED, "silent"):
         if names := [node for node, state in of.items() if state == word]:
-            yield reason(word, who=_named(names))
+            yield reason(word, who=_join_names(names))
     for word, found in (
         ("log-failed", [one.node for one in answers if one.failed]),
         ("damaged", [one.node for one in answers if one.damaged]),
@@ -121,25 +121,25 @@ def _nodes(summaries: Mapping[str, NodeSummary | None], answers: list[NodeSummar
         ("overloaded", [one.node for one in answers if one.queued >= QUEUED_HIGH]),
     ):
         if found:
-            yield reason(word, who=_named(found))
+            yield reason(word, who=_join_names(found))
     yield from _lost_services("service-diverged", [one for one in answers if one.services_diverged])
     yield from _lost_services("service-ended", [one for one in answers if one.services_ended > one.services_diverged])
     versions = {one.version for one in answers if one.version and of.get(one.node) != DRAINED}
     if len(versions) > 1:
-        yield reason("versions-mixed", why=_named(list(versions)))
+        yield reason("versions-mixed", why=_join_names(list(versions)))
 
 
 def _lost_services(word: str, lost: list[NodeSummary]) -> Iterable[Reason]:
     if lost:
         texts = (text for one in lost for text in one.ended_services if (" diverged: " in text) == (word == "service-diverged"))
-        yield reason(word, who=_named([one.node for one in lost]), why=next(texts, "no reason is known"))
+        yield reason(word, who=_join_names([one.node for one in lost]), why=next(texts, "no reason is known"))
 
 
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
-def _named(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     """Return the first ``MOST_NAMED`` names in order, and the number of others."""
     more = len(names) - MOST_NAMED
     return ", ".join(sorted(names)[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

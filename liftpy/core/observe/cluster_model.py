@@ -127,7 +127,7 @@ class Watching:
         of, leader = states(self._glances), leader_of(self._glances)
         known = [glance for glance in self._glances.values() if glance is not None and glance.is_controller]
         newest = max(known, key=lambda glance: glance.index, default=None)
-        acks = self._added("acks")
+        acks = self._sum_of("acks")
         return Model(
             namespace=self._namespace,
             verdict=verdict_of([reason("nats-lost", who="This command", why="")])
@@ -167,7 +167,7 @@ class Watching:
         rates = [rate for seen in self._seen.values() if (rate := seen.rate(name)) is not None]
         return sum(rates) if rates else None
 
-    def _added(self, name: str) -> list[int]:
+    def _sum_of(self, name: str) -> list[int]:
         counts = [found for seen in self._seen.values() if (found := seen.counted(name))]
         width = max(map(len, counts), default=0)
         return [sum(one[number] for one in counts if number < len(one)) for number in range(width)]

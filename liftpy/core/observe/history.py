@@ -37,7 +37,7 @@ SUM, LARGEST, BANDS = "sum", "largest", "bands"
 
 
 class Series(NamedTuple):
-    """One series. ``joined``: how the values of several nodes, and of ten seconds, are combined."""
+    """One series. ``join_histories``: how the values of several nodes, and of ten seconds, are combined."""
 
     name: str
     unit: str
@@ -76,7 +76,7 @@ def bands_of(counts: Sequence[float]) -> list[float]:
     return [counts[0] + counts[1], *counts[2:last], sum(counts[last:])]
 
 
-def joined(told: npt.NDArray[np.float32], *, over_time: bool = False) -> npt.NDArray[np.float32]:
+def join_histories(told: npt.NDArray[np.float32], *, over_time: bool = False) -> npt.NDArray[np.float32]:
     """Combine values [node or second, series, moment] into [series, moment]. NaN where nothing is known.
 
     ``over_time``: True if the first axis has seconds of one node, False if it has nodes.
@@ -189,7 +189,7 @@ class History:
         self._advance_tens(first)
         place = first // TENS % LENGTHS[TENS]
         if isnan(self._held[TENS][0][place]):  # otherwise the value came from a history that knew all ten seconds
-            self._write(TENS, first, joined(seconds[:, :, None], over_time=True)[:, 0].tolist())
+            self._write(TENS, first, join_histories(seconds[:, :, None], over_time=True)[:, 0].tolist())
 
     def _advance_tens(self, first: int) -> None:
         newest = self._newest[TENS]
@@ -308,4 +308,4 @@ def of_cluster(histories: Sequence[History], step: int, after: int) -> HistoryRo
         begins = (rows.first - first) // step
         for place, column in enumerate(rows.columns):
             laid[number, place, begins : begins + rows.count] = column
-    return HistoryRows(step, first, tuple(array("f", column.tobytes()) for column in joined(laid)))
+    return HistoryRows(step, first, tuple(array("f", column.tobytes()) for column in join_histories(laid)))

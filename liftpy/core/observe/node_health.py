@@ -111,6 +111,6 @@ class Synced:
         return Check("synced")
 
 
-def told(checks: Iterable[Check]) -> str:
+def text_lines(checks: Iterable[Check]) -> str:
     """Return one line of text for each check."""
     return "".join(f"[{'+' if check.ok else '-'}] {check.name}{': ' + check.why if check.why else ''}\n" for check in checks)

@@ -135,12 +135,12 @@ def glance_of(said: object) -> NodeSummary | None:
     if not isinstance(said, dict):
         return None
     for name, value in said.items():
-        if name in _DEFAULTS and (kept := _checked(name, value)) is not None:
+        if name in _DEFAULTS and (kept := _checked_value(name, value)) is not None:
             found[name] = kept
     return NodeSummary(**found) if found.get("node") else None
 
 
-def _checked(name: str, value: Any) -> Any:
+def _checked_value(name: str, value: Any) -> Any:
     """Return ``value`` if it has the type of the field ``name``, otherwise None."""
     default = _DEFAULTS[name]
     if name in _MAPPINGS:

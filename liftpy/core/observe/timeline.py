@@ -96,7 +96,7 @@ _LEADERS = ("election", "leadership_transfer", "partition_offline")
 _Event = dict[str, Any]
 
 
-def grouped(events: Iterable[_Event]) -> list[list[_Event]]:
+def group_events(events: Iterable[_Event]) -> list[list[_Event]]:
     """Group ``events``, which have the form of ``ClusterEvent.as_object``.
 
     Events, groups, and the events in a group are ordered newest first.
@@ -121,7 +121,7 @@ def group_in_words(group: list[_Event]) -> str:
     where = next(iter(streams)) if len(streams) == 1 else f"{len(streams):,} streams"
     kind = group[0]["kind"]
     if kind == "isr_changed":
-        left, came = _who_changed(group[0])
+        left, came = _changed_members(group[0])
         said = ", ".join([f"{node} left" for node in left] + [f"{node} is back" for node in came])
     else:
         said = f"{group[0].get('was') or 'none'}"
@@ -137,11 +137,11 @@ def _group_key(event: _Event) -> tuple[str, ...] | None:
     if "stream" not in event or "partition" not in event:
         return None
     if kind == "isr_changed":
-        left, came = _who_changed(event)
+        left, came = _changed_members(event)
         return (kind, " ".join(left), " ".join(came))
     return (kind, str(event.get("was") or "")) if kind in _LEADERS else None
 
 
-def _who_changed(event: _Event) -> tuple[list[str], list[str]]:
+def _changed_members(event: _Event) -> tuple[list[str], list[str]]:
     was, now = (set(str(event.get(name) or "").split()) for name in ("was", "now"))
     return sorted(was - now), sorted(now - was)

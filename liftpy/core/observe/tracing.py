@@ -324,7 +324,7 @@ class PartitionTraces:
                 one.acked_ns, one.policy = now_ns, policy.value
         self._hand_over(now_ns)
 
-    def ended(self, why: str = ENDED) -> None:
+    def end_all(self, why: str = ENDED) -> None:
         """End all traces, because the leadership ended or for the reason ``why``."""
         self._close_batches(self._open, why)
 
@@ -401,7 +401,7 @@ class StepSpans:
         if len(self._steps) < MOST_STEPS:
             self._steps.append((name, self._wall_ns()))
 
-    def ended(self, error: str = "") -> SpanTree:
+    def end_all(self, error: str = "") -> SpanTree:
         """Return the span of the command with one child per step.
 
         ``error``: reason of a failure, '' for success. The attribute ``liftpy.step`` names the step that failed.

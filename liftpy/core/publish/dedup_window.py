@@ -24,7 +24,16 @@ from typing import NamedTuple
 import numpy as np
 
 from liftpy.config import NS_PER_S
-from liftpy.core.publish.log_state_part import NewBatch, NodeDerived, Share, cut_up, joined, numbers, packed, sliced
+from liftpy.core.publish.log_state_part import (
+    NewBatch,
+    NodeDerived,
+    Share,
+    cut_up,
+    join_texts,
+    numbers,
+    pack_numbers,
+    slices_of,
+)
 from liftpy.core.wire.batch_columns import BytesColumn, HeadersColumn
 from liftpy.errors import CorruptionError
 
@@ -202,7 +211,7 @@ class RecentIds:
         """
         head = _HEAD.pack(self.window_ns, self._time_ns, len(self._last_id)) + self._last_id
         kept = tuple(self._kept)
-        return lambda: [head, *_encoded(kept)]
+        return lambda: [head, *_encode(kept)]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
         """Load a state file. Raises CorruptionError if it is invalid, or was written with a shorter window than now."""
@@ -216,7 +225,7 @@ class RecentIds:
         self._last_id = data[_HEAD.size : _HEAD.size + size_bytes]
         self._high_watermark = end_offset - 1
         now_ns = self._now_ns()
-        for last_offset, time_ns, ids, offsets in _decoded(data[_HEAD.size + size_bytes :], end_offset):
+        for last_offset, time_ns, ids, offsets in _decode(data[_HEAD.size + size_bytes :], end_offset):
             taken = _Taken(last_offset, time_ns, now_ns, b"", ids, offsets)
             if self.window_ns:
                 self._note(taken)
@@ -280,11 +289,11 @@ def size_of(ids: Iterable[bytes]) -> int:
     return sum(sizes) + _ID_BYTES * len(sizes)
 
 
-def _encoded(kept: Sequence[_Taken]) -> list[bytes]:
+def _encode(kept: Sequence[_Taken]) -> list[bytes]:
     """Encode the ids. Other code may remove the oldest batches of ids from ``kept`` in the meantime."""
     columns: tuple[list[bytes], ...] = ([], [], [], [], [], [])
     row_count = id_count = 0
-    for some in sliced(kept):
+    for some in slices_of(kept):
         rows = [(taken.last_offset, taken.time_ns, taken.ids, taken.offsets) for taken in some]
         rows = [row for row in rows if row[2] and len(row[2]) == len(row[3])]
         ids = [message_id for row in rows for message_id in row[2]]
@@ -292,12 +301,12 @@ def _encoded(kept: Sequence[_Taken]) -> list[bytes]:
         for column, pieces in zip(
             columns,
             (
-                packed([row[0] for row in rows], np.int64),
-                packed([row[1] for row in rows], np.int64),
-                packed([len(row[2]) for row in rows], np.uint32),
-                packed([offset for row in rows for offset in row[3]], np.int64),
-                packed([len(message_id) for message_id in ids], np.uint32),
-                joined(ids),
+                pack_numbers([row[0] for row in rows], np.int64),
+                pack_numbers([row[1] for row in rows], np.int64),
+                pack_numbers([len(row[2]) for row in rows], np.uint32),
+                pack_numbers([offset for row in rows for offset in row[3]], np.int64),
+                pack_numbers([len(message_id) for message_id in ids], np.uint32),
+                join_texts(ids),
             ),
             strict=True,
         ):
@@ -305,7 +314,7 @@ def _encoded(kept: Sequence[_Taken]) -> list[bytes]:
     return [_COUNTS.pack(row_count, id_count), *chain.from_iterable(columns)]
 
 
-def _decoded(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[bytes, ...], tuple[int, ...]]]:
+def _decode(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[bytes, ...], tuple[int, ...]]]:
     """Yield (last offset, log time, ids, offsets) of each batch. Raises CorruptionError if the data is invalid."""
     try:
         row_count, id_count = _COUNTS.unpack_from(data)

@@ -303,7 +303,7 @@ class Ingest:
         hearing = taken.hearing
         assert hearing is not None
         self._taken_over, self._listener, self.heard = taken, hearing, True
-        hearing.feed_to(self._arrived, self._given_up, self._on_standby_lost)
+        hearing.feed_to(self._message_arrived, self._given_up, self._on_standby_lost)
         for stored, publishers in taken.known:
             self._acks.add_again(stored, publishers, duplicate=False)
         if taken.known:
@@ -358,7 +358,7 @@ class Ingest:
         if self._taken_over is not None:
             self._taken_over.hearing = None
         self._listener = listener = self._shell.listen(
-            self._subject, self._arrived, given_up=self._given_up, refuser=self._overload
+            self._subject, self._message_arrived, given_up=self._given_up, refuser=self._overload
         )
         self.heard = False
         self._shell.when_heard(lambda: self._on_subscribed(listener))
@@ -417,7 +417,7 @@ class Ingest:
         room = self._may.room
         return room.node.is_limited and not room.takes(self._raw_bytes)
 
-    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+    def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if self._is_full():
             self._overload.reject_for_overload([(subject, reply, payload, headers)])
             return
@@ -460,7 +460,7 @@ class Ingest:
         try:
             messages = self._overload.in_time(messages)
         except Exception as error:
-            self._failed(messages, error, self._take)
+            self._drop_or_split(messages, error, self._take)
             return
         if messages:
             self._submit_piece(messages)
@@ -470,9 +470,9 @@ class Ingest:
         try:
             self._submit(messages)
         except Exception as error:
-            self._failed(messages, error, self._submit_piece)
+            self._drop_or_split(messages, error, self._submit_piece)
 
-    def _failed(self, messages: list[RawMessage], error: Exception, again: Callable[[list[RawMessage]], None]) -> None:
+    def _drop_or_split(self, messages: list[RawMessage], error: Exception, again: Callable[[list[RawMessage]], None]) -> None:
         """Drop a single message whose processing failed. Divide several messages until the failing one is alone."""
         if len(messages) == 1:
             self._shell.sink_failed(messages[0][0], error)
@@ -567,7 +567,7 @@ class Ingest:
         if isinstance(given, Finding):
             self._refuse(publishers, self._desk.why_not(given))
             return
-        envelope_of(publishers).producer = given.told
+        envelope_of(publishers).producer = given.as_pb
         self._await_stored_ack(Stored(-1, given.last_offset), publishers)
 
     def _judge_batch(self, claim: Claim, columns: MessageColumns) -> Numbering | None:
@@ -648,7 +648,7 @@ class Ingest:
             self._submit_piece([message for index, message in enumerate(messages) if index not in columns.ids])
             self._submit_piece([messages[index] for index in columns.ids])
             return True
-        ids.share.refused(columns.publishers.record_count)
+        ids.share.count_rejections(columns.publishers.record_count)
         if not ids.is_blind(now_wall_ns):
             self._refuse(columns.publishers, Rejection(RejectReason.OVERLOADED, why, (503, 10023)))
         else:  # the message may be stored, so it must not be rejected [A2]

@@ -49,34 +49,34 @@ class Rejection(NamedTuple):
     """(code, err_code) for a JetStream client. None: the codes of ``JETSTREAM_ERRORS``."""
 
 
-def _unsupported(err_code: int, detail: str, code: int = 400) -> Rejection:
+def _unsupported_rejection(err_code: int, detail: str, code: int = 400) -> Rejection:
     return Rejection(RejectReason.UNSUPPORTED, detail, (code, err_code))
 
 
-FAST_BATCH = _unsupported(10205, "batch publish is disabled")
+FAST_BATCH = _unsupported_rejection(10205, "batch publish is disabled")
 BLOCK_TOO_LARGE = Rejection(RejectReason.TOO_LARGE, "header size exceeds maximum allowed of 64k", (400, 10097))
 ID_TOO_LONG = Rejection(
     RejectReason.TOO_LARGE, f"The header {MESSAGE_ID} has more than {MAX_ID_BYTES} bytes. Use a shorter id."
 )
-_ATOMIC_BATCH = _unsupported(10174, "atomic publish is disabled")
+_ATOMIC_BATCH = _unsupported_rejection(10174, "atomic publish is disabled")
 _OTHER_STREAM = Rejection(RejectReason.WRONG_STREAM, "expected stream does not match")
-_NO_SEQUENCE = _unsupported(10193, "missing sequence for expected last sequence per subject")
-_NO_TTL = _unsupported(10165, "invalid per-message TTL")
-_NO_INCR = _unsupported(10171, "message counter increment is invalid")
+_NO_SEQUENCE = _unsupported_rejection(10193, "missing sequence for expected last sequence per subject")
+_NO_TTL = _unsupported_rejection(10165, "invalid per-message TTL")
+_NO_INCR = _unsupported_rejection(10171, "message counter increment is invalid")
 _STREAM_SOURCE = "Nats-Stream-Source"
 _FIRST = {
     "Nats-Batch-Id": _ATOMIC_BATCH,
     "Nats-Batch-Sequence": _ATOMIC_BATCH,
     "Nats-Batch-Commit": _ATOMIC_BATCH,
-    _INCR: _unsupported(10168, "message counters is disabled"),
-    _TTL: _unsupported(10166, "per-message TTL is disabled"),
+    _INCR: _unsupported_rejection(10168, "message counters is disabled"),
+    _TTL: _unsupported_rejection(10166, "per-message TTL is disabled"),
 }
 """Headers that are checked before the expected sequence. The stream's name is checked before ``Nats-TTL``."""
 _THEN = {
-    _STREAM_SOURCE: _unsupported(10227, "message stream source header is not allowed"),
+    _STREAM_SOURCE: _unsupported_rejection(10227, "message stream source header is not allowed"),
     OF_SUBJECT_NAMED: _NO_SEQUENCE,
-    _SCHEDULE: _unsupported(10188, "message schedules is disabled"),
-    "Nats-Rollup": _unsupported(10111, "rollup not permitted", 500),
+    _SCHEDULE: _unsupported_rejection(10188, "message schedules is disabled"),
+    "Nats-Rollup": _unsupported_rejection(10111, "rollup not permitted", 500),
 }
 """Headers that are checked after the expected sequences of the stream and of the subject."""
 _JUDGED = {*_FIRST, *_THEN, _EXPECTED_STREAM, EXPECTED_LAST_SEQUENCE, OF_SUBJECT, LAST_MSG_ID}

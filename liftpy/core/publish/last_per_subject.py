@@ -25,7 +25,16 @@ from typing import NamedTuple
 import numpy as np
 
 from liftpy.config import NS_PER_S
-from liftpy.core.publish.log_state_part import NewBatch, NodeDerived, Share, cut_up, joined, numbers, packed, sliced
+from liftpy.core.publish.log_state_part import (
+    NewBatch,
+    NodeDerived,
+    Share,
+    cut_up,
+    join_texts,
+    numbers,
+    pack_numbers,
+    slices_of,
+)
 from liftpy.core.publish.message_decoder import RawMessage
 from liftpy.core.wire.batch import RecordBatch, parse_batch
 from liftpy.core.wire.subjects import literal_prefix, matcher
@@ -89,7 +98,7 @@ class IndexWait:
         if self._is_closed:
             return False
         if len(self._waiting) >= WAIT_PUBLISHES or not self.share.has_room(size_bytes):
-            self.share.refused()
+            self.share.count_rejections()
             return False
         self._waiting.append(_Waiting(self._now_ns() + WAIT_NS, subject, message, judge))
         self.share.hold(self.share.size_bytes + size_bytes)
@@ -317,7 +326,7 @@ class LastOfSubjects:
             state = _ASKED if self.wanted else _OFF
             return lambda: [state]
         kept = dict(self._kept)
-        return lambda: [_READY, *_encoded(kept)]
+        return lambda: [_READY, *_encode(kept)]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
         """Load a state file. If it does not have all subjects, the log is read backwards."""
@@ -325,7 +334,7 @@ class LastOfSubjects:
         self._clear(end_offset)
         self._high_watermark = end_offset - 1
         if self.wanted and data is not None and data[:1] == _READY:
-            self._kept = _decoded(data[1:], end_offset)
+            self._kept = _decode(data[1:], end_offset)
             self.low = 0
             self._grow(_size_bytes(self._kept))
             self._make_room(0)
@@ -386,16 +395,16 @@ class LastOfSubjects:
             self._names = None
 
 
-def _encoded(kept: Mapping[str, int]) -> list[bytes]:
-    offsets, sizes, texts = packed(kept.values(), np.int64), list[bytes](), list[bytes]()
-    for some in sliced(kept):
+def _encode(kept: Mapping[str, int]) -> list[bytes]:
+    offsets, sizes, texts = pack_numbers(kept.values(), np.int64), list[bytes](), list[bytes]()
+    for some in slices_of(kept):
         subjects = [subject.encode("utf-8", "surrogateescape") for subject in some]
-        sizes += packed(map(len, subjects), np.uint32)
-        texts += joined(subjects)
+        sizes += pack_numbers(map(len, subjects), np.uint32)
+        texts += join_texts(subjects)
     return [_COUNT.pack(len(kept)), *offsets, *sizes, *texts]
 
 
-def _decoded(data: bytes, end_offset: int) -> dict[str, int]:
+def _decode(data: bytes, end_offset: int) -> dict[str, int]:
     try:
         (count,) = _COUNT.unpack_from(data)
         offsets = np.frombuffer(data, np.int64, count, _COUNT.size)

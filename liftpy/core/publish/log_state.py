@@ -130,7 +130,7 @@ class LogState:
                 self.on_lacking()
                 return
             self.taken_bytes += batch.header.size_bytes
-            self._take(_told(batch))
+            self._take(_new_batch_of(batch))
 
     def _take(self, batch: NewBatch) -> None:
         check(self.end_offset == batch.base_offset, "A3", "derived: a batch at", batch.base_offset, "after", self.end_offset)
@@ -266,7 +266,7 @@ class LogState:
         for chunk in result.chunks:
             for batch in split_batches(chunk, verify=False):
                 self.taken_bytes += batch.header.size_bytes
-                self._take(_told(batch))
+                self._take(_new_batch_of(batch))
         if not result.chunks:
             raise CorruptionError(
                 f"Cannot read offset {self.end_offset} of a log that ends at {log.log_end_offset}. The log is "
@@ -362,7 +362,7 @@ class LogState:
         return min(max(offset_before(log.segments, newest.timestamp_ns - reach_ns), log.log_start_offset), newest.base_offset)
 
 
-def _told(batch: RecordBatch) -> NewBatch:
+def _new_batch_of(batch: RecordBatch) -> NewBatch:
     header = batch.header
     numbering = None
     if header.producer_id:

@@ -112,21 +112,21 @@ SLICE = 8192
 """Maximum number of values that one call encodes or decodes. It takes less than a millisecond."""
 
 
-def sliced(values: Iterable[Any]) -> Iterator[list[Any]]:
+def slices_of(values: Iterable[Any]) -> Iterator[list[Any]]:
     """Yield lists of ``SLICE`` values."""
     rest = iter(values)
     while some := list(islice(rest, SLICE)):
         yield some
 
 
-def packed(values: Iterable[int], kind: Any) -> list[bytes]:
+def pack_numbers(values: Iterable[int], kind: Any) -> list[bytes]:
     """Return numbers as a column of the numpy type ``kind``, in pieces."""
-    return [np.array(some, kind).tobytes() for some in sliced(values)]
+    return [np.array(some, kind).tobytes() for some in slices_of(values)]
 
 
-def joined(texts: Iterable[bytes]) -> list[bytes]:
+def join_texts(texts: Iterable[bytes]) -> list[bytes]:
     """Join the texts into pieces of ``SLICE`` texts."""
-    return [b"".join(some) for some in sliced(texts)]
+    return [b"".join(some) for some in slices_of(texts)]
 
 
 def numbers(column: np.ndarray) -> Iterator[int]:
@@ -261,6 +261,6 @@ class Share:
         """Return whether the node may now compare this number of ``subjects`` with a filter."""
         return self._node.filters.spend(subjects, now_ns)
 
-    def refused(self, count: int = 1) -> None:
+    def count_rejections(self, count: int = 1) -> None:
         """Count ``count`` rejections that missing memory has caused."""
         self._node.refused[self.kind] += count

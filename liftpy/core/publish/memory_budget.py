@@ -57,7 +57,7 @@ class Lateness:
             return self._late_ns
         return min(self._short_ns + (now_ns - self._refused_ns) // _REGAINS_PARTS, self._late_ns)
 
-    def refused(self, now_ns: int) -> None:
+    def note_rejection(self, now_ns: int) -> None:
         """Note a rejection by another check that has the same cause."""
         self._refused_ns = now_ns
 
@@ -191,7 +191,7 @@ class MemoryBudget:
 
     def note_slow_commits(self, now_ns: int) -> None:
         """Note that a partition rejects publishes because commits are slow."""
-        self._lateness.refused(now_ns)
+        self._lateness.note_rejection(now_ns)
 
     @property
     def retry_after_ms(self) -> int:

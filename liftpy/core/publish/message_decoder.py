@@ -89,7 +89,7 @@ def body_to_store(published: memoryview, subject: str, codec: Codec, note: bytes
 
     Raises InvalidBatchError. Raises BatchTooLargeError if the subject makes the body too large.
     """
-    batch = _parsed(published)
+    batch = _parse(published)
     header = batch.header
     if header.codec is not Codec.NONE or header.control or header.column_bits & ~_ALLOWED.value:
         raise InvalidBatchError(
@@ -126,7 +126,7 @@ def body_after(published: Published, first: int, subject: str, codec: Codec) -> 
     return encode_body(values, keys=keys, headers=headers, subjects=[subject] * len(values), codec=codec, note=published.note)
 
 
-def _parsed(published: memoryview) -> RecordBatch:
+def _parse(published: memoryview) -> RecordBatch:
     try:
         batch = parse_batch(published)
     except (CorruptionError, UnknownFormatError) as error:
@@ -418,7 +418,7 @@ class MessageDecoder:
                 self.protocol_frames += 1
                 assert isinstance(columns.publishers.replies, list)
                 columns.publishers.replies[index] = b""
-            elif (published := self._opened(payload)) is not None:
+            elif (published := self._open_envelope(payload)) is not None:
                 self._note_publisher(columns, index, message, published, now_wall_ns)
         if published is None and not self._takes_plain:
             columns.unfit[index] = self._plain_rejection()
@@ -524,7 +524,7 @@ class MessageDecoder:
         kind = message[2][TYPE_POSITION : TYPE_POSITION + 1]
         return kind not in (_PUBLISH, BATCH) and (self._own_is_protocol or message[0] != self._own_subject)
 
-    def _opened(self, payload: bytes) -> client_pb2.Message | None:
+    def _open_envelope(self, payload: bytes) -> client_pb2.Message | None:
         try:
             return frames.decode(payload, client_pb2.Message)
         except ProtocolError:

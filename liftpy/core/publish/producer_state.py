@@ -40,7 +40,7 @@ import crc32c
 
 from liftpy.core.publish.digest import DIGEST_BYTES, RollingDigest
 from liftpy.core.publish.jetstream_headers import Rejection
-from liftpy.core.publish.log_state_part import NewBatch, NodeDerived, Share, joined
+from liftpy.core.publish.log_state_part import NewBatch, NodeDerived, Share, join_texts
 from liftpy.core.replication.effects import RejectReason
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch_columns import ColumnSet
@@ -387,7 +387,7 @@ class Producers:
             if taken.before is not None:
                 states[taken.producer_id] = taken.before
         head = _TIME.pack(self._committed_ns, len(states))
-        return lambda: [head, *joined(_encode(producer_id, state) for producer_id, state in states.items())]
+        return lambda: [head, *join_texts(_encode(producer_id, state) for producer_id, state in states.items())]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
         """Load a state file. If there is less memory now, forget the producers that were idle the longest."""
@@ -395,7 +395,7 @@ class Producers:
             self._committed_ns, count = _TIME.unpack_from(data or b"")
             at, states = _TIME.size, dict[int, ProducerState]()
             for _ in range(count):
-                producer_id, state, at = _decoded(data or b"", at)
+                producer_id, state, at = _decode(data or b"", at)
                 states[producer_id] = state
         except (struct.error, ProtocolError) as error:
             raise CorruptionError(f"the saved producers cannot be decoded: {error}. The node reads the log instead.") from None
@@ -487,7 +487,7 @@ def _encode(producer_id: int, state: ProducerState) -> bytes:
     return head + digest + b"".join(batches) + _NOTE_SIZE.pack(len(note)) + note
 
 
-def _decoded(data: bytes, at: int) -> tuple[int, ProducerState, int]:
+def _decode(data: bytes, at: int) -> tuple[int, ProducerState, int]:
     """Return (producer id, its state, position after it)."""
     producer_id, epoch, next_sequence, time_ns, has_digest, batch_count = _STATE.unpack_from(data, at)
     at += _STATE.size
@@ -603,7 +603,7 @@ class Given(NamedTuple):
     partitioning: Partitioning | None = None
 
     @property
-    def told(self) -> client_pb2.ProducerState:
+    def as_pb(self) -> client_pb2.ProducerState:
         """Protobuf message with these values."""
         digest = b"" if self.digest is None else self.digest.encode()
         told = client_pb2.ProducerState(epoch=self.epoch, nextSequence=self.next_sequence, digest=digest, known=self.known)
@@ -723,7 +723,7 @@ class ProducerDesk:
         """Return the rejection for a batch or request with this ``finding``."""
         if finding is not Finding.FULL:
             return _REFUSALS[finding]
-        self._producers.share.refused()
+        self._producers.share.count_rejections()
         return Rejection(RejectReason.OVERLOADED, self._producers.why_full)
 
     def _judge_the_first(self, claim: Claim) -> Ruling:

@@ -220,11 +220,11 @@ class InLog:
             shown_ns, stored = places.popleft()
             if shown_ns >= earliest_ns:
                 self.ambiguous += is_one_of_many
-                self._heard(stored, len(key) == 1)
+                self._record_stored(stored, len(key) == 1)
                 return stored
         return None
 
-    def _heard(self, stored: Stored, whole: bool) -> None:
+    def _record_stored(self, stored: Stored, whole: bool) -> None:
         count, shown_ns = self._unheard[stored.last_offset]
         self._unheard[stored.last_offset] = 0 if whole else count - 1, shown_ns
 
@@ -416,7 +416,7 @@ class StandbyReplay:
         steps: list[_Step] = []
         for block in blocks:
             for start in range(0, len(block.messages), self.rules.step_messages):
-                steps += self._read(block.messages[start : start + self.rules.step_messages], block.heard_ns)
+                steps += self._decode_messages(block.messages[start : start + self.rules.step_messages], block.heard_ns)
                 yield
         if not steps:
             return
@@ -426,7 +426,7 @@ class StandbyReplay:
             self._sort_step(step, taken)
             yield
 
-    def _read(self, messages: list[RawMessage], heard_ns: int) -> Iterator[_Step]:
+    def _decode_messages(self, messages: list[RawMessage], heard_ns: int) -> Iterator[_Step]:
         """Decode the messages.
 
         Whole batches and invalid messages are steps of their own, the messages between them are one step.
@@ -435,7 +435,7 @@ class StandbyReplay:
         alone = columns.apart or sorted(columns.unfit.keys() | columns.unfit_after_sequence.keys())
         if len(messages) > 1 and alone:
             for piece in split_at(messages, alone):
-                yield from self._read(piece, heard_ns)
+                yield from self._decode_messages(piece, heard_ns)
             return
         keys: list[Key | None]
         if columns.unfit or columns.asked is not None or columns.claim is not None:
@@ -596,7 +596,7 @@ class Standby:
             self._leader = *leader, replica.live_incarnation(state.leader)
         if self._hearing is None and replica.role is not RoleName.LEADER:
             self._begin()
-            self._hearing = self.shell.hear(self.subject, self._arrived, self._given_up)
+            self._hearing = self.shell.hear(self.subject, self._message_arrived, self._given_up)
 
     def stop(self) -> None:
         """Unsubscribe, and forget the buffered messages."""
@@ -615,7 +615,7 @@ class Standby:
         return self._ends.first
 
     # ---- as a follower -------------------------------------------------------------------------------------------------------
-    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+    def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if not self._reading and self._hearing is not None:
             self._hearing.behind_read(self._read)
         self._reading.append((subject, reply, payload, headers))
@@ -651,7 +651,7 @@ class Standby:
             "lost": counters.lost,
         }
 
-    def shown(self) -> None:
+    def log_grew(self) -> None:
         """Note the new log end and the current time. Call it when the log has grown."""
         if self._hearing is not None:
             self._ends.note(self.now_ns(), self.log.log_end_offset)
@@ -677,7 +677,7 @@ class Standby:
         if hearing is None:
             then(None)
             return
-        hearing.when_settled(lambda: self._run_slice(hearing, turn, self._sorted(hearing), then))
+        hearing.when_settled(lambda: self._run_slice(hearing, turn, self._sort(hearing), then))
 
     def _run_slice(
         self,
@@ -711,7 +711,7 @@ class Standby:
         self._waits += 1
         self.heard.put_back()
 
-    def _sorted(self, hearing: Hearing) -> Generator[None, None, FailoverBacklog]:
+    def _sort(self, hearing: Hearing) -> Generator[None, None, FailoverBacklog]:
         self._read()
         taken, sorting = FailoverBacklog(hearing), self._make_replay()
         yield from sorting.run(self.heard.take_all(self.now_ns()), taken)

@@ -93,7 +93,7 @@ class StateGiver:
                 derived.catch_up()
                 return StatePiece() if derived.is_complete and not derived.is_whole else None
             self._is_encoding, self._data = True, b""
-            self._run(lambda: encode_parts(unwritten), lambda data: self._encoded(unwritten.end_offset, data))
+            self._run(lambda: encode_parts(unwritten), lambda data: self._state_encoded(unwritten.end_offset, data))
             if self._is_encoding:
                 return None
             asked = StateQuestion()
@@ -107,7 +107,7 @@ class StateGiver:
         """Return the next piece for a reader, such as a backup. None: retry later."""
         return self.give(StateQuestion(end_offset, position), min(most_bytes, PIECE_BYTES))
 
-    def _encoded(self, end_offset: int, data: bytes) -> None:
+    def _state_encoded(self, end_offset: int, data: bytes) -> None:
         self._is_encoding, self._end_offset, self._data = False, end_offset, data
         self._made_ns = self._now_ns()
 
@@ -162,7 +162,7 @@ class StateTaker:
         """Note that the request had no responders. This says nothing about the version of the leader."""
         self._silent = 0
 
-    def fetched(self) -> bool:
+    def fetch_answered(self) -> bool:
         """Process the answer to a fetch. Return whether the follower continues without the state from now on."""
         if not self.is_wanted or self._silent <= ASKS:
             return False
@@ -173,7 +173,7 @@ class StateTaker:
             self.missed += 1
         return not self.is_wanted
 
-    def answered(self, piece: StatePiece | None) -> bool:
+    def add_piece(self, piece: StatePiece | None) -> bool:
         """Add a piece. Return whether the next request can be sent at once. Raises StorageError."""
         self._silent = self._probes = 0
         if piece is None or not self.is_wanted:

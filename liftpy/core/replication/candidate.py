@@ -105,7 +105,7 @@ class CandidateRole(ReplicaRole):
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
         """Answer the fetch of a follower in the proposed epoch. Its position counts after the partition is Online."""
         if self.phase is Leading.LOG_REPLICATION:
-            self.desk.asked(event.replica, event.leader_epoch, now_ns)
+            self.desk.record_request(event.replica, event.leader_epoch, now_ns)
             super().fetch_received(event, now_ns, out)
             return
         reason = self.desk.fetch_received(event, now_ns)
@@ -117,7 +117,7 @@ class CandidateRole(ReplicaRole):
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
         """Answer a follower that compares its log with the candidate's before it fetches."""
         if self.phase is Leading.LOG_REPLICATION:
-            self.desk.asked(event.replica, event.current_epoch, now_ns)
+            self.desk.record_request(event.replica, event.current_epoch, now_ns)
             super().epoch_query_received(event, now_ns, out)
         else:
             self.desk.epoch_query_received(event, now_ns, out)

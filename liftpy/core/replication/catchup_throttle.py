@@ -69,7 +69,7 @@ class CatchupThrottle:
         self.waited_ns += begins_ns - now_ns
         return begins_ns, self._turn_ns
 
-    def copied(self, size_bytes: int, backlog_bytes: int) -> None:
+    def record_copy(self, size_bytes: int, backlog_bytes: int) -> None:
         """Record that a learner received ``size_bytes``, of which ``backlog_bytes`` count for the rate."""
         self.copied_bytes += size_bytes
         self.backlog_bytes += backlog_bytes
@@ -119,7 +119,7 @@ class LearnerCopy:
         """Record the answer to a fetch. ``grown``: records by which the leader's HW has risen since the request."""
         self._size_bytes, self._backlog_bytes = size_bytes, backlog_part(size_bytes, record_count, grown)
         self._grown_bytes = size_bytes * grown // record_count if record_count > 0 else 0
-        self.pace.copied(size_bytes, self._backlog_bytes)
+        self.pace.record_copy(size_bytes, self._backlog_bytes)
 
     def flushed(self, now_ns: int) -> None:
         """End the turn, because the fetched bytes are flushed."""

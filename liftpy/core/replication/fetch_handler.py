@@ -100,7 +100,7 @@ class FetchHandler:
 
         The caller updates the HW and then calls ``answer``.
         """
-        self.asked(event.replica, event.leader_epoch, now_ns)
+        self.record_request(event.replica, event.leader_epoch, now_ns)
         reason = self._refusal(event)
         if reason is not None:
             return reason
@@ -143,7 +143,7 @@ class FetchHandler:
         progress.still_waits(now_ns)
         return True
 
-    def asked(self, replica: str, leader_epoch: int, now_ns: int) -> None:
+    def record_request(self, replica: str, leader_epoch: int, now_ns: int) -> None:
         """Record that ``replica`` sent a request in ``leader_epoch``. The request may have been rejected."""
         progress = self.followers.get(replica)
         if progress is not None:
@@ -183,7 +183,7 @@ class FetchHandler:
             out.append(KeepFetch(token=event.token, replica=event.replica))
             return True
         if counts or not self.awaits_answer(event.replica):
-            progress.told(self._log.high_watermark)
+            progress.record_sent_high_watermark(self._log.high_watermark)
         out.append(
             SendFetchResponse(
                 token=event.token,
@@ -218,7 +218,7 @@ class FetchHandler:
             if progress.position is not None and self.awaits_answer(replica):
                 self.tell(replica, out)
             else:
-                progress.told(self._log.high_watermark)
+                progress.record_sent_high_watermark(self._log.high_watermark)
                 told.append(replica)
         return tuple(told)
 
@@ -232,7 +232,7 @@ class FetchHandler:
 
     def tell(self, replica: str, out: Effects) -> None:
         """Answer the waiting fetch of ``replica`` with only the HW. The fetch keeps waiting for records."""
-        self.followers[replica].told(self._log.high_watermark)
+        self.followers[replica].record_sent_high_watermark(self._log.high_watermark)
         out.append(TellWaiter(replica=replica, leader_epoch=self._leader_epoch))
 
     def awaits_answer(self, replica: str) -> bool:
@@ -248,7 +248,7 @@ class FetchHandler:
         """Send the new records to all followers whose fetches wait."""
         for waiter in self.waiters.signal(self._log.log_end_offset):
             if waiter.max_bytes:
-                self.followers[waiter.replica].told(self._log.high_watermark)
+                self.followers[waiter.replica].record_sent_high_watermark(self._log.high_watermark)
                 out.append(
                     AnswerWaiter(
                         replica=waiter.replica,
@@ -263,7 +263,7 @@ class FetchHandler:
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
         """Answer an epoch query with the largest epoch up to the requested one, and its last offset [D11]."""
         log = self._log
-        self.asked(event.replica, event.current_epoch, now_ns)
+        self.record_request(event.replica, event.current_epoch, now_ns)
         reason: RefusalReason | None = None
         if event.stream_uid and event.stream_uid != self._shared.held.key.uid:
             reason = RefusalReason.WRONG_STREAM

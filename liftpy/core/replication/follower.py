@@ -168,7 +168,7 @@ class FollowerRole(ReplicaRole):
         requests would arrive before that and be lost.
         """
         super().enter(now_ns, out)
-        self.shared.backoff.succeeded()
+        self.shared.backoff.reset()
         self.shared.deadlines.set(Deadline.LEADER, now_ns + self._leader_timeout_ns(), out)
         if self.shared.state.status is PartitionStatus.CANDIDATE_FOUND:
             self._awaits_leader = True
@@ -226,7 +226,7 @@ class FollowerRole(ReplicaRole):
         self._request_id = 0
         self.shared.deadlines.cancel(Deadline.REQUEST, out)
 
-    def _failed(self, now_ns: int, out: Effects) -> None:
+    def _retry_later(self, now_ns: int, out: Effects) -> None:
         """Retry the request later. The follower never truncates without an answer of the leader [D9]."""
         self._request_ended(out)
         if self._is_quiet:  # quiet no more: the leader's silence counts as it does in a busy partition
@@ -240,7 +240,7 @@ class FollowerRole(ReplicaRole):
         """Repeat the request at once, because the lost connection also lost the earlier one."""
         self._leave_quiet(now_ns, now_ns, out)
         if self._request_id or self.phase is Following.IDLE:
-            self._failed(now_ns, out)
+            self._retry_later(now_ns, out)
 
     # ---- reconcile -------------------------------------------------------------------------------------------------
     def _ask(self, now_ns: int, out: Effects) -> None:
@@ -260,10 +260,10 @@ class FollowerRole(ReplicaRole):
         if event.request_id != self._request_id or self.phase is not Following.RECONCILING:
             return
         if event.current_epoch != self.leader_epoch or event.leader_epoch > self._asked_epoch:
-            self._failed(now_ns, out)
+            self._retry_later(now_ns, out)
             return
         self._request_ended(out)
-        self._heard(now_ns)
+        self._leader_answered(now_ns)
         if self._asks_for_horizon and reaches(self.log.horizon, event):
             self._horizon_reached = True
             self._ask(now_ns, out)
@@ -275,7 +275,7 @@ class FollowerRole(ReplicaRole):
         if self._would_lose_committed(cut.end_offset):
             if self.shared.state.status is PartitionStatus.ONLINE and not self.shared.copy_epoch:
                 out.append(report_leader(self.shared, leader_lacks=True))
-            self._failed(now_ns, out)
+            self._retry_later(now_ns, out)
             return
         self._asks_again = not cut.agreed
         if cut.end_offset < self.log.log_end_offset:
@@ -348,7 +348,7 @@ class FollowerRole(ReplicaRole):
             self._drop(event, "stale request", out)
             return
         if self.phase in _ASLEEP and not event.spans:
-            self._told(event, now_ns, out)
+            self._process_empty_answer(event, now_ns, out)
             return
         self._leave_quiet(now_ns, now_ns, out)
         problem = self._problem(event)
@@ -356,11 +356,11 @@ class FollowerRole(ReplicaRole):
             self._drop(event, problem, out)
             if problem != _STALE_EPOCH:
                 self._bad_offset = self.log.log_end_offset  # a batch with a wrong header is not found where it lies
-            self._failed(now_ns, out)
+            self._retry_later(now_ns, out)
             return
         self._request_ended(out)
-        self._heard(now_ns)
-        self.shared.backoff.succeeded()
+        self._leader_answered(now_ns)
+        self.shared.backoff.reset()
         grown = event.high_watermark - self._leader_high_watermark if self._leader_high_watermark >= 0 else 0
         self._leader_high_watermark = event.high_watermark
         if event.spans:
@@ -405,14 +405,14 @@ class FollowerRole(ReplicaRole):
             return
         self._leave_quiet(now_ns, now_ns, out)
         if event.leader_epoch != self.leader_epoch:
-            self._failed(now_ns, out)
+            self._retry_later(now_ns, out)
             return
-        self._heard(now_ns)
+        self._leader_answered(now_ns)
         if not event.has_room:
-            self._failed(now_ns, out)
+            self._retry_later(now_ns, out)
             return
         self._request_ended(out)
-        self.shared.backoff.succeeded()
+        self.shared.backoff.reset()
         self._quiet_rounds = 0
         self._fetch(now_ns, out)
 
@@ -422,10 +422,10 @@ class FollowerRole(ReplicaRole):
             return event.request_id == self._idle_request_id
         return event.request_id == self._request_id and self.phase is Following.FETCHING
 
-    def _told(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
+    def _process_empty_answer(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
         """Process a further empty answer, which may have a higher HW. The fetch keeps waiting."""
         if event.leader_epoch == self.leader_epoch:
-            self._heard(now_ns)
+            self._leader_answered(now_ns)
             self._learn_high_watermark(event.high_watermark, out)
 
     def _drop(self, event: FetchAnswered, why: str, out: Effects) -> None:
@@ -535,7 +535,7 @@ class FollowerRole(ReplicaRole):
         if event.request_id == self._request_id and self._request_id:
             if event.bad_offset is not None:
                 self._bad_offset = max(event.bad_offset, self.log.log_end_offset)
-            self._failed(now_ns, out)
+            self._retry_later(now_ns, out)
 
     def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
         """Handle a rejected fetch: compare the logs if they diverge, start an empty log if needed, or retry later.
@@ -547,18 +547,18 @@ class FollowerRole(ReplicaRole):
             return
         ours = event.leader_epoch == self.leader_epoch
         if ours and event.reason in _ALIVE:
-            self._heard(now_ns)
+            self._leader_answered(now_ns)
         fetching = ours and self.phase is Following.FETCHING
         if fetching and event.reason is RefusalReason.DIVERGED:
-            self._heard(now_ns)
+            self._leader_answered(now_ns)
             self._waits_for(Following.RECONCILE_BACKOFF)
-            self._failed(now_ns, out)
+            self._retry_later(now_ns, out)
         elif fetching and self._is_of_no_use(event):
-            self._heard(now_ns)
+            self._leader_answered(now_ns)
             self._request_ended(out)
             self._start_afresh(event.log_start_offset, out, event.deletes_end)
         else:
-            self._failed(now_ns, out)
+            self._retry_later(now_ns, out)
 
     def _is_of_no_use(self, event: FetchRefused) -> bool:
         """Return whether this log must be discarded.
@@ -578,7 +578,7 @@ class FollowerRole(ReplicaRole):
         if event.leader_epoch != self.leader_epoch or event.leader != self.leader:
             return
         first_sign = not self._met
-        self._heard(now_ns)
+        self._leader_answered(now_ns)
         if first_sign:
             self._ask_anew(now_ns, out)
         if self.agrees and event.high_watermark > self.log.high_watermark:
@@ -594,7 +594,7 @@ class FollowerRole(ReplicaRole):
         elif self.phase in (Following.FETCHING, Following.FETCH_BACKOFF):
             self._fetch(now_ns, out)
 
-    def _heard(self, now_ns: int) -> None:
+    def _leader_answered(self, now_ns: int) -> None:
         self._heard_ns, self._met = now_ns, True
 
     def _leader_timeout_ns(self) -> int:
@@ -605,7 +605,7 @@ class FollowerRole(ReplicaRole):
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
         """Handle an expired timer: a request has timed out, a wait has ended, or the leader must be checked."""
         if kind is Deadline.REQUEST:
-            self._failed(now_ns, out)
+            self._retry_later(now_ns, out)
         elif kind is Deadline.LEADER:
             self._check_leader(late_ns, now_ns, out)
         elif kind is Deadline.FETCH:

@@ -250,7 +250,7 @@ class Overflow:
         self._blind_ns = 0  # of the time in which the server said nothing; 0: it speaks
         self._blind_bytes = 0
 
-    def heard(self, backlog_bytes: int, read_bytes: int, asked_ns: int) -> None:
+    def record_pong(self, backlog_bytes: int, read_bytes: int, asked_ns: int) -> None:
         """Record the server's answer: ``backlog_bytes`` were pending when the node had read ``read_bytes``."""
         if asked_ns <= self._heard_ns:
             return

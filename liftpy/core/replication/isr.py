@@ -57,27 +57,27 @@ class IsrChange:
         yield replicas
         yield from self.sets
 
-    def proposed(self, isr: frozenset[str], replicas: frozenset[str] | None = None) -> None:
+    def record_attempt(self, isr: frozenset[str], replicas: frozenset[str] | None = None) -> None:
         """Record a new attempt. ``replicas``: replica set after the change, or None if it stays."""
         self.possible |= isr
         if replicas is not None:
             self.sets |= {replicas}
         self.in_flight = True
 
-    def refused(self, retry_at_ns: int) -> None:
+    def record_rejection(self, retry_at_ns: int) -> None:
         """Note that the metadata group rejected the attempt."""
         self.in_flight = False
         self.retry_at_ns = retry_at_ns
         if not self.unsettled:
             self.possible, self.sets = frozenset(), frozenset()
 
-    def unanswered(self, retry_at_ns: int) -> None:
+    def record_unknown_result(self, retry_at_ns: int) -> None:
         """Record that the result of the attempt is unknown. Its members still count."""
         self.in_flight = False
         self.unsettled = True
         self.retry_at_ns = retry_at_ns
 
-    def settled(self) -> None:
+    def record_new_epoch(self) -> None:
         """Record a higher Epoch in the image. All attempts on the old Epoch have ended."""
         self.possible, self.sets = frozenset(), frozenset()
         self.in_flight = self.unsettled = False
@@ -127,7 +127,9 @@ def may_join(progress: FollowerProgress, live_incarnation: int, high_watermark: 
     return progress.position >= high_watermark and progress.position + 1 >= epoch_start_offset
 
 
-def _staying(slow: list[str], followers: Mapping[str, FollowerProgress], since_ns: int, missing: int) -> set[str]:
+def _lagging_members_that_stay(
+    slow: list[str], followers: Mapping[str, FollowerProgress], since_ns: int, missing: int
+) -> set[str]:
     """Return the lagging members that stay in the ISR.
 
     They were caught up at ``since_ns`` or later, or min_isr needs ``missing`` of them.
@@ -166,7 +168,7 @@ def wanted_isr(
             progress.was_caught_up and may_join(progress, live[replica], high_watermark, epoch_start_offset)
         ):
             wanted.add(replica)
-    wanted |= _staying(slow, followers, now_ns - _PATIENCE * max_lag_ns, min_isr - len(wanted))
+    wanted |= _lagging_members_that_stay(slow, followers, now_ns - _PATIENCE * max_lag_ns, min_isr - len(wanted))
     silent = {replica for replica in wanted & isr - {leader} if followers[replica].probed}
     all_absent = all(followers[replica].absences >= ABSENCES for replica in silent)
     if all_absent and len(wanted) - len(silent) >= max(min_isr, STAY_AT_LEAST):
@@ -502,7 +504,7 @@ class FollowerProgress:
         self.progressed_ns, self.mark_end_offset = 0, -1
         self.told_high_watermark, self.owed_ns = -2, 0
 
-    def told(self, high_watermark: int) -> None:
+    def record_sent_high_watermark(self, high_watermark: int) -> None:
         """Record that an answer or a notice with this HW was sent to the follower."""
         self.told_high_watermark, self.owed_ns = high_watermark, 0
 

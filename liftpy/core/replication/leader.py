@@ -244,7 +244,7 @@ class LeaderRole(ReplicaRole):
         self.desk.partition_changed(now_ns)
         self.flushes.keep(self.shared.state.holders)
         if epoch_rose:
-            self.isr_change.settled()
+            self.isr_change.record_new_epoch()
             self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
             if self._is_short and self.intake.holds and self.may_refuse_for_now(now_ns):
                 held = self.intake.withdraw_answerable()
@@ -513,7 +513,7 @@ class LeaderRole(ReplicaRole):
             return
         if wanted == {self.shared.node_id} and not lost and self._may_be_deaf(now_ns):
             return
-        change.proposed(wanted, self._replicas_after(wanted, evicted))
+        change.record_attempt(wanted, self._replicas_after(wanted, evicted))
         incarnations = tuple((replica, self.shared.live.get(replica, 0)) for replica in sorted(wanted))
         left = tuple((replica, self.flushes.last_ns(replica)) for replica in sorted(slow & held.isr - wanted))
         out.append(
@@ -572,9 +572,9 @@ class LeaderRole(ReplicaRole):
         if event.epoch != self.shared.state.epoch or not change.in_flight or event.accepted:
             return
         if event.accepted is None:
-            change.unanswered(now_ns + _ISR_RETRY_NS)
+            change.record_unknown_result(now_ns + _ISR_RETRY_NS)
         else:
-            change.refused(now_ns + _ISR_RETRY_NS)
+            change.record_rejection(now_ns + _ISR_RETRY_NS)
         self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
         self._look_soon(now_ns, out)
         self._advance(now_ns, out)
@@ -593,7 +593,7 @@ class LeaderRole(ReplicaRole):
         elif kind is Deadline.PROBE:
             self._probe(now_ns, out)
         elif kind is Deadline.ISR_CHANGE:
-            self.isr_change.unanswered(now_ns)
+            self.isr_change.record_unknown_result(now_ns)
             self._review_isr(now_ns, out)
 
     def _check_lag(self, late_ns: int, now_ns: int, out: Effects) -> None:

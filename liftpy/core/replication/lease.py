@@ -32,7 +32,7 @@ class Lease:
         self._length_ns = length_ns
         self._until_ns: int | None = None  # exclusive; None: never granted
 
-    def heard(self, sent_ns: int, lease_ns: int = 0) -> None:
+    def extend(self, sent_ns: int, lease_ns: int = 0) -> None:
         """Extend the lease after the answer to a heartbeat that was sent at ``sent_ns``. Answers may arrive in any order.
 
         ``lease_ns``: length of the lease. 0: length from this node's settings.

@@ -51,7 +51,7 @@ class LogOffsets:
         """True if all records are flushed."""
         return self.flushed_end_offset == self.log_end_offset
 
-    def opened(
+    def set_recovered(
         self, start: int, end: int, high_watermark: int, epochs: tuple[tuple[int, int], ...], epoch_before_start: int = 0
     ) -> None:
         """Set the offsets that recovery found. The HW is limited to the log [D7]."""

@@ -155,7 +155,7 @@ class QuietFetches:
             link.pages[self._turn] = tuple(_pages([f for f in link.fetches.values() if self._share(f) == self._turn]))
         return [*again, *(page for page in link.pages[self._turn] if page not in again)] or [()]
 
-    def answered(self, question: WaitQuestion, over: Collection[int]) -> Ended | None:
+    def take_ended(self, question: WaitQuestion, over: Collection[int]) -> Ended | None:
         """Handle an answer: fetches at the indexes ``over`` do not wait anymore. Return them, or None if nothing changed."""
         link = self._links.get(question.leader)
         if link is None or link.open.pop(question.number, None) is None:
@@ -165,7 +165,7 @@ class QuietFetches:
         ended = [fetch for index, fetch in enumerate(question.fetches) if index in over]
         return self._end(link, ended) if ended else None
 
-    def failed(self, question: WaitQuestion) -> Ended | None:
+    def take_unanswered(self, question: WaitQuestion) -> Ended | None:
         """Handle a question without an answer. Return its fetches, which the partitions must send by themselves."""
         link = self._links.get(question.leader)
         if link is None or question.number not in link.open:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from liftpy.config import NS_PER_S
-from liftpy.core.base.ids import PartitionKey, shown
+from liftpy.core.base.ids import PartitionKey, quote
 from liftpy.core.base.instruments import Instruments
 from liftpy.core.log.log import READERS, Log
 from liftpy.core.log.range_reads import Portion, measure, read_narrow, read_portion, read_selected, spans_of
@@ -27,7 +27,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2 as pb
 from liftpy.core.wire.batch import parse_header
 from liftpy.core.wire.chunking import Held, room_bytes
-from liftpy.core.wire.decode_errors import REFUSED, refused
+from liftpy.core.wire.decode_errors import REFUSED, counter_name
 from liftpy.core.wire.envelope import ChecksumError
 from liftpy.core.wire.filters import LEAVABLE, MAX_FILTER_BYTES, MAX_KEYS, MAX_SUBJECTS, Filter
 from liftpy.core.wire.frames import MisdirectedError, must_be_for
@@ -265,7 +265,7 @@ class Reads(Generic[Asker]):
         """Memory use of the waiting requests, in bytes."""
         return sum(waiting.cost_bytes for waiting in self._waiting.values())
 
-    def asked(self, frame: bytes | memoryview, asker: Asker) -> None:
+    def answer_request(self, frame: bytes | memoryview, asker: Asker) -> None:
         """Answer a ReadRequest exactly once, now or later.
 
         Damaged requests get no answer, because it could reach the wrong request.
@@ -277,7 +277,7 @@ class Reads(Generic[Asker]):
             request = frames.decode(frame, pb.ReadRequest)
             must_be_for(request, self._key.partition, stream=self._key.stream)
         except ProtocolError as error:
-            self._counters[refused(error)] += 1
+            self._counters[counter_name(error)] += 1
             if not isinstance(error, ChecksumError | MisdirectedError):
                 self.reject(asker, str(error))
             return
@@ -314,7 +314,7 @@ class Reads(Generic[Asker]):
         number = self._next_id
         self._next_id += 1
         wait_ns = min(request.waitMs, MAX_WAIT_MS) * 1_000_000
-        cancel = self._shell.call_at(self._shell.now_ns() + wait_ns, lambda: self._expired(number))
+        cancel = self._shell.call_at(self._shell.now_ns() + wait_ns, lambda: self._request_expired(number))
         self._waiting[number] = _WaitingReader(asker, request, offset, cancel, cost_bytes)
         return True
 
@@ -324,7 +324,7 @@ class Reads(Generic[Asker]):
         self._budget.used_bytes -= waiting.cost_bytes
         return waiting
 
-    def _expired(self, number: int) -> None:
+    def _request_expired(self, number: int) -> None:
         if number in self._waiting:
             self._finish(number)
 
@@ -351,7 +351,7 @@ class Reads(Generic[Asker]):
     def _why_not(self, request: pb.ReadRequest) -> tuple[int, str] | None:
         source = self._source
         if request.streamUid and request.streamUid != self._key.uid:
-            return _E.WRONG_STREAM, f"the stream of this name is {self._key.uid}, not {shown(request.streamUid)}"
+            return _E.WRONG_STREAM, f"the stream of this name is {self._key.uid}, not {quote(request.streamUid)}"
         try:
             filter_of(request)
         except LiftError as error:
@@ -465,7 +465,7 @@ class Reads(Generic[Asker]):
         max_payload = self._shell.max_payload
         room = room_bytes(max_payload, min(_HEADER_ROOM_BYTES, max_payload // 4), wanted)
         held = Held(request.position, request.batchCrc)
-        read = self._read(request, offset, wanted, room, end_offset, held)
+        read = self._read_portion(request, offset, wanted, room, end_offset, held)
         head, piece = self._head(read.next_offset), read.piece
         head.lookedBytes = read.looked_bytes
         if is_selective(request) and read.next_offset != offset:
@@ -486,7 +486,9 @@ class Reads(Generic[Asker]):
         self.size_bytes += read.size_bytes
         self._times.observe((self._shell.now_ns() - began_ns) / NS_PER_S)
 
-    def _read(self, request: pb.ReadRequest, offset: int, max_bytes: int, room: int, end_offset: int, held: Held) -> Portion:
+    def _read_portion(
+        self, request: pb.ReadRequest, offset: int, max_bytes: int, room: int, end_offset: int, held: Held
+    ) -> Portion:
         log = self._source.log
         if not is_selective(request):
             if request.HasField("endOffset"):

@@ -43,7 +43,7 @@ from liftpy.core.replication.leader import LeaderRole
 from liftpy.core.replication.lease import Lease, Succession
 from liftpy.core.replication.log_offsets import EpochVerdict, LogOffsets, judge
 from liftpy.core.replication.phases import Leading, RoleName, Waiting
-from liftpy.core.replication.role import Backoff, Effects, ReplicaContext, ReplicaRole, nanoseconds, who_has_heard
+from liftpy.core.replication.role import Backoff, Effects, ReplicaContext, ReplicaRole, nanoseconds, standby_successor_of
 
 
 class WaitingRole(ReplicaRole):
@@ -325,13 +325,13 @@ class Replica:
         could = not isinstance(self._role, FailedRole | StoppedRole) and self._shared.node_id in self._shared.held.isr
         return could and self._shared.held.has_standby and self._shared.state.pause is Pause.NOT_PAUSED
 
-    def who_hears_for_it(self) -> str:
+    def standby_to_lead_next(self) -> str:
         """Return the standby follower that should lead after this leader missed publishes, or '' if there is none."""
         role, shared = self._role, self._shared
         if not isinstance(role, LeaderRole) or not shared.held.has_standby:
             return ""
         asked_ns = {replica: progress.last_asked_ns for replica, progress in role.desk.followers.items()}
-        return who_has_heard(shared.node_id, shared.held.isr, shared.live, asked_ns)
+        return standby_successor_of(shared.node_id, shared.held.isr, shared.live, asked_ns)
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
         """Return whether a reader's last record, (offset, LeaderEpoch), is in this log [R6]."""
@@ -429,12 +429,12 @@ class Replica:
             case ev.WokenUp():
                 role.woken_up(now_ns, out)
             case ev.MetadataHeard():
-                self._shared.lease.heard(event.sent_ns, event.lease_ns)
+                self._shared.lease.extend(event.sent_ns, event.lease_ns)
                 role.metadata_heard(now_ns, out)
             case ev.DataPathChanged():
                 self._data_path_changed(event, now_ns, out)
             case ev.DeadlineReached():
-                late_ns = self._shared.deadlines.reached(event.kind, now_ns, out)
+                late_ns = self._shared.deadlines.take_reached(event.kind, now_ns, out)
                 if late_ns is not None:
                     role.deadline_reached(event.kind, late_ns, now_ns, out)
             case ev.QuietFetchReceived():
@@ -481,7 +481,7 @@ class Replica:
         return out
 
     def _log_opened(self, event: ev.LogOpened, now_ns: int) -> None:
-        self._shared.log.opened(
+        self._shared.log.set_recovered(
             event.log_start_offset, event.log_end_offset, event.high_watermark, event.epochs, event.epoch_before_start
         )
         # Above every id of an earlier replica object of this process.

@@ -85,7 +85,7 @@ class Deadlines:
         """Return whether a deadline of ``kind`` is set."""
         return kind in self._at_ns
 
-    def reached(self, kind: Deadline, now_ns: int, out: list[Effect]) -> int | None:
+    def take_reached(self, kind: Deadline, now_ns: int, out: list[Effect]) -> int | None:
         """Remove a reached deadline. Return its delay in nanoseconds, or None if it is not due.
 
         If the timer was too early, set it again.
@@ -133,7 +133,7 @@ class Backoff:
         self._state, number = splitmix64(self._state)
         return base_ns // 2 + base_ns * (number >> 32) // (1 << 33)
 
-    def succeeded(self) -> None:
+    def reset(self) -> None:
         """Reset the backoff after a success. The next failure counts as the first one."""
         self._failures = 0
 
@@ -326,7 +326,7 @@ class ReplicaRole:
         """Handle the answer of the metadata group."""
 
 
-def who_has_heard(node_id: str, isr: frozenset[str], live: Mapping[str, int], asked_ns: Mapping[str, int]) -> str:
+def standby_successor_of(node_id: str, isr: frozenset[str], live: Mapping[str, int], asked_ns: Mapping[str, int]) -> str:
     """Return the live ISR member that should get the leadership of ``node_id``, or '' if there is none.
 
     It is the member with the latest request. ``live``: node -> its incarnation. ``asked_ns``: follower -> monotonic time of its

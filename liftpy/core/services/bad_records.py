@@ -107,7 +107,7 @@ def is_decision(record: Record) -> bool:
     return any(name in (SERVICE_SKIP, SERVICE_VERSION) for name, _ in record.headers)
 
 
-def decided(record: Record, service: str) -> Unit | None:
+def decided_unit(record: Record, service: str) -> Unit | None:
     """Return the unit that ``service`` must skip because of ``record``. None: the record is no valid decision."""
     for name, value in record.headers:
         if name != SERVICE_SKIP:
@@ -184,7 +184,7 @@ class Failing:
         """The unit that keeps failing."""
         return self.error.unit
 
-    def failed(self, error: BadRecordError, now_s: float) -> None:
+    def record_failure(self, error: BadRecordError, now_s: float) -> None:
         """Note another failure of the unit, and set the time of the next attempt."""
         self.error = error
         self.tries += 1

@@ -16,14 +16,22 @@ from typing import Any
 
 from liftpy.core.base.renamed import accept_old_keywords
 from liftpy.core.publish.jetstream_headers import first_refused
-from liftpy.core.services.bad_records import BadRecordError, DecisionMissedError, OnError, Skips, Unit, decided, is_decision
+from liftpy.core.services.bad_records import (
+    BadRecordError,
+    DecisionMissedError,
+    OnError,
+    Skips,
+    Unit,
+    decided_unit,
+    is_decision,
+)
 from liftpy.core.services.effects import MAX_NAME_BYTES, MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending, effect_of, is_tick
 from liftpy.core.services.outbox import EXPECTED_HEADER, MAX_OUTPUT_BYTES, Outbox, Output
 from liftpy.core.services.replies import PASSED_OVER, Answer, AnswerTable, Reply, ReplyDesk, decode_answers, message_id_of
 from liftpy.core.services.rules import check_class
 from liftpy.core.services.service import DivergedError, Headers, Role, Service, ServiceFailedError
 from liftpy.core.services.snapshot import Identity, Section, Snapshot
-from liftpy.core.services.versions import FIRST, check_code, decided_version, encoded, follows, from_section
+from liftpy.core.services.versions import FIRST, check_code, decided_version, encode_section, follows, from_section
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import OUTPUT_TO, Pairs, is_reserved
 from liftpy.errors import ConfigError, LiftError, StorageError
@@ -309,7 +317,7 @@ class ServiceMachine:
         """
         if not is_decision(record):
             return False
-        unit = decided(record, self.identity.service)
+        unit = decided_unit(record, self.identity.service)
         if unit is not None and unit not in self._skips:
             raise DecisionMissedError(unit)
         return True
@@ -436,7 +444,7 @@ class ServiceMachine:
         yield Section.PARAMETERS, self._parameters_digest
         yield Section.EFFECTS, self.effects.encode()
         yield Section.ANSWERS, self._answers.encode()
-        yield Section.VERSION, encoded(self.active_version)
+        yield Section.VERSION, encode_section(self.active_version)
 
     # ---- queries ---------------------------------------------------------------------------------------------------------
     @property
@@ -477,7 +485,7 @@ class ServiceMachine:
                 "emit() was called, but the service has no output stream. Start it with --output-stream STREAM."
             )
         count = len(source.emitted)
-        output = Output(self.outbox.output_count + count, source.offset, source.index, value, key, (*headers, *_told(to)))
+        output = Output(self.outbox.output_count + count, source.offset, source.index, value, key, (*headers, *_pairs_to(to)))
         if not isinstance(value, bytes) or output.size_bytes > MAX_OUTPUT_BYTES or count >= MAX_OUTPUTS_PER_CALLBACK:
             raise ServiceFailedError(
                 f"Invalid output. An output must be bytes of at most {MAX_OUTPUT_BYTES}, and one record or timer can "
@@ -602,7 +610,7 @@ def _yes() -> bool:
     return True
 
 
-def _told(to: str) -> Pairs:
+def _pairs_to(to: str) -> Pairs:
     return ((OUTPUT_TO, to.encode()),) if to else ()
 
 

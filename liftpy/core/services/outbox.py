@@ -171,7 +171,7 @@ class Outbox:
     def add(self, output: Output) -> None:
         """Add the next output. It is not kept if it is already written."""
         number = output.number
-        output.digest = self.digest = extended(self.digest, self.id_of(output), output.key, output.value, output.headers)
+        output.digest = self.digest = extend_digest(self.digest, self.id_of(output), output.key, output.value, output.headers)
         self.output_count = number + 1
         theirs = self._samples.pop(number, None)
         if theirs is not None:
@@ -206,7 +206,7 @@ class Outbox:
         end = min(len(self._kept), skipped + count)
         return [self._kept[index] for index in range(skipped, end)]
 
-    def written(self, end: int) -> None:
+    def outputs_committed(self, end: int) -> None:
         """Note that outputs below ``end`` (exclusive) are committed in the output stream."""
         self.emitted_end = max(self.emitted_end, end)
         while self._kept and self._kept[0].number < self.emitted_end:
@@ -217,9 +217,9 @@ class Outbox:
         self._last_read = (output.number, output.digest)
         if self.known:
             self.compared_end = max(self.compared_end, output.number + 1)
-        self.written(output.number + 1)
+        self.outputs_committed(output.number + 1)
 
-    def lost(self, end: int) -> None:
+    def outputs_lost(self, end: int) -> None:
         """Note that the output stream ends at ``end`` (exclusive) after an unclean election.
 
         Later outputs are written again. If they are not kept, ``must_rewind`` becomes True.
@@ -235,7 +235,7 @@ class Outbox:
 
         So are the outputs of earlier runs, up to ``end_offset``.
         """
-        self.written(max(log_start_offset, min(end_offset, self._began_at)))
+        self.outputs_committed(max(log_start_offset, min(end_offset, self._began_at)))
 
     def proof_at(self, log_start_offset: int, end_offset: int) -> int | None:
         """Return the offset of the written output whose digest proves the start of the state. None: it cannot be read.
@@ -256,7 +256,7 @@ class Outbox:
         if theirs:
             self.compared_end = max(self.compared_end, self._began_at)
 
-    def learned(self, record: Record) -> None:
+    def check_output(self, record: Record) -> None:
         """Check the next committed record of the output stream, and note it as written.
 
         Outputs between the previous record and this one were written and then purged. They cannot be written again, because
@@ -267,12 +267,12 @@ class Outbox:
         """
         number = max(self.emitted_end, record.offset)
         theirs = self._digest_in(record, number)
-        self.written(number)
+        self.outputs_committed(number)
         said, key, value = _id_in(record), record.key, record.value or b""
         headers = tuple((name, content) for name, content in record.headers if name not in _OURS)
         before, digest_before = self._last_read
         chained = theirs and (number == 0 or (before == number - 1 and digest_before))
-        if chained and extended(digest_before if number else b"", said, key, value, headers) != theirs:
+        if chained and extend_digest(digest_before if number else b"", said, key, value, headers) != theirs:
             raise DivergedError(
                 f"Output {number} differs from the stored output of another node. The callbacks of a service must be "
                 "deterministic. Check that they use no clock, random numbers or I/O"
@@ -289,7 +289,7 @@ class Outbox:
         elif theirs and number == self._began_at - 1:
             self.prove(record)
         self._last_read = (number, theirs)
-        self.written(number + 1)
+        self.outputs_committed(number + 1)
 
     def _sample(self, number: int, digest: bytes) -> None:
         """Store the digest of a written output. If there are too many digests, drop every second older one."""
@@ -344,7 +344,7 @@ class Outbox:
         return sorted((*output.headers, *ours))
 
 
-def extended(digest: bytes, output_id: str, key: bytes | None, value: bytes, headers: Pairs) -> bytes:
+def extend_digest(digest: bytes, output_id: str, key: bytes | None, value: bytes, headers: Pairs) -> bytes:
     """Return the digest after one more output: BLAKE2b of the earlier digest and the output, 16 bytes."""
     named = output_id.encode()
     told = b"".join(b"%b\0%d\0%b" % (name.encode(), len(content), content) for name, content in sorted(headers))

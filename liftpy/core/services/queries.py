@@ -77,7 +77,7 @@ class QueryDesk:
         """Return the queries that wait for the leader's answer with a position."""
         return [query for query in self._waiting if query.position is None]
 
-    def placed(self, queries: list[Query], position: int) -> None:
+    def set_position(self, queries: list[Query], position: int) -> None:
         """Set the position of ``queries``: the leader has answered that every record below it is committed."""
         for query in queries:
             query.position = position
@@ -86,7 +86,7 @@ class QueryDesk:
         """Remove and return the queries that a state with all records below ``position`` can answer."""
         return self._remove([query for query in self._waiting if query.position is not None and query.position <= position])
 
-    def expired(self, now_s: float) -> list[Query]:
+    def take_expired(self, now_s: float) -> list[Query]:
         """Remove and return the queries that have waited too long."""
         return self._remove([query for query in self._waiting if now_s - query.arrived_s >= self._patience_s])
 

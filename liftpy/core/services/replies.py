@@ -110,7 +110,7 @@ class ReplyDesk:
             return None
         return self._kept[0]
 
-    def sent(self, reply: Reply) -> None:
+    def record_sent(self, reply: Reply) -> None:
         """Note that this node has sent the reply."""
         self._sent = max(self._sent, (reply.leader_epoch, reply.offset))
         if self._kept and self._kept[0] is reply:

@@ -225,7 +225,7 @@ class ServiceSessions:
         compacted: bool = False,
         shown_ns: int = 24 * 3600 * NS_PER_S,
     ) -> None:
-        """Create the sessions. ``shown_ns``: time for which ``ended`` shows a service."""
+        """Create the sessions. ``shown_ns``: time for which ``recently_ended`` shows a service."""
         self._stream, self._uid, self._partition, self._node = key.stream, key.uid, key.partition, node
         self._next_ack_id = first_ack_id
         self._session_ns = session_ns
@@ -253,7 +253,7 @@ class ServiceSessions:
         if refusal is not None:
             return [] if hello.leaving else [Tell(inbox, self._refusal(hello, *refusal))]
         if hello.leaving:
-            return self._left(hello, now_ns)
+            return self._service_left(hello, now_ns)
         session = self._sessions.get(hello.service)
         if session is None or session.instance != hello.instance:
             gone = self._gone.pop(hello.service, None)
@@ -322,7 +322,7 @@ class ServiceSessions:
             )
         return None
 
-    def _left(self, hello: pb.ServiceHello, now_ns: int) -> list[Effect]:
+    def _service_left(self, hello: pb.ServiceHello, now_ns: int) -> list[Effect]:
         session = self._sessions.get(hello.service)
         if session is None or session.instance != hello.instance:
             return []
@@ -421,7 +421,7 @@ class ServiceSessions:
         refusal.position = difference.position
         return [Tell(session.inbox, refusal)]
 
-    def wellbeing(self) -> dict[str, Wellbeing]:
+    def states(self) -> dict[str, Wellbeing]:
         """Return service -> its health, for each service that is or was registered here."""
         found = {name: Wellbeing(gone.failed_at, False) for name, gone in self._gone.items()}
         return found | {name: Wellbeing(s.position, not s.failing) for name, s in self._sessions.items()}
@@ -564,7 +564,7 @@ class ServiceSessions:
                 "output_count": session.output_count,
                 "emitted_end": session.emitted_end,
                 "output_backlog": max(0, session.output_count - session.emitted_end),
-                **_shown(session.figures),
+                **_figures_as_json(session.figures),
                 "promotion_waits": session.service in waiting,
                 "excused": session.excused,
                 "failing": session.failing,
@@ -583,7 +583,7 @@ class ServiceSessions:
         """True if a service is or was registered."""
         return bool(self._sessions or self._gone)
 
-    def ended(self, now_ns: int) -> list[Ended]:
+    def recently_ended(self, now_ns: int) -> list[Ended]:
         """Return the services that ended without a request in the last ``shown_ns`` and did not come back, newest first."""
         return [
             Ended(name, gone.ending, gone.reason)
@@ -591,7 +591,7 @@ class ServiceSessions:
             if gone.ending != STOPPED and now_ns - gone.since_ns < self._shown_ns
         ]
 
-    def gone(self, high_watermark: int, now_ns: int) -> list[dict[str, object]]:
+    def missing_services(self, high_watermark: int, now_ns: int) -> list[dict[str, object]]:
         """Return at most ``MAX_SERVICES`` services that have ended and did not come back, for the status.
 
         The services that ended first come first.
@@ -612,7 +612,7 @@ class ServiceSessions:
         ]
 
 
-def _shown(figures: pb.ServiceFigures) -> dict[str, object]:
+def _figures_as_json(figures: pb.ServiceFigures) -> dict[str, object]:
     def seconds(milliseconds: int) -> float | None:
         return None if milliseconds < 0 else round(milliseconds / 1000, 3)
 
@@ -681,7 +681,7 @@ class Wellness:
     _ill_since_ns: dict[str, int] = field(default_factory=dict)
     _stays_until_ns: int = 0
 
-    def heard(self, node: str, services: Mapping[str, Wellbeing], now_ns: int) -> None:
+    def record_states(self, node: str, services: Mapping[str, Wellbeing], now_ns: int) -> None:
         """Store the report of ``node`` about its services."""
         self._forget_old(now_ns)
         if node in self._reports or len(self._reports) < MAX_REPORTED:

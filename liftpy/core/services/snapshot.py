@@ -330,18 +330,18 @@ class PeerSearch:
     """(node, digest) of downloads whose bytes did not have the digest."""
     _said: dict[str, str] = field(default_factory=dict)
 
-    def agreed(self, snapshots: Mapping[int, tuple[bytes, int]]) -> None:
+    def set_agreed(self, snapshots: Mapping[int, tuple[bytes, int]]) -> None:
         """Add the snapshots that the sidecar reports: position -> (digest, number of nodes)."""
         known = self._agreed | {at: told for at, told in snapshots.items() if len(told[0]) == DIGEST_SIZE_BYTES and told[1] > 0}
         self._agreed = {at: known[at] for at in sorted(known)[-MAX_AGREED:]}
 
-    def offered(self, node: str, offers: Iterable[Offer]) -> None:
+    def set_offers(self, node: str, offers: Iterable[Offer]) -> None:
         """Set the offers of ``node``. Failed downloads from it may be retried."""
         self._offers[node] = tuple(offers)[:MAX_OFFERS]
         self._failed = {offer for offer in self._failed if offer.node != node}
-        self.said(node, f"offers {', '.join(str(offer.position) for offer in self._offers[node]) or 'no snapshot'}")
+        self.note_answer(node, f"offers {', '.join(str(offer.position) for offer in self._offers[node]) or 'no snapshot'}")
 
-    def said(self, node: str, what: str) -> None:
+    def note_answer(self, node: str, what: str) -> None:
         """Note an answer of ``node`` for the text of ``explain``."""
         self._said[node] = what[:_SAID_BYTES]
 
@@ -364,12 +364,12 @@ class PeerSearch:
     def _rank(self, offer: Offer) -> tuple[int, int, str]:
         return min(self._agreed[offer.position][1], _CERTAIN), offer.position, offer.node
 
-    def failed(self, offer: Offer, why: str, *, lies: bool = False) -> None:
+    def note_failure(self, offer: Offer, why: str, *, lies: bool = False) -> None:
         """Note a failed download. ``lies``: True if the bytes did not have the offered digest."""
         self._failed.add(offer)
         if lies:
             self._mismatched.add((offer.node, offer.digest))
-        self.said(offer.node, f"the snapshot at {offer.position}: {why}")
+        self.note_answer(offer.node, f"the snapshot at {offer.position}: {why}")
 
     def explain(self, reach: SnapshotRange) -> str:
         """Return a text for errors that lists the answers of the nodes and the failed downloads."""
@@ -431,7 +431,7 @@ class Agreement:
     _told: dict[str, dict[int, bytes]] = field(default_factory=dict)
     _lives: dict[str, int] = field(default_factory=dict)
 
-    def told(self, node: str, life: int, snapshots: Mapping[int, bytes]) -> None:
+    def set_digests(self, node: str, life: int, snapshots: Mapping[int, bytes]) -> None:
         """Store the snapshots that ``node`` reports: position -> digest.
 
         ``life``: number of the service's process. A report of a new process removes all earlier ones, because their records

@@ -92,7 +92,7 @@ def check_code(code: int, active: int, position: int) -> None:
         )
 
 
-def encoded(active: int) -> bytes:
+def encode_section(active: int) -> bytes:
     """Return the section of a snapshot for the active version. The first version needs no section."""
     return _ACTIVE.pack(active) if active > FIRST else b""
 
@@ -117,7 +117,7 @@ class CodeVersions:
     _told: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     """(service, node) -> (version of its code, monotonic time of the report)."""
 
-    def told(self, service: str, node: str, version: int, now_ns: int) -> None:
+    def note_version(self, service: str, node: str, version: int, now_ns: int) -> None:
         """Note that the code on ``node`` supports ``version``."""
         if len(self._told) >= _MAX_TOLD and (service, node) not in self._told:
             self._told = {who: told for who, told in self._told.items() if now_ns - told[1] <= _BELIEVED_S * NS_PER_S}

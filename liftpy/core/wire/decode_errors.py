@@ -22,7 +22,7 @@ IMPLAUSIBLE = f"{REFUSED}implausible request id"
 """A fetch whose id can't be its follower's next one: late, or from the future."""
 
 
-def refused(error: LiftError) -> str:
+def counter_name(error: LiftError) -> str:
     """Return the name under which a frame is counted that raised ``error``."""
     return REFUSED + (error if isinstance(error, ProtocolError) else ProtocolError).reason
 

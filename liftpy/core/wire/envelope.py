@@ -333,7 +333,7 @@ def run_end(replies: Sequence[bytes], start: int, end: int) -> int:
 
     It is ``start`` + 1 if no run begins there.
     """
-    inbox, number = counted(replies[start])
+    inbox, number = split_numbered_reply(replies[start])
     if number < 0:
         return start + 1
     place, step = start + 1, 1
@@ -348,11 +348,11 @@ def run_end(replies: Sequence[bytes], start: int, end: int) -> int:
 
 def answered_by(reply: bytes, record_count: int) -> list[bytes]:
     """Return the reply subjects of the requests that an Ack to ``reply`` answers. ``recordCount`` 0: one request."""
-    inbox, number = counted(reply)
+    inbox, number = split_numbered_reply(reply)
     return [reply] if record_count <= 1 or number < 0 else _names(inbox, number, record_count)
 
 
-def counted(reply: bytes) -> tuple[bytes, int]:
+def split_numbered_reply(reply: bytes) -> tuple[bytes, int]:
     """Return (inbox, number) of a numbered reply subject. The number is -1 if it is missing, or not written as this module
     writes it.
     """

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from liftpy.config import Codec
-from liftpy.core.base.ids import check_subject, shown
+from liftpy.core.base.ids import check_subject, quote
 from liftpy.core.wire.batch import RecordBatch, reach, seal, sized_body
 from liftpy.core.wire.batch_columns import (
     BytesColumn,
@@ -96,7 +96,7 @@ class Filter:
             check_subject(subject)
         for key in self.keys:
             if not isinstance(key, bytes | bytearray | memoryview):
-                raise ConfigError(f"Key {shown(repr(key))} of the filter is not of type bytes. Encode text first.")
+                raise ConfigError(f"Key {quote(repr(key))} of the filter is not of type bytes. Encode text first.")
         size_bytes = sum(len(subject.encode()) for subject in self.subjects) + sum(map(len, self.keys))
         if size_bytes > MAX_FILTER_BYTES:
             raise ConfigError(
@@ -161,7 +161,7 @@ NOTHING_LEFT_OUT = Filter()
 # bytes and a bit each. What is left goes uncompressed: it is little, and would be decompressed at once.
 
 
-def kept(batch: RecordBatch, mask: Mask, *, compressed: bool = True) -> bytes:
+def keep_records(batch: RecordBatch, mask: Mask, *, compressed: bool = True) -> bytes:
     """Return a batch of the records of ``mask`` (bool[record_count], at least one True) at their offsets, sealed again.
 
     ``compressed``: use the codec of the batch, if it has one. Raises CorruptionError if the columns do not fit their
@@ -169,15 +169,15 @@ def kept(batch: RecordBatch, mask: Mask, *, compressed: bool = True) -> bytes:
     """
     columns, header = batch.columns, batch.header
     present = Columns(header.column_bits) | Columns.DELTAS
-    pieces = laid_out_bytes(picked(columns.values, mask))
+    pieces = laid_out_bytes(pick_entries(columns.values, mask))
     if columns.keys is not None:
-        pieces += laid_out_bytes(picked(columns.keys, mask))
+        pieces += laid_out_bytes(pick_entries(columns.keys, mask))
     if columns.headers is not None:
         pieces += laid_out_headers(_headers(columns.headers, mask))
     if columns.subjects is not None:
         pieces += laid_out_dictionary(_dictionary(columns.subjects, mask))
     if columns.replies is not None:
-        pieces += laid_out_bytes(picked(columns.replies, mask))
+        pieces += laid_out_bytes(pick_entries(columns.replies, mask))
     if columns.timestamps_ns is not None:
         pieces += laid_out_fixed(columns.timestamps_ns[mask], "<i8")
     deltas = (batch.offsets()[mask] - batch.base_offset).astype(np.uint32)
@@ -199,7 +199,7 @@ def kept(batch: RecordBatch, mask: Mask, *, compressed: bool = True) -> bytes:
     return reach(sealed, header.next_offset)
 
 
-def picked(column: BytesColumn, mask: Mask) -> BytesColumn:
+def pick_entries(column: BytesColumn, mask: Mask) -> BytesColumn:
     """Return the entries of ``mask``."""
     lengths = np.diff(column.ends, prepend=np.uint32(0)).astype(np.int64)
     data = np.frombuffer(column.data, dtype=np.uint8)[np.repeat(mask, lengths)]
@@ -214,13 +214,15 @@ def _dictionary(column: DictionaryColumn, mask: Mask) -> DictionaryColumn:
     used, index = np.unique(column.index[mask], return_inverse=True)
     entries = np.zeros(len(column.entries.ends), dtype=np.bool_)
     entries[used] = True
-    return DictionaryColumn(picked(column.entries, entries), index.astype(np.uint32))
+    return DictionaryColumn(pick_entries(column.entries, entries), index.astype(np.uint32))
 
 
 def _headers(column: HeadersColumn, mask: Mask) -> HeadersColumn:
     counts = np.diff(column.ends, prepend=np.uint32(0)).astype(np.int64)
     pairs = np.repeat(mask, counts)
-    return HeadersColumn(np.cumsum(counts[mask]).astype(np.uint32), picked(column.names, pairs), picked(column.values, pairs))
+    return HeadersColumn(
+        np.cumsum(counts[mask]).astype(np.uint32), pick_entries(column.names, pairs), pick_entries(column.values, pairs)
+    )
 
 
 VALUES = 128

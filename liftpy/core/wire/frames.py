@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import crc32c
 from google.protobuf.message import DecodeError, Message
 
-from liftpy.core.base.ids import shown
+from liftpy.core.base.ids import quote
 from liftpy.core.wire import envelope
 from liftpy.core.wire._pb import client_pb2, cluster_pb2, replication_pb2, service_pb2
 from liftpy.core.wire.chunking import Piece
@@ -90,7 +90,7 @@ def encode(message: Message) -> bytes:
     return envelope.encode(_TYPES[type(message)], message.SerializeToString(deterministic=True))
 
 
-def sealed(message: Message) -> bytes:
+def seal(message: Message) -> bytes:
     """Encode a message in an envelope with a CRC-32C, as nodes and clients send it."""
     return envelope.encode(_TYPES[type(message)], message.SerializeToString(deterministic=True), crc=True)
 
@@ -193,15 +193,15 @@ def decode_batch_publish(frame: bytes | memoryview) -> tuple[client_pb2.BatchPub
 
     Raises ProtocolError.
     """
-    return _headed(frame, MessageType.BATCH_PUBLISH, client_pb2.BatchPublish)
+    return _parse_headed(frame, MessageType.BATCH_PUBLISH, client_pb2.BatchPublish)
 
 
 def decode_read_response(frame: bytes | memoryview) -> tuple[client_pb2.ReadResponse, memoryview]:
     """Return header and batches (consecutive, a view into ``frame``) of a ReadResponse. Raise ProtocolError for anything else."""
-    return _headed(frame, MessageType.READ_RESPONSE, client_pb2.ReadResponse)
+    return _parse_headed(frame, MessageType.READ_RESPONSE, client_pb2.ReadResponse)
 
 
-def _headed(frame: bytes | memoryview, kind: MessageType, expected: type[M]) -> tuple[M, memoryview]:
+def _parse_headed(frame: bytes | memoryview, kind: MessageType, expected: type[M]) -> tuple[M, memoryview]:
     _, payload = envelope.decode(frame, kind)
     if len(payload) < _LENGTH.size:
         raise ProtocolError(
@@ -282,11 +282,13 @@ def must_be_for(message: Any, partition: int, **said: object) -> None:
     for name, value in {"partition": partition, **said}.items():
         found = getattr(message, name)
         if found != value:
-            raise MisdirectedError(f"Received a {type(message).__name__} for {name} {_shown(found)}, expected {_shown(value)}")
+            raise MisdirectedError(
+                f"Received a {type(message).__name__} for {name} {_short_text(found)}, expected {_short_text(value)}"
+            )
 
 
-def _shown(value: object) -> str:
-    return shown(value) if isinstance(value, str) else str(value)
+def _short_text(value: object) -> str:
+    return quote(value) if isinstance(value, str) else str(value)
 
 
 def must_be_at(found: bytes, expected: Callable[[], bytes]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from liftpy.errors import ConfigError, NotFoundError, StorageError
 from liftpy.spark.catalog import Catalog
-from liftpy.spark.failures import WorkerStartError, coded, plainly
+from liftpy.spark.failures import WorkerStartError, plainly, with_error_code
 from liftpy.spark.offsets import EARLIEST
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.table_formats import state_of, table_at
@@ -179,7 +179,7 @@ def orphans_among(
 
 def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> Orphans:
     """Return the removable files of a table. Files are listed before the table is read, so that a new file is not removed."""
-    found = list(_listed(table.root / DATA))
+    found = list(_list_files(table.root / DATA))
     marks = {end_mark(file.stream, file.partition) for one in found if (file := parse_file(Path(one.path).name))}
     state = table.state(marks)
     if state is None:
@@ -198,7 +198,7 @@ def remove_orphans(orphans: Orphans) -> None:
             ) from error
 
 
-def _listed(folder: Path) -> Iterable[DataFile]:
+def _list_files(folder: Path) -> Iterable[DataFile]:
     found = []
     for path in folder.glob("*/*/*"):
         try:
@@ -358,7 +358,7 @@ class _Committing:
         began_s = time.monotonic()
         query_id = frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
         ranges = [ArchivedRange(**row.asDict()) for row in frame.collect()]  # the tasks run here, and once
-        with coded():
+        with with_error_code():
             if not query_id:
                 raise ConfigError(
                     f"Spark does not report the id of this query ({_QUERY_ID}). Use a supported Spark version: pip "

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from liftpy.spark.failures import coded
+from liftpy.spark.failures import with_error_code
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.archive_writer import Writing, write_range
 from liftpy.spark.pipelines.tables import MANIFEST, ArchivedRange
@@ -42,7 +42,7 @@ class ManifestDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a query."""
-        with coded():
+        with with_error_code():
             return ManifestStreamReader(*split_options(dict(self.options.items())))
 
 
@@ -71,7 +71,7 @@ class ManifestStreamReader(LiftStreamReader):
         planned: PlannedRange | None = partition.value
         if planned is None:
             return
-        with coded():
+        with with_error_code():
             batches = read_planned(planned, self.options)
             written = write_range(planned, batches, arrow_schema(self.options.columns), self.writing)
         yield row_of(written)

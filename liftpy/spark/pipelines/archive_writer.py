@@ -52,9 +52,9 @@ def write_range(planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema
         planned.stream, planned.partition, planned.start_offset, planned.end_offset, tag_of(planned.uid, schema.names)
     )
     final = Path(writing.root) / name.path
-    with _told(final):
+    with _storage_errors(final):
         if final.exists():
-            return _found(final, planned, name)
+            return _range_in_file(final, planned, name)
         final.parent.mkdir(parents=True, exist_ok=True)
         begun = final.with_name(temporary(final.name, uuid.uuid4().hex))
         try:
@@ -64,7 +64,7 @@ def write_range(planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema
             _publish(begun, final)
         finally:
             begun.unlink(missing_ok=True)
-        return _found(final, planned, name)
+        return _range_in_file(final, planned, name)
 
 
 def _write(
@@ -101,7 +101,7 @@ def write_file(final: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema
 
     Return the number of rows and the size in bytes. Without rows there is no file.
     """
-    with _told(final):
+    with _storage_errors(final):
         final.parent.mkdir(parents=True, exist_ok=True)
         begun, rows = final.with_name(temporary(final.name, uuid.uuid4().hex)), 0
         try:
@@ -142,7 +142,7 @@ def _publish(begun: Path, final: Path) -> None:
     _flush(final.parent)
 
 
-def _found(final: Path, planned: PlannedRange, name: FileName) -> ArchivedRange:
+def _range_in_file(final: Path, planned: PlannedRange, name: FileName) -> ArchivedRange:
     """Return the range in a file. Raise StorageError if it differs from its name."""
     said = (pq.read_metadata(final).metadata or {}).get(_SAYS)
     try:
@@ -174,7 +174,7 @@ def _flush(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except LiftError:

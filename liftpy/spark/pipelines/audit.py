@@ -365,7 +365,7 @@ def audit(
             for state in stream.partitions
             if wanted.takes(stream.name, state.partition)
         ]
-        begun = await asyncio.gather(*(_begun(transport, link.subjects, *each, patience_s) for each in found))
+        begun = await asyncio.gather(*(_comparable_range(transport, link.subjects, *each, patience_s) for each in found))
         return [(stream, one) for (stream, _), one in zip(found, begun, strict=True)]
 
     plan = link.call(planned(), _METADATA_PATIENCE_S + 6 * patience_s)
@@ -386,7 +386,7 @@ def audit(
     return AuditReport([one for _, one in plan])
 
 
-async def _begun(
+async def _comparable_range(
     transport: Transport, subjects: Subjects, stream: StreamImage, state: PartitionState, patience_s: float
 ) -> PartitionAudit:
     """Return the comparable range of a partition: from the largest log start to the smallest HW of the reachable ISR replicas."""

@@ -236,7 +236,7 @@ def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep]
     if not step.waiting and step.before is not None:
         return Compacted(0, step.before.record_count, 0, -1)
     with plainly():
-        rows = _folded(_frame(spark, plan, step))
+        rows = _latest_of_each_key(_frame(spark, plan, step))
         found = rows.mapInArrow(
             partial(write_part, str(table.root)), "path string, size_bytes long, record_count long"
         ).collect()
@@ -276,7 +276,7 @@ def _offsets(ends: Mapping[tuple[str, int], int], uid: str) -> str:
     return json.dumps(found)
 
 
-def _folded(frame: DataFrame) -> DataFrame:
+def _latest_of_each_key(frame: DataFrame) -> DataFrame:
     """Return the latest record of each key: by offset within a partition, by timestamp between partitions."""
     from pyspark.sql import functions as f
 

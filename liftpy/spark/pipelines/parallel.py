@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from liftpy.errors import ConfigError
-from liftpy.spark.failures import coded, plainly
+from liftpy.spark.failures import plainly, with_error_code
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,9 +22,9 @@ _P = TypeVar("_P")
 _R = TypeVar("_R")
 
 
-def _coded(work: Callable[[_P], _R], piece: _P) -> _R:
+def _with_error_code(work: Callable[[_P], _R], piece: _P) -> _R:
     """Run ``work``. The text of a liftpy error begins with its code, because Spark reports only the text."""
-    with coded():
+    with with_error_code():
         return work(piece)
 
 
@@ -46,7 +46,7 @@ def spread(
         return []
     if spark is not None:
         with plainly():
-            return list(spark.sparkContext.parallelize(pieces, len(pieces)).map(partial(_coded, work)).collect())
+            return list(spark.sparkContext.parallelize(pieces, len(pieces)).map(partial(_with_error_code, work)).collect())
     with ThreadPoolExecutor(tasks, thread_name_prefix="liftpy-pipeline") as pool:
         results: list[_R] = []
         for result in pool.map(work, pieces):

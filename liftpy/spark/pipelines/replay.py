@@ -26,7 +26,7 @@ from liftpy.client.write_epoch import Round
 from liftpy.core.base.ids import check_published
 from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError, StorageError
 from liftpy.spark.catalog import Catalog
-from liftpy.spark.failures import SourceError, coded, plainly
+from liftpy.spark.failures import SourceError, plainly, with_error_code
 from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.table_formats import state_of, table_at
@@ -294,7 +294,7 @@ def replay_share(plan: ReplayPlan, tasks: int, share: ReplayShare) -> ShareDone:
     """Run one part of a replay. A Spark task calls it."""
     options, planned = plan.options(), share.planned
     round = Round(f"replay:{plan.name}", planned.partition, 0)
-    with _explained(plan, planned.partition):
+    with _explain_errors(plan, planned.partition):
         link = link_to(options.access)
         producer = link.call(_open(link, plan.target, round), 4 * _PATIENCE_S)
         try:
@@ -320,14 +320,16 @@ def _send(link: Link, producer: Producer, plan: ReplayPlan, share: ReplayShare, 
     for batch in batches:
         step = max(1, int(rate)) if rate else batch.num_rows
         for first in range(0, batch.num_rows, step):
-            rows = placed(batch.slice(first, step), share.planned.partition if plan.keep_partitions else -1, partitions)
+            rows = with_partition_column(
+                batch.slice(first, step), share.planned.partition if plan.keep_partitions else -1, partitions
+            )
             link.call(_send_rows(producer, rows), 4 * _PATIENCE_S + rows.nbytes / _SLOWEST_BYTES_S)
             sent += rows.num_rows
             time.sleep(pause_s(sent - producer.left_out, rate, time.monotonic() - began_s))
     return sent
 
 
-def placed(batch: pa.RecordBatch, kept: int, partitions: int) -> pa.Table:
+def with_partition_column(batch: pa.RecordBatch, kept: int, partitions: int) -> pa.Table:
     """Return the rows with a column ``partition``: the kept one, else null for rows with a key, else by offset."""
     offsets = batch.column("offset")
     rows = as_binary(batch.drop_columns(["offset"]))
@@ -347,10 +349,10 @@ async def _send_rows(producer: Producer, rows: pa.Table) -> None:
 
 
 @contextlib.contextmanager
-def _explained(plan: ReplayPlan, partition: int) -> Iterator[None]:
+def _explain_errors(plan: ReplayPlan, partition: int) -> Iterator[None]:
     """Convert errors of a share into errors with code and text."""
     try:
-        with coded():
+        with with_error_code():
             yield
     except SourceError as error:
         behind = error.__cause__
@@ -368,7 +370,7 @@ def _explained(plan: ReplayPlan, partition: int) -> Iterator[None]:
 def _from_files(share: ReplayShare) -> Iterator[pa.RecordBatch]:
     """Yield the share's records, in order. Raises StorageError for a file that cannot be read."""
     planned = share.planned
-    with coded():
+    with with_error_code():
         for path in share.files:
             try:
                 file = pq.ParquetFile(path)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import bounds_of, check_head, must_agree
-from liftpy.client.retrying import retrying
+from liftpy.client.retrying import retry_attempts
 from liftpy.core.publish.state_file import MAX_STATE_BYTES, is_whole_state
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
@@ -181,9 +181,11 @@ class ReplicaReads:
                 if whole is None:
                     continue
                 body = whole
-            return await self._checked(head, body, offset)
+            return await self._check_answer(head, body, offset)
 
-    async def _checked(self, head: client_pb2.ReadResponse, body: memoryview, offset: int) -> tuple[list[RecordBatch], int]:
+    async def _check_answer(
+        self, head: client_pb2.ReadResponse, body: memoryview, offset: int
+    ) -> tuple[list[RecordBatch], int]:
         try:
             batches = split_batches(body)
         except DamagedBatchError as error:
@@ -206,14 +208,12 @@ class ReplicaReads:
             raise Away(f"it returned nothing at offset {offset}, although its high watermark is {head.highWatermark}")
         return batches, next_offset
 
-    async def _asked(self, request: client_pb2.ReadRequest, offset: int) -> tuple[client_pb2.ReadResponse, memoryview]:
+    async def _ask(self, request: client_pb2.ReadRequest, offset: int) -> tuple[client_pb2.ReadResponse, memoryview]:
         """Send one request. ``offset``: wanted offset, -1 for the bounds."""
         replica = self.replica
         request.stream, request.partition, request.streamUid = replica.stream, replica.partition, replica.uid
         request.requestId = secrets.randbits(_ID_BITS)
-        answer = await self._transport.request(
-            self._subject, frames.sealed(request), min(_ANSWER_TIMEOUT_S, replica.patience_s)
-        )
+        answer = await self._transport.request(self._subject, frames.seal(request), min(_ANSWER_TIMEOUT_S, replica.patience_s))
         head, body = frames.decode_read_response(answer)
         must_be_for(head, replica.partition, stream=replica.stream, requestId=request.requestId)
         must_agree(head, replica.uid, -1, 0)
@@ -228,9 +228,9 @@ class ReplicaReads:
     ) -> tuple[client_pb2.ReadResponse, memoryview]:
         """Repeat a request until it is answered. Raises NotFoundError if another stream has this name now."""
         try:
-            async for attempt in retrying(patience_s, reads=True):
+            async for attempt in retry_attempts(patience_s, reads=True):
                 with attempt:
-                    return await self._asked(request, offset)
+                    return await self._ask(request, offset)
         except NotFoundError:
             raise
         except LiftError as error:
@@ -241,7 +241,7 @@ class ReplicaReads:
         """Report damaged bytes to the node, so that it checks and repairs them."""
         complaint = client_pb2.ReadRequest(boundsOnly=True, minHighWatermark=-1, badOffset=offset)
         try:
-            await self._asked(complaint, -1)
+            await self._ask(complaint, -1)
         except (LiftError, Damaged):
             return
 

@@ -25,7 +25,7 @@ from liftpy.core.wire.batch_columns import BytesColumn, DictionaryColumn
 from liftpy.core.wire.partitioner import hashes_of_column
 from liftpy.errors import ConfigError
 from liftpy.spark.catalog import Catalog
-from liftpy.spark.failures import coded
+from liftpy.spark.failures import with_error_code
 from liftpy.spark.offsets import OffsetSpec, never_back
 from liftpy.spark.options import Access, Selection, SourceOptions
 from liftpy.spark.pipelines.parallel import DEFAULT_TASKS, spread
@@ -200,7 +200,7 @@ def stats(
         raise ConfigError(
             f"every_s = {every_s} (--bucket) is outside 0.001..{WIDTHS_NS[-1] // _NS_PER_S}. Choose a value in this range."
         )
-    with coded():
+    with with_error_code():
         options = SourceOptions(access=access, wanted=wanted, patience_s=patience_s)
         views = Catalog(link_to(access), options).views(starting=starting, ending=ending)
         starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
@@ -419,7 +419,7 @@ class Measures:
         entries = np.zeros(count, dtype=np.uint32)
         if columns.subjects is not None:
             index = columns.subjects.index[window]
-            self.count_subjects(_counted(columns.subjects, index))
+            self.count_subjects(_count_entries(columns.subjects, index))
             entries = hashes_of_column(_whole(columns.subjects.entries))[index]
         stored = piece.batch.header.size_bytes * count // piece.batch.record_count
         numbers = stamps // self.width_ns
@@ -520,7 +520,7 @@ def _lengths(column: BytesColumn) -> NDArray[np.int64]:
     return ends - np.concatenate(([0], ends[:-1]))
 
 
-def _counted(column: DictionaryColumn, index: NDArray[np.uint32]) -> dict[str, int]:
+def _count_entries(column: DictionaryColumn, index: NDArray[np.uint32]) -> dict[str, int]:
     """Return how many of the records ``index`` have each entry."""
     names = [(entry or b"").decode("utf-8", "replace") for entry in column.entries.to_list()]
     counts = np.bincount(index, minlength=len(names)).tolist()

@@ -230,7 +230,7 @@ class MemoryCluster:
             name: Name of the connection. Default ``liftpy-client``.
             trace: True, or an OpenTelemetry TracerProvider, to create spans. Default False.
         """
-        return sync.waiting(partial(self._client, name, trace))
+        return sync.sync_client_of(partial(self._client, name, trace))
 
     def nats(self, **options: Any) -> Opening[NatsConnection]:
         """Return a nats-py client of the cluster's NATS.
@@ -564,7 +564,7 @@ class MemoryService:
             await client.stream(settings.output_stream)
             bounds = {"max_records": settings.outbox_records, "max_bytes": settings.outbox_bytes}
             self._outbox = Outbox(f"{uid}/{settings.partition}", service=settings.service, **bounds)
-            told = (_yes, lambda error: self._failed(error), lambda: None, lambda: None)
+            told = (_yes, lambda error: self._run_ended(error), lambda: None, lambda: None)
             self._spawn(Emitter(client, transport, settings, self._outbox, *told).run())
         self._machine = machine = ServiceMachine(
             self._factory(), identity, snapshot_interval_records=_NO_SNAPSHOTS, outbox=self._outbox
@@ -597,10 +597,10 @@ class MemoryService:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name=f"service {self._settings.service} in memory")
-        task.add_done_callback(lambda done: None if done.cancelled() else self._failed(done.exception()))
+        task.add_done_callback(lambda done: None if done.cancelled() else self._run_ended(done.exception()))
         self._tasks.append(task)
 
-    def _failed(self, error: BaseException | None) -> None:
+    def _run_ended(self, error: BaseException | None) -> None:
         if error is not None:
             logger.error("service %s in memory has ended: %s", self._settings.service, error, exc_info=error)
 

@@ -52,9 +52,9 @@ class MemoryGroup(SingleLogGroup):
         birth.operationId, self._index = secrets.token_bytes(_ID_BYTES), 1
         self.fsm.apply(birth.SerializeToString(), self._index)
         self.duties.lead(self.fsm.image, time.monotonic_ns(), 1)
-        bus.listen(subjects.info(), partial(self._received, RequestAcl.INFO))
+        bus.listen(subjects.info(), partial(self._request_received, RequestAcl.INFO))
         for subject in subjects.control_admin_all():
-            bus.listen(subject, partial(self._received, RequestAcl.ADMIN))
+            bus.listen(subject, partial(self._request_received, RequestAcl.ADMIN))
 
     def now_ns(self) -> int:
         """Return the monotonic time, in nanoseconds."""
@@ -74,7 +74,7 @@ class MemoryGroup(SingleLogGroup):
         self.changed_index = self.image.index
         self._changed(self.image)
 
-    def answered(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
+    def response_received(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
         """Do nothing: a cluster in memory counts no requests."""
 
     def tick(self, beats: dict[str, int], absent: list[str]) -> list[str]:
@@ -86,9 +86,9 @@ class MemoryGroup(SingleLogGroup):
             node_id for node_id, incarnation in beats.items() if self.beat(node_id, incarnation).error == pb.ControlResponse.OK
         ]
         for node_id in absent:
-            self.duties.gone(node_id)
+            self.duties.record_no_responders(node_id)
         self.apply_due()
-        for question in self.duties.questions():
+        for question in self.duties.take_questions():
             del question  # who leads here answers, or is known to be gone: nobody has to be asked
         return granted
 
@@ -109,7 +109,7 @@ class MemoryGroup(SingleLogGroup):
         return super().answer(request, now_ns)
 
     # ---- who asks by the bus -------------------------------------------------------------------------------------------
-    def _received(self, acl: RequestAcl, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
+    def _request_received(self, acl: RequestAcl, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
         arrival = Arrival(
             acl=acl,
             sender=sender_of(acl, subject.decode(), self._subjects.namespace),
@@ -123,4 +123,4 @@ class MemoryGroup(SingleLogGroup):
         response = self.decide(arrival.request) if rejection is None else rejection.response
         if response is not None:
             cut_stream(response, page_bytes(0, self._bus.max_payload))
-            self._bus.send(reply, (frames.sealed(response),))
+            self._bus.send(reply, (frames.seal(response),))

@@ -44,7 +44,7 @@ class FellowReplica(Protocol):
     def give_state(self, question: StateQuestion) -> StatePiece | None:
         """Return a piece of its state of deleted records."""
 
-    def arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
+    def answer_arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
         """Handle an answer to its fetch."""
 
 
@@ -99,7 +99,7 @@ class HomeNode(Protocol):
     def ask(self, request: pb.ControlRequest, answered: Answered) -> None:
         """Let the metadata group decide in the next turn of the loop."""
 
-    def serving(self, key: PartitionKey) -> FellowReplica | None:
+    def serving_replica(self, key: PartitionKey) -> FellowReplica | None:
         """Return the replica that serves its partition on this node."""
 
     def serve(self, key: PartitionKey, peer: FellowReplica) -> None:

@@ -422,7 +422,7 @@ class _Line:
     # ---- on the cluster's thread -----------------------------------------------------------------------------------------
     def _open(self) -> None:
         self._session = self._server.open(
-            lambda data: self._post(self._away, self._arrived, data), lambda: self._post(self._away, self._hung_up)
+            lambda data: self._post(self._away, self._data_arrived, data), lambda: self._post(self._away, self._hung_up)
         )
 
     def _take(self) -> None:
@@ -437,7 +437,7 @@ class _Line:
         self._session.end()
 
     # ---- on the client's thread ------------------------------------------------------------------------------------------
-    def _arrived(self, data: bytes) -> None:
+    def _data_arrived(self, data: bytes) -> None:
         if not self._is_closed:
             self._reader.feed_data(data)
 

@@ -79,10 +79,10 @@ class MemoryNode:
         self._group = group
         self._starts = self._starts.next(self._starts.starts + 1)
         register = pb.RegisterNode(nodeId=self.node_id, previousIncarnation=self.incarnation, flushedAlways=True)
-        SPOKEN.tell(register)
-        self._starts.tell(register)
+        SPOKEN.write_to(register)
+        self._starts.write_to(register)
         self.incarnation = group.apply(pb.ControlRequest(registerNode=register)).node.incarnation
-        self._starts = self._starts.taken()
+        self._starts = self._starts.after_registration()
         self.up = True
         self.image_changed(group.image)
 
@@ -104,9 +104,9 @@ class MemoryNode:
     def beat(self) -> None:
         """Note a heartbeat: its leases are renewed."""
         for replica in list(self.replicas.values()):
-            self._heard(replica)
+            self._renew_lease(replica)
 
-    def _heard(self, replica: MemoryReplica) -> None:
+    def _renew_lease(self, replica: MemoryReplica) -> None:
         """Renew the lease only with the newest image: a node must first see its lost leaderships [D22]."""
         if self._group is not None and self._image.index >= self._group.changed_index:
             times = self._image.session_times
@@ -137,8 +137,8 @@ class MemoryNode:
                 replica = self._open(stream, partition.partition)
             elif key not in changed and not (changes.nodes or changes.lease_changed):
                 continue
-            replica.update(image.held(stream, partition), live)
-            self._heard(replica)
+            replica.update(image.partition_metadata(stream, partition), live)
+            self._renew_lease(replica)
 
     def _holds(self, key: PartitionKey, image: ClusterImage) -> bool:
         found = image.find(key.stream, key.uid, key.partition)
@@ -164,7 +164,7 @@ class MemoryNode:
 
         self.loop.call_soon(asked)
 
-    def serving(self, key: PartitionKey) -> FellowReplica | None:
+    def serving_replica(self, key: PartitionKey) -> FellowReplica | None:
         """Return the replica that serves its partition on this node."""
         return self._served.get(key)
 

@@ -72,7 +72,7 @@ class Peers:
         """Run ``callback`` in a later turn of the loop."""
         raise NotImplementedError
 
-    def stored(self, change: Callable[[], Any], token: int = 0) -> bool:
+    def store(self, change: Callable[[], Any], token: int = 0) -> bool:
         """Return whether the log did it."""
         raise NotImplementedError
 
@@ -87,7 +87,7 @@ class Peers:
     # ---- a follower ------------------------------------------------------------------------------------------------------
     def _ask_leader(self, request_id: int, event: Callable[[int], ev.Event]) -> None:
         def ask() -> None:
-            leader = self.node.serving(self.key)
+            leader = self.node.serving_replica(self.key)
             if leader is None or leader is self:
                 self.feed(ev.RequestFailed(request_id=request_id, reason="no responders"))
                 return
@@ -113,13 +113,13 @@ class Peers:
         """Request the leader's state of deleted records before a fetch."""
         if self._waiting is not effect:
             return  # it has another role
-        leader, piece = self.node.serving(self.key), None
+        leader, piece = self.node.serving_replica(self.key), None
         if leader is None or leader is self:
             self.publishers.taker.nobody_listens()
         else:
             piece = leader.give_state(question)
         try:
-            goes_on = self.publishers.taker.answered(piece)
+            goes_on = self.publishers.taker.add_piece(piece)
         except StorageError as error:
             self.storage_failed(error)
             return
@@ -140,9 +140,9 @@ class Peers:
             ),
         )
 
-    def arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
+    def answer_arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
         """Handle an answer to its fetch."""
-        self.publishers.taker.fetched()
+        self.publishers.taker.fetch_answered()
         view = memoryview(data)
         batches = split_batches(view)
         spans = tuple(
@@ -162,7 +162,7 @@ class Peers:
         batches = [batch for batch in batches if batch.last_offset <= effect.last_offset]
         size_bytes = sum(batch.header.size_bytes for batch in batches)
         seen, wall_ns = Horizon(effect.leader_high_watermark + 1, effect.leader_epoch), self.node.wall_ns()
-        if self.stored(lambda: self.log.append_batches(buffer[:size_bytes], batches, wall_ns, compacted=seen)):
+        if self.store(lambda: self.log.append_batches(buffer[:size_bytes], batches, wall_ns, compacted=seen)):
             self.publishers.fetched(batches)
             self.commit.appended()
 
@@ -228,7 +228,7 @@ class Peers:
 
     def _send(self, asker: _Asker, leader_epoch: int, data: bytes) -> None:
         high_watermark, peer = self.replica.high_watermark, asker.peer
-        peer.later(lambda: peer.arrived(asker.request_id, leader_epoch, high_watermark, data))
+        peer.later(lambda: peer.answer_arrived(asker.request_id, leader_epoch, high_watermark, data))
 
     def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
         asker = self._askers.pop(effect.token, None)

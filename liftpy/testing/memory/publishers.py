@@ -46,7 +46,7 @@ class MemoryPublishers:
             log_end_offset=lambda: log.log_end_offset,
             may_refuse=lambda: core.may_refuse_publishers(replica.now_ns()),
             may_refuse_for_now=lambda: core.may_refuse_for_now(replica.now_ns()),
-            derived=self.derived, takes=core.takes_publishes, on_drop=self._dropped,
+            derived=self.derived, takes=core.takes_publishes, on_drop=self._count_dropped,
         )  # fmt: skip
         self.standby = Standby(
             shell=self, subject=replica.subject, replica=core, log=log, ids=self.derived.ids,
@@ -55,7 +55,7 @@ class MemoryPublishers:
             now_ns=replica.now_ns, wall_ns=node.wall_ns, rules=SortingRules(doubt_ns=round(config.lease_s * NS_PER_S)),
         )  # fmt: skip
 
-    def _dropped(self, reason: str, count: int) -> None:
+    def _count_dropped(self, reason: str, count: int) -> None:
         self._replica.node.counters[f"messages dropped: {reason}"] += count
 
     def _read_soon(self) -> None:
@@ -91,7 +91,7 @@ class MemoryPublishers:
     def fetched(self, batches: Sequence[RecordBatch]) -> None:
         """Note that batches were appended."""
         self.derived.fetched(batches)
-        self.standby.shown()
+        self.standby.log_grew()
 
     def cut(self) -> None:
         """Note a truncation."""
@@ -149,10 +149,10 @@ class _Hearing:
     def __init__(self, replica: HeldReplica, bus: Bus, subject: str, sink: Sink) -> None:
         self._replica = replica
         self._sink = sink
-        self._subscription = bus.listen(subject, self._arrived)
+        self._subscription = bus.listen(subject, self._message_arrived)
         self.behind_read = bus.behind_read
 
-    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
+    def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
         self._sink(subject, reply, payload, block)
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:

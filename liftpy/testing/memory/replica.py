@@ -116,13 +116,13 @@ class Readers:
         self._reads.give_state = giver.give_piece
         self.advanced = self._reads.advanced
         self._subject = subjects.read(key.stream, key.partition)
-        self._own = self._bus.listen(subjects.read_from(key.stream, key.partition, node.node_id), self._arrived)
+        self._own = self._bus.listen(subjects.read_from(key.stream, key.partition, node.node_id), self._message_arrived)
         self._shared: BusSubscription | None = None
 
     def share(self, wanted: bool) -> None:
         """Join or leave the replicas that answer any reader."""
         if wanted and self._shared is None:
-            self._shared = self._bus.listen(self._subject, self._arrived, self._subject)
+            self._shared = self._bus.listen(self._subject, self._message_arrived, self._subject)
         elif not wanted and self._shared is not None:
             self._shared.close()
             self._shared = None
@@ -133,9 +133,9 @@ class Readers:
         self._own.close()
         self._reads.close()
 
-    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
+    def _message_arrived(self, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
         if self._replica.node.inboxes.allows(reply):
-            self._reads.asked(payload, reply.decode())
+            self._reads.answer_request(payload, reply.decode())
 
     # ---- what carries the answers ----------------------------------------------------------------------------------------
     @property
@@ -219,7 +219,7 @@ class MemoryReplica(MemoryAsking, Peers):
         self.publishers.ingest.settings_changed(held.config, held.partition_count)
         self.feed(ev.PartitionChanged(held=held, incarnations=incarnations))
         self.publishers.standby.review()
-        if self.log.told(held.state):
+        if self.log.apply_metadata(held.state):
             self.apply_retention()
         self.readers.share(self.node_id in held.isr)
         self.readers.advanced()
@@ -274,7 +274,7 @@ class MemoryReplica(MemoryAsking, Peers):
     # ---- the log -----------------------------------------------------------------------------------------------------
     def append_batch(self, effect: do.AppendBatch) -> None:
         batch = self.publishers.ingest.seal(effect)
-        if self.stored(lambda: self.log.append(batch, self.node.wall_ns()), effect.token):
+        if self.store(lambda: self.log.append(batch, self.node.wall_ns()), effect.token):
             self.publishers.ingest.appended(effect, batch)
             self.commit.appended()
 
@@ -291,7 +291,7 @@ class MemoryReplica(MemoryAsking, Peers):
             then()
             self.feed(ev.LogCut(end_offset=self.log.log_end_offset))
 
-        self.stored(lambda: self.commit.alone(cut_and_tell))
+        self.store(lambda: self.commit.alone(cut_and_tell))
 
     def recheck_log(self, effect: do.RecheckLog) -> None:
         self.log.complaint(effect.offset, effect.replica, self.now_ns())
@@ -303,10 +303,10 @@ class MemoryReplica(MemoryAsking, Peers):
 
     def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
         self.node.promises[self.key] = max(effect.leader_epoch, self.node.promises.get(self.key, 0))
-        self.log.promised(effect.leader_epoch)
+        self.log.note_promise(effect.leader_epoch)
         self.feed(ev.LeaderEpochPersisted(leader_epoch=effect.leader_epoch))
 
-    def stored(self, change: Callable[[], Any], token: int = 0) -> bool:
+    def store(self, change: Callable[[], Any], token: int = 0) -> bool:
         """Return whether the log was changed. If not, the replica is informed. ``token``: publishes to append."""
         try:
             change()
@@ -325,7 +325,7 @@ class MemoryReplica(MemoryAsking, Peers):
         before = self.log.log_start_offset
         if not self.failed and self.log.may_give_up:
             wall_ns = self.node.wall_ns()
-            done = self.stored(lambda: self.commit.alone(lambda: self.log.apply_retention(wall_ns, may_drop=self._may_drop)))
+            done = self.store(lambda: self.commit.alone(lambda: self.log.apply_retention(wall_ns, may_drop=self._may_drop)))
             if done and self.log.log_start_offset != before:
                 self.feed(ev.LogStartMoved(log_start_offset=self.log.log_start_offset))
 
@@ -344,14 +344,14 @@ class MemoryReplica(MemoryAsking, Peers):
         """Store HW, apply retention, and run compaction if it is requested and useful."""
         if self.failed or self.gone:
             return
-        if self.stored(self.log.checkpoint):
+        if self.store(self.log.checkpoint):
             self.publishers.store_state()
             self.apply_retention()
         if self.log.may_be_cleaned and not self.failed:
             compaction = self.log.begin_compaction(self.node.wall_ns(), min_dirty_ratio=dirty_ratio)
             if compaction is not None:
                 compaction.run()
-                self.stored(lambda: self.commit.alone(lambda: self.log.complete_compaction(compaction)))
+                self.store(lambda: self.commit.alone(lambda: self.log.complete_compaction(compaction)))
             self.report_purged()
 
     # ---- derived state -------------------------------------------------------------------------------------------------
@@ -432,7 +432,7 @@ class _Flusher:
             flush.run()
         except StorageError as refused:
             error = refused
-        commit.ended(flush, 0, error)
+        commit.flush_ended(flush, 0, error)
 
     def wait(self, flush: Flush) -> tuple[int, Exception | None]:
         """Do nothing: no flush runs in the background."""
@@ -446,13 +446,13 @@ class _Flusher:
         interval_s = self._replica.log.config.flush.interval_s
         self._replica.later(self._replica.commit.interval_over, round(interval_s * NS_PER_S))
 
-    def done(self) -> None:
+    def flush_succeeded(self) -> None:
         """Note a flush without duration."""
 
     def flushed(self, end_offset: int, disk_ns: int) -> None:
         """Report the flush to the replica."""
         self._replica.feed(ev.LogFlushed(end_offset=end_offset, took_ns=disk_ns))
 
-    def failed(self, error: StorageError) -> None:
+    def flush_failed(self, error: StorageError) -> None:
         """Report the closed log to the replica."""
         self._replica.storage_failed(error)

@@ -145,7 +145,7 @@ class Bench:
         first = self.index - len(entries) + 1
         for number, entry in enumerate(entries):
             self.fsm.apply(entry, first + number)
-            producer.applied(first + number, self.fsm.last_records)
+            producer.entry_applied(first + number, self.fsm.last_records)
         per_change = 1e6 / len(entries)
         published = self.timed("feed: make entries, us per change", producer.take, per_change)
         self.timed("feed: take entries, us per change", lambda: [subscription.entry_received(e) for e in published], per_change)

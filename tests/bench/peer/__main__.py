@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from sidecar.bench.cases import CASES, Asked, Case, Row, measured
+from sidecar.bench.cases import CASES, Asked, Case, Row, measure_process
 from sidecar.bench.running import report
 from sidecar.bench.systems import DEFAULT_SYSTEMS, OURS, STREAM, PeersGiven, System
 from sidecar.cli.bench import show
@@ -32,7 +32,7 @@ def clients(system: System, asked: Asked) -> Iterator[Row]:
     hows = CLIENTS if system.kind == OURS else ("nats-py",)
     for how in hows:
         words = [sys.executable, "-m", "tests.bench.peer.client", str(system.ports[0]), STREAM]
-        run = measured([*words, *map(str, (asked.seconds, _SIZE_BYTES, _WINDOW)), how], None, system.pids)
+        run = measure_process([*words, *map(str, (asked.seconds, _SIZE_BYTES, _WINDOW)), how], None, system.pids)
         figures = {
             "per_s": run["acked"] / run["took_s"],
             "cpu_us": run["all_cpu_s"] / run["acked"] * 1e6,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from liftpy.client import connect
-from sidecar.bench.cases import measured
+from sidecar.bench.cases import measure_process
 from sidecar.bench.systems import JetStreamCluster
 from sidecar.dev.cluster import DevCluster
 from tests.bench.peer.kafka import PROGRAMS, KafkaCluster
@@ -58,9 +58,9 @@ def ours(seconds: float, sizes: Iterable[int]) -> Iterator[Row]:
         asyncio.run(create(cluster.nats_url))
         pids = [cluster.nats.pid, *(node.pid for node in cluster.nodes.values())]
         words = [sys.executable, "-m", "sidecar.bench.producer", str(cluster.nats.port), "bench"]
-        measured([*words, "1", "100", "many"], None, pids)  # warm
+        measure_process([*words, "1", "100", "many"], None, pids)  # warm
         for size_bytes in sizes:
-            yield row(OURS, size_bytes, measured([*words, str(seconds), str(size_bytes), "many"], None, pids))
+            yield row(OURS, size_bytes, measure_process([*words, str(seconds), str(size_bytes), "many"], None, pids))
 
 
 def jetstream(sync_always: bool, seconds: float, sizes: Iterable[int]) -> Iterator[Row]:
@@ -69,15 +69,15 @@ def jetstream(sync_always: bool, seconds: float, sizes: Iterable[int]) -> Iterat
     with JetStreamCluster(sync_always=sync_always) as cluster:
         asyncio.run(cluster.create("bench", "bench", batches=True))
         words = [sys.executable, "-m", "sidecar.bench.publisher", str(cluster.port), "bench"]
-        measured([*words, "1", "100", str(_SINGLE_WINDOW)], None, cluster.pids)  # warm
+        measure_process([*words, "1", "100", str(_SINGLE_WINDOW)], None, cluster.pids)  # warm
         for size_bytes in sizes:
-            run = measured([*words, str(seconds), str(size_bytes), str(_SINGLE_WINDOW)], None, cluster.pids)
+            run = measure_process([*words, str(seconds), str(size_bytes), str(_SINGLE_WINDOW)], None, cluster.pids)
             yield row(f"{name}, bare socket", size_bytes, run)
         command, folder = GO.ready()
         for how, called in (("async", "nats.go async"), ("fast", "orbit fast"), ("atomic", "orbit atomic")):
             for size_bytes in sizes:
                 asked = [*command, f"nats://127.0.0.1:{cluster.port}", "bench", str(seconds), str(size_bytes), how]
-                yield row(f"{name}, {called}", size_bytes, measured(asked, folder, cluster.pids))
+                yield row(f"{name}, {called}", size_bytes, measure_process(asked, folder, cluster.pids))
 
 
 def kafka(seconds: float, sizes: Iterable[int]) -> Iterator[Row]:
@@ -97,7 +97,7 @@ def kafka(seconds: float, sizes: Iterable[int]) -> Iterator[Row]:
                     str(size_bytes),
                     str(_KAFKA_WARM_S),
                 ]
-                yield row(name, size_bytes, measured(words, None, cluster.pids))
+                yield row(name, size_bytes, measure_process(words, None, cluster.pids))
 
 
 def systems(seconds: float, sizes: list[int]) -> list[Callable[[], Iterator[Row]]]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import connect
-from sidecar.bench.cases import measured
+from sidecar.bench.cases import measure_process
 from sidecar.bench.systems import JetStreamCluster
 from sidecar.dev.cluster import DevCluster
 from tests.bench.peer.batches import median
@@ -122,16 +122,16 @@ class Peers:
         for size_bytes in self.sizes:
             given = [stream_of(size_bytes), str(seconds)]
             for how, name in OURS.items():
-                yield row(name, how, size_bytes, measured([*words, str(self._port), *given, how], None, self._pids))
+                yield row(name, how, size_bytes, measure_process([*words, str(self._port), *given, how], None, self._pids))
             for how, name in PY.items():
-                run = measured([*words, str(self._theirs.port), *given, how], None, self._theirs.pids)
+                run = measure_process([*words, str(self._theirs.port), *given, how], None, self._theirs.pids)
                 yield row(name, how, size_bytes, run)
             for how, name in GO_HOW.items() if self._go is not None else ():
                 assert self._go is not None
                 command, folder = self._go
                 asked = [*command, f"nats://127.0.0.1:{self._theirs.port}", *given, how]
                 try:
-                    run = measured(asked, folder, self._theirs.pids)
+                    run = measure_process(asked, folder, self._theirs.pids)
                 except SystemExit as error:  # on a busy machine it may hear no heartbeat of its consumer
                     self._say(f"a run is left out: {name}, {size_bytes} B: {error}")
                     continue

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from sidecar.bench.cases import measured
+from sidecar.bench.cases import measure_process
 from sidecar.bench.systems import JetStreamCluster
 from sidecar.dev.cluster import DevCluster
 from tests.bench.peer.batches import median
@@ -53,7 +53,7 @@ def runs(seconds: float, rounds: int, batches: list[int], records: int) -> Itera
             for batch in batches:
                 for how, (port, pids) in where.items():
                     given = [str(port), stream_of(SIZE_BYTES), str(seconds), how, str(batch)]
-                    yield row(how, batch, measured([*words, *given], None, pids))
+                    yield row(how, batch, measure_process([*words, *given], None, pids))
 
 
 def with_ratios(found: list[Row]) -> list[Row]:

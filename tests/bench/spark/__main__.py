@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.spark.session import local_session
-from sidecar.bench.cases import measured
+from sidecar.bench.cases import measure_process
 from sidecar.bench.systems import JetStreamCluster
 from tests.bench.peer import consume
 from tests.bench.spark import runs
@@ -138,7 +138,7 @@ class Bench:
     def _pull(self, size_bytes: int) -> Run:
         assert self._jetstream is not None
         words = [sys.executable, "-m", "sidecar.bench.consumer", str(self._jetstream.port)]
-        found = measured([*words, consume.stream_of(size_bytes), str(_PULL_S), "py-pull"], None, self._jetstream.pids)
+        found = measure_process([*words, consume.stream_of(size_bytes), str(_PULL_S), "py-pull"], None, self._jetstream.pids)
         return Run(found["acked"], found["took_s"], found["all_cpu_s"])
 
     def warm(self, times: int) -> None:

@@ -74,14 +74,14 @@ def _unbounded_settle() -> None:
 
 def _flush_unheard() -> None:
     """Mutant: the end of a flush is not reported to the log."""
-    begin = Flusher._ended
+    begin = Flusher._flush_ended
 
     def forgets(self: Any, flush: Any) -> None:
         self.planted = getattr(self, "planted", 0) + 1
         if self.planted % 40:
             begin(self, flush)
 
-    Flusher._ended = forgets  # type: ignore[method-assign]
+    Flusher._flush_ended = forgets  # type: ignore[method-assign]
 
 
 def _group_watcher_asleep() -> None:

@@ -61,7 +61,7 @@ def truncate_by_high_watermark() -> Patches:
 
 
 def truncate_by_high_watermark_when_nobody_answers() -> Patches:
-    failed = FollowerRole._failed
+    failed = FollowerRole._retry_later
 
     def guess(self: FollowerRole, now_ns: int, out: list) -> None:
         end_offset = self.log.high_watermark + 1
@@ -74,7 +74,7 @@ def truncate_by_high_watermark_when_nobody_answers() -> Patches:
         else:
             failed(self, now_ns, out)
 
-    return [method(FollowerRole, "_failed", guess)]
+    return [method(FollowerRole, "_retry_later", guess)]
 
 
 def single_shot_epoch_query() -> Patches:
@@ -157,7 +157,7 @@ def no_maximal_isr() -> Patches:
 
 
 def unknown_outcome_is_a_refusal() -> Patches:
-    return [method(IsrChange, "unanswered", lambda self, retry_at_ns: IsrChange.refused(self, retry_at_ns))]
+    return [method(IsrChange, "record_unknown_result", lambda self, retry_at_ns: IsrChange.record_rejection(self, retry_at_ns))]
 
 
 def notice_raises_high_watermark() -> Patches:

@@ -25,18 +25,18 @@ def newest_batch_is_taken_for_torn() -> Patches:
 
 def lease_as_long_as_the_session() -> Patches:
     """Right as long as all clocks run alike."""
-    real = Lease.heard
+    real = Lease.extend
 
     def heard(self: Lease, sent_ns: int, lease_ns: int = 0) -> None:
         real(self, sent_ns + (lease_ns or self._length_ns) // 3, lease_ns)
 
-    return [method(Lease, "heard", heard)]
+    return [method(Lease, "extend", heard)]
 
 
 def nodes_go_by_their_own_lease() -> Patches:
     """The image and the answers say another one."""
-    real = Lease.heard
-    return [method(Lease, "heard", lambda self, sent_ns, lease_ns=0: real(self, sent_ns))]
+    real = Lease.extend
+    return [method(Lease, "extend", lambda self, sent_ns, lease_ns=0: real(self, sent_ns))]
 
 
 def a_session_shrinks_below_what_was_granted() -> Patches:

@@ -52,14 +52,14 @@ class Asking:
             return
         listening = [member for member in run.up.values() if not run.is_cut(self._who)]
         if not listening:
-            self._ended(number, lambda: way.unanswered("no controller can be reached", sent=False))
+            self._ended(number, lambda: way.attempt_failed("no controller can be reached", sent=False))
             return
         sent = way.request.SerializeToString()
         for member in listening:
             run.travel(self._who, member.node_id, lambda member=member: member.run(lambda: self._arrived(number, member, sent)))
         run.later(
             min(left_ns, ATTEMPT_NS),
-            lambda: self._door(lambda: self._ended(number, lambda: way.unanswered("no answer", sent=True))),
+            lambda: self._door(lambda: self._ended(number, lambda: way.attempt_failed("no answer", sent=True))),
         )
 
     def _arrived(self, number: int, member: SimMember, sent: bytes) -> None:
@@ -67,7 +67,7 @@ class Asking:
         request = pb.ControlRequest.FromString(sent)
         request.sender = self._who
         if not member.log.leads:
-            response = member.member.alone(request)
+            response = member.member.answer_without_leader(request)
             if response is not None:
                 self._reply(number, member, response)
             return
@@ -79,14 +79,14 @@ class Asking:
         said = response.SerializeToString()
         self._run.travel(
             member.node_id, self._who,
-            lambda: self._door(lambda: self._ended(number, lambda: self._way.answered(pb.ControlResponse.FromString(said)))),
+            lambda: self._door(lambda: self._ended(number, lambda: self._way.response_received(pb.ControlResponse.FromString(said)))),
         )  # fmt: skip
 
     def _given(self, number: int, response: pb.ControlResponse | None) -> None:
         if response is None:
-            self._ended(number, lambda: self._way.unanswered("it leads no more", sent=False))
+            self._ended(number, lambda: self._way.attempt_failed("it leads no more", sent=False))
         else:
-            self._ended(number, lambda: self._way.answered(response))
+            self._ended(number, lambda: self._way.response_received(response))
 
     def _ended(self, number: int, take: Callable[[], object]) -> None:
         """The first answer to the attempt that is under way counts."""

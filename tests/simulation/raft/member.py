@@ -79,7 +79,7 @@ class SimMember:
         self.log.core.conf.appendEntriesBatchSizeBytes = run.append_bytes
         self.member = QuorumMember(run.config, fsm.rules, self.log, self.feed, lambda: run.draws["ids"].randbytes(16))
         self.log.transport.sessions.fit(run.max_payload)
-        self.feed.fit(run.max_payload)
+        self.feed.set_message_size(run.max_payload)
         self.log.transport.sessions.set_online(True)
         self.inbox: list[tuple[str, bytes]] = []
         self.death = ""
@@ -154,7 +154,7 @@ class SimMember:
             Asking(run, self.node_id, self.run, request, _JOIN_ATTEMPT_NS, self._told_who_they_are)
 
     def _told_who_they_are(self, response: pb.ControlResponse) -> None:
-        if self.log.told(response):
+        if self.log.process_leader_description(response):
             self.run_.seen["members told that they are none"] += 1
 
     def _steps(self) -> int:
@@ -187,7 +187,7 @@ class SimMember:
                 run.later(NS_PER_S // 200, lambda: self.run(lambda: self._looked_for(decision, absent)))
             case LeaderQuestion():
                 said = ProbeResult.ABSENT if run.is_absent(decision.node) else None
-                run.later(NS_PER_S // 200, lambda: self.run(lambda: self.member.answered(decision, said)))
+                run.later(NS_PER_S // 200, lambda: self.run(lambda: self.member.question_answered(decision, said)))
 
     def _looked_for(self, looked: ProbeNode, absent: bool) -> None:
         self.run_.seen["nodes found absent"] += absent
@@ -224,7 +224,7 @@ class SimMember:
         if order in self._open_orders:
             self._open_orders.discard(order)
             self.run_.seen[f"orders: {outcome.name}"] += 1
-            done(self.member.ended(order, outcome, answer, self.run_.now_ns()))
+            done(self.member.proposal_ended(order, outcome, answer, self.run_.now_ns()))
 
     def _catch_up(self) -> None:
         """As ``RaftMember._catch_up``: barriers until one is applied that ends probation."""

@@ -56,12 +56,12 @@ class RaftMutant:
 # ---- leases ----------------------------------------------------------------------------------------------------------
 def leases_from_the_answer() -> Patches:
     """A majority's word counts from when it is heard, not from when it was asked for."""
-    real = SessionTransport._answered
+    real = SessionTransport._process_answer
 
     def answered(self: SessionTransport, sender: str, answer: Any, term: int) -> None:
         real(self, sender, {**answer, "echo_ns": self._stamp()}, term)
 
-    return [patch.object(SessionTransport, "_answered", answered)]
+    return [patch.object(SessionTransport, "_process_answer", answered)]
 
 
 def votes_at_once() -> Patches:
@@ -95,7 +95,7 @@ def lease_on_an_old_image() -> Patches:
 
 def session_ended_with_the_connection() -> Patches:
     """Nobody listens for the node: its session ends at once, and not with its lease."""
-    real = NodeSessions.gone
+    real = NodeSessions.record_no_responders
 
     def gone(self: NodeSessions, node_id: str) -> None:
         real(self, node_id)
@@ -103,7 +103,7 @@ def session_ended_with_the_connection() -> Patches:
         if session is not None and not session.fenced:
             session.deadline_ns = self._earliest_ns = 0
 
-    return [patch.object(NodeSessions, "gone", gone)]
+    return [patch.object(NodeSessions, "record_no_responders", gone)]
 
 
 def sessions_shorter_than_leases() -> Patches:
@@ -131,17 +131,17 @@ def sessions_not_restarted_by_a_new_leader() -> Patches:
 
 # ---- outcomes --------------------------------------------------------------------------------------------------------
 def unknown_outcome_is_a_refusal_of_the_leader() -> Patches:
-    real = QuorumMember.ended
+    real = QuorumMember.proposal_ended
 
     def ended(self: QuorumMember, order: ProposedEntry, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> Any:
         return real(self, order, EntryOutcome.NEVER if outcome is EntryOutcome.UNKNOWN else outcome, answer, now_ns)
 
-    return [patch.object(QuorumMember, "ended", ended)]
+    return [patch.object(QuorumMember, "proposal_ended", ended)]
 
 
 def silence_is_a_refusal() -> Patches:
-    real = Forwarding.unanswered
-    return [patch.object(Forwarding, "unanswered", lambda self, detail, *, sent: real(self, detail, sent=False))]
+    real = Forwarding.attempt_failed
+    return [patch.object(Forwarding, "attempt_failed", lambda self, detail, *, sent: real(self, detail, sent=False))]
 
 
 def new_operation_id_with_every_attempt() -> Patches:
@@ -183,7 +183,7 @@ def folder_that_went_back_is_believed() -> Patches:
             self.known[peer_id], self._changed = nonce, True
         return True
 
-    return [patch.object(FolderLineage, "heard", heard)]
+    return [patch.object(FolderLineage, "process_hello", heard)]
 
 
 # ---- the log ---------------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def feed_goes_on_over_a_restored_image() -> Patches:
     def restored(self: FeedProducer, index: int) -> None:
         self.index = self._published_index = index
 
-    return [patch.object(FeedProducer, "restored", restored)]
+    return [patch.object(FeedProducer, "snapshot_loaded", restored)]
 
 
 def feed_gap_not_seen() -> Patches:
@@ -344,7 +344,7 @@ def deaf_to_those_of_the_list_before() -> Patches:
 
 
 def nobody_is_told_that_he_is_none() -> Patches:
-    return [patch.object(member_log.MemberLog, "told", lambda self, response: False)]
+    return [patch.object(member_log.MemberLog, "process_leader_description", lambda self, response: False)]
 
 
 MUTANTS = (

@@ -19,7 +19,7 @@ from liftpy.core.metadata import data_deletion, node_identity
 from liftpy.core.metadata.data_deletion import DataDeletion, question
 from liftpy.core.metadata.feed import FeedSubscription
 from liftpy.core.metadata.image_delta import diff
-from liftpy.core.metadata.sessions import AnsweredHeartbeats, Granted, Registered, registered
+from liftpy.core.metadata.sessions import AnsweredHeartbeats, Granted, Registered, registration_result
 from liftpy.core.replication.lease import Lease
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import StorageError
@@ -110,8 +110,8 @@ class NodeProcess:
             nodeId=node.node_id, previousIncarnation=self._previous.incarnation, cleanStop=self._previous.clean_stop,
             flushedAlways=self._previous.flushed_always,
         )  # fmt: skip
-        self._sim.spoken_by_nodes.tell(register)
-        counted.tell(register)
+        self._sim.spoken_by_nodes.write_to(register)
+        counted.write_to(register)
         self._request = pb.ControlRequest(registerNode=register)
         self._follow()
         self._register()
@@ -150,7 +150,7 @@ class NodeProcess:
         self._ask(self._request, _REGISTER_TIMEOUT_NS, self._registration_answered)
 
     def _registration_answered(self, response: pb.ControlResponse) -> None:
-        match registered(response):
+        match registration_result(response):
             case Registered.TAKEN_IN:
                 self.incarnation, self._registered_at = response.node.incarnation, response.index
                 self._begin()
@@ -179,19 +179,19 @@ class NodeProcess:
             return
         sent_ns = self._sim.now_ns()
         beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=self.node.node_id, incarnation=self.incarnation))
-        self._sim.spoken_by_nodes.tell(beat.heartbeat)
+        self._sim.spoken_by_nodes.write_to(beat.heartbeat)
         self._ask(beat, round(self._sim.config.session_s / 2 * NS_PER_S), partial(self._heard, sent_ns))
 
     def _heard(self, sent_ns: int, response: pb.ControlResponse) -> None:
         every_ns = round(self._sim.config.heartbeat_interval_s * NS_PER_S)
         self._later(max(1, sent_ns + every_ns - self._sim.now_ns()), self._beat)
         if response.error == pb.ControlResponse.OK:
-            self._extend(self._heartbeats.answered(sent_ns, response, self.subscription.image.index))
+            self._extend(self._heartbeats.response_received(sent_ns, response, self.subscription.image.index))
 
     def _extend(self, granted: Granted | None) -> None:
         if granted is not None:
             self._sim.seen["leases extended"] += 1
-            self.lease.heard(*granted)
+            self.lease.extend(*granted)
             self._check_lease()
 
     def _check_lease(self) -> None:
@@ -278,13 +278,13 @@ class NodeProcess:
         if self._believed is None:
             self._sim.ghost.check_fed(image, self.node.node_id)
         change = diff(before, image)  # type: ignore[arg-type]
-        self._departures.seen(change.deleted)
+        self._departures.note_deleted_streams(change.deleted)
         self._extend(self._heartbeats.image_seen(image.index))
         for each in change.for_node(self.node.node_id):
             held = image.find(each.key.stream, each.key.uid, each.key.partition)
             if held is not None and self.node.node_id in held[1].replicas:
                 self.node.folders.add(each.key)
-            elif self._departures.gone(each.key, image) and each.key in self.node.folders:
+            elif self._departures.has_left(each.key, image) and each.key in self.node.folders:
                 self._ask_for(each.key)
 
     def _ask_for(self, key: PartitionKey) -> None:
@@ -301,5 +301,5 @@ class NodeProcess:
                 raise Violation(f"M11: {self.node.node_id} deletes {key}, which nobody has deleted")
         else:
             self._sim.seen["folders kept against the image"] += 1
-            self._departures.denied(key)
+            self._departures.deletion_denied(key)
             self.subscription.start_again()

@@ -62,14 +62,14 @@ def what_is_committed_alone_is_recognised() -> Patches:
 
 
 def what_was_heard_is_forgotten() -> Patches:
-    real = Standby._sorted
+    real = Standby._sort
 
     def forget(self: Standby, hearing: Hearing) -> Generator[None, None, FailoverBacklog]:
         made = yield from real(self, hearing)
         made.fresh = []
         return made
 
-    return [patch.object(Standby, "_sorted", forget)]
+    return [patch.object(Standby, "_sort", forget)]
 
 
 def what_was_passed_over_is_appended() -> Patches:

@@ -186,7 +186,7 @@ class ClusterMember(SimMember):
 
             def answered(said: object) -> None:
                 if asking.pop() if asking else False:
-                    self.member.answered(decision, said)  # type: ignore[arg-type]
+                    self.member.question_answered(decision, said)  # type: ignore[arg-type]
 
             group.ask(decision, lambda said: self.run(lambda: answered(said)))
             self.run_.later(ANSWER_NS, lambda: self.run(lambda: answered(None)))

@@ -229,7 +229,7 @@ def main() -> None:
             out = asyncio.run(reach(cluster, kind, count, bound_bytes))
             print(json.dumps(asdict(out)), out.wrong or "as it should be", flush=True)
             worst = max(worst, bool(out.wrong))
-        worst = max(worst, bool(cluster.ended()))
+        worst = max(worst, bool(cluster.ended_nodes()))
     sys.exit(worst)
 
 

@@ -144,7 +144,7 @@ class Commits:
                     request = SnapshotRequest(service=GROUPS_SERVICE, stream=GROUPS_STREAM, partition=part.partition)
                     for node in part.replicas:
                         subject = Subjects().service_session(node, GROUPS_STREAM, GROUPS_SERVICE)
-                        await self._client.transport.publish(subject, frames.sealed(request))
+                        await self._client.transport.publish(subject, frames.seal(request))
             await asyncio.sleep(_SNAPSHOT_S)
 
 

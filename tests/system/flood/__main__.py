@@ -173,7 +173,7 @@ def main() -> None:
         options = {"flush": given.flush, "size_bytes": given.size, "publishers": given.publishers}
         work = flood(cluster, given.messages, per_second=given.per_second, min_isr=given.min_isr, **options)
         outcome = asyncio.run(work)
-        ended = cluster.ended()
+        ended = cluster.ended_nodes()
     print(outcome.text())
     sys.exit(0 if outcome.calm and outcome.lost == 0 and not ended else 1)
 

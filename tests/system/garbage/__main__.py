@@ -57,7 +57,7 @@ def send_garbage(
     lines = Lines(verbose)
     with DevCluster(NODES, settings=SETTINGS, on_line=lines.take) as cluster:
         outcome = asyncio.run(Run(cluster, frames, per_s, seed, rows, lines.forget).run())
-        outcome.ended = cluster.ended()
+        outcome.ended = cluster.ended_nodes()
     outcome.log_lines, outcome.most_lines_in_a_second = lines.count, lines.most_in_a_second
     outcome.said = dict(lines.kinds.most_common(8))
     return outcome
@@ -69,7 +69,7 @@ def send_floods(floods: Mapping[str, int], *, per_s: int = PER_S, verbose: bool 
     with DevCluster(NODES, settings=SETTINGS, on_line=lines.take) as cluster:
         run = Run(cluster, 0, per_s, 1, frozenset(), lines.forget, floods)
         outcome = asyncio.run(run.run())
-        outcome.ended = cluster.ended()
+        outcome.ended = cluster.ended_nodes()
     outcome.log_lines, outcome.most_lines_in_a_second = lines.count, lines.most_in_a_second
     outcome.said = dict(lines.kinds.most_common(8))
     return outcome

@@ -39,21 +39,21 @@ def _inbox() -> str:
 def _long_polls(place: Place) -> Iterator[bytes]:
     """Readers that wait 30 s at the end of a stream in which nothing happens, each at a node of its own choice."""
     subjects = place.subjects
-    wait = frames.sealed(client_pb2.ReadRequest(offset=0, waitMs=30_000, minHighWatermark=-1, maxBytes=1 << 20))
+    wait = frames.seal(client_pb2.ReadRequest(offset=0, waitMs=30_000, minHighWatermark=-1, maxBytes=1 << 20))
     for node in itertools.cycle(place.nodes):
         yield command(subjects.read_from(QUIET, 0, node), _inbox(), b"", wait)
 
 
 def _reads(place: Place) -> Iterator[bytes]:
     """As many bytes as one message takes, from the beginning, at whichever replica."""
-    read = frames.sealed(client_pb2.ReadRequest(offset=0, maxBytes=64 << 20, minHighWatermark=-1))
+    read = frames.seal(client_pb2.ReadRequest(offset=0, maxBytes=64 << 20, minHighWatermark=-1))
     for node in itertools.cycle(place.nodes):
         yield command(place.subjects.read_from(place.stream, 0, node), _inbox(), b"", read)
 
 
 def _admin(place: Place, request: cluster_pb2.ControlRequest) -> bytes:
     request.operationId = secrets.token_bytes(16)
-    return command(place.subjects.control_admin(), _inbox(), b"", frames.sealed(request))
+    return command(place.subjects.control_admin(), _inbox(), b"", frames.seal(request))
 
 
 def _large_requests(place: Place) -> Iterator[bytes]:
@@ -85,9 +85,7 @@ def _ghosts(place: Place) -> Iterator[bytes]:
         )
         request = cluster_pb2.ControlRequest(operationId=secrets.token_bytes(16), registerNode=start)
         subjects = place.subjects
-        yield command(
-            subjects.control_node(node), f"{subjects.inbox(node)}.{GHOST_INBOX}.{number}", b"", frames.sealed(request)
-        )
+        yield command(subjects.control_node(node), f"{subjects.inbox(node)}.{GHOST_INBOX}.{number}", b"", frames.seal(request))
 
 
 def _streams(place: Place) -> Iterator[bytes]:
@@ -124,7 +122,7 @@ def _in_nodes_names(place: Place) -> Iterator[bytes]:
                 )
                 request.reportLeader.CopyFrom(report)
         reply = f"{place.subjects.inbox(node)}.{GHOST_INBOX}.{number}"
-        yield command(place.subjects.control_node(node), reply, b"", frames.sealed(request))
+        yield command(place.subjects.control_node(node), reply, b"", frames.seal(request))
 
 
 FLOODS = {

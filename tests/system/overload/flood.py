@@ -121,7 +121,7 @@ async def run(cluster: DevCluster, seconds: float, shortest_s: float = _SHORTEST
         leader = (await client.stream(STREAM)).partitions[0].leader
         said = next(p for p in (await client.admin.node_status(leader))["partitions"] if p["stream"] == STREAM)
         out.counted = {name: said[name] for name in ("overloaded", "rejected") if name in said} | said.get("dropped", {})
-        out.ended = cluster.ended()
+        out.ended = cluster.ended_nodes()
     return out
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import connect
-from liftpy.core.metadata.controller.preflight import why_not
+from liftpy.core.metadata.controller.preflight import reasons_to_keep_running
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.errors import LiftError
 from liftpy.nats.cancellation import end_tasks
@@ -263,7 +263,7 @@ class Run:
         except LiftError:
             return False
         voters = {member.node_id: member.connected for member in state.controllers if not member.learner}
-        return not why_not(state.image, name, voters)
+        return not reasons_to_keep_running(state.image, name, voters)
 
     async def _synced(self, name: str) -> bool:
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from liftpy.config import StreamConfig
 from liftpy.core.backup.manifest import Manifest, PartitionCopy, StoredFile, StoredPiece, StreamCopy, image_path, piece_path
-from liftpy.core.backup.pieces import chained, kept_pieces
+from liftpy.core.backup.pieces import extend_chain, kept_pieces
 from liftpy.core.base.partition import PartitionState, Purge
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.snapshot import encode_snapshot
@@ -62,7 +62,7 @@ def copied(
     for first in range(0, len(rest), per_piece):
         part = rest[first : first + per_piece]
         for batch in part:
-            at = chained(at, batch)
+            at = extend_chain(at, batch)
         path = piece_path("orders", UID, 0, part[0].base_offset, backup)
         file = store_file(store, path, b"".join(batch.view for batch in part))
         pieces.append(

@@ -19,7 +19,7 @@ from liftpy.core.observe.tracing import StepSpans
 from liftpy.errors import CorruptionError
 from sidecar.backup.create import TakenBackup
 from sidecar.cli import backup
-from sidecar.cli.backup import said_of, traced
+from sidecar.cli.backup import said_of, trace_steps
 from sidecar.runtime.settings import Target
 from tests.unit.backup.stored import SECOND, two_backups
 
@@ -30,7 +30,7 @@ def test_backup_step_span_ends_with_the_next_step(monkeypatch: pytest.MonkeyPatc
     for name in ("begin", "barrier", "pieces"):
         spans.step(name)
     spans.attributes = {"liftpy.streams": 2}
-    root, steps, parent, links = spans.ended("torn")
+    root, steps, parent, links = spans.end_all("torn")
     assert (root.name, root.start_ns, root.end_ns, root.error) == ("backup", 100, 105, "torn")
     assert root.attributes == {"liftpy.streams": 2, "liftpy.step": "pieces"}
     said = [(step.name, step.start_ns, step.end_ns) for step in steps]
@@ -39,11 +39,11 @@ def test_backup_step_span_ends_with_the_next_step(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(steps_module, "MOST_STEPS", 2)
     many = StepSpans("backup", lambda: 7)
-    assert many.ended().children == ()
+    assert many.end_all().children == ()
     for name in "abc":
         many.step(name)
-    assert [step.name for step in many.ended().children] == ["a", "b"]
-    assert many.ended().root.attributes == {}
+    assert [step.name for step in many.end_all().children] == ["a", "b"]
+    assert many.end_all().root.attributes == {}
 
 
 class Kept:
@@ -66,7 +66,7 @@ def test_backup_trace_is_exported_when_the_command_ends_or_fails(error: BaseExce
     pytest.importorskip("opentelemetry.sdk")
     kept = Kept()
     with nullcontext() if error is None else pytest.raises(type(error)):  # noqa: SIM117 - what is raised goes through
-        with traced("restore", Target(), "otlp", "", lambda: kept) as spans:
+        with trace_steps("restore", Target(), "otlp", "", lambda: kept) as spans:
             spans.step("look")
             spans.step("stage")
             if error is not None:
@@ -88,7 +88,7 @@ def test_backup_trace_export_that_hangs_does_not_delay_the_command() -> None:
             may_end.wait(60)
             return super().export(spans)
 
-    with traced("backup", Target(), "otlp", "", Hangs):
+    with trace_steps("backup", Target(), "otlp", "", Hangs):
         pass
     assert not may_end.is_set(), "it was not waited for"
     may_end.set()

@@ -95,7 +95,7 @@ def test_backup_store_write_that_fails_keeps_the_old_file(tmp_path: Path) -> Non
         store.put("backups/b/file", b"new")
     store._fs = inner
     assert store.read("backups/b/file") == b"old"
-    with pytest.raises(KeyError), store.writing("pieces/x"):
+    with pytest.raises(KeyError), store.open_for_writing("pieces/x"):
         raise KeyError("an error of the writer's is the writer's")
 
 

@@ -125,7 +125,7 @@ async def test_restore_into_an_empty_cluster_sets_changed_session_times(
     assert found == RestoredSetting(TIMES, why)
     assert told == [{"session_s": 5.5, "lease_s": 4.0}] * (why in ("", "the level is 4") and "mine" not in there)
     assert found.command == "liftpy settings node-session --session 5.5 --lease 4"
-    assert found.shown == {"session_ms": 5500, "lease_ms": 4000, "why_not": why}
+    assert found.json_value == {"session_ms": 5500, "lease_ms": 4000, "why_not": why}
 
 
 def test_backup_of_unchanged_session_times_omits_them() -> None:

@@ -235,12 +235,12 @@ class RealDecisions(World):
         request = frames.decode(payload, pb.ControlRequest)
         refused = fit(request, len(payload))
         if refused:
-            return frames.sealed(
+            return frames.seal(
                 pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=refused, operationId=request.operationId)
             )
         response = self.cluster.apply(request.SerializeToString())
         response.operationId = request.operationId
-        return frames.sealed(response)
+        return frames.seal(response)
 
     async def create_stream(self, name: str, subject: str, *, ready_s: float, **more: Any) -> StreamImage:
         return await self.real.create_stream(name, subject, ready_s=0, **more)
@@ -293,7 +293,7 @@ async def test_restore_keeps_the_placement_policy_of_the_stream(
     restore = a_restore(world, manifest)
     [one] = restore._streams
     one.wish = replace(one.wish, placement=policy, replicas=2)
-    one.plan = await restore._planned(one, world.image)
+    one.plan = await restore._plan_placement(one, world.image)
     wished = PlacementOptions(policy=planned_by)
     assert one.plan == (await world.plan_stream("x", "shop.x", replicas=2, placement=wished)).replicas
     assert unmet in one.unmet_policy

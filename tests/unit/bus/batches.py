@@ -82,7 +82,7 @@ class Bench:
 
     def arrive(self, *messages: tuple[bytes, bytes, bytes]) -> None:
         for reply, payload, block in messages:
-            self.ingest._arrived(self.acks._data_subject.encode(), reply, payload, block)
+            self.ingest._message_arrived(self.acks._data_subject.encode(), reply, payload, block)
         self.ingest._drain()
 
     def commit(self, policy: AckPolicy = AckPolicy.ALL) -> list[_Ack]:

@@ -33,7 +33,7 @@ def other(number: int, *, block: bytes = b"", **fields: Any) -> tuple[bytes, byt
         "offset": -1,
         "runs": True,
     }
-    return b"_INBOX.x.%d" % number, frames.sealed(client_pb2.Message(**said | fields)), block
+    return b"_INBOX.x.%d" % number, frames.seal(client_pb2.Message(**said | fields)), block
 
 
 def told(bench: Bench, policy: AckPolicy = AckPolicy.ALL) -> dict[str, tuple[int, int]]:

@@ -82,7 +82,7 @@ async def test_listener_that_leaves_receives_messages_in_flight_only(bus: BusCon
     for number in range(100):
         bus.send("l.x", [b"%d" % number])
     listener.leave()
-    await bus.settled(5)
+    await bus.wait_until_processed(5)
     assert got == [b"%d" % number for number in range(100)]
     bus.send("l.x", [b"after"], f"{bus.inbox}.1")
     await until(lambda: bool(told), "The NATS server reports an error: that nobody listens. Check the server log.")
@@ -105,7 +105,7 @@ async def test_listener_is_retired_when_no_messages_are_in_flight(bus: BusConnec
 
 async def test_subscription_is_reported_active_only_after_the_server_confirmed(bus: BusConnection, server: NatsServer) -> None:
     """A publish over another connection after that is received. A late confirmation is requested once more."""
-    other, settled, tries = await nats.connect(server.url), bus.settled, 0
+    other, settled, tries = await nats.connect(server.url), bus.wait_until_processed, 0
 
     async def late_once(timeout_s: float) -> None:
         nonlocal tries
@@ -114,7 +114,7 @@ async def test_subscription_is_reported_active_only_after_the_server_confirmed(b
             raise TimeoutError
         await settled(timeout_s)
 
-    bus.settled = late_once  # type: ignore[method-assign]
+    bus.wait_until_processed = late_once  # type: ignore[method-assign]
     got: list[bytes] = []
     heard: list[int] = []
     for number in range(3):
@@ -239,8 +239,8 @@ async def test_answers_to_one_read_leave_in_few_writes(
     answers: list[bytes] = []
     other = await open_bus(NodeSettings("n2", Path("unused"), nats=(server.url,)), lambda: BusConnection("other"))
     other.listen("few.answered", lambda s, r, payload, h: answers.append(payload))
-    await other.settled(5)
-    await bus.settled(5)
+    await other.wait_until_processed(5)
+    await bus.wait_until_processed(5)
     assert bus._outlet is not None
     writes, reads = [0], [0]
     monkeypatch.setattr(bus._outlet, "_transport", _Counted(bus._outlet._transport, writes))
@@ -285,7 +285,7 @@ async def test_messages_sent_behind_waiting_ones_keep_their_order(bus: BusConnec
     """The flusher of nats-py sends its own commands."""
     got: list[bytes] = []
     bus.listen("order.x", lambda s, r, payload, h: got.append(payload))
-    await bus.settled(5)
+    await bus.wait_until_processed(5)
     for number in range(0, 30, 3):
         bus.send("order.x", [b"%d" % number])
         await bus.publish("order.x", b"%d" % (number + 1))

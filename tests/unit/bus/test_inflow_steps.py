@@ -351,8 +351,8 @@ async def test_inflow_accepts_statistics_only_of_its_open_connection(
 ) -> None:
     bus = bench.bus
     noted: list[Any] = []
-    bench.monkeypatch.setattr(bus.overflow, "heard", lambda *given: noted.append(given))
-    bench.monkeypatch.setattr(bus.cuts, "told", noted.append)
+    bench.monkeypatch.setattr(bus.overflow, "record_pong", lambda *given: noted.append(given))
+    bench.monkeypatch.setattr(bus.cuts, "record_server_report", noted.append)
     bus._client_id = 7
     bus._server_info = {"server_id": "s1"}
     told = ConnectionStats(3, server, client_id, 100, 5, reason)

@@ -55,7 +55,7 @@ class Taker:
 
     async def open(self, server: NatsServer, asks: BusConnection, buffer_bytes: int) -> None:
         await self.connect(server.url, asks, buffer_bytes)
-        await self.bus.settled(5.0)
+        await self.bus.wait_until_processed(5.0)
 
     async def connect(self, url: str, asks: BusConnection, buffer_bytes: int) -> None:
         given = NodeSettings("n1", Path("unused"), nats=(url,))

@@ -50,7 +50,7 @@ async def test_changed_credentials_reach_all_open_connections() -> None:
         await until(lambda: one.stats["reconnects"] == 1 and other.stats["reconnects"] == 1)
         await until(lambda: one.is_connected and other.is_connected)
         assert one.options["user"] == other.options["user"] == "second"
-        await one.settled(5)
+        await one.wait_until_processed(5)
         other.send("data.x", (b"subscriptions come along",))
         await until(lambda: heard == [b"subscriptions come along"])
         late = await open_bus(settings(server, FIRST), lambda: BusConnection("test"), keys)

@@ -199,7 +199,7 @@ def test_producer_duplicates_beyond_the_bound_get_no_rejection() -> None:
     bench.ingest._config = ReplicationConfig(ingest_queue_records=16)
     for first, end in [(0, 2)] * 17 + [(1, 4), (2, 4)]:
         head = {"producerInstance": INSTANCE, "producerDigest": before(first), "correlationId": f"{first}-{end}"}
-        bench.ingest._arrived(b"ev.1", REPLY, published(batch_of(first, end), **head), b"")
+        bench.ingest._message_arrived(b"ev.1", REPLY, published(batch_of(first, end), **head), b"")
     assert [(ack.ackError, ack.correlationId) for ack in bench.answers()] == [(_Ack.OVERLOADED, "2-4")]
 
 

@@ -197,7 +197,7 @@ def test_quota_by_token_counts_each_token_alone() -> None:
     bench = a_bench(quota_by_token=2)
     for subject, count in ((b"ev.a", 4), (b"ev.b", 1)):
         for _ in range(count):
-            bench.ingest._arrived(subject, b"", subject, b"")
+            bench.ingest._message_arrived(subject, b"", subject, b"")
     bench.ingest._drain()
     assert values(bench) == [b"ev.a", b"ev.a", b"ev.b"]
     assert dict(bench.ingest.counters.throttled) == {"token": 2}

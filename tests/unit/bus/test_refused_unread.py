@@ -444,7 +444,7 @@ def test_overload_takes_a_message_id_for_new_only_if_not_stored_or_in_flight() -
     bench.ingest._feed = lambda event: None  # held back
     bench.arrive((b"_INBOX.2", b"v", block(b"m2")))
     assert (is_new(b"m2"), is_new(b"m3")) == (False, True)
-    bench.ingest._arrived(b"ev.1", b"_INBOX.3", b"v", block(b"m3"))
+    bench.ingest._message_arrived(b"ev.1", b"_INBOX.3", b"v", block(b"m3"))
     assert not is_new(b"m4"), "what has come and was not taken yet is not looked through"
     bench.ingest._drain()
     assert (is_new(b"m3"), is_new(b"m4")) == (False, True)

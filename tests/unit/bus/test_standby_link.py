@@ -68,7 +68,7 @@ class Bench:
 
 async def test_standby_connection_is_opened_with_the_first_standby() -> None:
     bench = Bench()
-    await bench.standby.settled(1.0)
+    await bench.standby.wait_until_processed(1.0)
     await bench.standby.stop()
     assert bench.made == [], "nobody has stood by"
     bench.standby.hear("a", "sink of a", "given up of a")  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ async def test_standby_connection_is_opened_with_the_first_standby() -> None:
     ]
     bench.standby.hear("d", "sink of d", "given up of d")  # type: ignore[arg-type]
     assert link.told[-1][:2] == ("listen", "d")
-    await bench.standby.settled(2.5)
+    await bench.standby.wait_until_processed(2.5)
     await bench.standby.stop()
     assert link.told[-2:] == [("settled", 2.5), ("stop",)]
 

@@ -51,5 +51,5 @@ def test_wake_up_names_the_stream_uid_and_reaches_only_that_stream() -> None:
         stream="orders", partition=2, streamUid="uid-1"
     )
     bus.sink(b"", b"", frame, b"")
-    bus.sink(b"", b"", frames.sealed(pb.PartitionNotification(stream="orders", partition=2)), b"")
+    bus.sink(b"", b"", frames.seal(pb.PartitionNotification(stream="orders", partition=2)), b"")
     assert delivered == [("orders", 2, "uid-1", events.WokenUp()), ("orders", 2, "", events.WokenUp())], "'': an older node's"

@@ -184,9 +184,9 @@ async def judged(
     made = Cuts(server, overflow)  # type: ignore[arg-type]
     made._seen = 10
     if last is not None:
-        made.told(last)
-    made.lost("s1", 7)
-    made.passed(seen)
+        made.record_server_report(last)
+    made.connection_lost("s1", 7)
+    made.messages_processed(seen)
     await asyncio.gather(*tasks)
     assert made._seen == seen
     return made, learned

@@ -38,7 +38,7 @@ class Wire:
             self.moved.step()
         self.moved.driver.now_ns += 1
         request.timeNs = self.moved.driver.now_ns
-        return frames.sealed(self.moved.driver.apply(request.SerializeToString()))
+        return frames.seal(self.moved.driver.apply(request.SerializeToString()))
 
 
 class Cli:

@@ -33,7 +33,7 @@ class Wire:
         request = frames.decode(payload, pb.ControlRequest)
         self.driver.now_ns += 1
         request.timeNs = self.driver.now_ns
-        return frames.sealed(self.driver.apply(request.SerializeToString()))
+        return frames.seal(self.driver.apply(request.SerializeToString()))
 
 
 class Printed:
@@ -67,7 +67,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     async def silent(*_: Any) -> None:
         raise UnavailableError("nobody is there")
 
-    monkeypatch.setattr(client.admin, "_led", led)
+    monkeypatch.setattr(client.admin, "_wait_for_leader", led)
     monkeypatch.setattr(client.admin, "node_status", silent)
     for module in (stream, node, status, rebalance):
         monkeypatch.setattr(module, "with_client", lambda _target, work, **_: asyncio.run(work(client)))

@@ -137,14 +137,14 @@ def test_publish_report_counts_answers_out_of_order() -> None:
         for line, offset in ((2, 8), (1, 7), (4, 12), (3, 9)):
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             answer.set_result(SimpleNamespace(offset=offset))
-            report.answered(line, answer)
+            report.count_answer(line, answer)
         for line in (9, 5, 7):
             answer = asyncio.get_running_loop().create_future()
             answer.set_exception(UnavailableError(f"line {line}"))
-            report.answered(line, answer)
+            report.count_answer(line, answer)
         answer = asyncio.get_running_loop().create_future()
         answer.cancel()
-        report.answered(1, answer)
+        report.count_answer(1, answer)
         return report.as_json
 
     found = asyncio.run(reported())

@@ -565,7 +565,7 @@ def test_status_health_and_top_name_a_partition_that_waits_for_an_unclean_electi
 
     async def summary(node: str, *_: Any) -> Any:
         watch = ControllerMetrics()
-        watch.changed(cluster.image, 0)
+        watch.update(cluster.image, 0)
         nodes = {name: SimpleNamespace(fenced=False, leaving=False) for name in cluster.image.nodes}
         reporter = a_reporter([], cluster_watch=watch, incarnation=6, uptime_s=7.0, node_id=node)
         reporter.group.leader, reporter.group.image.nodes = "n1", nodes
@@ -586,7 +586,7 @@ def test_status_health_and_top_name_a_partition_that_waits_for_an_unclean_electi
 
         yield SimpleNamespace(describe_cluster=describe, node_health=healthy, node_glance=summary)
 
-    monkeypatch.setattr(importlib.import_module("sidecar.cli.health_nats"), "asking", asking)
+    monkeypatch.setattr(importlib.import_module("sidecar.cli.health_nats"), "connect_for_requests", asking)
     code, said, _ = run(capsys, "health")
     assert (code, command in said) == (1, True)
 

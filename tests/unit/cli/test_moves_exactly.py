@@ -17,9 +17,9 @@ from liftpy.core.metadata.reassignment_progress import Movement, Phase, movement
 from liftpy.errors import OutcomeUnknownError, ProtocolError, UnavailableError
 from sidecar.cli import reassignment, rebalance
 from sidecar.cli import stream as alter
-from sidecar.cli.node import _what_stays
+from sidecar.cli.node import _reasons_that_replicas_stay
 from sidecar.cli.partition_reports import ask_nodes
-from sidecar.cli.reassignment import Estimate, MoveProgress, _rests, follow, left_bytes, movement_json, sentence, standing
+from sidecar.cli.reassignment import Estimate, MoveProgress, _rests, follow, left_bytes, movement_json, progress_of, sentence
 from sidecar.cli.rebalance import RebalancePlan, plan_of
 from tests.flat_client import FlatClient
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
@@ -53,9 +53,9 @@ def test_move_left_bytes_are_what_new_replicas_lack() -> None:
 def test_move_progress_adds_up_all_partitions() -> None:
     copying = moving(joining="d")
     drops = moving(replicas=("a", "b", "d", "c"), isr=("a", "b", "d", "c"))
-    assert standing([drops], said(a=10)) == MoveProgress(partitions=1, copying=0, left_bytes=0)
-    assert standing([copying, moving(), copying], said(a=10, d=4)) == MoveProgress(partitions=3, copying=2, left_bytes=18)
-    assert standing([], {}) == MoveProgress(partitions=0, copying=0, left_bytes=0)
+    assert progress_of([drops], said(a=10)) == MoveProgress(partitions=1, copying=0, left_bytes=0)
+    assert progress_of([copying, moving(), copying], said(a=10, d=4)) == MoveProgress(partitions=3, copying=2, left_bytes=18)
+    assert progress_of([], {}) == MoveProgress(partitions=0, copying=0, left_bytes=0)
     assert movement_json(copying, said(a=10, d=4)) == {
         "stream": "s", "uid": "u1", "partition": 0, "replicas": ["a", "b", "c"], "target": ["a", "b", "d"], "phase": "copies",
         "into": "d", "out": "c", "why": "drain", "left_bytes": 6,
@@ -215,7 +215,7 @@ def test_rebalance_leader_plan_counts_in_sync_leaders_and_skips_moving_partition
     ]
     assert plan.targets == {("s", 0): ("b", "a", "c"), ("s", 1): ("c", "a", "b"), ("s", 2): ("c", "a", "b")}
     assert plan.stuck == ()
-    assert rebalance._led(a_partition(leader="b", isr=("a", "b", "c"), incomplete=("c",))) == ("b", "a")
+    assert rebalance._leader_first(a_partition(leader="b", isr=("a", "b", "c"), incomplete=("c",))) == ("b", "a")
 
 
 def test_rebalance_byte_plan_uses_leader_sizes_and_wanted_replicas() -> None:
@@ -385,12 +385,12 @@ def test_drain_names_three_streams_without_another_place() -> None:
         other = replace(made.nodes["d"], **facts)
         return replace(made, nodes=made.nodes.set("b", leaving).set("d", other))
 
-    assert _what_stays(image(5), "b") == [], "a, c and d"
+    assert _reasons_that_replicas_stay(image(5), "b") == [], "a, c and d"
     end = ": more replicas than the 2 other nodes that may take them: they stay until there are more nodes"
-    assert _what_stays(image(5, weight=0.0), "b") == [f"s0, s1, s2 and 2 more{end}"]
-    assert _what_stays(image(3, fenced=True), "b") == [f"s0, s1, s2{end}"]
-    assert _what_stays(image(4, leaving=True), "b") == [f"s0, s1, s2 and 1 more{end}"]
-    assert _what_stays(image(4, fenced=True), "d") == [], "it holds nothing"
+    assert _reasons_that_replicas_stay(image(5, weight=0.0), "b") == [f"s0, s1, s2 and 2 more{end}"]
+    assert _reasons_that_replicas_stay(image(3, fenced=True), "b") == [f"s0, s1, s2{end}"]
+    assert _reasons_that_replicas_stay(image(4, leaving=True), "b") == [f"s0, s1, s2 and 1 more{end}"]
+    assert _reasons_that_replicas_stay(image(4, fenced=True), "d") == [], "it holds nothing"
 
 
 def test_stream_alter_replicas_prints_only_changed_partitions(

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from liftpy.config import FlushPolicy, StreamConfig
 from liftpy.core.metadata.codec import config_from_pb, config_to_pb
 from liftpy.errors import ConfigError
-from sidecar.cli.stream_settings import SETTINGS, changed, setting_options, shown
+from sidecar.cli.stream_settings import SETTINGS, setting_options, settings_as_json, settings_to_show
 
 FIELDS = [field.name for field in fields(StreamConfig)]
 
@@ -46,20 +46,20 @@ def given(*words: str) -> StreamConfig:
 def test_stream_setting_survives_command_line_cluster_and_display(name: str) -> None:
     wanted = StreamConfig(**{name: other(name)})
     (setting,) = [setting for setting in SETTINGS if setting.field == name]
-    text = shown(wanted, 32)[setting.key]
+    text = settings_as_json(wanted, 32)[setting.key]
     if isinstance(text, bool):
         words = [setting.flag if text else setting.flag.replace("--", "--no-")]
     else:
         words = [setting.flag, str(text)]
     assert given(*words) == wanted
     assert config_from_pb(config_to_pb(wanted)) == wanted
-    assert text != shown(StreamConfig(), 32)[setting.key]
-    assert changed(wanted, 32)[setting.key] == text
+    assert text != settings_as_json(StreamConfig(), 32)[setting.key]
+    assert settings_to_show(wanted, 32)[setting.key] == text
 
 
 def test_stream_settings_without_options_are_the_defaults() -> None:
     assert given() == StreamConfig() == config_from_pb(config_to_pb(StreamConfig()))
-    assert set(changed(StreamConfig(), 3)) == {"ack_policy", "min_isr", "flush", "commit_policy"}
+    assert set(settings_to_show(StreamConfig(), 3)) == {"ack_policy", "min_isr", "flush", "commit_policy"}
 
 
 @pytest.mark.parametrize(

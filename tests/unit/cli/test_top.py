@@ -30,7 +30,7 @@ from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, judge,
 from liftpy.core.observe.cluster_model import HISTORY, Model, NodeRow, Watching
 from liftpy.core.observe.node_summary import LATENCY_S, MOST_NODES, NodeSummary, glance_of, percentile
 from liftpy.errors import UnavailableError
-from sidecar.cli.top import SORTS, Looking, View, as_object, pressed, render, rows_of, spark
+from sidecar.cli.top import SORTS, Looking, View, as_object, render, rows_of, spark, view_after_key
 from tests.flat_client import FlatClient
 
 FRAMES = Path(__file__).parent / "frames"
@@ -379,7 +379,7 @@ def test_top_keys_do_what_the_help_says() -> None:
     def after(keys: str, view: View | None = None, count: int = 3) -> View:
         view = view or View()
         for key in keys:
-            view = pressed(view, key, count)
+            view = view_after_key(view, key, count)
         return view
 
     assert [after("s" * n).sort for n in range(5)] == ["rate", "lag", "p99", "name", "rate"]

@@ -61,13 +61,13 @@ class Controller:
         request = frames.decode(message.data, pb.ControlRequest)
         if request.describeCluster.maxBytes == 1:
             if self.knows is not None:
-                await message.respond(frames.sealed(pb.ControlResponse(operationId=request.operationId, cluster=self.knows)))
+                await message.respond(frames.seal(pb.ControlResponse(operationId=request.operationId, cluster=self.knows)))
             return
         self.asked.append(request)
         answer = self.script.pop(0)(request)
         if answer is not None:
             answer.operationId = answer.operationId or request.operationId
-            frame = frames.sealed(answer)
+            frame = frames.seal(answer)
             await message.respond(frame[:-1] if answer.detail == "damage it" else frame)
 
 

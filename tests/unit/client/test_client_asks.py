@@ -177,7 +177,7 @@ async def test_client_bounds_and_offset_at_ask_the_reader_of_the_partition() -> 
 async def test_retrying_repeats_only_retryable_errors(error: Exception, tried: bool, as_read: bool, reads: bool) -> None:
     attempts = 0
     with contextlib.suppress(type(error)):
-        async for attempt in retrying.retrying(30.0, reads=reads):
+        async for attempt in retrying.retry_attempts(30.0, reads=reads):
             with attempt:
                 attempts += 1
                 if attempts < 3:

@@ -161,7 +161,7 @@ async def test_command_without_responders_is_unavailable_unless_an_attempt_may_b
     assert (await late.call()).offset == 17
     assert len(late.sent) == 3
     twice = AsyncRetrying(stop=stop_after_attempt(2), reraise=True)
-    monkeypatch.setattr(service_commands, "retrying", lambda patience_s: twice)
+    monkeypatch.setattr(service_commands, "retry_attempts", lambda patience_s: twice)
     monkeypatch.setattr(service_commands, "_ATTEMPT_S", 0.01)
     with pytest.raises(NoRespondersError, match=r"^No responders on shop\.commands\."):
         await Wire(nobody, nobody).call()
@@ -177,7 +177,7 @@ async def test_command_rejected_after_a_silent_attempt_has_an_unknown_outcome(
     monkeypatch: pytest.MonkeyPatch, said: Any
 ) -> None:
     twice = AsyncRetrying(stop=stop_after_attempt(2), reraise=True)
-    monkeypatch.setattr(service_commands, "retrying", lambda patience_s: twice)
+    monkeypatch.setattr(service_commands, "retry_attempts", lambda patience_s: twice)
     monkeypatch.setattr(service_commands, "_ATTEMPT_S", 0.01)
     with pytest.raises(OutcomeUnknownError, match=r"An earlier attempt may have been stored\. \(message id id-1\)$") as caught:
         await Wire((None, None), (ack(ackError=said), None)).call()

@@ -285,20 +285,20 @@ async def test_permission_denial_fails_the_waiting_requests_of_that_subject() ->
         return one, two, reply
 
     one, two, reply = asked()
-    answers.refused(False, "s.one")
+    answers.note_denial(False, "s.one")
     assert (one.done(), two.done(), answers.is_open) == (False, False, True), "we do not listen there"
-    answers.refused(True, "s.one")
+    answers.note_denial(True, "s.one")
     assert (
         str(one.exception())
         == "The NATS permissions of this user do not allow it to publish on s.one. Change the permissions: `liftpy permissions` prints them."  # noqa: E501
     )
-    answers.refused(True, reply)
+    answers.note_denial(True, reply)
     assert (
         str(two.exception())
         == f"The NATS permissions of this user do not allow it to be answered on {reply}. Change the permissions: `liftpy permissions` prints them."  # noqa: E501
     )
     one, two, _ = asked()
-    answers.refused(True, "_INBOX.a.*")
+    answers.note_denial(True, "_INBOX.a.*")
     assert answers.is_open, "it was no subscription"
     for future in (one, two):
         assert (
@@ -306,7 +306,7 @@ async def test_permission_denial_fails_the_waiting_requests_of_that_subject() ->
             == "The NATS permissions of this user do not allow it to be answered on _INBOX.a.*. Change the permissions: `liftpy permissions` prints them."  # noqa: E501
         )
     one, two, _ = asked()
-    answers.refused(False, "_INBOX.a.*")
+    answers.note_denial(False, "_INBOX.a.*")
     assert not answers.is_open
     assert isinstance(one.exception(), NotAllowedError)
     answers.end(ClientClosedError("closed"))
@@ -474,7 +474,7 @@ async def test_transport_reconnect_wakes_waiters_and_starts_a_new_wait() -> None
     assert not transport.reconnected.done()
     ours: Any = StrictConnection()
     transport = Transport(ours)
-    assert ours.on_reconnected == [transport._renewed]
+    assert ours.on_reconnected == [transport._connection_renewed]
     transport.end()
     transport.end()
     assert ours.on_reconnected == []

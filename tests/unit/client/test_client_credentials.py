@@ -12,7 +12,7 @@ import pytest
 
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
-from liftpy.nats.urls import check_urls, shown, shown_address, wants_tls
+from liftpy.nats.urls import check_urls, shown_address, wants_tls, without_secrets
 
 
 # ---- who we are ----------------------------------------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ def test_valid_nats_urls_are_accepted() -> None:
 
 
 def test_urls_are_shown_without_secrets() -> None:
-    assert shown("nats://u:p@a:1, b:2") == "nats://***@a:1, b:2"
-    assert shown(("nats://u:half", "x@a:1")) == "nats://u:***, ***@a:1"
-    assert shown("ws://a:1/x:y") == "ws://a:1/x:y"
+    assert without_secrets("nats://u:p@a:1, b:2") == "nats://***@a:1, b:2"
+    assert without_secrets(("nats://u:half", "x@a:1")) == "nats://u:***, ***@a:1"
+    assert without_secrets("ws://a:1/x:y") == "ws://a:1/x:y"
     assert shown_address(None) == ""
     assert shown_address(SimpleNamespace(netloc="u:p@a:1")) == "a:1"

@@ -153,7 +153,7 @@ async def test_transport_close_raises_client_closed_for_tasks_that_wait_for_an_i
     monkeypatch.setattr(transport, "listen", listen)
 
     async def expecting() -> None:
-        async with transport.expecting("s", 30.0):
+        async with transport.expect_answer("s", 30.0):
             pass
 
     asking = [asyncio.create_task(transport.request("s", b"", 30.0)), asyncio.create_task(expecting())]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import publisher as publisher_module
-from liftpy.client.encode_publish import Address, promised
+from liftpy.client.encode_publish import Address, headers_with_conditions
 from liftpy.client.in_flight import MessageIds, PublishAck, PublishOptions
 from liftpy.client.publisher import Publisher
 from liftpy.core.wire import frames
@@ -48,18 +48,18 @@ def test_message_ids_have_a_random_prefix_and_a_counter() -> None:
 
 
 def test_publish_conditions_are_sent_as_headers() -> None:
-    assert promised({"a": "1"}, "id", None) == (("a", b"1"), ("Nats-Msg-Id", b"id"))
-    assert promised(None, "", -1) == (("Nats-Expected-Last-Sequence", b"0"),)
-    assert promised(None, "", 41) == (("Nats-Expected-Last-Sequence", b"42"),)
+    assert headers_with_conditions({"a": "1"}, "id", None) == (("a", b"1"), ("Nats-Msg-Id", b"id"))
+    assert headers_with_conditions(None, "", -1) == (("Nats-Expected-Last-Sequence", b"0"),)
+    assert headers_with_conditions(None, "", 41) == (("Nats-Expected-Last-Sequence", b"42"),)
     for wrong in ("a\r\nb", " a", "x" * 256, "é" * 128):
         with pytest.raises(ConfigError, match="Invalid message id"):
-            promised(None, wrong, None)
-    promised(None, "x" * 255, (1 << 62) - 1)
+            headers_with_conditions(None, wrong, None)
+    headers_with_conditions(None, "x" * 255, (1 << 62) - 1)
     for offset in (-2, 1 << 62):
         with pytest.raises(ConfigError, match="Invalid expected_last ="):
-            promised(None, "", offset)
+            headers_with_conditions(None, "", offset)
     with pytest.raises(ConfigError, match="set twice"):
-        promised({"Nats-Msg-Id": "a"}, "b", None)
+        headers_with_conditions({"Nats-Msg-Id": "a"}, "b", None)
 
 
 async def test_publisher_adds_message_ids_only_with_a_dedup_window() -> None:

@@ -161,7 +161,7 @@ class Group:
         self.asked.append(asked)
         self.subjects.append(subject)
         self.times_s.append(timeout_s)
-        return frames.sealed(answer)
+        return frames.seal(answer)
 
     @property
     def admin(self) -> Admin:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import publisher as publisher_module
-from liftpy.client.encode_publish import Address, enveloped
+from liftpy.client.encode_publish import Address, envelope_of
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.publisher import Publisher
 from liftpy.config import AckPolicy
@@ -143,7 +143,7 @@ async def test_publisher_sends_an_envelope_and_listens_on_one_inbox() -> None:
     made, wire, _ = publisher(timeout_s=7.0, patience_s=9.0)
     before = asyncio.get_running_loop().time()
     future = await made.send(b"v", key=b"k", headers={"h": "1"}, ack=AckPolicy.LEADER)
-    payload = enveloped("s", 0, "u1", b"v", b"k", {"h": "1"}, AckPolicy.LEADER, runs=True)
+    payload = envelope_of("s", 0, "u1", b"v", b"k", {"h": "1"}, AckPolicy.LEADER, runs=True)
     [(subject, sent, reply, headers, give_up_at)] = wire.sent
     assert (subject, sent, reply, headers) == ("shop.s", payload, "in0.0", None)
     message = made._in_flight[0]
@@ -191,8 +191,8 @@ async def test_publisher_of_an_unknown_stream_looks_it_up_before_sending() -> No
     await made.post(b"v", key=b"k")
     await made.send(b"v")
     assert found.asked == 4
-    assert wire.posted == [("shop.t", enveloped("s", 0, "u2", b"v", b"k", None, AckPolicy.NONE), None)]
-    assert wire.sent[0][:2] == ("shop.t", enveloped("s", 0, "u2", b"v", None, None, AckPolicy.ALL, runs=True))
+    assert wire.posted == [("shop.t", envelope_of("s", 0, "u2", b"v", b"k", None, AckPolicy.NONE), None)]
+    assert wire.sent[0][:2] == ("shop.t", envelope_of("s", 0, "u2", b"v", None, None, AckPolicy.ALL, runs=True))
     await made.close()
 
 
@@ -204,9 +204,9 @@ async def test_publisher_post_sends_without_reply_and_raises_denials_later() -> 
     await made.post(b"v", key=b"")
     assert wire.posted == [
         ("shop.s", b"v", {"h": "1"}),
-        ("shop.s", enveloped("s", 0, "u1", b"v", None, None, AckPolicy.NONE), None),
-        ("shop.s", enveloped("s", 0, "u1", None, None, None, AckPolicy.NONE), None),
-        ("shop.s", enveloped("s", 0, "u1", b"v", b"", None, AckPolicy.NONE), None),
+        ("shop.s", envelope_of("s", 0, "u1", b"v", None, None, AckPolicy.NONE), None),
+        ("shop.s", envelope_of("s", 0, "u1", None, None, None, AckPolicy.NONE), None),
+        ("shop.s", envelope_of("s", 0, "u1", b"v", b"", None, AckPolicy.NONE), None),
     ]
     await made.flush()
     await made.flush()
@@ -395,7 +395,7 @@ async def test_publisher_resends_to_the_current_address_of_the_stream() -> None:
     size_bytes = made.in_flight_bytes
     made._addressing.address = Address("shop.t", "u2")
     await made._put_on_the_wire(0, message)
-    assert wire.sent[1][:3] == ("shop.t", enveloped("s", 0, "u2", b"v", None, None, AckPolicy.ALL, runs=True), "in0.0")
+    assert wire.sent[1][:3] == ("shop.t", envelope_of("s", 0, "u2", b"v", None, None, AckPolicy.ALL, runs=True), "in0.0")
     assert (message.uid, made.in_flight_bytes) == ("u2", size_bytes)
     unaddressed, wire, _ = publisher(uid="")
     await unaddressed.send(b"v")

@@ -258,7 +258,7 @@ async def test_reader_repeats_a_request_to_a_silent_replica_a_bounded_number_of_
         await asyncio.sleep(0)
     await turns(20)
     assert requests.subjects == wanted
-    assert {(payload, timeout_s) for _, payload, timeout_s, _ in requests.asked} == {(frames.sealed(request), 3.0)}
+    assert {(payload, timeout_s) for _, payload, timeout_s, _ in requests.asked} == {(frames.seal(request), 3.0)}
     requests.reconnected.set_result(None)
     await turns(20)
     assert not asking.done(), "it was asked as often as it may be; now it is waited for"
@@ -493,7 +493,7 @@ async def test_client_stream_description_without_refresh_comes_from_the_cache() 
         return "new"
 
     requests.stream = stream
-    assert await asyncio.gather(streams.described("s"), streams.described("s")) == ["new", "new"]
+    assert await asyncio.gather(streams.current_stream("s"), streams.current_stream("s")) == ["new", "new"]
     assert (asked, streams.cached) == ([("s", {})], {"s": "new"})  # type: ignore[comparison-overlap]
     await turns()
 
@@ -503,7 +503,7 @@ async def test_client_stream_description_without_refresh_comes_from_the_cache() 
     requests.stream = fails
     for _ in range(2):
         with pytest.raises(UnavailableError):
-            await streams.described("s")
+            await streams.current_stream("s")
         await turns()
     assert streams.cached == {}
 

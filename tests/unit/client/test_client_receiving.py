@@ -67,7 +67,7 @@ class Connection(ClientConnection):
 
     async def _taken(self, data: bytes) -> None:
         self.wakes += 1
-        await super()._taken(data)
+        await super()._process_data(data)
 
 
 async def settle() -> None:

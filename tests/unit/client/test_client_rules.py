@@ -14,7 +14,7 @@ import pytest
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.client.client import Client
-from liftpy.client.encode_publish import Address, Addressing, enveloped, plain
+from liftpy.client.encode_publish import Address, Addressing, envelope_of, plain
 from liftpy.client.in_flight import Window
 from liftpy.client.positions import Bounds, end_offset, parse_start, parse_until, start_offset, timestamp_ns
 from liftpy.client.progress import ReadProgress
@@ -162,7 +162,7 @@ def test_an_answer_does_not_decompress_to_more_than_a_batch(monkeypatch: pytest.
 @pytest.mark.parametrize(("key", "keyed"), [(None, False), (b"", True), (b"k", True)])
 @pytest.mark.parametrize("value", [None, b"", b"v"])
 def test_message_envelope_distinguishes_missing_from_empty(key: bytes | None, keyed: bool, value: bytes | None) -> None:
-    message = frames.decode(enveloped("s", 2, "u", value, key, None, AckPolicy.LEADER), client_pb2.Message)
+    message = frames.decode(envelope_of("s", 2, "u", value, key, None, AckPolicy.LEADER), client_pb2.Message)
     assert (message.keyed, message.tombstone, message.key, message.value) == (keyed, value is None, key or b"", value or b"")
     assert (message.stream, message.partition, message.streamUid, message.offset) == ("s", 2, "u", -1)
     assert message.ackPolicy == client_pb2.LEADER
@@ -214,22 +214,22 @@ async def test_transport_answers_go_to_their_request_and_only_the_first_counts()
     one, reply, first = answers.expect("s.one")
     two, other, second = answers.expect("s.two")
     for subject in ("_INBOX.a.x", "_INBOX.a.999", "_INBOX.a.٣", "_INBOX.a."):
-        await answers.arrived(Message(subject))
+        await answers.process_message(Message(subject))
     assert not first.done()
     sent = Message(reply)
-    await answers.arrived(sent)
-    await answers.arrived(Message(reply))
+    await answers.process_message(sent)
+    await answers.process_message(Message(reply))
     assert first.result() is sent
-    answers.refused(True, "s.two")
+    answers.note_denial(True, "s.two")
     assert isinstance(second.exception(), NotAllowedError)
     answers.forget(one)
     answers.forget(two)
     assert answers.waiting_count == 0
     assert answers.is_open
     third = answers.expect("s.three")[2]
-    answers.refused(True, "s.two")
+    answers.note_denial(True, "s.two")
     assert not third.done(), "it is about another subject"
-    answers.refused(False, "_INBOX.a.*")
+    answers.note_denial(False, "_INBOX.a.*")
     assert isinstance(third.exception(), NotAllowedError)
     assert not answers.is_open, "the next request tries again"
     del other

@@ -161,7 +161,7 @@ def test_sync_client_keyboard_interrupt_cancels_the_call_and_keeps_the_client(mo
         return "fine"
 
     assert loop.run(fine()) == "fine"
-    loop.end(sync._nothing)
+    loop.end(sync._do_nothing)
     with pytest.raises(ClientClosedError):
         loop.run(fine())
     assert not loop._thread.is_alive()
@@ -180,8 +180,8 @@ def test_sync_client_close_ends_calls_in_other_threads() -> None:
     waiting = threading.Thread(target=waits)
     waiting.start()
     assert began.wait(30)
-    loop.end(sync._nothing)
-    loop.end(sync._nothing)
+    loop.end(sync._do_nothing)
+    loop.end(sync._do_nothing)
     waiting.join(30)
     assert told == [ClientClosedError]
 
@@ -190,7 +190,7 @@ def test_sync_client_call_from_its_own_thread_is_rejected() -> None:
     loop = sync._Loop()
 
     async def calls_back() -> None:
-        loop.run(sync._nothing())
+        loop.run(sync._do_nothing())
 
     with pytest.raises(ConfigError, match="another thread"):
         loop.run(calls_back())
@@ -200,4 +200,4 @@ def test_sync_client_call_from_its_own_thread_is_rejected() -> None:
 
     with pytest.raises(NotFoundError):
         loop.run(fails())
-    loop.end(sync._nothing)
+    loop.end(sync._do_nothing)

@@ -66,17 +66,17 @@ async def test_in_sync_and_in_the_rack(time: Time) -> None:
 async def test_nearest_replica_that_failed_is_skipped_for_a_while(time: Time) -> None:
     metadata = Metadata()
     await metadata.nearest.instead_of("")
-    metadata.nearest.failed("n3")
-    metadata.nearest.failed("n7")
+    metadata.nearest.note_failure("n3")
+    metadata.nearest.note_failure("n7")
     assert {await metadata.nearest.instead_of("n3") for _ in range(20)} == {"n2"}
-    metadata.nearest.failed("n2")
+    metadata.nearest.note_failure("n2")
     metadata.isr = ("n1", "n3")
     assert [await metadata.nearest.instead_of(node) for node in ("n1", "")] == ["n1", ""]
     assert metadata.looks == 1
     time.now += LOOK_EVERY_S
     assert await metadata.nearest.instead_of("n1") in ("n2", "n3")  # both have had their rest: nothing to look up
-    metadata.nearest.failed("n2")
-    metadata.nearest.failed("n3")
+    metadata.nearest.note_failure("n2")
+    metadata.nearest.note_failure("n3")
     assert await metadata.nearest.instead_of("n1") == "n1"
     assert metadata.looks == 2
     time.now += AWAY_S
@@ -87,9 +87,9 @@ async def test_nearest_replica_on_the_same_host_is_preferred_to_the_rack(time: T
     metadata = Metadata()
     metadata.here = {"n1", "n3", "n7"}  # of these n3 is in the rack too, and n7 is not in sync
     assert {await metadata.nearest.instead_of("n2") for _ in range(40)} == {"n1", "n3"}
-    metadata.nearest.failed("n1")
+    metadata.nearest.note_failure("n1")
     assert {await metadata.nearest.instead_of("n2") for _ in range(20)} == {"n3"}
-    metadata.nearest.failed("n3")
+    metadata.nearest.note_failure("n3")
     assert await metadata.nearest.instead_of("n1") == "n2", "the rack's other one"
     time.now += AWAY_S
     assert await metadata.nearest.instead_of("n2") in ("n1", "n3")

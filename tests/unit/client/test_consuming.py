@@ -99,7 +99,7 @@ class Node:
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
         self.asked += 1
         coming: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.reads.asked(payload, coming)
+        self.reads.answer_request(payload, coming)
         return await coming
 
     def must_be_usable(self) -> None:

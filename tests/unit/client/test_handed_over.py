@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from nats.aio.client import Client as NatsConnection
 
-from liftpy.client.encode_publish import enveloped, promised
+from liftpy.client.encode_publish import envelope_of, headers_with_conditions
 from liftpy.config import AckPolicy
 from liftpy.core.wire.envelope import Ordinary
 from liftpy.errors import ConfigError
@@ -27,8 +27,8 @@ def test_fast_envelope_encodes_the_same_bytes_as_protobuf(uid: str, partition: i
     assert ordinary.made_for == (uid, ack)
     for value in (b"x", b"\0\1\2", b"a" * 127, b"a" * 128, b"b" * 16_384, b"c" * 70_000):
         for msg_id in ("", "m", "abc.17", "q" * 100):
-            headers = promised(None, msg_id, None) if msg_id else None
-            wanted = enveloped("orders", partition, uid, value, None, headers, ack, runs=runs)
+            headers = headers_with_conditions(None, msg_id, None) if msg_id else None
+            wanted = envelope_of("orders", partition, uid, value, None, headers, ack, runs=runs)
             assert ordinary.envelope(value, msg_id.encode()) == wanted
             assert ordinary.opened(wanted) == (value, msg_id.encode())
 

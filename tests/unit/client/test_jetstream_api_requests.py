@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liftpy.client.jetstream_api import JsQuestion, JsRefusal, Kind, kind_of, overlap, parse_question, refused, time_text
+from liftpy.client.jetstream_api import (
+    JsQuestion,
+    JsRefusal,
+    Kind,
+    kind_of,
+    overlap,
+    parse_question,
+    rejection_answer,
+    time_text,
+)
 
 GET, DIRECT = "STREAM.MSG.GET.orders", "DIRECT.GET.orders"
 
@@ -126,7 +135,7 @@ def test_jetstream_request_of_any_bytes_is_parsed_or_rejected(rest: str, body: b
     except JsRefusal as error:
         refusal = error
     if refusal is not None:
-        part = refused(kind, refusal)
+        part = rejection_answer(kind, refusal)
         assert str(refusal.code).encode() in (part.headers or part.payload)
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from liftpy.client.job_acks import Settlements, gaps, joined, ranges_of, settlement
+from liftpy.client.job_acks import Settlements, combine_settlements, gaps, ranges_of, settlement
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.groups import commands
 from liftpy.core.wire._pb import group_pb2 as pb
@@ -47,11 +47,14 @@ def test_settlement_joins_acks_of_one_partition_only() -> None:
         told(pb.SETTLE_ACK, (1, 2, 1), key=OTHER),
         told(pb.SETTLE_ACK, (2, 4, 1), (7, 8, 2)),
     ]
-    assert [(one.partition, ranges(one.ranges)) for one in joined(acks)] == [(0, [(2, 5, 1), (7, 8, 2)]), (1, [(1, 2, 1)])]
+    assert [(one.partition, ranges(one.ranges)) for one in combine_settlements(acks)] == [
+        (0, [(2, 5, 1), (7, 8, 2)]),
+        (1, [(1, 2, 1)]),
+    ]
     mixed = [*acks, told(pb.SETTLE_NACK, (9, 10, 1))]
-    assert joined(mixed) is mixed
+    assert combine_settlements(mixed) is mixed
     twice = [told(pb.SETTLE_ACK, (0, 5, 1)), told(pb.SETTLE_ACK, (3, 4, 2))]
-    assert joined(twice) is twice, "one of the two leases is not the worker's any more"
+    assert combine_settlements(twice) is twice, "one of the two leases is not the worker's any more"
 
 
 async def test_settlements_made_during_a_command_share_the_next_command() -> None:

@@ -62,7 +62,7 @@ def test_lane_sends_gathered_records_as_soon_as_the_window_has_room() -> None:
     fill(lane, b"b", b"c", b"d", b"e")
     assert [values_of(p) for p in sent(lane, 0)] == [[b"b", b"c"]]
     assert sent(lane, 0) == []
-    assert tokens(lane.placed(0, at(0))) == ["a"]
+    assert tokens(lane.acked(0, at(0))) == ["a"]
     assert [values_of(p) for p in sent(lane, 0)] == [[b"d", b"e"]]
     header = parse_batch(lane._parcels[-1].batch).header
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 0, 3)
@@ -144,13 +144,13 @@ def test_lane_completes_tickets_in_order_for_answers_in_any_order() -> None:
     lane = a_lane()
     fill(lane, b"a", b"b", b"c", b"d", b"e")
     sent(lane, 0)
-    assert lane.placed(2, at(2)) == []
-    assert lane.placed(2, at(-1, 1)) == []
-    assert lane.placed(99, at(2)) == []
-    told = lane.placed(0, at(0))
+    assert lane.acked(2, at(2)) == []
+    assert lane.acked(2, at(-1, 1)) == []
+    assert lane.acked(99, at(2)) == []
+    told = lane.acked(0, at(0))
     assert (tokens(told), [answer.offset for _, answer in told]) == (["a", "b", "c", "d"], [0, 2])
     assert not lane.is_empty
-    assert tokens(lane.placed(4, at(4))) == ["e"]
+    assert tokens(lane.acked(4, at(4))) == ["e"]
     assert lane.is_empty
 
 
@@ -158,7 +158,7 @@ def test_lane_resends_unstored_batches_after_a_rejection_and_a_pause() -> None:
     lane = a_lane()
     fill(lane, b"a", b"b", b"c", b"d", b"e")
     before = sent(lane, 0)
-    lane.placed(4, at(4))
+    lane.acked(4, at(4))
     assert lane.refused(0, 1, Refusal.AGAIN, 5.0)
     assert sent(lane, 5.0) == []
     assert lane.wake_at() == 5.0 + FIRST_PAUSE_S
@@ -168,8 +168,8 @@ def test_lane_resends_unstored_batches_after_a_rejection_and_a_pause() -> None:
     assert lane.sent_again == 2
     assert lane.refused(0, 1, Refusal.FINAL, 6.0), "the answer to an earlier attempt says nothing any more"
     assert lane.wake_at() == 5.0 + FIRST_PAUSE_S + 1.0
-    assert tokens(lane.placed(0, at(0, 2))) == ["a", "b"]
-    assert tokens(lane.placed(2, at(2, 2))) == ["c", "d", "e"]
+    assert tokens(lane.acked(0, at(0, 2))) == ["a", "b"]
+    assert tokens(lane.acked(2, at(2, 2))) == ["c", "d", "e"]
 
 
 def test_lane_ignores_rejections_of_batches_behind_a_rejected_one() -> None:
@@ -202,7 +202,7 @@ def test_lane_pauses_grow_to_a_second_and_restart_after_an_ack() -> None:
         now = lane.resume_at
     assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
     assert pauses[-1] == LONGEST_PAUSE_S
-    lane.placed(0, at(0))
+    lane.acked(0, at(0))
     sent(lane, now)
     lane.refused(2, 10, Refusal.AGAIN, now)
     assert round(lane.resume_at - now, 6) == FIRST_PAUSE_S
@@ -237,7 +237,7 @@ def test_lane_fails_when_the_order_cannot_be_kept() -> None:
     lane = a_lane(window=1)
     fill(lane, b"a", b"b", b"c", b"d", b"e")
     sent(lane, 0)
-    lane.placed(0, at(0))
+    lane.acked(0, at(0))
     sent(lane, 0)
     assert lane.refused(2, 1, Refusal.OUT_OF_ORDER, 1.0, due=2), "a gap before it that another attempt fills"
     sent(lane, 9.0)
@@ -258,7 +258,7 @@ def test_lane_batch_that_is_not_full_waits_for_the_linger_time() -> None:
     assert lane.wake_at() == 0.0
     assert [values_of(p) for p in sent(lane, 0.1)] == [[b"d"]]
     assert lane.takes_a_new_batch
-    lane.placed(0, at(0))
+    lane.acked(0, at(0))
     fill(lane, b"e")
     assert sent(lane, 0.1) == [], "who was in a hurry has gone"
     assert lane.wake_at() == 0.5
@@ -280,7 +280,7 @@ def test_lane_unknown_to_the_leader_asks_for_an_epoch_and_resends_the_same_seque
     assert [(p.sequence, values_of(p), p.digest) for p in again] == was
     assert [parse_batch(p.batch).header.producer_epoch for p in again] == [5, 5]
     for parcel in again:
-        lane.placed(parcel.sequence, at(0))
+        lane.acked(parcel.sequence, at(0))
     assert [parse_batch(p.batch).header.producer_epoch for p in sent(lane, 9.0)] == [5]
     assert lane.unanswered[0] == 4
 
@@ -290,7 +290,7 @@ def test_lane_reset_marks_only_the_first_batch_and_waits_for_its_ack() -> None:
     lane.begin(3, 0, RollingDigest(values=9), reset=True)
     fill(lane, b"a", b"b", b"c")
     (first,) = sent(lane, 0)
-    lane.placed(first.sequence, at(0))
+    lane.acked(first.sequence, at(0))
     (second,) = sent(lane, 0)
     assert (first.reset, second.reset, first.digest) == (True, False, RollingDigest())
 
@@ -310,7 +310,7 @@ def test_lane_connection_renewed_probes_within_a_second_until_an_answer_comes() 
         times += [now for _ in sent(lane, now)]
         now = lane.wake_at() or 0.0
     assert len(times) > 2, "one batch at a time, and often"
-    lane.placed(first.sequence, at(0))
+    lane.acked(first.sequence, at(0))
     assert [p.sequence for p in sent(lane, now)] == [second.sequence]
 
 
@@ -412,7 +412,7 @@ def test_lane_stores_each_record_once_in_order_over_any_wire_and_leaders(seed: i
         if rng.random() < 0.3 or quiet:
             leader.commit()
             for parcel, _, answer in waiting:
-                told += tokens(lane.placed(parcel.sequence, answer))
+                told += tokens(lane.acked(parcel.sequence, answer))
             waiting = []
             assert [t.encode() for t in told] == leader.values()[: len(told)], "told what is committed, in order"
         assert leader.values() == given[: len(leader.values())], "each once, in order, none left out"

@@ -170,7 +170,7 @@ def test_lane_keeps_the_records_of_one_source_position_in_one_batch() -> None:
     assert [value for parcel in sent for value in parse_batch(parcel.batch).values()] == [*values, b"14"]
     assert [(first, count) for _, first, count in shares] == [(0, 3), (0, 3), (0, 6), (0, 2)]
     assert [parcel.names for parcel in sent] == [True, False, False, False]
-    lane.placed(0, BatchResult(0, 1))
+    lane.acked(0, BatchResult(0, 1))
     assert lane.refused(3, 1, Refusal.UNKNOWN, 0.0)
     lane.begin_again(1)
     assert [parcel.names for parcel in lane._parcels] == [True, False, False]

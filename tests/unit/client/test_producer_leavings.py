@@ -35,7 +35,7 @@ async def test_producer_doubts_its_address_after_an_ack_of_another_stream(says: 
     told: list[bool] = []
     course.addressing.doubt = lambda: told.append(True)  # type: ignore[method-assign]
     ack = _Ack(**{"stream": "s", "streamUid": "u1"} | says)
-    course.answered(0, 1, SimpleNamespace(data=frames.encode(ack), headers=None))
+    course.process_answer(0, 1, SimpleNamespace(data=frames.encode(ack), headers=None))
     assert told == [True] * doubts
     await p.close()
 

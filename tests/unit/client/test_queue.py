@@ -616,7 +616,7 @@ async def test_queue_acks_are_stored_even_if_their_take_is_rejected(client: Clie
     await fill(client, 30)
     async with client.queue("jobs", "w", options=QueueOptions(max_own_pending=3)) as queue:
         jobs = (await queue.take(3))[:2]
-        monkeypatch.setattr(Queue, "_asked", _asked_in_order(Queue._asked))
+        monkeypatch.setattr(Queue, "_take_request", _asked_in_order(Queue._take_request))
         said = said_by(queue, monkeypatch)
         await queue.ack(jobs)
         assert said == [["settle", "take"], ["settle"]]

@@ -13,7 +13,7 @@ import pytest
 from liftpy.client import consumer as consumer_module
 from liftpy.client.consumer import Consumer, EventKind, PartitionReader, ReadEvent, ReadOptions, Teller
 from liftpy.client.positions import Position
-from liftpy.client.retrying import retrying
+from liftpy.client.retrying import retry_attempts
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2
 from liftpy.core.wire.batch import build_batch, parse_batch
@@ -79,11 +79,11 @@ class Log:
 @pytest.fixture(autouse=True)
 def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     def quick(*given: Any, **named: Any) -> Any:
-        made = retrying(*given, **named)
+        made = retry_attempts(*given, **named)
         made.wait = lambda state: 0.0  # type: ignore[assignment]
         return made
 
-    monkeypatch.setattr(consumer_module, "retrying", quick)
+    monkeypatch.setattr(consumer_module, "retry_attempts", quick)
 
 
 UNCOMMITTED = ReadOptions(isolation="uncommitted")
@@ -210,9 +210,9 @@ async def test_read_event_callback_that_fails_is_logged_rarely_and_ends_no_read(
 async def test_read_events_omit_the_end_of_a_long_poll() -> None:
     told: list[ReadEvent] = []
     teller = Teller(told.append, "s", 0)
-    teller.answered("n1", 0, 40, 0.1)
-    teller.answered("n1", 1, 40, 0.1)
-    teller.answered("n2", 0, 40, 0.1)
+    teller.report_answer("n1", 0, 40, 0.1)
+    teller.report_answer("n1", 1, 40, 0.1)
+    teller.report_answer("n2", 0, 40, 0.1)
     assert [(event.kind, event.node) for event in told] == [(EventKind.ANSWERED, "n1"), (EventKind.MOVED, "n2")]
 
 

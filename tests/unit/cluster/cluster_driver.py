@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from liftpy.core.base.partition import PartitionState
-from liftpy.core.metadata.controller.preflight import without_log
+from liftpy.core.metadata.controller.preflight import answer_without_log
 from liftpy.core.metadata.controller.state_machine import MAX_TIME_NS
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.idempotency_cache import OPERATION_ID_SIZE_BYTES
@@ -54,7 +54,7 @@ class Driver:
             request = pb.ControlRequest.FromString(entry)
         except DecodeError:
             return None
-        return request, without_log(self.fsm.image, request, request.timeNs, self.fsm.rules)
+        return request, answer_without_log(self.fsm.image, request, request.timeNs, self.fsm.rules)
 
     def _compare(
         self, foretold: tuple[pb.ControlRequest, pb.ControlResponse | None] | None, response: pb.ControlResponse
@@ -74,7 +74,7 @@ class Driver:
     def register(self, node: str, **fields: Any) -> pb.ControlResponse:
         request = pb.RegisterNode(nodeId=node, **fields)
         if not request.minLevel:
-            SPOKEN.tell(request)
+            SPOKEN.write_to(request)
         return self.ask(registerNode=request)
 
     def restart(self, node: str, *, clean: bool = False, flushed: bool = True, emptied: bool = False) -> pb.ControlResponse:

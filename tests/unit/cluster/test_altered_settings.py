@@ -7,7 +7,7 @@ from cluster_driver import Driver, Error
 
 from liftpy.config import ALTERABLE, AckPolicy, StreamConfig
 from liftpy.core.base.partition import Pause
-from liftpy.core.metadata.codec import CONFIG, altered, config_to_pb
+from liftpy.core.metadata.codec import CONFIG, apply_changed_fields, config_to_pb
 from liftpy.core.metadata.image_delta import diff
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError
@@ -137,12 +137,12 @@ def test_every_alterable_setting_is_applied_by_its_name() -> None:
     values = {"read_only": True, "optimistic_concurrency": True, "quota_exempt": True, "segment_bytes": 8192}
     wanted = StreamConfig(**{name: values.get(name, 77) for name in ALTERABLE})  # type: ignore[arg-type]
     before = StreamConfig(max_per_subject=3)
-    assert altered(before, config_to_pb(wanted), [CONFIG.wire_names[name] for name in ALTERABLE]) == wanted
+    assert apply_changed_fields(before, config_to_pb(wanted), [CONFIG.wire_names[name] for name in ALTERABLE]) == wanted
     for name in ALTERABLE:
-        one = altered(before, config_to_pb(wanted), [CONFIG.wire_names[name]])
+        one = apply_changed_fields(before, config_to_pb(wanted), [CONFIG.wire_names[name]])
         assert {field for field in ALTERABLE if getattr(one, field) != getattr(before, field)} == {name}
     with pytest.raises(ConfigError, match="codec"):
-        altered(StreamConfig(), pb.StreamConfig(codec="zstd"), ["codec"])
+        apply_changed_fields(StreamConfig(), pb.StreamConfig(codec="zstd"), ["codec"])
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 5), (5, 0)])
@@ -153,4 +153,4 @@ def test_alter_stream_cannot_start_or_stop_max_per_subject(before: int, after: i
     assert "Make another stream" in answer.detail
     compacted = StreamConfig(compaction=True, max_per_subject=before)
     wanted = pb.StreamConfig(maxPerSubject=after)
-    assert altered(compacted, wanted, ["maxPerSubject"]) == StreamConfig(compaction=True, max_per_subject=after)
+    assert apply_changed_fields(compacted, wanted, ["maxPerSubject"]) == StreamConfig(compaction=True, max_per_subject=after)

@@ -10,7 +10,7 @@ import pytest
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller import request_batcher
-from liftpy.core.metadata.controller.active_controller import ActiveController, joined
+from liftpy.core.metadata.controller.active_controller import ActiveController, merge_answers
 from liftpy.core.metadata.controller.request_batcher import batch_of
 from liftpy.core.metadata.image import ClusterImage, DirtyStreams
 from liftpy.core.wire._pb import cluster_pb2 as pb
@@ -129,7 +129,7 @@ def test_metadata_leader_answers_known_requests_of_a_batch_and_logs_the_rest() -
     progress.reportPromotion.finished = False
     request = batch_of([progress, finished])
     request.operationId, request.sender = b"o" * 16, "n1"
-    here, rest = duties.divide(request, group.image, 1, 1)
+    here, rest = duties.split_batch(request, group.image, 1, 1)
     assert [a.number for a in here.batch.answers] == [0]
     assert rest is not None
     wanted = pb.ControlRequest()
@@ -138,10 +138,10 @@ def test_metadata_leader_answers_known_requests_of_a_batch_and_logs_the_rest() -
     assert rest == wanted, "all that stood around the one that was answered"
     assert [item.number for item in rest.batch.requests] == [1]
     assert rest.operationId == request.operationId
-    answer = joined(here, group.apply(rest))
+    answer = merge_answers(here, group.apply(rest))
     assert sorted(a.number for a in answer.batch.answers) == [0, 1]
     only = batch_of([progress, progress])
-    assert duties.divide(only, group.image, 1, 1)[1] is None
+    assert duties.split_batch(only, group.image, 1, 1)[1] is None
 
 
 def test_metadata_leader_proposes_due_elections_of_many_partitions_in_one_batch() -> None:

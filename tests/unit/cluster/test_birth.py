@@ -34,7 +34,7 @@ def new_group(n2: LevelRange | None = BOTH, n3: LevelRange | None = BOTH, halted
 
 def register() -> pb.ControlRequest:
     said = pb.RegisterNode(nodeId="d0")
-    BOTH.tell(said)
+    BOTH.write_to(said)
     return pb.ControlRequest(registerNode=said)
 
 
@@ -81,7 +81,7 @@ def test_feature_level_request_without_outcome_is_repeated(outcome: EntryOutcome
     [birth] = orders(made)
     entry = made.member.entry(birth, 1, MAX_BYTES)
     assert isinstance(entry, bytes)
-    made.member.ended(birth, outcome, None, made.log.now_ns)
+    made.member.proposal_ended(birth, outcome, None, made.log.now_ns)
     [again] = orders(made)
     assert made.do(again).error == Error.OK
     made.log.apply(entry)  # the first one comes yet

@@ -170,19 +170,19 @@ def test_check_step_rejects_a_falling_index_or_incarnation() -> None:
 
 def test_leadership_history_rejects_a_leader_epoch_used_twice() -> None:
     seen = LeadershipHistory()
-    seen.see(sound())
-    seen.see(sound(a_partition(status=PartitionStatus.ELECTION, leader="")))
+    seen.add_image(sound())
+    seen.add_image(sound(a_partition(status=PartitionStatus.ELECTION, leader="")))
     with pytest.raises(InvariantError) as error:
-        seen.see(sound(a_partition(leader="b")))
+        seen.add_image(sound(a_partition(leader="b")))
     assert code_of(error) == "C1"
     with pytest.raises(InvariantError) as error:
-        seen.see(sound(a_partition(status=PartitionStatus.CANDIDATE_FOUND, leader="", candidate="b")))
+        seen.add_image(sound(a_partition(status=PartitionStatus.CANDIDATE_FOUND, leader="", candidate="b")))
     assert code_of(error) == "C1"
     image = sound()
     with pytest.raises(InvariantError) as error:
-        seen.see(replace(image, nodes=image.nodes.set("a", NodeImage(node_id="a", incarnation=8))))
+        seen.add_image(replace(image, nodes=image.nodes.set("a", NodeImage(node_id="a", incarnation=8))))
     assert code_of(error) == "C1"
     with pytest.raises(InvariantError) as error:
-        seen.see(sound(a_partition(), a_partition(partition=1)))
+        seen.add_image(sound(a_partition(), a_partition(partition=1)))
     assert code_of(error) == "C2"
-    seen.see(sound(a_partition(), a_partition(partition=1, leader_epoch=6, leader="b")))
+    seen.add_image(sound(a_partition(), a_partition(partition=1, leader_epoch=6, leader="b")))

@@ -27,9 +27,9 @@ def all_events(log: list[bytes], *, elections: bool = False) -> list[ClusterEven
     for index, entry in enumerate(log, 1):
         before = fsm.image
         answer = fsm.apply(entry, index)
-        trail.applied(index, events_of(before, entry, answer, fsm.last_records, index, trail.causes))
-        found += trail.look(1000)
-    assert found == trail.behind((0, -1), 0, 10_000)
+        trail.note_entry(index, events_of(before, entry, answer, fsm.last_records, index, trail.causes))
+        found += trail.derive_events(1000)
+    assert found == trail.events_after((0, -1), 0, 10_000)
     return found
 
 
@@ -278,29 +278,35 @@ def some(index: int, count: int, time_ns: int = 0) -> Any:
 
 def test_event_trail_reads_a_large_entry_in_parts() -> None:
     trail = EventTrail()
-    trail.applied(5, some(5, 7))
-    trail.applied(6, some(6, 2))
-    assert trail.behind((0, -1), 0, 99) == [], "applying makes no events"
-    assert [event.place for event in trail.look(3)] == [(5, 0), (5, 1), (5, 2)]
+    trail.note_entry(5, some(5, 7))
+    trail.note_entry(6, some(6, 2))
+    assert trail.events_after((0, -1), 0, 99) == [], "applying makes no events"
+    assert [event.place for event in trail.derive_events(3)] == [(5, 0), (5, 1), (5, 2)]
     assert trail.index == 0, "the entry is not whole"
-    assert [len(trail.look(3)) for _ in range(4)] == [3, 3, 0, 0]
+    assert [len(trail.derive_events(3)) for _ in range(4)] == [3, 3, 0, 0]
     assert trail.index == 6
-    assert [event.place for event in trail.behind((5, 5), 0, 2)] == [(5, 6), (6, 0)]
-    assert [event.place for event in trail.behind((0, -1), 6, 9)] == [(6, 0), (6, 1)]
+    assert [event.place for event in trail.events_after((5, 5), 0, 2)] == [(5, 6), (6, 0)]
+    assert [event.place for event in trail.events_after((0, -1), 6, 9)] == [(6, 0), (6, 1)]
 
 
 def test_event_trail_is_bounded_and_knows_its_first_index() -> None:
     trail = EventTrail(most=4, most_noted=2)
-    trail.applied(1, some(1, 3, 100))
-    trail.applied(2, some(2, 3, 200))
-    trail.look(99)
+    trail.note_entry(1, some(1, 3, 100))
+    trail.note_entry(2, some(2, 3, 200))
+    trail.derive_events(99)
     assert (trail.begins, trail.begins_ns) == (1, 100)
-    assert [event.place for event in trail.behind((0, -1), 0, 99)] == [(1, 2), (2, 0), (2, 1), (2, 2)]
+    assert [event.place for event in trail.events_after((0, -1), 0, 99)] == [(1, 2), (2, 0), (2, 1), (2, 2)]
     for index in (3, 4, 5):
-        trail.applied(index, some(index, 1, 300))
+        trail.note_entry(index, some(index, 1, 300))
     assert (trail.dropped, trail.begins, trail.begins_ns) == (1, 3, 200)
-    trail.restored(50, 900)
-    assert (trail.index, trail.begins, trail.begins_ns, trail.look(9), trail.behind((0, -1), 0, 9)) == (50, 50, 900, [], [])
+    trail.restart_after_snapshot(50, 900)
+    assert (trail.index, trail.begins, trail.begins_ns, trail.derive_events(9), trail.events_after((0, -1), 0, 9)) == (
+        50,
+        50,
+        900,
+        [],
+        [],
+    )
 
 
 def test_event_json_omits_fields_that_do_not_apply() -> None:

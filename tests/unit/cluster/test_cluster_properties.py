@@ -194,7 +194,7 @@ def test_cluster_state_invariants_hold_after_any_sequence_of_requests(
                 restored.apply(driver.log[-1], driver.index)
         check_step(before, driver.fsm.image)
         check_image(driver.fsm.image)
-        seen.see(driver.fsm.image)
+        seen.add_image(driver.fsm.image)
         commanded = commanded or (step[0] == "elect" and step[2])
         assert commanded or not any(p.unclean_elected for s in driver.fsm.image.streams.values() for p in s.partitions)  # C11
         if number == cut:

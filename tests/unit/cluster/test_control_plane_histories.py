@@ -61,7 +61,7 @@ class World:
         after = self.driver.fsm.image
         check_step(before, after)
         check_image(after)
-        self.history.see(after)
+        self.history.add_image(after)
         self.duties.image_changed(after, self.now_ns)
         return response
 

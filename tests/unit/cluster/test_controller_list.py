@@ -19,7 +19,7 @@ from liftpy.core.metadata.controller_list import (
     list_to_pb,
     majority,
     next_step,
-    planned,
+    plan_change,
     waits_for,
     well_formed,
 )
@@ -51,7 +51,7 @@ def asked(what: int, node: str, replaced: str = "") -> pb.ChangeControllers:
 
 
 def plan(what: int, node: str, of: GroupView, replaced: str = "", fenced: str = "") -> ControllerList | NoChange | Refused:
-    return planned(asked(what, node, replaced), of, NODES, frozenset(fenced))
+    return plan_change(asked(what, node, replaced), of, NODES, frozenset(fenced))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.controller.admission import RequestAcl, refusal
-from liftpy.core.metadata.controller.reassign import evicted
+from liftpy.core.metadata.controller.reassign import remove_replica
 from liftpy.core.metadata.controller.request_batcher import decide_batch
 from liftpy.core.metadata.data_deletion import may_delete
 from liftpy.core.metadata.record_builder import RecordBuilder, Rules, refuse
@@ -114,7 +114,7 @@ def test_record_builder_counts_each_leader_appointed_in_one_decision() -> None:
     draft = RecordBuilder(an_image(a_stream()), 1, Rules())
     counts = []
     for node_id in ("b", "b", "a", "b"):
-        draft.appointed(node_id)
+        draft.count_leader(node_id)
         counts.append([draft.leader_count(other) for other in "abc"])
     assert counts == [[1, 1, 0], [1, 2, 0], [2, 2, 0], [2, 3, 0]]
 
@@ -123,7 +123,7 @@ def test_evicted_replica_is_removed_from_every_list_of_the_partition() -> None:
     partition = a_partition(
         replicas=("c", "a", "b", "d"), isr=("a", "b"), incomplete=("d", "b"), complete=("b", "c"), passed_over=("b", "a")
     )
-    assert evicted(partition, "b") == dataclasses.replace(
+    assert remove_replica(partition, "b") == dataclasses.replace(
         partition, replicas=("c", "a", "d"), isr=("a",), incomplete=("d",), complete=("c",), passed_over=("a",)
     )
-    assert evicted(partition, "z") == partition
+    assert remove_replica(partition, "z") == partition

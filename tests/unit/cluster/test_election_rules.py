@@ -140,7 +140,7 @@ def test_candidate_with_progress_elsewhere_is_passed_over_after_a_bound() -> Non
 def test_election_timers_wait_only_for_replicas() -> None:
     made, _ = timers(PartitionStatus.ELECTION)
     for witness in ("b", "x"):
-        made.told(pb.ReportLeader(stream="s", uid="u1", witness=witness), 5)
+        made.note_report(pb.ReportLeader(stream="s", uid="u1", witness=witness), 5)
     assert set(made._got_on_ns) == {"b"}
 
 
@@ -168,9 +168,9 @@ def test_metadata_leader_answers_a_no_op_only_with_a_majority_and_if_unlogged() 
     assert leading().answer(request, image, 100, 100) is not None
     assert leading().answer(request, image, S, 0) is None, "who knows who leads"
     duties = leading()
-    duties.logged(bytes(16))
+    duties.record_logged(bytes(16))
     assert duties.answer(request, image, 100, 100) is None
-    duties.not_logged(bytes(16))
+    duties.record_not_logged(bytes(16))
     assert duties.answer(request, image, 100, 100) is not None
 
 
@@ -200,9 +200,9 @@ def test_accusation_is_proven_by_the_answers_of_the_witness_and_the_accused(
     cases, image = FailureReports(), an_image(a_stream(a_partition(isr=("a", "b"))))
     cases.lead(7)
     report = pb.ReportLeader(stream="s", uid="u1", witness="b", leader="a", leaderEpoch=5)
-    assert cases.reported(report, image, 100)
+    assert cases.add(report, image, 100)
     assert (report.stampNs, report.stampTerm) == (100, 7)
-    questions = {question.node: question for question in cases.questions()}
+    questions = {question.node: question for question in cases.take_questions()}
     for node, word in said.items():
         cases.record_testimony(dataclasses.replace(questions[node], leader_epoch=4), ProbeResult.SERVES)
         cases.record_testimony(questions[node], word)

@@ -157,20 +157,20 @@ def watching(many: Many) -> ElectionTimers:
 def test_election_waits_for_a_node_that_reports_positions_one_by_one(many: Many) -> None:
     timers, now = watching(many), -200 * MS
     for number in range(12):
-        timers.told(many.report(number, "b"), 0)
+        timers.note_report(many.report(number, "b"), 0)
         many.tell(number, "b")
     timers.image_changed(many.fsm.image, 0)
     for number in range(11):  # c needs 0.4 s for each: longer than an election waits, and it is never silent for long
         now += 400 * MS
         assert timers.due(now) == []
-        timers.told(many.report(number, "c"), now)
+        timers.note_report(many.report(number, "c"), now)
         many.tell(number, "c")
-        timers.told(many.report(11, "b"), now)
+        timers.note_report(many.report(11, "b"), now)
         assert many.of(number).candidate
         if number < 10:
             many.promote(number)
             timers.image_changed(many.fsm.image, now)
-    timers.told(many.report(10, "c"), now + 1)  # told before, and it is known: that is no progress
+    timers.note_report(many.report(10, "c"), now + 1)  # told before, and it is known: that is no progress
     many.promote(10)
     timers.image_changed(many.fsm.image, now)
     assert timers.due(now + 499 * MS) == []
@@ -186,10 +186,10 @@ def test_election_waits_for_a_node_that_reports_positions_of_other_partitions() 
     assert many.of(0).status is many.of(1).status is PartitionStatus.ELECTION
     for tells in (False, True):
         timers = watching(many)
-        timers.told(many.report(1, "b"), 0)
-        timers.told(many.report(1, "d"), 0)
+        timers.note_report(many.report(1, "b"), 0)
+        timers.note_report(many.report(1, "d"), 0)
         if tells:
-            timers.told(many.report(0, "c"), 3 * WAIT - 1)
+            timers.note_report(many.report(0, "c"), 3 * WAIT - 1)
         assert (1 not in {p.partition for p in timers.due(3 * WAIT)}) is tells
 
 
@@ -197,7 +197,7 @@ def test_election_does_not_wait_for_a_node_that_reports_unwanted_positions(many:
     many.unfence("a")
     timers = watching(many)
     for number in range(12):
-        timers.told(many.report(number, "a"), WAIT - 1)  # deposed
+        timers.note_report(many.report(number, "a"), WAIT - 1)  # deposed
     assert len(timers.due(WAIT)) == 12
 
 

@@ -40,42 +40,42 @@ def a_trail(*counts: int, most: int = 100) -> EventTrail:
     """Entries 1, 2, ... with so many events each."""
     trail = EventTrail(most)
     for index, count in enumerate(counts, 1):
-        trail.applied(index, events(index, count))
-        trail.look(1000)
+        trail.note_entry(index, events(index, count))
+        trail.derive_events(1000)
     return trail
 
 
 def write(log: EventLog, stream: Stream, most: int = 64, *, heard: bool = True) -> bool:
     """Once, as the shell does it; whether all was stored. Not ``heard``: the answers are lost."""
     if log.tail is None:
-        log.found(stream.tail)
+        log.set_tail(stream.tail)
     assert log.tail is not None
     due, behind = log.due(most), log.tail.offset
     for number, event in enumerate(due):
         offset = stream.publish(json.dumps(event).encode(), behind + number)
         if offset < 0 or not heard:
-            log.lost_track()
+            log.forget_tail()
             return False
-        log.stored(due[: number + 1], offset)
+        log.record_stored(due[: number + 1], offset)
     return True
 
 
 def test_event_log_writes_each_event_once_in_order() -> None:
     trail, stream = a_trail(2, 0, 3, 1), Stream()
     one, two = EventLog(trail), EventLog(a_trail(2, 0, 3, 1))
-    assert one.is_behind
+    assert one.has_events_to_write
     assert write(one, stream, most=3)
     assert stream.places == [(1, 0), (1, 1), (3, 0)]
     assert write(two, stream)
     assert not write(one, stream), "it is refused, and reads the end anew"
     assert one.tail is None
     assert write(one, stream)
-    assert not one.is_behind
+    assert not one.has_events_to_write
     assert stream.places == [(1, 0), (1, 1), (3, 0), (3, 1), (3, 2), (4, 0)]
-    trail.applied(9, events(9, 1))
-    assert not one.is_behind, "its events are not made yet"
-    trail.look(10)
-    assert one.is_behind
+    trail.note_entry(9, events(9, 1))
+    assert not one.has_events_to_write, "its events are not made yet"
+    trail.derive_events(10)
+    assert one.has_events_to_write
     assert not write(one, stream, heard=False)
     assert write(one, stream)
     assert stream.places[6:] == [(9, 0)], "one that was stored unheard is not written again"
@@ -86,11 +86,11 @@ def test_event_log_writes_each_event_once_in_order() -> None:
 def test_event_log_is_idle_before_the_end_is_known_and_after_resigning() -> None:
     log = EventLog(a_trail(1))
     assert log.due(9) == []
-    log.found(Tail(-1, NOTHING))
+    log.set_tail(Tail(-1, NOTHING))
     assert len(log.due(9)) == 1
     log.resign()
     assert log.due(9) == []
-    assert log.is_behind, "as far as is known"
+    assert log.has_events_to_write, "as far as is known"
 
 
 def test_event_log_writes_one_gap_for_events_dropped_from_memory() -> None:
@@ -98,8 +98,8 @@ def test_event_log_writes_one_gap_for_events_dropped_from_memory() -> None:
     log = EventLog(trail)
     assert write(log, stream)
     for index in range(3, 8):
-        trail.applied(index, events(index, 1))
-    trail.look(1000)
+        trail.note_entry(index, events(index, 1))
+    trail.derive_events(1000)
     assert trail.lost == 2, "of the entries 3 and 4; the others were written, or are held"
     assert write(log, stream)
     assert stream.places == [(1, 0), (2, 0), (4, -1), (5, 0), (6, 0), (7, 0)]
@@ -113,13 +113,13 @@ def test_event_trail_counts_lost_events_only_while_leading() -> None:
     trail = a_trail(*[1] * 9, most=3)
     assert trail.lost == 0
     log = EventLog(trail)
-    log.found(Tail(4, (6, 0)))
-    trail.applied(10, events(10, 1))
-    trail.look(9)
+    log.set_tail(Tail(4, (6, 0)))
+    trail.note_entry(10, events(10, 1))
+    trail.derive_events(9)
     assert trail.lost == 1, "(7, 0) was not written"
     log.resign()
-    trail.applied(11, events(11, 1))
-    trail.look(9)
+    trail.note_entry(11, events(11, 1))
+    trail.derive_events(9)
     assert trail.lost == 1
 
 
@@ -135,21 +135,21 @@ def test_event_log_writes_the_gap_of_a_snapshot_with_the_next_event() -> None:
     trail, stream = a_trail(1), Stream()
     log = EventLog(trail)
     assert write(log, stream)
-    trail.restored(500, 7)
-    assert not log.is_behind
-    trail.applied(501, events(501, 1))
-    trail.look(9)
+    trail.restart_after_snapshot(500, 7)
+    assert not log.has_events_to_write
+    trail.note_entry(501, events(501, 1))
+    trail.derive_events(9)
     assert write(log, stream)
     assert stream.places == [(1, 0), (500, -1), (501, 0)]
     fresh = EventLog(a_trail(1))
-    fresh.found(Tail(2, (501, 0)))
+    fresh.set_tail(Tail(2, (501, 0)))
     assert fresh.due(9) == [], "who is behind the stream writes nothing"
 
 
 def test_event_log_gap_counts_in_the_batch_limit() -> None:
     trail = a_trail(*[1] * 9, most=3)
     log = EventLog(trail)
-    log.found(Tail(-1, NOTHING))
+    log.set_tail(Tail(-1, NOTHING))
     assert [event["kind"] for event in log.due(2)] == [GAP, "election"]
 
 

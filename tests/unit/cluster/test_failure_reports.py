@@ -27,9 +27,9 @@ def accused(isr: str = "ab") -> tuple[Cluster, FailureReports]:
 def test_leader_report_of_three_followers_is_logged_with_the_stamp_of_the_metadata_leader() -> None:
     cluster, accusations = accused("abc")
     said = report(cluster, "b")
-    assert not accusations.reported(said, cluster.fsm.image, 11)
+    assert not accusations.add(said, cluster.fsm.image, 11)
     assert (said.stampNs, said.stampTerm, said.accusedAsked) == (11, 7, False)
-    assert accusations.questions() == []
+    assert accusations.take_questions() == []
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ def test_accused_leader_is_deposed_if_it_does_not_serve_and_the_witness_is_reach
     of_accused: ProbeResult | None, of_witness: ProbeResult | None, proposed: bool
 ) -> None:
     cluster, accusations = accused()
-    assert accusations.reported(report(cluster, "b"), cluster.fsm.image, 0)
-    asked = {question.node: question for question in accusations.questions()}
+    assert accusations.add(report(cluster, "b"), cluster.fsm.image, 0)
+    asked = {question.node: question for question in accusations.take_questions()}
     assert set(asked) == {"a", "b"}
     for node, testimony in (("a", of_accused), ("b", of_witness)):
         if testimony is not None:
@@ -58,18 +58,18 @@ def test_accused_leader_is_deposed_if_it_does_not_serve_and_the_witness_is_reach
 
 def test_accusation_of_a_sole_isr_member_may_come_from_any_node_one_case_at_a_time() -> None:
     cluster, accusations = accused("a")
-    assert accusations.reported(report(cluster, "c"), cluster.fsm.image, 0)
-    assert accusations.reported(report(cluster, "b"), cluster.fsm.image, 1)
-    assert [question.node for question in accusations.questions()] == ["a", "c"]
-    assert not accusations.reported(report(cluster, "a"), cluster.fsm.image, 2), "apply refuses it"
+    assert accusations.add(report(cluster, "c"), cluster.fsm.image, 0)
+    assert accusations.add(report(cluster, "b"), cluster.fsm.image, 1)
+    assert [question.node for question in accusations.take_questions()] == ["a", "c"]
+    assert not accusations.add(report(cluster, "a"), cluster.fsm.image, 2), "apply refuses it"
 
 
 def test_accusation_answer_of_another_epoch_is_ignored_and_a_new_term_restarts() -> None:
     cluster, accusations = accused()
-    accusations.reported(report(cluster, "b"), cluster.fsm.image, 0)
-    old = accusations.questions()
+    accusations.add(report(cluster, "b"), cluster.fsm.image, 0)
+    old = accusations.take_questions()
     cluster.restarts_and_leads_again()
-    accusations.reported(report(cluster, "b"), cluster.fsm.image, 1)
+    accusations.add(report(cluster, "b"), cluster.fsm.image, 1)
     for question in old:
         accusations.record_testimony(question, DOES_NOT)
     assert accusations.due(2) == []

@@ -13,7 +13,7 @@ from liftpy.core.metadata.controller.active_controller import ActiveController
 from liftpy.core.metadata.controller.feature_negotiation import ReportedLevels, levels_answer
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.describe import ClusterPages, describe
-from liftpy.core.metadata.feature_range import NO_LEVEL, UNSAID, LevelRange, said
+from liftpy.core.metadata.feature_range import NO_LEVEL, UNSAID, LevelRange, level_range_in
 from liftpy.core.metadata.features import (
     FEATURES,
     SPOKEN,
@@ -26,7 +26,7 @@ from liftpy.core.metadata.features import (
 )
 from liftpy.core.metadata.feed import MAX_UNREADABLE, FeedSubscription
 from liftpy.core.metadata.image import ClusterImage, ClusterRules
-from liftpy.core.metadata.sessions import Registered, registered
+from liftpy.core.metadata.sessions import Registered, registration_result
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.decode_errors import has_unknown_fields
@@ -53,7 +53,7 @@ def a_driver(*nodes: str, features: tuple[Feature, ...] = BOTH) -> Driver:
     driver.fsm = born_fsm("shop", elections=True, features=features, level=NOW)
     for node in nodes:
         register = pb.RegisterNode(nodeId=node, version="1.2.3")
-        level_range_of(features).tell(register)
+        level_range_of(features).write_to(register)
         driver.ask(registerNode=register)
     return driver
 
@@ -62,8 +62,8 @@ def heard_of(driver: Driver, **spoken: LevelRange) -> ReportedLevels:
     heard = ReportedLevels()
     for node in driver.fsm.image.nodes:
         beat = pb.Heartbeat(nodeId=node, incarnation=driver.incarnation(node))
-        spoken.get(node, level_range_of(driver.fsm.rules.features)).tell(beat)
-        heard.heard(beat, driver.fsm.image)
+        spoken.get(node, level_range_of(driver.fsm.rules.features)).write_to(beat)
+        heard.record_heartbeat(beat, driver.fsm.image)
     return heard
 
 
@@ -130,11 +130,11 @@ def test_feature_level_is_rejected_while_a_registered_node_is_silent() -> None:
     answer = asked(driver, NEXT, heard)
     assert answer.detail == "node b does not run, or was not heard yet: start it, or remove it"
     late = pb.Heartbeat(nodeId="b", incarnation=driver.incarnation("b") - 1, minLevel=NOW, maxLevel=NEXT)
-    heard.heard(late, driver.fsm.image)
-    heard.heard(pb.Heartbeat(nodeId="x", incarnation=1), driver.fsm.image)
+    heard.record_heartbeat(late, driver.fsm.image)
+    heard.record_heartbeat(pb.Heartbeat(nodeId="x", incarnation=1), driver.fsm.image)
     assert asked(driver, NEXT, heard).error == Error.INVALID
     heard = heard_of(driver)
-    heard.heard(late, driver.fsm.image)
+    heard.record_heartbeat(late, driver.fsm.image)
     driver.fence("b")
     assert asked(driver, NEXT, heard).error == Error.INVALID, "its next process may be of any version"
     driver.unfence("b")
@@ -258,8 +258,8 @@ def test_node_that_does_not_support_the_feature_level_is_rejected_with_both_leve
     answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old", minLevel=NOW, maxLevel=NOW))
     assert (answer.error, "old" in driver.fsm.image.nodes) == (Error.INVALID, False)
     assert answer.detail == (f"{UNSUPPORTED}the cluster is at feature level 6, node 'old' speaks 5: it needs a newer version")
-    assert registered(answer) is Registered.UNSPOKEN
-    assert registered(pb.ControlResponse(error=Error.INVALID, detail="no")) is Registered.REFUSED
+    assert registration_result(answer) is Registered.UNSPOKEN
+    assert registration_result(pb.ControlResponse(error=Error.INVALID, detail="no")) is Registered.REFUSED
     newer = driver.ask(registerNode=pb.RegisterNode(nodeId="new", minLevel=7, maxLevel=9))
     assert "node 'new' speaks 7 to 9: it needs an older version, or to finalize a newer level first" in newer.detail
     assert driver.ask(registerNode=pb.RegisterNode(nodeId="b", minLevel=NEXT, maxLevel=7)).error == Error.OK
@@ -268,18 +268,18 @@ def test_node_that_does_not_support_the_feature_level_is_rejected_with_both_leve
 def test_node_without_a_feature_range_is_rejected() -> None:
     driver = a_driver("a")
     answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old"))
-    assert registered(answer) is Registered.UNSPOKEN
+    assert registration_result(answer) is Registered.UNSPOKEN
     assert "the cluster is at feature level 5, node 'old' speaks 1: it needs a newer version" in answer.detail
     duties = ActiveController(ReplicationConfig(), driver.fsm.rules)
     duties.lead(driver.fsm.image, 0, 1)
     before_the_log = duties.answer(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="c")), driver.fsm.image, 0, 0)
     assert before_the_log is not None
-    assert registered(before_the_log) is Registered.UNSPOKEN
+    assert registration_result(before_the_log) is Registered.UNSPOKEN
 
 
 def test_feature_ranges_are_parsed_and_compared() -> None:
-    assert said(pb.RegisterNode()) == UNSAID
-    assert said(pb.RegisterNode(minLevel=2)) == LevelRange(2, 2)
+    assert level_range_in(pb.RegisterNode()) == UNSAID
+    assert level_range_in(pb.RegisterNode(minLevel=2)) == LevelRange(2, 2)
     assert (str(LevelRange(1, 2)), str(LevelRange(2, 2))) == ("1 to 2", "2")
     assert [level in LevelRange(2, 3) for level in (1, 2, 3, 4)] == [False, True, True, False]
     assert refused_level(2, "x", LevelRange(1, 2)) == ""

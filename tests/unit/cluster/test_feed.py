@@ -28,7 +28,7 @@ class Feed:
 
     def do(self, what: str, **fields: object) -> list[pb.FeedEntry]:
         getattr(self.driver, what)(**fields)
-        self.producer.applied(self.driver.index, self.driver.fsm.last_records)
+        self.producer.entry_applied(self.driver.index, self.driver.fsm.last_records)
         return self.producer.take()
 
     def register(self, *nodes: str) -> list[pb.FeedEntry]:
@@ -166,7 +166,7 @@ def test_feed_late_and_repeated_entries_change_nothing(feed: Feed) -> None:
 def test_feed_joins_entries_applied_between_two_publications(feed: Feed) -> None:
     for node in ("d", "e", "f"):
         feed.driver.register(node)
-        feed.producer.applied(feed.driver.index, feed.driver.fsm.last_records)
+        feed.producer.entry_applied(feed.driver.index, feed.driver.fsm.last_records)
     (entry,) = feed.producer.take()
     assert (entry.previousIndex, entry.index) == (3, 6)
     assert feed.producer.take() == []
@@ -186,7 +186,7 @@ def test_feed_entries_are_bounded_and_a_long_gap_needs_several_answers(feed: Fee
     monkeypatch.setattr(feed_module, "_MAX_STATE_SIZE_BYTES", 100)
     for number in range(20):
         feed.driver.register(f"x{number}")
-        feed.producer.applied(feed.driver.index, feed.driver.fsm.last_records)
+        feed.producer.entry_applied(feed.driver.index, feed.driver.fsm.last_records)
     assert len(feed.producer.take()) > 2
     feed.deliver([feed.producer.head()])
     assert feed.exchange()
@@ -227,12 +227,12 @@ def test_feed_snapshot_in_chunks_serves_several_nodes(feed: Feed, monkeypatch: p
 def test_feed_snapshot_replaced_during_its_transfer_restarts(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
     feed.do("create", partitions=50)
-    feed.producer.restored(feed.driver.index)
+    feed.producer.snapshot_loaded(feed.driver.index)
     feed.subscription = FeedSubscription("late")
     feed.exchange()
     feed.exchange()
     assert not feed.subscription.synced
-    feed.producer.restored(feed.driver.index)
+    feed.producer.snapshot_loaded(feed.driver.index)
     feed.register("d")
     feed.settle()
 
@@ -242,7 +242,7 @@ def test_feed_snapshot_requests_may_be_answered_by_different_controllers(feed: F
     feed.do("create", partitions=50)
     producers = [FeedProducer(feed.driver.index) for _ in range(3)]
     for producer in producers:  # as each is asked for the first time
-        producer.applied(feed.driver.index, feed.driver.fsm.last_records)
+        producer.entry_applied(feed.driver.index, feed.driver.fsm.last_records)
         image = feed.driver.fsm.image
         producer.snapshot_is_ready(image.index, encode_snapshot(image, operations=False))
         feed.register(f"n{image.index}")
@@ -309,10 +309,10 @@ def test_feed_record_that_cannot_be_applied_causes_a_resync(feed: Feed) -> None:
 def test_feed_of_a_new_metadata_leader_continues_at_the_same_index(feed: Feed) -> None:
     other = FeedProducer()
     for number in range(1, 4):
-        other.applied(number, ())
+        other.entry_applied(number, ())
     feed.driver.register("d")
     for producer in (feed.producer, other):
-        producer.applied(feed.driver.index, feed.driver.fsm.last_records)
+        producer.entry_applied(feed.driver.index, feed.driver.fsm.last_records)
     feed.producer = other
     other.lead()
     assert other.take() == []
@@ -343,7 +343,7 @@ def test_feed_image_equals_the_controllers_after_any_loss_delay_and_repetition(s
         if rng.random() < 0.3:
             feed.exchange()
         if rng.random() < 0.03:
-            feed.producer.restored(feed.driver.index)
+            feed.producer.snapshot_loaded(feed.driver.index)
     feed.deliver([feed.producer.head()])
     feed.settle()
     assert feed.subscription.resync_count == 0
@@ -352,7 +352,7 @@ def test_feed_image_equals_the_controllers_after_any_loss_delay_and_repetition(s
 def test_feed_messages_fit_the_maximum_payload_of_the_server(feed: Feed) -> None:
     feed.register("n1", "n2", "n3")
     feed.do("create", name="large", subject="a.large", partitions=200)
-    feed.producer.fit(16 * 1024)
+    feed.producer.set_message_size(16 * 1024)
     sizes = []
     answer = feed.producer.answer
 

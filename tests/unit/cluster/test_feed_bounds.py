@@ -25,18 +25,18 @@ def test_feed_producer_bounds_held_entries_and_records(monkeypatch: pytest.Monke
     monkeypatch.setattr(feed, "MAX_HELD_RECORDS", 10)
     producer = FeedProducer()
     for index in range(1, 30):
-        producer.applied(index, (created(index), created(index + 100)))
+        producer.entry_applied(index, (created(index), created(index + 100)))
         assert producer._held_records == sum(len(records) for _, _, records in producer._held) <= 10
     assert [entry.previousIndex for entry in producer.take()][:1] == [24]
     producer.snapshot_is_ready(29, b"image")
-    producer.applied(30, ())
+    producer.entry_applied(30, ())
     assert 29 in producer._snapshots
-    producer.applied(31, (created(1, 20_000),))  # more than an entry holds: a gap for everyone
+    producer.entry_applied(31, (created(1, 20_000),))  # more than an entry holds: a gap for everyone
     assert not producer._held
     assert producer._snapshots == {}, "nothing leads on from it any more"
     producer.lead()
     assert producer.take() == [], "who comes to lead does not say it all again"
-    producer.fit(1000)
+    producer.set_message_size(1000)
     assert producer.answer(pb.FeedSnapshotRequest(afterIndex=5)) is None
 
 
@@ -44,7 +44,7 @@ def entries(count: int) -> list[pb.FeedEntry]:
     producer = FeedProducer()
     found = []
     for index in range(1, count + 1):
-        producer.applied(index, (created(index),))
+        producer.entry_applied(index, (created(index),))
         found += producer.take()
     return found
 
@@ -109,8 +109,8 @@ def test_feed_subscription_bounds_the_bytes_waiting_behind_a_gap(monkeypatch: py
 def test_feed_snapshot_chunks_are_checked_and_never_older() -> None:
     producer = FeedProducer()
     image = dataclasses.replace(an_image(a_stream()), index=5)
-    producer.applied(5, ())
-    producer.fit(1024)
+    producer.entry_applied(5, ())
+    producer.set_message_size(1024)
     producer.snapshot_is_ready(5, encode_snapshot(image))
     made, turns = FeedSubscription("n9"), 0
     while not made.synced:

@@ -10,7 +10,7 @@ from election_driver import Cluster
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.controller.active_controller import ActiveController
-from liftpy.core.metadata.controller.preflight import without_log
+from liftpy.core.metadata.controller.preflight import answer_without_log
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import registration
 
@@ -89,7 +89,7 @@ def test_forecast_leaves_an_operation_already_logged_to_the_log(driver: Driver) 
     """The first request is logged, not applied yet, and may succeed."""
     duties = leading(driver)
     delete = pb.ControlRequest(operationId=ID, deleteStream=pb.DeleteStream(name="more"))
-    duties.logged(ID)  # behind a creation that is not applied either
+    duties.record_logged(ID)  # behind a creation that is not applied either
     assert duties.answer(delete, driver.fsm.image, 0, 0) is None
     driver.create("more")
     driver.ask(ID, deleteStream=pb.DeleteStream(name="more"))
@@ -97,8 +97,8 @@ def test_forecast_leaves_an_operation_already_logged_to_the_log(driver: Driver) 
     again = duties.answer(delete, driver.fsm.image, 0, 0)
     assert again is not None
     assert again.error == Error.OK, "what it was answered the first time"
-    duties.logged(b"another id here.")
-    duties.not_logged(b"another id here.")
+    duties.record_logged(b"another id here.")
+    duties.record_not_logged(b"another id here.")
     lost = pb.ControlRequest(operationId=b"another id here.", deleteStream=pb.DeleteStream(name="more"))
     assert duties.answer(lost, driver.fsm.image, 0, 0).error == Error.NOT_FOUND  # type: ignore[union-attr]
 
@@ -106,12 +106,12 @@ def test_forecast_leaves_an_operation_already_logged_to_the_log(driver: Driver) 
 def test_forecast_after_a_new_leadership_forgets_logged_operations(driver: Driver) -> None:
     """The image of the new leader has all logged entries. A lost entry may be requested again."""
     duties = leading(driver)
-    assert [duties.logged(ID), duties.logged(ID)] == [True, False]
+    assert [duties.record_logged(ID), duties.record_logged(ID)] == [True, False]
     duties.resign()
     duties.lead(driver.fsm.image, 0, 2)
     gone = pb.ControlRequest(operationId=ID, deleteStream=pb.DeleteStream(name="none"))
     assert duties.answer(gone, driver.fsm.image, 0, 0).error == Error.NOT_FOUND  # type: ignore[union-attr]
-    assert duties.logged(ID)
+    assert duties.record_logged(ID)
 
 
 def test_forecast_logs_a_whole_batch_if_one_request_changes_something(driver: Driver) -> None:
@@ -124,10 +124,10 @@ def test_forecast_logs_a_whole_batch_if_one_request_changes_something(driver: Dr
         return pb.ControlRequest(operationId=ID, batch=pb.Batch(requests=items))
 
     duties = leading(driver)
-    here, rest = duties.divide(batch(stale, stale), driver.fsm.image, 0, 0)
+    here, rest = duties.split_batch(batch(stale, stale), driver.fsm.image, 0, 0)
     assert rest is None
     assert [(answer.number, answer.error) for answer in here.batch.answers] == [(0, Error.STALE), (1, Error.STALE)]
-    here, rest = duties.divide(batch(stale, good), driver.fsm.image, 0, 0)
+    here, rest = duties.split_batch(batch(stale, good), driver.fsm.image, 0, 0)
     assert rest is not None
     assert len(rest.batch.requests) == 2
     assert not here.batch.answers
@@ -138,7 +138,7 @@ def test_forecast_leaves_a_decision_that_raises_to_the_log(driver: Driver, monke
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("liftpy.core.metadata.controller.streams.create_stream", broken)
-    assert without_log(driver.fsm.image, pb.ControlRequest(createStream=CREATE), 1, driver.fsm.rules) is None
+    assert answer_without_log(driver.fsm.image, pb.ControlRequest(createStream=CREATE), 1, driver.fsm.rules) is None
 
 
 def test_forecast_does_not_remove_a_node_with_recent_heartbeats(driver: Driver) -> None:
@@ -174,7 +174,9 @@ def test_forecast_rejects_an_election_without_a_possible_winner(kind: str) -> No
     fsm = cluster.fsm
     duties = ActiveController(ReplicationConfig(), fsm.rules)
     duties.lead(fsm.image, 0, 1)
-    answer = without_log(fsm.image, asked, 0, fsm.rules) if kind == "a witness" else duties.answer(asked, fsm.image, 0, 0)
+    answer = (
+        answer_without_log(fsm.image, asked, 0, fsm.rules) if kind == "a witness" else duties.answer(asked, fsm.image, 0, 0)
+    )
     assert answer is not None
     assert answer.error == Error.NOT_ENOUGH_NODES
     assert kind == "a witness" or duties.counters["control requests that change nothing"] == 1

@@ -29,8 +29,8 @@ def test_forwarding_retries_until_its_time_is_over() -> None:
 @pytest.mark.parametrize("error", [E.OK, E.STALE, E.INVALID, E.EXISTS, E.NOT_FOUND, E.FENCED])
 def test_forwarding_ends_with_a_decision(error: pb.ControlResponse.Error) -> None:
     made = way()
-    made.unanswered("no answer", sent=True)
-    assert made.answered(E(error=error))
+    made.attempt_failed("no answer", sent=True)
+    assert made.response_received(E(error=error))
     assert made.decided
     assert made.response.error == error
 
@@ -38,14 +38,14 @@ def test_forwarding_ends_with_a_decision(error: pb.ControlResponse.Error) -> Non
 @pytest.mark.parametrize("error", [E.UNAVAILABLE, E.OUTCOME_UNKNOWN, E.NOT_METADATA_LEADER])
 def test_forwarding_retries_after_an_answer_without_a_decision(error: pb.ControlResponse.Error) -> None:
     made = way()
-    assert not made.answered(E(error=error))
+    assert not made.response_received(E(error=error))
     assert not made.decided
 
 
 def test_forwarding_after_a_sent_attempt_reports_an_unknown_outcome() -> None:
     made = way()
-    made.unanswered("no controller can be reached", sent=False)
+    made.attempt_failed("no controller can be reached", sent=False)
     assert made.response.error == E.UNAVAILABLE
-    made.unanswered("no answer", sent=True)
-    made.unanswered("no controller can be reached", sent=False)
+    made.attempt_failed("no answer", sent=True)
+    made.attempt_failed("no controller can be reached", sent=False)
     assert made.response.error == E.OUTCOME_UNKNOWN

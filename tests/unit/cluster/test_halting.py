@@ -62,7 +62,7 @@ def test_halted_leader_answers_unavailable_only_if_no_entry_can_exist() -> None:
     made.member.entry(order, 1, MAX_BYTES)
     made.log.view_ = replace(made.log.view_, halted=WHY)
     assert error_of(made, create()) == Error.OUTCOME_UNKNOWN, "it is in the log, and not applied yet"
-    made.member.ended(order, EntryOutcome.NEVER, None, made.log.now_ns)
+    made.member.proposal_ended(order, EntryOutcome.NEVER, None, made.log.now_ns)
     assert error_of(made, create()) == Error.UNAVAILABLE
 
     new = halted()
@@ -105,20 +105,20 @@ def test_halted_leader_logs_barriers_until_every_digest_is_known() -> None:
 def test_applied_digests_list_controllers_without_the_newest_digest() -> None:
     made = AppliedDigests("a")
     assert made.voters_without_digest(("a", "b")) == {"a", "b"}
-    made.applied(EVERY - 1, EVERY, D)
-    made.told("b", (EVERY, E))
-    made.told("c", (2 * EVERY, E))
+    made.entry_applied(EVERY - 1, EVERY, D)
+    made.record_report("b", (EVERY, E))
+    made.record_report("c", (2 * EVERY, E))
     assert made.voters_without_digest(("a", "b", "c", "d")) == {"c", "d"}
-    made.applied(2 * EVERY - 1, 2 * EVERY, D)
+    made.entry_applied(2 * EVERY - 1, 2 * EVERY, D)
     assert made.voters_without_digest(("a", "b", "c", "d")) == {"b", "d"}
 
 
 def test_applied_digests_forget_a_majority_that_is_gone() -> None:
     """The data directory of a voter may be gone. The group then needs the one that differs, until the voter has caught up."""
     made = AppliedDigests("a")
-    made.applied(EVERY - 1, EVERY, D)
-    made.told("b", (EVERY, D))
-    made.told("c", (EVERY, E))
+    made.entry_applied(EVERY - 1, EVERY, D)
+    made.record_report("b", (EVERY, D))
+    made.record_report("c", (EVERY, E))
     made.compare_reports(("a", "b", "c"))
     assert made.agreed == (EVERY, D)
     made.forget("b")

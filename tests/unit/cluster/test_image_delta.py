@@ -100,7 +100,7 @@ def test_image_diff_reports_quota_shares_changed_by_added_partitions() -> None:
         stream = StreamImage("s", "u", "s", config_from_pb(config), partitions=(first,))
         more = replace(stream, partitions=(first, replace(first, partition=1)))
         assert [change.key.partition for change in diff_module._partitions(stream, more, NO_QUOTA, NO_QUOTA)] == numbers
-        assert more.held(first).partition_count == 2
+        assert more.partition_metadata(first).partition_count == 2
 
 
 def rates(config: StreamConfig) -> tuple[int, int, int]:
@@ -121,7 +121,7 @@ def test_image_diff_reports_streams_that_use_a_changed_default_quota() -> None:
     before = driver.fsm.image.with_streams(streams.values())
     quota = DefaultQuota(records_per_s=10, by_token=2)
     after = replace(before, default_quota=quota)
-    held = {name: rates(stream.held(first, quota).config) for name, stream in streams.items()}
+    held = {name: rates(stream.partition_metadata(first, quota).config) for name, stream in streams.items()}
     assert held == {
         "_liftpy-groups": (0, 0, 0), "exempt": (0, 0, 0), "own": (0, 7, 0), "plain": (10, 0, 2), "tokens": (10, 0, 3),
     }  # fmt: skip
@@ -144,7 +144,7 @@ def test_held_replica_has_its_partition_state_and_the_stream_settings() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(config=pb.StreamConfig(commitPolicy="quorum"))
     stream = driver.fsm.image.streams["orders"]
-    told = stream.held(stream.partitions[0])
+    told = stream.partition_metadata(stream.partitions[0])
     assert told.key == stream.key(0)
     assert told.isr == frozenset("abc")
     assert told.state is stream.partitions[0]

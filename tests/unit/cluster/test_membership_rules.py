@@ -10,7 +10,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.data_deletion import DataDeletion
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.node_identity import stopped_cleanly
-from liftpy.core.metadata.sessions import MAX_WAITING, AnsweredHeartbeats, Registered, registered
+from liftpy.core.metadata.sessions import MAX_WAITING, AnsweredHeartbeats, Registered, registration_result
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 E = pb.ControlResponse
@@ -22,9 +22,9 @@ def granted(index: int, lease_ms: int = 0) -> pb.ControlResponse:
 
 def test_heartbeat_answer_of_a_newer_image_counts_when_that_image_is_seen() -> None:
     heartbeats = AnsweredHeartbeats()
-    assert heartbeats.answered(100, granted(7), 7) == (100, 0)
-    assert heartbeats.answered(200, granted(9, 5), 7) is None
-    assert heartbeats.answered(300, granted(10, 4), 7) is None
+    assert heartbeats.response_received(100, granted(7), 7) == (100, 0)
+    assert heartbeats.response_received(200, granted(9, 5), 7) is None
+    assert heartbeats.response_received(300, granted(10, 4), 7) is None
     assert heartbeats.image_seen(8) is None
     assert heartbeats.image_seen(9) == (200, 5_000_000), "with the length that its answer said"
     assert heartbeats.image_seen(12) == (300, 4_000_000)
@@ -34,9 +34,9 @@ def test_heartbeat_answer_of_a_newer_image_counts_when_that_image_is_seen() -> N
 def test_heartbeat_answers_waiting_for_an_image_are_bounded_and_dropped_by_a_newer_one() -> None:
     heartbeats = AnsweredHeartbeats()
     for number in range(MAX_WAITING + 10):
-        heartbeats.answered(1 + number, granted(9), 7)
+        heartbeats.response_received(1 + number, granted(9), 7)
     assert len(heartbeats._waiting) == MAX_WAITING
-    assert heartbeats.answered(1000, granted(7), 7) == (1000, 0)
+    assert heartbeats.response_received(1000, granted(7), 7) == (1000, 0)
     assert heartbeats.image_seen(9) is None
 
 
@@ -48,7 +48,7 @@ def test_heartbeat_answers_waiting_for_an_image_are_bounded_and_dropped_by_a_new
     ],
 )  # fmt: skip
 def test_registration_errors_map_to_their_meaning(error: pb.ControlResponse.Error, meaning: Registered) -> None:
-    assert registered(E(error=error)) is meaning
+    assert registration_result(E(error=error)) is meaning
 
 
 def test_clean_stop_requires_an_opened_node_without_errors() -> None:
@@ -59,13 +59,13 @@ def test_clean_stop_requires_an_opened_node_without_errors() -> None:
 
 def test_partition_missing_in_the_image_is_not_deleted() -> None:
     key = PartitionKey("s", "uid", 0)
-    assert not DataDeletion("n1").gone(key, ClusterImage())
+    assert not DataDeletion("n1").has_left(key, ClusterImage())
 
 
 def test_partition_deleted_in_the_image_is_deleted_until_a_controller_denies() -> None:
     key, departures = PartitionKey("s", "uid", 0), DataDeletion("n1")
-    departures.seen([SimpleNamespace(uid="uid")])  # type: ignore[list-item]
-    assert departures.gone(key, ClusterImage())
-    assert not departures.gone(PartitionKey("s", "another", 0), ClusterImage())
-    departures.denied(key)
-    assert not departures.gone(key, ClusterImage()), "else it is asked for ever"
+    departures.note_deleted_streams([SimpleNamespace(uid="uid")])  # type: ignore[list-item]
+    assert departures.has_left(key, ClusterImage())
+    assert not departures.has_left(PartitionKey("s", "another", 0), ClusterImage())
+    departures.deletion_denied(key)
+    assert not departures.has_left(key, ClusterImage()), "else it is asked for ever"

@@ -61,7 +61,7 @@ class Log:
     def apply(self, entry: bytes) -> bytes:
         index = self.image.index + 1
         answer = self.fsm.apply(entry, index)
-        self.feed.applied(index, self.fsm.last_records)
+        self.feed.entry_applied(index, self.fsm.last_records)
         return answer
 
 
@@ -86,7 +86,7 @@ class Member:
     def do(self, order: ProposedEntry) -> pb.ControlResponse:
         entry = self.member.entry(order, 1, MAX_BYTES)
         assert isinstance(entry, bytes)
-        return self.member.ended(order, EntryOutcome.APPLIED, self.log.apply(entry), self.log.now_ns)
+        return self.member.proposal_ended(order, EntryOutcome.APPLIED, self.log.apply(entry), self.log.now_ns)
 
     def lead(self) -> None:
         """Elected, and in office."""
@@ -137,7 +137,7 @@ def test_barrier_without_a_known_outcome_starts_no_duties_and_is_repeated(outcom
     [order] = made.tick()
     assert isinstance(order, ProposedEntry)
     made.member.entry(order, 1, MAX_BYTES)
-    made.member.ended(order, outcome, None, made.log.now_ns)
+    made.member.proposal_ended(order, outcome, None, made.log.now_ns)
     assert not made.member.is_active
     [again] = made.tick()
     assert isinstance(again, ProposedEntry)
@@ -235,12 +235,12 @@ def test_metadata_leader_questions_in_flight_are_bounded(monkeypatch: pytest.Mon
     questions = [LeaderQuestion(PartitionKey("s", "u", number), 1, "d0") for number in range(MAX_QUESTIONS + 2)]
     said: list[tuple[LeaderQuestion, ProbeResult]] = []
     monkeypatch.setattr(made.member._duties, "record_testimony", lambda *told: said.append(told))
-    monkeypatch.setattr(made.member._duties, "questions", lambda: questions)
+    monkeypatch.setattr(made.member._duties, "take_questions", lambda: questions)
     assert [d for d in made.tick() if isinstance(d, LeaderQuestion)] == questions[:MAX_QUESTIONS]
-    made.member.answered(questions[0], None)
-    made.member.answered(questions[1], ProbeResult.SERVES)
+    made.member.question_answered(questions[0], None)
+    made.member.question_answered(questions[1], ProbeResult.SERVES)
     assert said == [(questions[1], ProbeResult.SERVES)], "silence is no testimony"
-    monkeypatch.setattr(made.member._duties, "questions", lambda: questions[MAX_QUESTIONS:])
+    monkeypatch.setattr(made.member._duties, "take_questions", lambda: questions[MAX_QUESTIONS:])
     assert [d for d in made.tick() if isinstance(d, LeaderQuestion)] == questions[MAX_QUESTIONS:]
 
 
@@ -254,7 +254,7 @@ def test_metadata_leader_own_requests_in_flight_are_bounded(monkeypatch: pytest.
     assert len(orders) == MAX_DUTY_PROPOSALS
     assert not [d for d in made.tick() if isinstance(d, ProposedEntry)]
     made.member.entry(orders[0], 1, MAX_BYTES)
-    made.member.ended(orders[0], EntryOutcome.UNKNOWN, None, made.log.now_ns)
+    made.member.proposal_ended(orders[0], EntryOutcome.UNKNOWN, None, made.log.now_ns)
     assert [d for d in made.tick() if isinstance(d, ProposedEntry)]
 
 
@@ -285,7 +285,7 @@ def test_request_is_rejected_only_if_its_entry_can_never_be_logged(
     order = made.ask(pb.ControlRequest(registerNode=registration(nodeId="d0")))
     assert isinstance(order, ProposedEntry)
     made.member.entry(order, 1, MAX_BYTES)
-    assert made.member.ended(order, outcome, None, made.log.now_ns).error == error
+    assert made.member.proposal_ended(order, outcome, None, made.log.now_ns).error == error
 
 
 def test_operation_with_an_entry_in_flight_is_answered_only_by_the_log() -> None:
@@ -297,11 +297,11 @@ def test_operation_with_an_entry_in_flight_is_answered_only_by_the_log() -> None
     assert isinstance(alone, pb.ControlResponse), "there is no such stream: the log need not be asked"
     first = ProposedEntry(delete)
     made.member.entry(first, 1, MAX_BYTES)
-    made.member.ended(first, EntryOutcome.UNKNOWN, None, made.log.now_ns)
+    made.member.proposal_ended(first, EntryOutcome.UNKNOWN, None, made.log.now_ns)
     second = made.ask(delete)
     assert isinstance(second, ProposedEntry)
     made.member.entry(second, 1, MAX_BYTES)
-    made.member.ended(second, EntryOutcome.NEVER, None, made.log.now_ns)
+    made.member.proposal_ended(second, EntryOutcome.NEVER, None, made.log.now_ns)
     assert isinstance(made.ask(delete), ProposedEntry), "the first entry is still on its way"
 
 
@@ -366,5 +366,5 @@ def test_controller_change_step_is_ordered_once_until_it_ends() -> None:
     [order] = steps()
     assert (order.request, order.own) == (wanted, True)
     assert steps() == []
-    member.member.ended(order, EntryOutcome.UNKNOWN, b"", member.log.now_ns)
+    member.member.proposal_ended(order, EntryOutcome.UNKNOWN, b"", member.log.now_ns)
     assert [again.request for again in steps()] == [wanted]

@@ -60,7 +60,7 @@ def test_added_partitions_reach_nodes_through_the_feed() -> None:
     driver.create(partitions=2)
     follower, feed = driver.fsm.image, FeedProducer(driver.fsm.image.index)
     add(driver, 40)
-    feed.applied(driver.fsm.image.index, driver.fsm.last_records)
+    feed.entry_applied(driver.fsm.image.index, driver.fsm.last_records)
     for entry in feed.take():
         follower = replay_all(follower, [record_from_pb(record) for record in entry.records])
     assert follower.streams == driver.fsm.image.streams

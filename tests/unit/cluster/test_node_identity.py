@@ -13,7 +13,7 @@ def judged(
     *signs: EarlierProcessSign, every_s: float = 0.5, wait_s: float = 5.0, silences: int = 3
 ) -> list[EarlierProcessStep]:
     inquiry = EarlierProcessCheck(0, wait_s, silences)
-    return [inquiry.heard(sign, round(number * every_s * S)) for number, sign in enumerate(signs)]
+    return [inquiry.record_sign(sign, round(number * every_s * S)) for number, sign in enumerate(signs)]
 
 
 def test_predecessor_that_was_killed_is_not_waited_for() -> None:

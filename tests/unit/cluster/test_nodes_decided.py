@@ -174,7 +174,7 @@ def test_registration_of_a_dead_process_does_not_replace_its_successor() -> None
 def start(driver: Driver, history: DirectoryIdentity, previous: int, **how: bool) -> pb.ControlResponse:
     """A process of "b" registers with what its folder says."""
     request = registration(nodeId="b", previousIncarnation=previous, **({"flushedAlways": True} | how))
-    history.tell(request)
+    history.write_to(request)
     return driver.ask(registerNode=request)
 
 
@@ -189,7 +189,7 @@ def cluster_with_folder() -> tuple[Driver, DirectoryIdentity]:
     start(driver, history, 0)
     driver.create()
     assert in_isr(driver)
-    return driver, history.taken()
+    return driver, history.after_registration()
 
 
 def test_data_directory_restarted_repeatedly_keeps_the_isr_place() -> None:
@@ -198,7 +198,7 @@ def test_data_directory_restarted_repeatedly_keeps_the_isr_place() -> None:
         history = history.next(number)
         assert start(driver, history, driver.incarnation("b")).error == Error.OK
         assert in_isr(driver)
-        history = history.taken()
+        history = history.after_registration()
 
 
 @pytest.mark.parametrize("how", [{}, {"cleanStop": True}])
@@ -207,7 +207,7 @@ def test_data_directory_restored_from_a_copy_is_incomplete(how: dict[str, bool],
     driver, history = cluster_with_folder()
     copy, copied_incarnation = history, driver.incarnation("b")
     for number in range(starts_since):
-        history = history.next(200 + number).taken()
+        history = history.next(200 + number).after_registration()
         start(driver, history, driver.incarnation("b"))
     assert in_isr(driver)
     response = start(driver, copy.next(301), copied_incarnation, **how)

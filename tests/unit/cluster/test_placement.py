@@ -27,7 +27,7 @@ from liftpy.core.metadata.placement.facts import (
     Replicas,
     Wanted,
     in_order,
-    ordered,
+    sort_by_id,
 )
 from liftpy.core.metadata.placement.policies import least_loaded, rack, rack_strict, round_robin, row_of
 
@@ -68,7 +68,7 @@ def test_placement_round_robin_vectors(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", VECTORS["rack"], ids=by_name)
 def test_placement_rack_vectors(case: dict[str, Any]) -> None:
     assert of_case(case, "rack") == case["expected"]
-    assert [int(node.node_id) for node in row_of(ordered(in_racks(case["racks"])))] == case["sequence"]
+    assert [int(node.node_id) for node in row_of(sort_by_id(in_racks(case["racks"])))] == case["sequence"]
 
 
 @pytest.mark.parametrize("case", VECTORS["rack_strict"], ids=by_name)
@@ -306,7 +306,7 @@ def test_placement_rack_leads_and_follows_equally_over_a_turn(
     found = placed(nodes, "rack", len(nodes), factor, start)
     for place_ in range(factor):
         assert len({replicas[place_] for replicas in found}) == len(nodes)
-    assert sorted(node.node_id for node in row_of(ordered(nodes))) == sorted(node.node_id for node in nodes)
+    assert sorted(node.node_id for node in row_of(sort_by_id(nodes))) == sorted(node.node_id for node in nodes)
 
 
 @given(layouts(same_size=True), st.integers(1, 60), st.integers(0, 10**6), st.data())

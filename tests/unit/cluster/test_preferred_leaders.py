@@ -7,7 +7,7 @@ from election_driver import Cluster
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.election import PreferredLeaders, misplaced
+from liftpy.core.metadata.election import PreferredLeaders, partitions_off_preferred_leader
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
@@ -21,11 +21,11 @@ def moved(cluster: Cluster, node: str) -> None:
 
 def test_misplaced_leaderships_are_those_whose_preferred_leader_could_lead() -> None:
     cluster = Cluster()
-    assert misplaced(cluster.fsm.image) == []
+    assert partitions_off_preferred_leader(cluster.fsm.image) == []
     moved(cluster, "b")
-    assert [(key.partition, node) for key, node in misplaced(cluster.fsm.image)] == [(0, "a")]
+    assert [(key.partition, node) for key, node in partitions_off_preferred_leader(cluster.fsm.image)] == [(0, "a")]
     cluster.fence("a")
-    assert misplaced(cluster.fsm.image) == []
+    assert partitions_off_preferred_leader(cluster.fsm.image) == []
 
 
 def test_preferred_leaders_move_at_the_second_check_and_never_if_disabled() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import PartitionState, PartitionStatus
-from liftpy.core.metadata.controller.preflight import why_not
+from liftpy.core.metadata.controller.preflight import reasons_to_keep_running
 
 ONLINE = PartitionState(partition=0, replicas=("a", "b", "c"), isr=("a", "b", "c"), leader="a", leader_epoch=1, epoch=1)
 ALL = {"a": True, "b": True, "c": True}
@@ -30,7 +30,7 @@ class Image:
 
 
 def asked(image: Any, node: str = "a", controllers: dict[str, bool] | None = None) -> list[str]:
-    return why_not(image, node, ALL if controllers is None else controllers)
+    return reasons_to_keep_running(image, node, ALL if controllers is None else controllers)
 
 
 def test_may_stop_allows_one_of_three_replicas() -> None:

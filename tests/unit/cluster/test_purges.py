@@ -11,7 +11,16 @@ from election_driver import CANDIDATE_FOUND, ONLINE, Cluster
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState, Purge, PurgedBy
-from liftpy.core.base.purge import MAX_PURGE_BYTES, MAX_PURGES, asked, heard, reported, settled, to_report, waits_for
+from liftpy.core.base.purge import (
+    MAX_PURGE_BYTES,
+    MAX_PURGES,
+    reported_number,
+    to_report,
+    waits_for,
+    with_purge,
+    with_report,
+    without_completed,
+)
 from liftpy.core.metadata.codec import partition_to_pb
 from liftpy.core.metadata.controller.request_batcher import purge_report
 from liftpy.core.metadata.image_delta import diff
@@ -50,7 +59,7 @@ def test_purge_stays_in_the_image_until_every_replica_has_reported() -> None:
     assert [change.key.partition for change in diff(before, driver.fsm.image).partitions] == [1]
     for node in now(driver).isr[:-1]:
         assert report(driver, node, wish.number).error == Error.OK
-        assert (now(driver).purges, heard(now(driver), node)) == ((wish,), wish.number)
+        assert (now(driver).purges, reported_number(now(driver), node)) == ((wish,), wish.number)
     assert waits_for(now(driver), wish) == [now(driver).isr[-1]]
     assert report(driver, now(driver).isr[-1], wish.number - 1).error == Error.OK
     assert now(driver).purges == (wish,), "of an earlier one"
@@ -120,8 +129,8 @@ def test_purge_report_of_another_incarnation_or_outside_the_isr_is_ignored() -> 
     assert driver.ask(reportPurged=pb.ReportPurged(stream="orders", partition=1, node="z")).error == Error.NOT_FOUND
     assert now(driver) == state
     left = replace(state, isr=("a", "b"))
-    assert reported(left, "c", number) is left
-    assert reported(state, "c", number) is not state
+    assert with_report(left, "c", number) is left
+    assert with_report(state, "c", number) is not state
 
 
 def a_state(**more: Any) -> PartitionState:
@@ -132,14 +141,14 @@ def a_state(**more: Any) -> PartitionState:
 
 def test_purges_done_by_all_are_removed_with_reports_of_former_members() -> None:
     both = (PurgedBy("a", 7), PurgedBy("b", 3))
-    assert [p.number for p in settled(a_state(purged=both)).purges] == [7]
-    assert settled(a_state(purged=both)).purged == both
-    assert settled(a_state(purged=both, isr=("a",))).purged == both[:1]
-    assert [p.number for p in settled(a_state(purged=both, isr=("a",))).purges] == [3, 7]
-    assert [p.number for p in settled(a_state(purged=both, joining="c")).purges] == [3, 7], "a learner copies it"
+    assert [p.number for p in without_completed(a_state(purged=both)).purges] == [7]
+    assert without_completed(a_state(purged=both)).purged == both
+    assert without_completed(a_state(purged=both, isr=("a",))).purged == both[:1]
+    assert [p.number for p in without_completed(a_state(purged=both, isr=("a",))).purges] == [3, 7]
+    assert [p.number for p in without_completed(a_state(purged=both, joining="c")).purges] == [3, 7], "a learner copies it"
     quiet = a_state(purged=both[:1])
-    assert settled(quiet) is quiet
-    assert settled(a_state(purges=(), purged=both)).purged == ()
+    assert without_completed(quiet) is quiet
+    assert without_completed(a_state(purges=(), purged=both)).purged == ()
 
 
 def test_purge_report_sends_only_new_progress() -> None:
@@ -157,10 +166,10 @@ def test_purge_report_sends_only_new_progress() -> None:
 def test_purge_that_replaces_another_does_not_count_its_size_twice() -> None:
     state = a_state(purges=(Purge(number=1, keys=(b"k" * MAX_PURGE_BYTES,), end_offset=5),))
     larger = Purge(number=2, keys=(b"k" * MAX_PURGE_BYTES,), end_offset=6)
-    found = asked(state, larger)
+    found = with_purge(state, larger)
     assert found is not None
     assert found.purges == (larger,)
-    assert asked(state, Purge(number=2, keys=(b"x",), end_offset=6)) is None
+    assert with_purge(state, Purge(number=2, keys=(b"x",), end_offset=6)) is None
 
 
 def test_purge_is_forgotten_only_by_an_unclean_election() -> None:

@@ -11,7 +11,7 @@ from cluster_driver import Driver, Error
 from liftpy.config import StreamConfig
 from liftpy.core.base.partition import MoveReason, PartitionState
 from liftpy.core.metadata.controller.admission import RequestAcl, refusal
-from liftpy.core.metadata.controller.reassign import evicted, settled, without_further_moves
+from liftpy.core.metadata.controller.reassign import finish_reached_target, remove_replica, without_further_moves
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
@@ -217,8 +217,8 @@ def test_min_isr_of_a_moving_partition_is_limited_by_its_replicas_and_target() -
 def test_complete_replica_stays_so_only_while_nothing_can_be_committed(driver: Driver) -> None:
     stream = driver.fsm.image.streams["orders"]
     short = replace(driver.partition(), replicas=("a", "b"), isr=("a",), complete=("b",), target=())
-    assert settled(stream, short).complete == ("b",)
-    assert settled(stream, replace(short, target=("a",))).complete == ()
+    assert finish_reached_target(stream, short).complete == ("b",)
+    assert finish_reached_target(stream, replace(short, target=("a",))).complete == ()
 
 
 def test_remove_node_of_a_learner_is_rejected(driver: Driver) -> None:
@@ -380,7 +380,7 @@ def test_evicted_replica_is_removed_from_every_partition_field() -> None:
         joining="d", target=("a", "b"),
     )  # fmt: skip
     ac = ("a", "c")
-    assert evicted(whole, "b") == replace(whole, replicas=ac, isr=ac, incomplete=ac, complete=ac, passed_over=ac)
+    assert remove_replica(whole, "b") == replace(whole, replicas=ac, isr=ac, incomplete=ac, complete=ac, passed_over=ac)
 
 
 def test_settled_partition_lists_its_members_in_replica_order(driver: Driver) -> None:
@@ -389,10 +389,10 @@ def test_settled_partition_lists_its_members_in_replica_order(driver: Driver) ->
         partition=0, replicas=("a", "b", "c"), isr=("c", "a"), leader="a", leader_epoch=1, epoch=1, incomplete=("c", "b", "x"),
         complete=("b",), target=("c", "b", "a"), moved_for=MoveReason.DRAINED,
     )  # fmt: skip
-    found = settled(stream, mixed)
+    found = finish_reached_target(stream, mixed)
     assert (found.replicas, found.isr, found.incomplete, found.complete) == (("c", "b", "a"), ("c", "a"), ("c", "b"), ())
     assert (found.target, found.moved_for) == ((), MoveReason.BY_HAND)
-    short = settled(stream, replace(mixed, isr=("a",), complete=("b", "c"), target=("a", "b", "d")))
+    short = finish_reached_target(stream, replace(mixed, isr=("a",), complete=("b", "c"), target=("a", "b", "d")))
     assert (short.isr, short.complete, short.moved_for) == (("a",), ("b", "c"), MoveReason.DRAINED)
 
 

@@ -58,7 +58,7 @@ def test_node_gone_from_the_bus_keeps_its_lease() -> None:
     sessions = NodeSessions(config)
     sessions.lead(an_image(), 0)
     sessions.heartbeat("a", 1, 10 * S, 10 * S)
-    sessions.gone("a")
+    sessions.record_no_responders("a")
     lease_ns = round(config.lease_s * S)
     ended = [
         now
@@ -69,12 +69,12 @@ def test_node_gone_from_the_bus_keeps_its_lease() -> None:
 
 
 def test_data_directory_remembers_the_process_registered_last() -> None:
-    starts = DirectoryIdentity("f").next(100).taken()
+    starts = DirectoryIdentity("f").next(100).after_registration()
     for nonce in range(101, 101 + 3 * MAX_EARLIER_NONCES):
         starts = starts.next(nonce)
         assert len(starts.earlier) <= MAX_EARLIER_NONCES
         request = pb.RegisterNode()
-        starts.tell(request)
+        starts.write_to(request)
         known = NodeImage(node_id="a", incarnation=1, folder_id="f", start=1, nonce=100)
         assert compare_processes(known, request) is ProcessRelation.FOLLOWS, nonce
 

@@ -166,7 +166,7 @@ def test_replicas_use_the_longest_lease_that_may_still_run() -> None:
     def told() -> int:
         image = driver.fsm.image
         stream = image.streams["orders"]
-        return image.held(stream, stream.partitions[0]).longest_lease_ns
+        return image.partition_metadata(stream, stream.partitions[0]).longest_lease_ns
 
     assert told() == 900 * MS
     set_times(driver, 5000, 3000)
@@ -250,7 +250,7 @@ def test_node_gone_keeps_the_longest_lease_granted() -> None:
     set_times(driver, 300, 200)
     sessions.image_changed(driver.fsm.image, START)
     beat(sessions, driver, "a", START + 100 * MS)
-    sessions.gone("a")
+    sessions.record_no_responders("a")
     assert 900 * MS <= ends_ns(sessions, "a", START) < 1000 * MS
 
 
@@ -259,7 +259,7 @@ def test_node_gone_may_hold_a_lease_of_the_previous_metadata_leader() -> None:
     set_times(driver, 300, 200)
     sessions = leading(driver)
     beat(sessions, driver, "b", START)
-    sessions.gone("a")
+    sessions.record_no_responders("a")
     assert 900 * MS <= ends_ns(sessions, "a", START) < 1000 * MS
 
 

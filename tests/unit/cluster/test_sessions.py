@@ -110,8 +110,8 @@ def test_new_metadata_leader_restarts_all_sessions_and_the_old_one_is_silent(dri
 def test_sessions_after_a_full_restart_fence_no_node_before_the_first_heartbeat(driver: Driver) -> None:
     sessions = NodeSessions(ReplicationConfig())
     sessions.lead(driver.fsm.image, START)
-    sessions.gone("a")
-    sessions.gone("b")
+    sessions.record_no_responders("a")
+    sessions.record_no_responders("b")
     first = START + 6000 * MS
     assert sessions.due(first) == []
     driver.restart("a")
@@ -126,7 +126,7 @@ def test_sessions_after_a_full_restart_fence_no_node_before_the_first_heartbeat(
 def test_sessions_after_a_quick_start_have_their_normal_length(driver: Driver) -> None:
     sessions = NodeSessions(ReplicationConfig())
     sessions.lead(driver.fsm.image, START)
-    sessions.gone("b")  # its process has ended; the next one may be on its way, as a's was
+    sessions.record_no_responders("b")  # its process has ended; the next one may be on its way, as a's was
     beat(sessions, driver, "a", START + 1900 * MS)
     assert sessions.due(START + SESSION - 1) == []
     assert [p.nodeId for p in sessions.due(START + SESSION)] == ["b"]
@@ -165,7 +165,7 @@ def test_node_gone_from_the_bus_is_fenced_when_its_lease_ends(driver: Driver, se
     beat(sessions, driver, "b", heard)
     assert sessions.overdue(heard + 500 * MS) == []
     assert sorted(sessions.overdue(heard + 501 * MS)) == ["a", "b"]
-    sessions.gone("b")
+    sessions.record_no_responders("b")
     assert sessions.next_deadline_ns() <= heard + 918 * MS
     assert sessions.due(heard + 918 * MS - 1) == [], "the lease, and what two clocks may drift apart"
     assert [p.nodeId for p in sessions.due(heard + 918 * MS)] == ["b"]
@@ -174,25 +174,25 @@ def test_node_gone_from_the_bus_is_fenced_when_its_lease_ends(driver: Driver, se
 
 def test_heartbeat_after_a_gone_report_restores_the_full_session(driver: Driver, sessions: NodeSessions) -> None:
     beat(sessions, driver, "b", START)
-    sessions.gone("b")
+    sessions.record_no_responders("b")
     beat(sessions, driver, "b", START + 700 * MS)
     beat(sessions, driver, "a", START + 700 * MS)
     assert sessions.due(START + 700 * MS + SESSION - 1) == []
 
 
 def test_node_gone_keeps_a_lease_the_previous_metadata_leader_may_have_granted(driver: Driver, sessions: NodeSessions) -> None:
-    sessions.gone("b")
+    sessions.record_no_responders("b")
     beat(sessions, driver, "a", START + 100 * MS)
     assert sessions.due(START + 918 * MS - 1) == []
     assert [p.nodeId for p in sessions.due(START + 918 * MS)] == ["b"]
-    sessions.gone("stranger")
+    sessions.record_no_responders("stranger")
 
 
 def test_node_that_sends_heartbeats_counts_as_running(driver: Driver, sessions: NodeSessions) -> None:
     assert not sessions.runs("stranger", START)
     assert sessions.runs("a", START), "it has registered, and nobody has said that it is gone"
     beat(sessions, driver, "a", START + 100 * MS)
-    sessions.gone("a")
+    sessions.record_no_responders("a")
     assert sessions.runs("a", START + 400 * MS), "one heartbeat may be on its way"
     assert not sessions.runs("a", START + 401 * MS)
     beat(sessions, driver, "a", START + 420 * MS)
@@ -227,7 +227,7 @@ def test_node_with_an_ended_session_keeps_its_node_id_until_nats_confirms_its_ab
     assert not sessions.may_still_run("a", START + 5001 * MS), "a suspended host's connection does not keep it for ever"
     beat(sessions, driver, "a", ended + 4000 * MS)
     assert sessions.may_still_run("a", START + 5001 * MS)
-    sessions.gone("a")
+    sessions.record_no_responders("a")
     assert not sessions.may_still_run("a", ended + 4501 * MS)
     assert "a" not in sessions.overdue(ended + 4501 * MS), "the bus has said so"
 
@@ -235,5 +235,5 @@ def test_node_with_an_ended_session_keeps_its_node_id_until_nats_confirms_its_ab
 def test_new_metadata_leader_takes_no_node_for_gone(driver: Driver, sessions: NodeSessions) -> None:
     sessions.lead(driver.fsm.image, START + 9000 * MS)
     assert sessions.runs("b", START + 9000 * MS)
-    sessions.gone("b")
+    sessions.record_no_responders("b")
     assert not sessions.runs("b", START + 9001 * MS)

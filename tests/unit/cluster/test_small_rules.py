@@ -45,7 +45,7 @@ def test_batch_moves_the_counters_once_at_its_end(records: list[Record], wanted:
 # ---- accusations ---------------------------------------------------------------------------------------------------------------
 def accused(accusations: FailureReports, witness: str = "b") -> pb.ReportLeader:
     report = pb.ReportLeader(stream="s", uid="u1", witness=witness, leader="a", leaderEpoch=5)
-    assert accusations.reported(report, an_image(a_stream(a_partition(isr=("a", "b")))), 100)
+    assert accusations.add(report, an_image(a_stream(a_partition(isr=("a", "b")))), 100)
     return report
 
 
@@ -55,16 +55,16 @@ def test_accusations_after_resigning_ask_and_propose_nothing() -> None:
         accusations.lead(7)
         report = accused(accusations)
         if ends == "proven":
-            for question in accusations.questions():
+            for question in accusations.take_questions():
                 accusations.record_testimony(question, ProbeResult.DOES_NOT)
             assert accusations.next_deadline_ns() == 0
         assert report.stampTerm == 7
         accusations.resign()
-        assert (accusations.next_deadline_ns(), accusations.questions(), accusations.due(10 * S)) == (None, [], [])
+        assert (accusations.next_deadline_ns(), accusations.take_questions(), accusations.due(10 * S)) == (None, [], [])
         assert not accusations.counters or ends == "proven"
         accusations.lead(8)
         assert accused(accusations).stampTerm == 8
-        assert [question.node for question in accusations.questions()] == ["a", "b"]
+        assert [question.node for question in accusations.take_questions()] == ["a", "b"]
 
 
 def test_accusation_belongs_to_one_partition_and_epoch_and_ends_in_time() -> None:
@@ -73,9 +73,9 @@ def test_accusation_belongs_to_one_partition_and_epoch_and_ends_in_time() -> Non
     accused(accusations)
     assert accusations.next_deadline_ns() == 100 + ANSWER_NS
     key = PartitionKey("s", "u1", 0)
-    assert accusations.questions() == [LeaderQuestion(key, 5, "a"), LeaderQuestion(key, 5, "b")]
+    assert accusations.take_questions() == [LeaderQuestion(key, 5, "a"), LeaderQuestion(key, 5, "b")]
     accused(accusations, "b")
-    assert accusations.questions() == [], "it is being looked into"
+    assert accusations.take_questions() == [], "it is being looked into"
     accusations.record_testimony(LeaderQuestion(key, 4, "a"), ProbeResult.SERVES)
     accusations.record_testimony(LeaderQuestion(PartitionKey("s", "u1", 1), 5, "a"), ProbeResult.SERVES)
     assert not accusations.counters
@@ -126,7 +126,7 @@ def test_preferred_leaders_are_checked_once_per_interval() -> None:
 # ---- the feed ------------------------------------------------------------------------------------------------------------------
 def test_image_operations_are_encoded_only_for_controllers() -> None:
     producer = FeedProducer()
-    producer.applied(1, (created(1), OperationDone(Operation(b"o" * 16, 1, b"secret"))))
+    producer.entry_applied(1, (created(1), OperationDone(Operation(b"o" * 16, 1, b"secret"))))
     (entry,) = producer.take()
     assert [record.WhichOneof("record") for record in entry.records] == ["streamCreated"]
     assert producer._held_records == 1

@@ -10,9 +10,9 @@ ABC = ("a", "b", "c")
 
 def at(index: int, digest: bytes, **told: bytes) -> AppliedDigests:
     made = AppliedDigests("a")
-    made.applied(index - 1, index, digest)
+    made.entry_applied(index - 1, index, digest)
     for node_id, other in told.items():
-        made.told(node_id, (index, other))
+        made.record_report(node_id, (index, other))
     return made
 
 
@@ -21,11 +21,11 @@ def test_applied_digests_keep_a_checkpoint_after_each_multiple() -> None:
     seen = []
     before = 0
     for index in (1, 2, 3, 5, 6, 8, 9, 11, 13):  # some entries are the library's own
-        made.applied(before, index, bytes([index]) * 8)
+        made.entry_applied(before, index, bytes([index]) * 8)
         seen.append(made.newest[0])
         before = index
     assert seen == [0, 0, 0, 5, 5, 8, 8, 8, 13]
-    made.applied(13, 20, b"")
+    made.entry_applied(13, 20, b"")
     assert made.newest[0] == 13, "without a digest there is none"
 
 
@@ -33,7 +33,7 @@ def test_applied_digests_with_a_majority_find_the_controller_that_differs() -> N
     made = at(EVERY, D, b=D)
     assert not made.compare_reports(ABC)
     assert (made.agreed, made.halted, made.found_count) == ((EVERY, D), "", 0)
-    made.told("c", (EVERY, E))
+    made.record_report("c", (EVERY, E))
     assert not made.compare_reports(ABC)
     assert (made.agreed, made.halted, made.found_count) == ((EVERY, D), "", 1)
     assert not made.compare_reports(ABC)
@@ -61,7 +61,7 @@ def test_applied_digests_without_a_majority_halt_until_a_majority_agrees() -> No
         assert made.agreed == NONE
     made = at(EVERY, D, b=E)
     assert not made.compare_reports(ABC)
-    made.told("c", (EVERY, D))
+    made.record_report("c", (EVERY, D))
     assert not made.compare_reports(ABC)
     assert (made.halted, made.agreed) == ("", (EVERY, D))
     other = at(EVERY, D, b=E)
@@ -75,19 +75,19 @@ def test_applied_digests_after_a_snapshot_agree_from_the_next_checkpoint() -> No
     made = at(EVERY, D, b=E)
     assert not made.compare_reports(ABC)
     assert made.halted
-    made.applied(2 * EVERY - 1, 2 * EVERY, F)
+    made.entry_applied(2 * EVERY - 1, 2 * EVERY, F)
     assert not made.compare_reports(ABC)
     assert made.halted, "nobody has told another place yet"
-    made.told("b", (2 * EVERY, F))
+    made.record_report("b", (2 * EVERY, F))
     assert not made.compare_reports(ABC)
     assert (made.halted, made.agreed) == ("", (2 * EVERY, F))
-    made.applied(3 * EVERY - 1, 3 * EVERY, D)
-    made.told("b", (3 * EVERY, E))
+    made.entry_applied(3 * EVERY - 1, 3 * EVERY, D)
+    made.record_report("b", (3 * EVERY, E))
     assert not made.compare_reports(ABC)
     assert str(3 * EVERY) in made.halted, "and they differ anew"
     itself = at(EVERY, E, b=D, c=D)
-    itself.applied(2 * EVERY - 1, 2 * EVERY, F)
-    itself.told("b", (2 * EVERY, F))
+    itself.entry_applied(2 * EVERY - 1, 2 * EVERY, F)
+    itself.record_report("b", (2 * EVERY, F))
     assert not itself.compare_reports(ABC), "it was sent one itself, before it led"
 
 
@@ -103,11 +103,11 @@ def test_applied_digests_ignore_learners_and_a_single_controller_agrees() -> Non
 def test_applied_digests_memory_is_bounded() -> None:
     made = AppliedDigests("a", every=1)
     for index in range(1, 100):
-        made.applied(index - 1, index, D)
-        made.told("b", (index, E))
+        made.entry_applied(index - 1, index, D)
+        made.record_report("b", (index, E))
         made.compare_reports(("a", "b"))
     assert [len(held) for held in made._held.values()] == [KEPT, KEPT]
     assert made.found_count == 2 * 99
     assert len(made._found) <= 2 * KEPT + 2
-    made.told("b", NONE)
+    made.record_report("b", NONE)
     assert len(made._held["b"]) == KEPT

@@ -12,7 +12,7 @@ from liftpy.config import ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.checks import check_image
 from liftpy.core.metadata.controller.active_controller import ActiveController
-from liftpy.core.metadata.controller.preflight import without_log
+from liftpy.core.metadata.controller.preflight import answer_without_log
 from liftpy.core.metadata.controller.streams import AGAIN_AFTER_NS, AT_ONCE, LOOK_EVERY_NS, NO_ROOM, why_it_waits
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage
 from liftpy.core.metadata.placement import POLICIES
@@ -185,9 +185,9 @@ def test_placement_of_a_large_stream_is_left_to_the_log_in_steps() -> None:
         driver.register(f"n{number:02}")
     create = pb.CreateStream(name="many", subject="many", partitions=300, replicationFactor=2, placement="rendezvous")
     request = pb.ControlRequest(operationId=b"0123456789abcdef", timeNs=driver.now_ns, createStream=create)
-    assert without_log(driver.fsm.image, request, 0, driver.fsm.rules) is None
+    assert answer_without_log(driver.fsm.image, request, 0, driver.fsm.rules) is None
     request.createStream.dryRun = True
-    assert without_log(driver.fsm.image, request, 0, driver.fsm.rules) is None
+    assert answer_without_log(driver.fsm.image, request, 0, driver.fsm.rules) is None
     entry, steps = request.SerializeToString(), 1
     while not driver.fsm.work_ahead(entry, driver.index + 1):
         steps += 1
@@ -195,7 +195,7 @@ def test_placement_of_a_large_stream_is_left_to_the_log_in_steps() -> None:
     plan = pb.ControlResponse.FromString(driver.fsm.apply(entry, driver.index + 1)).plan
     assert len(plan.replicas) == 600
     create.partitions, create.dryRun = 3, True
-    assert without_log(driver.fsm.image, pb.ControlRequest(createStream=create), 0, driver.fsm.rules) is not None
+    assert answer_without_log(driver.fsm.image, pb.ControlRequest(createStream=create), 0, driver.fsm.rules) is not None
 
 
 @pytest.mark.parametrize("wrong", [{"partition": 1}, {"isr": ()}, {"leader": ""}, {"isr": ("z",)}])

@@ -9,7 +9,7 @@ import pytest
 
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.controller.request_batcher import RequestBatcher
-from liftpy.core.metadata.election import misplaced
+from liftpy.core.metadata.election import partitions_off_preferred_leader
 from liftpy.core.metadata.image import DirtyStreams, SubjectIndex
 from liftpy.core.metadata.records import PartitionStateChanged, StreamCreated, record_from_pb, record_to_pb
 from liftpy.core.metadata.replay import replay
@@ -79,7 +79,7 @@ def test_partition_requests_are_sent_answered_and_bounded() -> None:
         errors = (pb.ControlResponse.OK, pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.STALE)
         answers = [pb.BatchedAnswer(number=item.number, error=errors[item.number % 3]) for item in batch.batch.requests]
         told.clear()
-        wishes.answered(pb.ControlResponse(batch=pb.BatchAnswers(answers=answers)))
+        wishes.batch_answered(pb.ControlResponse(batch=pb.BatchAnswers(answers=answers)))
         assert [given is None for given in told] == [n % 3 == 1 for n in range(len(told))]
     assert sorted(sent) == list(range(3 * SENT_TOGETHER))
 
@@ -95,7 +95,7 @@ def test_partition_requests_are_sent_answered_and_bounded() -> None:
     ],
 )
 def test_misplaced_leadership_needs_a_live_in_sync_preferred_leader(more: dict[str, Any], fenced: str, count: int) -> None:
-    assert len(misplaced(an_image(a_stream(a_partition(**more)), fenced=fenced))) == count
+    assert len(partitions_off_preferred_leader(an_image(a_stream(a_partition(**more)), fenced=fenced))) == count
 
 
 @pytest.mark.parametrize(

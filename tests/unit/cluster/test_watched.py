@@ -37,7 +37,7 @@ class Watched:
         """(offline, electing, elections) when the image has become this."""
         streams: Any = Map({"s": StreamImage("s", "u1", "ev", StreamConfig(), partitions)} if partitions else {})
         self.image = ClusterImage(index=self.image.index + 1, streams=streams)
-        self.watch.changed(self.image, round(self.now_s * 1e9))
+        self.watch.update(self.image, round(self.now_s * 1e9))
         self.now_s += 1
         return self.watch.offline, self.watch.electing, {kind: count for kind, count in self.watch.elections.items() if count}
 
@@ -89,7 +89,7 @@ def test_controller_metrics_count_a_lost_data_directory() -> None:
         image = ClusterImage(
             index=number, nodes=watch._seen.nodes.set(node, NodeImage(node_id=node, incarnation=number, folder_id=folder))
         )
-        watch.changed(image, number)
+        watch.update(image, number)
         lost.append(watch.folders_lost)
     assert lost == [0, 0, 0, 1, 1, 1, 2], "not at first sight, and not who says it for the first time"
 

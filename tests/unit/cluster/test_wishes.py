@@ -59,7 +59,7 @@ def test_partition_requests_count_batches_sent_and_superseded() -> None:
     while wishes.take() is not None:
         assert wishes.take() is None, "one that is out counts once"
         counts.append((wishes.batch_count, wishes.sent_count, wishes.replaced_count))
-        wishes.answered(None)
+        wishes.batch_answered(None)
     assert counts == [(1, SENT_TOGETHER, 1), (2, SENT_TOGETHER + 1, 1)]
 
 
@@ -75,7 +75,7 @@ def test_partition_requests_of_thousands_leave_in_few_batches_one_at_a_time() ->
         assert batch.ByteSize() <= 64 * 1024
         sent += numbers(batch)
         batches += 1
-        asked.wishes.answered(OK)
+        asked.wishes.batch_answered(OK)
     assert sent == list(range(3000))
     assert batches <= 3000 / SENT_TOGETHER + 1
     assert len(asked.answers) == 3000
@@ -105,7 +105,7 @@ def test_partition_request_during_a_batch_waits_for_its_answer() -> None:
     asked.put(1, promotion(1, newest_offset=5))
     asked.put(2, promotion(2))
     assert asked.wishes.take() is None
-    asked.wishes.answered(None)
+    asked.wishes.batch_answered(None)
     assert asked.answers == [(1, None)]
     assert numbers(asked.wishes.take()) == [1, 2]
 
@@ -125,7 +125,7 @@ def test_partition_requests_get_their_own_answer_or_an_unknown_outcome() -> None
         asked.put(number, isr(number))
     batch = asked.wishes.take()
     answer = answers_to(batch, (0, pb.ControlResponse.OK), (2, pb.ControlResponse.STALE), (3, pb.ControlResponse.UNKNOWN))
-    asked.wishes.answered(answer)
+    asked.wishes.batch_answered(answer)
     assert asked.answers == [(0, pb.ControlResponse.OK), (1, None), (2, pb.ControlResponse.STALE), (3, None)]
 
 
@@ -135,7 +135,7 @@ def test_partition_requests_without_a_metadata_leader_have_unknown_outcomes(erro
     for number in range(2):
         asked.put(number, isr(number))
     asked.wishes.take()
-    asked.wishes.answered(pb.ControlResponse(error=error))
+    asked.wishes.batch_answered(pb.ControlResponse(error=error))
     assert asked.answers == [(0, None), (1, None)]
 
 
@@ -144,7 +144,7 @@ def test_partition_request_batch_rejected_as_a_whole_answers_invalid() -> None:
     for number in range(2):
         asked.put(number, isr(number))
     asked.wishes.take()
-    asked.wishes.answered(pb.ControlResponse(error=pb.ControlResponse.INVALID, detail="of a later version"))
+    asked.wishes.batch_answered(pb.ControlResponse(error=pb.ControlResponse.INVALID, detail="of a later version"))
     assert asked.answers == [(0, pb.ControlResponse.INVALID), (1, pb.ControlResponse.INVALID)]
 
 

@@ -28,7 +28,7 @@ class Bench:
     def hear(self, *nodes: str) -> None:
         now_ns = round(self.now * NS_PER_S)
         for node in nodes:
-            self.trust.told(node, self.wall_ns(node), now_ns, now_ns)
+            self.trust.record_answer(node, self.wall_ns(node), now_ns, now_ns)
 
     def stamp_s(self) -> float:
         """By how much what it stamps is off."""
@@ -192,9 +192,9 @@ def test_clock_trust_gained_alone_is_no_agreement() -> None:
 def test_clock_trust_ignores_nodes_of_older_versions() -> None:
     b = Bench("b", "c")
     now_ns = round(b.now * NS_PER_S)
-    b.trust.told("b", None, now_ns, now_ns)
+    b.trust.record_answer("b", None, now_ns, now_ns)
     assert not b.trusted(), "c has not answered"
-    b.trust.told("c", None, now_ns, now_ns)
+    b.trust.record_answer("c", None, now_ns, now_ns)
     assert b.trusted(), "nobody tells: as if it were alone"
     b.off["c"] = YEAR
     b.hear("c")
@@ -204,11 +204,11 @@ def test_clock_trust_ignores_nodes_of_older_versions() -> None:
 def test_clock_trust_ignores_late_answers_and_removed_nodes() -> None:
     b = Bench("b", "c")
     now_ns = round(b.now * NS_PER_S)
-    b.trust.told("b", b.wall_ns("b"), now_ns - SLOW_NS - 1, now_ns)
+    b.trust.record_answer("b", b.wall_ns("b"), now_ns - SLOW_NS - 1, now_ns)
     assert not b.trusted()
-    b.trust.told("b", b.wall_ns("b"), now_ns - SLOW_NS, now_ns)
+    b.trust.record_answer("b", b.wall_ns("b"), now_ns - SLOW_NS, now_ns)
     assert b.trusted()
-    b.trust.told("b", b.wall_ns("b") - SLOW_NS // 2, now_ns - SLOW_NS, now_ns)
+    b.trust.record_answer("b", b.wall_ns("b") - SLOW_NS // 2, now_ns - SLOW_NS, now_ns)
     b.trusted()
     assert b.trust.skew_ns == 0, "it was given half way"
     b.off["b"] = YEAR

@@ -25,7 +25,7 @@ from liftpy.core.observe.history import (
     HistoryRows,
     asked_rows,
     bands_of,
-    joined,
+    join_histories,
     of_cluster,
     question,
     rows_of,
@@ -102,7 +102,7 @@ def test_history_ten_second_rows_are_means_maxima_and_percentiles() -> None:
 @settings(max_examples=60, deadline=None)
 def test_history_percentiles_equal_those_of_the_status(counts: list[int], part: float) -> None:
     row = a_row(0, **{f"acks_{number}": count for number, count in enumerate(counts)})
-    found = joined(np.array([row], np.float32)[:, :, None])[NAMES.index("ack_p50" if part == 0.5 else "ack_p99"), 0]
+    found = join_histories(np.array([row], np.float32)[:, :, None])[NAMES.index("ack_p50" if part == 0.5 else "ack_p99"), 0]
     wanted = percentile(counts, part, BAND_BOUNDS_S)
     assert isnan(found) if wanted is None else found == pytest.approx(wanted, rel=1e-5)
 

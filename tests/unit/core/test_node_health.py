@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.observe.node_health import Check, Signs, Synced, live, ready, told
+from liftpy.core.observe.node_health import Check, Signs, Synced, live, ready, text_lines
 
 WELL: dict[str, Any] = {"registered": True, "nats": True, "metadata_heard_s": 1.0, "session_s": 9.0, "opened": True}
 A, B = PartitionKey("s", "u1", 0), PartitionKey("s", "u1", 1)
@@ -43,7 +43,7 @@ def test_health_problem_fails_the_check_that_it_belongs_to(
 
 
 def test_health_report_has_a_line_per_check_with_the_reason() -> None:
-    lines = told(ready(Signs(**{**WELL, "nats": False})))
+    lines = text_lines(ready(Signs(**{**WELL, "nats": False})))
     assert lines.splitlines()[:2] == ["[+] registered", "[-] nats: not connected"]
 
 

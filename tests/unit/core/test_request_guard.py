@@ -135,7 +135,7 @@ async def test_control_desk_with_a_failing_decision_rejects_and_continues() -> N
     restore = fatal_on(asyncio.get_running_loop(), fatal.append)
     try:
         await desk.open()
-        request = frames.sealed(pb.ControlRequest(describeCluster=pb.DescribeCluster()))
+        request = frames.seal(pb.ControlRequest(describeCluster=pb.DescribeCluster()))
         await callbacks["ns.info"](SimpleNamespace(subject="ns.info", reply="_INBOX.a", data=request))
         async with asyncio.timeout(10):
             while not published:

@@ -21,7 +21,7 @@ from sidecar.disk.data_folder import DataFolder
 from sidecar.partition import scrub
 from sidecar.quorum.probation import FolderLineage
 from sidecar.status.status_api import _asked_after
-from sidecar.transport.ingest_connection import _told
+from sidecar.transport.ingest_connection import _parse_stats
 
 DEEP = "[" * 100_000
 LONG = "9" * 5_000
@@ -57,8 +57,8 @@ def test_status_question_with_invalid_partition_asks_for_the_first_page(partitio
 @cases("number", ["1e999", "-1", DEEP, LONG, "true", "null"])
 def test_server_pending_answer_without_numbers_is_ignored(number: str) -> None:
     said = f'{{"data": {{"server_id": "S", "connections": [{{"cid": 7, "pending_bytes": {number}, "out_msgs": 2}}]}}}}'
-    assert _told(said.encode(), 1, "S", 7) is None
-    assert _told(b'{"data": []}', 1, "S", 7) is None
+    assert _parse_stats(said.encode(), 1, "S", 7) is None
+    assert _parse_stats(b'{"data": []}', 1, "S", 7) is None
 
 
 @cases("body", [DEEP, "7", "[]", '{"format": 1, "node_id": 5}', '{"format": 1, "node_id": "n1", "incarnation": "7"}'])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from liftpy.config import NS_PER_S
-from liftpy.core.observe.timeline import TOGETHER_NS, group_in_words, grouped
+from liftpy.core.observe.timeline import TOGETHER_NS, group_events, group_in_words
 
 
 def event(at_s: float, kind: str, partition: int = 0, stream: str = "s", **said: Any) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def a_node_dies() -> list[dict[str, Any]]:
 
 def test_event_groups_of_a_dead_node_are_two_lines() -> None:
     told = a_node_dies()
-    groups = grouped(reversed(told))
+    groups = group_events(reversed(told))
     assert [(group[0]["kind"], len(group)) for group in groups] == [("isr_changed", 12), ("election", 6), ("stream_created", 1)]
     assert group_in_words(groups[0]) == "12 partitions of 2 streams: n3 left"
     assert group_in_words(groups[1]) == "6 partitions of s: n3 -> n1 (4), n2 (2)"
@@ -38,26 +38,26 @@ def test_event_groups_of_a_dead_node_are_two_lines() -> None:
 def test_event_groups_name_replicas_that_return_and_leave() -> None:
     back = [event(1, "isr_changed", number, was="n1", now="n1 n2") for number in range(2)]
     both = [event(1, "isr_changed", number, was="n1 n3", now="n1 n2") for number in range(2)]
-    assert [group_in_words(group) for group in grouped([*back, *both])] == [
+    assert [group_in_words(group) for group in group_events([*back, *both])] == [
         "2 partitions of s: n2 is back",
         "2 partitions of s: n3 left, n2 is back",
     ]
     gone = [event(1, "partition_offline", number, was="n1") for number in range(1_200)]
-    assert [group_in_words(group) for group in grouped(gone)] == ["1,200 partitions of s: n1"]
+    assert [group_in_words(group) for group in group_events(gone)] == ["1,200 partitions of s: n1"]
     first = [event(1, "election", number, now="n1") for number in range(2)]
-    assert [group_in_words(group) for group in grouped(first)] == ["2 partitions of s: none -> n1 (2)"]
+    assert [group_in_words(group) for group in group_events(first)] == ["2 partitions of s: none -> n1 (2)"]
 
 
 def test_event_groups_keep_distant_and_different_events_apart() -> None:
     late = TOGETHER_NS / NS_PER_S
     flapping = [event(20 - late * number, "isr_changed", number, was="n1 n2", now="n1") for number in range(3)]
-    assert [len(group) for group in grouped(flapping)] == [3], "one behind the other"
+    assert [len(group) for group in group_events(flapping)] == [3], "one behind the other"
     apart = [event(20 - (late + 0.1) * number, "isr_changed", number, was="n1 n2", now="n1") for number in range(3)]
-    assert [len(group) for group in grouped(apart)] == [1, 1, 1]
+    assert [len(group) for group in group_events(apart)] == [1, 1, 1]
     others = [event(1, "isr_changed", 0, was="n1 n2", now="n1"), event(1, "isr_changed", 1, was="n2 n3", now="n2")]
-    assert [len(group) for group in grouped(others)] == [1, 1]
+    assert [len(group) for group in group_events(others)] == [1, 1]
     leaders = [event(1, "election", 0, was="n1", now="n2"), event(1, "election", 1, was="n3", now="n2")]
-    assert [len(group) for group in grouped(leaders)] == [1, 1]
+    assert [len(group) for group in group_events(leaders)] == [1, 1]
 
 
 def test_event_groups_keep_important_events_alone_and_survive_odd_events() -> None:
@@ -70,6 +70,6 @@ def test_event_groups_keep_important_events_alone_and_survive_odd_events() -> No
         {"time_ns": 1, "kind": "election", "stream": [1], "partition": {}, "was": ["n1"], "now": {"n": 2}},
         {"time_ns": 1, "kind": "election", "stream": {}, "partition": 2, "was": ["n1"], "now": 3},
     ]
-    groups = grouped([*alone, *requests, *odd])
+    groups = group_events([*alone, *requests, *odd])
     assert [len(group) for group in groups] == [1] * 7 + [2]
     assert group_in_words(groups[-1]) == "2 partitions of 2 streams: ['n1'] -> 3 (1), {'n': 2} (1)"

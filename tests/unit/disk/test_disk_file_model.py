@@ -276,13 +276,13 @@ def test_open_maps_file_closed_while_mapped_keeps_no_map(tmp_path: Path, monkeyp
     file = DiskFile(tmp_path / "log", create=True, maps=maps)
     file.append([b"x"])
     file.seal()
-    really = OpenMaps.used
+    really = OpenMaps.note_use
 
     def used(self: OpenMaps, which: DiskFile, *, opened: bool = False) -> None:
         which.close()
         really(self, which, opened=opened)
 
-    monkeypatch.setattr(OpenMaps, "used", used)
+    monkeypatch.setattr(OpenMaps, "note_use", used)
     assert bytes(file.read(0, 1)) == b"x"
     assert file._map is None
     assert len(maps) == 0
@@ -327,7 +327,7 @@ def test_made_folders_flush_new_names_once_per_process(tmp_path: Path, flushes: 
     assert flushes.count("s") == 1, "it was there, and has been flushed"
     os.rmdir(tmp_path / "s" / "0")
     os.rmdir(tmp_path / "s")
-    folders.removed(tmp_path / "s")
+    folders.note_removed(tmp_path / "s")
     os.makedirs(tmp_path / "s" / "0")  # by somebody who died before the flush
     folders.make(tmp_path / "s" / "0")
     assert flushes.count("s") == 2, "a folder that was removed is not known any more"

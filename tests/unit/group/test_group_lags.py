@@ -20,7 +20,7 @@ def ends(*told: tuple[int, int]) -> PartitionEnds:
     """(end, seconds), ..."""
     made = PartitionEnds()
     for end, seconds in told:
-        made.told(end, seconds * S)
+        made.set_bounds(end, seconds * S)
     return made
 
 
@@ -35,23 +35,23 @@ def test_group_lag_age_is_that_of_the_first_unread_record() -> None:
 
 def test_group_lag_leaves_out_records_below_the_log_start() -> None:
     known = PartitionEnds()
-    known.told(25, 0, start=20)
+    known.set_bounds(25, 0, start=20)
     assert [known.behind(position, S)[0] for position in (0, 20, 22)] == [5, 5, 3]
-    known.told(25, 2 * S, start=25)
+    known.set_bounds(25, 2 * S, start=25)
     assert known.behind(0, 3 * S) == (0, 0), "retention has taken all"
 
 
 def test_partition_ends_restart_after_a_falling_end() -> None:
     known = ends((10, 0), (25, 60), (20, 80))
     assert known.behind(12, 90 * S) == (8, 10 * S)
-    known.told(26, 100 * S)
+    known.set_bounds(26, 100 * S)
     assert known.behind(20, 110 * S) == (6, 10 * S)
 
 
 def test_partition_ends_are_bounded_and_the_age_never_falls() -> None:
     known, before = PartitionEnds(), 0
     for second in range(2000):
-        known.told(second + 1, second * S)
+        known.set_bounds(second + 1, second * S)
         records, age_ns = known.behind(7, second * S)
         assert records == max(second - 6, 0)
         assert age_ns >= max(second - 7, 0) * S
@@ -97,13 +97,13 @@ def test_group_lag_sums_records_and_takes_the_oldest_age() -> None:
 def test_known_ends_are_bounded_to_read_partitions() -> None:
     known = KnownEnds()
     for number in range(MOST_PARTITIONS + 1):
-        known.told(a_key(number), 5, S)
+        known.set_bounds(a_key(number), 5, S)
     assert len(known) == MOST_PARTITIONS
     assert known.get(a_key(MOST_PARTITIONS)) is None
     known.forget(a_key(1))
     known.keep({a_key(0), a_key(1)})
     assert (len(known), known.get(a_key(1))) == (1, None)
-    known.told(a_key(MOST_PARTITIONS), 5, S)
+    known.set_bounds(a_key(MOST_PARTITIONS), 5, S)
     assert known.get(a_key(MOST_PARTITIONS)) is not None, "there is room again"
 
 
@@ -118,8 +118,8 @@ def test_known_ends_ask_for_each_partition_in_turn() -> None:
 def test_group_labels_are_stable_and_free_after_a_group_is_deleted() -> None:
     labels = GroupLabels(2)
     lags = {name: GroupLag(number, float(number), 1) for number, name in enumerate("abcd")}
-    assert labels.shown({"b": lags["b"], "c": lags["c"]}) == {"b": lags["b"], "c": lags["c"]}
-    assert labels.shown(lags) == {"b": lags["b"], "c": lags["c"], OTHERS: GroupLag(3, 3.0, 2)}
+    assert labels.lags_by_label({"b": lags["b"], "c": lags["c"]}) == {"b": lags["b"], "c": lags["c"]}
+    assert labels.lags_by_label(lags) == {"b": lags["b"], "c": lags["c"], OTHERS: GroupLag(3, 3.0, 2)}
     many = {**lags, "e": GroupLag(1, 50.0)}
-    assert labels.shown(many)[OTHERS].seconds == 50.0, "of the one that is furthest behind"
-    assert labels.shown({name: lags[name] for name in "acd"}) == {"a": lags["a"], "c": lags["c"], OTHERS: lags["d"]}
+    assert labels.lags_by_label(many)[OTHERS].seconds == 50.0, "of the one that is furthest behind"
+    assert labels.lags_by_label({name: lags[name] for name in "acd"}) == {"a": lags["a"], "c": lags["c"], OTHERS: lags["d"]}

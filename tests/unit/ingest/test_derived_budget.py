@@ -46,7 +46,7 @@ def test_derived_share_counts_for_the_node_that_it_joins() -> None:
     assert (node.size_bytes, node.by_kind["ids"], other.size_bytes, other.by_kind) == (200, 0, 250, {"ids": 250})
     share.beside().hold(50)
     assert (share.size_bytes, other.size_bytes, other.by_kind["ids"]) == (250, 300, 300)
-    share.refused(3)
+    share.count_rejections(3)
     assert (other.refused, node.refused) == ({"ids": 3}, {})
 
 

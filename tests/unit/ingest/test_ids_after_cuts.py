@@ -70,7 +70,7 @@ def test_log_state_replay_without_readable_records_raises() -> None:
 def test_message_ids_state_with_falling_offsets_is_rejected() -> None:
     def rows(*places: tuple[int, int]) -> bytes:
         taken = [dedup_window._Taken(last, 1, 0, b"", (b"id%d" % n,), (offset,)) for n, (last, offset) in enumerate(places)]
-        return dedup_window._HEAD.pack(WINDOW, 1, 0) + b"".join(dedup_window._encoded(taken))
+        return dedup_window._HEAD.pack(WINDOW, 1, 0) + b"".join(dedup_window._encode(taken))
 
     made = RecentIds(WINDOW, ROOM, long_ago)
     made.restore(rows((3, 3), (5, 4)), 10)

@@ -42,9 +42,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 def test_packed_state_arrays_equal_a_single_array(watched: Watched) -> None:
     numbers, texts = list(range(11)), [b"%d" % n for n in range(11)]
-    assert b"".join(log_state_part.packed(numbers, np.uint32)) == np.array(numbers, np.uint32).tobytes()
-    assert log_state_part.packed([], np.int64) == log_state_part.joined([]) == []
-    assert log_state_part.joined(texts) == [b"0123", b"4567", b"8910"]
+    assert b"".join(log_state_part.pack_numbers(numbers, np.uint32)) == np.array(numbers, np.uint32).tobytes()
+    assert log_state_part.pack_numbers([], np.int64) == log_state_part.join_texts([]) == []
+    assert log_state_part.join_texts(texts) == [b"0123", b"4567", b"8910"]
     assert watched.sizes == [4, 4, 3]
     watched.sizes.clear()
     assert list(log_state_part.numbers(np.array(numbers))) == numbers
@@ -61,14 +61,14 @@ def test_message_ids_and_subjects_are_packed_in_pieces(watched: Watched, monkeyp
         take(made, offset, message_id=an_id(offset))
     made.committed(8)
     subjects = {f"s.{number}": number for number in range(9)}
-    ids, kept = made.snapshot()(), last_per_subject._encoded(subjects)
+    ids, kept = made.snapshot()(), last_per_subject._encode(subjects)
     assert watched.sizes == [4] * 5 + [4] * 5 + [1] * 5 + [4, 4, 1] * 2
     assert [len(pieces) for pieces in (ids, kept)] == [1 + 1 + 6 * 3, 1 + 3 * 3], "no piece is a whole column"
     again = RecentIds(120, 1 << 20, lambda: 0)
     again.begin(9)
     again.restore(b"".join(ids), 9)
     assert [again.find(an_id(offset), 0) for offset in range(9)] == [(offset, offset) for offset in range(9)]
-    assert last_per_subject._decoded(b"".join(kept), 9) == subjects
+    assert last_per_subject._decode(b"".join(kept), 9) == subjects
 
 
 def test_state_file_is_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from liftpy.client.write_epoch import offset_in
 from liftpy.core.publish.digest import RollingDigest
-from liftpy.core.publish.log_state import _told
+from liftpy.core.publish.log_state import _new_batch_of
 from liftpy.core.publish.producer_state import STATE_BYTES, Claim, Finding, Given, ProducerDesk, Producers, Question, Ruling
 from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
-from liftpy.core.wire.filters import kept as kept_of
+from liftpy.core.wire.filters import keep_records as kept_of
 from liftpy.core.wire.producer_note import ProducerNote, SourcePosition
 from liftpy.errors import CorruptionError
 
@@ -64,7 +64,7 @@ class Bench:
         claim = Claim(P, epoch, sequence, count, reset, None, 1, name, position)
         ruling = self.producers.judge(claim, batch.columns)
         if ruling.finding is Finding.APPEND:
-            self.producers.take(_told(batch))
+            self.producers.take(_new_batch_of(batch))
             self.end += count
         return ruling
 
@@ -143,10 +143,10 @@ def test_producer_answer_contains_its_position() -> None:
     given = bench.desk.ask(Question(P, 9, 0, "me", at(0, 2)))
     assert isinstance(given, Given)
     assert (given.position, given.next_sequence) == (at(4, 2), 1)
-    assert given.told.position == at(4, 2).message()
+    assert given.as_pb.position == at(4, 2).message()
     fresh = Bench().desk.ask(Question(P, 9))
     assert isinstance(fresh, Given)
-    assert not fresh.told.HasField("position")
+    assert not fresh.as_pb.HasField("position")
 
 
 def test_plan_of_a_round_is_known_as_long_as_its_records_are() -> None:
@@ -188,7 +188,7 @@ def test_producer_names_and_positions_survive_checkpoints_truncation_and_compact
     assert bench.state == ("me", at(4, 1 << 40, "\u00fc" * 30, 99))
     kept = parse_batch(kept_of(batch := a_batch(3, name="me", position=at(4)), batch.offsets() == 1))
     assert kept.record_count == 1
-    told = _told(kept).numbering
+    told = _new_batch_of(kept).numbering
     assert told is not None
     assert (told.name, told.position, told.columns) == ("me", at(4), None)
 
@@ -215,7 +215,7 @@ def test_producer_with_a_long_name_counts_its_memory() -> None:
             data = build_batch(
                 [b"v"], base_offset=producer * 6 + n, producer_id=producer + 1, base_sequence=n, note=note.encode()
             )
-            producers.take(_told(parse_batch(data)))
+            producers.take(_new_batch_of(parse_batch(data)))
             producers.committed(producer * 6 + n)
     gc.collect()
     before, _ = tracemalloc.get_traced_memory()
@@ -239,7 +239,7 @@ def test_producer_takeovers_store_each_record_once_in_order(seed: int) -> None:
         ruling = bench.desk.judge(claim, batch.columns)
         if ruling.finding is Finding.APPEND:
             assert ruling.known == 0
-            told = _told(batch)
+            told = _new_batch_of(batch)
             bench.producers.take(told._replace(base_offset=bench.end, last_offset=bench.end + head.record_count - 1))
             bench.end += head.record_count
             log.append(batch)

@@ -94,7 +94,7 @@ class Bench:
         columns = {"headers": [headers] * len(values)} if headers else {}
         subjects = ["ev"] * len(values)
         self.log.append(build_batch(values, base_offset=self.log.log_end_offset, leader_epoch=1, subjects=subjects, **columns))
-        self.standby.shown()
+        self.standby.log_grew()
 
     def commits(self, high_watermark: int, after_ns: int = 0) -> None:
         self.now_ns += after_ns
@@ -571,7 +571,7 @@ def test_standby_compares_records_of_compressed_batches() -> None:
     bench.heard(b"a" * 200)
     bench.now_ns += MS
     bench.log.append(build_batch([b"a" * 200], base_offset=0, leader_epoch=1, subjects=["ev"], codec=Codec.LZ4))
-    bench.standby.shown()
+    bench.standby.log_grew()
     assert values(bench.leads()) == []
 
 

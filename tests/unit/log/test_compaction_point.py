@@ -123,7 +123,7 @@ def test_reconcile_does_not_truncate_below_the_compaction_horizon(
     horizon: int, end_on_leader: int, wanted: Cut | StartAfresh
 ) -> None:
     log = LogOffsets()
-    log.opened(0, 10, 9, ((1, 0),))
+    log.set_recovered(0, 10, 9, ((1, 0),))
     log.compacted(Horizon(horizon, 1))
     assert (
         reconcile(

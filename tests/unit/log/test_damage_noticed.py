@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from liftpy.config import StreamConfig
 from liftpy.core.log.log import EVERY_NS, READERS, Log, Recheck, Rechecks
-from liftpy.core.log.scrub import Scan, confirmed, freshly_sealed, next_segment, scan_of, scrubbed
+from liftpy.core.log.scrub import Scan, freshly_sealed, is_confirmed_damage, next_segment, scan_of, scrub_all
 from liftpy.core.log.segment import index_name, log_name
 from liftpy.core.log.storage import LogFile, MemoryStorage
 from liftpy.core.wire.batch import HEADER_SIZE_BYTES, build_batch, split_batches
@@ -90,7 +90,7 @@ def test_log_read_detects_any_flipped_bit(sealed: bool, share: float, bit: int, 
 )
 def test_scrub_detects_any_flipped_bit_and_its_position(sealed: bool, share: float, bit: int, piece: int) -> None:
     log, storage, told = filled()
-    assert scrubbed(log, log.segments, piece)
+    assert scrub_all(log, log.segments, piece)
     segment = log.segments[0 if sealed else -1]
     position = int(segment.size_bytes * share)
     starts = {at: header.base_offset for at, header in segment.batches(0, segment.size_bytes)}
@@ -100,7 +100,7 @@ def test_scrub_detects_any_flipped_bit_and_its_position(sealed: bool, share: flo
     with pytest.raises(CorruptionError):
         finish(scan, segment.file, piece)
     assert scan.next_offset == starts[max(at for at in starts if at <= position)]
-    assert confirmed(log, segment, scan)
+    assert is_confirmed_damage(log, segment, scan)
     assert len(told) == 1
 
 
@@ -134,7 +134,7 @@ def test_scan_of_a_truncated_segment_is_no_damage() -> None:
     log.cut_to(SEALED_BATCHES * BATCH + BATCH)
     with pytest.raises(CorruptionError):
         finish(scan, segment.file, 1 << 20)
-    assert not confirmed(log, segment, scan)
+    assert not is_confirmed_damage(log, segment, scan)
     assert not told
 
 

@@ -115,7 +115,7 @@ def test_checkpoint_stores_a_high_watermark_of_durable_records_only() -> None:
 def test_promised_epoch_never_falls_and_is_stored_in_the_checkpoint() -> None:
     log = a_log()
     for number, (epoch, held) in enumerate(((5, 5), (3, 5), (7, 7))):
-        log.promised(epoch)
+        log.note_promise(epoch)
         add(log, 1)
         log.flush()
         log.raise_high_watermark(number)

@@ -35,7 +35,7 @@ class Shell:
         flush = flush or self.commit.running
         assert flush is not None
         error = self._run(flush)
-        self.commit.ended(flush, 7, error)
+        self.commit.flush_ended(flush, 7, error)
 
     def _run(self, flush: Flush) -> StorageError | None:
         flush.run()

@@ -138,8 +138,8 @@ def test_log_flush_started_before_a_truncation_does_not_cover_later_appends() ->
 def test_log_promised_epoch_is_stored_by_a_checkpoint() -> None:
     storage = MemoryStorage()
     log = _log(storage)
-    log.promised(5)
-    log.promised(4)
+    log.note_promise(5)
+    log.note_promise(4)
     fill(log, 1)
     log.flush()
     log.raise_high_watermark(0)
@@ -149,7 +149,7 @@ def test_log_promised_epoch_is_stored_by_a_checkpoint() -> None:
     assert "replace" in calls
     assert reopened(storage.crash()).persisted_epoch == 5, "older versions read it there"
     calls.clear()
-    log.promised(6)
+    log.note_promise(6)
     log.checkpoint()
     assert calls == [], "the journal has it"
     opened, _ = Log.open(storage.crash(), StreamConfig(), promised_epoch=6)

@@ -10,7 +10,7 @@ import pytest
 
 from liftpy.config import StreamConfig
 from liftpy.core.log import recovery
-from liftpy.core.log.compaction_point import NEVER, Horizon, inferred
+from liftpy.core.log.compaction_point import NEVER, Horizon, infer_horizon
 from liftpy.core.log.epoch_promises import PROMISES_NAME, PromiseJournal
 from liftpy.core.log.inspect import inspect
 from liftpy.core.log.log import Log
@@ -66,7 +66,7 @@ def a_segment(base: int, end: int, records: int, *epochs: tuple[int, int]) -> An
     ],
 )
 def test_compaction_horizon_is_inferred_from_segment_traces(segments: list[Any], horizon: Horizon) -> None:
-    assert inferred(segments) == horizon
+    assert infer_horizon(segments) == horizon
 
 
 @pytest.mark.parametrize(("high_watermark", "missing"), [(11, False), (12, True), (40, True), (-1, False)])

@@ -66,7 +66,7 @@ def test_log_truncation_updates_all_positions_epochs_and_the_checkpoint(end: int
 
 def test_log_start_afresh_keeps_only_the_promised_epoch() -> None:
     log = filled()
-    log.promised(4)
+    log.note_promise(4)
     log.start_afresh(100)
     assert (log.log_start_offset, log.log_end_offset, log.high_watermark, log.durable_end_offset) == (100, 100, 99, 100)
     assert log.epochs.entries == ()

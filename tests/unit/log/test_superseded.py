@@ -136,7 +136,7 @@ def test_log_cleaning_keeps_what_a_naive_model_keeps(
     )  # fmt: skip
     end = log.log_end_offset
     purges = [purge(n + 1, min(e, end), subjects=s, keys=k) for n, (s, k, e) in enumerate(wishes)]
-    log.told(state(*purges))
+    log.apply_metadata(state(*purges))
     rows = [row for batch in batches for row in batch]
     clean(log, rules.now_s * NS_PER_S)
     stay = held(log)
@@ -187,8 +187,8 @@ def test_purge_starts_when_its_range_is_sealed_and_committed() -> None:
     assert not log.may_give_up
     log.append(build_batch([b"3"], base_offset=3, leader_epoch=1, timestamp_ns=0, subjects=["x"]))
     wish = purge(5, 4, subjects=("x",))
-    assert log.told(state(wish))
-    assert not log.told(state(wish)), "no news"
+    assert log.apply_metadata(state(wish))
+    assert not log.apply_metadata(state(wish)), "no news"
     assert log.may_be_cleaned
     assert log.may_give_up
     assert clean(log) is None, "its end is in the active segment"
@@ -205,13 +205,13 @@ def test_purge_starts_when_its_range_is_sealed_and_committed() -> None:
     assert clean(log) is None
     log.apply_retention(0)
     assert len(log.segments) == 3 - 2 + 1 or log.segments[-1].size_bytes == 0, "what is done seals nothing"
-    assert not log.told(state())
+    assert not log.apply_metadata(state())
     assert log.cleaning.purged == set()
 
 
 def test_purge_reads_only_the_segments_it_concerns() -> None:
     log = log_of([[X], [X], [Y], [X]])
-    log.told(state(purge(1, 2, subjects=("x",))))
+    log.apply_metadata(state(purge(1, 2, subjects=("x",))))
     run = log.begin_compaction(0)
     assert run is not None
     assert [segment.base_offset for segment in run.inputs] == [0, 1]
@@ -221,7 +221,7 @@ def test_purge_leaves_files_without_matching_records_unchanged() -> None:
     log = log_of([[Y], [X], [Y]], segment_bytes=4096)
     log.config = StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=0.0)
     object.__setattr__(log.config, "segment_bytes", 1)  # so that neighbours don't fit one file together
-    log.told(state(purge(1, 3, subjects=("x",))))
+    log.apply_metadata(state(purge(1, 3, subjects=("x",))))
     run = log.begin_compaction(0)
     assert run is not None
     run.run()
@@ -232,7 +232,7 @@ def test_purge_leaves_files_without_matching_records_unchanged() -> None:
 
 def test_purge_of_records_with_message_ids_waits_for_the_dedup_window() -> None:
     log = log_of([[(None, "x", True, False)]], dedup_window_s=100.0)
-    log.told(state(purge(1, 1, subjects=("x",))))
+    log.apply_metadata(state(purge(1, 1, subjects=("x",))))
     assert clean(log, 50 * NS_PER_S) == 0
     assert (held(log), log.cleaning.purged) == ([0], set())
     assert clean(log, 99 * NS_PER_S) is None, "nothing is read before its time"
@@ -244,7 +244,7 @@ def test_purge_of_records_with_message_ids_waits_for_the_dedup_window() -> None:
 def test_purge_is_pending_again_after_a_truncation_below_its_end(afresh: bool) -> None:
     log = log_of([[X], [Y], [X]])
     early, late = purge(1, 1, subjects=("x",)), purge(2, 3, subjects=("x",))
-    log.told(state(early, late))
+    log.apply_metadata(state(early, late))
     assert clean(log) == 2
     assert log.cleaning.purged == {1, 2}
     log.cut_to(2)
@@ -258,7 +258,7 @@ def test_purge_is_pending_again_after_a_truncation_below_its_end(afresh: bool) -
 
 def test_purge_of_a_range_deleted_by_retention_is_done() -> None:
     log = log_of([[X], [X], [Y]])
-    log.told(state(purge(1, 2, subjects=("x",)), purge(2, 3, subjects=("x",))))
+    log.apply_metadata(state(purge(1, 2, subjects=("x",)), purge(2, 3, subjects=("x",))))
     log.drop_prefix(2)
     assert log.cleaning.purged == set()
     log.apply_retention(0)

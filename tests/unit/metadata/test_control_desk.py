@@ -358,8 +358,8 @@ async def test_control_desk_flood_is_dropped_unread_while_nodes_are_answered(
     monkeypatch.setattr(control.clock, "now_ns", lambda: now_ns)
     controller = Controller()
     await controller.desk.open()
-    asked = frames.sealed(pb.ControlRequest(describeCluster=pb.DescribeCluster()))
-    beat = frames.sealed(pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="n1", incarnation=1)))
+    asked = frames.seal(pb.ControlRequest(describeCluster=pb.DescribeCluster()))
+    beat = frames.seal(pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="n1", incarnation=1)))
 
     async def answered(count: int, message: Message) -> int:
         before = len(controller.replies)
@@ -391,7 +391,7 @@ async def test_control_desk_operator_above_the_allowance_gets_a_retry_time(monke
     monkeypatch.setattr(control.clock, "now_ns", lambda: now_ns)
     controller = Controller()
     await controller.desk.open()
-    asked = frames.sealed(pb.ControlRequest(operationId=b"o" * 16, describeCluster=pb.DescribeCluster()))
+    asked = frames.seal(pb.ControlRequest(operationId=b"o" * 16, describeCluster=pb.DescribeCluster()))
 
     async def told(count: int, subject: str) -> list[pb.ControlResponse]:
         del controller.replies[:]
@@ -416,7 +416,7 @@ async def test_control_desk_operator_above_the_allowance_gets_a_retry_time(monke
 
 
 def order(name: str) -> bytes:
-    return frames.sealed(pb.ControlRequest(operationId=name.encode().ljust(16), deleteStream=pb.DeleteStream(name=name)))
+    return frames.seal(pb.ControlRequest(operationId=name.encode().ljust(16), deleteStream=pb.DeleteStream(name=name)))
 
 
 async def ran() -> None:
@@ -432,19 +432,19 @@ async def test_control_desk_flooding_sender_waits_without_delaying_others(contro
     for number in range(10):  # what speaks for a node that nobody knows
         said = pb.ControlRequest(operationId=b"o" * 16, barrier=pb.Barrier())
         await controller.receive(
-            Message(frames.sealed(said), f"space.inbox.ghost{number}.1", f"space.control.node.ghost{number}")
+            Message(frames.seal(said), f"space.inbox.ghost{number}.1", f"space.control.node.ghost{number}")
         )
     await ran()
     assert [r.deleteStream.name for r in controller.begun if r.HasField("deleteStream")] == ["s0", "s1", "s2", "s3"]
     assert sum(r.HasField("barrier") for r in controller.begun) == 4, "ghosts have turns together"
     controller.begun.clear()
     await controller.receive(Message(REQUEST))
-    await controller.receive(Message(frames.sealed(BEAT)))
-    await controller.receive(Message(frames.sealed(DESCRIBE), "_INBOX.1", "space.info"))
+    await controller.receive(Message(frames.seal(BEAT)))
+    await controller.receive(Message(frames.seal(DESCRIBE), "_INBOX.1", "space.info"))
     await ran()
     assert [r.WhichOneof("request") for r in controller.begun] == ["barrier", "heartbeat", "describeStream"]
     for _ in range(20):
-        await controller.receive(Message(frames.sealed(BEAT)))
+        await controller.receive(Message(frames.seal(BEAT)))
     await ran()
     assert len(controller.begun) == 23, "what is answered at once needs no turn"
     controller.may_decide.set()
@@ -476,7 +476,7 @@ async def test_control_desk_unknown_node_shares_the_allowance_of_strangers(contr
     controller.desk.limits.allowance = admission.Allowance(0.0, 3)
     for number in range(5):
         beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="ghost", incarnation=number))
-        await controller.receive(Message(frames.sealed(beat), "space.inbox.ghost.1", "space.control.node.ghost"))
+        await controller.receive(Message(frames.seal(beat), "space.inbox.ghost.1", "space.control.node.ghost"))
     await controller.settled()
     assert (len(controller.replies), controller.desk.counters[admission.FLOODED]) == (3, 2)
 

@@ -108,12 +108,12 @@ async def test_event_writer_writes_each_event_once_and_in_order(monkeypatch: pyt
     world = World(monkeypatch, 2, 0, 1)
     del world.image.streams[EVENTS_STREAM]
     world.writer.start()
-    await world.until(lambda: not world.log.is_behind)
+    await world.until(lambda: not world.log.has_events_to_write)
     assert world.stream.places == [(1, 0), (1, 1), (3, 0)]
     (made,) = world.asked
     assert (made.internal, made.createStream.name, made.createStream.replicationFactor) == (True, EVENTS_STREAM, 3)
-    world.trail.applied(4, events(4, 1))
-    world.trail.look(10)
+    world.trail.note_entry(4, events(4, 1))
+    world.trail.derive_events(10)
     await world.until(lambda: len(world.stream.records) == 4)
     await world.until(lambda: world.writer.counters[WRITTEN] == 4)
     await world.writer.close()
@@ -128,15 +128,15 @@ async def test_event_writer_after_a_faster_writer_reads_the_end_and_repeats_noth
     for record in (b"", *[b'{"index": %d, "number": 0}' % at for at in (4, 5)], *[b""] * 70):  # the last are no events
         world.stream.records.append(record)
     for index in (4, 5, 6):
-        world.trail.applied(index, events(index, 1))
-    world.trail.look(10)
+        world.trail.note_entry(index, events(index, 1))
+    world.trail.derive_events(10)
     with pytest.raises(UnavailableError):
         await write()
     assert len(world.stream.records) == 76
     world.fails = [UnavailableError("nobody leads")]
     world.writer.start()
     await world.until(lambda: len(world.stream.records) == 77)
-    await world.until(lambda: not world.log.is_behind)
+    await world.until(lambda: not world.log.has_events_to_write)
     assert [one for one in world.stream.records[75:] if one] == [world.stream.records[-1]]
     assert b'"index": 6' in world.stream.records[-1]
     assert world.writer.counters[FAILED] >= 1, "tried again, and counted"
@@ -150,9 +150,9 @@ async def test_event_writer_skips_records_that_are_no_events(monkeypatch: pytest
     world = World(monkeypatch, *[1] * 4)
     await world.writer._write()
     world.stream.records += [junk] * count
-    world.trail.applied(5, events(5, 1))
-    world.trail.look(10)
-    world.log.lost_track()
+    world.trail.note_entry(5, events(5, 1))
+    world.trail.derive_events(10)
+    world.log.forget_tail()
     world.read.clear()
     await world.writer._write()
     assert world.stream.records[4:] == [*[junk] * count, world.stream.records[-1]]
@@ -191,8 +191,8 @@ async def test_event_writer_that_lost_leadership_writes_nothing(monkeypatch: pyt
     world.leads = False
     await world.until(lambda: world.trail.written is None)
     assert world.log.tail is None
-    world.trail.applied(2, events(2, 1))
-    world.trail.look(10)
+    world.trail.note_entry(2, events(2, 1))
+    world.trail.derive_events(10)
     looks: list[int] = []
     monkeypatch.setattr(world.log, "resign", lambda: looks.append(1))
     await world.until(lambda: len(looks) > 3)
@@ -224,14 +224,14 @@ async def test_event_writer_reopens_a_recreated_stream_and_a_closed_connection(
     await world.writer._write()
     world.there("u2")
     world.stream.records.clear()
-    world.trail.applied(2, events(2, 1))
-    world.trail.look(10)
+    world.trail.note_entry(2, events(2, 1))
+    world.trail.derive_events(10)
     await world.writer._write()
     assert world.stream.places == [(1, 0), (2, 0)], "the end of the new one is looked for, which has none of them"
     assert world.said == ["connected", "publisher of u1 closed"]
     world.connection.is_closed = True
-    world.trail.applied(3, events(3, 1))
-    world.trail.look(10)
+    world.trail.note_entry(3, events(3, 1))
+    world.trail.derive_events(10)
     await world.writer._write()
     assert world.stream.places[2:] == [(3, 0)]
     assert world.said[2:] == ["client closed", "connected"]

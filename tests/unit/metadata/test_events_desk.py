@@ -57,7 +57,7 @@ def some(index: int, count: int, time_ns: int | None = None) -> Any:
 async def test_events_desk_returns_pages_after_a_position() -> None:
     bus = Bus()
     await bus.desk.open()
-    bus.desk.trail.applied(4, some(4, MOST_ANSWERED + 1, 10))
+    bus.desk.trail.note_entry(4, some(4, MOST_ANSWERED + 1, 10))
     for _ in range(2):
         bus.desk.look()
     said = await bus.ask(b"")
@@ -95,14 +95,14 @@ async def test_events_desk_rejects_invalid_questions_and_ignores_non_inboxes() -
 def test_events_desk_only_the_leader_publishes_recent_events_in_portions() -> None:
     bus = Bus()
     bus.leads = False
-    bus.desk.trail.applied(1, some(1, 1))
+    bus.desk.trail.note_entry(1, some(1, 1))
     bus.desk.look()
     assert not bus.sent
     bus.leads = True
     bus.desk.look()
     assert not bus.sent, "it was another's to tell"
-    bus.desk.trail.applied(2, some(2, 1, time.time_ns() - 10**12))
-    bus.desk.trail.applied(3, some(3, MOST_AT_ONCE + 1))
+    bus.desk.trail.note_entry(2, some(2, 1, time.time_ns() - 10**12))
+    bus.desk.trail.note_entry(3, some(3, MOST_AT_ONCE + 1))
     for _ in range(3):
         bus.desk.look()
     assert len(bus.sent) == MOST_AT_ONCE + 1
@@ -115,6 +115,6 @@ def test_events_desk_counts_events_beyond_its_buffer() -> None:
     bus.desk.look()
     assert not bus.desk.counters
     for index in range(5000):
-        bus.desk.trail.applied(index, some(index, 0))
+        bus.desk.trail.note_entry(index, some(index, 0))
     bus.desk.look()
     assert bus.desk.counters == {BEYOND: 5000 - 4096}

@@ -216,7 +216,7 @@ async def test_group_role_single_controller_with_empty_directory_starts_no_secon
     bench = Bench(tmp_path, "n1", ("n1",))
     member, feed = Member(an_image(3)), Part(an_image(4, "n1", "n2", at=2))
     bench.members, bench.feeds = [member], [feed]
-    said = [first, frames.sealed(pb.FeedSnapshotResponse(index=index, chunk=b"x"))]
+    said = [first, frames.seal(pb.FeedSnapshotResponse(index=index, chunk=b"x"))]
 
     async def request(subject: str, payload: bytes, timeout: float) -> Any:
         answer = said.pop(0) if said else nats.errors.NoRespondersError()

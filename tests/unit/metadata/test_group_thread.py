@@ -23,7 +23,7 @@ from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.dev.nats_server import NatsServer
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.group_role import GroupLink
-from sidecar.metadata.group_thread import GroupThread, _read
+from sidecar.metadata.group_thread import GroupThread, _read_consistently
 from sidecar.metadata.membership import HeartbeatPace, Heartbeats, Membership
 from sidecar.runtime.settings import NodeSettings
 
@@ -50,7 +50,7 @@ async def group(server: NatsServer, tmp_path: Path) -> AsyncIterator[GroupThread
 
 async def _register(group: GroupThread, node: str = "n1") -> pb.ControlResponse:
     said = pb.RegisterNode(nodeId=node, flushedAlways=True)
-    SPOKEN.tell(said)
+    SPOKEN.write_to(said)
     return await group.propose(pb.ControlRequest(registerNode=said))
 
 
@@ -158,7 +158,7 @@ def test_group_thread_read_during_a_change_is_retried() -> None:
             raise RuntimeError("dictionary changed size during iteration")
         return "read"
 
-    assert _read(read, "") == "read"
+    assert _read_consistently(read, "") == "read"
     assert len(tries) == 3
 
 
@@ -169,7 +169,7 @@ def test_group_thread_read_that_keeps_failing_returns_the_default() -> None:
         tries.append(1)
         raise RuntimeError("dictionary changed size during iteration")
 
-    assert _read(read, "otherwise") == "otherwise"
+    assert _read_consistently(read, "otherwise") == "otherwise"
     assert len(tries) > 1
 
 

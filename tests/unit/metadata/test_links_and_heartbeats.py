@@ -145,7 +145,7 @@ async def test_membership_removed_node_ends_when_the_image_confirms_the_removal(
     made._end_heartbeats = lambda: asyncio.sleep(0)  # type: ignore[assignment,return-value]
     made.incarnation, made._seen_index = incarnation, seen
     group.shown = replace(ClusterImage(), nodes={node: None} if node else {})  # type: ignore[dict-item]
-    made._answered(1, pb.ControlResponse(error=pb.ControlResponse.NOT_FOUND, index=9))
+    made._heartbeat_answered(1, pb.ControlResponse(error=pb.ControlResponse.NOT_FOUND, index=9))
     assert len(told) == ends
     if ends:
         assert "was removed from the cluster" in str(told[0])
@@ -158,12 +158,12 @@ async def test_membership_newer_process_of_the_id_ends_the_node(own: int | None,
     made._end_heartbeats = lambda: asyncio.sleep(0)  # type: ignore[assignment,return-value]
     made.incarnation = 3
     group.shown = replace(ClusterImage(), nodes={"n1": SimpleNamespace(incarnation=own)} if own else {})  # type: ignore[dict-item]
-    made._answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED))
+    made._heartbeat_answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED))
     assert len(told) == ends
     if ends:
         assert "another process has registered as n1" in str(told[0])
     made._end_heartbeats = None
-    made._answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED))
+    made._heartbeat_answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED))
     assert len(told) == ends, "after the last heartbeat nothing is heard any more"
 
 
@@ -275,7 +275,7 @@ async def test_feed_publisher_survives_an_answer_that_cannot_be_sent(error: Exce
     )
     request = frames.encode(pb.FeedSnapshotRequest(afterIndex=1))
     for reply, data in (("", request), ("elsewhere", request), ("inbox", b"nothing"), ("inbox", request)):
-        await made._asked(SimpleNamespace(reply=reply, data=data))
+        await made._request_arrived(SimpleNamespace(reply=reply, data=data))
     assert Producer.ready == [(5, True)], "the image of now, once"
     assert sent == [("inbox", pb.FeedSnapshotResponse(index=5))]
     assert sum(made.counters.values()) == 3

@@ -187,7 +187,7 @@ async def test_raft_member_tick_checks_probation_and_carries_out_decisions(made:
     told = made.calls(monkeypatch, (made.log.probation, "look"), (made.member._orders, "look"))
     leaders: list[tuple[str, int]] = []
     monkeypatch.setattr(made.member._forwarder, "leader_is", lambda *leadership: leaders.append(leadership))
-    made.member._ticked()
+    made.member._process_tick()
     assert sorted(told) == ["look", "look"]
     assert leaders == [(made.log.leader_id, made.log.term)], "what the one before has not answered is asked again"
 
@@ -198,10 +198,10 @@ async def test_raft_member_image_is_shown_once_before_decisions_that_follow(
     shown: list[Any] = []
     made.member.watch(lambda old, new: shown.append((old.index, new.index)))
     monkeypatch.setattr(made.member._orders, "look", lambda: shown.append("decisions"))
-    made.member._ticked()
+    made.member._process_tick()
     made.log.fsm.image = replace(made.log.fsm.image, index=5)
-    made.member._ticked()
-    made.member._ticked()
+    made.member._process_tick()
+    made.member._process_tick()
     assert shown == ["decisions", (0, 5), "decisions", "decisions"]
 
 

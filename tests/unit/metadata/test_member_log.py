@@ -133,7 +133,7 @@ def test_member_log_live_members_exclude_those_that_acknowledge_nothing(opened: 
 def _told(opened: Opened, known: ControllerList, error: pb.ControlResponse.Error = pb.ControlResponse.OK) -> bool:
     response = pb.ControlResponse(error=error)
     response.cluster.image.controllers.CopyFrom(list_to_pb(known))
-    return opened.log.told(response)
+    return opened.log.process_leader_description(response)
 
 
 @pytest.mark.parametrize(

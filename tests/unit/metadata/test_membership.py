@@ -38,7 +38,7 @@ def member(*, known: bool, incarnation: int = 4) -> tuple[Membership, list[Excep
 
 def test_membership_removed_node_gets_an_error_with_the_next_step() -> None:
     made, fatal = member(known=False)
-    made._answered(1, pb.ControlResponse(error=NOT_FOUND, index=50))
+    made._heartbeat_answered(1, pb.ControlResponse(error=NOT_FOUND, index=50))
     (error,) = fatal
     assert isinstance(error, FencedError)
     for words in ("Node 'n4' was removed from the cluster", "Its data directory was not deleted", "start it: it joins"):
@@ -55,7 +55,7 @@ def test_membership_removed_node_gets_an_error_with_the_next_step() -> None:
 )
 def test_membership_single_sign_of_removal_does_not_end_the_node(known: bool, index: int, incarnation: int, why: str) -> None:
     made, fatal = member(known=known, incarnation=incarnation)
-    made._answered(1, pb.ControlResponse(error=NOT_FOUND, index=index))
+    made._heartbeat_answered(1, pb.ControlResponse(error=NOT_FOUND, index=index))
     assert fatal == [], why
 
 

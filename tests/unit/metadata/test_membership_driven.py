@@ -78,7 +78,7 @@ class Driven:
 
     def beats(self, error: Response.Error, index: int, sent_ns: int) -> None:
         """A heartbeat was answered; those that are really sent are not."""
-        self.member._answered(sent_ns, Response(error=error, index=index))
+        self.member._heartbeat_answered(sent_ns, Response(error=error, index=index))
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ async def test_membership_leaves_after_its_last_heartbeat(beating: Driven) -> No
 
 async def test_membership_drain_waits_until_no_partition_moves(beating: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     moving = [True]
-    monkeypatch.setattr(Membership, "_moving", lambda self: moving[0])
+    monkeypatch.setattr(Membership, "_has_moving_replicas", lambda self: moving[0])
     beating.group.answer = lambda request: Response(index=10) if request.HasField("drainNode") else None
     draining = asyncio.create_task(beating.member.drain(_LONG_S))
     await until(lambda: "drainNode" in beating.group.kinds())

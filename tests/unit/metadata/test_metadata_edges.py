@@ -196,7 +196,7 @@ async def test_feed_snapshot_is_the_image_without_operations(monkeypatch: pytest
     monkeypatch.setattr(feed, "encode_snapshot", lambda what, **how: (what, how))
     bus, producer, outgoing = SimpleNamespace(publish=publish), Producer(), SimpleNamespace()
     given: Any = (bus, Subjects("ns"), outgoing, lambda reply: reply == b"box", producer, lambda: image)
-    await FeedPublisher(*given)._asked(SimpleNamespace(reply="box", data=frames.sealed(pb.FeedSnapshotRequest())))
+    await FeedPublisher(*given)._request_arrived(SimpleNamespace(reply="box", data=frames.seal(pb.FeedSnapshotRequest())))
     assert ready == [(5, (image, {"operations": False}))]
     assert sent == [("box", 5)]
 

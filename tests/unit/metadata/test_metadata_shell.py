@@ -160,13 +160,13 @@ async def test_membership_is_live_when_the_image_shows_its_process_unfenced(node
 
 async def test_membership_lease_is_extended_after_watchers_saw_the_image(tmp_path: Path) -> None:
     made, group, heard, _ = a_member(tmp_path)
-    made._answered(10, pb.ControlResponse(error=OK, index=5))
+    made._heartbeat_answered(10, pb.ControlResponse(error=OK, index=5))
     assert heard == [], "no heartbeats are out"
     made._end_heartbeats = lambda: None  # type: ignore[assignment,return-value]
-    made._answered(11, pb.ControlResponse(error=OK, index=5))
+    made._heartbeat_answered(11, pb.ControlResponse(error=OK, index=5))
     assert heard == [11]
-    made._answered(12, pb.ControlResponse(error=OK, index=6))
-    made._answered(13, pb.ControlResponse(error=UNAVAILABLE, index=5))
+    made._heartbeat_answered(12, pb.ControlResponse(error=OK, index=6))
+    made._heartbeat_answered(13, pb.ControlResponse(error=UNAVAILABLE, index=5))
     assert heard == [11]
     group.show(index=6)
     assert heard == [11], "the other watchers first"
@@ -179,8 +179,8 @@ async def test_membership_lease_length_comes_from_the_answer(tmp_path: Path) -> 
     made = Membership(NodeSettings("n4", tmp_path), group, lambda *lease: heard.append(lease), lambda _: None)  # type: ignore[arg-type]
     group.show(session_times=SessionTimes(9000, 8000))
     made._end_heartbeats = lambda: None  # type: ignore[assignment,return-value]
-    made._answered(11, pb.ControlResponse(error=OK, index=5, leaseMs=400))
-    made._answered(12, pb.ControlResponse(error=OK, index=6, leaseMs=300))
+    made._heartbeat_answered(11, pb.ControlResponse(error=OK, index=5, leaseMs=400))
+    made._heartbeat_answered(12, pb.ControlResponse(error=OK, index=6, leaseMs=300))
     group.show(index=6, session_times=SessionTimes(60_000, 8000))
     await asyncio.sleep(0)
     assert heard == [(11, 400_000_000), (12, 300_000_000)]
@@ -219,10 +219,10 @@ async def test_membership_only_a_newer_process_of_its_id_is_fatal(incarnation: i
     made, group, _, fatal = a_member(tmp_path)
     made.incarnation = 7
     made._end_heartbeats = lambda: None  # type: ignore[assignment,return-value]
-    made._answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED, index=5))
+    made._heartbeat_answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED, index=5))
     assert fatal == []
     group.show_node(6, incarnation=incarnation)
-    made._answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED, index=6))
+    made._heartbeat_answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED, index=6))
     assert [type(error) for error in fatal] == ([FencedError] if ends else [])
 
 
@@ -252,7 +252,7 @@ async def test_membership_drain_waits_for_all_moves_of_the_node(quick: None, tmp
     assert not draining.done(), "the image is older than the answer"
     moved = driver.fsm.image
     group.show(**{name: getattr(moved, name) for name in ("index", "nodes", "streams", "hosted")})
-    assert made._moving()
+    assert made._has_moving_replicas()
     for _ in range(5):
         await asyncio.sleep(0.001)
     assert not draining.done(), "the successor does not lead yet"
@@ -266,7 +266,7 @@ async def test_membership_drain_waits_for_all_moves_of_the_node(quick: None, tmp
             assert driver.ask(reportPromotion=finished).error == OK
     moved = driver.fsm.image
     group.show(**{name: getattr(moved, name) for name in ("index", "nodes", "streams", "hosted")})
-    assert not made._moving()
+    assert not made._has_moving_replicas()
     async with asyncio.timeout(30):
         await draining
 
@@ -328,7 +328,7 @@ class Bus:
         answer = self.answer(self.asked[-1])
         if isinstance(answer, Exception):
             raise answer
-        return SimpleNamespace(data=frames.sealed(answer))
+        return SimpleNamespace(data=frames.seal(answer))
 
 
 def a_feed() -> tuple[Driver, FeedProducer]:
@@ -349,7 +349,7 @@ async def test_feed_subscriber_follows_from_a_snapshot_and_shows_each_step() -> 
 
     async def reply(request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse:
         bus.published.clear()
-        await bus.listening["ns.feed.snapshot"](SimpleNamespace(reply="_INBOX.x", data=frames.sealed(request)))
+        await bus.listening["ns.feed.snapshot"](SimpleNamespace(reply="_INBOX.x", data=frames.seal(request)))
         ((subject, payload),) = bus.published
         assert subject == "_INBOX.x"
         answers.append(payload)
@@ -358,7 +358,7 @@ async def test_feed_subscriber_follows_from_a_snapshot_and_shows_each_step() -> 
     class Asking(Bus):
         async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
             assert subject == "ns.feed.snapshot"
-            return SimpleNamespace(data=frames.sealed(await reply(frames.decode(payload, pb.FeedSnapshotRequest))))
+            return SimpleNamespace(data=frames.seal(await reply(frames.decode(payload, pb.FeedSnapshotRequest))))
 
     follower = Asking()
     node = FeedSubscriber("n9", follower, Subjects("ns"))  # type: ignore[arg-type]
@@ -370,9 +370,9 @@ async def test_feed_subscriber_follows_from_a_snapshot_and_shows_each_step() -> 
     assert shown == [(0, driver.index)]
     arrived = follower.listening["ns.feed"]
     driver.register("n3")
-    producer.applied(driver.index, driver.fsm.last_records)
+    producer.entry_applied(driver.index, driver.fsm.last_records)
     for entry in producer.take():
-        await arrived(SimpleNamespace(data=frames.sealed(entry)))
+        await arrived(SimpleNamespace(data=frames.seal(entry)))
     assert set(node.image.nodes) == {"n1", "n2", "n3"}
     assert shown[1:] == [(driver.index - 1, driver.index)]
     await arrived(SimpleNamespace(data=b"garbage"))
@@ -386,13 +386,13 @@ async def test_feed_publisher_answers_only_inboxes() -> None:
     publisher = FeedPublisher(
         bus, Subjects("ns"), None, lambda reply: reply.startswith(b"_INBOX."), producer, lambda: driver.fsm.image
     )  # type: ignore[arg-type]
-    request = frames.sealed(pb.FeedSnapshotRequest())
+    request = frames.seal(pb.FeedSnapshotRequest())
     for reply, data in (("", request), ("shop.orders", request), ("_INBOX.x", b"garbage")):
-        await publisher._asked(SimpleNamespace(reply=reply, data=data))
+        await publisher._request_arrived(SimpleNamespace(reply=reply, data=data))
     assert bus.published == []
     assert sorted(publisher.counters.values()) == [1, 2]
     bus.answer = nats.errors.ConnectionClosedError()
-    await publisher._asked(SimpleNamespace(reply="_INBOX.x", data=request))  # not connected: who asked asks again
+    await publisher._request_arrived(SimpleNamespace(reply="_INBOX.x", data=request))  # not connected: who asked asks again
 
 
 async def test_feed_subscriber_barrier_waits_for_the_answered_index(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,7 +505,7 @@ async def test_forwarder_finished_request_leaves_no_task(way: str) -> None:
             assert subject == "ns.control.node.n1"
             request = frames.decode(payload, pb.ControlRequest)
             if way == "answered" or cancelled:
-                return SimpleNamespace(data=frames.sealed(pb.ControlResponse(operationId=request.operationId, index=3)))
+                return SimpleNamespace(data=frames.seal(pb.ControlResponse(operationId=request.operationId, index=3)))
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:

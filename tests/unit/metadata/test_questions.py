@@ -36,7 +36,7 @@ def said_about(**fields: int) -> bytes:
     """That a leader serves; one about something else says nothing of who was accused."""
     about = {"stream": "orders", "streamUid": "uid-1", "partition": 2, "leaderEpoch": 7, **fields}
     question = replication_pb2.LeaderQuestion(**about)  # type: ignore[arg-type]
-    return frames.sealed(replication_pb2.LeaderTestimony(serves=True, question=question))
+    return frames.seal(replication_pb2.LeaderTestimony(serves=True, question=question))
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ OTHER = replication_pb2.StepAside(stream="orders", streamUid="uid-1", partition=
 @pytest.mark.parametrize(
     ("answers", "asked"),
     [
-        ([frames.sealed(ASIDE)], 1), ([TimeoutError()], 1), ([nats.errors.NoRespondersError()], 1),
-        ([b"yes", frames.sealed(ASIDE)], 2), ([frames.sealed(OTHER), frames.sealed(ASIDE)], 2), ([frames.sealed(OTHER)] * 9, 3),
-        ([frames.sealed(OTHER), TimeoutError()], 2),
+        ([frames.seal(ASIDE)], 1), ([TimeoutError()], 1), ([nats.errors.NoRespondersError()], 1),
+        ([b"yes", frames.seal(ASIDE)], 2), ([frames.seal(OTHER), frames.seal(ASIDE)], 2), ([frames.seal(OTHER)] * 9, 3),
+        ([frames.seal(OTHER), TimeoutError()], 2),
     ],
 )  # fmt: skip
 async def test_step_aside_question_is_repeated_until_a_valid_answer(answers: list[bytes | Exception], asked: int) -> None:
@@ -84,4 +84,4 @@ async def test_step_aside_question_is_repeated_until_a_valid_answer(answers: lis
 
     bus.request = request
     await ask_to_step_aside(bus, Subjects(), "n2", ASIDE)
-    assert bus.asked == [("liftpy.notify.n2", frames.sealed(ASIDE))] * asked
+    assert bus.asked == [("liftpy.notify.n2", frames.seal(ASIDE))] * asked

@@ -350,7 +350,7 @@ async def test_heartbeats_run_endlessly_within_the_session_pace(monkeypatch: pyt
         "role",
         pb.Heartbeat(nodeId="n1", incarnation=7, minLevel=SPOKEN.least, maxLevel=SPOKEN.most),
     )
-    assert (pace, answered) == ((0.5, 3.0), made._answered)
+    assert (pace, answered) == ((0.5, 3.0), made._heartbeat_answered)
 
 
 async def test_group_link_starts_a_member_for_controllers_and_the_feed_for_others(
@@ -422,5 +422,5 @@ async def test_feed_subscriber_names_the_leader_of_the_last_answer() -> None:
 
 async def test_feed_subscriber_counts_unreadable_entries() -> None:
     made = FeedSubscriber("n1", Slow(0), Subjects("space"))  # type: ignore[arg-type]
-    await made._published(SimpleNamespace(data=b"nothing"))
+    await made._entry_arrived(SimpleNamespace(data=b"nothing"))
     assert sum(made.counters.values()) == 1

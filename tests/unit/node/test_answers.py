@@ -61,7 +61,7 @@ def the_answers(reporter: Any, **more: Any) -> PageAnswers:
 
 def asked(answers: PageAnswers, what: dict[str, Any]) -> Any:
     kind = next(iter(what))
-    return json.loads(asyncio.run(answers.answered(json.dumps(what).encode())))[kind]
+    return json.loads(asyncio.run(answers.answer(json.dumps(what).encode())))[kind]
 
 
 def test_partition_urgency_is_its_worst_problem() -> None:
@@ -268,7 +268,7 @@ async def test_status_walk_yields_to_the_event_loop_every_2_ms(monkeypatch: pyte
             await asyncio.sleep(0)
 
     beside = asyncio.ensure_future(others())
-    assert [item async for item in module._sliced(range(1000))] == list(range(1000))
+    assert [item async for item in module._in_slices(range(1000))] == list(range(1000))
     beside.cancel()
     assert turns[0] > 10
 

@@ -17,7 +17,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.wire.subjects import GROUPS_STREAM
 from liftpy.errors import UnavailableError
-from sidecar.groups.coordinators import GroupCoordinators, hosted
+from sidecar.groups.coordinators import GroupCoordinators, hosted_partitions
 from sidecar.runtime.settings import NodeSettings
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
 
@@ -33,9 +33,9 @@ def keys(*numbers: int, uid: str = "u1") -> set[PartitionKey]:
 
 
 def test_coordinators_of_a_node_match_its_group_replicas() -> None:
-    assert hosted(image_of("abc", "bc", "ca"), "a") == keys(0, 2)
-    assert hosted(image_of("abc", name="orders"), "a") == set()
-    assert hosted(ClusterImage(), "a") == set()
+    assert hosted_partitions(image_of("abc", "bc", "ca"), "a") == keys(0, 2)
+    assert hosted_partitions(image_of("abc", name="orders"), "a") == set()
+    assert hosted_partitions(ClusterImage(), "a") == set()
 
 
 class Host:

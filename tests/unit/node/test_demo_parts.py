@@ -202,9 +202,9 @@ async def test_demo_failover_ack_counts_only_for_its_offset() -> None:
 async def test_demo_committed_count_is_zero_without_leader() -> None:
     cluster: Any = Cluster(Wire())
     cluster.unsaid = 1
-    assert await demo_steps._committed(cluster, "flights") == 0
+    assert await demo_steps._count_committed(cluster, "flights") == 0
     cluster.wire.stored = {0, 1, 2}
-    assert await demo_steps._committed(cluster, "flights") == 3
+    assert await demo_steps._count_committed(cluster, "flights") == 3
 
 
 async def test_demo_wait_for_the_isr_times_out(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def test_dev_cluster_node_gets_its_own_command_and_environment(
         count, data=tmp_path, nats_url="nats://far:4", namespace="ns", settings={"LIFTPY_RACK": "r"}, node_nats_urls=urls
     ) as cluster:
         assert list(cluster.nodes) == [f"n{number + 1}" for number in range(count)]
-        assert (cluster.nats, cluster.nats_url, cluster.ended()) == (None, "nats://far:4", [])
+        assert (cluster.nats, cluster.nats_url, cluster.ended_nodes()) == (None, "nats://far:4", [])
         for at, (name, made) in enumerate(zip(cluster.nodes, started.made, strict=True)):
             assert flags(made.process.command) == {
                 "--node-id": name,

@@ -12,9 +12,9 @@ WELL = Signs(registered=True, nats=True, metadata_heard_s=0.1, session_s=3.0, op
 def test_health_synced_fails_while_a_worker_process_is_behind() -> None:
     why = ["worker 2: 1 of 3 have not caught up yet"]
     health = Health(lambda: WELL, lambda: [(PartitionKey("s", "u", 0), True)], lambda: why[0])
-    assert not all(check.ok for check in health.synced())
+    assert not all(check.ok for check in health.ready_checks())
     report = health.report()
     assert (report["health"], report["checks"]["synced"]) == ({"live": True, "ready": True, "synced": False}, why[0])
     why[0] = ""
-    assert all(check.ok for check in health.synced())
+    assert all(check.ok for check in health.ready_checks())
     assert health.report()["health"]["synced"]

@@ -299,7 +299,7 @@ async def test_node_start_counts_damage_in_worker_logs(world: World, monkeypatch
 
     await (await started(world)).stop()
     assert world.marker().clean_stop
-    monkeypatch.setattr(Workers, "recovered", recovered)
+    monkeypatch.setattr(Workers, "wait_until_recovered", recovered)
     world.refused = "the group can't be asked"
     node = Node(NodeSettings("n1", world.folder))
     with pytest.raises(LiftError):
@@ -330,7 +330,7 @@ async def test_node_failed_start_leaves_no_marker(world: World) -> None:
 
 async def test_node_heartbeat_answer_reaches_the_partitions(world: World) -> None:
     node = await started(world)
-    node._heard(5, 7)
+    node._lease_granted(5, 7)
     held: Any = node.partitions
     assert held.heard == [5]
     await node.stop()
@@ -378,7 +378,7 @@ async def test_node_start_passes_settings_and_logs_its_recovery(
     ]
     assert first._silences > 1
     assert made["open_links"] == (settings, node._memory.intake, node._memory.room, node._keys)
-    assert made["Membership"] == (settings, node.group, node._heard, node.fatal)
+    assert made["Membership"] == (settings, node.group, node._lease_granted, node.fatal)
     assert made["GroupThread"][0]() == (
         settings, folder, node.subjects, node._inboxes, node.counters, node.instruments, node._keys
     )  # fmt: skip

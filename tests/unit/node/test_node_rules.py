@@ -17,7 +17,7 @@ from liftpy.core.replication.catchup_throttle import CatchupThrottle
 from liftpy.core.wire.decode_errors import REFUSED
 from liftpy.errors import ConfigError
 from sidecar.runtime.settings import NodeSettings, Target
-from sidecar.runtime.tasks import fatal_on, spawn_in, unexpected
+from sidecar.runtime.tasks import fatal_on, report_failure, spawn_in
 from sidecar.status.report import Reporter
 
 TRAFFIC = ("in_msgs", "out_msgs", "in_bytes", "out_bytes", "reconnects")
@@ -155,7 +155,7 @@ async def test_fatal_handler_reports_a_background_failure_to_the_node_only(monke
     loop.set_exception_handler(None)
     failures: list[Exception] = []
     take_back = fatal_on(loop, failures.append)
-    unexpected("the feed", ValueError("bad"))
+    report_failure("the feed", ValueError("bad"))
     assert ([str(failure) for failure in failures], by_default) == (
         ["The background task the feed ended unexpectedly: ValueError('bad'). The node stops. Please report it with its log."],
         [],

@@ -172,7 +172,7 @@ async def test_node_messages_for_a_partition_reach_it_with_all_names(built: Buil
     node._went_past(PartitionKey("s", "U1", 3))
     assert node._testify(question)
     node._service_reported(report)
-    node._heard(55, 7)
+    node._lease_granted(55, 7)
     assert told == [
         ("Partitions.deliver", "s", 3, "U1", event),
         ("Partitions.step_aside", "s", 3, "U1", 9, done),
@@ -195,7 +195,7 @@ async def test_node_messages_for_a_partition_reach_it_with_all_names(built: Buil
     node._make_way(PartitionKey("s", "U1", 3), 9, done)
     node._went_past(PartitionKey("s", "U1", 3))
     node._service_reported(report)
-    node._heard(55, 7)
+    node._lease_granted(55, 7)
     assert (node._testify(question), told) == (False, []), "before it has any"
 
 
@@ -283,8 +283,11 @@ async def test_node_warns_of_an_open_server_once_and_reports_denied_subjects(
     built.links.all = lambda: [one, other]
     built.told.clear()
     built.node._look_at_rights(built.links)
-    assert built.told == [("one.on_denial", built.node._rights.denied), ("other.on_denial", built.node._rights.denied)]
-    assert built.links.standby.on_denial == built.node._rights.denied, "of a connection that may be opened later"
+    assert built.told == [
+        ("one.on_denial", built.node._rights.record_denial),
+        ("other.on_denial", built.node._rights.record_denial),
+    ]
+    assert built.links.standby.on_denial == built.node._rights.record_denial, "of a connection that may be opened later"
     assert sum("accepts clients without credentials" in text for text in caplog.messages) == warned
 
 

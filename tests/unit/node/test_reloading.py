@@ -146,7 +146,7 @@ async def test_reload_applies_live_settings_and_lists_those_that_need_a_restart(
     assert told.labels.of("shop-1") == "shop-1"
     running = told.reloading.running
     assert (running.log_level, running.rack, running.data) == ("debug", "", Path("/x"))
-    rows = {row["name"]: row for row in told.reloading.shown()}
+    rows = {row["name"]: row for row in told.reloading.setting_rows()}
     assert rows["rack"] == {"name": "rack", "value": "", "read": "b", "source": "file", "default": "", "applies": "restart"}
     assert rows["metrics_streams"] == {
         "name": "metrics_streams", "value": ["shop-*"], "source": "default", "default": [], "applies": "live"
@@ -162,7 +162,7 @@ async def test_reload_divides_settings_between_worker_processes(told: Told) -> N
     assert told.rates == [500]
     (each,) = told.others
     assert (each.log_level, each.scrub_bytes_per_s, each.rack) == ("debug", 500, "")
-    rows = {row["name"]: row["value"] for row in reloading.shown()}
+    rows = {row["name"]: row["value"] for row in reloading.setting_rows()}
     assert rows["scrub_bytes_per_s"] == 1000, "what is shown is the node's"
     worker = Reloading(divided_settings(several), None, told.parts, told.prove)
     worker.take_over(each)
@@ -189,7 +189,7 @@ async def test_reload_of_an_invalid_file_changes_nothing(told: Told, wrong: Any,
     with pytest.raises(ConfigError):
         await told.reloading.reload()
     with caplog.at_level(logging.ERROR):
-        await told.reloading.signalled(told.supervisor)
+        await told.reloading.reload_after_signal(told.supervisor)
     assert caplog.text.lower().count("settings not reloaded error=") == 1
     assert ("weight = 2000" if isinstance(wrong, ConfigError) else "node_id = 'n2'") in caplog.text
     assert (told.said, told.logs, told.rates) == (["reloading", "reloaded"], [], [])
@@ -214,7 +214,7 @@ async def test_reload_reads_flags_environment_and_file_as_at_start(tmp_path: Pat
         await reloading.reload()
     file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "debug"\nrack = "c"\n')
     assert await reloading.reload() == Reloaded(("log_level",), ()), "a flag wins over the file"
-    sources = {row["name"]: row["source"] for row in reloading.shown()}
+    sources = {row["name"]: row["source"] for row in reloading.setting_rows()}
     assert {name: sources[name] for name in ("rack", "weight", "data", "namespace", "replication.session_s")} == {
         "rack": "flag", "weight": "env", "data": "file", "namespace": "default", "replication.session_s": "env"
     }  # fmt: skip
@@ -222,9 +222,9 @@ async def test_reload_reads_flags_environment_and_file_as_at_start(tmp_path: Pat
 
 async def test_reload_answer_lists_applied_and_waiting_settings(told: Told) -> None:
     told.found = replace(SETTINGS, log_level="debug", rack="b")
-    assert await told.reloading.signalled(told.supervisor) == {"applied": ["log_level"], "wait": ["rack"]}
+    assert await told.reloading.reload_after_signal(told.supervisor) == {"applied": ["log_level"], "wait": ["rack"]}
     told.found = ConfigError("weight = 2000 is outside 0..1000. Choose a value in this range.")
-    assert await told.reloading.signalled(told.supervisor) == {
+    assert await told.reloading.reload_after_signal(told.supervisor) == {
         "error": "weight = 2000 is outside 0..1000. Choose a value in this range."
     }
 
@@ -252,7 +252,9 @@ async def test_reload_of_rejected_credentials_changes_nothing(told: Told, tmp_pa
     found = Credentials(user="u", password="hush", principal="u")
     told.found = replace(SETTINGS, credentials=found, log_level="debug")
     told.refusal = ConfigError("the NATS server does not accept these credentials")
-    assert await told.reloading.signalled(told.supervisor) == {"error": "the NATS server does not accept these credentials"}
+    assert await told.reloading.reload_after_signal(told.supervisor) == {
+        "error": "the NATS server does not accept these credentials"
+    }
     assert (told.proved, told.keys, told.logs, told.reloading.running) == ([found], [], [], SETTINGS)
     told.refusal = None
     names = ("log_level", "credentials.user", "credentials.password")
@@ -321,5 +323,5 @@ async def test_reload_switches_tracing_in_all_partitions(told: Told) -> None:
 async def test_reload_with_missing_tracing_package_changes_nothing(told: Told) -> None:
     told.missing = ConfigError("trace = 'otlp' needs `pip install liftpy[otlp]`")
     told.found = replace(SETTINGS, trace="otlp", log_level="debug")
-    assert "liftpy[otlp]" in (await told.reloading.signalled(told.supervisor))["error"]
+    assert "liftpy[otlp]" in (await told.reloading.reload_after_signal(told.supervisor))["error"]
     assert (told.logs, told.traced, told.reloading.running, told.reloading.read) == ([], [], SETTINGS, SETTINGS)

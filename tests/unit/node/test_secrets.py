@@ -17,7 +17,7 @@ import pytest
 from liftpy.client import Credentials, connect
 from liftpy.errors import ConfigError, NotAllowedError, UnavailableError
 from liftpy.nats.transport import open_connection
-from liftpy.nats.urls import check_urls, shown
+from liftpy.nats.urls import check_urls, without_secrets
 from sidecar.dev.nats_server import NatsServer
 from sidecar.runtime.settings import GivenSettings, NodeSettings, Target, target_from
 
@@ -40,7 +40,7 @@ KEY = "-----BEGIN USER NKEY SEED-----\n{}\n------END USER NKEY SEED------\n"
     ],
 )
 def test_url_is_shown_without_secrets(url: str, text: str) -> None:
-    assert shown(url) == text
+    assert without_secrets(url) == text
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_url_is_shown_without_secrets(url: str, text: str) -> None:
 )  # fmt: skip
 def test_invalid_url_error_hides_its_secrets(url: str) -> None:
     url = url.format(f"bob:{SECRET}@")
-    with pytest.raises(ConfigError, match=r"NATS URL (nats: )?" + re.escape(repr(shown(url)))) as raised:
+    with pytest.raises(ConfigError, match=r"NATS URL (nats: )?" + re.escape(repr(without_secrets(url)))) as raised:
         check_urls((url,))
     assert SECRET not in str(raised.value)
     for made in (lambda: NodeSettings("n1", Path("x"), nats=(url,)), lambda: Target(nats=(url,))):
@@ -230,7 +230,7 @@ async def test_required_tls_is_used_when_the_server_only_offers_tls(tmp_path: Pa
 )
 def test_url_password_with_comma_is_hidden_completely(url: str, shows: str | None) -> None:
     """A list of URLs is cut at commas, before anybody knows what they are in."""
-    assert shown(url) == (url.replace(",", ", ") if shows is None else shows)
+    assert without_secrets(url) == (url.replace(",", ", ") if shows is None else shows)
     if shows is not None and "," in url:
         with pytest.raises(ConfigError) as caught:
             check_urls(url.split(","), bare=True)

@@ -16,7 +16,7 @@ from liftpy.core.observe.node_health import Check
 from liftpy.errors import CorruptionError, FencedError, NoSpaceError, StorageError, UnknownFormatError, WrongDataDirectoryError
 from sidecar.runtime import supervisor as module
 from sidecar.runtime.restarts import momentary, never_again
-from sidecar.runtime.settings import supervised
+from sidecar.runtime.settings import supervisor_of
 from sidecar.runtime.supervisor import Supervisor
 
 WELL = [Check("tasks")]
@@ -93,10 +93,10 @@ async def test_supervisor_without_socket_is_silent_and_a_missing_socket_is_logge
 
 def test_supervisor_ignores_a_watchdog_of_another_process() -> None:
     own = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "15000000"}
-    assert supervised(own) == ("@x", 15.0)
-    assert supervised({**own, "WATCHDOG_PID": str(os.getpid())}) == ("@x", 15.0)
-    assert supervised({**own, "WATCHDOG_PID": "1"}) == ("@x", 0.0)
-    assert supervised({}) == ("", 0.0)
+    assert supervisor_of(own) == ("@x", 15.0)
+    assert supervisor_of({**own, "WATCHDOG_PID": str(os.getpid())}) == ("@x", 15.0)
+    assert supervisor_of({**own, "WATCHDOG_PID": "1"}) == ("@x", 0.0)
+    assert supervisor_of({}) == ("", 0.0)
 
 
 @pytest.mark.parametrize("error", [CorruptionError("x"), UnknownFormatError("x"), WrongDataDirectoryError("x")])

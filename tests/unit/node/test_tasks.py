@@ -30,7 +30,7 @@ from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.replica_manager import Partitions
 from sidecar.runtime.settings import NodeSettings
-from sidecar.runtime.tasks import BackgroundError, attended, fatal_on, spawn, unexpected
+from sidecar.runtime.tasks import BackgroundError, fatal_on, report_failure, spawn, start_attended
 from sidecar.transport.liveness import Probes
 
 
@@ -67,7 +67,7 @@ async def test_spawned_task_that_is_cancelled_or_finished_is_not_reported(failur
     await asyncio.sleep(0)
     task.cancel()
     done = spawn(asyncio.sleep(0), "a short one")
-    mine = attended(fails())
+    mine = start_attended(fails())
     await asyncio.wait((task, done, mine))
     await asyncio.sleep(0)
     assert failures == []
@@ -88,11 +88,11 @@ async def test_endless_task_that_returns_or_is_cancelled_is_reported(failures: l
 
 async def test_loop_callback_failure_is_reported_only_for_own_code(failures: list[Exception]) -> None:
     loop = asyncio.get_running_loop()
-    loop.call_soon(Partitions._settled, None, None, None)  # fails in our code
+    loop.call_soon(Partitions._opening_ended, None, None, None)  # fails in our code
     loop.call_soon(int, "no number")  # in somebody else's
     await turns(lambda: failures)
     assert len(failures) == 1
-    unexpected("the feed", ValueError("bad"))
+    report_failure("the feed", ValueError("bad"))
     assert "The background task the feed ended unexpectedly: ValueError('bad')" in str(failures[1])
 
 
@@ -207,7 +207,7 @@ async def test_background_request_failure_is_reported(
         none: Any = None
         Orders(bus, Subjects(), none, none, none, none, none)._do(ProbeNode("n2"))
     else:
-        starting = attended(FeedSubscriber("n1", bus, Subjects()).start())
+        starting = start_attended(FeedSubscriber("n1", bus, Subjects()).start())
         await turns(lambda: failures)
         starting.cancel()
     await turns(lambda: failures)

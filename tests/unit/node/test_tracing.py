@@ -180,7 +180,7 @@ async def test_tracing_exports_recovery_and_failover_spans(monkeypatch: pytest.M
     exporter, counters = InMemorySpanExporter(), Counter[str]()
     tracing = Tracing(settings(trace="otlp"), counters, lambda: exporter)
     tracing.start()
-    tracing.recovered(1.5, [], [])
+    tracing.trace_recovery(1.5, [], [])
     tracing.failed_over(KEY, "clean", clock.now_ns() - 70_000_000)
     tracing.leads_group = True
     tracing.failed_over(KEY, "unclean", clock.now_ns() - 70_000_000)
@@ -202,7 +202,7 @@ def test_tracing_off_creates_no_spans() -> None:
     tracing = Tracing(settings(), Counter())
     assert tracing.of(KEY) is None
     tracing.start()
-    tracing.recovered(1.0, [], [])
+    tracing.trace_recovery(1.0, [], [])
     tracing.leads_group = True
     tracing.failed_over(KEY, "clean", 1)
     tracing.close()
@@ -223,7 +223,7 @@ async def test_tracing_can_be_switched_on_a_running_node() -> None:
     def partitions() -> None:
         nonlocal one
         if one is not None:
-            one.ended("switched")
+            one.end_all("switched")
         one = tracing.of(KEY)
         looks.append(one is not None)
 
@@ -243,7 +243,7 @@ async def test_tracing_can_be_switched_on_a_running_node() -> None:
     tracing.take_over(settings(), partitions)
     assert time.monotonic() - began < exporting._LAST_EXPORT_S, "the collector still has not answered"
     assert looks == [True, False, True, False]
-    tracing.recovered(1.0, [], [])
+    tracing.trace_recovery(1.0, [], [])
     for exporter in exporters:
         exporter.go.set()
     async with asyncio.timeout(WAIT_S):

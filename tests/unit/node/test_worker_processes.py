@@ -293,8 +293,8 @@ async def test_relayed_group_applies_only_consecutive_entries() -> None:
     await asyncio.sleep(0)
     ((kind, token, body),) = said
     assert (kind, body[:4]) == (FrameKind.PROPOSE, (2500).to_bytes(4, "big"))
-    group.answered(token + 1, b"")
-    group.answered(token, cluster.ControlResponse(index=8).SerializeToString())
+    group.process_answer(token + 1, b"")
+    group.process_answer(token, cluster.ControlResponse(index=8).SerializeToString())
     assert (await asking).index == 8
     assert not group.decides, "data is deleted only when a controller says so"
 
@@ -434,23 +434,23 @@ def test_worker_lease_is_forwarded_after_its_image() -> None:
 def test_workers_health_is_joined_to_that_of_the_node() -> None:
     workers = Workers(NodeSettings("n1", Path("/d"), workers=3), lambda error: None, lambda reason: None)
     own = Signs(nats=True, opened=True, registered=True, longest_flush_s=1.0, opening=1, stopped_for_space=1)
-    starting = workers.joined(own)
+    starting = workers.merged_signs(own)
     assert (starting.nats, starting.opened) == (False, False), "who has said nothing yet is not ready"
     assert workers.unsynced == "worker 1: it starts"
     well = {"longest_flush_s": 4.0, "nats": True, "opening": 2, "opened": True, "stopped_for_space": 3, "unsynced": ""}
     workers.handles[0].signs, workers.handles[1].signs = well, {**well, "unsynced": "1 of 2"}
-    joined = workers.joined(own)
+    joined = workers.merged_signs(own)
     assert (joined.longest_flush_s, joined.opening, joined.stopped_for_space) == (4.0, 5, 7)
     assert (joined.nats, joined.opened, joined.registered) == (True, True, True)
     assert workers.unsynced == "worker 2: 1 of 2"
     workers.handles[0].signs = {**well, "nats": False}
-    assert not workers.joined(own).nats
+    assert not workers.merged_signs(own).nats
 
 
 def test_workers_of_a_single_process_node_are_empty() -> None:
     own = Signs(nats=True)
     workers = Workers(NodeSettings("n1", Path("/d")), lambda error: None, lambda reason: None)
-    assert (workers.handles, workers.joined(own), workers.unsynced) == ([], own, "")
+    assert (workers.handles, workers.merged_signs(own), workers.unsynced) == ([], own, "")
     with pytest.raises(ConfigError, match=r"outside 1\.\.64"):
         NodeSettings("n1", Path("/d"), workers=65)
     with pytest.raises(ConfigError, match="workers"):

@@ -77,7 +77,7 @@ def test_worker_loop_is_healthy_for_a_session_after_each_turn(monkeypatch: pytes
     def pings(at: float) -> int:
         now[0] = at
         said.clear()
-        ends.channel._pinged(lambda call, frame: turns.append((call, frame)))
+        ends.channel._run_on_loop(lambda call, frame: turns.append((call, frame)))
         return len(said)
 
     assert [pings(10.5), pings(11.5)] == [1, 0]
@@ -179,14 +179,14 @@ async def test_relayed_group_forgets_a_cancelled_proposal() -> None:
     asking = asyncio.ensure_future(group.propose(cluster.ControlRequest()))
     await asyncio.sleep(0)
     asking.cancel()
-    group.answered(1, b"")  # its answer comes at the same time
+    group.process_answer(1, b"")  # its answer comes at the same time
     await asyncio.wait([asking])
     again = asyncio.ensure_future(group.propose(cluster.ControlRequest()))
     await asyncio.sleep(0)
     again.cancel()
     await asyncio.wait([again])
     assert group._asked == {}
-    group.answered(2, b"")  # late
+    group.process_answer(2, b"")  # late
 
 
 def test_relayed_group_has_the_new_image_when_watchers_are_called() -> None:
@@ -239,7 +239,7 @@ async def test_worker_stop_is_clean_only_with_clean_frame_and_exit_code(
 async def test_worker_end_fails_those_that_wait_for_its_frame() -> None:
     hand, _, _ = _hand()
     hand._events[FrameKind.RECOVERED] = asyncio.get_running_loop().create_future()
-    waiting = asyncio.ensure_future(hand.happened(FrameKind.RECOVERED))
+    waiting = asyncio.ensure_future(hand.wait_for_event(FrameKind.RECOVERED))
     await asyncio.sleep(0)
     hand.connection_lost(None)
     with pytest.raises(WorkerError, match=r"Worker 1 \(process 7\) ended"):
@@ -328,7 +328,7 @@ async def test_workers_recovery_results_are_added_up() -> None:
     for hand, found in zip(workers.handles, ({"damaged": 1, "suspect": 2}, {"damaged": 0, "suspect": 3}), strict=True):
         hand._events[FrameKind.RECOVERED] = done = asyncio.get_running_loop().create_future()
         done.set_result(Frame(FrameKind.RECOVERED, 0, json.dumps(found).encode()))
-    assert await workers.recovered() == {"damaged": 1, "suspect": 5}
+    assert await workers.wait_until_recovered() == {"damaged": 1, "suspect": 5}
 
 
 async def test_worker_proposal_is_forwarded_with_its_timeout_and_answered() -> None:
@@ -409,7 +409,7 @@ async def test_shared_quiet_ignores_an_answer_to_another_question(said: Any) -> 
         return said if isinstance(said, bytes) else said.SerializeToString()
 
     talk, question = _Talk(), _question()
-    SharedQuiet(talk, [SimpleNamespace(ask=ask)]).received(b"r", question.SerializeToString())  # type: ignore[arg-type, list-item]
+    SharedQuiet(talk, [SimpleNamespace(ask=ask)]).answer_question(b"r", question.SerializeToString())  # type: ignore[arg-type, list-item]
     await until(lambda: talk.answered)
     assert talk.answered == [(b"r", split_by_process(question, 2)[1])]
 
@@ -420,6 +420,6 @@ async def test_shared_quiet_ignores_an_invalid_place_in_an_answer() -> None:
         return pb.QuietFetchesAnswer(over=[0, 99], count=count).SerializeToString()
 
     talk, question = _Talk(), _question()
-    SharedQuiet(talk, [SimpleNamespace(ask=ask)]).received(b"r", question.SerializeToString())  # type: ignore[arg-type, list-item]
+    SharedQuiet(talk, [SimpleNamespace(ask=ask)]).answer_question(b"r", question.SerializeToString())  # type: ignore[arg-type, list-item]
     await until(lambda: talk.answered)
     assert talk.answered == [(b"r", split_by_process(question, 2)[1][:1])]

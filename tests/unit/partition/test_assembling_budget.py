@@ -51,5 +51,5 @@ def test_fetch_client_reports_the_reassembled_bytes_of_a_batch() -> None:
     batch = memoryview(build_batch([b"v" * 5000], base_offset=0, leader_epoch=1, timestamp_ns=1))
     for position, held in ((0, 3000), (3000, 0)):
         piece = Piece(7, len(batch), position, batch[position : position + 3000])
-        client._answered(1, frames.replication_piece_header(1, -1, piece) + bytes(piece.data), b"")
+        client._answer_arrived(1, frames.replication_piece_header(1, -1, piece) + bytes(piece.data), b"")
         assert client.fragment_reassembly_bytes == held

@@ -87,7 +87,7 @@ def test_partition_services_log_a_divergence_once_until_it_changes(caplog: pytes
     made, told = services()
     others = made._agreements["counts"] = Agreement()
     for node in ("n2", "n3"):
-        others.told(node, 1, {10: RIGHT, 20: RIGHT})
+        others.set_digests(node, 1, {10: RIGHT, 20: RIGHT})
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             PartitionServices._compare(made, {"counts": (1, {10: WRONG})})

@@ -94,7 +94,7 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> Any:
     partitions = module.Partitions(tools)
     partitions.image_changed(ClusterImage(), controllers.image)
     async with asyncio.timeout(30):
-        await partitions.settled()
+        await partitions.wait_until_open()
         yield SimpleNamespace(controllers=controllers, deleted=deleted, later=later, partitions=partitions)
         assert await partitions.stop()
 
@@ -268,13 +268,13 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 async def test_deletion_on_the_metadata_leader_asks_no_other_node() -> None:
     group = Scripted(UNAVAILABLE, decides=True)
-    assert await group.deletions.allowed(KEYS[0])
+    assert await group.deletions.is_allowed(KEYS[0])
     assert group.asked == []
 
 
 async def test_deletion_question_is_repeated_every_200_ms_for_half_a_minute(slept: list[float]) -> None:
     group = Scripted(UNAVAILABLE)
-    assert not await group.deletions.allowed(KEYS[0])
+    assert not await group.deletions.is_allowed(KEYS[0])
     assert slept == [0.2] * len(group.asked)
     assert 149 <= len(slept) <= 151
     assert set(group.asked) == {("u0", 2.0)}
@@ -284,26 +284,26 @@ async def test_deletion_question_is_repeated_every_200_ms_for_half_a_minute(slep
 async def test_deletion_question_ends_when_the_node_stops(slept: list[float]) -> None:
     group = Scripted(UNAVAILABLE)
     group.before_answer = lambda: len(group.asked) == 3 and group.deletions.close()
-    assert not await group.deletions.allowed(KEYS[0])
+    assert not await group.deletions.is_allowed(KEYS[0])
     assert len(group.asked) == 3
-    assert not await group.deletions.allowed(KEYS[1])
+    assert not await group.deletions.is_allowed(KEYS[1])
     assert len(group.asked) == 3, "nor asks"
 
 
 async def test_deletion_remembers_deleted_streams_but_asks_again_for_moved_partitions() -> None:
     group = Scripted(GONE)
-    assert [await group.deletions.allowed(KEYS[0]) for _ in range(3)] == [True] * 3
+    assert [await group.deletions.is_allowed(KEYS[0]) for _ in range(3)] == [True] * 3
     assert len(group.asked) == 1
     group = Scripted(there(KEYS[0], "b", "c"), there(KEYS[0], "a", "b"))
-    assert [await group.deletions.allowed(KEYS[0]) for _ in range(2)] == [True, False]
+    assert [await group.deletions.is_allowed(KEYS[0]) for _ in range(2)] == [True, False]
     assert (len(group.asked), group.distrusted) == (2, 1)
 
 
 async def test_deletion_questions_of_a_stream_share_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Scripted(GONE)
-    assert await asyncio.gather(*(group.deletions.allowed(KEYS[0]) for _ in range(5))) == [True] * 5
+    assert await asyncio.gather(*(group.deletions.is_allowed(KEYS[0]) for _ in range(5))) == [True] * 5
     assert (len(group.asked), group.deletions._asking) == (1, {})
     monkeypatch.setattr(asking, "_REMEMBERED", 2)
     for key in KEYS[1:3]:
-        assert await group.deletions.allowed(key)
+        assert await group.deletions.is_allowed(key)
     assert list(group.deletions._gone) == ["u1", "u2"], "the last two"

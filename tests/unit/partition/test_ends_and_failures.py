@@ -188,7 +188,7 @@ async def test_flusher_disk_time_is_known_when_the_flush_is_reported(monkeypatch
     bench = Bench()
     add(bench.log)
     bench.flusher.appended()
-    monkeypatch.setattr("sidecar.partition.flushing._timed", lambda flush: flush.run() or 77)
+    monkeypatch.setattr("sidecar.partition.flushing._run_timed", lambda flush: flush.run() or 77)
     bench.pool.work[0] = (bench.pool.work[0][0], lambda: 77)
     bench.pool.run()
     await until(lambda: bench.flushed == [1])
@@ -234,12 +234,12 @@ def test_garbage_collects_after_a_quarter_of_the_open_partitions_closed(monkeypa
         monkeypatch.setattr(garbage_module.gc, name, lambda *_, name=name: said.append(name))
     garbage = Garbage()
     for _ in range(8 * CLOSED):
-        garbage.opened()
+        garbage.count_opened()
     assert said == ["collect", "freeze"] * 16
     said.clear()
     looks = []
     for number in range(1, 8 * CLOSED + 1):
-        garbage.closed()
+        garbage.count_closed()
         looks += [number] * (len(said) > 3 * len(looks))
     assert said == ["unfreeze", "collect", "freeze"] * len(looks)
     assert looks == [409, 737, 999, 1255, 1511, 1767, 2023], "a quarter of those that are open still, but at least so many"

@@ -229,7 +229,7 @@ def test_driver_failed_effect_is_the_last_remembered_step(caplog: pytest.LogCapt
     driver = ReplicaDriver(KEY, replica, lambda error: None)
     driver.execute = lambda effect: 1 / 0  # type: ignore[assignment,return-value]
     driver.feed("event")  # type: ignore[arg-type]
-    (line,) = driver.told().splitlines()
+    (line,) = driver.last_steps_text().splitlines()
     assert "event -> ['a', 'xxx" in line
     assert len(line) <= 500
     assert "event -> " in caplog.text
@@ -240,7 +240,7 @@ def test_executor_first_storage_error_is_the_reason_and_reported_once() -> None:
     told: list[StorageError] = []
     runner.on_failure = told.append
     runner.execute(do.AppendBatch(token=7, base_offset=5, leader_epoch=1, timestamp_ns=0))
-    runner.failed(LogClosedError("The log is closed: full. The node opens it again, or reports the storage error."), 8)
+    runner.log_failed(LogClosedError("The log is closed: full. The node opens it again, or reports the storage error."), 8)
     assert [str(error) for error in told] == ["full"]
     assert runner.no_space
     assert [(event.no_space, event.token) for event in fed] == [(True, 7), (True, 8)]  # type: ignore[union-attr]
@@ -282,6 +282,6 @@ def test_executor_deadlines_are_set_moved_and_cancelled() -> None:
 def test_executor_promise_after_the_close_is_not_reported() -> None:
     runner, calls, fed = executor()
     runner.close()
-    runner._promised(4, None)
-    runner._promised(4, StorageError("late"))
+    runner._promise_stored(4, None)
+    runner._promise_stored(4, StorageError("late"))
     assert (calls, fed, runner.storage_failed) == (["replay.close"], [], False)

@@ -106,7 +106,7 @@ async def test_flusher_error_is_final(pool: concurrent.futures.Executor) -> None
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> FlushPlace:
     """The place of a node whose disk is fast, however busy this machine is: on the loop."""
-    monkeypatch.setattr("sidecar.partition.flushing._timed", lambda flush: flush.run() or 0)
+    monkeypatch.setattr("sidecar.partition.flushing._run_timed", lambda flush: flush.run() or 0)
     place = FlushPlace()
     while not place.on_loop:
         place.took_in_thread(0.0, 0)
@@ -148,11 +148,11 @@ async def test_flusher_long_flush_moves_flushing_to_threads(
 ) -> None:
     bench = Bench(pool, place=fast)
     bench.threads.clear()
-    monkeypatch.setattr("sidecar.partition.flushing._timed", lambda flush: flush.run() or round(LONG_S * 1e9))
+    monkeypatch.setattr("sidecar.partition.flushing._run_timed", lambda flush: flush.run() or round(LONG_S * 1e9))
     bench.append()
     await asyncio.sleep(0)
     assert (bench.flushed, fast.on_loop) == ([1], False)
-    monkeypatch.setattr("sidecar.partition.flushing._timed", lambda flush: flush.run() or 0)
+    monkeypatch.setattr("sidecar.partition.flushing._run_timed", lambda flush: flush.run() or 0)
     bench.append()
     await until(lambda: bench.flushed == [1, 2], "the next one")
     assert bench.threads == [True, False]

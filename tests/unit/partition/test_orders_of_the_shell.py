@@ -28,7 +28,7 @@ MS = 1_000_000
 def test_executor_stored_promise_reaches_the_log_before_the_replica() -> None:
     runner, calls, _ = executor()
     runner._t.feed = lambda event: calls.append(("feed", (event,), {}))
-    runner._promised(7, None)
+    runner._promise_stored(7, None)
     assert [(name, args) for name, args, _ in calls] == [
         ("log.promised", (7,)),
         ("feed", (events.LeaderEpochPersisted(leader_epoch=7),)),

@@ -309,9 +309,9 @@ def test_fetch_client_refusal_and_epoch_answer_become_events() -> None:
     made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
     refusal = replication_pb2.ReplicationRefusal(leaderEpoch=6, logStartOffset=77)
     refusal.reason = events.RefusalReason.DIVERGED.value  # type: ignore[assignment]
-    arrive(bus, made, 9, frames.sealed(refusal))
+    arrive(bus, made, 9, frames.seal(refusal))
     answer = replication_pb2.LeaderEpochOffsetResponse(leaderEpoch=3, endOffset=41, currentEpoch=6, logStartOffset=12)
-    arrive(bus, made, 10, frames.sealed(answer))
+    arrive(bus, made, 10, frames.seal(answer))
     assert fed == [
         events.FetchRefused(request_id=9, reason=events.RefusalReason.DIVERGED, leader_epoch=6, log_start_offset=77),
         events.EpochQueryAnswered(request_id=10, leader_epoch=3, last_offset=41, current_epoch=6, log_start_offset=12),
@@ -365,7 +365,7 @@ async def test_partitions_open_a_bounded_number_at_once(monkeypatch: pytest.Monk
 
     group, partitions = a_set(monkeypatch, 10, open_worker)
     partitions.image_changed(ClusterImage(), group.fsm.image)
-    settled = asyncio.ensure_future(partitions.settled())
+    settled = asyncio.ensure_future(partitions.wait_until_open())
     for count in range(10):
         await until(lambda count=count: len(opening) > count)
         assert not settled.done(), "some are not open yet"
@@ -392,7 +392,7 @@ async def test_partitions_stop_cancels_waiting_openings(monkeypatch: pytest.Monk
     await until(lambda: opened)
     async with asyncio.timeout(30):
         assert await partitions.stop()
-        await partitions.settled()
+        await partitions.wait_until_open()
     assert len(opened) == 1
 
 
@@ -413,7 +413,7 @@ async def test_partitions_removed_from_the_image_are_deleted_and_added_ones_open
 
     group, partitions = a_set(monkeypatch, 1, open_worker)
     partitions.image_changed(ClusterImage(), group.fsm.image)
-    await partitions.settled()
+    await partitions.wait_until_open()
     first = group.fsm.image
     uid = first.streams["s"].uid
     group.ask(deleteStream=pb.DeleteStream(name="s"))
@@ -422,7 +422,7 @@ async def test_partitions_removed_from_the_image_are_deleted_and_added_ones_open
     group.ask(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=2))
     partitions.image_changed(before, group.fsm.image)
     async with asyncio.timeout(30):
-        await partitions.settled()
+        await partitions.wait_until_open()
     assert ended == [(uid, True)]
     assert [worker.key.uid for worker in partitions] == [group.fsm.image.streams["s"].uid]
     assert await partitions.stop()

@@ -101,7 +101,7 @@ class Side:
 
 def answer_of(leader: Side, frame: bytes, reply: str) -> bytes:
     _, body = envelope.decode(frame, MessageType.QUIET_FETCHES)
-    leader.talk.received(reply.encode(), body)
+    leader.talk.answer_question(reply.encode(), body)
     subject, answer, _ = leader.bus.sent.pop()
     assert subject == reply
     return answer
@@ -220,10 +220,10 @@ async def test_quiet_talk_leader_answers_only_the_inbox_of_the_named_replica(lea
         b"liftpy.inbox.n2",
         b"liftpy.inbox.n2.*",
     ):
-        leader.talk.received(reply, memoryview(body()))
+        leader.talk.answer_question(reply, memoryview(body()))
         assert not leader.events
     assert leader.counters[REPLY] == 6
-    leader.talk.received(b"liftpy.inbox.n2.x.1.1", memoryview(body()))
+    leader.talk.answer_question(b"liftpy.inbox.n2.x.1.1", memoryview(body()))
     ((subject, frame, _),) = leader.bus.sent
     assert subject == "liftpy.inbox.n2.x.1.1"
     assert frames.decode(frame, pb.QuietFetchesAnswer) == pb.QuietFetchesAnswer(count=1)
@@ -240,7 +240,7 @@ async def test_quiet_talk_late_confirmation_does_not_count_for_another_question(
 
     leader.talk._deliver = deliver
     for _ in range(3):
-        leader.talk.received(b"liftpy.inbox.n2.x.1.1", memoryview(body()))
+        leader.talk.answer_question(b"liftpy.inbox.n2.x.1.1", memoryview(body()))
         _, frame, _ = leader.bus.sent.pop()
         assert list(frames.decode(frame, pb.QuietFetchesAnswer).over) == [0]
     assert len(earlier) == 3
@@ -249,9 +249,9 @@ async def test_quiet_talk_late_confirmation_does_not_count_for_another_question(
 async def test_quiet_talk_too_long_or_empty_question_is_rejected(leader: Side) -> None:
     many = pb.QuietFetches(replicaID="n2", fetches=[pb.QuietFetch()] * (MAX_PER_QUESTION + 1))
     with pytest.raises(ProtocolError, match=str(MAX_PER_QUESTION + 1)):
-        leader.talk.received(b"liftpy.inbox.n2.x.1.1", memoryview(many.SerializeToString()))
+        leader.talk.answer_question(b"liftpy.inbox.n2.x.1.1", memoryview(many.SerializeToString()))
     with pytest.raises(ProtocolError):
-        leader.talk.received(b"liftpy.inbox.n2.x.1.1", memoryview(b"\xff\xff\xff"))
+        leader.talk.answer_question(b"liftpy.inbox.n2.x.1.1", memoryview(b"\xff\xff\xff"))
     assert not leader.bus.sent
 
 
@@ -262,7 +262,7 @@ async def test_quiet_talk_answer_to_another_question_confirms_nothing(follower: 
     said = frames.decode(right, pb.QuietFetchesAnswer)
     assert said.question == frames.decode(frame, pb.QuietFetches).question > 0
     said.question += 1
-    follower.bus.answer(reply, frames.sealed(said))
+    follower.bus.answer(reply, frames.seal(said))
     assert follower.ended() == {}
     assert by_reason(follower.counters) == {"addressee": 1}
     follower.bus.answer(reply, right)

@@ -82,7 +82,7 @@ async def test_partitions_image_change_at_the_end_of_an_opening_is_applied(monke
     partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=DECIDES))  # type: ignore[arg-type]
     partitions.image_changed(ClusterImage(), group.fsm.image)
     async with asyncio.timeout(30):
-        await partitions.settled()
+        await partitions.wait_until_open()
         for _ in range(5):
             await asyncio.sleep(0)
     assert made[0].epochs[-1] == group.fsm.image.streams["s"].partitions[0].leader_epoch
@@ -120,7 +120,7 @@ async def _with_slow_worker(
     settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
     partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=DECIDES))  # type: ignore[arg-type]
     partitions.image_changed(ClusterImage(), group.fsm.image)
-    await partitions.settled()
+    await partitions.wait_until_open()
     return group, partitions, made, may_end
 
 
@@ -199,7 +199,7 @@ async def _leading(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Group, 
     partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=DECIDES))  # type: ignore[arg-type]
     partitions.image_changed(ClusterImage(), group.fsm.image)
     async with asyncio.timeout(20):
-        await partitions.settled()
+        await partitions.wait_until_open()
     return group, partitions, made, most
 
 
@@ -253,7 +253,7 @@ async def test_partitions_log_that_cannot_be_opened_blocks_no_other(monkeypatch:
     partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=DECIDES))  # type: ignore[arg-type]
     partitions.image_changed(ClusterImage(), group.fsm.image)
     async with asyncio.timeout(30):
-        await partitions.settled()
+        await partitions.wait_until_open()
         assert len(partitions) == 5
         assert len(partitions.failed) == 5
         heals = True
@@ -293,5 +293,5 @@ async def test_partitions_waiting_to_open_are_opened_despite_image_changes(monke
         await asyncio.sleep(0)
     assert sorted(opened) == list(range(60))
     async with asyncio.timeout(30):
-        await partitions.settled()
+        await partitions.wait_until_open()
     assert await partitions.stop()

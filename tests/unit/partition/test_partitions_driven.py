@@ -201,7 +201,7 @@ async def test_partition_state_is_decoded_in_a_thread(monkeypatch: pytest.Monkey
 
     loop_thread, opened = threading.get_ident(), SimpleNamespace(cut_bytes=0, damage=(), set_aside=())
     monkeypatch.setattr(worker_module.Log, "open", lambda *_, **more: (log, opened))
-    monkeypatch.setattr(worker_module, "restored", restored)
+    monkeypatch.setattr(worker_module, "read_state_file", restored)
     monkeypatch.setattr(worker_module, "PartitionWorker", Worker)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         node: Any = SimpleNamespace(

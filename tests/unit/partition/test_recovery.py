@@ -122,7 +122,7 @@ async def test_recovered_log_is_opened_without_file_access(
     paths = [a_log(folder, "a-1", number, count) for number, count in enumerate((40, 0))]
     closed, _ = Log.open(FolderStorage(paths[0]), SMALL)
     closed.raise_high_watermark(7)
-    closed.promised(3)
+    closed.note_promise(3)
     closed.close()
     logs = RecoveredLogs()
     await logs.run(folder, pool, clean_stop=False)

@@ -110,9 +110,9 @@ async def test_partitions_has_everything_needs_in_sync_and_no_unclean_election(
     one.is_in_sync = in_sync
     node = partitions(one)
     found = (SimpleNamespace(), SimpleNamespace(unclean_elected=unclean_elected))
-    monkeypatch.setattr(node, "_wanted", lambda key: found)
+    monkeypatch.setattr(node, "_find_in_image", lambda key: found)
     assert node.has_everything(one) is (in_sync and not unclean_elected)
-    monkeypatch.setattr(node, "_wanted", lambda key: None)
+    monkeypatch.setattr(node, "_find_in_image", lambda key: None)
     assert not node.has_everything(one)
 
 
@@ -120,7 +120,7 @@ async def test_partitions_heartbeats_reach_leaders_only(monkeypatch: pytest.Monk
     one = Fed(KEY, leads=True)
     node = partitions(one)
     held = SimpleNamespace(held=lambda partition, quotas, lease_ns: partition)
-    monkeypatch.setattr(node, "_wanted", lambda key: (held, SimpleNamespace()))
+    monkeypatch.setattr(node, "_find_in_image", lambda key: (held, SimpleNamespace()))
     node.metadata_heard(7)
     node._tell(one)
     assert one.events == ["told", MetadataHeard(sent_ns=7)], "a new leader knows its lease at once"

@@ -42,7 +42,7 @@ class Leader:
         self.log = a_log()
 
     def ask(self, request: Any, subject: str = FETCH) -> Any:
-        self.bus.deliver(subject, frames.sealed(request), f"liftpy.inbox.n2.4.{request.requestId or 5}")
+        self.bus.deliver(subject, frames.seal(request), f"liftpy.inbox.n2.4.{request.requestId or 5}")
         return self.heard.pop()
 
     def fetch(self, **more: Any) -> int:
@@ -297,13 +297,13 @@ def test_fetch_client_answer_becomes_an_event_with_all_fields() -> None:
 def test_fetch_client_refusal_with_an_unknown_reason_becomes_an_event() -> None:
     follower = Follower()
     refusal = pb.ReplicationRefusal(reason=RefusalReason.DIVERGED.value, leaderEpoch=7, logStartOffset=8)  # type: ignore[arg-type]
-    assert follower.answered(frames.sealed(refusal)) == events.FetchRefused(
+    assert follower.answered(frames.seal(refusal)) == events.FetchRefused(
         request_id=41, reason=RefusalReason.DIVERGED, leader_epoch=7, log_start_offset=8
     )
     refusal.reason = 99  # type: ignore[assignment]
-    assert follower.answered(frames.sealed(refusal)).reason is RefusalReason.UNKNOWN, "of a later version"
+    assert follower.answered(frames.seal(refusal)).reason is RefusalReason.UNKNOWN, "of a later version"
     end = pb.LeaderEpochOffsetResponse(endOffset=1, leaderEpoch=2, currentEpoch=3, logStartOffset=4)
-    assert follower.answered(frames.sealed(end)) == events.EpochQueryAnswered(
+    assert follower.answered(frames.seal(end)) == events.EpochQueryAnswered(
         request_id=41, leader_epoch=2, last_offset=1, current_epoch=3, log_start_offset=4
     )
 

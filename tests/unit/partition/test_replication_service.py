@@ -148,9 +148,9 @@ async def test_replication_desk_ignores_a_request_whose_reply_subject_is_not_of_
         (desk.subjects.offset("orders", 0), pb.LeaderEpochOffsetRequest(replicaID="n2", requestId=7, partition=0)),
     ):
         for reply in ("liftpy.inbox.n2.1.1", "liftpy.inbox.n2.nobody.17"):
-            desk.bus.deliver(subject, frames.sealed(request), reply)
+            desk.bus.deliver(subject, frames.seal(request), reply)
         assert desk.fetches == []
-        desk.bus.deliver(subject, frames.sealed(request), "liftpy.inbox.n2.1.7")
+        desk.bus.deliver(subject, frames.seal(request), "liftpy.inbox.n2.1.7")
         assert len(desk.fetches) == 1
         desk.fetches.clear()
     assert desk.counters["refused: reply subject"] == 4
@@ -175,10 +175,10 @@ def test_fetch_client_ignores_an_answer_with_a_wrong_checksum(at: int) -> None:
     client, heard, counters = follower()
     batch = build_batch([b"v"], base_offset=0, leader_epoch=1, timestamp_ns=1)
     answer = bytearray(frames.replication_response_header(1, 5, (batch,)) + batch)
-    client._answered(1, bytes(answer), b"")
+    client._answer_arrived(1, bytes(answer), b"")
     assert [type(event) for event in heard] == [events.FetchAnswered]
     answer[at] ^= 4
-    client._answered(1, bytes(answer), b"")
+    client._answer_arrived(1, bytes(answer), b"")
     assert (len(heard), counters) == (1, {"refused: checksum": 1})
 
 
@@ -190,7 +190,7 @@ def test_fetch_client_logs_repeated_damage_once_per_second(
     batch = bytearray(build_batch([b"v" * 50], base_offset=0, leader_epoch=1, timestamp_ns=1))
     batch[-1] ^= 1  # as the leader's disk has it: the envelope is right
     for _ in range(1000):
-        client._answered(1, frames.replication_response_header(1, 5, (batch,)) + bytes(batch), b"")
+        client._answer_arrived(1, frames.replication_response_header(1, 5, (batch,)) + bytes(batch), b"")
     assert len(heard) == 1000
     assert 1 <= len([r for r in caplog.records if "came damaged" in r.getMessage()]) <= 3
 
@@ -201,8 +201,8 @@ def asked(desk: Desk, **fields: object) -> list[events.Event]:
     reply = "liftpy.inbox.n2.1.7"
     fetch_ = pb.ReplicationRequest(replicaID="n2", offset=-1, leaderEpoch=1, requestId=7, streamUid="uid-1", **fields)  # type: ignore[arg-type]
     query = pb.LeaderEpochOffsetRequest(replicaID="n2", currentEpoch=1, requestId=7, streamUid="uid-1", **fields)  # type: ignore[arg-type]
-    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.sealed(fetch_), reply)
-    desk.bus.deliver(desk.subjects.offset("orders", 0), frames.sealed(query), reply)
+    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.seal(fetch_), reply)
+    desk.bus.deliver(desk.subjects.offset("orders", 0), frames.seal(query), reply)
     found, desk.fetches[:] = list(desk.fetches), []
     return list(found)
 
@@ -251,8 +251,8 @@ def _answers(uid: str, partition: int, request_id: int) -> list[bytes]:
     return [
         frames.replication_response_header(1, 5, (), to),
         frames.replication_piece_header(1, 5, piece, to) + b"piece",
-        frames.sealed(pb.ReplicationRefusal(leaderEpoch=9, **named)),  # type: ignore[arg-type]
-        frames.sealed(pb.LeaderEpochOffsetResponse(endOffset=3, **named)),  # type: ignore[arg-type]
+        frames.seal(pb.ReplicationRefusal(leaderEpoch=9, **named)),  # type: ignore[arg-type]
+        frames.seal(pb.LeaderEpochOffsetResponse(endOffset=3, **named)),  # type: ignore[arg-type]
     ]
 
 
@@ -262,14 +262,14 @@ def test_fetch_client_drops_an_answer_to_another_fetch_and_accepts_the_right_one
 ) -> None:
     client, heard, counters = follower()
     for wrong in _answers(uid, partition, request_id):
-        client._answered(7, wrong, b"")
+        client._answer_arrived(7, wrong, b"")
     assert heard == [], "neither an event nor a failed request: the answer itself may still come"
     assert counters == {"refused: addressee": 4}
     for right in _answers("u1", 0, 7):
-        client._answered(7, right, b"")
+        client._answer_arrived(7, right, b"")
     kinds = [events.FetchAnswered, events.FetchPieceArrived, events.FetchRefused, events.EpochQueryAnswered]
     assert [type(event) for event in heard] == kinds
-    client._answered(7, frames.replication_response_header(1, 5, ()), b"")
+    client._answer_arrived(7, frames.replication_response_header(1, 5, ()), b"")
     assert len(heard) == 5, "of an older version, which does not say"
 
 

@@ -88,7 +88,7 @@ async def test_fetch_client_damage_in_an_answer_has_its_offset() -> None:
     spoilt = bytearray(batches[1])
     spoilt[-1] ^= 1
     body = batches[0] + bytes(spoilt)
-    client._answered(9, frames.replication_response_header(2, 4, (body,)) + body, b"")
+    client._answer_arrived(9, frames.replication_response_header(2, 4, (body,)) + body, b"")
     (failed,) = fed
     assert isinstance(failed, events.RequestFailed)
     assert (failed.request_id, failed.bad_offset) == (9, 6)
@@ -141,7 +141,7 @@ async def test_quiet_fetch_confirmation_of_an_earlier_question_is_ignored() -> N
     for confirmed, over in (({0, 2}, [1]), (set(), [0, 1, 2]), ({0, 1, 2}, [])):
         confirm.clear()
         confirm.update(confirmed)
-        talk.received(b"liftpy.inbox.n2.1.1", memoryview(question.SerializeToString()))
+        talk.answer_question(b"liftpy.inbox.n2.1.1", memoryview(question.SerializeToString()))
         answer = frames.decode(bus.sent.pop()[1], replication_pb2.QuietFetchesAnswer)
         assert (list(answer.over), answer.count) == (over, 3)
         assert len(talk._confirmed) <= 3, "those of the question before are forgotten"

@@ -111,13 +111,13 @@ async def test_deletions_after_close_ask_nothing_and_delete_nothing(monkeypatch:
         return pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
 
     deletions = Deletions(SimpleNamespace(propose=propose), "n1", decides=lambda: False)  # type: ignore[arg-type]
-    assert not await deletions.allowed(KEY)
+    assert not await deletions.is_allowed(KEY)
     assert len(asked) == 3
-    assert not await deletions.allowed(KEY)
+    assert not await deletions.is_allowed(KEY)
     assert len(asked) == 3
     assert deletions._asking == {}
     controller = Deletions(SimpleNamespace(propose=pytest.fail), "n1", decides=lambda: True)  # type: ignore[arg-type]
-    assert await controller.allowed(KEY)
+    assert await controller.is_allowed(KEY)
 
 
 # ---- timers --------------------------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_partition_services_timers_run_only_with_services(monkeypatch: pytest.Mo
     assert services._check not in armed(world), "the last one is forgotten"
     assert armed(world)[-1] is services._report, "which others are told soon"
     assert services.report() == []
-    assert [gone["service"] for gone in services.gone()] == ["bank"]
+    assert [gone["service"] for gone in services.services_that_left()] == ["bank"]
 
 
 def test_partition_services_report_to_each_other_replica(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_partition_services_report_half_as_often_while_unchanged_and_healthy(mon
     world.say(hello(position=4))
     assert waits() == [REPORT_EVERY_S]
     assert (told(), told(), told()) == ([REPORT_EVERY_S], [2 * REPORT_EVERY_S], [2 * REPORT_EVERY_S])
-    services.reported(service_pb2.ServiceReport(node="n2", streamUid="u1"))
+    services.record_states(service_pb2.ServiceReport(node="n2", streamUid="u1"))
     world.say(hello(position=5))
     assert waits() == [], "a state that goes on waits for the next"
     assert told() == [REPORT_EVERY_S]
@@ -243,7 +243,7 @@ def test_partition_services_ignore_messages_of_other_partitions_and_strangers() 
     world.services._wellness = SimpleNamespace(heard=lambda *told: heard.append(told))  # type: ignore[assignment]
     told = [service_pb2.ServiceReport.State(service="bank", position=4)]
     for node, uid in (("n2", "u0"), ("n1", "u1"), ("n9", "u1"), ("n2", "u1")):
-        world.services.reported(service_pb2.ServiceReport(node=node, streamUid=uid, services=told))
+        world.services.record_states(service_pb2.ServiceReport(node=node, streamUid=uid, services=told))
     assert [node for node, *_ in heard] == ["n2"]
 
 

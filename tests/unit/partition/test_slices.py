@@ -105,20 +105,20 @@ def test_garbage_freezes_objects_of_open_partitions(unfrozen: object) -> None:
     held = []
     for _ in range(OPENED):
         held.append([{} for _ in range(10)])
-        garbage.opened()
+        garbage.count_opened()
     frozen = gc.get_freeze_count()
     assert frozen >= OPENED * 10
     for _ in range(CLOSED):
-        garbage.opened()
+        garbage.count_opened()
     for _ in range(CLOSED - 1):
-        garbage.closed()
+        garbage.count_closed()
     assert garbage.full_collection_count == 0
     cycle: list[object] = []
     cycle.append(cycle)
     gc.freeze()
     del cycle, held
     before = gc.get_freeze_count()
-    garbage.closed()
+    garbage.count_closed()
     assert garbage.full_collection_count == 1
     assert gc.get_freeze_count() < before, "cycles that were put out of sight are found once enough partitions are gone"
 

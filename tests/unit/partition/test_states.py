@@ -19,7 +19,7 @@ from liftpy.core.publish.dedup_window import Stored
 from liftpy.core.publish.log_state import LogState
 from liftpy.core.publish.state_file import Unwritten, state_names
 from liftpy.core.wire.batch import build_batch, parse_batch
-from sidecar.partition.flushing import Flusher, FoundState, StateCheckpoints, found_state, restored
+from sidecar.partition.flushing import Flusher, FoundState, StateCheckpoints, found_state, read_state_file
 from sidecar.runtime.timers import Timers
 
 KEY = PartitionKey("s", "u1", 0)
@@ -136,11 +136,13 @@ async def test_states_clean_stop_writes_the_latest_state_and_a_start_reads_it(
     assert found.state is not None
     assert (found.left_out, again.derived.restore(found.state), again.derived.is_complete) == (1, True, True)
     assert again.derived.ids.find(b"a", 0) == Stored(0, 0)
-    made = restored(found, again.log, "s", StreamConfig(), ReplicationConfig())
+    made = read_state_file(found, again.log, "s", StreamConfig(), ReplicationConfig())
     assert made is not None
     assert (made.ids.find(b"b", 0), made.is_complete) == (Stored(1, 1), True)
-    assert restored(found, again.log, "s", StreamConfig(dedup_window_s=500), ReplicationConfig()) is None, "it knows too little"
-    assert restored(FoundState(), again.log, "s", StreamConfig(), ReplicationConfig()) is None
+    assert read_state_file(found, again.log, "s", StreamConfig(dedup_window_s=500), ReplicationConfig()) is None, (
+        "it knows too little"
+    )
+    assert read_state_file(FoundState(), again.log, "s", StreamConfig(), ReplicationConfig()) is None
     assert again.derived.replayed_bytes == 0
     assert found_state(again.log, PartitionKey("s", "u2", 0)) == FoundState(None, 1)
     assert FoundState() == (None, 0)

@@ -176,7 +176,7 @@ def test_traced_worker_switches_traces_and_ends_open_spans(monkeypatch: pytest.M
     worker.executor, worker.replica, worker.log, worker.acks = partition.executor, partition.replica, None, None
     answers: list[PartitionTraces | None] = [None, partition.traces, None]
     worker._node = SimpleNamespace(tracing=SimpleNamespace(of=lambda key: answers.pop(0)))
-    monkeypatch.setattr(partition.traces, "ended", told.append)
+    monkeypatch.setattr(partition.traces, "end_all", told.append)
     worker.trace()
     assert partition.driver.replica is None, "untraced, nothing is touched"
     worker.trace()

@@ -26,7 +26,7 @@ def test_partition_damage_is_checkpointed_before_the_replica_fails(already: bool
         flusher=SimpleNamespace(alone=lambda work: order.append("settle") or work()),
         executor=SimpleNamespace(storage_failed=already, failed=lambda error: order.append("failed")),
     )
-    PartitionWorker._damaged(broken, CorruptionError("a flip"))
+    PartitionWorker._restart_for_repair(broken, CorruptionError("a flip"))
     assert order == ([] if already else ["settle", "checkpoint", "failed"])
     assert broken._node.counters["damage met"] == (0 if already else 1)
 

@@ -69,7 +69,7 @@ class Member:
         self.machine = Machine(run.ghost)
         self.probation = Probation(folder, run.members, majority=run.majority, draw=lambda: run.random.getrandbits(63))
         self.journal = GroupJournal(folder / "journal")
-        self.probation.opened(self.journal)
+        self.probation.journal_opened(self.journal)
         self.transport = SessionTransport(
             node_id,
             run.members,

@@ -180,11 +180,11 @@ def test_directory_lineage_of_a_peer_is_durable_with_the_next_flush(tmp_path: Pa
     peer_folder = lineage(other, 9)
     peer_folder.known["a"] = own.nonce
     for _ in range(2):
-        assert own.heard("b", peer_folder.tail_for("a"))
+        assert own.process_hello("b", peer_folder.tail_for("a"))
         assert own._changed
         own.sync()
         own._changed = False
-        assert own.heard("b", peer_folder.tail_for("a"))
+        assert own.process_hello("b", peer_folder.tail_for("a"))
         assert not own._changed, "the same again"
         own.known.clear()
     stored = lineage(tmp_path, 11)
@@ -274,7 +274,7 @@ def test_single_new_controller_votes_at_once_and_marks_its_directory(tmp_path: P
     made.look()
     assert ((tmp_path / MARKER).exists(), core.told) == (True, ["flushed", "ends"])
     made.lineage.missed = (77,)
-    made.heard("b", b"")
+    made.process_hello("b", b"")
     assert made.over, "there is nobody from whom to catch up"
 
 
@@ -282,10 +282,10 @@ def test_probation_terms_are_forgotten_when_the_journal_is_opened(tmp_path: Path
     forgotten: list[str] = []
     journal: Any = SimpleNamespace(forget_promises=lambda: forgotten.append("forgotten"))
     made = Probation(tmp_path, ("a", "b"), draw=lambda: 5)
-    made.opened(journal)
+    made.journal_opened(journal)
     assert forgotten == ["forgotten"]
     made.over = True
-    made.opened(journal)
+    made.journal_opened(journal)
     assert forgotten == ["forgotten"]
 
 

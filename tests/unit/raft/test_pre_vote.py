@@ -35,20 +35,20 @@ def test_pre_vote_is_granted_where_a_vote_would_be(otherwise: dict[str, Any], gr
 @pytest.mark.parametrize(("members", "needed"), [(2, 1), (3, 1), (4, 2), (5, 2)])
 def test_pre_vote_is_won_by_a_majority_including_the_asker(members: int, needed: int) -> None:
     votes = PreVote(members)
-    votes.granted("early")
+    votes.record_grant("early")
     assert not votes.won
     votes.begin()
     for number in range(needed):
         assert not votes.won
-        votes.granted("the same")
-        votes.granted(f"n{number}") if number else None
+        votes.record_grant("the same")
+        votes.record_grant(f"n{number}") if number else None
     assert votes.won
     votes.begin()
     assert not votes.won, "what was granted before counts no more"
-    votes.granted("n1")
-    votes.granted("n2")
+    votes.record_grant("n1")
+    votes.record_grant("n2")
     votes.end()
-    votes.granted("n3")
+    votes.record_grant("n3")
     assert not votes.won
 
 

@@ -58,7 +58,7 @@ def test_restored_controller_acknowledgments_commit_nothing_and_confirm_no_leade
     with our_net(tmp_path) as net:
         leader, restored, _ = restored_behind_and_leader(net)
         member = net.start(restored)
-        member.probation.heard = lambda *_, **__: True  # type: ignore[method-assign]
+        member.probation.process_hello = lambda *_, **__: True  # type: ignore[method-assign]
         net.put(leader, b"on its word alone")
         assert net.run(lambda: member.journal.last_index == net.up[leader].journal.last_index)
         assert net.run(lambda: net.leaders() == [], 5), "with nobody who confirms it, a leader steps down"
@@ -172,19 +172,19 @@ def test_directory_lineage_nonces_are_durable_and_bounded(tmp_path: Path) -> Non
     drawn = iter(range(1, 10_001, 2))
     first = FolderLineage(tmp_path, lambda: next(drawn))
     tail = struct.pack("<QQB", 99, first.nonce, 0)
-    assert first.heard("b", tail)
+    assert first.process_hello("b", tail)
     first.sync()
     lineages = [FolderLineage(tmp_path, lambda: next(drawn)) for _ in range(200)]
     last = lineages[-1]
     assert last.known == {"b": 99}
     assert last.earlier == (first.nonce, *(one.nonce for one in lineages[-1 - MAX_EARLIER : -1]))
-    assert not last.heard("b", struct.pack("<QQB", 101, last.nonce, 0)), "it does not hold 99"
-    assert last.heard("b", struct.pack("<QQBQ", 101, last.nonce, 1, 99))
+    assert not last.process_hello("b", struct.pack("<QQB", 101, last.nonce, 0)), "it does not hold 99"
+    assert last.process_hello("b", struct.pack("<QQBQ", 101, last.nonce, 1, 99))
 
 
 def test_directory_lineage_keeps_a_missed_nonce_until_caught_up(tmp_path: Path) -> None:
     lineage = FolderLineage(tmp_path, lambda: 5)
-    lineage.heard("b", struct.pack("<QQB", 99, 4711, 0))
+    lineage.process_hello("b", struct.pack("<QQB", 99, 4711, 0))
     assert lineage.missed == (4711,)
     lineage.caught_up()
     assert (lineage.missed, lineage.holds(4711)) == ((), True)
@@ -194,11 +194,11 @@ def test_directory_lineage_needs_a_majority_of_untrusted_peers_to_be_doubted(tmp
     """A folder that went back knows a peer by a process that this one has forgotten, and made up for, long ago."""
     lineage = FolderLineage(tmp_path, lambda: 5, majority=2)
     for peer in "bc":
-        assert lineage.heard(peer, struct.pack("<QQB", 99, 0, 0))
+        assert lineage.process_hello(peer, struct.pack("<QQB", 99, 0, 0))
     for peer, missed in (("b", ()), ("b", ()), ("c", (4711,))):
-        assert not lineage.heard(peer, struct.pack("<QQB", 101, 4711, 0))
+        assert not lineage.process_hello(peer, struct.pack("<QQB", 101, 4711, 0))
         assert lineage.missed == missed
-    assert lineage.heard("b", struct.pack("<QQB", 103, 4711, 0)), "one that went back itself has no say"
+    assert lineage.process_hello("b", struct.pack("<QQB", 103, 4711, 0)), "one that went back itself has no say"
     lineage.caught_up()
     assert lineage.known == {}, "what it knew of them was as old as the rest of it"
 
@@ -206,9 +206,9 @@ def test_directory_lineage_needs_a_majority_of_untrusted_peers_to_be_doubted(tmp
 def test_directory_lineage_drops_a_doubt_that_was_withdrawn(tmp_path: Path) -> None:
     lineage = FolderLineage(tmp_path, lambda: 5, majority=2)
     for peer in "bc":
-        assert lineage.heard(peer, struct.pack("<QQB", 99, 0, 0))
+        assert lineage.process_hello(peer, struct.pack("<QQB", 99, 0, 0))
     for peer, known_as, missed in (("b", 4711, ()), ("b", 5, ()), ("c", 4711, ()), ("b", 4711, (4711,))):
-        assert lineage.heard(peer, struct.pack("<QQB", 101, known_as, 0)) is False
+        assert lineage.process_hello(peer, struct.pack("<QQB", 101, known_as, 0)) is False
         assert lineage.missed == missed
 
 

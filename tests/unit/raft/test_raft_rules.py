@@ -563,26 +563,26 @@ def test_directory_lineage_is_doubted_by_a_trusted_peer_or_a_majority(tmp_path: 
 
     one, two, three = lineage("a"), lineage("b"), lineage("c")
     for peer_id, peer in (("b", two), ("c", three)):
-        assert one.heard(peer_id, peer.tail_for("a"))
-        assert peer.heard("a", one.tail_for(peer_id))
+        assert one.process_hello(peer_id, peer.tail_for("a"))
+        assert peer.process_hello("a", one.tail_for(peer_id))
     copied = (tmp_path / "a" / "lineage").read_bytes()
     later = lineage("a")
     for peer in (two, three):
-        assert peer.heard("a", later.tail_for("b")), "it follows"
+        assert peer.process_hello("a", later.tail_for("b")), "it follows"
         peer.sync()
     (tmp_path / "a" / "lineage").write_bytes(copied)  # an older copy is put back
     back = lineage("a")
-    assert not two.heard("a", back.tail_for("b")), "its votes count for nothing"
+    assert not two.process_hello("a", back.tail_for("b")), "its votes count for nothing"
     doubter = lineage("d")
     doubter.known["a"] = later.nonce
     for peer_id, known, missed in (("b", two, True),):
-        back.heard(peer_id, known.tail_for("a"))
+        back.process_hello(peer_id, known.tail_for("a"))
         assert bool(back.missed) is missed
     alone = lineage("e", 3)
     alone.known["x"] = alone.known["y"] = 7
     for count, peer_id in enumerate(("x", "y", "z"), 1):
         tail = struct.pack("<QQB", 50 + count, 4711, 0)
-        alone.heard(peer_id, tail)
+        alone.process_hello(peer_id, tail)
         assert bool(alone.missed) is (count == 3), "untrusted ones have to be many, a trusted one is enough"
     assert FolderLineage(tmp_path / "b", lambda: 5, 2).known["a"] == two.known["a"], "stored"
 

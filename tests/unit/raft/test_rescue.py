@@ -33,7 +33,7 @@ from sidecar.metadata.member_log import MemberFolder, MemberLog
 from sidecar.quorum import rescue as module
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import check_library
-from sidecar.quorum.rescue import BEFORE, Survivor, locked, newest, read_survivor, rescue
+from sidecar.quorum.rescue import BEFORE, Survivor, lock_directories, newest, read_survivor, rescue
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from tests.born import TIMES, born_fsm, registration
 from tests.unit.cluster.cluster_driver import Driver
@@ -85,7 +85,7 @@ def controller(folder: Path, node_id: str, entries: list[bytes], *, last_term: i
 
 
 def read(*folders: Path) -> list[Survivor]:
-    with locked(list(folders)) as held:
+    with lock_directories(list(folders)) as held:
         return [read_survivor(folder) for folder in held]
 
 
@@ -227,7 +227,7 @@ def test_rescue_of_an_unusable_directory_is_rejected(history: list[bytes], tmp_p
 
 # ---- what is written ---------------------------------------------------------------------------------------------------------
 def rescued(folders: list[Path], voters: tuple[str, ...], out: Path | None = None) -> dict[str, Path]:
-    with locked(folders) as held:
+    with lock_directories(folders) as held:
         survivors = [read_survivor(f) for f in held if (f.raft / "journal").is_file()]
         return rescue(newest(survivors), held, voters, out, 77)
 
@@ -248,7 +248,7 @@ def test_rescue_writes_a_directory_per_controller_with_a_loss_event(history: lis
         assert [entry[1] for entry in log.journal] == [log.image.index - 1, log.image.index]
         assert log.image.index == len(history) + LEAP
         assert sorted(log.image.streams) == sorted(image_of(history).streams)
-        (event,) = trail.behind((0, 0), 0, 9)
+        (event,) = trail.events_after((0, 0), 0, 9)
         assert (event.kind, event.time_ns, event.index) == ("data_loss", 77, log.image.index)
         assert f"behind entry {len(history)} of term {TERM}" in event.detail
         log.journal.abandon()
@@ -273,7 +273,7 @@ def test_rescue_loss_event_exists_as_long_as_its_snapshot(history: list[bytes], 
     log = MemberLog(MemberFolder("n1", ("n1",), folder), born_fsm(), FeedProducer(), lambda *_: None, events=trail)
     log._load(str(folder / "snapshot"))
     assert log.image.index == fsm.image.index
-    assert trail.behind((0, 0), 0, 9) == []
+    assert trail.events_after((0, 0), 0, 9) == []
     log.journal.abandon()
 
 
@@ -364,6 +364,6 @@ def test_rescue_replaces_logs_only_after_all_new_ones_are_flushed(
 
 def test_rescue_locks_the_data_directory_against_a_start(history: list[bytes], tmp_path: Path) -> None:
     path = controller(tmp_path, "n1", history)
-    with locked([path]), pytest.raises(DataDirectoryLockedError):
+    with lock_directories([path]), pytest.raises(DataDirectoryLockedError):
         DataFolder(path)
     DataFolder(path).close()

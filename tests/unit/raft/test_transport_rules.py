@@ -201,14 +201,14 @@ def test_directory_lineage_missed_nonce_is_reported_once(tmp_path: Any) -> None:
     own, peer = folder("own"), folder("peer")
     peer.known["own"] = 77  # a process of which this folder holds nothing
     for _ in range(3):
-        assert own.heard("peer", peer.tail_for("own"))
+        assert own.process_hello("peer", peer.tail_for("own"))
     assert own.missed == (77,)
     for nonce in range(1001, 1001 + 2 * MAX_MISSED, 2):
         peer.known["own"] = nonce
-        own.heard("peer", peer.tail_for("own"))
+        own.process_hello("peer", peer.tail_for("own"))
     assert own.missed == tuple(range(1001 + 0, 1001 + 2 * MAX_MISSED, 2))[-MAX_MISSED:]
     own.caught_up()
     assert (own.missed, own.holds(1001 + 2 * MAX_MISSED - 2), own.known) == ((), True, {})
     peer.known["own"] = own.nonce
-    own.heard("peer", peer.tail_for("own"))
+    own.process_hello("peer", peer.tail_for("own"))
     assert own.missed == ()

@@ -98,7 +98,7 @@ def test_wanted_isr_drops_fenced_and_lagging_followers() -> None:
 
 def log(epochs: tuple[tuple[int, int], ...], end: int, start: int = 0) -> LogOffsets:
     opened = LogOffsets()
-    opened.opened(start, end, -1, epochs)
+    opened.set_recovered(start, end, -1, epochs)
     return opened
 
 
@@ -126,28 +126,28 @@ def test_reconcile_with_an_unknown_epoch_starts_afresh() -> None:
 
 def test_isr_change_in_flight_counts_both_sets_until_the_image_decides() -> None:
     change, isr = IsrChange(), frozenset("ab")
-    change.proposed(frozenset("abc"))
-    change.unanswered(0)
+    change.record_attempt(frozenset("abc"))
+    change.record_unknown_result(0)
     assert change.maximal(isr) == frozenset("abc")
-    change.proposed(frozenset("ab"))
-    change.refused(0)
+    change.record_attempt(frozenset("ab"))
+    change.record_rejection(0)
     assert change.maximal(isr) == frozenset("abc"), "the refusal may mean that the first attempt took effect"
-    change.settled()
+    change.record_new_epoch()
     assert change.maximal(isr) == isr
 
 
 def test_isr_change_that_is_rejected_is_forgotten() -> None:
     change = IsrChange()
-    change.proposed(frozenset("abc"))
-    change.refused(5)
+    change.record_attempt(frozenset("abc"))
+    change.record_rejection(5)
     assert change.maximal(frozenset("ab")) == frozenset("ab")
 
 
 def test_lease_begins_when_the_heartbeat_was_sent() -> None:
     lease = Lease(100)
     assert not lease.is_current(0)
-    lease.heard(50)
-    lease.heard(20)
+    lease.extend(50)
+    lease.extend(20)
     assert lease.is_current(149)
     assert not lease.is_current(150)
 
@@ -158,7 +158,7 @@ def test_backoff_grows_to_its_bound_and_depends_only_on_the_seed() -> None:
     assert waits == [same.next_ns() for _ in range(8)]
     assert waits != [other.next_ns() for _ in range(8)]
     assert all(50 <= wait < 1000 for wait in waits)
-    first.succeeded()
+    first.reset()
     assert first.next_ns() < 100
 
 

@@ -83,8 +83,8 @@ def test_ingest_gate_waits_then_keeps_its_rate_and_opens_when_stuck() -> None:
 
 def test_overflow_ignores_older_answers_and_learns_lower_limits() -> None:
     overflow = Overflow()
-    overflow.heard(1000, 0, 10)
-    overflow.heard(5, 0, 9)
+    overflow.record_pong(1000, 0, 10)
+    overflow.record_pong(5, 0, 9)
     assert overflow.backlog_bytes == 1000
     before = overflow.limit_bytes
     overflow.cut_at(1 << 40)
@@ -111,7 +111,7 @@ def test_quiet_fetches_need_an_answer_to_every_page(monkeypatch: pytest.MonkeyPa
     fetches, made = quiet(40)
     questions, _ = fetches.due(fetches.interval_ns)
     assert len(questions) > 1
-    fetches.answered(questions[0], ())
+    fetches.take_ended(questions[0], ())
     again, ended = fetches.due(2 * fetches.interval_ns)
     assert not ended
     assert {f for q in questions[1:] for f in q.fetches} <= {f for q in again for f in q.fetches}, "lost pages are asked again"
@@ -123,12 +123,12 @@ def test_quiet_fetches_ignore_an_old_failure() -> None:
     fetches, made = quiet(3)
     first, _ = fetches.due(fetches.interval_ns)
     for question in first:
-        fetches.answered(question, ())
+        fetches.take_ended(question, ())
     fetches.due(2 * fetches.interval_ns)
-    assert fetches.failed(first[0]) is None
+    assert fetches.take_unanswered(first[0]) is None
     assert len(fetches) == 3
     second, _ = fetches.due(3 * fetches.interval_ns)
-    ended = fetches.failed(second[0])
+    ended = fetches.take_unanswered(second[0])
     assert ended is not None
     assert set(ended.fetches) == set(made)
 

@@ -62,16 +62,16 @@ def test_follower_may_join_with_the_committed_records_and_the_epoch_start(
 
 def test_isr_change_with_an_unknown_outcome_keeps_all_possible_members() -> None:
     change = IsrChange()
-    change.proposed(frozenset("abc"))
+    change.record_attempt(frozenset("abc"))
     assert change.maximal(frozenset("ab")) == frozenset("abc")
-    change.unanswered(5)
-    change.proposed(frozenset("ab"))
-    change.refused(6)
+    change.record_unknown_result(5)
+    change.record_attempt(frozenset("ab"))
+    change.record_rejection(6)
     assert change.maximal(frozenset("ab")) == frozenset("abc"), "the first one may still be made"
-    change.settled()
+    change.record_new_epoch()
     assert change.maximal(frozenset("ab")) == frozenset("ab")
-    change.proposed(frozenset("abc"))
-    change.refused(7)
+    change.record_attempt(frozenset("abc"))
+    change.record_rejection(7)
     assert change.maximal(frozenset("ab")) == frozenset("ab")
 
 
@@ -127,13 +127,13 @@ def test_follower_progress_restarts_with_another_incarnation() -> None:
 def test_lease_runs_from_its_request_and_only_grows() -> None:
     lease = Lease(100)
     assert not lease.is_current(0)
-    lease.heard(50)
-    lease.heard(20)
+    lease.extend(50)
+    lease.extend(20)
     assert [lease.is_current(now) for now in (149, 150)] == [True, False]
     assert (lease.until_ns(10), lease.until_ns(150), lease.until_ns(200)) == (150, 150, 200)
-    lease.heard(60, 30)
+    lease.extend(60, 30)
     assert lease.until_ns(10) == 150, "an answer before has granted more"
-    lease.heard(60, 300)
+    lease.extend(60, 300)
     assert lease.until_ns(10) == 360, "as long as the answer says, whatever the own length is"
 
 
@@ -144,7 +144,7 @@ def test_backoff_delays_grow_to_a_bound_and_differ() -> None:
     backoff = Backoff(100 * MS, 800 * MS, 1)
     for base in (100, 200, 400, 800, 800, 800):
         assert base * MS // 2 <= backoff.next_ns() <= base * MS
-    backoff.succeeded()
+    backoff.reset()
     assert backoff.next_ns() <= 100 * MS
 
 

@@ -16,7 +16,9 @@ def cut(end_offset: int) -> EpochVerdict:
 def a_log(start: int = 10, end: int = 50) -> LogOffsets:
     """Epoch 2 from 10 (or ``start``), 5 from 30, 7 from 40."""
     log = LogOffsets()
-    log.opened(start, end, end - 1, tuple((epoch, max(at, start)) for epoch, at in ((2, 10), (5, 30), (7, 40)) if at < end))
+    log.set_recovered(
+        start, end, end - 1, tuple((epoch, max(at, start)) for epoch, at in ((2, 10), (5, 30), (7, 40)) if at < end)
+    )
     return log
 
 
@@ -50,5 +52,5 @@ def test_lineage_of_a_replica_without_a_lease_is_never_truncated() -> None:
 
 def test_lineage_past_an_empty_leader_log_is_truncated() -> None:
     log = LogOffsets()
-    log.opened(0, 0, -1, ())
+    log.set_recovered(0, 0, -1, ())
     assert judge(log, last_offset=3, last_epoch=2, is_latest=True) == cut(0)

@@ -100,7 +100,7 @@ def test_catchup_throttle_spaces_learner_turns_by_their_bytes() -> None:
     assert pace.turn(5 * S + 64 * MS) == (5 * S + 160 * MS, 100 * MS), "what the partition grew by is not put off"
     pace.flushed(1_000_000, 1_000_000, 9 * S, 9 * S, 100 * MS)
     assert pace.turn(9 * S)[0] == 9 * S + 100 * MS, "nothing is saved up"
-    pace.copied(1_000_000, 600_000)
+    pace.record_copy(1_000_000, 600_000)
     assert (pace.copied_bytes, pace.backlog_bytes) == (1_000_000, 600_000)
     assert pace.waited_ns == (56 + 116 + 156 + 96 + 100) * MS
 
@@ -233,5 +233,5 @@ def test_learner_progress_is_forgotten_with_another_copy_epoch() -> None:
 def test_replica_set_change_in_flight_counts_both_sets() -> None:
     change = IsrChange()
     assert [*change.replica_sets(("a", "b", "c"))] == [("a", "b", "c")]
-    change.proposed(frozenset("abd"), frozenset("abcd"))
+    change.record_attempt(frozenset("abd"), frozenset("abcd"))
     assert [*change.replica_sets(("a", "b", "c"))] == [("a", "b", "c"), frozenset("abcd")]

@@ -33,7 +33,7 @@ class Server:
                 answers.append((now_ns + self.answer_ms * MS, self.pending, self.read, now_ns))
             while answers and answers[0][0] <= now_ns:
                 _, pending, read, asked_ns = answers.pop(0)
-                self.overflow.heard(pending, read, asked_ns)
+                self.overflow.record_pong(pending, read, asked_ns)
             self.done = min(self.read, self.done + self.stored_each)
             self._step(now_ns)
             self.most = max(self.most, self.pending)
@@ -92,7 +92,7 @@ def test_overflow_with_a_silent_server_reads_at_a_fixed_rate_doubled_per_disconn
 
 def test_overflow_drops_what_exceeds_the_limit() -> None:
     overflow = Overflow()
-    overflow.heard(60 * MIB, 7, START_NS)
+    overflow.record_pong(60 * MIB, 7, START_NS)
     assert not overflow.leaves_alone(7, START_NS + 1)
     assert overflow.due_bytes(False, 7, 0, START_NS + 2) == 60 * MIB - LIMIT_BYTES
     assert overflow.due_bytes(True, 7 + 8 * MIB, 0, START_NS + 3) == 0
@@ -119,6 +119,6 @@ def test_overflow_learns_a_lower_server_bound_from_a_disconnect() -> None:
 
 def test_overflow_ignores_an_overtaken_answer() -> None:
     overflow = Overflow()
-    overflow.heard(10 * MIB, 0, START_NS + 5)
-    overflow.heard(63 * MIB, 0, START_NS)
+    overflow.record_pong(10 * MIB, 0, START_NS + 5)
+    overflow.record_pong(63 * MIB, 0, START_NS)
     assert overflow.backlog_bytes == 10 * MIB

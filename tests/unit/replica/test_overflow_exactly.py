@@ -16,7 +16,7 @@ def heard(*words: tuple[int, int, int]) -> Overflow:
     """What the server said: (bytes held, bytes read by then, tenths of a second after T)."""
     overflow = Overflow()
     for backlog, read, tenths in words:
-        overflow.heard(backlog, read, T + tenths * S // 10)
+        overflow.record_pong(backlog, read, T + tenths * S // 10)
     return overflow
 
 
@@ -35,10 +35,10 @@ def test_overflow_measures_the_arrival_rate_while_publishers_are_held_back() -> 
 
 def test_overflow_measures_intervals_of_a_tenth_of_a_second_or_more() -> None:
     overflow = Overflow()
-    overflow.heard(GATE, 0, T)
-    overflow.heard(50 * MIB, 0, T + S // 10 - 1)
+    overflow.record_pong(GATE, 0, T)
+    overflow.record_pong(50 * MIB, 0, T + S // 10 - 1)
     assert overflow.held_bytes(0, T + S) == 50 * MIB
-    overflow.heard(50 * MIB, 0, T + S // 10)
+    overflow.record_pong(50 * MIB, 0, T + S // 10)
     assert overflow.held_bytes(0, T + S // 10 + S) == 70 * MIB
 
 
@@ -46,14 +46,14 @@ def test_overflow_measured_rate_is_bounded_and_renewed() -> None:
     assert heard((60 * MIB, 0, 0), (GATE, 0, 1)).held_bytes(0, T + S) == GATE, "less has come: nothing comes"
     overflow = heard((GATE, 0, 0), (GATE, 900 * MIB, 1))
     assert overflow.held_bytes(900 * MIB, T + S // 10 + S) == GATE + 512 * MIB
-    overflow.heard(GATE, 901 * MIB, T + 2 * S // 10)
+    overflow.record_pong(GATE, 901 * MIB, T + 2 * S // 10)
     assert overflow.held_bytes(901 * MIB, T + 2 * S // 10 + S) == GATE + 10 * MIB
 
 
 def test_overflow_below_the_gate_keeps_the_last_rate() -> None:
     overflow = heard((GATE, 0, 0), (GATE + MIB, 0, 1), (GATE - 1, 0, 2))
     assert overflow.held_bytes(0, T + S) == GATE - 1
-    overflow.heard(GATE, 0, T + 3 * S // 10)
+    overflow.record_pong(GATE, 0, T + 3 * S // 10)
     assert overflow.held_bytes(0, T + 3 * S // 10 + S) == GATE + 10 * MIB, "as it was measured last"
     assert heard((50 * MIB, 0, 0), (51 * MIB, 0, 0)).backlog_bytes == 50 * MIB, "of the same question"
 
@@ -104,7 +104,7 @@ def test_overflow_blind_reading_ends_with_room_or_a_server_answer(end: str, rate
     at = begin + S // 8
     assert overflow.due_bytes(True, 0, 0, at) == BLIND_RATE_BYTES // 8
     if end == "word":
-        overflow.heard(0, 0, at)
+        overflow.record_pong(0, 0, at)
         assert overflow.due_bytes(True, 0, 0, at) == 0
     elif end == "room":
         assert overflow.due_bytes(False, 0, 0, at) == 0
@@ -119,7 +119,7 @@ def test_overflow_disconnect_while_full_doubles_the_blind_rate() -> None:
     overflow.cut_off()
     assert overflow.blind_rate_bytes == BLIND_RATE_BYTES, "there was room"
     assert (overflow.backlog_bytes, overflow.held_bytes(0, T + S)) == (0, 0)
-    overflow.heard(GATE, 0, T + S)
+    overflow.record_pong(GATE, 0, T + S)
     assert overflow.held_bytes(0, T + 3 * S) == GATE, "what came before was of another connection"
     overflow.due_bytes(True, 0, 0, T)
     rates = []

@@ -329,7 +329,7 @@ class Node:
     def answered_turn(self) -> list[WaitQuestion]:
         questions = self.turn()
         for question in questions:
-            assert self.quiet.answered(question, ()) is None
+            assert self.quiet.take_ended(question, ()) is None
         return questions
 
 
@@ -379,11 +379,11 @@ def test_quiet_fetches_ask_the_leader_node_every_turn_even_for_one_fetch() -> No
 def test_quiet_fetches_not_confirmed_end_and_the_others_continue() -> None:
     node = Node(9)
     question = node.turn()[0]
-    ended = node.quiet.answered(question, {0, 2})
+    ended = node.quiet.take_ended(question, {0, 2})
     assert ended is not None
     assert ended.fetches == (question.fetches[0], question.fetches[2])
     assert len(node.quiet) == 7
-    assert node.quiet.answered(question, {1}) is None, "the answer repeated"
+    assert node.quiet.take_ended(question, {1}) is None, "the answer repeated"
     assert len(node.quiet) == 7
 
 
@@ -393,7 +393,7 @@ def test_quiet_request_that_is_lost_is_repeated_in_the_next_turn() -> None:
     again = node.turn()
     assert lost.fetches in [question.fetches for question in again]
     for question in again:
-        node.quiet.answered(question, ())
+        node.quiet.take_ended(question, ())
     assert not node.ended
     assert lost.fetches not in [question.fetches for question in node.turn()]
 
@@ -407,7 +407,7 @@ def test_quiet_fetches_of_a_node_end_after_two_lost_turns() -> None:
     for _ in range(2):
         for question in node.turn():
             if question.leader == "n3":
-                node.quiet.answered(question, ())
+                node.quiet.take_ended(question, ())
         assert not node.ended
     node.now_ns += node.quiet.interval_ns
     _, (ended,) = node.quiet.due(node.now_ns)
@@ -420,7 +420,7 @@ def test_quiet_fetches_end_if_one_page_is_never_answered() -> None:
     node = Node(4 * MAX_PER_QUESTION)
     for _ in range(4):
         for question in node.turn()[1:]:
-            node.quiet.answered(question, ())
+            node.quiet.take_ended(question, ())
     assert len(node.ended) == 4 * MAX_PER_QUESTION
 
 
@@ -437,11 +437,11 @@ def test_quiet_fetches_of_a_silent_node_are_refused_for_a_while() -> None:
 def test_quiet_fetches_end_at_once_without_responders() -> None:
     node = Node(9)
     question = node.turn()[0]
-    ended = node.quiet.failed(question)
+    ended = node.quiet.take_unanswered(question)
     assert ended is not None
     assert set(ended.fetches) == set(node.fetches)
     assert len(node.quiet) == 0
-    assert node.quiet.failed(question) is None
+    assert node.quiet.take_unanswered(question) is None
     assert node.quiet.add(fetch(1), "n2", node.now_ns)
 
 
@@ -459,7 +459,7 @@ def test_quiet_fetch_replaced_during_a_request_is_not_ended_by_its_answer() -> N
     newer = fetch(before.key.partition, request_id=99)
     node.quiet.remove(before.key)
     node.quiet.add(newer, "n2", node.now_ns)
-    ended = node.quiet.answered(question, {0})
+    ended = node.quiet.take_ended(question, {0})
     assert ended is not None
     assert ended.fetches == ()
     assert len(node.quiet) == 6

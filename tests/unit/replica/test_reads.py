@@ -83,7 +83,7 @@ class Shell:
                 callback()
 
     def ask(self, asker: str = "r", **fields: object) -> None:
-        self.reads.asked(frames.encode(client_pb2.ReadRequest(**fields)), asker)  # type: ignore[arg-type]
+        self.reads.answer_request(frames.encode(client_pb2.ReadRequest(**fields)), asker)  # type: ignore[arg-type]
 
     def take(self) -> tuple[str, client_pb2.ReadResponse, list[int]]:
         (answer,) = self.answers
@@ -189,7 +189,7 @@ def test_bounds_read_needs_a_replica_that_knows_the_latest(shell: Shell, source:
 
 
 def test_invalid_read_request_is_rejected_and_counted(shell: Shell) -> None:
-    shell.reads.asked(b"\x00\xff", "r")
+    shell.reads.answer_request(b"\x00\xff", "r")
     assert shell.take()[1].error == client_pb2.ReadResponse.BAD_REQUEST
     shell.ask(isolation=7)
     assert shell.take()[1].error == client_pb2.ReadResponse.BAD_REQUEST
@@ -198,9 +198,9 @@ def test_invalid_read_request_is_rejected_and_counted(shell: Shell) -> None:
 
 def test_corrupted_read_request_is_not_answered(shell: Shell) -> None:
     """Its reply subject is that of a reader who waits for an answer to something else, and would take it for his."""
-    request = bytearray(frames.sealed(client_pb2.ReadRequest(offset=0, streamUid="u" * 10, lastOffset=5, lastEpoch=9)))
+    request = bytearray(frames.seal(client_pb2.ReadRequest(offset=0, streamUid="u" * 10, lastOffset=5, lastEpoch=9)))
     request[-1] ^= 1
-    shell.reads.asked(bytes(request), "r")
+    shell.reads.answer_request(bytes(request), "r")
     assert shell.answers == []
     assert shell.counters == {"refused: checksum": 1}
 
@@ -242,14 +242,14 @@ def test_read_request_for_another_partition_is_dropped() -> None:
     source = Source()
     shell = Shell(source)
     for named in ({"stream": KEY.stream, "partition": KEY.partition + 1}, {"stream": "t", "partition": KEY.partition}):
-        shell.reads.asked(frames.sealed(client_pb2.ReadRequest(**named)), "x")  # type: ignore[arg-type]
+        shell.reads.answer_request(frames.seal(client_pb2.ReadRequest(**named)), "x")  # type: ignore[arg-type]
     assert shell.answers == []
     assert shell.counters == {"refused: addressee": 2}
     right = client_pb2.ReadRequest(stream=KEY.stream, partition=KEY.partition, requestId=9, minHighWatermark=-1)
-    shell.reads.asked(frames.sealed(right), "x")
-    shell.reads.asked(frames.sealed(client_pb2.ReadRequest()), "older")
+    shell.reads.answer_request(frames.seal(right), "x")
+    shell.reads.answer_request(frames.seal(client_pb2.ReadRequest()), "older")
     right.waitMs = 50
-    shell.reads.asked(frames.sealed(right), "waits")
+    shell.reads.answer_request(frames.seal(right), "waits")
     shell.pass_time(1)
     heads = {asker: (head.stream, head.HasField("partition"), head.requestId) for asker, head, _ in shell.answers}
     assert heads == {"x": (KEY.stream, True, 9), "older": ("", False, 0), "waits": (KEY.stream, True, 9)}
@@ -260,9 +260,9 @@ def test_waiting_reads_of_all_partitions_share_one_byte_budget() -> None:
     shells = [Shell(Source()), Shell(Source())]
     for shell in shells:
         shell.reads = Reads[str](KEY, "a", shell.source, shell, shell.counters, budget)
-    wait = frames.sealed(client_pb2.ReadRequest(waitMs=1000, minHighWatermark=-1))
+    wait = frames.seal(client_pb2.ReadRequest(waitMs=1000, minHighWatermark=-1))
     for number in range(3):
-        shells[number % 2].reads.asked(wait, f"_INBOX.{number}")
+        shells[number % 2].reads.answer_request(wait, f"_INBOX.{number}")
     assert [shell.reads.waiting_count for shell in shells] == [1, 1], (
         "the third has no room: what they ask and where counts too"
     )
@@ -272,13 +272,13 @@ def test_waiting_reads_of_all_partitions_share_one_byte_budget() -> None:
     shells[0].pass_time(2)
     shells[1].reads.close()
     assert budget.used_bytes == 0
-    shells[0].reads.asked(wait, "_INBOX.9")
+    shells[0].reads.answer_request(wait, "_INBOX.9")
     assert shells[0].reads.waiting_count == 1
 
 
 def test_read_request_above_the_size_limit_is_dropped() -> None:
     shell = Shell(Source())
-    shell.reads.asked(frames.sealed(client_pb2.ReadRequest(streamUid="x" * module.MAX_REQUEST_BYTES, waitMs=1000)), "x")
+    shell.reads.answer_request(frames.seal(client_pb2.ReadRequest(streamUid="x" * module.MAX_REQUEST_BYTES, waitMs=1000)), "x")
     assert (shell.answers, shell.reads.waiting_count) == ([], 0)
     assert shell.counters == {module.TOO_LARGE: 1}
 
@@ -288,11 +288,11 @@ def test_read_without_buffer_room_for_the_answer_reads_no_log() -> None:
     source.append(3)
     shell = Shell(source)
     shell.has_room = False
-    read = frames.sealed(client_pb2.ReadRequest(offset=0))
-    shell.reads.asked(read, "x")
+    read = frames.seal(client_pb2.ReadRequest(offset=0))
+    shell.reads.answer_request(read, "x")
     assert (shell.answers, shell.counters) == ([], {module.NOT_SERVED: 1})
     shell.has_room = True
-    shell.reads.asked(read, "x")
+    shell.reads.answer_request(read, "x")
     assert [offsets for _, _, offsets in shell.answers] == [[0, 1, 2]]
 
 

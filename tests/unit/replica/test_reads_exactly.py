@@ -297,7 +297,7 @@ def test_waiting_read_is_answered_when_the_end_passes_its_offset() -> None:
 
 def test_read_request_at_the_size_limit_is_answered_and_above_dropped() -> None:
     shell = Raw(Dated())
-    frame = frames.sealed(client_pb2.ReadRequest(offset=6))
+    frame = frames.seal(client_pb2.ReadRequest(offset=6))
     padded = [
         frames.encode(client_pb2.ReadRequest(offset=6, streamUid="u" * size))
         for size in range(MAX_REQUEST_BYTES - 28, MAX_REQUEST_BYTES + 12)
@@ -306,6 +306,6 @@ def test_read_request_at_the_size_limit_is_answered_and_above_dropped() -> None:
     assert MAX_REQUEST_BYTES in sizes
     for each in (*padded, frame):
         shell.sent.clear()
-        shell.reads.asked(each, "r")
+        shell.reads.answer_request(each, "r")
         assert len(shell.sent) == (len(each) <= MAX_REQUEST_BYTES)
     assert shell.counters == {module.TOO_LARGE: sum(len(each) > MAX_REQUEST_BYTES for each in padded)}

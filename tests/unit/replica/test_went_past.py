@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.core.replication.role import all_have_lost_it, who_has_heard
+from liftpy.core.replication.role import all_have_lost_it, standby_successor_of
 from tests.unit.replica.stepping import S, Stepped, state
 
 LIVE = {"a": 1, "b": 1, "c": 1}
@@ -29,7 +29,7 @@ LIVE = {"a": 1, "b": 1, "c": 1}
 def test_missed_publishes_transfer_the_leadership_to_the_last_live_fetcher(
     isr: str, live: str, asked: dict[str, int], heir: str
 ) -> None:
-    assert who_has_heard("a", frozenset(isr), dict.fromkeys(live, 1), asked) == heir
+    assert standby_successor_of("a", frozenset(isr), dict.fromkeys(live, 1), asked) == heir
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_missed_publishes_transfer_only_from_a_leader_with_a_standby() -> None:
     for follower in "cb":
         stepped.now_ns += S
         stepped.fetch(follower, -1)
-    assert stepped.replica.who_hears_for_it() == "b"
+    assert stepped.replica.standby_to_lead_next() == "b"
     stepped.now_ns += S
     stepped.fetch("c", -1)
-    assert stepped.replica.who_hears_for_it() == "c"
+    assert stepped.replica.standby_to_lead_next() == "c"
     stepped.told(replace(state(epoch=3, leader_epoch=2), config=StreamConfig()))
-    assert stepped.replica.who_hears_for_it() == "", "nobody stands by"
-    assert Stepped("b").opened().replica.who_hears_for_it() == ""
+    assert stepped.replica.standby_to_lead_next() == "", "nobody stands by"
+    assert Stepped("b").opened().replica.standby_to_lead_next() == ""

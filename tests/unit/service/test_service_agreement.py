@@ -10,7 +10,7 @@ A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 def agreement(**told: dict[int, bytes]) -> Agreement:
     made = Agreement()
     for node, snapshots in told.items():
-        made.told(node, 1, snapshots)
+        made.set_digests(node, 1, snapshots)
     return made
 
 
@@ -37,20 +37,20 @@ def test_agreement_one_state_against_one_differs_but_has_not_diverged() -> None:
 def test_agreement_after_a_state_rebuild_forgets_the_older_digests() -> None:
     """The log may have been truncated."""
     made = agreement(n1={10: B}, n2={10: A}, n3={10: A})
-    made.told("n1", 2, {})
+    made.set_digests("n1", 2, {})
     assert made.difference("n1") is None
-    made.told("n1", 2, {10: A})
+    made.set_digests("n1", 2, {10: A})
     assert made.difference("n1") is None
-    made.told("n1", 2, {20: A})
-    made.told("n2", 1, {10: B})
-    made.told("n3", 1, {10: B})
+    made.set_digests("n1", 2, {20: A})
+    made.set_digests("n2", 1, {10: B})
+    made.set_digests("n3", 1, {10: B})
     assert made.difference("n1") == Difference(10, ("n2", "n3"), diverged=True)  # what it told of this life is kept
 
 
 def test_agreement_remembers_a_bounded_number_of_nodes_and_positions() -> None:
     made = Agreement()
     for number in range(100):
-        made.told(f"n{number}", 1, dict.fromkeys(range(100), A) | {1000: b"short"})
+        made.set_digests(f"n{number}", 1, dict.fromkeys(range(100), A) | {1000: b"short"})
     assert len(made._told) == len(made._lives) == MAX_NODES
     assert sorted(made._told["n0"]) == [BEGINNING, *range(100 - MAX_POSITIONS, 100)]
 

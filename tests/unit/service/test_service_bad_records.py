@@ -24,7 +24,7 @@ from liftpy.core.services.bad_records import (
     Skips,
     Unit,
     dead_letter_headers,
-    decided,
+    decided_unit,
 )
 from liftpy.core.services.machine import MAX_OUTPUTS_PER_CALLBACK
 from liftpy.core.services.snapshot import decode
@@ -146,8 +146,8 @@ def test_skip_decision_that_is_invalid_is_ignored_and_reaches_no_service(header:
 
 def test_skip_decision_counts_only_in_its_own_epoch() -> None:
     headers = SkipDecision("brittle", Unit(3, "a/b"), 5).headers()
-    assert decided(record(9, b"", epoch=5, headers=headers), "brittle") == Unit(3, "a/b")
-    assert decided(record(9, b"", epoch=6, headers=headers), "brittle") is None
+    assert decided_unit(record(9, b"", epoch=5, headers=headers), "brittle") == Unit(3, "a/b")
+    assert decided_unit(record(9, b"", epoch=6, headers=headers), "brittle") is None
 
 
 def test_skip_of_a_failing_timer_keeps_other_timers() -> None:
@@ -243,7 +243,7 @@ def test_failing_leader_retries_twice_then_decides_and_followers_wait_longer() -
     failing = Failing(error)
     assert failing.next(OnError.STOP, leads=True, now_s=0) is Next.STOP
     assert failing.next(OnError.SKIP, leads=True, now_s=0) is Next.TRY
-    failing.failed(error, 100.0)
+    failing.record_failure(error, 100.0)
     assert failing.next(OnError.SKIP, leads=True, now_s=100) is Next.DECIDE
     failing.decided_s = 100.0
     assert failing.next(OnError.SKIP, leads=True, now_s=101) is Next.WAIT  # its decision is on its way
@@ -252,7 +252,7 @@ def test_failing_leader_retries_twice_then_decides_and_followers_wait_longer() -
     assert failing.next(OnError.SKIP, leads=False, now_s=100.5) is Next.WAIT
     assert failing.next(OnError.SKIP, leads=False, now_s=101) is Next.TRY
     for _ in range(30):
-        failing.failed(error, 200.0)
+        failing.record_failure(error, 200.0)
     assert failing.next(OnError.SKIP, leads=False, now_s=259) is Next.WAIT
     assert failing.next(OnError.SKIP, leads=False, now_s=260) is Next.TRY
 
@@ -500,20 +500,20 @@ async def test_failing_record_retries_replay_only_from_a_snapshot_before_it(node
 
 def test_skip_decision_with_nonsense_header_is_ignored() -> None:
     for header in (b"../x/0/0/", b"brittle/x/0/", b"brittle/0/", b"\xff/0/0/", b"brittle/-1/0/"):
-        assert decided(record(5, b"", headers=(("Lift-Service-Skip", header),)), "brittle") is None
+        assert decided_unit(record(5, b"", headers=(("Lift-Service-Skip", header),)), "brittle") is None
     other = (("trace", b"brittle/0/0/"), *SkipDecision("brittle", Unit(4)).headers())
-    assert decided(record(5, b"", headers=other), "brittle") == Unit(4)
+    assert decided_unit(record(5, b"", headers=other), "brittle") == Unit(4)
     assert str(DecisionMissedError(Unit(4, "t"))) == "offset 4, timer 't' was applied, and is passed over by a later record"
 
 
 def test_failing_starts_without_decision_and_waits_with_backoff() -> None:
     failing = Failing(BadRecordError(Unit(1), record(1), "it raised"))
     assert failing.next(OnError.SKIP, leads=False, now_s=0.0) is Next.TRY
-    failing.failed(failing.error, 100.0)
+    failing.record_failure(failing.error, 100.0)
     waits = []
     for _ in range(9):
         waits.append(failing.again_s - 100.0)
-        failing.failed(failing.error, 100.0)
+        failing.record_failure(failing.error, 100.0)
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert failing.next(OnError.SKIP, leads=False, now_s=159.9) is Next.WAIT
     assert failing.next(OnError.SKIP, leads=False, now_s=160.0) is Next.TRY
@@ -547,6 +547,6 @@ async def test_skip_with_a_long_error_that_is_not_utf_8_is_stored() -> None:
         decision = SkipDecision("odd", Unit(0))
         assert await writer.pass_over(Identity("odd", "in", uid, 0), decision, bad, "caf\udce9" * 1_000_000) == 1
         [_, stored] = [one async for one in client.consume("in", until="end")]
-        assert decided(stored, "odd") == Unit(0)
+        assert decided_unit(stored, "odd") == Unit(0)
         [dead] = [one async for one in client.consume("dead", until="end")]
         assert (dead.value, dead.header("h")) == (b"bad", b"2")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.services.bad_records import SkipDecision, Unit, decided
+from liftpy.core.services.bad_records import SkipDecision, Unit, decided_unit
 from liftpy.core.services.versions import VersionDecision
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import client_pb2, service_pb2
@@ -87,7 +87,7 @@ async def test_skip_writes_the_dead_letter_before_the_decision(cluster: Any) -> 
     assert (subject, said.offset, said.ackPolicy, offset) == ("data.in.service.1", -1, client_pb2.ALL, 42)
     assert all(may_be_enveloped(header.name) for _, message in cluster.sent for header in message.headers)
     headers = tuple((h.name, h.value) for h in said.headers)
-    assert decided(Record(offset, 0, None, said.value, headers, "", None, 3), "bank") == Unit(17)
+    assert decided_unit(Record(offset, 0, None, said.value, headers, "", None, 3), "bank") == Unit(17)
 
 
 @pytest.mark.parametrize("refused", ["dead", "in"])

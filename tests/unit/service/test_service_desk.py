@@ -105,7 +105,7 @@ def test_desk_reports_a_crash_loop_as_few_events(world: World) -> None:
         world.say(hello(instance=number + 1, leaving=True, ending=pb.ServiceHello.FAILED, problem=f"crash {number}"))
     assert [one.reason for one in world.ended] == [f"crash {number}" for number in range(len(world.ended))]
     assert 1 <= len(world.ended) < 10
-    assert [str(one) for one in world.services.ended()] == ["bank failed: crash 19"]
+    assert [str(one) for one in world.services.services_that_ended()] == ["bank failed: crash 19"]
 
 
 def test_service_replay_progress_is_reported_to_the_replica(world: World) -> None:
@@ -227,15 +227,15 @@ def test_desk_exchanges_service_reports_and_the_leader_transfers_leadership(
     assert [(s.service, s.position, s.failing) for s in told[0][1].services] == [("bank", 7, False)]
     world.say(hello(position=8, failing=True))
     for _ in range(10):
-        world.services.reported(report("n3"))  # not in the ISR
-        world.services.reported(report("n4"))  # holds no replica
-        world.services.reported(report("n2", streamUid="u0"))
+        world.services.record_states(report("n3"))  # not in the ISR
+        world.services.record_states(report("n4"))  # holds no replica
+        world.services.record_states(report("n2", streamUid="u0"))
         world.services._report.fire()
         now_ns += 1_000_000_000
     assert world.moved == []
     assert world.services._wellness._reports.keys() == {"n3"}
     for _ in range(2):
-        world.services.reported(report("n2"))
+        world.services.record_states(report("n2"))
         world.services._report.fire()
         now_ns += 1_000_000_000
     assert [toward for toward, _ in world.moved] == ["n2"]
@@ -247,7 +247,7 @@ def test_service_desk_with_two_other_digests_ends_the_differing_service(world: W
 
     def reported(node: str, digest: bytes) -> None:
         states = [pb.ServiceReport.State(service="bank", position=100, snapshots=stored(digest), life=1)]
-        world.services.reported(pb.ServiceReport(node=node, stream="s", streamUid="u1", services=states))
+        world.services.record_states(pb.ServiceReport(node=node, stream="s", streamUid="u1", services=states))
 
     world.say(hello(position=100, snapshots=stored(b"a"), life=9))
     reported("n2", b"b")
@@ -276,8 +276,8 @@ def test_desk_sends_a_fetching_service_the_agreed_snapshot_digests(world: World)
         return pb.ServiceReport(node=node, stream="s", streamUid="u1", services=states)
 
     world.say(hello())
-    world.services.reported(report("n2", b"a"))
-    world.services.reported(report("n3", b"a"))
+    world.services.record_states(report("n2", b"a"))
+    world.services.record_states(report("n3", b"a"))
     world.say(hello())
     assert not world.last(pb.JoinLog).agreed, "it has not asked"
     world.say(hello(fetching=True, fetchedBytes=7, givenBytes=8))
@@ -285,7 +285,7 @@ def test_desk_sends_a_fetching_service_the_agreed_snapshot_digests(world: World)
     assert (agreed.position, agreed.digest, agreed.nodes) == (40, b"a" * 16, 2)
     (row,) = world.services.report()
     assert (row["fetched_bytes"], row["given_bytes"]) == (7, 8)
-    world.services.reported(report("n3", b"b"))
+    world.services.record_states(report("n3", b"b"))
     world.say(hello(fetching=True))
     assert not world.last(pb.JoinLog).agreed, "one against one"
 
@@ -303,12 +303,12 @@ def test_desk_order_carries_the_lowest_code_version_of_all_replicas(world: World
         return pb.ServiceReport(node=node, stream="s", streamUid="u1", services=states)
 
     world.say(hello(version=3, activeVersion=1))
-    world.services.reported(report("n2", 2))
+    world.services.record_states(report("n2", 2))
     world.services._report.fire()
     assert [s.version for s in frames.decode(world.sent[-1][1], pb.ServiceReport).services] == [3]
     world.say(hello(version=3, activeVersion=1))
     assert world.last(pb.JoinLog).lowestVersion == 0, "nothing is known of n3"
-    world.services.reported(report("n3", 2))
+    world.services.record_states(report("n3", 2))
     world.services._report.fire()
     world.say(hello(version=3, activeVersion=1))
     assert world.last(pb.JoinLog).lowestVersion == 2

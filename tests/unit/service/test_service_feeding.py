@@ -277,7 +277,7 @@ async def test_feeder_leader_waits_while_the_outbox_is_full(log: FakeLog, tmp_pa
         for written in itertools.count(1):
             if node.machine.position == 100:
                 break
-            node.outbox.written(min(written, node.outbox.output_count))
+            node.outbox.outputs_committed(min(written, node.outbox.output_count))
             await asyncio.sleep(0.001)
     await node.close()
 
@@ -288,7 +288,7 @@ async def test_feeder_follower_promoted_to_leader_produces_dropped_outputs_again
     await node.start()
     await node.at(58)
     assert node.outbox.first_kept == 53
-    node.outbox.written(33)  # the LEADER before has written so many
+    node.outbox.outputs_committed(33)  # the LEADER before has written so many
     node.become(Role.LEADER, 2)
     async with asyncio.timeout(30):
         while node.outbox.must_rewind or len(node.outbox.take(33, 3)) < 3:
@@ -408,7 +408,7 @@ async def test_feeder_follower_stores_its_snapshot_after_the_leader_at_the_same_
     monkeypatch.setattr(node, "_make", Slow)
     node.feeder._factory = Slow
     waited: list[float] = []
-    real: Any = node.feeder._woken
+    real: Any = node.feeder._wait_for_wake
 
     async def woken(timeout_s: float) -> None:
         waited.append(timeout_s)
@@ -421,7 +421,7 @@ async def test_feeder_follower_stores_its_snapshot_after_the_leader_at_the_same_
     took_s = node.keeper._blocked_s
     assert took_s >= 0.02
     assert node.keeper.turn_s() == pytest.approx(took_s * 3)
-    monkeypatch.setattr(node.feeder, "_woken", woken)
+    monkeypatch.setattr(node.feeder, "_wait_for_wake", woken)
     log.append(10)
     await node.stored(10, 20)
     assert waited, "it was another node's turn"
@@ -435,10 +435,10 @@ async def test_feeder_follower_stores_its_snapshot_after_the_leader_at_the_same_
     log.append(10)
     await node.stored(30, 40)
     assert not [timeout_s for timeout_s in waited if timeout_s != record_feeder._PAUSE_S]
-    monkeypatch.setattr(node.feeder, "_woken", real)
-    node.keeper.blocked(1000.0)
+    monkeypatch.setattr(node.feeder, "_wait_for_wake", real)
+    node.keeper.note_blocked_time(1000.0)
     assert node.keeper.turn_s() == 5.0
-    node.keeper.blocked(0.009)
+    node.keeper.note_blocked_time(0.009)
     assert node.keeper.turn_s() == 0.0
     await node.close()
 
@@ -449,7 +449,7 @@ async def test_feeder_waiting_for_its_snapshot_turn_obeys_a_truncation(log: Fake
     await node.start()
     await node.at(8)
     node.keeper.turn = 1
-    node.keeper.blocked(1000.0)
+    node.keeper.note_blocked_time(1000.0)
     log.append(4)
     async with asyncio.timeout(30):
         while log.highest_read < 11:

@@ -11,12 +11,12 @@ import pytest
 
 from liftpy.core.services.bad_records import Unit
 from liftpy.core.services.effects import Pending
-from liftpy.core.services.outbox import Outbox, Output, extended
+from liftpy.core.services.outbox import Outbox, Output, extend_digest
 from liftpy.core.services.replies import Answer, AnswerTable, decode_answers
 from liftpy.core.services.rules import parameters_digest
 from liftpy.core.services.service import Service
 from liftpy.core.services.snapshot import Identity, Section, Snapshot, decode
-from liftpy.core.services.versions import VersionError, encoded, from_section
+from liftpy.core.services.versions import VersionError, encode_section, from_section
 from liftpy.core.wire.batch import Record
 from liftpy.errors import CorruptionError
 
@@ -37,7 +37,7 @@ def test_output_digest_is_stable_across_versions(
     before: bytes, key: bytes | None, headers: tuple[tuple[str, bytes], ...], digest: str
 ) -> None:
     where = "u/0/7/1" if before else "u/0/7/0"
-    assert extended(before, where, key, b"v", headers).hex() == digest
+    assert extend_digest(before, where, key, b"v", headers).hex() == digest
 
 
 def test_output_digest_separates_adjacent_fields() -> None:
@@ -50,7 +50,7 @@ def test_output_digest_separates_adjacent_fields() -> None:
         ("u/0/7/0", None, b"", (("ab", b""),)),
         ("u/0/7", b"/0", b"ab", ()),
     ]
-    assert len({extended(b"", *output) for output in outputs}) == len(outputs)
+    assert len({extend_digest(b"", *output) for output in outputs}) == len(outputs)
 
 
 def test_output_record_carries_its_own_and_lift_headers_sorted_by_name() -> None:
@@ -65,7 +65,7 @@ def test_output_record_carries_its_own_and_lift_headers_sorted_by_name() -> None
         ("Lift-Output-Service", b"bank"),
         ("z", b"1"),
     ]
-    assert outbox.digest == extended(b"", "u/0/7/3", b"k", b"v", (("A", b"2"), ("z", b"1")))
+    assert outbox.digest == extend_digest(b"", "u/0/7/3", b"k", b"v", (("A", b"2"), ("z", b"1")))
     plain = Outbox("u/0")
     plain.add(Output(0, 7, 3, b"v", b"k", ()))
     assert [name for name, _ in plain.headers_of(plain.take(0, 1)[0])] == [
@@ -149,7 +149,12 @@ def test_snapshot_effects_format_is_stable_across_versions() -> None:
 
 
 def test_snapshot_active_version_format_is_stable_across_versions() -> None:
-    assert (encoded(1), encoded(2), from_section(b""), from_section(struct.pack("<I", 7))) == (b"", struct.pack("<I", 2), 1, 7)
+    assert (encode_section(1), encode_section(2), from_section(b""), from_section(struct.pack("<I", 7))) == (
+        b"",
+        struct.pack("<I", 2),
+        1,
+        7,
+    )
     for wrong in (b"x", struct.pack("<I", 1), struct.pack("<I", 0), bytes(8)):
         with pytest.raises(VersionError):
             from_section(wrong)

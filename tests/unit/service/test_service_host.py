@@ -72,7 +72,7 @@ class Bus:
         self.settled += 1
 
     async def tell(self, message: Any) -> None:
-        await self.arrived(SimpleNamespace(data=frames.sealed(message) if message is not None else b""))
+        await self.arrived(SimpleNamespace(data=frames.seal(message) if message is not None else b""))
 
     async def until(self, condition: Callable[[], Any]) -> Any:
         async with asyncio.timeout(30):
@@ -474,7 +474,7 @@ def test_service_sessions_ended_service_is_reported_with_its_end_reason() -> Non
     s.hello(hello("b", position=10, snapshotPosition=8), "_INBOX.b", FOLLOWS, at_ns)
     s.hello(hello("b", position=10, leaving=True), "_INBOX.b", FOLLOWS, at_ns)
     assert [(one.service, one.ending) for one in s.expire(at_ns)] == [("a", "silent")]
-    b, a = s.gone(9, at_ns + 1_500_000_000)
+    b, a = s.missing_services(9, at_ns + 1_500_000_000)
     assert a == {
         "service": "a",
         "role": "GONE",
@@ -489,12 +489,12 @@ def test_service_sessions_ended_service_is_reported_with_its_end_reason() -> Non
     assert (b["service"], b["position"], b["lag"], b["failing"], b["snapshot"]) == ("b", 10, 0, False, 8)
     assert b["problem"] == "it was stopped"
     s.hello(hello("a", instance=2), "_INBOX.a", FOLLOWS, at_ns)
-    assert [row["service"] for row in s.gone(9, at_ns)] == ["b"], "it is back"
+    assert [row["service"] for row in s.missing_services(9, at_ns)] == ["b"], "it is back"
     for number in range(100):
         s.hello(hello(f"s{number}"), "_INBOX.s", FOLLOWS, at_ns)
         s.expire(at_ns * 2)
-    assert len(s.gone(9, at_ns)) == MAX_SERVICES
-    assert s.gone(9, at_ns)[-1]["problem"] == "nothing is heard from it"
+    assert len(s.missing_services(9, at_ns)) == MAX_SERVICES
+    assert s.missing_services(9, at_ns)[-1]["problem"] == "nothing is heard from it"
 
 
 def test_service_sessions_report_has_a_row_per_service() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.core.services.outbox import _OVERHEAD_BYTES, MAX_OUTPUT_BYTES, extended
+from liftpy.core.services.outbox import _OVERHEAD_BYTES, MAX_OUTPUT_BYTES, extend_digest
 from liftpy.core.wire.batch import Record
 from liftpy.service import DivergedError, Identity, Outbox, Role, Service, ServiceFailedError, ServiceMachine
 
@@ -202,7 +202,7 @@ def test_service_machine_with_full_outbox_blocks_the_leader_and_follower_drops_o
     records = [record(offset, b"e:x") for offset in range(10)]
     assert machine.apply(records).count == 3
     assert machine.apply(records).count == 0
-    outbox.written(2)
+    outbox.outputs_committed(2)
     assert machine.apply(records).count == 2
     machine.change_role(Role.FOLLOWER, 2)
     assert machine.apply(records).count == 5
@@ -254,8 +254,8 @@ def test_service_machine_accepts_a_message_id_on_an_output() -> None:
 def test_service_machine_divergence_ends_a_service_that_catches_all_errors() -> None:
     _, machine = started()
     assert machine.outbox is not None
-    digest = extended(b"", "uid1/0/0/0", None, b"theirs", ()).hex().encode()
-    machine.outbox.learned(
+    digest = extend_digest(b"", "uid1/0/0/0", None, b"theirs", ()).hex().encode()
+    machine.outbox.check_output(
         Record(
             0,
             0,

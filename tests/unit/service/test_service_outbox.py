@@ -53,7 +53,7 @@ def numbers(outputs: list[Output]) -> list[int]:
 
 def test_outbox_drops_written_outputs_and_returns_the_rest_in_order() -> None:
     outbox = filled(10)
-    outbox.written(4)
+    outbox.outputs_committed(4)
     assert numbers(outbox.take(4, 3)) == [4, 5, 6]
     assert numbers(outbox.take(8, 30)) == [8, 9]
     assert outbox.take(2, 3) == []
@@ -69,7 +69,7 @@ def test_outbox_at_its_bounds_is_full_and_trim_drops_the_oldest() -> None:
     assert not outbox.must_rewind
     outbox.trim()
     assert (outbox.first_kept, outbox.must_rewind) == (1, True)
-    outbox.written(1)
+    outbox.outputs_committed(1)
     assert not outbox.must_rewind
     assert filled(3, max_bytes=200).full
 
@@ -77,7 +77,7 @@ def test_outbox_at_its_bounds_is_full_and_trim_drops_the_oldest() -> None:
 def test_outbox_does_not_keep_outputs_that_are_already_written() -> None:
     outbox = Outbox("u/0")
     outbox.known = True
-    outbox.written(3)
+    outbox.outputs_committed(3)
     for number in range(5):
         outbox.add(output(number))
     assert numbers(outbox.take(3, 9)) == [3, 4]
@@ -89,10 +89,10 @@ def test_outbox_does_not_keep_outputs_that_are_already_written() -> None:
 
 def test_outbox_learned_output_counts_as_written_and_is_compared() -> None:
     outbox = filled(3)
-    outbox.learned(written(0))
+    outbox.check_output(written(0))
     assert (outbox.emitted_end, outbox.first_kept) == (1, 1)
     with pytest.raises(DivergedError):
-        outbox.learned(written(1, value=b"other"))
+        outbox.check_output(written(1, value=b"other"))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_outbox_learned_output_counts_as_written_and_is_compared() -> None:
 )
 def test_outbox_foreign_record_is_an_output_conflict(foreign: Record) -> None:
     with pytest.raises(OutputConflictError):
-        filled(3).learned(foreign)
+        filled(3).check_output(foreign)
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -128,7 +128,7 @@ def test_outbox_random_senders_write_each_output_once_in_order(seed: int) -> Non
                 in_flight.pop(rng.randrange(len(in_flight)))
             case _:  # reads along
                 for number in range(sender.emitted_end, len(log)):
-                    sender.learned(as_written(sender, log[number]))
+                    sender.check_output(as_written(sender, log[number]))
         if len(log) == total:
             break
     assert numbers(log) == list(range(total))
@@ -137,7 +137,7 @@ def test_outbox_random_senders_write_each_output_once_in_order(seed: int) -> Non
 def test_outbox_compares_early_read_outputs_when_they_are_produced() -> None:
     outbox = Outbox("u/0")
     for record in stream_of(2, lambda number: b"v" if number == 0 else b"theirs"):
-        outbox.learned(record)
+        outbox.check_output(record)
     outbox.add(output(0))
     assert (outbox.diverged, outbox.compared_end) == ("", 1)
     outbox.add(output(1, b"ours"))
@@ -149,12 +149,12 @@ def test_outbox_compares_written_outputs_again_after_a_restart() -> None:
     outbox = filled(6)
     stream = stream_of(5)
     for record in stream:
-        outbox.learned(record)
+        outbox.check_output(record)
     assert outbox.compared_end == 5
     outbox.restart(2, digest_of(stream[1]))
     outbox.compare_again()
     assert (outbox.emitted_end, outbox.known, outbox.compared_end) == (2, False, 2)
-    outbox.learned(stream[2])
+    outbox.check_output(stream[2])
     outbox.add(output(2, b"of other records"))
     assert "output 2, or one before it, differs" in outbox.diverged
 
@@ -177,9 +177,9 @@ def test_outbox_detects_any_difference_in_an_output(what: str) -> None:
     for number in range(3):
         outbox.add(output(number))
     outbox.add(last)
-    outbox.written(3)  # so that only the last one is looked at
+    outbox.outputs_committed(3)  # so that only the last one is looked at
     with pytest.raises(DivergedError):
-        outbox.learned(stream[3])
+        outbox.check_output(stream[3])
     assert outbox.compared_end == 0
 
 
@@ -188,7 +188,7 @@ def test_outbox_compares_a_far_behind_follower_with_few_digests() -> None:
     for wrong in (None, 3, total // 2, total - 1):
         outbox = Outbox("u/0", max_records=10)
         for record in stream_of(total):
-            outbox.learned(record)
+            outbox.check_output(record)
         for number in range(total):
             outbox.add(output(number, b"other" if number == wrong else b"v"))
             outbox.trim()
@@ -211,7 +211,7 @@ def test_outbox_proves_a_snapshots_outputs_with_a_single_record() -> None:
     # Retention has dropped that record: the first one that is still there proves as much.
     wrong.starts_at(6, 8)
     for record in stream[6:]:
-        wrong.learned(record)
+        wrong.check_output(record)
     wrong.add(output(5))
     assert not wrong.diverged
     wrong.add(output(6))
@@ -224,24 +224,24 @@ def test_outbox_snapshot_ahead_of_written_outputs_is_compared_later() -> None:
     outbox.restart(5, b"\1" * 16)
     outbox.starts_at(0, 3)
     for record in stream[3:4]:
-        outbox.learned(record)
+        outbox.check_output(record)
     with pytest.raises(OutputMismatchError):
-        outbox.learned(stream[4])
+        outbox.check_output(stream[4])
 
 
 def test_outbox_output_of_a_leader_with_another_history_is_diverged() -> None:
     ours, theirs = stream_of(4), stream_of(4, lambda number: b"w" if number == 0 else b"v")
     outbox = Outbox("u/0")
-    outbox.learned(ours[0])
+    outbox.check_output(ours[0])
     with pytest.raises(DivergedError, match="differs from the stored output"):
-        outbox.learned(theirs[1])
+        outbox.check_output(theirs[1])
 
 
 def test_outbox_output_of_another_service_is_a_conflict_not_a_divergence() -> None:
     outbox = Outbox("u/0", service="bank")
-    outbox.learned(stream_of(1, service="bank")[0])
+    outbox.check_output(stream_of(1, service="bank")[0])
     with pytest.raises(OutputConflictError, match="of the output stream was written by service"):
-        outbox.learned(stream_of(2, service="audit")[1])
+        outbox.check_output(stream_of(2, service="audit")[1])
 
 
 def test_outbox_needs_no_rewind_before_the_output_stream_end_is_known() -> None:
@@ -251,30 +251,30 @@ def test_outbox_needs_no_rewind_before_the_output_stream_end_is_known() -> None:
     outbox.starts_at(0, 10)
     outbox.known = True
     assert not outbox.must_rewind
-    outbox.lost(9)  # the output stream was cut
+    outbox.outputs_lost(9)  # the output stream was cut
     assert (outbox.must_rewind, outbox.emitted_end) == (True, 9)
 
 
 @pytest.mark.parametrize("digest", [b"zz", b"ab", b"\xff", b"00" * 17])
 def test_outbox_unreadable_digest_is_a_conflict(digest: bytes) -> None:
     with pytest.raises(OutputConflictError, match="digest"):
-        filled(3).learned(written(0, digest=digest))
+        filled(3).check_output(written(0, digest=digest))
 
 
 def test_outbox_outputs_without_digest_are_compared_by_content() -> None:
     outbox = filled(3)
-    outbox.learned(written(0))
-    outbox.learned(written(1))
+    outbox.check_output(written(0))
+    outbox.check_output(written(1))
     assert outbox.compared_end == 2
     with pytest.raises(DivergedError):
-        outbox.learned(written(2, value=b"other"))
+        outbox.check_output(written(2, value=b"other"))
 
 
 def test_outbox_leader_after_rewind_sends_nothing_that_contradicts_written_outputs() -> None:
     outbox = filled(20, max_records=5)
     outbox.trim()
     for record in stream_of(12):
-        outbox.learned(record)
+        outbox.check_output(record)
     assert outbox.must_rewind
     outbox.restart(10, digest_of(stream_of(10)[-1]))
     for number in range(10, 14):
@@ -286,20 +286,20 @@ def test_outbox_leader_after_rewind_sends_nothing_that_contradicts_written_outpu
 def test_outbox_forgets_digests_above_a_truncation_of_the_output_stream() -> None:
     outbox = Outbox("u/0")
     for record in stream_of(8, lambda number: b"v" if number < 5 else b"w"):
-        outbox.learned(record)
-    outbox.lost(5)
+        outbox.check_output(record)
+    outbox.outputs_lost(5)
     for number in range(8):
         outbox.add(output(number))
     assert (outbox.diverged, outbox.compared_end) == ("", 5)
-    outbox.learned(stream_of(8)[5])  # written again, by the successor of what is left
-    outbox.lost(4)
+    outbox.check_output(stream_of(8)[5])  # written again, by the successor of what is left
+    outbox.outputs_lost(4)
     assert outbox.compared_end == 4
 
 
 def test_outbox_samples_are_bounded_and_keep_the_newest() -> None:
     outbox = Outbox("u/0")
     for number, record in enumerate(stream_of(3 * MAX_SAMPLES)):
-        outbox.learned(record)
+        outbox.check_output(record)
         assert len(outbox._samples) <= MAX_SAMPLES
         assert number in outbox._samples
 
@@ -307,7 +307,7 @@ def test_outbox_samples_are_bounded_and_keep_the_newest() -> None:
 def test_outbox_written_bytes_free_space() -> None:
     outbox = filled(3, max_bytes=300)
     assert outbox.full
-    outbox.written(2)
+    outbox.outputs_committed(2)
     assert not outbox.full
 
 

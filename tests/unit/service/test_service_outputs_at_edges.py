@@ -13,7 +13,7 @@ from liftpy.core.services.outbox import Output
 from liftpy.core.services.rules import check_outputs
 from liftpy.errors import ConfigError
 from liftpy.service import Outbox, Service
-from liftpy.service.output_writer import Destination, Emitter, fitting, frame_of
+from liftpy.service.output_writer import Destination, Emitter, frame_of, message_that_fits
 from liftpy.service.settings import ServiceSettings
 
 
@@ -28,7 +28,7 @@ def test_outbox_is_full_exactly_at_its_limits() -> None:
         assert not outbox.full
         outbox.add(output(0))
         assert outbox.full is full
-        outbox.written(1)
+        outbox.outputs_committed(1)
         assert not outbox.full, "what is written takes no room"
         outbox.add(output(1))
         assert outbox.full is full
@@ -45,7 +45,7 @@ def test_batch_of_outputs_above_the_message_size_is_split() -> None:
     for count, room, fits in (
         (3, sizes[2], 3), (3, sizes[2] - 1, 1), (2, sizes[1], 2), (2, sizes[1] - 1, 1), (2, sizes[0], 1), (2, 1, 1), (1, 1, 1),
     ):  # fmt: skip
-        assert fitting(to, 7, rows[:count], room) == (frame_of(to, 7, rows[:fits]), fits), (count, room)
+        assert message_that_fits(to, 7, rows[:count], room) == (frame_of(to, 7, rows[:fits]), fits), (count, room)
 
 
 @pytest.mark.parametrize(

@@ -35,17 +35,17 @@ def offer(node: str, position: int, digest: bytes = A, size_bytes: int = 10) -> 
 # ---- which one -----------------------------------------------------------------------------------------------------------
 def test_peer_search_prefers_agreed_snapshots_of_more_nodes() -> None:
     search = PeerSearch()
-    search.offered("n2", [offer("n2", 400), offer("n2", 500, B)])
-    search.offered("n3", [offer("n3", 400), offer("n3", 450, B)])
-    search.offered("n4", [offer("n4", 600, C)])
+    search.set_offers("n2", [offer("n2", 400), offer("n2", 500, B)])
+    search.set_offers("n3", [offer("n3", 400), offer("n3", 450, B)])
+    search.set_offers("n4", [offer("n4", 600, C)])
     assert search.best(ALL) is None, "nothing is agreed on"
-    search.agreed({400: (A, 2), 450: (C, 2), 500: (B, 1), 600: (B, 2), 700: (b"short", 3), 800: (A, 0)})
+    search.set_agreed({400: (A, 2), 450: (C, 2), 500: (B, 1), 600: (B, 2), 700: (b"short", 3), 800: (A, 0)})
     assert search.best(ALL) == offer("n3", 400)
-    search.failed(offer("n3", 400), "broke off")
+    search.note_failure(offer("n3", 400), "broke off")
     assert search.best(ALL) == offer("n2", 400)
-    search.failed(offer("n2", 400), "broke off")
+    search.note_failure(offer("n2", 400), "broke off")
     assert search.best(ALL) == offer("n2", 500, B)
-    search.failed(offer("n2", 500, B), "broke off")
+    search.note_failure(offer("n2", 500, B), "broke off")
     assert search.best(ALL) is None
     told = search.explain(ALL)
     assert "n2 the snapshot at 500: broke off; n3" in told
@@ -64,9 +64,9 @@ def test_peer_search_prefers_agreed_snapshots_of_more_nodes() -> None:
 )
 def test_peer_search_that_fails_names_the_sources_in_range(reach: SnapshotRange, told: str) -> None:
     search = PeerSearch()
-    search.agreed({400: (A, 2), 600: (B, 1)})
-    search.said("n3", "does not answer")
-    search.said("n2", "has none")
+    search.set_agreed({400: (A, 2), 600: (B, 1)})
+    search.note_answer("n3", "does not answer")
+    search.note_answer("n2", "has none")
     assert search.explain(reach) == f"n2 has none; n3 does not answer; sidecars agree on {told}"
 
 
@@ -81,30 +81,30 @@ def test_peer_search_that_fails_names_the_sources_in_range(reach: SnapshotRange,
 )
 def test_peer_search_ignores_snapshots_outside_log_and_size_bounds(wanted: SnapshotRange, found: bool) -> None:
     search = PeerSearch()
-    search.offered("n2", [offer("n2", 400), offer("n2", 400, A, 0)])
-    search.agreed({400: (A, 1)})
+    search.set_offers("n2", [offer("n2", 400), offer("n2", 400, A, 0)])
+    search.set_agreed({400: (A, 1)})
     assert (search.best(wanted) == offer("n2", 400)) is found
 
 
 def test_peer_search_retries_broken_transfers_but_not_lying_peers() -> None:
     search = PeerSearch(barred=frozenset([B]))
-    search.agreed({400: (A, 2), 500: (B, 2)})
+    search.set_agreed({400: (A, 2), 500: (B, 2)})
     offers = {node: [offer(node, 400), offer(node, 500, B)] for node in ("n2", "n3")}
     for node, theirs in offers.items():
-        search.offered(node, theirs)
-    search.failed(offer("n3", 400), "other bytes", lies=True)
-    search.failed(offer("n2", 400), "no answer")
+        search.set_offers(node, theirs)
+    search.note_failure(offer("n3", 400), "other bytes", lies=True)
+    search.note_failure(offer("n2", 400), "no answer")
     assert search.best(ALL) is None
     for node, theirs in offers.items():
-        search.offered(node, theirs)
+        search.set_offers(node, theirs)
     assert search.best(ALL) == offer("n2", 400)
 
 
 def test_peer_search_memory_is_bounded() -> None:
     search = PeerSearch()
-    search.offered("n2", (offer("n2", at) for at in range(10_000)))
-    search.agreed(dict.fromkeys(range(10000), (A, 1)))
-    search.said("n3", "x" * 10_000)
+    search.set_offers("n2", (offer("n2", at) for at in range(10_000)))
+    search.set_agreed(dict.fromkeys(range(10000), (A, 1)))
+    search.note_answer("n3", "x" * 10_000)
     assert (len(search._offers["n2"]), len(search._agreed)) == (MAX_OFFERS, 64)
     assert len(search.explain(ALL)) < 1000
 
@@ -143,7 +143,7 @@ class Bus:
         answer = self.spoil(node, question, frames.decode(self.answers.pop("_INBOX.1"), pb.PeerSnapshotAnswer))
         if isinstance(answer, Exception):
             raise answer
-        return frames.sealed(answer)
+        return frames.seal(answer)
 
     async def stream(self, name: str) -> Any:
         assert name == "in"
@@ -311,7 +311,7 @@ async def test_snapshot_server_serves_only_its_own_partition_and_stream(bus: Bus
 
     async def ask(data: bytes | None = None, reply: str = "_INBOX.9", **fields: Any) -> pb.PeerSnapshotAnswer | None:
         question = pb.PeerSnapshotRequest(**({"service": "sum", "stream": "in", "streamUid": "u1", "maxBytes": 10} | fields))
-        await arrived(SimpleNamespace(data=frames.sealed(question) if data is None else data, reply=reply))
+        await arrived(SimpleNamespace(data=frames.seal(question) if data is None else data, reply=reply))
         answer = bus.answers.pop("_INBOX.9", None)
         return None if answer is None else frames.decode(answer, pb.PeerSnapshotAnswer)
 
@@ -336,24 +336,24 @@ def test_snapshot_store_accepts_only_complete_incoming_snapshots_of_its_service(
     other = SnapshotStore(tmp_path / "other", WHO, kept=2, max_bytes=1 << 20)
     digest = other.save(snapshot(30), 0).digest
     data = other._path(30).read_bytes()
-    incoming = store.incoming(30)
+    incoming = store.receive_snapshot(30)
     incoming.write(data[:50])
     with pytest.raises(CorruptionError, match="digest"):
         incoming.finish(digest)
     assert store.positions() == []
-    again = store.incoming(30)  # a process that died left the first one
+    again = store.receive_snapshot(30)  # a process that died left the first one
     assert len(list(store.folder.glob("*.incoming"))) == 1
     again.write(data)
     assert again.finish(digest) == snapshot(30)
     again.close()
     assert store.newest() == snapshot(30)
-    wrong = store.incoming(31)
+    wrong = store.receive_snapshot(31)
     wrong.write(data)
     with pytest.raises(CorruptionError, match="offset 30"):
         wrong.finish(digest)
     wrong.close()
     newer = data[:8] + b"\xff\x00" + data[10:]
-    strange = store.incoming(30)
+    strange = store.receive_snapshot(30)
     strange.write(newer)
     with pytest.raises((CorruptionError, UnknownFormatError)):
         strange.finish(digest)

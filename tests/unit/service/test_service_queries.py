@@ -33,7 +33,7 @@ def test_query_desk_query_waits_for_the_commit_position_at_its_arrival() -> None
     assert desk.take(early)
     asked = desk.without_position()
     assert desk.take(late), "it came after the question had left"
-    desk.placed(asked, 7)
+    desk.set_position(asked, 7)
     assert desk.without_position() == [late]
     assert desk.ready(6) == []
     assert desk.ready(7) == [early]
@@ -56,8 +56,8 @@ def test_query_desk_bounds_queries_in_number_bytes_and_time() -> None:
     assert desk.take(first)
     assert desk.take(second)
     assert not desk.take(query(b""))
-    assert desk.expired(2.9) == []
-    assert desk.expired(3.0) == [first]
+    assert desk.take_expired(2.9) == []
+    assert desk.take_expired(3.0) == [first]
     assert not desk.take(query(b"123456", at_s=3.0))
     assert desk.take(query(b"12345", at_s=3.0))
     assert desk.drop([first, second]) == [second]

@@ -65,7 +65,7 @@ def machine_of(desk: ReplyDesk, snapshot: Any = None) -> ServiceMachine:
 def all_of(desk: ReplyDesk, emitted_end: int | None = None) -> list[tuple[int, str | None, bytes, str]]:
     found = []
     while (reply := desk.next(emitted_end)) is not None:
-        desk.sent(reply)
+        desk.record_sent(reply)
         found.append((reply.offset, reply.to, reply.value, reply.error))
     return found
 
@@ -198,7 +198,7 @@ def test_reply_desk_does_not_repeat_sent_replies_before_a_truncation() -> None:
     desk.add(reply(1))
     first = desk.next(None)
     assert first is not None
-    desk.sent(first)
+    desk.record_sent(first)
     desk.restart()
     for offset in range(3):
         desk.add(reply(offset))

@@ -272,7 +272,7 @@ def test_emit_to_an_unknown_route_is_rejected() -> None:
     again.start(None)
     again.apply([Record(0, 1, None, b"x", (), "", None, 1)])
     for number, made in enumerate(outbox.take(0, 9)):
-        follower.learned(Record(number, 1, made.key, made.value, tuple(outbox.headers_of(made)), "out", None, 1))
+        follower.check_output(Record(number, 1, made.key, made.value, tuple(outbox.headers_of(made)), "out", None, 1))
     assert follower.compared_end == 2
     machine.routes = set()
     with pytest.raises(ServiceFailedError, match="--route alerts=STREAM on all nodes"):

@@ -109,7 +109,7 @@ async def test_service_host_refusal_ends_the_service_only_when_permanent(
     host._refused(pb.ServiceRefusal(reason=reason, instance=host._instance + 1, detail="not for us"))
     assert host.problem == ""
     refusal = pb.ServiceRefusal(reason=reason, instance=host._instance, detail="why")
-    await host._arrived(SimpleNamespace(data=frames.sealed(refusal)))
+    await host._arrived(SimpleNamespace(data=frames.seal(refusal)))
     if error is None:
         assert host.problem == "why"
         assert not host._ended.done()

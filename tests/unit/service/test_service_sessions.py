@@ -267,13 +267,13 @@ def test_service_sessions_ended_service_is_kept_with_its_failing_record() -> Non
     s.hello(hello("echo", position=8, leaving=True), "_INBOX.a", FOLLOWS, 1)
     assert [one.service for one in s.expire(5000)] == ["late"]
     gone = {"bank": Wellbeing(8, False), "echo": Wellbeing(-1, False), "late": Wellbeing(7, False)}
-    assert s.wellbeing() == gone
+    assert s.states() == gone
     s.hello(hello("bank", 2, 8), "_INBOX.b", FOLLOWS, 6000)
-    assert s.wellbeing() == gone | {"bank": Wellbeing(8, True)}
+    assert s.states() == gone | {"bank": Wellbeing(8, True)}
     for number in range(MAX_SERVICES * 3):
         s.hello(hello(f"s{number}"), "_INBOX.a", FOLLOWS, 7000)
         s.hello(hello(f"s{number}", leaving=True), "_INBOX.a", FOLLOWS, 7000)
-    assert len(s.wellbeing()) == MAX_SERVICES + 1
+    assert len(s.states()) == MAX_SERVICES + 1
 
 
 def test_service_sessions_hold_the_log_for_the_oldest_newest_snapshot() -> None:
@@ -364,7 +364,7 @@ def test_service_sessions_service_expires_exactly_at_the_session_timeout() -> No
     assert s.expire(3499) == []
     assert [one.service for one in s.expire(3500)] == ["bank"]
     assert s.expire(9999) == []
-    assert s.wellbeing() == {"bank": Wellbeing(-1, False)}
+    assert s.states() == {"bank": Wellbeing(-1, False)}
 
 
 # ---- at its bounds -------------------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ def test_service_sessions_long_problem_text_is_truncated() -> None:
     s.hello(hello(problem="x" * 600), "_INBOX.a", FOLLOWS, 0)
     assert s.report(9)[0]["problem"] == "x" * 500
     s.hello(hello(problem="y" * 600, leaving=True), "_INBOX.a", FOLLOWS, 0)
-    assert s.gone(9, 0)[0]["problem"] == "y" * 500
+    assert s.missing_services(9, 0)[0]["problem"] == "y" * 500
 
 
 @pytest.mark.parametrize(("position", "excused"), [(9, True), (10, False)])
@@ -420,7 +420,7 @@ def test_service_sessions_ended_service_keeps_its_furthest_position_and_differen
     s.differs("bank", Difference(4, ("n2",), False))
     s.hello(hello(position=5, leaving=True, problem="slow"), "_INBOX.a", FOLLOWS, 1)
     differed = "the state at 4 is not the one beside n2: one of them is not deterministic"
-    assert [(g["position"], g["problem"]) for g in s.gone(9, 0)] == [(7, differed)]
+    assert [(g["position"], g["problem"]) for g in s.missing_services(9, 0)] == [(7, differed)]
 
 
 def test_service_sessions_remember_the_last_ended_services() -> None:
@@ -428,7 +428,7 @@ def test_service_sessions_remember_the_last_ended_services() -> None:
     for number in range(MAX_SERVICES + 2):
         s.hello(hello(f"s{number}"), "_INBOX.a", FOLLOWS, number)
         assert [one.service for one in s.expire(number + 3000)] == [f"s{number}"]
-    assert [g["service"] for g in s.gone(9, 0)] == [f"s{number}" for number in range(2, MAX_SERVICES + 2)]
+    assert [g["service"] for g in s.missing_services(9, 0)] == [f"s{number}" for number in range(2, MAX_SERVICES + 2)]
 
 
 def test_service_sessions_ack_of_an_order_without_stop_is_no_replay() -> None:
@@ -443,7 +443,7 @@ def test_service_sessions_leaving_service_gets_no_refusal() -> None:
     s = sessions()
     assert s.hello(hello("no name!", leaving=True), "_INBOX.a", FOLLOWS, 0) == []
     assert s.hello(hello(leaving=True), "_INBOX.a", FOLLOWS, 0) == []
-    assert (len(s), s.gone(9, 0)) == (0, [])
+    assert (len(s), s.missing_services(9, 0)) == (0, [])
 
 
 def test_service_sessions_report_has_no_time_for_events_that_never_happened() -> None:
@@ -499,11 +499,11 @@ def test_service_sessions_report_ended_services_until_return_or_expiry() -> None
     for name, ending in goodbyes.items():
         s.hello(hello(name, leaving=True, ending=ending, problem=f"why {name}"), f"_INBOX.{name}", FOLLOWS, 0)
     s.expire(3000)
-    assert list(map(str, s.ended(3000))) == [
+    assert list(map(str, s.recently_ended(3000))) == [
         "killed silent: nothing is heard from it",
         "diverged diverged: why diverged",
         "failed failed: why failed",
     ]
     s.hello(hello("failed", instance=9), "_INBOX.failed", FOLLOWS, 3000)
-    assert [one.service for one in s.ended(9_999)] == ["killed", "diverged"], "the one that is back has not ended"
-    assert [one.service for one in s.ended(10_000)] == ["killed"], "the older one has been shown for long enough"
+    assert [one.service for one in s.recently_ended(9_999)] == ["killed", "diverged"], "the one that is back has not ended"
+    assert [one.service for one in s.recently_ended(10_000)] == ["killed"], "the older one has been shown for long enough"

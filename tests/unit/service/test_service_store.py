@@ -179,7 +179,7 @@ def test_snapshot_store_renames_a_snapshot_only_after_its_flush(
     if way == "own":
         found.save(snapshot(10), 0)
     else:
-        incoming = found.incoming(10)
+        incoming = found.receive_snapshot(10)
         incoming.write(data[:7])
         incoming.write(data[7:])
         incoming.finish(_digest(data).digest())

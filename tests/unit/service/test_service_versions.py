@@ -173,15 +173,15 @@ def test_code_versions_lowest_needs_a_recent_report_of_each_replica() -> None:
     now_ns, second = 10_000_000_000, 1_000_000_000
     versions = CodeVersions()
     for node, version in (("n1", 3), ("n2", 2)):
-        versions.told("sum", node, version, now_ns)
+        versions.note_version("sum", node, version, now_ns)
     assert versions.lowest("sum", ("n1", "n2"), now_ns) == 2
     assert versions.lowest("sum", ("n1", "n2", "n3"), now_ns) == 0
-    versions.told("sum", "n3", 2, now_ns + 3 * second)
+    versions.note_version("sum", "n3", 2, now_ns + 3 * second)
     assert versions.lowest("sum", ("n1", "n2", "n3"), now_ns + 4 * second) == 2
     assert versions.lowest("sum", ("n1", "n2", "n3"), now_ns + 5 * second) == 0, "two are silent"
     assert versions.lowest("other", ("n1",), now_ns) == 0
     for number in range(1000):
-        versions.told(f"s{number}", "n1", 1, now_ns + 5 * second)
+        versions.note_version(f"s{number}", "n1", 1, now_ns + 5 * second)
     assert len(versions._told) == 256
 
 
@@ -229,8 +229,8 @@ def test_version_decision_with_nonsense_header_is_ignored() -> None:
 
 def test_code_versions_reports_expire_after_4_seconds_and_are_bounded() -> None:
     second, known = 1_000_000_000, CodeVersions()
-    known.told("sum", "n1", 3, 0)
-    known.told("sum", "n2", 2, second)
+    known.note_version("sum", "n1", 3, 0)
+    known.note_version("sum", "n2", 2, second)
     assert known.lowest("sum", ["n1", "n2"], 4 * second) == 2
     assert known.lowest("sum", ["n1", "n2"], 4 * second + 1) == 0
     assert known.lowest("sum", ["n2"], 5 * second) == 2
@@ -240,12 +240,12 @@ def test_code_versions_reports_expire_after_4_seconds_and_are_bounded() -> None:
         0,
     )
     for number in range(254):
-        known.told("more", f"m{number}", 1, second)
-    known.told("more", "full", 1, 4 * second)
+        known.note_version("more", f"m{number}", 1, second)
+    known.note_version("more", "full", 1, 4 * second)
     assert known.lowest("more", ["full"], 4 * second) == 0, "there are 256"
-    known.told("sum", "n2", 5, 4 * second)
+    known.note_version("sum", "n2", 5, 4 * second)
     assert known.lowest("sum", ["n2"], 4 * second) == 5, "one that is known is told again"
-    known.told("more", "full", 1, 4 * second + 1)
+    known.note_version("more", "full", 1, 4 * second + 1)
     assert known.lowest("more", ["full"], 4 * second + 1) == 1, "n1 is not believed any more"
 
 

@@ -24,7 +24,7 @@ def after_a_while(
     found = ("", "")
     for at_s in range(round(until_s) + 1):
         for node, services in told.items():
-            wellness.heard(node, services, seconds(at_s))
+            wellness.record_states(node, services, seconds(at_s))
         found = wellness.toward(own, OTHERS, seconds(at_s))
     return found
 
@@ -45,7 +45,7 @@ def test_wellness_healthy_or_restarting_service_keeps_the_leadership() -> None:
     assert after_a_while({"bank": DEAD}, told, GRACE_S - 1) == ("", "")
     wellness = Wellness(seconds(GRACE_S))
     for at_s in range(20):  # it comes back every few seconds
-        wellness.heard("n2", {"bank": WELL}, seconds(at_s))
+        wellness.record_states("n2", {"bank": WELL}, seconds(at_s))
         assert wellness.toward({"bank": WELL if at_s % 4 == 0 else DEAD}, OTHERS, seconds(at_s)) == ("", "")
 
 
@@ -64,7 +64,7 @@ def test_wellness_leadership_does_not_move_when_another_service_would_fail() -> 
 def test_wellness_leadership_moves_only_to_isr_members_with_recent_reports() -> None:
     assert after_a_while({"bank": DEAD}, {"n4": {"bank": WELL}})[0] == ""
     wellness = Wellness(seconds(GRACE_S))
-    wellness.heard("n2", {"bank": WELL}, 0)
+    wellness.record_states("n2", {"bank": WELL}, 0)
     wellness.look({"bank": DEAD}, 0)
     assert wellness.toward({"bank": DEAD}, OTHERS, seconds(GRACE_S)) == ("", "")
     assert not wellness.knows(seconds(GRACE_S))
@@ -74,7 +74,7 @@ def test_wellness_leadership_rests_after_a_transfer() -> None:
     wellness = Wellness(seconds(GRACE_S))
     moved = []
     for at_s in range(round(GRACE_S + REST_S * 2) + 5):
-        wellness.heard("n2", {"bank": WELL}, seconds(at_s))
+        wellness.record_states("n2", {"bank": WELL}, seconds(at_s))
         if wellness.toward({"bank": DEAD}, OTHERS, seconds(at_s))[0]:
             moved.append(at_s)
     assert moved == [GRACE_S, GRACE_S + REST_S, GRACE_S + 2 * REST_S]
@@ -83,7 +83,7 @@ def test_wellness_leadership_rests_after_a_transfer() -> None:
 def test_wellness_reports_are_bounded() -> None:
     wellness = Wellness(seconds(GRACE_S))
     for number in range(100):
-        wellness.heard(f"x{number}", {f"s{n}": WELL for n in range(100)}, 0)
+        wellness.record_states(f"x{number}", {f"s{n}": WELL for n in range(100)}, 0)
     assert len(wellness.look({}, 0)) == 0
     assert len(wellness._ill_since_ns) == MAX_REPORTED == len(wellness._reports)
 
@@ -91,16 +91,16 @@ def test_wellness_reports_are_bounded() -> None:
 def test_wellness_report_expires_after_4_seconds() -> None:
     wellness = Wellness(seconds(GRACE_S))
     assert not wellness.knows(0)
-    wellness.heard("n2", {}, 0)
+    wellness.record_states("n2", {}, 0)
     assert not wellness.knows(0), "it has no services"
-    wellness.heard("n2", {"bank": WELL}, 0)
-    wellness.heard("n3", {"bank": WELL}, seconds(1))
+    wellness.record_states("n2", {"bank": WELL}, 0)
+    wellness.record_states("n3", {"bank": WELL}, seconds(1))
     assert wellness.knows(seconds(4))
     assert list(wellness._reports) == ["n2", "n3"]
     assert wellness.knows(seconds(4) + 1)
     assert list(wellness._reports) == ["n3"]
     assert not wellness.knows(seconds(5) + 1)
-    wellness.heard("n2", {"bank": WELL}, 0)
+    wellness.record_states("n2", {"bank": WELL}, 0)
     assert wellness.look({}, seconds(9)) == [], "what nobody says any more is no service"
     assert wellness._ill_since_ns == {}
 
@@ -117,8 +117,8 @@ def test_wellness_service_is_ill_only_after_an_unbroken_grace_period() -> None:
 def test_wellness_reports_of_other_nodes_are_bounded() -> None:
     wellness = Wellness(seconds(GRACE_S))
     for number in range(20):
-        wellness.heard(f"n{number}", {f"s{name}": WELL for name in range(20)}, 0)
+        wellness.record_states(f"n{number}", {f"s{name}": WELL for name in range(20)}, 0)
     assert len(wellness._reports) == 16 == MAX_REPORTED
     assert {len(report.services) for report in wellness._reports.values()} == {16}
-    wellness.heard("n3", {"s": WELL}, 1)
+    wellness.record_states("n3", {"s": WELL}, 1)
     assert list(wellness._reports["n3"].services) == ["s"], "one that is known says more"

@@ -23,7 +23,7 @@ from liftpy.errors import (
     StorageError,
     UnavailableError,
 )  # fmt: skip
-from liftpy.spark.failures import SourceError, WorkerStartError, coded, error_of, plainly
+from liftpy.spark.failures import SourceError, WorkerStartError, error_of, plainly, with_error_code
 from liftpy.spark.pipelines import archive
 from liftpy.spark.pipelines import archive_writer as writing_module
 from liftpy.spark.pipelines.archive import Archived, ArchivePlan, DataFile, find_orphans, orphans_among, remove_orphans
@@ -336,9 +336,9 @@ def test_archive_file_age_ignores_a_clock_years_ahead(tmp_path: Path, monkeypatc
         os.utime(file, (at_s, at_s))
     for ahead_s, older_s in ((0.0, 0.0), (1e9, 0.0), (-100.0, 100.0)):
         monkeypatch.setattr(archive.time, "time", lambda clock_s=now_s + ahead_s: clock_s)
-        ages = {Path(one.path).name: one.age_s for one in archive._listed(tmp_path)}
+        ages = {Path(one.path).name: one.age_s for one in archive._list_files(tmp_path)}
         assert ages == {"dead": 4000.0 - older_s, "being-written": -older_s}
-    assert list(archive._listed(tmp_path / "none")) == []
+    assert list(archive._list_files(tmp_path / "none")) == []
 
 
 def test_archive_statistics_cover_every_record() -> None:
@@ -361,7 +361,7 @@ def test_spark_error_text_becomes_the_original_error() -> None:
     late = error_of("o66.load.\n: org.apache.spark.SparkException: Python worker failed to connect back.\n  at x")
     assert (type(late), late.code, late.retryable) == (WorkerStartError, "UNAVAILABLE", True)
     assert str(error_of("a\n\nb\nc\nd")) == "The Spark job failed: a / b / c"
-    with pytest.raises(NotFoundError, match=r"^gone$"), plainly(), coded():
+    with pytest.raises(NotFoundError, match=r"^gone$"), plainly(), with_error_code():
         raise NotFoundError("gone")
     with pytest.raises(ZeroDivisionError), plainly():
         1 / 0  # noqa: B018

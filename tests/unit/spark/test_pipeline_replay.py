@@ -14,7 +14,7 @@ from liftpy.core.wire.batch import build_batch
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
 from liftpy.spark.options import Access
 from liftpy.spark.pipelines.compact import COLUMNS, CompactPlan, steps_of, write_part
-from liftpy.spark.pipelines.replay import ReplayPlan, files_of, pause_s, placed, shares_of_files, views_of
+from liftpy.spark.pipelines.replay import ReplayPlan, files_of, pause_s, shares_of_files, views_of, with_partition_column
 from liftpy.spark.pipelines.tables import FileName
 from liftpy.spark.planning import PartitionView, plan_ranges
 from liftpy.spark.schema import arrow_schema
@@ -54,14 +54,14 @@ def test_replay_record_position_does_not_depend_on_batch_borders() -> None:
     rows = pa.record_batch(
         {"key": pa.array(keys, pa.binary()), "value": pa.array([b"v"] * 7, pa.binary()), "offset": list(range(10, 17))}
     )
-    kept = placed(rows, 1, 3)
+    kept = with_partition_column(rows, 1, 3)
     assert places_of(kept, 3).tolist() == [1] * 7
-    whole = places_of(placed(rows, -1, 3), 3).tolist()
+    whole = places_of(with_partition_column(rows, -1, 3), 3).tolist()
     assert [place for place, key in zip(whole, keys, strict=True) if key is None] == [11 % 3, 13 % 3, 14 % 3, 16 % 3]
-    parts = [places_of(placed(rows.slice(first, 2), -1, 3), 3).tolist() for first in range(0, 7, 2)]
+    parts = [places_of(with_partition_column(rows.slice(first, 2), -1, 3), 3).tolist() for first in range(0, 7, 2)]
     assert [place for part in parts for place in part] == whole
     assert "offset" not in kept.column_names
-    assert places_of(placed(rows.drop_columns(["key"]), -1, 3), 3).tolist() == [i % 3 for i in range(10, 17)]
+    assert places_of(with_partition_column(rows.drop_columns(["key"]), -1, 3), 3).tolist() == [i % 3 for i in range(10, 17)]
 
 
 def test_replay_pause_keeps_the_requested_rate() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from liftpy.core.wire.batch import build_batch, build_filler, parse_batch
 from liftpy.core.wire.batch_columns import Mask
-from liftpy.core.wire.filters import kept
+from liftpy.core.wire.filters import keep_records
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines import audit as audit_module
@@ -124,7 +124,7 @@ def test_audit_of_three_different_replicas_reports_all(access: Access, node: Fak
 def test_audit_finds_a_missing_and_a_surplus_record(access: Access, node: FakeNode) -> None:
     serve(node, log_of([50, 50, 50]), n2=log_of([50, 50, 50]))
     lacking = node.own["orders", 0, "n2"]
-    lacking.batches[1] = _sealed(kept(parse_batch(memoryview(lacking.batches[1][1])), np.arange(50) < 49))
+    lacking.batches[1] = _sealed(keep_records(parse_batch(memoryview(lacking.batches[1][1])), np.arange(50) < 49))
     found = look(access).findings
     assert [(f.node, f.offset, f.kind, f.seen) for f in found] == [("n2", 99, "missing", "nothing")]
     serve(node, lacking, n2=log_of([50, 50, 50]))
@@ -270,7 +270,7 @@ def compacted(log: FakePartition, drops: Callable[[int], bool]) -> FakePartition
         if not keep.any():
             made.append(build_filler(header.base_offset, header.next_offset, header.leader_epoch, header.timestamp_ns))
         else:
-            made.append(data if keep.all() else kept(parse_batch(memoryview(data)), keep))
+            made.append(data if keep.all() else keep_records(parse_batch(memoryview(data)), keep))
     return made
 
 

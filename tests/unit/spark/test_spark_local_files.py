@@ -34,7 +34,7 @@ from liftpy.spark.range_reader import (
     RangeReader,
     RetryingRequests,
     counts,
-    offered,
+    find_offered_files,
 )
 from sidecar.disk.files import FolderStorage
 from tests.sim.fake_node import FakeNode
@@ -219,11 +219,11 @@ def test_local_file_read_is_not_used_for_the_leader_or_a_compacted_log(link: Lin
 
 def test_local_file_read_needs_a_replica_with_the_committed_range(link: Link, there: FakeNode) -> None:
     there.lagging["n2"] = 50
-    assert offered(link, planned()) is None
+    assert find_offered_files(link, planned()) is None
     assert set(link.elsewhere) == {"n1", "n2", "n3"}
     link.elsewhere.clear()
-    assert offered(link, planned(0, 51)) is not None
-    assert offered(link, replace(planned(0, 51), uid="u2")) is None, "another stream of that name"
+    assert find_offered_files(link, planned(0, 51)) is not None
+    assert find_offered_files(link, replace(planned(0, 51), uid="u2")) is None, "another stream of that name"
 
 
 def test_local_file_read_of_deleted_records_raises_data_loss(link: Link, there: FakeNode, log: Log) -> None:
@@ -239,7 +239,7 @@ def test_local_file_read_with_retention_before_opening_raises_data_loss(
     link: Link, there: FakeNode, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
     def then_retention(to: Link, wanted: PlannedRange) -> RangeFiles | None:
-        told = offered(to, wanted)
+        told = find_offered_files(to, wanted)
         log.drop_prefix(40)
         there.streams["orders"].partitions[0].log_start_offset = 40
         return told

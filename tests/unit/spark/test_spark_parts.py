@@ -12,7 +12,7 @@ import pytest
 
 from liftpy.errors import ConfigError, DataLossError, UnavailableError
 from liftpy.spark import range_reader, session
-from liftpy.spark.failures import SourceError, coded
+from liftpy.spark.failures import SourceError, with_error_code
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.range_reader import FetchRules
 
@@ -125,7 +125,7 @@ def test_session_names_a_java_that_fails_or_is_too_old(monkeypatch: pytest.Monke
 
 def test_spark_error_gets_its_code_once() -> None:
     def fail(error: Exception) -> None:
-        with coded():
+        with with_error_code():
             raise error
 
     with pytest.raises(SourceError, match=r"^\[UNAVAILABLE\] nobody$") as raised:

@@ -486,7 +486,9 @@ def test_recreated_stream_is_rejected_at_every_step(source: Open, node: FakeNode
     refused = pytest.raises(SourceError, match=r"^\[NOT_FOUND\] .*deleted and created again")
     with refused:
         offsets(reader, plan)
-    while reader._asked()._watched([]) is not None:  # until that is told, planning is as before, and reading is refused
+    while (
+        reader._open_catalog()._watched_views([]) is not None
+    ):  # until that is told, planning is as before, and reading is refused
         time.sleep(0.002)
     with refused:
         reader.partitions(start, end)

@@ -19,7 +19,7 @@ from liftpy.core.wire.partitioner import partition_of
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, PublishRejectedError
 from liftpy.spark.options import SinkOptions
-from liftpy.spark.sink import Appending, Sent, gathered, send_round
+from liftpy.spark.sink import Appending, Sent, gather_rows, send_round
 from liftpy.spark.sink_rows import as_binary, bytes_of, check_rows, check_schema, in_order, places_of, shares_of
 from liftpy.testing.memory import memory_cluster
 
@@ -341,12 +341,12 @@ async def test_sink_without_a_round_stores_rows_each_time(client: Client) -> Non
 
 def test_sink_task_buffer_is_bounded_in_bytes() -> None:
     batch = pa.record_batch({"value": pa.array([b"x" * 100] * 10)})
-    assert gathered([], OPTIONS) is None
-    assert gathered([batch.slice(0, 0)], OPTIONS) is None
-    found = gathered([batch, batch], OPTIONS)
+    assert gather_rows([], OPTIONS) is None
+    assert gather_rows([batch.slice(0, 0)], OPTIONS) is None
+    found = gather_rows([batch, batch], OPTIONS)
     assert found is not None
     assert found.num_rows == 20
     small = SinkOptions.parse({"stream": "out", "maxTaskBytes": str(batch.nbytes + 1)})
-    assert gathered([batch], small) is not None
+    assert gather_rows([batch], small) is not None
     with pytest.raises(ConfigError, match="more than maxTaskBytes"):
-        gathered([batch, batch], small)
+        gather_rows([batch, batch], small)

@@ -15,7 +15,7 @@ import pytest
 
 from liftpy.client.batch_view import BatchSlice
 from liftpy.core.wire.batch import ByteArray, RecordBatch, build_batch, parse_batch
-from liftpy.core.wire.filters import kept
+from liftpy.core.wire.filters import keep_records
 from liftpy.core.wire.partitioner import hashes_of_column, murmur2
 from liftpy.errors import ConfigError, LiftError, NotFoundError
 from liftpy.spark.offsets import OffsetSpec
@@ -46,7 +46,7 @@ def some_batches(seed: int, count: int = 12) -> list[RecordBatch]:
         )
         batch = parse_batch(memoryview(sealed))
         mask = np.array([rng.random() < 0.9 for _ in range(size)])
-        found.append(parse_batch(memoryview(kept(batch, mask))) if mask.any() and rng.random() < 0.3 else batch)
+        found.append(parse_batch(memoryview(keep_records(batch, mask))) if mask.any() and rng.random() < 0.3 else batch)
         offset, now = batch.next_offset, now + rng.randint(0, 120 * S)
     return found
 

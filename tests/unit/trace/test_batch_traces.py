@@ -107,7 +107,7 @@ def test_batch_trace_ends_with_an_error_at_the_end_of_the_leadership() -> None:
     world.append(15)
     world.traces.flushed(20)
     world.traces.committed(14)
-    world.traces.ended()
+    world.traces.end_all()
     assert [tree.root.error for tree in world.trees] == ["", ENDED]
     assert not world.traces.follows
 

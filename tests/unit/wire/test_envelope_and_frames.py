@@ -120,7 +120,7 @@ def test_read_response_carries_its_batches() -> None:
 
 def test_sealed_frame_detects_any_change() -> None:
     """All but the message type, which is that of another frame then, and what says that there is a CRC."""
-    frame = frames.sealed(client_pb2.ReadRequest(offset=5, streamUid="u"))
+    frame = frames.seal(client_pb2.ReadRequest(offset=5, streamUid="u"))
     for at in (*range(5), *range(8, len(frame))):
         for bit in range(8):
             changed = bytearray(frame)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from liftpy.config import Codec
 from liftpy.core.wire import filters
 from liftpy.core.wire.batch import Record, RecordBatch, build_batch, build_filler, parse_batch
-from liftpy.core.wire.filters import Filter, SubjectTree, kept
+from liftpy.core.wire.filters import Filter, SubjectTree, keep_records
 from liftpy.core.wire.subjects import matcher
 from liftpy.errors import ConfigError, InvalidNameError
 
@@ -95,18 +95,18 @@ def test_filter_keeps_the_same_records_as_a_record_by_record_check(
     assert mask.tolist() == [fits(record, wanted) for record in batch.records()]
     if not expected:
         return
-    rest = parse_batch(kept(batch, mask, compressed=compressed))
+    rest = parse_batch(keep_records(batch, mask, compressed=compressed))
     assert list(rest.records()) == expected
     assert (rest.base_offset, rest.next_offset, rest.leader_epoch) == (100, batch.next_offset, 3)
     same = ("timestamp_ns", "producer_id", "producer_epoch", "base_sequence", "control")
     assert [getattr(rest.header, name) for name in same] == [getattr(batch.header, name) for name in same]
     assert rest.header.codec is (codec if compressed else Codec.NONE)
-    assert list(parse_batch(kept(rest, np.ones(len(expected), dtype=np.bool_))).records()) == expected
+    assert list(parse_batch(keep_records(rest, np.ones(len(expected), dtype=np.bool_))).records()) == expected
 
 
 def test_filtered_batch_keeps_the_producer_note() -> None:
     batch = parse_batch(build_batch([b"a", b"b"], keys=[b"a", b"b"], note=b"who and where"))
-    rest = parse_batch(kept(batch, Filter(keys=(b"b",)).mask(batch)))
+    rest = parse_batch(keep_records(batch, Filter(keys=(b"b",)).mask(batch)))
     assert bytes(rest.columns.note or b"") == b"who and where"
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from liftpy.core.wire.envelope import answered_by, counted, run_end
+from liftpy.core.wire.envelope import answered_by, run_end, split_numbered_reply
 
 
 def test_ack_run_ends_where_the_numbers_do_not_follow() -> None:
@@ -28,7 +28,7 @@ def test_ack_run_of_any_length_is_found_completely() -> None:
     "reply", [b"", b"_INBOX", b"_INBOX.", b".7", b"_INBOX.x", b"_INBOX.07", b"_INBOX.+7", b"_INBOX." + b"1" * 19]
 )
 def test_ack_run_excludes_replies_without_a_number(reply: bytes) -> None:
-    assert counted(reply) == (b"", -1)
+    assert split_numbered_reply(reply) == (b"", -1)
     assert run_end([reply, reply], 0, 2) == 1
     assert answered_by(reply, 5) == [reply]
 

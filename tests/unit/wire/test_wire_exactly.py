@@ -10,7 +10,7 @@ import pytest
 from liftpy.core.wire import envelope, frames
 from liftpy.core.wire._pb import client_pb2, replication_pb2
 from liftpy.core.wire.chunking import Assembly, Held, Piece, room_bytes
-from liftpy.core.wire.decode_errors import by_reason, refused
+from liftpy.core.wire.decode_errors import by_reason, counter_name
 from liftpy.core.wire.envelope import ChecksumError, EnvelopeError, MessageType
 from liftpy.core.wire.frames import MisdirectedError, address, must_be_at, must_be_for
 from liftpy.core.wire.headers import pairs_of
@@ -237,8 +237,8 @@ def test_publisher_has_a_subject_per_partition_up_to_a_bound() -> None:
 
 
 def test_rejected_frames_are_counted_by_reason() -> None:
-    assert refused(ChecksumError("x")) == "refused: checksum"
-    assert refused(MisdirectedError("x")) == "refused: addressee"
-    assert refused(ConfigError("x")) == f"refused: {ProtocolError.reason}"
+    assert counter_name(ChecksumError("x")) == "refused: checksum"
+    assert counter_name(MisdirectedError("x")) == "refused: addressee"
+    assert counter_name(ConfigError("x")) == f"refused: {ProtocolError.reason}"
     counters = {"refused: a": 1, "metadata: refused: b": 2, "other: refused: c": 3, "refused": 4, "d": 5}
     assert by_reason(counters) == {"a": 1, "metadata: b": 2}

@@ -2,7 +2,7 @@
 
 The duties are sessions, election timers, failure reports, preferred leaders, streams that wait for nodes, and moves of
 replicas. The shell reports when this node becomes or stops being metadata leader, and passes each new image. It asks
-``answer`` about each request before the request is logged, proposes what ``due`` returns, and sends ``questions`` over NATS.
+``answer`` about each request before the request is logged, proposes what ``due`` returns, and sends ``take_questions`` over NATS.
 The state of this module does not survive a change of the metadata leader. State that must survive is in the log.
 """
 
@@ -15,7 +15,7 @@ from typing import assert_never
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.metadata.controller.admission import SESSIONS, Rejection, SessionFacts, first_rejection
 from liftpy.core.metadata.controller.feature_negotiation import ReportedLevels
-from liftpy.core.metadata.controller.preflight import without_log
+from liftpy.core.metadata.controller.preflight import answer_without_log
 from liftpy.core.metadata.controller.reassignment_planner import ReassignmentPlanner
 from liftpy.core.metadata.controller.request_batcher import answer_of, batch_of
 from liftpy.core.metadata.controller.streams import WaitingStreams
@@ -68,8 +68,8 @@ def control_request(message: Proposable) -> pb.ControlRequest:
     assert_never(message)
 
 
-def joined(here: pb.ControlResponse, logged: pb.ControlResponse) -> pb.ControlResponse:
-    """Merge the two answers to a batch: ``here`` from the metadata leader, and ``logged`` from the log."""
+def merge_answers(here: pb.ControlResponse, logged: pb.ControlResponse) -> pb.ControlResponse:
+    """Merge the two answers to a batch: ``here`` from the metadata leader, and ``record_logged`` from the log."""
     if logged.HasField("batch"):
         logged.batch.answers.extend(here.batch.answers)
     return logged
@@ -128,7 +128,7 @@ class ActiveController:
         self._sessions.resign()
         self._timers.resign()
 
-    def prefer(self, every_s: float) -> None:
+    def set_preferred_leader_interval(self, every_s: float) -> None:
         """Set the interval of the checks for preferred leaders, in seconds. 0: no checks."""
         self._preferred.change(every_s)
 
@@ -165,12 +165,12 @@ class ActiveController:
             case "heartbeat":
                 beat = request.heartbeat
                 lease = self._sessions.heartbeat(beat.nodeId, beat.incarnation, now_ns, confirmed_ns)
-                self.levels.heard(beat, image)
+                self.levels.record_heartbeat(beat, image)
                 response = pb.ControlResponse(error=lease.error, detail=lease.detail, leaseMs=lease.lease_ms)
             case "reportPromotion" if not request.reportPromotion.finished:
                 self._timers.progress(request.reportPromotion, now_ns)
                 response = pb.ControlResponse()
-            case "reportLeader" if self._reported(request.reportLeader, image, now_ns):
+            case "reportLeader" if self._add_report(request.reportLeader, image, now_ns):
                 response = pb.ControlResponse(detail="the leader is asked first")
             case "registerNode" | "removeNode" if rejection := self._rejection(request, image, now_ns):
                 assert rejection.response is not None
@@ -184,12 +184,12 @@ class ActiveController:
         response.operationId, response.index = request.operationId, image.index
         return response
 
-    def _reported(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
+    def _add_report(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
         """Return whether the report must wait until the metadata leader has asked the reported leader."""
-        self._timers.told(report, now_ns)
-        return self._failure_reports.reported(report, image, now_ns)
+        self._timers.note_report(report, now_ns)
+        return self._failure_reports.add(report, image, now_ns)
 
-    def divide(
+    def split_batch(
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
     ) -> tuple[pb.ControlResponse, pb.ControlRequest | None]:
         """Split a batch into the answers that are known now, and a smaller batch for the log.
@@ -208,7 +208,7 @@ class ActiveController:
         if not rest.HasField("batch"):
             return here, None
         told = self._forecast(rest, image, now_ns, confirmed_ns)
-        return (here, rest) if told is None else (joined(here, told), None)
+        return (here, rest) if told is None else (merge_answers(here, told), None)
 
     def _rejection(self, request: pb.ControlRequest, image: ClusterImage, now_ns: int) -> Rejection | None:
         rejection = first_rejection(SESSIONS, SessionFacts(request, image, self._sessions, now_ns))
@@ -222,7 +222,7 @@ class ActiveController:
         """Return the answer to a request that changes nothing, or None if the request must be logged."""
         if not (self._leading and self.is_confirmed(now_ns, confirmed_ns)) or self.is_logged(request.operationId):
             return None
-        response = without_log(image, request, image.time_ns, self._rules)
+        response = answer_without_log(image, request, image.time_ns, self._rules)
         if response is not None:
             self._answered["control requests that change nothing"] += 1
             response.operationId, response.index = request.operationId, image.index
@@ -236,7 +236,7 @@ class ActiveController:
         """Return whether the log may contain an entry of the operation that is not applied yet."""
         return operation_id in self._in_log
 
-    def logged(self, operation_id: bytes) -> bool:
+    def record_logged(self, operation_id: bytes) -> bool:
         """Record that the operation was logged, so that repeated requests wait for its result.
 
         Return whether this was the first record.
@@ -245,24 +245,24 @@ class ActiveController:
         self._in_log.add(operation_id)
         return is_first
 
-    def not_logged(self, operation_id: bytes) -> None:
+    def record_not_logged(self, operation_id: bytes) -> None:
         """Record that the log has no entry of the operation."""
         self._in_log.discard(operation_id)
 
     def overdue(self, now_ns: int) -> list[str]:
         """Return nodes whose heartbeats are late.
 
-        The caller probes each node on NATS and calls ``gone`` for a node without responders.
+        The caller probes each node on NATS and calls ``record_no_responders`` for a node without responders.
         """
         return self._sessions.overdue(now_ns) if self._leading else []
 
-    def gone(self, node_id: str) -> None:
+    def record_no_responders(self, node_id: str) -> None:
         """Record that NATS reported no responders for this node."""
-        self._sessions.gone(node_id)
+        self._sessions.record_no_responders(node_id)
 
-    def questions(self) -> list[LeaderQuestion]:
+    def take_questions(self) -> list[LeaderQuestion]:
         """Return the questions that the shell must send to nodes now. Each question is returned once."""
-        return self._failure_reports.questions()
+        return self._failure_reports.take_questions()
 
     def record_testimony(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
         """Record the answer of a node to a question. The caller does not report a missing answer."""

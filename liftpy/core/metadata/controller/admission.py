@@ -32,7 +32,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from liftpy.config import NS_PER_S, ReplicationConfig
-from liftpy.core.base.ids import PROBE_STREAM, is_internal, shown
+from liftpy.core.base.ids import PROBE_STREAM, is_internal, quote
 from liftpy.core.metadata.controller.nodes import still_a_controller, unsupported_level_of
 from liftpy.core.metadata.controller.requests import AskedBy, changes_nothing, kind_of
 from liftpy.core.metadata.controller.streams import MAX_PARTITIONS_PER_STREAM, with_partition_count
@@ -47,7 +47,7 @@ from liftpy.core.metadata.request_limits import fit
 from liftpy.core.metadata.sessions import NodeSessions
 from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
-from liftpy.core.wire.decode_errors import REFUSED, REPLY, has_unknown_fields, refused
+from liftpy.core.wire.decode_errors import REFUSED, REPLY, counter_name, has_unknown_fields
 from liftpy.core.wire.subjects import PARTITION_WORDS, begins_under
 from liftpy.errors import LiftError
 
@@ -252,7 +252,7 @@ def _envelope(arrival: Arrival) -> Rejection | None:
     try:
         arrival.request = request = frames.decode(arrival.payload, pb.ControlRequest)
     except LiftError as error:
-        return Rejection(None, refused(error))
+        return Rejection(None, counter_name(error))
     request.sender = arrival.sender
     with_partition_count(request, arrival.config)
     fit_request(request, arrival.max_payload_bytes)
@@ -269,7 +269,7 @@ def _operator_rate(arrival: Arrival) -> Rejection | None:
     wait_ms = arrival.limits.rates.wait_ms(arrival.sender, arrival.now_ns)
     if not wait_ms:
         return None
-    of = f"of {shown(arrival.sender)}" if arrival.sender else "of operators without a name of their own"
+    of = f"of {quote(arrival.sender)}" if arrival.sender else "of operators without a name of their own"
     detail = f"more than {PER_PRINCIPAL} requests a second {of}, or {IN_ALL} in all: again in {wait_ms} ms"
     response = error_response(arrival.request, _ERROR.UNAVAILABLE, detail)
     response.retryAfterMs = wait_ms
@@ -283,7 +283,7 @@ def _inbox_subjects(arrival: Arrival) -> str:
     subject, detail = arrival.request.createStream.subject, ""
     for prefix in arrival.inbox_prefixes:
         if begins_under(subject, MAX_PARTITIONS_PER_STREAM, prefix):  # it may get more partitions at any time
-            detail = f"subject {shown(subject)} would overlap with the inboxes under {prefix}: choose another"
+            detail = f"subject {quote(subject)} would overlap with the inboxes under {prefix}: choose another"
     return detail
 
 
@@ -307,20 +307,20 @@ def _reserved_name(arrival: Arrival) -> str:
     name = arrival.request.createStream.name
     if not name.startswith(RESERVED) or name == PROBE_STREAM:
         return ""
-    return f"stream {shown(name)} can't be made: names that begin with {RESERVED} are the cluster's own"
+    return f"stream {quote(name)} can't be made: names that begin with {RESERVED} are the cluster's own"
 
 
 def _option_name(arrival: Arrival) -> str:
     name = arrival.request.createStream.name
     return (
-        f"stream {shown(name)} can't be made: a name that begins with - reads as an option of commands"
+        f"stream {quote(name)} can't be made: a name that begins with - reads as an option of commands"
         if name.startswith("-")
         else ""
     )
 
 
 def _internal_stream(arrival: Arrival) -> str:
-    return _guarded(arrival.request) if arrival.acl is RequestAcl.ADMIN and not arrival.request.internal else ""
+    return _needs_confirmation(arrival.request) if arrival.acl is RequestAcl.ADMIN and not arrival.request.internal else ""
 
 
 def _subject_of_kind(arrival: Arrival) -> str:
@@ -387,14 +387,14 @@ RESERVED = "_liftpy"
 _NO_KIND = "a request of an unknown kind"
 
 
-def _guarded(request: pb.ControlRequest) -> str:
+def _needs_confirmation(request: pb.ControlRequest) -> str:
     """Return why a request for an internal stream needs a confirmation, or '' if it needs none."""
     for part in (request, *(item.request for item in request.batch.requests)):
         name = part.WhichOneof("request") or ""
         field = kind_of(part).names_stream
         stream = getattr(getattr(part, name), field) if field else ""
         if is_internal(stream):
-            return f"stream {shown(stream)} is internal, the cluster's own: {name} needs to say that it is meant (--internal)"
+            return f"stream {quote(stream)} is internal, the cluster's own: {name} needs to say that it is meant (--internal)"
     return ""
 
 
@@ -404,7 +404,7 @@ def _of_node(who: str, request: pb.ControlRequest) -> str:
         return _elsewhere(request, RequestAcl.NODE)
     named = getattr(getattr(request, name), kind.asker) if kind.asker else who
     if named != who:
-        return f"{name} speaks for {shown(named)} on the subject of {shown(who)}"
+        return f"{name} speaks for {quote(named)} on the subject of {quote(who)}"
     return ""
 
 
@@ -507,8 +507,8 @@ def _node_id_in_use(facts: SessionFacts) -> Rejection | None:
     if not facts.sessions.may_still_run(asked.nodeId, facts.now_ns):
         return None
     detail = (
-        f"node {known.node_id!r} runs as incarnation {known.incarnation} (start {known.start} of folder {shown(known.folder_id)}): "
-        f"start {asked.start} of folder {shown(asked.folderId)} can't take its place before it has ended"
+        f"node {known.node_id!r} runs as incarnation {known.incarnation} (start {known.start} of folder {quote(known.folder_id)}): "
+        f"start {asked.start} of folder {quote(asked.folderId)} can't take its place before it has ended"
     )
     response = error_response(facts.request, _ERROR.EXISTS, detail)
     return Rejection(response, "registrations in the place of a node that runs")
@@ -553,7 +553,7 @@ def _node_is_a_controller(facts: LogFacts) -> Rejection | None:
     return Rejection(error_response(facts.request, _ERROR.INVALID, still_a_controller(node_id)))
 
 
-def _halted(facts: LogFacts) -> Rejection | None:
+def _images_differ(facts: LogFacts) -> Rejection | None:
     """Reject all requests while no majority of the controllers has the same image.
 
     The barrier of a new voter is still accepted.
@@ -570,7 +570,7 @@ def _halted(facts: LogFacts) -> Rejection | None:
 
 LOG: tuple[Check[LogFacts], ...] = (
     Check("node is a controller", _node_is_a_controller),
-    Check("halted", _halted),
+    Check("halted", _images_differ),
 )
 ADMISSION: tuple[Check[Any], ...] = (*ARRIVAL, *LEADER, *SESSIONS, *LOG)
 """All checks in the order in which a controller runs them."""

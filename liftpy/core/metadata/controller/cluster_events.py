@@ -211,14 +211,16 @@ def events_of(
     known = Causes() if causes is None else causes
     parts = [item.request for item in request.batch.requests] if request.HasField("batch") else [request]
     named, whole = _causes_in(parts, request.sender, before)
-    for number, (kind, said) in enumerate(chain(_asked(before, request, answer), _done(before, records, known, named, whole))):
+    for number, (kind, said) in enumerate(
+        chain(_request_events(before, request, answer), _record_events(before, records, known, named, whole))
+    ):
         yield ClusterEvent(index=index, number=number, time_ns=request.timeNs, kind=kind, **said)
 
 
 _Found = tuple[str, dict[str, Any]]
 
 
-def _asked(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> Iterator[_Found]:
+def _request_events(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> Iterator[_Found]:
     parts = [item.request for item in request.batch.requests] if request.HasField("batch") else [request]
     if not any(_is_always_an_event(part) for part in parts):
         return
@@ -234,7 +236,7 @@ def _asked(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> I
             error, detail = answers.get(request.batch.requests[number].number, (_ERRORS.UNKNOWN, "not decided"))
         if part.HasField("reportService"):
             if error == _ERRORS.OK:
-                yield "service_ended", _ended(part.reportService)
+                yield "service_ended", _service_details(part.reportService)
             continue
         name = part.WhichOneof("request") or ""
         said: dict[str, Any] = {"request": name, "sender": request.sender, "operation_id": request.operationId.hex()}
@@ -251,7 +253,7 @@ def _is_always_an_event(part: pb.ControlRequest) -> bool:
     return kind_of(part).asked_by is AskedBy.OPERATORS or part.HasField("reportService")
 
 
-def _ended(report: pb.ReportService) -> dict[str, Any]:
+def _service_details(report: pb.ReportService) -> dict[str, Any]:
     detail = f"{report.service} on {report.node} {report.ending}: {report.reason}"[:MOST_DETAIL_CHARS]
     return {"stream": report.stream, "partition": report.partition, "node": report.node, "detail": detail}
 
@@ -283,7 +285,7 @@ def _why_isr_changes(asked: pb.ChangeIsr, before: ClusterImage) -> str:
         return f"{', '.join(asked.lost)} lost acknowledged records"
     if asked.evicted:
         return f"{asked.evicted} is not a replica any more"
-    held = _held(before, asked.stream, asked.uid, asked.partition)
+    held = _find_partition(before, asked.stream, asked.uid, asked.partition)
     left = sorted(set(held.isr) - set(asked.isr)) if held is not None else []
     texts = {True: "is fenced", False: "fell behind the leader"}
     return ", ".join(f"{one} {texts[one not in before.nodes or before.nodes[one].fenced]}" for one in left)
@@ -321,7 +323,7 @@ def _causes_in(parts: Iterable[pb.ControlRequest], sender: str, before: ClusterI
     return named, whole
 
 
-def _done(
+def _record_events(
     before: ClusterImage, records: Iterable[Record], causes: Causes, named: Mapping[tuple[str, int], str], whole: str
 ) -> Iterator[_Found]:
     partitions: dict[tuple[str, int], PartitionState | None] = {}
@@ -350,7 +352,7 @@ def _done(
                 yield "node_removed", {"node": node_id}
             case PartitionStateChanged(stream_name, uid, partition):
                 key = (uid, partition.partition)
-                old = partitions[key] if key in partitions else _held(before, stream_name, uid, partition.partition)
+                old = partitions[key] if key in partitions else _find_partition(before, stream_name, uid, partition.partition)
                 partitions[key] = partition
                 if old is not None:
                     where = {"stream": stream_name, "partition": partition.partition}
@@ -372,7 +374,7 @@ def _done(
                 controllers = changed
 
 
-def _held(image: ClusterImage, stream: str, uid: str, partition: int) -> PartitionState | None:
+def _find_partition(image: ClusterImage, stream: str, uid: str, partition: int) -> PartitionState | None:
     held = image.streams.get(stream)
     return held.partitions[partition] if held is not None and held.uid == uid and partition < len(held.partitions) else None
 
@@ -426,7 +428,7 @@ def _partition(old: PartitionState, new: PartitionState, cause: str) -> Iterator
 class EventTrail:
     """The newest events, in order, in the memory of each controller.
 
-    ``applied`` only notes an entry. ``look`` derives its events in portions, because one entry may move thousands of
+    ``note_entry`` only notes an entry. ``derive_events`` derives its events in portions, because one entry may move thousands of
     partitions.
     """
 
@@ -449,15 +451,15 @@ class EventTrail:
         self.lost = 0
         """Number of events that left the memory before they were written to the event stream."""
 
-    def applied(self, index: int, events: Iterator[ClusterEvent]) -> None:
-        """Note the applied entry ``index``. ``look`` derives its events later."""
+    def note_entry(self, index: int, events: Iterator[ClusterEvent]) -> None:
+        """Note the applied entry ``index``. ``derive_events`` derives its events later."""
         if len(self._noted) >= self._most_noted:
             self.begins, _ = self._noted.popleft()
             self.begins_ns = self._held[-1].time_ns if self._held else self.begins_ns
             self.dropped += 1
         self._noted.append((index, events))
 
-    def look(self, most: int) -> list[ClusterEvent]:
+    def derive_events(self, most: int) -> list[ClusterEvent]:
         """Derive up to ``most`` further events from the noted entries, and return them."""
         found: list[ClusterEvent] = []
         while self._noted and len(found) < most:
@@ -474,14 +476,14 @@ class EventTrail:
             self._held.append(event)
         return found
 
-    def restored(self, index: int, time_ns: int) -> None:
+    def restart_after_snapshot(self, index: int, time_ns: int) -> None:
         """Restart the trail after the image was loaded from a snapshot of ``time_ns``. Earlier events are unknown."""
         self._held.clear()
         self._noted.clear()
         self.index = self.begins = index
         self.begins_ns = time_ns
 
-    def told(self, event: ClusterEvent) -> None:
+    def add_event(self, event: ClusterEvent) -> None:
         """Add an event without a log entry, at the index of the last restored image."""
         self._held.append(event)
 
@@ -490,7 +492,7 @@ class EventTrail:
         """Place of the newest event of this trail. (0, -1): there are no events."""
         return self._held[-1].place if self._held else (0, -1)
 
-    def behind(self, place: tuple[int, int], since_ns: int, count: int) -> list[ClusterEvent]:
+    def events_after(self, place: tuple[int, int], since_ns: int, count: int) -> list[ClusterEvent]:
         """Return the first ``count`` events after ``place`` that are not older than ``since_ns``."""
         return list(islice((one for one in self._held if one.place > place and one.time_ns >= since_ns), count))
 
@@ -535,19 +537,19 @@ def last_place_of(records: Sequence[bytes | None]) -> tuple[int, int] | None:
 class EventLog:
     """The events of ``trail`` that are not in the event stream yet.
 
-    The shell reads the tail while it is None and calls ``found``. It publishes ``due``, then calls ``stored``, or
-    ``lost_track`` after a failure.
+    The shell reads the tail while it is None and calls ``set_tail``. It publishes ``due``, then calls ``record_stored``, or
+    ``forget_tail`` after a failure.
     """
 
     def __init__(self, trail: EventTrail) -> None:
         self._trail = trail
         self.tail: Tail | None = None
 
-    def found(self, tail: Tail) -> None:
+    def set_tail(self, tail: Tail) -> None:
         """Record the end of the event stream, which the shell has read."""
         self._ends_at(tail)
 
-    def lost_track(self) -> None:
+    def forget_tail(self) -> None:
         """Forget the end of the event stream. Another controller may have written, or the result of a publish is unknown."""
         self.tail = None
 
@@ -556,7 +558,7 @@ class EventLog:
         self.tail = self._trail.written = None
 
     @property
-    def is_behind(self) -> bool:
+    def has_events_to_write(self) -> bool:
         """True if there are events to write."""
         return self.tail is None or self._trail.newest > self.tail.place
 
@@ -565,11 +567,11 @@ class EventLog:
         if self.tail is None:
             return []
         place = self.tail.place
-        found = self._trail.behind(place, 0, most)
+        found = self._trail.events_after(place, 0, most)
         gap = self._gap(place, found)
         return [*gap, *(event.as_object() for event in found)][:most]
 
-    def stored(self, events: list[dict[str, Any]], offset: int) -> None:
+    def record_stored(self, events: list[dict[str, Any]], offset: int) -> None:
         """Record that the events are stored. The last event has offset ``offset``."""
         last = events[-1]
         self._ends_at(Tail(offset, (last["index"], last["number"])))

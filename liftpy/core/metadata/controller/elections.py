@@ -47,7 +47,7 @@ def report_leader(draft: RecordBuilder, request: pb.ReportLeader) -> Decision:
     told = LeaderReported(stream.uid, partition.partition, report)
     if partition.status is PartitionStatus.ELECTION:
         draft.add(told)
-        return _changed(draft, stream, partition, election.answered(draft, stream, partition, report))
+        return _store_partition(draft, stream, partition, election.add_report(draft, stream, partition, report))
     if not (request.accusedAsked or _most_have_reported(draft, stream, partition, report)):
         draft.add(told)
         return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
@@ -103,7 +103,7 @@ def report_promotion(draft: RecordBuilder, request: pb.ReportPromotion) -> Decis
     refusal = _wrong_process(draft, request.candidate, request.candidateIncarnation, partition)
     if refusal is not None:
         return refusal
-    return _changed(draft, stream, partition, election.finish(stream, partition))
+    return _store_partition(draft, stream, partition, election.finish(stream, partition))
 
 
 def pass_over(draft: RecordBuilder, request: pb.PassOver) -> Decision:
@@ -115,7 +115,7 @@ def pass_over(draft: RecordBuilder, request: pb.PassOver) -> Decision:
     named = (request.candidate, request.leaderEpoch, request.epoch)
     if not partition.candidate or named != (partition.candidate, partition.leader_epoch, partition.epoch):
         return _stale(partition)
-    return _changed(draft, stream, partition, election.pass_over(draft, stream, partition))
+    return _store_partition(draft, stream, partition, election.pass_over(draft, stream, partition))
 
 
 def conclude_election(draft: RecordBuilder, request: pb.ConcludeElection) -> Decision:
@@ -126,7 +126,7 @@ def conclude_election(draft: RecordBuilder, request: pb.ConcludeElection) -> Dec
     stream, partition = found
     if partition.status is not PartitionStatus.ELECTION or request.epoch != partition.epoch:
         return _stale(partition)
-    return _changed(draft, stream, partition, election.conclude(draft, stream, partition))
+    return _store_partition(draft, stream, partition, election.conclude(draft, stream, partition))
 
 
 def elect_leader(draft: RecordBuilder, request: pb.ElectLeader) -> Decision:
@@ -155,7 +155,7 @@ def elect_leader(draft: RecordBuilder, request: pb.ElectLeader) -> Decision:
     if elected == partition:
         detail = "no member of the ISR that holds all acknowledged data is live"
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, detail, partition)
-    return _changed(draft, stream, partition, elected)
+    return _store_partition(draft, stream, partition, elected)
 
 
 def drain_node(draft: RecordBuilder, request: pb.DrainNode) -> Steps[Decision]:
@@ -181,13 +181,13 @@ def drain_node(draft: RecordBuilder, request: pb.DrainNode) -> Steps[Decision]:
 def _transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> Decision:
     chosen = node_id or partition.replicas[0]
     if chosen == partition.leader:
-        return _changed(draft, stream, stream.partitions[partition.partition], partition)
+        return _store_partition(draft, stream, stream.partitions[partition.partition], partition)
     moved = election.transfer(draft, stream, partition, chosen)
     if moved is None:
         return refuse(
             pb.ControlResponse.INVALID, f"{chosen!r} is not a live member of the ISR {list(partition.isr)}", partition
         )
-    return _changed(draft, stream, partition, moved)
+    return _store_partition(draft, stream, partition, moved)
 
 
 def _elect_uncleanly(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> Decision:
@@ -197,7 +197,7 @@ def _elect_uncleanly(draft: RecordBuilder, stream: StreamImage, partition: Parti
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, f"no live replica {node_id or list(partition.replicas)}", partition)
     doubtful = {live[0], *partition.incomplete}
     doubted = replace(partition, incomplete=tuple(node for node in partition.replicas if node in doubtful))
-    return _changed(draft, stream, partition, election.propose(draft, doubted, live[0]))
+    return _store_partition(draft, stream, partition, election.propose(draft, doubted, live[0]))
 
 
 def _depose(
@@ -208,7 +208,7 @@ def _depose(
     if began.status is PartitionStatus.OFFLINE:
         detail = f"nobody but {partition.leader!r} is live and holds all that was committed"
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, detail, partition)
-    return _changed(draft, stream, partition, began)
+    return _store_partition(draft, stream, partition, began)
 
 
 def _counts(stream: StreamImage, partition: PartitionState, witness: str) -> bool:
@@ -282,7 +282,7 @@ def _stale(partition: PartitionState) -> Decision:
     return refuse(pb.ControlResponse.STALE, detail, partition)
 
 
-def _changed(draft: RecordBuilder, stream: StreamImage, old: PartitionState, new: PartitionState) -> Decision:
+def _store_partition(draft: RecordBuilder, stream: StreamImage, old: PartitionState, new: PartitionState) -> Decision:
     if new == old:
         return draft.done(pb.ControlResponse(partition=partition_to_pb(old)))
     return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, new))))

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 
 from liftpy.config import NS_PER_S, SessionTimes
 from liftpy.core.metadata.codec import rules_to_pb, times_to_pb
-from liftpy.core.metadata.controller.state_machine import again
+from liftpy.core.metadata.controller.state_machine import repeated_answer
 from liftpy.core.metadata.controller_list import GroupView
-from liftpy.core.metadata.feature_range import NO_LEVEL, LevelRange, said
+from liftpy.core.metadata.feature_range import NO_LEVEL, LevelRange, level_range_in
 from liftpy.core.metadata.features import level_range_of, refused_level, why_no_way_back
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import Rules, refuse
@@ -38,11 +38,11 @@ class ReportedLevels:
         """Forget all reported levels."""
         self._of.clear()
 
-    def heard(self, beat: pb.Heartbeat, image: ClusterImage) -> None:
+    def record_heartbeat(self, beat: pb.Heartbeat, image: ClusterImage) -> None:
         """Record the levels in a heartbeat of a registered process."""
         node = image.nodes.get(beat.nodeId)
         if node is not None and node.incarnation == beat.incarnation:
-            self._of[beat.nodeId] = (beat.incarnation, said(beat))
+            self._of[beat.nodeId] = (beat.incarnation, level_range_in(beat))
 
     def of(self, image: ClusterImage, node_id: str) -> LevelRange | None:
         """Return the levels of the running process of a node, or None if they are unknown or the node does not run."""
@@ -71,13 +71,13 @@ def levels_answer(
     asked = request.setFeatureLevel
     held = image.operations.get(request.operationId)
     if held is not None:
-        return pb.ControlResponse.FromString(again(image, held))
+        return pb.ControlResponse.FromString(repeated_answer(image, held))
     level = asked.level or image.feature_level
     reasons = _reasons_against(image, level, heard, controllers, rules)
     if not asked.dryRun and not reasons:
         _fill(asked, image, rules, times)
         return None
-    response = _described(image, heard, reasons) if asked.dryRun else refuse(_ERROR.INVALID, "; ".join(reasons)).response
+    response = _dry_run_answer(image, heard, reasons) if asked.dryRun else refuse(_ERROR.INVALID, "; ".join(reasons)).response
     response.operationId, response.index = request.operationId, image.index
     return response
 
@@ -114,14 +114,14 @@ def _reasons_against(
     return reasons
 
 
-def _described(image: ClusterImage, heard: ReportedLevels, reasons: list[str]) -> pb.ControlResponse:
+def _dry_run_answer(image: ClusterImage, heard: ReportedLevels, reasons: list[str]) -> pb.ControlResponse:
     """Return the answer to a dry run of SetFeatureLevel."""
     levels = pb.FeatureLevels(level=image.feature_level, reasons=reasons)
     for node_id in sorted(image.nodes):
         spoken = heard.of(image, node_id)
         row = levels.nodes.add(nodeId=node_id, version=image.nodes[node_id].version)
         if spoken is not None:
-            spoken.tell(row)
+            spoken.write_to(row)
     return pb.ControlResponse(levels=levels)
 
 
@@ -129,7 +129,7 @@ def _fill(request: pb.SetFeatureLevel, image: ClusterImage, rules: Rules, times:
     """Add the facts that were checked to SetFeatureLevel before the request is logged."""
     del request.checked[:]
     request.checked.extend(pb.CheckedNode(nodeId=i, incarnation=image.nodes[i].incarnation) for i in sorted(image.nodes))
-    request.rules.CopyFrom(rules_to_pb(image.rules or rules.shared))
+    request.rules.CopyFrom(rules_to_pb(image.rules or rules.stored_rules))
     request.sessionTimes.CopyFrom(times_to_pb(image.session_times or times))
 
 
@@ -156,7 +156,7 @@ def first_level_of_a_cluster(own: LevelRange, others: Mapping[str, LevelRange | 
 
 def begin_at(level: int, rules: Rules, times: SessionTimes) -> pb.ControlRequest:
     """Return the request that gives a new group the feature level ``level`` and the settings of its leader."""
-    begin = pb.SetFeatureLevel(level=level, rules=rules_to_pb(rules.shared), sessionTimes=times_to_pb(times))
+    begin = pb.SetFeatureLevel(level=level, rules=rules_to_pb(rules.stored_rules), sessionTimes=times_to_pb(times))
     return pb.ControlRequest(setFeatureLevel=begin)
 
 
@@ -177,7 +177,7 @@ class LevelBootstrap:
         self.why = "the group is new, and its feature level is being decided" if image.feature_level == NO_LEVEL else ""
 
     def due(self, image: ClusterImage, view: GroupView, now_ns: int) -> pb.ControlRequest | None:
-        """Return the request to propose now, or None. The caller must call ``ended`` after the request."""
+        """Return the request to propose now, or None. The caller must call ``request_ended`` after the request."""
         if image.feature_level != NO_LEVEL:
             self.why = ""
         if not self.why or self._is_ordered or view.halted:
@@ -190,6 +190,6 @@ class LevelBootstrap:
         self._is_ordered = True
         return begin_at(level, self._rules, self._times)
 
-    def ended(self) -> None:
+    def request_ended(self) -> None:
         """Record that the request has ended. If it was certainly not applied, ``due`` returns it again."""
         self._is_ordered = False

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
-from liftpy.core.base.ids import check_name, shown
+from liftpy.core.base.ids import check_name, quote
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata import election
 from liftpy.core.metadata.codec import node_to_pb
 from liftpy.core.metadata.controller_list import list_from_pb, well_formed
-from liftpy.core.metadata.feature_range import said
+from liftpy.core.metadata.feature_range import level_range_in
 from liftpy.core.metadata.features import refused_level
 from liftpy.core.metadata.image import ClusterImage, NodeImage, StreamImage
 from liftpy.core.metadata.node_identity import MAX_EARLIER_NONCES, ProcessRelation, compare_processes
@@ -85,7 +85,7 @@ def register_node(draft: RecordBuilder, request: pb.RegisterNode) -> Steps[Decis
 
 def unsupported_level_of(image: ClusterImage, request: pb.RegisterNode) -> str:
     """Return why a process cannot run at the feature level of the image, or '' if it can."""
-    return refused_level(image.feature_level, f"node {request.nodeId!r}", said(request))
+    return refused_level(image.feature_level, f"node {request.nodeId!r}", level_range_in(request))
 
 
 def has_all_acknowledged_records(known: NodeImage, request: pb.RegisterNode) -> bool:
@@ -208,7 +208,7 @@ def why_still_controller(image: ClusterImage, node_id: str) -> str:
 
 def _unknown(image: ClusterImage, node_id: str) -> str:
     some = ", ".join(sorted(image.nodes)[:10]) + (" ..." if len(image.nodes) > 10 else "")
-    return f"there is no node {shown(node_id)}; there are: {some or 'none'}"
+    return f"there is no node {quote(node_id)}; there are: {some or 'none'}"
 
 
 def _wrong_registration(draft: RecordBuilder, request: pb.RegisterNode) -> str:
@@ -276,7 +276,7 @@ def change_controllers(draft: RecordBuilder, request: pb.ChangeControllers) -> D
     if not well_formed(after) or request.after != draft.image.controllers.index:
         return refuse(pb.ControlResponse.INVALID, "a change of the controllers that no metadata leader has proposed")
     draft.add(ControllersChanged(after))
-    return draft.done(pb.ControlResponse(detail=after.said()))
+    return draft.done(pb.ControlResponse(detail=after.as_text()))
 
 
 # Changes the partitions of a node that registers or is fenced.
@@ -308,7 +308,7 @@ def after_fencing(draft: RecordBuilder, node_id: str) -> Steps[str]:
     """
     if not draft.rules.elections:
         return ""
-    changed = yield from _each(draft, node_id, _gone)
+    changed = yield from _each(draft, node_id, _without_node)
     return f"{len(changed)} partitions need another leader" if changed else ""
 
 
@@ -340,7 +340,7 @@ def _complete_back(draft: RecordBuilder, stream: StreamImage, partition: Partiti
     if partition.candidate == node_id:
         partition = election.pass_over(draft, stream, partition)  # the process that promoted itself is gone
     elif partition.status is PartitionStatus.ELECTION:
-        return election.answered(draft, stream, partition)
+        return election.add_report(draft, stream, partition)
     return _revive(draft, stream, partition, node_id)
 
 
@@ -358,17 +358,17 @@ def _incomplete_back(draft: RecordBuilder, stream: StreamImage, partition: Parti
     if partition.candidate == node_id:
         return election.pass_over(draft, stream, shrunk)
     if partition.status is PartitionStatus.ELECTION:
-        return election.answered(draft, stream, shrunk)
+        return election.add_report(draft, stream, shrunk)
     return shrunk
 
 
-def _gone(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
+def _without_node(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str) -> PartitionState:
     if partition.leader == node_id:
         return election.begin(draft, stream, partition, deposed=node_id)
     if partition.candidate == node_id:
         return election.pass_over(draft, stream, partition)
     if partition.status is PartitionStatus.ELECTION:
-        return election.answered(draft, stream, partition)
+        return election.add_report(draft, stream, partition)
     return partition
 
 

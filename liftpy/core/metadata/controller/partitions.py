@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause, Purge
-from liftpy.core.base.purge import MAX_PURGE_BYTES, MAX_PURGES, asked, reported, waits_for
+from liftpy.core.base.purge import MAX_PURGE_BYTES, MAX_PURGES, waits_for, with_purge, with_report
 from liftpy.core.metadata.codec import partition_to_pb, stream_to_pb
 from liftpy.core.metadata.controller.nodes import current_node
-from liftpy.core.metadata.controller.reassign import evicted, joined, settled
+from liftpy.core.metadata.controller.reassign import add_learner_to_replicas, finish_reached_target, remove_replica
 from liftpy.core.metadata.controller.streams import MAX_OFFSET
 from liftpy.core.metadata.image import StreamImage
 from liftpy.core.metadata.record_builder import Decision, RecordBuilder, refuse
@@ -40,11 +40,11 @@ def change_isr(draft: RecordBuilder, request: pb.ChangeIsr) -> Decision:
     # The same ISR again raises the Epoch too: so a leader that never heard of its last attempt's outcome settles it [C8].
     incomplete = tuple(node for node in partition.incomplete if node not in request.isr)
     if partition.joining in request.isr:
-        partition = joined(partition)
+        partition = add_learner_to_replicas(partition)
     moved = replace(stream.with_isr(partition, request.isr, request.lost), incomplete=incomplete)
     if request.evicted:
-        moved = evicted(moved, request.evicted)
-    changed = draft.change(stream, settled(stream, moved) if partition.target else moved)
+        moved = remove_replica(moved, request.evicted)
+    changed = draft.change(stream, finish_reached_target(stream, moved) if partition.target else moved)
     return draft.done(pb.ControlResponse(partition=partition_to_pb(changed)))
 
 
@@ -136,7 +136,7 @@ def pause_partitions(draft: RecordBuilder, request: pb.PausePartitions) -> Steps
         return refuse(pb.ControlResponse.NOT_FOUND, detail)
     partitions = list(held.partitions)
     for place, number in enumerate(sorted(set(request.partitions)) or range(len(partitions))):
-        changed = _paused(partitions[number], asked_for)
+        changed = _with_pause(partitions[number], asked_for)
         if changed is not partitions[number]:
             partitions[number] = draft.change(held, changed)
         if place % PER_STEP == PER_STEP - 1:
@@ -162,13 +162,13 @@ def wake_partition(draft: RecordBuilder, request: pb.WakePartition) -> Decision:
     if partition.pause is Pause.ENDING:
         partition = draft.change(stream, replace(partition, pause=Pause.NOT_PAUSED))
     elif partition.pause.until_publish:
-        partition = _woken(draft, stream, partition)
+        partition = _wake(draft, stream, partition)
     else:
         return refuse(pb.ControlResponse.INVALID, f"{partition.pause.name}: operators alone resume it", partition)
     return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
 
 
-def _paused(partition: PartitionState, asked_for: Pause) -> PartitionState:
+def _with_pause(partition: PartitionState, asked_for: Pause) -> PartitionState:
     """Return the partition with the requested pause, or ``partition`` itself if nothing changes."""
     if asked_for is Pause.ENDING:
         return replace(partition, pause=Pause.ENDING) if partition.pause.takes_nothing else partition
@@ -177,7 +177,7 @@ def _paused(partition: PartitionState, asked_for: Pause) -> PartitionState:
     return replace(partition, pause=asked_for, pauses=partition.pauses + 1)
 
 
-def _woken(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
+def _wake(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
     if partition.pause is Pause.UNTIL_PUBLISH:
         return draft.change(stream, replace(partition, pause=Pause.ENDING))
     for other in stream.partitions:
@@ -204,7 +204,7 @@ def purge_records(draft: RecordBuilder, request: pb.PurgeRecords) -> Decision:
         detail = "a purge names subjects or keys; to give up everything below an offset, truncate the stream"
         return refuse(pb.ControlResponse.INVALID, detail, partition)
     wish = Purge(number=draft.next_epochs(), subjects=wanted.subjects, keys=wanted.keys, end_offset=request.endOffset)
-    changed = asked(partition, wish)
+    changed = with_purge(partition, wish)
     if changed is None:
         return refuse(pb.ControlResponse.INVALID, _no_room(partition, wish), partition)
     if changed is partition:
@@ -222,7 +222,7 @@ def report_purged(draft: RecordBuilder, request: pb.ReportPurged) -> Decision:
     node = current_node(draft, request.node, request.incarnation)
     if isinstance(node, Decision):
         return node
-    changed = reported(partition, request.node, request.number)
+    changed = with_report(partition, request.node, request.number)
     if changed is not partition:
         changed = draft.change(stream, changed)
     return draft.done(pb.ControlResponse(partition=partition_to_pb(changed)))

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from liftpy.core.base.cooperative_apply import Steps
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.image import ClusterImage
-from liftpy.core.metadata.placement import candidates_for, placing, takes_long
-from liftpy.core.metadata.placement.facts import Assigned, NodeFacts, NotEnoughNodesError, Placed, Replicas, Wanted, ordered
+from liftpy.core.metadata.placement import candidates_for, place_in_steps, takes_long
+from liftpy.core.metadata.placement.facts import Assigned, NodeFacts, NotEnoughNodesError, Placed, Replicas, Wanted, sort_by_id
 from liftpy.core.metadata.record_builder import RecordBuilder
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def facts_of(image: ClusterImage) -> list[NodeFacts]:
     """Return the facts about all nodes in the image that placement needs, in order of the node ids."""
-    return ordered(
+    return sort_by_id(
         [
             NodeFacts(
                 node_id=node.node_id,
@@ -32,7 +32,7 @@ def facts_of(image: ClusterImage) -> list[NodeFacts]:
     )
 
 
-def assigned(lists: Iterable[pb.ReplicaList]) -> tuple[Assigned, ...]:
+def assignment_from_pb(lists: Iterable[pb.ReplicaList]) -> tuple[Assigned, ...]:
     """Convert a manual assignment from protobuf."""
     return tuple(Assigned(partition=entry.partition, replicas=tuple(entry.replicas)) for entry in lists)
 
@@ -46,7 +46,7 @@ def place_on_image(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed]:
     if takes_long(nodes, wanted):
         candidates_for(nodes, wanted)
         draft.takes_long()
-    return (yield from placing(nodes, wanted))
+    return (yield from place_in_steps(nodes, wanted))
 
 
 def new_partitions(draft: RecordBuilder, placed: Sequence[Replicas], first: int = 0) -> tuple[PartitionState, ...]:

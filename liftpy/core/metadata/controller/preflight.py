@@ -15,7 +15,7 @@ from __future__ import annotations
 from liftpy.core.base.partition import PartitionStatus
 from liftpy.core.metadata.controller.request_batcher import answer_of
 from liftpy.core.metadata.controller.requests import decide_on, kind_of
-from liftpy.core.metadata.controller.state_machine import again, refusal
+from liftpy.core.metadata.controller.state_machine import refusal, repeated_answer
 from liftpy.core.metadata.image import ClusterImage
 from liftpy.core.metadata.record_builder import RecordBuilder, Rules
 from liftpy.core.metadata.records import Record
@@ -43,7 +43,7 @@ class _Trial(RecordBuilder):
         raise _WouldChangeError
 
 
-def without_log(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
+def answer_without_log(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
     """Return the answer to a request that changes nothing in ``image``, or None if the log must decide.
 
     ``now_ns``: as for ``decide``.
@@ -56,13 +56,13 @@ def without_log(image: ClusterImage, request: pb.ControlRequest, now_ns: int, ru
         return wrong.response
     held = image.operations.get(request.operationId)
     if held is not None:
-        return pb.ControlResponse.FromString(again(image, held))
+        return pb.ControlResponse.FromString(repeated_answer(image, held))
     if request.HasField("batch"):
         return _batch(image, request.batch, now_ns, rules)
-    return _tried(image, request, now_ns, rules)
+    return _try_decision(image, request, now_ns, rules)
 
 
-def _tried(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
+def _try_decision(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: Rules) -> pb.ControlResponse | None:
     try:
         return decide_on(_Trial(image, now_ns, rules), request).response
     except _WouldChangeError:
@@ -77,14 +77,14 @@ def _batch(image: ClusterImage, batch: pb.Batch, now_ns: int, rules: Rules) -> p
     for item in batch.requests[:MAX_REQUESTS]:
         if not kind_of(item.request).batched:
             return None
-        answer = _tried(image, item.request, now_ns, rules)
+        answer = _try_decision(image, item.request, now_ns, rules)
         if answer is None:
             return None
         answers.answers.append(answer_of(item.number, answer))
     return pb.ControlResponse(batch=answers)
 
 
-def why_not(image: ClusterImage, node_id: str, controllers: dict[str, bool]) -> list[str]:
+def reasons_to_keep_running(image: ClusterImage, node_id: str, controllers: dict[str, bool]) -> list[str]:
     """Return the reasons why other nodes need this node, as texts. [] means none.
 
     ``controllers``: voter -> True if it is connected.

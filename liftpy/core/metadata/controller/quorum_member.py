@@ -1,7 +1,7 @@
 """The decisions of a controller next to the Raft log, for the real shell and the simulator. Pure.
 
 ``MemberLogView`` is its view of the log. The shell calls ``tick`` after each flush and carries out the result. It asks
-``request`` about each control request. An ``ProposedEntry`` is an entry to log: ``entry`` gives the bytes, ``ended`` turns the
+``request`` about each control request. An ``ProposedEntry`` is an entry to log: ``entry`` gives the bytes, ``proposal_ended`` turns the
 result into the answer. A leader's duties begin after a barrier of its own term is applied [M12], and end before it
 transfers its leadership.
 
@@ -22,11 +22,11 @@ from typing import Protocol
 
 from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.core.base.partition import PartitionStatus
-from liftpy.core.metadata.controller.active_controller import ActiveController, joined
+from liftpy.core.metadata.controller.active_controller import ActiveController, merge_answers
 from liftpy.core.metadata.controller.admission import LEADER, LOG, LeaderFacts, LogFacts, first_rejection
 from liftpy.core.metadata.controller.feature_negotiation import LevelBootstrap, levels_answer
 from liftpy.core.metadata.controller.requests import changes_nothing
-from liftpy.core.metadata.controller.state_machine import again
+from liftpy.core.metadata.controller.state_machine import repeated_answer
 from liftpy.core.metadata.controller_list import (
     ControllerList,
     GroupView,
@@ -35,7 +35,7 @@ from liftpy.core.metadata.controller_list import (
     leader_must_transfer,
     list_to_pb,
     next_step,
-    planned,
+    plan_change,
 )
 from liftpy.core.metadata.describe import describer
 from liftpy.core.metadata.failure_reports import LeaderQuestion, ProbeResult
@@ -135,7 +135,7 @@ class EntryOutcome(Enum):
 
 @dataclass(slots=True, eq=False)
 class ProposedEntry:
-    """Request that must go into the log. The shell calls ``entry``, proposes the bytes, and calls ``ended``, each once."""
+    """Request that must go into the log. The shell calls ``entry``, proposes the bytes, and calls ``proposal_ended``, each once."""
 
     request: pb.ControlRequest
     timeout_ns: int = DUTY_TIMEOUT_NS
@@ -179,7 +179,7 @@ class TransferMetadataLeadership:
 
 
 Decision = ProposedEntry | CatchUp | ProbeNode | LeaderQuestion | PublishEntry | TransferMetadataLeadership
-"""Instructions to the shell. After a LeaderQuestion, the shell calls ``answered``."""
+"""Instructions to the shell. After a LeaderQuestion, the shell calls ``question_answered``."""
 
 
 class QuorumMember:
@@ -231,9 +231,9 @@ class QuorumMember:
         """Counters of ``ActiveController``."""
         return Counter(self._duties.counters)
 
-    def prefer(self, every_s: float) -> None:
+    def set_preferred_leader_interval(self, every_s: float) -> None:
         """Set the interval of the preferred-leader check, in seconds."""
-        self._duties.prefer(every_s)
+        self._duties.set_preferred_leader_interval(every_s)
 
     # ---- the leadership ------------------------------------------------------------------------------------------------
     def resign(self) -> None:
@@ -311,7 +311,7 @@ class QuorumMember:
             decided.append(ProposedEntry(barrier, own=True))
         if online:
             decided += self._node_probes(now_ns)
-        for question in self._duties.questions():
+        for question in self._duties.take_questions():
             if online and len(self._asking) < MAX_QUESTIONS:
                 self._asking.add(question)
                 decided.append(question)
@@ -356,9 +356,9 @@ class QuorumMember:
         """Record the result of ``ProbeNode``. ``absent``: NATS reported no responders."""
         self._probing.discard(node_id)
         if absent:
-            self._duties.gone(node_id)
+            self._duties.record_no_responders(node_id)
 
-    def answered(self, question: LeaderQuestion, said: ProbeResult | None) -> None:
+    def question_answered(self, question: LeaderQuestion, said: ProbeResult | None) -> None:
         """Record the answer to a question. ``said`` is None if the answer is missing or invalid."""
         self._asking.discard(question)
         if said is not None:
@@ -392,7 +392,7 @@ class QuorumMember:
         if not is_active:
             return ProposedEntry(request, timeout_ns)
         if request.HasField("batch"):
-            here, rest = self._duties.divide(request, log.image, now_ns, log.confirmed_ns())
+            here, rest = self._duties.split_batch(request, log.image, now_ns, log.confirmed_ns())
             return here if rest is None else ProposedEntry(rest, timeout_ns, here)
         if request.HasField("setFeatureLevel"):
             answer = levels_answer(request, log.image, self._duties.levels, log.view().levels, self._rules, self._times)
@@ -406,7 +406,7 @@ class QuorumMember:
         """Return the answer to a controller change that needs no log entry, or None if an entry is needed."""
         held = self._log.image.operations.get(request.operationId)
         if held is not None:
-            return pb.ControlResponse.FromString(again(self._log.image, held))
+            return pb.ControlResponse.FromString(repeated_answer(self._log.image, held))
         plan = self._plan(request.changeControllers)
         if isinstance(plan, ControllerList):
             return None
@@ -416,9 +416,9 @@ class QuorumMember:
     def _plan(self, asked: pb.ChangeControllers) -> ControllerList | NoChange | Refused:
         nodes = self._log.image.nodes
         fenced = frozenset(node_id for node_id, node in nodes.items() if node.fenced)
-        return planned(asked, self._log.view(), frozenset(nodes), fenced)
+        return plan_change(asked, self._log.view(), frozenset(nodes), fenced)
 
-    def alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
+    def answer_without_leader(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
         """Return the answer of a member that knows no metadata leader, so that an operator gets an error instead of a timeout.
 
         Return None if this member lost the leader only a short time ago.
@@ -453,10 +453,12 @@ class QuorumMember:
             self._is_over(order)
             return error_response(request, pb.ControlResponse.INVALID, f"a request of {len(command)} bytes is too large")
         if not changes_nothing(request):
-            order.is_first = self._duties.logged(request.operationId)
+            order.is_first = self._duties.record_logged(request.operationId)
         return command
 
-    def ended(self, order: ProposedEntry, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> pb.ControlResponse:
+    def proposal_ended(
+        self, order: ProposedEntry, outcome: EntryOutcome, answer: bytes | None, now_ns: int
+    ) -> pb.ControlResponse:
         """Return the answer to the sender of an order.
 
         ``answer``: answer of the state machine, or None if the entry was not applied.
@@ -471,14 +473,14 @@ class QuorumMember:
                 self._duties.lead(log.image, now_ns, log.term)
                 self._level_bootstrap.lead(log.image, now_ns)
                 self._feed.lead()
-        return response if order.here is None else joined(order.here, response)
+        return response if order.here is None else merge_answers(order.here, response)
 
     def _is_over(self, order: ProposedEntry) -> None:
         self._own_proposals -= order.own
         if order.own and order.changes_controllers:
             self._step_is_proposed = False
         if order.own and order.request.HasField("setFeatureLevel"):
-            self._level_bootstrap.ended()
+            self._level_bootstrap.request_ended()
         if order.barrier_term == self._taking_over:
             self._taking_over = -1
 
@@ -489,7 +491,7 @@ class QuorumMember:
                 return frames.parse(answer, pb.ControlResponse)
             case EntryOutcome.NEVER:
                 if order.is_first:  # else an entry of the same operation, ordered before, may still be in the log
-                    self._duties.not_logged(request.operationId)
+                    self._duties.record_not_logged(request.operationId)
                 return error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader changed")
             case _:
                 return error_response(

@@ -31,18 +31,18 @@ def reassign(draft: RecordBuilder, request: pb.Reassign) -> Decision:
     if request.epoch not in (0, partition.epoch):
         return refuse(pb.ControlResponse.STALE, f"Epoch {partition.epoch} now, not {request.epoch}", partition)
     if request.cancel:
-        return _changed(draft, stream, partition, settled(stream, without_further_moves(partition)))
+        return _store_partition(draft, stream, partition, finish_reached_target(stream, without_further_moves(partition)))
     wanted = tuple(request.replicas)
     wrong = _why_not(draft, partition, wanted)
     if wrong:
         return refuse(pb.ControlResponse.INVALID, wrong, partition)
     reason = MoveReason.of(request.movedFor)
     kept = partition if partition.joining in wanted else replace(partition, joining="", copy_epoch=0)
-    changed = settled(stream, replace(kept, target=wanted, moved_for=reason))
+    changed = finish_reached_target(stream, replace(kept, target=wanted, moved_for=reason))
     if reason is MoveReason.REBALANCED and not changed.target and draft.rules.elections:
         # only the order is another one: leaderships are what is evened out, and the planner moves them, some at a time
-        changed = settled(stream, replace(changed, moved_for=MoveReason.LEADERSHIPS))
-    return _changed(draft, stream, partition, changed)
+        changed = finish_reached_target(stream, replace(changed, moved_for=MoveReason.LEADERSHIPS))
+    return _store_partition(draft, stream, partition, changed)
 
 
 def begin_copy(draft: RecordBuilder, request: pb.BeginCopy) -> Decision:
@@ -59,7 +59,7 @@ def begin_copy(draft: RecordBuilder, request: pb.BeginCopy) -> Decision:
     if request.node and not draft.is_live(request.node):
         return refuse(pb.ControlResponse.FENCED, f"node {request.node!r} is not live", partition)
     copy = partition.epoch if request.node else 0
-    return _changed(draft, stream, partition, replace(partition, joining=request.node, copy_epoch=copy))
+    return _store_partition(draft, stream, partition, replace(partition, joining=request.node, copy_epoch=copy))
 
 
 def without_further_moves(partition: PartitionState) -> PartitionState:
@@ -73,7 +73,7 @@ def without_further_moves(partition: PartitionState) -> PartitionState:
     return replace(partition, target=staying, joining="", copy_epoch=0)
 
 
-def joined(partition: PartitionState) -> PartitionState:
+def add_learner_to_replicas(partition: PartitionState) -> PartitionState:
     """Return the partition after the learner became a replica. The target replicas come first."""
     replicas = (*partition.replicas, partition.joining)
     wanted = [node for node in partition.target if node in replicas]
@@ -81,7 +81,7 @@ def joined(partition: PartitionState) -> PartitionState:
     return replace(partition, replicas=order, joining="", copy_epoch=0)
 
 
-def evicted(partition: PartitionState, node_id: str) -> PartitionState:
+def remove_replica(partition: PartitionState, node_id: str) -> PartitionState:
     """Return the partition without ``node_id`` in replicas and ISR."""
 
     def without(nodes: tuple[str, ...]) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def evicted(partition: PartitionState, node_id: str) -> PartitionState:
     )
 
 
-def settled(stream: StreamImage, partition: PartitionState) -> PartitionState:
+def finish_reached_target(stream: StreamImage, partition: PartitionState) -> PartitionState:
     """Return the partition without a reached target, with the ISR in replica order.
 
     Replicas outside the ISR lose their complete state once the HW can move.
@@ -147,7 +147,7 @@ def _unknown(request: pb.Reassign | pb.BeginCopy) -> Decision:
     return refuse(pb.ControlResponse.NOT_FOUND, detail)
 
 
-def _changed(draft: RecordBuilder, stream: StreamImage, old: PartitionState, new: PartitionState) -> Decision:
+def _store_partition(draft: RecordBuilder, stream: StreamImage, old: PartitionState, new: PartitionState) -> Decision:
     if new == old:
         return draft.done(pb.ControlResponse(partition=partition_to_pb(old)))
     return draft.done(pb.ControlResponse(partition=partition_to_pb(draft.change(stream, new))))

@@ -135,7 +135,7 @@ class ReassignmentPlanner:
         if image is None or self._plan_at_ns is None or now_ns < self._plan_at_ns:
             return []
         self._scan(image)
-        step = _PlanningStep(image, now_ns, self._gone(image, now_ns))
+        step = _PlanningStep(image, now_ns, self._nodes_to_replace(image, now_ns))
         self._forget(image, now_ns)
         found: list[Proposed] = [
             *self._cancellations(step),
@@ -188,7 +188,7 @@ class ReassignmentPlanner:
     def _lists(self) -> tuple[dict[_Key, _Place], ...]:
         return self._waiting, self._copying, self._finishing, self._leading
 
-    def _gone(self, image: ClusterImage, now_ns: int) -> list[str]:
+    def _nodes_to_replace(self, image: ClusterImage, now_ns: int) -> list[str]:
         """Return the nodes to replace. Nodes that are down longer than the grace time come first, then drained nodes."""
         down = sorted(self._down_since_ns, key=lambda node_id: (self._down_since_ns[node_id], node_id))
         beyond = [n for n in down if self._grace_ns and now_ns - self._down_since_ns[n] >= self._grace_ns]
@@ -239,7 +239,7 @@ class ReassignmentPlanner:
             if self._is_needless(step, partition):
                 if self._propose(step, place):
                     self.counters["moves cancelled, their reason is gone"] += 1
-                    yield _cancelled(place)
+                    yield _cancel_request(place)
             elif step.must_be_replaced(partition.joining) and self._propose(step, place):
                 self.counters["copies given up, their node is down or drained"] += 1
                 yield pb.BeginCopy(stream=stream.name, uid=stream.uid, partition=partition.partition, epoch=partition.epoch)
@@ -250,7 +250,7 @@ class ReassignmentPlanner:
             if self._is_needless(step, partition):
                 if self._propose(step, place):
                     self.counters["moves cancelled, their reason is gone"] += 1
-                    yield _cancelled(place)
+                    yield _cancel_request(place)
             elif step.must_be_replaced(partition.wants_next):
                 yield from self._replaced_targets(step, place)
             else:
@@ -260,7 +260,7 @@ class ReassignmentPlanner:
         for place in list(islice(self._leading.values(), _MAX_CHECKED)):
             if step.must_be_replaced(place[1].replicas[0]) and self._propose(step, place):
                 self.counters["moves cancelled, their node is down or drained"] += 1
-                yield _cancelled(place)
+                yield _cancel_request(place)
 
     def _corrected_targets(self, step: _PlanningStep, place: _Place) -> Iterator[Proposed]:
         """Yield corrected targets.
@@ -296,7 +296,7 @@ class ReassignmentPlanner:
         if partition.moved_for not in (*_OWN, MoveReason.FACTOR):
             if self._propose(step, place):
                 self.counters["moves cancelled, their node is down or drained"] += 1
-                yield _cancelled(place)
+                yield _cancel_request(place)
             return
         lost = partition.wants_next
         kept = [node_id for node_id in partition.target if node_id != lost]
@@ -464,7 +464,7 @@ def _reassign(place: _Place, target: tuple[str, ...], reason: MoveReason) -> pb.
     )
 
 
-def _cancelled(place: _Place) -> pb.Reassign:
+def _cancel_request(place: _Place) -> pb.Reassign:
     stream, partition = place
     return pb.Reassign(stream=stream.name, uid=stream.uid, partition=partition.partition, cancel=True, epoch=partition.epoch)
 

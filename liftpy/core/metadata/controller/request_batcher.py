@@ -133,7 +133,7 @@ class _QueuedRequest:
 class RequestBatcher:
     """Collects requests of a node's replicas.
 
-    ``put`` adds a request, ``take`` returns a batch to send, ``answered`` ends the batch.
+    ``put`` adds a request, ``take`` returns a batch to send, ``batch_answered`` ends the batch.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class RequestBatcher:
         self.sent_count += len(self._out)
         return batch_of([wish.request for wish in self._out])
 
-    def answered(self, response: pb.ControlResponse | None) -> None:
+    def batch_answered(self, response: pb.ControlResponse | None) -> None:
         """Process the answer to the last batch. ``response`` is None if no answer arrived."""
         out, self._out = self._out, []
         single = len(out) == 1

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from liftpy.core.base.cooperative_apply import Steps, finished
+from liftpy.core.base.cooperative_apply import Steps, run_to_end
 from liftpy.core.metadata.controller import elections, nodes, partitions, reassign, settings, streams
 from liftpy.core.metadata.describe import describe, describe_stream
 from liftpy.core.metadata.image import ClusterImage
@@ -56,7 +56,7 @@ class RequestKind:
     """True if the metadata leader must know the sessions before it answers. A newly elected leader does not know them."""
 
 
-def _nothing(draft: RecordBuilder, _: Any) -> Decision:
+def _decide_nothing(draft: RecordBuilder, _: Any) -> Decision:
     return draft.done()
 
 
@@ -97,7 +97,7 @@ REQUESTS: dict[str, RequestKind] = {
     "setSessionTimes": RequestKind(decide=settings.set_session_times, asked_by=_BY.OPERATORS),
     "setFeatureLevel": RequestKind(decide=settings.set_feature_level, asked_by=_BY.OPERATORS, looked_at_first=True),
     "electLeader": RequestKind(decide=elections.elect_leader, asked_by=_BY.OPERATORS, batched=True),
-    "barrier": RequestKind(decide=_nothing, asked_by=_BY.NODES, read_only=True),
+    "barrier": RequestKind(decide=_decide_nothing, asked_by=_BY.NODES, read_only=True),
     "batch": RequestKind(decide=unknown, asked_by=_BY.NODES),
     "heartbeat": RequestKind(decide=_not_logged, asked_by=_BY.NODES, asker="nodeId", read_only=True, looked_at_first=True),
     "registerNode": RequestKind(decide=nodes.register_node, asked_by=_BY.NODES, asker="nodeId", looked_at_first=True),
@@ -156,7 +156,7 @@ def decide(image: ClusterImage, request: pb.ControlRequest, now_ns: int, rules: 
 
 def decide_on(draft: RecordBuilder, request: pb.ControlRequest) -> Decision:
     """Decide ``request`` on a given draft. Return the records and the answer."""
-    return finished(deciding_on(draft, request))
+    return run_to_end(deciding_on(draft, request))
 
 
 def deciding_on(draft: RecordBuilder, request: pb.ControlRequest) -> Steps[Decision]:

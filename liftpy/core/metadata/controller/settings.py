@@ -44,13 +44,13 @@ def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Deci
 
 def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Decision:
     """Set the requested session times. Nothing changes if they are already set."""
-    held = _held(draft)
+    held = _session_times_in_effect(draft)
     try:
         check_session_times(request.sessionMs, request.leaseMs)
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, str(error))
     if (request.sessionMs, request.leaseMs) == (held.session_ms, held.lease_ms):
-        return _said(draft, held)
+        return _session_times_response(draft, held)
     if request.change != held.change:
         return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {held.words}")
     if not held.is_settled:
@@ -59,25 +59,25 @@ def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Deci
         return refuse(pb.ControlResponse.STALE, detail)
     changed = held.changed(request.sessionMs, request.leaseMs)
     draft.add(SessionTimesSet(changed))
-    return _said(draft, changed)
+    return _session_times_response(draft, changed)
 
 
 def settle_session_times(draft: RecordBuilder, request: pb.SettleSessionTimes) -> Decision:
     """Stop using the session times from before the last change."""
-    held = _held(draft)
+    held = _session_times_in_effect(draft)
     if request.change != held.change:
         return refuse(pb.ControlResponse.STALE, f"the session times were changed meanwhile: {held.words}")
     if not held.is_settled:
         held = held.settled()
         draft.add(SessionTimesSet(held))
-    return _said(draft, held)
+    return _session_times_response(draft, held)
 
 
-def _said(draft: RecordBuilder, times: SessionTimes) -> Decision:
+def _session_times_response(draft: RecordBuilder, times: SessionTimes) -> Decision:
     return draft.done(pb.ControlResponse(sessionTimes=times_to_pb(times)))
 
 
-def _held(draft: RecordBuilder) -> SessionTimes:
+def _session_times_in_effect(draft: RecordBuilder) -> SessionTimes:
     times = draft.image.session_times
     check(times is not None, "M5", "session times at level", draft.image.feature_level)
     assert times is not None
@@ -93,7 +93,7 @@ def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Deci
     image, spoken = draft.image, level_range_of(draft.features)
     if request.level == image.feature_level:
         return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level} already"))
-    unchecked = _unchecked(draft, request)
+    unchecked = _nodes_without_check(draft, request)
     if unchecked:
         return refuse(pb.ControlResponse.STALE, f"registered meanwhile, and not asked: {', '.join(unchecked)}")
     if request.level < image.feature_level - 1:
@@ -116,6 +116,6 @@ def set_feature_level(draft: RecordBuilder, request: pb.SetFeatureLevel) -> Deci
     return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level}, it was {was}"))
 
 
-def _unchecked(draft: RecordBuilder, request: pb.SetFeatureLevel) -> list[str]:
+def _nodes_without_check(draft: RecordBuilder, request: pb.SetFeatureLevel) -> list[str]:
     checked = {(node.nodeId, node.incarnation) for node in request.checked}
     return sorted(node_id for node_id, node in draft.image.nodes.items() if (node_id, node.incarnation) not in checked)

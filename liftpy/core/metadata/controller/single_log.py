@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from liftpy.config import ReplicationConfig
-from liftpy.core.metadata.controller.active_controller import ActiveController, joined
+from liftpy.core.metadata.controller.active_controller import ActiveController, merge_answers
 from liftpy.core.metadata.controller.state_machine import ClusterFsm
 from liftpy.core.metadata.features import SPOKEN
 from liftpy.core.metadata.image import ClusterImage
@@ -41,7 +41,7 @@ class SingleLogGroup(ABC):
         """Pass the new image to the leader's duties and to the nodes. ``before``: the image before the last entry."""
 
     @abstractmethod
-    def answered(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
+    def response_received(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
         """Handle the response to ``request``. The request may have changed nothing."""
 
     @property
@@ -53,16 +53,16 @@ class SingleLogGroup(ABC):
         """Return the decision of the metadata leader."""
         now_ns = self.now_ns()
         if request.HasField("batch"):
-            here, rest = self.duties.divide(request, self.image, now_ns, now_ns)
+            here, rest = self.duties.split_batch(request, self.image, now_ns, now_ns)
             if rest is not None:
-                return joined(here, self.apply(rest))
+                return merge_answers(here, self.apply(rest))
             response = here
         else:
             answer = self.answer(request, now_ns)
             if answer is None:
                 return self.apply(request)
             response = answer
-        self.answered(request, response)
+        self.response_received(request, response)
         return response
 
     def answer(self, request: pb.ControlRequest, now_ns: int) -> pb.ControlResponse | None:
@@ -76,7 +76,7 @@ class SingleLogGroup(ABC):
         request.operationId = request.operationId or self.new_operation_id()
         request.timeNs = self.time_ns()
         response = pb.ControlResponse.FromString(self.fsm.apply(request.SerializeToString(), self._index))
-        self.answered(request, response)
+        self.response_received(request, response)
         if self.fsm.last_records:
             self.image_changed(before)
         return response
@@ -84,7 +84,7 @@ class SingleLogGroup(ABC):
     def beat(self, node_id: str, incarnation: int) -> pb.ControlResponse:
         """Return the answer to a heartbeat."""
         request = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=node_id, incarnation=incarnation))
-        SPOKEN.tell(request.heartbeat)
+        SPOKEN.write_to(request.heartbeat)
         now_ns = self.now_ns()
         response = self.duties.answer(request, self.image, now_ns, now_ns)
         assert response is not None

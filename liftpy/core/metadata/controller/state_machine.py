@@ -90,7 +90,7 @@ class ClusterFsm:
         No result shows before ``apply``. The number of calls does not change the result.
         """
         if self._ahead is None or (self._ahead.entry, self._ahead.index) != (entry, index):
-            self._ahead = _Ahead(entry, index, self._applying(entry, index))
+            self._ahead = _Ahead(entry, index, self._apply_in_steps(entry, index))
         try:
             return self._ahead.step()
         except BaseException:
@@ -113,7 +113,7 @@ class ClusterFsm:
         self.refused_count += applied.refused
         return applied.answer
 
-    def _applying(self, entry: bytes, index: int) -> Steps[_Applied]:
+    def _apply_in_steps(self, entry: bytes, index: int) -> Steps[_Applied]:
         before = self.image
         if index <= before.index:
             detail = f"entry {index} comes after {before.index}"
@@ -166,7 +166,7 @@ class ClusterFsm:
             return _Applied(image, (), _finish(looked.response, request.operationId, image.index))
         held = image.operations.get(request.operationId)
         if held is not None:
-            return _Applied(image, (), again(image, held))
+            return _Applied(image, (), repeated_answer(image, held))
         if image.feature_level == NO_LEVEL and not request.HasField("setFeatureLevel"):
             raise IncompatibleVersionError(
                 f"{UNSUPPORTED}entry {image.index} of the metadata group's log decides something, and the cluster has no feature level "
@@ -175,7 +175,7 @@ class ClusterFsm:
         after, (records, response), failures = yield from self._decide(image, request)
         answer = _finish(response, request.operationId, image.index)
         if len(request.operationId) == OPERATION_ID_SIZE_BYTES:
-            done = OperationDone(Operation(request.operationId, image.time_ns, _shortened(response, answer)))
+            done = OperationDone(Operation(request.operationId, image.time_ns, _without_partitions(response, answer)))
             after, records = replay(after, done), (*records, done)
         return _Applied(after, records, answer, failures)
 
@@ -211,7 +211,7 @@ def _finish(response: pb.ControlResponse, operation_id: bytes, index: int) -> by
     return response.SerializeToString(deterministic=True)
 
 
-def _shortened(response: pb.ControlResponse, answer: bytes) -> bytes:
+def _without_partitions(response: pb.ControlResponse, answer: bytes) -> bytes:
     """Return the answer without the partitions of a stream. A repeated request gets them from the image."""
     if not response.HasField("stream"):
         return answer
@@ -221,7 +221,7 @@ def _shortened(response: pb.ControlResponse, answer: bytes) -> bytes:
     return short.SerializeToString(deterministic=True)
 
 
-def again(image: ClusterImage, done: Operation) -> bytes:
+def repeated_answer(image: ClusterImage, done: Operation) -> bytes:
     """Return the stored answer to a repeated operation, with the current state of its stream."""
     response = pb.ControlResponse.FromString(done.response)
     held = image.streams.get(response.stream.name) if response.HasField("stream") else None

@@ -13,9 +13,16 @@ from liftpy.config import NS_PER_S, REFUSED_BY, AckPolicy, ReplicationConfig, St
 from liftpy.core.base.cooperative_apply import PER_STEP, Steps
 from liftpy.core.base.ids import MAX_SUBJECT_LENGTH, check_data_subject, check_name
 from liftpy.core.base.partition import MoveReason, PartitionState, Pause
-from liftpy.core.metadata.codec import altered, config_from_pb, config_to_pb, partition_to_pb, stored_text, stream_to_pb
-from liftpy.core.metadata.controller.placements import assigned, facts_of, new_partitions, place_on_image, plan_of
-from liftpy.core.metadata.controller.reassign import MAX_REPLICAS, settled
+from liftpy.core.metadata.codec import (
+    apply_changed_fields,
+    config_from_pb,
+    config_to_pb,
+    partition_to_pb,
+    stored_text,
+    stream_to_pb,
+)
+from liftpy.core.metadata.controller.placements import assignment_from_pb, facts_of, new_partitions, place_on_image, plan_of
+from liftpy.core.metadata.controller.reassign import MAX_REPLICAS, finish_reached_target
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, ClusterImage, StreamImage, SubjectIndex
 from liftpy.core.metadata.placement import MANUAL, POLICY_NAMES, candidates_for
 from liftpy.core.metadata.placement.facts import NoRoomError, NotEnoughNodesError, Placed, PlacementError, Wanted
@@ -47,12 +54,12 @@ def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decis
     """
     try:
         held = draft.image.streams.get(request.name)
-        config = _checked(draft, request, held)
+        config = _check_config(draft, request, held)
         if held is not None:
             existing = refuse(pb.ControlResponse.EXISTS, f"stream {request.name!r} exists, attached to {held.subject!r}")
             existing.response.stream.CopyFrom(stream_to_pb(held))
             return existing
-        wanted = _wanted(draft, request)
+        wanted = _partitions_to_place(draft, request)
         placed = yield from _placed_or_waits(draft, wanted)
     except NoRoomError as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
@@ -67,14 +74,16 @@ def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decis
         uid=draft.next_stream_uid(),
         subject=request.subject,
         config=config,
-        partitions=() if isinstance(placed, NotEnoughNodesError) else _taken(draft, placed),
+        partitions=() if isinstance(placed, NotEnoughNodesError) else _accept_placement(draft, placed),
         created_time_ns=draft.now_ns,
         placement=request.laterPlacement or wanted.policy,
         replication_factor=wanted.replication_factor or len(wanted.assignment[0].replicas),
         waiting=wanted.partitions if waits else 0,
     )
     draft.add(StreamCreated(stream))
-    return draft.done(pb.ControlResponse(stream=stream_to_pb(stream), detail=_said(request, wanted.policy, stream, placed)))
+    return draft.done(
+        pb.ControlResponse(stream=stream_to_pb(stream), detail=_existing_stream_text(request, wanted.policy, stream, placed))
+    )
 
 
 def place_stream(draft: RecordBuilder, request: pb.PlaceStream) -> Steps[Decision]:
@@ -91,13 +100,13 @@ def place_stream(draft: RecordBuilder, request: pb.PlaceStream) -> Steps[Decisio
         placed = yield from place_on_image(draft, waiting_for(held, draft.placement_index))
     except ConfigError as error:
         return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, str(error))
-    draft.add(PartitionsAdded(held.name, held.uid, _taken(draft, placed)))
+    draft.add(PartitionsAdded(held.name, held.uid, _accept_placement(draft, placed)))
     return draft.done()
 
 
 def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Decision]:
     """Add partitions to a stream. Replicas of existing partitions do not move."""
-    held = _named(draft, request.name, request.uid)
+    held = _find_stream(draft, request.name, request.uid)
     if isinstance(held, Decision):
         return held
     if held.waiting:
@@ -114,7 +123,7 @@ def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Dec
         return refuse(pb.ControlResponse.INVALID, str(error))
     if request.dryRun:
         return Decision((), pb.ControlResponse(plan=plan_of(draft.image, wanted, placed)))
-    added = _taken(draft, placed, wanted.first)
+    added = _accept_placement(draft, placed, wanted.first)
     draft.add(PartitionsAdded(held.name, held.uid, added))
     more = replace(held, partitions=(*held.partitions, *added))
     return draft.done(pb.ControlResponse(stream=stream_to_pb(more), detail="; ".join(placed.notes)))
@@ -122,14 +131,14 @@ def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Dec
 
 def delete_stream(draft: RecordBuilder, request: pb.DeleteStream) -> Decision:
     """Delete the stream with the given name and uid. Without a uid, delete the stream that has the name at this time [M11]."""
-    held = _named(draft, request.name, request.uid)
+    held = _find_stream(draft, request.name, request.uid)
     if isinstance(held, Decision):
         return held
     draft.add(StreamDeleted(held.name, held.uid))
     return draft.done(pb.ControlResponse(detail=held.uid))
 
 
-def _named(draft: RecordBuilder, name: str, uid: str) -> StreamImage | Decision:
+def _find_stream(draft: RecordBuilder, name: str, uid: str) -> StreamImage | Decision:
     """Return the stream with this name and uid, or a rejection. A uid of '' matches any stream."""
     held = draft.image.streams.get(name)
     if held is None:
@@ -139,7 +148,7 @@ def _named(draft: RecordBuilder, name: str, uid: str) -> StreamImage | Decision:
     return held
 
 
-def _checked(draft: RecordBuilder, request: pb.CreateStream, held: StreamImage | None) -> StreamConfig:
+def _check_config(draft: RecordBuilder, request: pb.CreateStream, held: StreamImage | None) -> StreamConfig:
     """Return the configuration of a new stream. Raise ConfigError for errors that do not depend on the nodes."""
     image = draft.image
     check_name(request.name, "stream name")
@@ -187,8 +196,8 @@ def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, c
         )
 
 
-def _wanted(draft: RecordBuilder, request: pb.CreateStream) -> Wanted:
-    assignment = assigned(request.manual)
+def _partitions_to_place(draft: RecordBuilder, request: pb.CreateStream) -> Wanted:
+    assignment = assignment_from_pb(request.manual)
     if assignment and request.placement not in ("", MANUAL):
         raise ConfigError(f"an assignment is placement {MANUAL!r}, not {request.placement!r}")
     if request.laterPlacement not in ("", *POLICY_NAMES):
@@ -223,7 +232,7 @@ def waiting_for(stream: StreamImage, start: int) -> Wanted:
 
 def _wanted_more(draft: RecordBuilder, request: pb.AddPartitions, held: StreamImage) -> Wanted | None:
     """Return the placement that new partitions need, or None if the request adds no partitions."""
-    first, assignment = len(held.partitions), assigned(request.manual)
+    first, assignment = len(held.partitions), assignment_from_pb(request.manual)
     total = request.partitions or first + len(assignment)
     policy = MANUAL if assignment else request.placement or held.placement
     if total == first:
@@ -261,13 +270,15 @@ def _placed_or_waits(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed | Not
         return error
 
 
-def _taken(draft: RecordBuilder, placed: Placed, first: int = 0) -> tuple[PartitionState, ...]:
+def _accept_placement(draft: RecordBuilder, placed: Placed, first: int = 0) -> tuple[PartitionState, ...]:
     """Return the placed partitions, and advance the start index for later placements."""
     draft.placement_index = placed.next_start
     return new_partitions(draft, placed.replicas, first)
 
 
-def _said(request: pb.CreateStream, policy: str, stream: StreamImage, placed: Placed | NotEnoughNodesError) -> str:
+def _existing_stream_text(
+    request: pb.CreateStream, policy: str, stream: StreamImage, placed: Placed | NotEnoughNodesError
+) -> str:
     if isinstance(placed, NotEnoughNodesError):
         return f"{INSUFFICIENT_NODES}: {placed}; it is placed when they come"
     said = list(placed.notes)
@@ -301,7 +312,7 @@ def alter_stream(draft: RecordBuilder, request: pb.AlterStream) -> Steps[Decisio
     if request.HasField("configVersion") and request.configVersion != held.config_version:
         detail = f"the settings of {held.name!r} are at version {held.config_version}, not {request.configVersion}: look again"
         return refuse(pb.ControlResponse.STALE, detail)
-    partitions = (yield from _resized(draft, held, factor)) if factor else list(held.partitions)
+    partitions = (yield from _change_replication_factor(draft, held, factor)) if factor else list(held.partitions)
     if isinstance(partitions, Decision):
         return partitions
     stream = replace(stream, replication_factor=factor or held.replication_factor, partitions=tuple(partitions))
@@ -340,7 +351,7 @@ def truncate_before(draft: RecordBuilder, request: pb.TruncateBefore) -> Decisio
 
 
 def _with_settings(held: StreamImage, request: pb.AlterStream) -> StreamImage:
-    config = altered(held.config, request.config, request.changed)
+    config = apply_changed_fields(held.config, request.config, request.changed)
     return replace(held, config=config, config_version=held.config_version + (config != held.config))
 
 
@@ -358,7 +369,7 @@ def _with_reset_standby_buffers(partition: PartitionState) -> PartitionState:
     return replace(partition, pause=pause, pauses=partition.pauses + 1)
 
 
-def _resized(draft: RecordBuilder, held: StreamImage, factor: int) -> Steps[list[PartitionState] | Decision]:
+def _change_replication_factor(draft: RecordBuilder, held: StreamImage, factor: int) -> Steps[list[PartitionState] | Decision]:
     facts = facts_of(draft.image)
     on = Counter({node.node_id: node.replicas for node in facts})
     for partition in held.partitions:
@@ -372,7 +383,7 @@ def _resized(draft: RecordBuilder, held: StreamImage, factor: int) -> Steps[list
         if target is None:
             return refuse(pb.ControlResponse.NOT_ENOUGH_NODES, _why_no_node(held, partition, factor, takers))
         changed = replace(partition, target=target, moved_for=MoveReason.FACTOR)
-        partitions.append(partition if target == wanted else settled(held, changed))
+        partitions.append(partition if target == wanted else finish_reached_target(held, changed))
         if len(partitions) % PER_STEP == 0:
             yield
     return partitions

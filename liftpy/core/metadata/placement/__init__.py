@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import isfinite
 from types import MappingProxyType
 
-from liftpy.core.base.cooperative_apply import Steps, finished
+from liftpy.core.base.cooperative_apply import Steps, run_to_end
 from liftpy.core.metadata.placement.facts import (
     NodeFacts,
     NoRoomError,
@@ -22,7 +22,7 @@ from liftpy.core.metadata.placement.facts import (
     Policy,
     Replicas,
     Wanted,
-    ordered,
+    sort_by_id,
 )
 from liftpy.core.metadata.placement.policies import least_loaded, manual, rack, rack_strict, rendezvous, round_robin
 
@@ -82,10 +82,10 @@ def place(nodes: Sequence[NodeFacts], wanted: Wanted) -> Placed:
         ManualError: The manual assignment is invalid.
         PlacementError: The policy is unknown, or numbers or racks are invalid.
     """
-    return finished(placing(nodes, wanted))
+    return run_to_end(place_in_steps(nodes, wanted))
 
 
-def placing(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[Placed]:
+def place_in_steps(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[Placed]:
     """Return the assignment of replicas to nodes, in steps. Raises as ``place``."""
     if wanted.policy == MANUAL:
         return Placed(replicas=manual(nodes, wanted), next_start=wanted.start)
@@ -98,7 +98,7 @@ def placing(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[Placed]:
 
 
 def takes_long(nodes: Sequence[NodeFacts], wanted: Wanted) -> bool:
-    """Return whether ``placing`` takes so long that it should run in steps."""
+    """Return whether ``place_in_steps`` takes so long that it should run in steps."""
     return wanted.policy == "rendezvous" and len(nodes) * wanted.partitions > _MOMENT_HASHES
 
 
@@ -114,7 +114,7 @@ def candidates_for(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[NodeFacts
         raise PlacementError("partitions must be greater than 0")
     if wanted.replication_factor <= 0:
         raise PlacementError("replication factor must be greater than 0")
-    live = [node for node in ordered(nodes) if node.takes]
+    live = [node for node in sort_by_id(nodes) if node.takes]
     if row.weighs:
         wrong = [f"{node.node_id} ({node.weight:g})" for node in live if not (isfinite(node.weight) and node.weight >= 0)]
         if wrong:

@@ -95,7 +95,7 @@ def in_order(nodes: Sequence[str]) -> list[str]:
     return sorted(nodes)
 
 
-def ordered(nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
+def sort_by_id(nodes: Sequence[NodeFacts]) -> list[NodeFacts]:
     """Return ``nodes`` in the order of their ids."""
     by_id = {node.node_id: node for node in nodes}
     return [by_id[node_id] for node_id in in_order(list(by_id))]
@@ -145,10 +145,10 @@ class ManualError(PlacementError):
         entries: dict[str, list[int]] = {}
         for defect in defects:
             entries.setdefault(defect.rule, []).append(defect.entry)
-        super().__init__("; ".join(_said(rule, numbers) for rule, numbers in entries.items()))
+        super().__init__("; ".join(_defect_text(rule, numbers) for rule, numbers in entries.items()))
         self.defects = tuple(defects)
 
 
-def _said(rule: str, entries: Sequence[int]) -> str:
+def _defect_text(rule: str, entries: Sequence[int]) -> str:
     named = ", ".join(str(entry) for entry in entries if entry >= 0)
     return f"{rule} ({'entry' if len(entries) == 1 else 'entries'} {named})" if named else rule

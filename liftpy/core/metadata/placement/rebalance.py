@@ -73,7 +73,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import ceil, floor
 
-from liftpy.core.metadata.placement.facts import NodeFacts, Replicas, ordered
+from liftpy.core.metadata.placement.facts import NodeFacts, Replicas, sort_by_id
 
 Key = tuple[str, int]
 """Key of a partition: (stream name, partition number)."""
@@ -146,7 +146,7 @@ def plan_moves(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], leaving
     nodes in ``leaving``, which give all their replicas away.
     """
     gone = frozenset(leaving) | {node.node_id for node in nodes if node.leaving}
-    return _ReplicaBalancer(ordered(nodes), held, gone).plan()
+    return _ReplicaBalancer(sort_by_id(nodes), held, gone).plan()
 
 
 class _ReplicaBalancer:
@@ -373,7 +373,7 @@ class LeadershipPlan:
 
 def plan_leaderships(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas]) -> LeadershipPlan:
     """Return the transfers that balance the leaderships. ``held``: partition -> replicas, preferred leader first."""
-    return _LeadershipBalancer(ordered(nodes), held).plan()
+    return _LeadershipBalancer(sort_by_id(nodes), held).plan()
 
 
 class _LeadershipBalancer:
@@ -475,7 +475,7 @@ class SizePlan:
 
 def plan_sizes(nodes: Sequence[NodeFacts], held: Mapping[Key, Replicas], sizes_bytes: Mapping[Key, int]) -> SizePlan:
     """Return the moves that balance the bytes. A partition whose size is not in ``sizes_bytes`` stays."""
-    return _SizeBalancer(ordered(nodes), held, sizes_bytes).plan()
+    return _SizeBalancer(sort_by_id(nodes), held, sizes_bytes).plan()
 
 
 class _SizeBalancer:
