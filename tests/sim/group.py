@@ -117,7 +117,7 @@ class SimGroup(SingleLogGroup):
         response = self.decide(request)
         self._travel(host, f"{request.WhichOneof('request')} answer", lambda: on_answer(response))
 
-    def answered(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
+    def response_received(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
         """Count requests by kind and result, those of a batch separately."""
         if not request.HasField("batch"):
             self.counters[f"{request.WhichOneof('request')} {pb.ControlResponse.Error.Name(response.error)}"] += 1

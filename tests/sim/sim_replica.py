@@ -132,7 +132,7 @@ class SimFlusher:
         self._run = run
         self._dead = dead
         self.flushed = flushed
-        self.failed = failed
+        self.flush_failed = failed
         self._interval_ns = round(log.config.flush.interval_s * 1e9)
         self._latency_ns = 0
         """Duration of the running flush."""
@@ -178,7 +178,7 @@ class SimFlusher:
         """Start the interval."""
         self._clock.after(self._interval_ns, lambda: self._run(self.commit.interval_over))
 
-    def done(self) -> None:
+    def flush_succeeded(self) -> None:
         """Do nothing: the latency was drawn."""
 
 

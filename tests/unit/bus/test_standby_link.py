@@ -47,7 +47,7 @@ class FakeLink:
     def when_heard(self, callback: Callable[[], None]) -> None:
         self.heard.append(callback)
 
-    async def settled(self, timeout_s: float) -> None:
+    async def wait_until_processed(self, timeout_s: float) -> None:
         self.told.append(("settled", timeout_s))
 
     async def stop(self) -> None:

@@ -105,7 +105,7 @@ class Dev:
     def stop(self) -> None:
         self.calls.append("stop")
 
-    def ended(self) -> list[str]:
+    def ended_nodes(self) -> list[str]:
         raise UnavailableError("seen")  # the first look ends the test
 
 

@@ -51,7 +51,7 @@ class Wire:
         pass
 
     @contextlib.asynccontextmanager
-    async def expecting(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
+    async def expect_answer(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
         name = f"inbox.{len(self.expected)}"
         self.expected.append((subject, timeout_s))
         self.waiting[name] = asyncio.get_running_loop().create_future()

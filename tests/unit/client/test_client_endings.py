@@ -198,7 +198,7 @@ class Answered(Publisher):
     def _not_ours(self, why: str) -> None:
         self.told.append("not ours")
 
-    def _stored(self, number: int, ack: Any) -> None:
+    def _messages_stored(self, number: int, ack: Any) -> None:
         self.told.append(f"stored {number} at {ack.offset}")
 
     def _refusal(self, number: int, waiting: Any, ack: Any, other: bool) -> None:

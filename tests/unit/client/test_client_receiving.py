@@ -65,7 +65,7 @@ class Connection(ClientConnection):
         self.heard.append(data)
         await self.gate.wait()
 
-    async def _taken(self, data: bytes) -> None:
+    async def _process_data(self, data: bytes) -> None:
         self.wakes += 1
         await super()._process_data(data)
 

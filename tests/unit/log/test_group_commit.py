@@ -56,13 +56,13 @@ class Shell:
     def wait_for_checkpoint(self) -> None:
         self.told.append("wait for checkpoint")
 
-    def done(self) -> None:
+    def flush_succeeded(self) -> None:
         self.told.append("done")
 
     def flushed(self, end_offset: int, disk_ns: int) -> None:
         self.told.append((end_offset, disk_ns))
 
-    def failed(self, error: StorageError) -> None:
+    def flush_failed(self, error: StorageError) -> None:
         self.told.append(error)
 
     def heard(self) -> list[object]:

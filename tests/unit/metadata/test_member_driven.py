@@ -49,14 +49,16 @@ class Rules:
         self.told.append(("wall clock", time_ns))
         return b"entry"
 
-    def ended(self, order: ProposedEntry, outcome: EntryOutcome, answer: bytes | None, now_ns: int) -> pb.ControlResponse:
+    def proposal_ended(
+        self, order: ProposedEntry, outcome: EntryOutcome, answer: bytes | None, now_ns: int
+    ) -> pb.ControlResponse:
         self.told.append((outcome, answer))
         return pb.ControlResponse(detail=outcome.name)
 
     def probe_ended(self, node_id: str, *, absent: bool) -> None:
         self.told.append((node_id, absent))
 
-    def answered(self, question: Any, said: Any) -> None:
+    def question_answered(self, question: Any, said: Any) -> None:
         self.told.append((question, said))
 
 

@@ -80,7 +80,7 @@ def a_member(tmp_path: Path, *answers: pb.ControlResponse) -> tuple[Membership, 
     return Membership(settings, group, lambda sent_ns, _: heard.append(sent_ns), fatal.append), group, heard, fatal  # type: ignore[arg-type]
 
 
-STARTS: Any = SimpleNamespace(tell=lambda registration: setattr(registration, "start", 9))
+STARTS: Any = SimpleNamespace(write_to=lambda registration: setattr(registration, "start", 9))
 
 
 async def register(made: Membership) -> int:
@@ -436,7 +436,7 @@ class Member:
     def entry(self, order: ProposedEntry, time_ns: int, most_bytes: int) -> Any:
         return self.bytes
 
-    def ended(self, order: ProposedEntry, outcome: Any, answer: Any, now_ns: int) -> pb.ControlResponse:
+    def proposal_ended(self, order: ProposedEntry, outcome: Any, answer: Any, now_ns: int) -> pb.ControlResponse:
         self.told.append(("ended", outcome.name, answer))
         return pb.ControlResponse(error=OK, index=77)
 

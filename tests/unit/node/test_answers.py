@@ -154,7 +154,9 @@ def test_services_answer_has_totals_or_each_instance() -> None:
     worker = shown_worker("s", 3)
     figures = {"service": "sums", "role": "LEADER", "failing": False, "position": 5, "lag": 1, "snapshot": 2, "problem": ""}
     gone = {**figures, "service": "old", "role": "GONE", "ending": "diverged", "problem": "differs"}
-    worker.services = SimpleNamespace(report=lambda: [figures], gone=lambda: [gone], ended=list, known=True)
+    worker.services = SimpleNamespace(
+        report=lambda: [figures], services_that_left=lambda: [gone], services_that_ended=list, known=True
+    )
     reporter = a_cluster(worker, shown_worker("_groups", 0))
     rows = asked(the_answers(reporter), services_question())["rows"]
     assert [(row["service"], row["instances"], row["gone"], row["problem"]) for row in rows] == [

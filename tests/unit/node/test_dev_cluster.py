@@ -209,7 +209,7 @@ class Nodes:
             for name in ("n1", "n2")
         }
 
-    def ended(self) -> list[str]:
+    def ended_nodes(self) -> list[str]:
         return list(self.down)
 
     def start(self, name: str) -> None:

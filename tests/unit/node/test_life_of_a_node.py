@@ -118,10 +118,10 @@ class Held:
     def metadata_heard(self, sent_ns: int, lease_ns: int) -> None:
         self.heard.append(sent_ns)
 
-    def leading(self) -> list[Any]:
+    def led_partitions(self) -> list[Any]:
         return []
 
-    async def settled(self) -> None:
+    async def wait_until_open(self) -> None:
         self._world.say("opened")
 
     def leave_behind(self, folders: Iterable[str]) -> None:

@@ -356,7 +356,7 @@ class Life:
         )
 
         self.supervisor: Any = "supervisor"
-        self.reloading: Any = SimpleNamespace(signalled=self.signalled)
+        self.reloading: Any = SimpleNamespace(reload_after_signal=self.signalled)
 
     async def signalled(self, supervisor: Any) -> None:
         self.told.append(f"reload, and tell the {supervisor}")

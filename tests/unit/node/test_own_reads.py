@@ -82,7 +82,7 @@ async def test_local_read_that_waits_is_answered_when_the_partition_closes() -> 
 async def test_local_read_of_a_missing_or_silent_partition_raises(found: Any, error: type[Exception]) -> None:
     made = found if found is None else found(Bus())
     if made is not None:
-        made._reads = SimpleNamespace(asked=lambda *_: None)
+        made._reads = SimpleNamespace(answer_request=lambda *_: None)
     request = pb.ReadRequest(stream="_groups", partition=0, minHighWatermark=-1)
     with pytest.raises(error):
         await reader(made)._ask("n1", request, 0.0)

@@ -23,7 +23,7 @@ class Healthy:
     def ready(self) -> list[Check]:
         return [Check("nats", "is away")]
 
-    def synced(self) -> list[Check]:
+    def ready_checks(self) -> list[Check]:
         return [Check("synced", "n2 is not")]
 
 

@@ -114,7 +114,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
         standby=SimpleNamespace(report=lambda: {"held_bytes": 130, "appended": 131}),
         fetches=SimpleNamespace(fragment_reassembly_bytes=117),
         executor=SimpleNamespace(storage_failed=True),
-        services=SimpleNamespace(report=lambda: [{"lag": 118}], gone=lambda: [{"lag": 119}]),
+        services=SimpleNamespace(report=lambda: [{"lag": 118}], services_that_left=lambda: [{"lag": 119}]),
     )
 
 

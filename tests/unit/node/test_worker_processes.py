@@ -176,7 +176,7 @@ class _Talk:
     def __init__(self, lost: set[int]) -> None:
         self.lost, self.answered = lost, list[list[int]]()
 
-    def asked(self, reply: bytes, body: Any) -> pb.QuietFetches:
+    def decode_question(self, reply: bytes, body: Any) -> pb.QuietFetches:
         return pb.QuietFetches.FromString(bytes(body))
 
     def over(self, question: pb.QuietFetches) -> list[int]:

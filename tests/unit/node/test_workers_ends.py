@@ -366,7 +366,7 @@ class _Talk:
     def __init__(self) -> None:
         self.answered: list[tuple[bytes, list[int]]] = []
 
-    def asked(self, reply: bytes, body: Any) -> pb.QuietFetches:
+    def decode_question(self, reply: bytes, body: Any) -> pb.QuietFetches:
         return pb.QuietFetches.FromString(bytes(body))
 
     def over(self, question: pb.QuietFetches) -> list[int]:

@@ -70,7 +70,7 @@ def worker(**more: Any) -> Any:
                               folder=SimpleNamespace(delete_partition=told.append),
                               promises=SimpleNamespace(forget=told.append)),
         flusher=SimpleNamespace(stalls=False, alone=lambda work: told.append("settled") or work()),
-        executor=SimpleNamespace(storage_failed=False, failed=lambda error: told.append(error)),
+        executor=SimpleNamespace(storage_failed=False, log_failed=lambda error: told.append(error)),
     )  # fmt: skip
     made.__dict__.update(more)
     return made

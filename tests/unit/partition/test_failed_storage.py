@@ -34,7 +34,9 @@ def test_partition_log_closed_by_another_part_fails_once() -> None:
         failures.append(error)
         worker.executor.storage_failed = True
 
-    worker: Any = SimpleNamespace(log=SimpleNamespace(closed=""), executor=SimpleNamespace(storage_failed=False, failed=failed))
+    worker: Any = SimpleNamespace(
+        log=SimpleNamespace(closed=""), executor=SimpleNamespace(storage_failed=False, log_failed=failed)
+    )
     error = StorageError("compaction failed")
     PartitionWorker.log_was_closed(worker, error)
     assert not failures

@@ -34,7 +34,7 @@ async def test_partitions_left_behind_are_deleted_only_when_a_controller_confirm
     node: Any = SimpleNamespace(
         settings=SimpleNamespace(node_id="a", replication=ReplicationConfig()),
         fatal=pytest.fail,
-        deletions=SimpleNamespace(allowed=confirms, close=lambda: None),
+        deletions=SimpleNamespace(is_allowed=confirms, close=lambda: None),
         folder=SimpleNamespace(delete_partition=gone.append),
         promises=SimpleNamespace(forget=lambda folder: None),
         pool=None,

@@ -145,7 +145,7 @@ def test_replication_desk_stop_retires_its_subscriptions(monkeypatch: pytest.Mon
 def test_partition_outside_the_isr_stops_serving_shared_reads() -> None:
     shared: list[bool] = []
     told: Any = worker(
-        log=SimpleNamespace(config=None, told=lambda state: False),
+        log=SimpleNamespace(config=None, apply_metadata=lambda state: False),
         ingest=SimpleNamespace(settings_changed=lambda *given: None),
         reads=SimpleNamespace(share=shared.append, advanced=lambda: None),
         standby=SimpleNamespace(review=lambda: None),

@@ -115,7 +115,7 @@ def test_partition_replica_starts_with_the_positions_of_its_log() -> None:
 
 def test_partition_flush_failure_fails_the_replica() -> None:
     failed: list[Exception] = []
-    broken: Any = SimpleNamespace(executor=SimpleNamespace(failed=failed.append))
+    broken: Any = SimpleNamespace(executor=SimpleNamespace(log_failed=failed.append))
     error = StorageError("the disk fails")
     PartitionWorker._flush_failed(broken, error)
     assert failed == [error]
@@ -227,7 +227,7 @@ async def test_partition_state_is_decoded_in_a_thread(monkeypatch: pytest.Monkey
 def test_partition_settings_from_metadata_reach_log_ingest_and_replica() -> None:
     given: list[Any] = []
     worker: Any = SimpleNamespace(
-        log=SimpleNamespace(config=None, told=lambda state: given.append(state) or state.asked_start == 7),
+        log=SimpleNamespace(config=None, apply_metadata=lambda state: given.append(state) or state.asked_start == 7),
         apply_retention=lambda now_ns: given.append(("retention", now_ns)),
         ingest=SimpleNamespace(settings_changed=lambda config, partitions: given.append(config)), feed=given.append,
         reads=SimpleNamespace(share=given.append, advanced=lambda: given.append("advanced")),

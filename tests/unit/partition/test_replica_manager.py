@@ -49,8 +49,8 @@ def partitions(*workers: Fed, allowed: bool = True) -> Any:
     async def may_delete(key: PartitionKey) -> bool:
         return allowed
 
-    links = SimpleNamespace(taken=lambda timeout_s: asyncio.sleep(0))
-    deletions = SimpleNamespace(allowed=may_delete, close=lambda: None)
+    links = SimpleNamespace(wait_until_processed=lambda timeout_s: asyncio.sleep(0))
+    deletions = SimpleNamespace(is_allowed=may_delete, close=lambda: None)
     settings = SimpleNamespace(node_id="n1", replication=ReplicationConfig())
     made: Any = partitions_module.Partitions(
         SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=deletions, links=links)  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ async def test_partitions_has_everything_needs_in_sync_and_no_unclean_election(
 async def test_partitions_heartbeats_reach_leaders_only(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Fed(KEY, leads=True)
     node = partitions(one)
-    held = SimpleNamespace(held=lambda partition, quotas, lease_ns: partition)
+    held = SimpleNamespace(partition_metadata=lambda partition, quotas, lease_ns: partition)
     monkeypatch.setattr(node, "_find_in_image", lambda key: (held, SimpleNamespace()))
     node.metadata_heard(7)
     node._tell(one)

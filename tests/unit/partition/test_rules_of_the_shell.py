@@ -46,7 +46,10 @@ async def test_partitions_removed_from_the_image_get_no_events() -> None:
 async def test_partitions_new_leader_gets_the_last_heartbeat() -> None:
     one = Fed(KEY, leads=True)
     node = partitions(one)
-    node._wanted = lambda key: (SimpleNamespace(held=lambda state, quotas, lease_ns: ("held", state)), "state")
+    node._find_in_image = lambda key: (
+        SimpleNamespace(partition_metadata=lambda state, quotas, lease_ns: ("held", state)),
+        "state",
+    )
     node._tell(one)
     assert (one.events, node._leading) == (["told"], {KEY: one})
     node._heard = events.MetadataHeard(sent_ns=5)
@@ -240,7 +243,7 @@ def test_partition_services_ignore_messages_of_other_partitions_and_strangers() 
     world.say(frames.encode(service_pb2.SnapshotRequest(service="bank", stream="s", partition=7)))
     assert world.counters == {}
     heard: list[Any] = []
-    world.services._wellness = SimpleNamespace(heard=lambda *told: heard.append(told))  # type: ignore[assignment]
+    world.services._wellness = SimpleNamespace(record_states=lambda *told: heard.append(told))  # type: ignore[assignment]
     told = [service_pb2.ServiceReport.State(service="bank", position=4)]
     for node, uid in (("n2", "u0"), ("n1", "u1"), ("n9", "u1"), ("n2", "u1")):
         world.services.record_states(service_pb2.ServiceReport(node=node, streamUid=uid, services=told))

@@ -185,7 +185,7 @@ async def test_step_aside_waits_no_longer_than_its_requester(monkeypatch: pytest
     async def rest(seconds: float) -> None:
         waits.append(seconds)
 
-    node._node.links.taken = settled
+    node._node.links.wait_until_processed = settled
     node._aside[KEY] = None
     only_in(monkeypatch, partitions_module, "asyncio", sleep=rest)
     await node._step_aside(one, lambda: waits.append("done"))

@@ -24,7 +24,7 @@ def test_partition_damage_is_checkpointed_before_the_replica_fails(already: bool
     broken = worker(
         log=SimpleNamespace(checkpoint=lambda: order.append("checkpoint")),
         flusher=SimpleNamespace(alone=lambda work: order.append("settle") or work()),
-        executor=SimpleNamespace(storage_failed=already, failed=lambda error: order.append("failed")),
+        executor=SimpleNamespace(storage_failed=already, log_failed=lambda error: order.append("failed")),
     )
     PartitionWorker._restart_for_repair(broken, CorruptionError("a flip"))
     assert order == ([] if already else ["settle", "checkpoint", "failed"])

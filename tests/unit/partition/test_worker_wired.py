@@ -116,7 +116,7 @@ def test_partition_ingest_asks_the_replica_whether_it_may_reject(wired: Wired, m
 
 @pytest.mark.parametrize("heir", ["", "n8"])
 def test_partition_transfers_its_leadership_if_publishes_may_have_gone_past_it(wired: Wired, heir: str) -> None:
-    wired.parts["Replica"].who_hears_for_it = lambda: heir
+    wired.parts["Replica"].standby_to_lead_next = lambda: heir
     (may_leave,) = wired.taken("Ingest", "may_leave")
     assert (may_leave(), wired.went_past) == (bool(heir), [KEY] if heir else [])
     assert wired.worker.hand_over_what_went_past() is bool(heir)

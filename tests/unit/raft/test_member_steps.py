@@ -123,7 +123,7 @@ def test_quorum_member_with_an_older_directory_is_logged_when_found_and_when_cau
     bench = Told()
     answers = iter([True, False, False, True])
     bench.transport._probation = SimpleNamespace(
-        heard=lambda *_: next(answers), lineage=SimpleNamespace(sync=lambda: bench.told.append("sync"))
+        process_hello=lambda *_: next(answers), lineage=SimpleNamespace(sync=lambda: bench.told.append("sync"))
     )
     believed = []
     for _ in range(4):

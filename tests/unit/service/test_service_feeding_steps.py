@@ -45,7 +45,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Any]:
     async def woken(timeout_s: float) -> None:
         made.waited.append(timeout_s)
 
-    made.feeder._woken = woken
+    made.feeder._wait_for_wake = woken
     yield made
     await made.close()
 
@@ -468,7 +468,7 @@ async def test_feeder_waits_for_its_turn_and_ignores_earlier_wakeups(node: Any) 
         if len(waits) == 3:
             node.feeder.stop_at(3)
 
-    node.feeder._woken = woken
+    node.feeder._wait_for_wake = woken
     node.feeder._wake.set()
     assert await node.feeder._is_its_turn()
     assert waits == [(False, True)] * 3, "a promotion waits: it is its turn now"
@@ -482,7 +482,7 @@ async def test_feeder_waits_for_its_turn_and_ignores_earlier_wakeups(node: Any) 
     async def cut(timeout_s: float) -> None:
         node.feeder.cut_at(0)
 
-    node.feeder._woken = cut
+    node.feeder._wait_for_wake = cut
     assert not await node.feeder._is_its_turn(), "the records are to be read anew"
     node.feeder._cut = None
     node.feeder._machine.role = Role.LEADER

@@ -325,7 +325,7 @@ class Asking:
         pass
 
     @contextlib.asynccontextmanager
-    async def expecting(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
+    async def expect_answer(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
         name = f"_INBOX.c.{len(self.futures)}"
         self.futures[name] = asyncio.get_running_loop().create_future()
         yield name, self.futures[name]
