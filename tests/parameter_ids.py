@@ -48,5 +48,6 @@ def _all_told(values: Iterable[object]) -> list[str] | None:
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split())
+    """Return the text on one short line of ASCII, because ids travel between processes as UTF-8."""
+    line = " ".join(text.encode("ascii", errors="backslashreplace").decode().split())
     return line if len(line) <= MAX_CHARS else line[: MAX_CHARS - 3] + "..."
