@@ -40,7 +40,7 @@ UNREFERENCED = {
     "liftpy.client.sync.SyncProducer.used_partitions": "for applications",
     "liftpy.client.publisher.Publisher.in_flight_bytes": "for applications",
     "liftpy.core.metadata.checks.LeadershipHistory": _CHECKS,
-    "liftpy.core.metadata.checks.LeadershipHistory.see": _CHECKS,
+    "liftpy.core.metadata.checks.LeadershipHistory.add_image": _CHECKS,
     "liftpy.core.metadata.checks.check_image": _CHECKS,
     "liftpy.core.metadata.checks.check_step": _CHECKS,
     "liftpy.core.log.storage.MemoryStorage.fail_after": "for tests",

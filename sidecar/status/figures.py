@@ -189,8 +189,8 @@ class NodeFigures:
         gone = ended = diverged = 0
         for worker in list(here.with_services):
             services += worker.services.report()
-            gone += len(worker.services.gone())
-            of_partition = worker.services.ended()
+            gone += len(worker.services.services_that_left())
+            of_partition = worker.services.services_that_ended()
             ended += len(of_partition)
             diverged += sum(one.ending == DIVERGED for one in of_partition)
             for one in of_partition[: MOST_ENDED - len(found.ended_services)]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import nats
 import pytest
-from nats.aio.client import Client
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.metadata.features import SPOKEN
@@ -21,6 +20,7 @@ from sidecar.metadata.control import Forwarder
 from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.member import RaftMember
 from sidecar.metadata.member_log import MemberFolder
+from sidecar.transport.connection import BusConnection
 
 OK = pb.ControlResponse.OK
 DEADLINE_S = 20.0
@@ -43,7 +43,7 @@ class Controllers:
 
     def __init__(self, url: str, folder: Path, names: str = "abc", compact_after: int = 10_000) -> None:
         self.url, self.folder, self.names, self.compact_after = url, folder, tuple(names), compact_after
-        self.running: dict[str, tuple[RaftMember, Client]] = {}
+        self.running: dict[str, tuple[RaftMember, BusConnection]] = {}
         self.failures: list[Exception] = []
         self.bootstrap_majority = False
 
@@ -51,7 +51,8 @@ class Controllers:
         await asyncio.gather(*(self._start(name) for name in names or self.names))
 
     async def _start(self, name: str) -> None:
-        connection = await nats.connect(
+        connection = BusConnection("raft")
+        await connection.connect(
             self.url, reconnect_time_wait=0.1, max_reconnect_attempts=-1, inbox_prefix=Subjects("t").inbox(name)
         )
         member = RaftMember(

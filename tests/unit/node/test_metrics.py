@@ -80,7 +80,8 @@ def a_worker(stream: str = "s", partition: int = 0, role: RoleName = RoleName.LE
             role=role, phase="-", high_watermark=26, lag=lambda: (23 + partition, clock.now_ns() - 24 * 10**9, (1, 1 << 62)),
             worst_lag=lambda now_ns: (23 + partition, 24 * 10**9, 1),
         ),
-        "fetches": SimpleNamespace(fragment_reassembly_bytes=25), "services": SimpleNamespace(report=list, services_that_left=list, known=False),
+        "fetches": SimpleNamespace(fragment_reassembly_bytes=25),
+        "services": SimpleNamespace(report=list, services_that_left=list, known=False),
         "set_aside": (), "executor": SimpleNamespace(storage_failed=False), **more,
     })  # fmt: skip
 
