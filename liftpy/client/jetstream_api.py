@@ -6,8 +6,7 @@ Constraint: a reader that asks after an ack must find the record. If a request n
 asked.
 
 Algorithm: a sequence is an offset + 1. "The last of a subject" is a backward read with a filter. "The next" is a
-forward
-read. A node reads about 1 MiB of its log per request. So a search that finds nothing in a long log ends after
+forward read. A node reads about 1 MiB of its log per request. So a search that finds nothing in a long log ends after
 ``PATIENCE_S`` with an answer that says so.
 
 Requests have the subjects ``$JS.<domain>.API.`` and JSON bodies, as nats-server 2.15 accepts them. nats-server ignores

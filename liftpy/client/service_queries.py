@@ -1,7 +1,8 @@
 """Queries to a replicated service: NATS requests that one of its processes answers.
 
-answer = await client.services.query("bank", b'{"account": "a"}')
-answer.value, answer.position
+Example:
+    answer = await client.services.query("bank", b'{"account": "a"}')
+    answer.value, answer.position
 """
 
 from __future__ import annotations

@@ -7,16 +7,16 @@ transactions, and a stopped member may send long after another member owns its p
 Algorithm (docs/publishing.md, "From stream to stream"):
 
 - Each owned partition has its own producer. Its name consists of the group and the source partition. Each batch
-  contains
-  the generation of the ownership, and the offset of the last source record in the batch.
-- Opening the producer fences members of earlier generations. The answers say which source records each target partition
-  has. The member leaves these out.
-- A part is committed when all of its results are acked. The next member can therefore begin at the committed position,
-  also if a target partition got no record, or has forgotten the producer.
+  contains the generation of the ownership, and the offset of the last source record in the batch.
+- Opening the producer fences members of earlier generations. The answers say which source records each target
+  partition has. The member leaves these out.
+- A part is committed when all of its results are acked. The next member can therefore begin at the committed
+  position, also if a target partition got no record, or has forgotten the producer.
 - The producer is opened again if a newer process has fenced it, or if a member of an earlier generation has used its
-  sequence numbers. It sends everything without an ack again, as long as its member owns the partition. After that, the
-  next owner sends it.
-- A target that is paused or read-only is tried again in the same way, for at most ``patience_s`` without an acked part.
+  sequence numbers. It sends everything without an ack again, as long as its member owns the partition. After that,
+  the next owner sends it.
+- A target that is paused or read-only is tried again in the same way, for at most ``patience_s`` without an acked
+  part.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Table of all subjects with their publishers and subscribers, and the NATS permissions of each role. Pure.
 
 Goal: an operator need not find out by trying which permissions a user needs, and no user has more than it needs.
-Constraint: every
-subject that the code builds has a row. A test compares the rows with ``Subjects``, and finds subjects that are built
-elsewhere.
+Constraint: every subject that the code builds has a row. A test compares the rows with ``Subjects``, and finds
+subjects that are built elsewhere.
 
 Algorithm: the permissions of a role are the rows that name it. A node has everything below the namespace in one
 pattern. The wildcards of NATS are complete tokens, so a pattern such as ``<ns>.*.*.read`` also matches
