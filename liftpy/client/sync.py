@@ -159,7 +159,7 @@ class _Closable(_Synchronous[_W]):
 
 # ---- derivation of methods: each function takes a method of an asynchronous class ------------------------------------
 def without_await(text: str) -> str:
-    """Return a docstring for code without asyncio."""
+    """Return the docstring ``text`` of an asynchronous method as one for the synchronous client, without ``await``."""
     for asynchronous, synchronous in _SYNCHRONOUS:
         text = re.sub(asynchronous, synchronous, text)
     return text

@@ -84,7 +84,7 @@ def offset_in(partitions: int, last_sequence: int, plan: int = 0) -> int:
 
 
 def partitions_in(offset: int) -> int:
-    """Return the reverse: how many partitions there were."""
+    """Return the number of partitions in ``offset``, which ``offset_in`` made."""
     return offset >> _ROWS_BITS & _PARTITIONS_MASK
 
 

@@ -23,7 +23,10 @@ _FILLED_IN = "service"
 
 
 class RecordWriter:
-    """Appends records of the framework to a stream. ``timeout_s``: maximum wait for each ack."""
+    """Appends the records that a service host itself writes, such as dead letters, to a stream.
+
+    ``timeout_s``: maximum wait for each ack.
+    """
 
     def __init__(self, client: Client, timeout_s: float = 3.0) -> None:
         self._client = client

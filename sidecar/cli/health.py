@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def levels(function: F) -> F:
-    """Add the three flags. The command gets ``level``."""
+    """Add the flags --synced, --ready and --live. The command gets the chosen one as ``level``."""
     for flag, text in (
         ("--synced", "Check that the node is ready, and that all its replicas have been in sync since its start."),
         ("--ready", "Check that the node takes part in the cluster. (default)"),
@@ -97,5 +97,5 @@ def _ask_local_node(port: int, path: str) -> bytes:
             answer += more
             connection.settimeout(max(0.001, deadline - time.monotonic()))
     if not answer.startswith(b"HTTP/1.") or len(answer.split(None, 2)) < 3:
-        raise ValueError("the answer is not HTTP")
+        raise ValueError("the answer is not HTTP. Check that the port is the status port of the node")
     return answer

@@ -103,7 +103,7 @@ def _reasons_that_replicas_stay(image: ClusterImage, node_id: str) -> list[str]:
 
 
 def reasons_that_replicas_are_offline(image: ClusterImage, node_id: str) -> list[str]:
-    """Return why some replicas can never move without an operator, and what to do. [] if all can."""
+    """Return why offline partitions keep replicas on the node, and what the operator can do. The list is empty if there are none."""
     offline = [f"{stream.name}/{p.partition}" for stream, p in offline_on(image, node_id)]
     if not offline:
         return []

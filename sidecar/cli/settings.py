@@ -107,7 +107,7 @@ def default_quota(
     given = {"records_per_s": records_per_s, "bytes_per_s": bytes_per_s, "by_token": by_token}
     wanted = {name: value for name, value in given.items() if value is not None}
     if is_none and wanted:
-        raise click.UsageError("--none cannot be combined with other options.")
+        raise click.UsageError("--none cannot be combined with other options. Remove it, or remove the others.")
 
     async def work(client: Client) -> DefaultQuota:
         if is_none:
@@ -162,7 +162,8 @@ async def _wait_until_settled(client: Client, times: SessionTimes) -> SessionTim
     while not times.is_settled:
         if asyncio.get_running_loop().time() > deadline:
             raise UnavailableError(
-                f"The new times are set, but not yet in use everywhere: {times.words}. The change continues in the background."
+                f"The new times are set, but not yet in use everywhere: {times.words}. "
+                "The change continues. Do not repeat the command. Check it with: liftpy settings node-session"
             )
         await asyncio.sleep(_LOOK_S)
         times = await client.admin.session_times() or times

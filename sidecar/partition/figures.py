@@ -338,7 +338,7 @@ class ByChange:
 
     # ---- what is asked ------------------------------------------------------------------------------------------------------
     def add_to(self, counts: Counts) -> None:
-        """Add the counters of the last scrape."""
+        """Add the counters of all partitions of this node, as of the last scrape, to ``counts``."""
         for label, sums in self.by_label.items():
             counts.add_sums(label, (*sums.often[: len(BY_STREAM)], *sums.seldom[: len(SUMS) - len(BY_STREAM)]))
         for total, told in zip((counts.refused, counts.dropped, counts.throttled, counts.standby), self.told, strict=True):

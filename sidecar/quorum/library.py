@@ -308,7 +308,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return self._by_log.at(index, self.log.changes)
 
     def snapshot_holds(self, controllers: ControllerList | None) -> None:
-        """Note who formed the group, before the entries up to a snapshot leave the journal."""
+        """Record the controllers at a snapshot, before the entries up to the snapshot leave the journal."""
         self._by_log.in_snapshot = controllers
         self._follow()
 

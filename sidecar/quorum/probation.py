@@ -153,7 +153,7 @@ class FolderLineage:
         try:
             crc, _, body = self._path.read_bytes().partition(b"\n")
             if int(crc, 16) != crc32c.crc32c(body):
-                raise ValueError("wrong CRC")
+                raise ValueError("the CRC is wrong")
             said = load_json(body)
             version = said["format"]
             if version == _FORMAT:

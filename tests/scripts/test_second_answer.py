@@ -85,7 +85,7 @@ def test_second_answer_that_is_lost_in_a_quiet_partition_is_fetched_quickly() ->
         assert took_s < 0.5, "the leader wakes a follower that HW waits for"
 
 
-def test_second_answer_that_is_late_is_dropped() -> None:
+def test_follower_drops_a_late_second_answer_to_a_fetch() -> None:
     with stage() as s:
         _, _, c = s.leader, *s.followers
         s.publish(2)

@@ -316,7 +316,7 @@ def _from_json(said: Any) -> Manifest:
     )
     names = [stream.name for stream in manifest.streams]
     if len(set(names)) != len(names):
-        raise ValueError("a stream occurs twice")
+        raise ValueError(f"stream {max(names, key=names.count)} occurs twice")
     return manifest
 
 
@@ -331,7 +331,7 @@ def _stream(said: Any, backup: str) -> StreamCopy:
 
 def _partition(said: Any, stream: str, uid: str, number: int, path_of_state: str) -> PartitionCopy:
     if whole_number(said["partition"], 0, _MAX_PARTITIONS) != number:
-        raise ValueError(f"partition {number} of {stream} is missing")
+        raise ValueError(f"partition {stream}/{number} is missing or not in order")
     pieces = tuple(_piece(one, stream, uid, number) for one in said["pieces"])
     found = PartitionCopy(
         partition=number,

@@ -114,7 +114,7 @@ class MemoryFile:
         """Append all ``pieces``. Raises NoSpaceError if the capacity does not suffice, and then appends nothing."""
         self._storage.count_call("append")
         if self._storage.used_bytes() + sum(map(len, pieces)) > self._storage.capacity_bytes:
-            raise NoSpaceError("the memory storage is full")
+            raise NoSpaceError(f"The memory storage is full (limit {self.capacity_bytes} bytes). Raise its limit.")
         for piece in pieces:
             self.data += piece
 

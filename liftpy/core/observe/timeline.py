@@ -97,9 +97,13 @@ _Event = dict[str, Any]
 
 
 def group_events(events: Iterable[_Event]) -> list[list[_Event]]:
-    """Group ``events``, which have the form of ``ClusterEvent.as_object``.
+    """Group events that people see as one, such as the elections after the loss of a node.
 
-    Events, groups, and the events in a group are ordered newest first.
+    Args:
+        events: Objects of ``ClusterEvent.as_object``, newest first.
+
+    Returns:
+        The groups, newest first. The events in a group are ordered in the same way.
     """
     groups: list[list[_Event]] = []
     newest: dict[tuple[str, ...], list[_Event]] = {}

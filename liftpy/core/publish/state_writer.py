@@ -141,7 +141,11 @@ class StateWriter:
 
 
 def restore_state(derived: LogState, log: Log, of: str) -> dict[str, str]:
-    """Load the newest state file that fits. Return name -> reason for the files that do not fit. Raises StorageError."""
+    """Load the newest state file that matches the log into ``derived``. Raises StorageError.
+
+    Returns:
+        Name of each rejected file -> reason.
+    """
     state, unfit = load_state(log, of)
     if state is not None and not derived.begin_with(state):
         unfit["the one that fits"] = "its parts can't be used"

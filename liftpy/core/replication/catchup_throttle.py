@@ -98,7 +98,7 @@ class CatchupThrottle:
 
 @dataclass(slots=True)
 class LearnerCopy:
-    """Turns and requested bytes of one learner."""
+    """Throttle state of one learner: when it may fetch next, and the bytes that it requested."""
 
     pace: CatchupThrottle
     _asked_ns: int = 0

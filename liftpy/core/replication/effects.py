@@ -306,7 +306,7 @@ class TellWaiter:
     """
 
     replica: str
-    """Replica that waits."""
+    """Node id of the follower whose fetch waits for new records."""
     leader_epoch: int
     """LeaderEpoch of the answer."""
 

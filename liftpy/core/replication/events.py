@@ -253,7 +253,7 @@ class RequestFailed:
     """A fetch or an epoch query failed: timeout, no responders, lost connection, or an answer that cannot be decoded."""
 
     request_id: int
-    """Id of the request that the answer repeats. The core ignores failures of earlier requests [D16]."""
+    """Id of the failed request. The replica ignores failures of requests before its last one [D16]."""
     reason: str
     """Reason, as text for logs."""
     bad_offset: int | None = None

@@ -244,10 +244,10 @@ class ReplicaRole:
 
     # ---- the log ---------------------------------------------------------------------------------------------------
     def log_flushed(self, now_ns: int, out: Effects) -> None:
-        """Handle a flush of the own log."""
+        """Continue after the own log was flushed: acknowledge, or move the high watermark, as the role requires."""
 
     def log_cut(self, now_ns: int, out: Effects) -> None:
-        """Handle a completed truncation."""
+        """Continue after the own log was truncated."""
 
     def epoch_persisted(self, leader_epoch: int, now_ns: int, out: Effects) -> None:
         """Handle the durable LeaderEpoch of a candidate."""

@@ -72,10 +72,13 @@ def decompress(stored: memoryview, codec: Codec, size_bytes: int) -> bytes:
         else:
             body = _zstd(stored, size_bytes)
     except (lz4.block.LZ4BlockError, zstandard.ZstdError, ValueError, MemoryError) as error:
-        raise CorruptionError(f"cannot decompress: {error}. The node repairs it from another replica.") from None
+        raise CorruptionError(
+            f"The batch is damaged, it cannot be decompressed: {error}. The node repairs it from another replica."
+        ) from None
     if len(body) != size_bytes:
         raise CorruptionError(
-            f"decompressed to {len(body)} bytes or more, but the header says {size_bytes}. The node repairs it from another replica."
+            f"The batch is damaged: it has {len(body)} bytes or more, but its header says {size_bytes}. "
+            "The node repairs it from another replica."
         )
     return body
 

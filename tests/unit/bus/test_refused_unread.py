@@ -214,7 +214,7 @@ async def test_unread_rejection_handles_each_message_once_however_the_bytes_are_
     assert (made.counted, made.parser.seen) == ((len(frames), sum(sizes)), len(frames))
 
 
-async def test_inflow_turn_measures_the_age_of_unread_bytes_and_opens_or_closes_the_door(
+async def test_inflow_rejects_publishes_while_unread_bytes_are_too_old(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)

@@ -423,7 +423,7 @@ def test_lane_stores_each_record_once_in_order_over_any_wire_and_leaders(seed: i
     assert len(given) > 100
 
 
-def test_lane_without_a_known_digest_sends_none() -> None:
+def test_partition_queue_without_a_known_digest_sends_no_digest() -> None:
     lane = a_lane()
     lane.begin(4, 7, None)
     fill(lane, b"a", b"b", b"c")

@@ -20,7 +20,7 @@ def granted(index: int, lease_ms: int = 0) -> pb.ControlResponse:
     return pb.ControlResponse(index=index, leaseMs=lease_ms)
 
 
-def test_heartbeat_answer_of_a_newer_image_counts_when_that_image_is_seen() -> None:
+def test_heartbeat_answer_grants_the_lease_when_the_node_has_the_image_of_the_answer() -> None:
     heartbeats = AnsweredHeartbeats()
     assert heartbeats.response_received(100, granted(7), 7) == (100, 0)
     assert heartbeats.response_received(200, granted(9, 5), 7) is None

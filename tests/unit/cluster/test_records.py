@@ -75,7 +75,7 @@ def test_record_kinds_are_complete_and_an_unknown_kind_raises() -> None:
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_record_with_unknown_fields_is_rejected(record: Record) -> None:
+def test_metadata_record_with_unknown_fields_is_rejected(record: Record) -> None:
     message = record_to_pb(record)
     kind = message.WhichOneof("record")
     assert kind is not None
@@ -154,7 +154,7 @@ def test_records_change_the_image_as_defined() -> None:
         ("C3", PartitionStateChanged("s", "u1", a_partition(epoch=7, isr=("b",)))),
     ],
 )
-def test_record_that_does_not_fit_the_image_raises(code: str, record: Record) -> None:
+def test_metadata_record_that_contradicts_the_image_raises(code: str, record: Record) -> None:
     with pytest.raises(InvariantError) as error:
         replay(an_image(a_stream()), record)
     assert str(error.value).split()[1] == code

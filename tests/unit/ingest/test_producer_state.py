@@ -207,7 +207,9 @@ def test_producers_repeat_in_other_batches_is_recognized() -> None:
     [([B, E, D], 1, [A]), ([B, C, D], 1, [E]), ([D], 3, [A, B, D]), ([C], 2, [A, A])],
     ids=["other records", "other ones before", "nothing repeated, others before", "a whole duplicate up to the end"],
 )
-def test_producers_repeat_of_other_records_has_diverged(records: list[Rec], sequence: int, said: list[Rec]) -> None:
+def test_producer_state_repeated_sequence_with_other_records_is_diverged(
+    records: list[Rec], sequence: int, said: list[Rec]
+) -> None:
     bench = Bench()
     bench.publish([A, B, C], epoch=1)
     assert bench.publish(records, epoch=2, sequence=sequence, said=said) == Ruling(Finding.DIVERGED, next_sequence=3)

@@ -155,7 +155,7 @@ def test_flush_place_moves_to_the_loop_by_points_and_back_when_slow() -> None:
     assert not place.on_loop
 
 
-def test_log_close_flushes_checkpoints_and_stores_epochs() -> None:
+def test_log_close_flushes_the_log_and_stores_checkpoint_and_epochs() -> None:
     log = filled()
     add(log, 2, epoch=3)
     log.close()

@@ -132,7 +132,7 @@ def test_scan_in_pieces_reads_each_byte_once(piece_bytes: int) -> None:
     assert (sum(sizes), scan.next_offset) == (segment.size_bytes, segment.next_offset)
 
 
-def test_scan_of_batches_larger_than_a_step_reads_little_more_than_they_take() -> None:
+def test_log_scan_of_batches_larger_than_a_read_reads_few_extra_bytes() -> None:
     log, _ = Log.open(MemoryStorage(), StreamConfig())
     for offset in range(20):
         log.append(build_batch([bytes(200_000)], base_offset=offset, leader_epoch=1, timestamp_ns=1))

@@ -67,7 +67,7 @@ def test_memory_storage_is_full_exactly_at_its_capacity() -> None:
     file.append([b"567", b"890"])
     assert storage.used_bytes() == 10
     for more in (lambda: file.append([b"x"]), lambda: storage.replace("other", b"x")):
-        with pytest.raises(NoSpaceError, match="the memory storage is full"):
+        with pytest.raises(NoSpaceError, match="The memory storage is full"):
             more()
     assert (bytes(file.data), storage.names()) == (b"567890", ["a", "small"])
     storage.remove("small")

@@ -81,7 +81,7 @@ def test_log_offset_for_timestamp_is_never_below_the_log_start() -> None:
     assert log.offset_for_timestamp(60_000) == 60
 
 
-def test_log_read_without_past_cuts_a_filler_at_the_requested_offset() -> None:
+def test_log_read_inside_a_filler_starts_at_the_requested_offset() -> None:
     filler, following = build_filler(10, 20, 3, 5), batch(20, 2)
     result = ReadResult((memoryview(filler + following),), len(filler + following), 22)
     cut = without_earlier_offsets(result, 14)

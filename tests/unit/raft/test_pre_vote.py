@@ -88,7 +88,7 @@ def test_dead_quorum_leader_is_replaced_within_one_term(tmp_path: Path) -> None:
         assert net.leaders()[0] in others
 
 
-def test_controller_in_a_later_term_gets_its_election(tmp_path: Path) -> None:
+def test_controllers_after_a_member_in_a_higher_term_returns_have_one_leader(tmp_path: Path) -> None:
     """Its votes were lost with the power, its term was not: it does not hear the leader of an earlier term, and says so."""
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()

@@ -163,7 +163,7 @@ def test_quorum_changed_hello_is_repeated_without_delay() -> None:
     assert busy.hellos(2.5)[:3] == pytest.approx([began + 0.5 * number for number in range(1, 4)], abs=0.41)
 
 
-def test_quorum_hello_is_repeated_when_the_peer_says_something_else() -> None:
+def test_quorum_session_repeats_hello_when_the_peer_sends_another_message() -> None:
     busy = BusySide()
     busy.hellos(5.0)
     began = busy.now - 100.0

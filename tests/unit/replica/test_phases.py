@@ -46,7 +46,7 @@ def idle_follower() -> Stepped:
     return follower
 
 
-def test_follower_phase_outside_the_table_raises_with_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_invalid_phase_change_raises_with_the_phase_history(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(phases.FOLLOWS_ON, Following.IDLE, frozenset({Following.FLUSHING}))
     follower = idle_follower()
     with pytest.raises(InvariantError, match="from IDLE to FETCHING; its way: RECONCILING -> FETCHING -> IDLE"):

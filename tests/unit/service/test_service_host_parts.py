@@ -231,7 +231,9 @@ async def test_service_host_restarted_machine_drops_earlier_replies(running: Any
     assert not await asyncio.to_thread(machine.at_home)
 
 
-async def test_service_host_hears_its_node_for_one_lease(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_host_without_messages_for_one_lease_has_lost_its_node(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server, bus, made = running
     made.log.append(3)
     await bus.until(lambda: server.machine.position == 3)

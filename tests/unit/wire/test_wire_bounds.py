@@ -434,7 +434,7 @@ def test_batch_header_size_is_the_written_size() -> None:
 
 
 @pytest.mark.parametrize(("entry_count", "right"), [(0, False), (1, True), (3, True), (4, False)])
-def test_batch_dictionary_has_entries_and_no_more_than_records(entry_count: int, right: bool) -> None:
+def test_batch_dictionary_empty_or_larger_than_the_batch_is_rejected(entry_count: int, right: bool) -> None:
     entries = struct.pack("<II", entry_count, 0) + struct.pack(f"<{entry_count}I", *range(1, entry_count + 1))
     index = struct.pack("<III", 0, 0, 0)
     body = entries + bytes(-len(entries) % 8) + bytes(8) + index + bytes(8)
