@@ -23,7 +23,7 @@ EXCEPTIONS = {
     ("liftpy/core/publish/acks.py", "send_lines"): "acks: MessageDecoder asks the rule of each reply subject, many at once",
     ("liftpy/nats/transport.py", "publish"): "the way that all publishes take",
     ("liftpy/nats/transport.py", "hand_over"): "the same",
-    ("sidecar/metadata/publish_queue.py", "publish"): "what was put there",
+    ("sidecar/metadata/publish_queue.py", "send"): "what was put there",
     ("sidecar/quorum/library.py", "send"): "frames of the metadata group, to members by their names",
     ("sidecar/partition/replication.py", "send"): "FetchClient asks on .replicate and .offset",
 }

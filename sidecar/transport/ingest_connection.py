@@ -99,8 +99,7 @@ class Cuts:
         lost = max([arrived, *known]) - arrived
         self.lost_messages += lost
         if told is None:
-            least = f"{lost} at least" if lost else "an unknown number"
-            cuts_logger.warning("publishes lost with a connection, number not known at_least=%s", least)
+            cuts_logger.warning("publishes lost with a connection, number not known at_least=%d", lost)
             return
         if "pending" in told.reason.lower():
             self._overflow.cut_at(told.backlog_bytes)

@@ -29,8 +29,9 @@ OWN = frozenset({
     "build_info", "node_info", "feature_level", "feature_level_supported", "disk_free_bytes", "disk_size_bytes", "metadata_has_leader",
     "metadata_is_leader", "metadata_commit_index", "metadata_applied_index", "metadata_journal_bytes", "metadata_journal_entries",
     "metadata_journal_memory_bytes", "metadata_operations", "metadata_operations_bytes", "metadata_compactions_total", "cluster_nodes",
-    "cluster_streams", "cluster_partitions_offline", "cluster_partitions_electing", "cluster_elections_total",
-    "cluster_data_directories_lost_total", "partition_budget", "metadata_divergence_total", "metadata_leader_changes_total",
+    "cluster_streams", "cluster_streams_waiting", "cluster_partitions_offline", "cluster_partitions_electing",
+    "cluster_elections_total", "cluster_data_directories_lost_total", "partition_budget", "metadata_divergence_total",
+    "metadata_leader_changes_total",
     "metadata_late_ticks_total", "metadata_proposals_failed_total", "metadata_proposal_duration_seconds",
     "metadata_fsync_duration_seconds", "failover_duration_seconds",
 })  # fmt: skip

@@ -131,7 +131,7 @@ def test_bench_missing_system_is_skipped_by_default_and_an_error_when_named(
     said: list[str] = []
     monkeypatch.setenv("PATH", str(tmp_path))
     assert systems.choose_systems((), systems.PeersGiven(), said.append) == systems.DEFAULT_SYSTEMS
-    assert [text.partition(",")[0] for text in said] == ["left out: liftbridge", "left out: Kafka"]
+    assert [text.partition(",")[0] for text in said] == ["skipped: liftbridge", "skipped: Kafka"]
     for names, given, why in (
         (("liftbridge",), systems.PeersGiven(), "`liftbridge` is not on the PATH"),
         (("kafka",), systems.PeersGiven(), "--kafka-jars"),

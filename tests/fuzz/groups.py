@@ -30,7 +30,7 @@ def decoders() -> list[Decoder]:
     questions = [pb.GroupQuery(group="bills"), pb.GroupQuery(after="a", limit=5), *messages(pb.GroupQuery)]
     return [
         Decoder(
-            "group command", commands, decode_command, e, encode_command, covers=(f"{where}decode_command", f"{where}_parsed")
+            "group command", commands, decode_command, e, encode_command, covers=(f"{where}decode_command", f"{where}_parse")
         ),
         Decoder("group question", [*map(_bytes_of, questions)], decode_query, e, _bytes_of, covers=(f"{where}decode_query",)),
         Decoder(

@@ -165,8 +165,9 @@ def decoders() -> list[Decoder]:
             _Applied(),
             (IncompatibleVersionError,),
             covers=(
-                "liftpy.core.metadata.controller.state_machine:ClusterFsm._applying",
-                "liftpy.core.metadata.controller.state_machine:again",
+                "liftpy.core.metadata.controller.state_machine:ClusterFsm._apply_in_steps",
+                "liftpy.core.metadata.controller.state_machine:repeated_answer",
+                "liftpy.core.metadata.controller.placements:assignment_from_pb",
             ),
             make=lambda rng, d: spoiled(rng, cluster_pb2.ControlRequest.FromString(d), NAMES).SerializeToString(),
         ),
@@ -175,7 +176,7 @@ def decoders() -> list[Decoder]:
             _REQUESTS,
             _doors,
             p,
-            covers=("liftpy.core.metadata.controller.preflight:without_log",),
+            covers=("liftpy.core.metadata.controller.preflight:answer_without_log",),
             make=lambda rng, d: spoiled(rng, cluster_pb2.ControlRequest.FromString(d), NAMES).SerializeToString(),
         ),
         Decoder(

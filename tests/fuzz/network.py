@@ -311,8 +311,9 @@ def decoders() -> list[Decoder]:
             mend=_mended_publish,
             covers=(
                 prefix + "decode_batch_publish",
-                prefix + "_headed",
-                "liftpy.core.publish.message_decoder:_parsed",
+                prefix + "_parse_headed",
+                "liftpy.core.publish.message_decoder:_parse",
+                "liftpy.core.publish.message_decoder:MessageDecoder._decode_batch",
                 "liftpy.core.publish.digest:RollingDigest.decode",
             ),
         ),
@@ -358,6 +359,7 @@ def decoders() -> list[Decoder]:
                 *[b"\x00\x00" + frames.encode(m) for m in messages(client_pb2.Message)],
             ],
             _publishes,
+            covers=("liftpy.core.publish.message_decoder:MessageDecoder._decode_common",),
         ),
         Decoder("reply subjects", [b"_INBOX.abc.1", b"_INBOX_a.x", b"apps.in.z", "_INBOX.é".encode()], _reply),
         Decoder("services", [m.SerializeToString() for m in messages(service_pb2.ServiceHello)], _service, p),
@@ -377,7 +379,7 @@ def decoders() -> list[Decoder]:
             raft_codec.decode,
             p,
             _raft_again,
-            covers=("sidecar.quorum.codec:decode", "sidecar.quorum.codec:_parsed"),
+            covers=("sidecar.quorum.codec:decode", "sidecar.quorum.codec:_parse"),
             make=lambda rng, d: spoiled(rng, raft_pb2.RaftMessage.FromString(d)).SerializeToString(),
         ),
     ]

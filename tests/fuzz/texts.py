@@ -20,6 +20,7 @@ from liftpy.core.base.ids import check_data_subject, check_name, check_publisher
 from liftpy.core.base.strict_json import load_json
 from liftpy.core.metadata.controller import cluster_events
 from liftpy.core.observe.history import History, asked_rows
+from liftpy.core.observe.node_events import NodeEvents
 from liftpy.core.observe.trace_context import parse_traceparent
 from liftpy.core.observe.tracing import traced_in
 from liftpy.core.wire._pb.cluster_pb2 import PlacementPlan, PlannedNode
@@ -74,6 +75,31 @@ def _removed(data: bytes) -> dict[str, Any]:
         json.dumps(answer).encode()
         return answer
     raise AssertionError("it waits for nothing")
+
+
+def _desk_with_events() -> Any:
+    desk: Any = status_desk.StatusDesk.__new__(status_desk.StatusDesk)
+    desk.events = NodeEvents("n1", lambda: 9, lambda: 7)
+    return desk
+
+
+def _node_events(data: bytes) -> dict[str, Any] | None:
+    """The events of a node that an operator asks for."""
+    desk = _desk_with_events()
+    desk.events.add("records_read", detail="a query")
+    answer: dict[str, Any] | None = desk._events_asked(data)
+    json.dumps(answer).encode()
+    return answer
+
+
+def _records_read(data: bytes) -> dict[str, Any] | None:
+    """The event of a person who reads records, as an operator is shown it."""
+    desk = _desk_with_events()
+    answer: dict[str, Any] | None = desk._records_read(data)
+    shown = desk.events.after(-1, 0, 9)
+    assert len(shown["events"]) == (answer is not None)
+    assert len(json.dumps(shown)) < 16_000
+    return answer
 
 
 def _text(data: bytes) -> str:
@@ -276,6 +302,20 @@ def decoders() -> list[Decoder]:
             covers=("sidecar.status.status_api:StatusDesk._remove_data",),
         ),
         Decoder(
+            "events of a node",
+            [b'{"node_events": {"after": -1, "since_ns": 0}}', b'{"node_events": {"after": 3, "since_ns": 8}}'],
+            _node_events,
+            make=damaged_json,
+            covers=("sidecar.status.status_api:StatusDesk._events_asked",),
+        ),
+        Decoder(
+            "records that were read",
+            [b'{"records_read": {"stream": "orders", "partition": 0, "sender": "ann", "query": "offset=3"}}'],
+            _records_read,
+            make=damaged_json,
+            covers=("sidecar.status.status_api:StatusDesk._records_read",),
+        ),
+        Decoder(
             "whether a node is there, and its time",
             [b"yes 1764166012345678901", b"yes"],
             decode_presence,
@@ -349,7 +389,7 @@ def decoders() -> list[Decoder]:
             [_TOLD.encode()],
             lambda d: ingest_connection._parse_stats(d, 1, "S", 7),
             make=damaged_json,
-            covers=("sidecar.transport.ingest_connection:_told",),
+            covers=("sidecar.transport.ingest_connection:_parse_stats",),
         ),
         Decoder(
             "question of JetStream's read API",
@@ -457,7 +497,12 @@ def decoders() -> list[Decoder]:
             _options,
             c,
             make=damaged_json,
-            covers=("liftpy.spark.options:SourceOptions.parse", "liftpy.spark.options:_assigned"),
+            covers=(
+                "liftpy.spark.options:SourceOptions.parse",
+                "liftpy.spark.options:Option.parse",
+                "liftpy.spark.options:_parse_assignment",
+                "liftpy.spark.options:_parse_name",
+            ),
         ),
         Decoder(
             "Spark options of writing",
@@ -473,6 +518,11 @@ def decoders() -> list[Decoder]:
             c,
             meanings.options_text,
             make=_another_option,
-            covers=("liftpy.spark.options:SourceOptions.parse", "liftpy.spark.options:_assigned"),
+            covers=(
+                "liftpy.spark.options:SourceOptions.parse",
+                "liftpy.spark.options:Option.parse",
+                "liftpy.spark.options:_parse_assignment",
+                "liftpy.spark.options:_parse_name",
+            ),
         ),
     ]

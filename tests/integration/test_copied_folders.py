@@ -148,7 +148,8 @@ async def test_copied_node_next_to_the_original_ends_without_damage(fragile: Any
 
 
 _IMPATIENT = (
-    "import sys; from liftpy.core.metadata.node_identity import Predecessor; Predecessor.__init__.__defaults__ = (3.0, 3); "
+    "import sys; from liftpy.core.metadata.node_identity import EarlierProcessCheck; "
+    "EarlierProcessCheck.__init__.__defaults__ = (3.0, 3); "
     "from sidecar.cli.main import main; main(['sidecar', *sys.argv[1:]])"
 )
 """A node that gives up after 3 s: production waits as long as a node may take to stop."""

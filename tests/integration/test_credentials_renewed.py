@@ -90,18 +90,19 @@ async def test_node_continues_with_changed_credentials(workers: int, tmp_path: P
                 said = await client.admin.reload_settings("n1")
                 assert said == {"applied": ["credentials.user", "credentials.password"], "wait": []}
                 await until(
-                    lambda: lines(node, "is back") >= 3 * workers, "connections for data are back, of each process three"
+                    lambda: lines(node, "NATS connection restored") >= 3 * workers,
+                    "connections for data are back, of each process three",
                 )
                 await acked(nc, b"with the new ones")
                 assert lines(node, "The NATS credentials were reloaded") == 3 * workers
-                lost = lines(node, "lost (")
+                lost = lines(node, "NATS connection lost")
                 change(server, users(new="second", **app))
                 await acked(nc, b"nobody uses the old ones any more")
                 await client.admin.describe_cluster(linearizable=True)
-                assert lines(node, "lost (") == lost
+                assert lines(node, "NATS connection lost") == lost
 
                 change(server, users(new="third", **app))
-                await until(lambda: lines(node, "lost (") >= lost + 3 * workers, "the node is cut off")
+                await until(lambda: lines(node, "NATS connection lost") >= lost + 3 * workers, "the node is cut off")
                 write("new", "third")
                 os.kill(node.pid, signal.SIGHUP)
                 await acked(nc, b"after it was cut off")

@@ -104,7 +104,7 @@ async def test_nodes_wait_for_certificates_and_come_back(tmp_path: Path) -> None
                 await connect(url, credentials=made.credentials(), timeout_s=1)
             made.issue("server")
             os.kill(server.pid, signal.SIGHUP)  # nats-server --signal reload
-            await says(node, "is back")
+            await says(node, "connection restored")
             async with connect(url, credentials=made.credentials()) as client:
                 await client.publish("orders", b"renewed")
 

@@ -173,7 +173,7 @@ class LeaseModel:
             if name not in leading and not (node.suspended or node.cut):
                 answer = led.heartbeat(name, 1, NOW, NOW)
                 held = self._copy(lease)
-                held.heard(NOW, answer.lease_ms * NS_PER_MS)
+                held.extend(NOW, answer.lease_ms * NS_PER_MS)
                 lease = self._number(held)
             waiting = tuple((index, _earlier(sent), length) for index, sent, length in node.waiting)
             nodes.append(node._replace(lease=lease, succession=self._age(node.succession), waiting=waiting))
@@ -307,7 +307,7 @@ class LeaseModel:
         for i, name in enumerate(NODES):
             if state.nodes[i].cut:
                 led = self._copy(state.leader.sessions)
-                led.gone(name)
+                led.record_no_responders(name)
                 yield ("nobody listens for", name), state._replace(leader=state.leader._replace(sessions=self._number(led)))
             partition = self._images.partition(image)
             if left[3] and partition.status is PartitionStatus.ONLINE and name in partition.isr and name != partition.leader:

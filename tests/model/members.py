@@ -144,6 +144,7 @@ _CORE_OWN = (
 )  # fmt: skip
 _JOURNAL = ("_entries", "_pending", "_rewrite", "_meta_changed", "_term", "_vote", "_commit", "_failed")
 _JOURNAL_OTHER = (
+    "_flushed_commit",  # only the timer of one second reads it, which no member of the model has
     "_path",
     "_flush",
     "changes",

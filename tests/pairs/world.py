@@ -368,7 +368,7 @@ class World:
 
         def join() -> None:
             for one in self._memory_nodes().values():
-                vars(one).pop("serving", None)
+                vars(one).pop("serving_replica", None)
                 vars(one).pop("replica_of", None)
 
         self.on_cluster(join)

@@ -46,12 +46,13 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_alert_verdict_requires_the_alert_of_its_fault_and_no_other() -> None:
     assert judged("kill", Firing(set(), {"NodeDown"}, {"NodeDown", "UnderReplicated", "FailoverSlow"})) == []
     assert judged("kill", Firing({"NodeDown"})) == ["kill: UnderReplicated did not fire"]
-    assert judged("cut", Firing({"UnderReplicated", "NodeDown"})) == ["cut: NodeDown fired"]
+    assert judged("cut", Firing({"NatsLost", "UnderReplicated", "NodeDown"})) == ["cut: NodeDown fired"]
+    assert judged("cut", Firing({"UnderReplicated"})) == ["cut: NatsLost did not fire"]
     assert judged("disk full", Firing(set())) == ["disk full: DiskFull did not fire"]
 
 
 def test_alert_verdict_reports_an_alert_that_does_not_end() -> None:
-    prometheus = Firing({"UnderReplicated"})
+    prometheus = Firing({"NatsLost", "UnderReplicated"})
     prometheus.stays = {"UnderReplicated"}
     assert judged("cut", prometheus) == ["cut: not quiet again, ['UnderReplicated'] fire"]
 

@@ -134,7 +134,7 @@ def check_data_subject(subject: str, namespace: str) -> str:
     tokens = check_subject(subject).split(".")
     if tokens[0] in (namespace, "*", ">") or tokens[0].startswith(("$", "_INBOX")):
         raise InvalidNameError(
-            f"subject {quote(subject)} would overlap with {namespace}.>, an _INBOX or $-subjects. Choose another first token."
+            f"subject {quote(subject)} would overlap with {namespace}.>, an _INBOX or $-subjects; choose another first token"
         )
     return subject
 

@@ -65,7 +65,7 @@ MEMBERS = (
         "key in self._owned and now_ns < self._until_ns", "key in self._owned", 1, "G1",
     ),
     PlantedBug(
-        "a member keeps what it is to give up", "member.MemberMachine._changed",
+        "a member keeps what it is to give up", "member.MemberMachine._assignment_changed",
         "elif new is None and key not in self._asked:", "elif False:", 1, "G6",
     ),
     PlantedBug(
@@ -120,28 +120,28 @@ QUEUES = (
         "fresh.append(piece.between(start, piece.end))\n    return fresh[-1]", "return piece.between(start, piece.end)", 1, "Q3",
     ),
     PlantedBug(
-        "a delay is not kept", "queue.WorkQueue._settled",
+        "a delay is not kept", "queue.WorkQueue._settle",
         "now_ns + settlement.delayMs * NS_PER_MS", "now_ns", 1, "Q2",
     ),
     PlantedBug(
-        "given for ever", "queue.WorkQueue._returned",
+        "given for ever", "queue.WorkQueue._return_or_kill",
         "if not dead and deliveries >= self.max_deliveries:", "if False:", 1, "Q6",
     ),
     PlantedBug(
-        "one delivery more than allowed", "queue.WorkQueue._returned",
+        "one delivery more than allowed", "queue.WorkQueue._return_or_kill",
         "deliveries >= self.max_deliveries", "deliveries > self.max_deliveries", 1, "Q6",
     ),
     PlantedBug(
-        "what was given up is done", "queue.WorkQueue._returned",
+        "what was given up is done", "queue.WorkQueue._return_or_kill",
         "if not dead and deliveries >= self.max_deliveries:",
         "if not dead and deliveries >= self.max_deliveries:\n        return QueuePiece(piece.start, piece.end, PieceKind.DONE)\n    if dead and False:", 1, "Q6",
     ),
     PlantedBug(
-        "an extension counts from the old deadline", "queue.WorkQueue._settled",
+        "an extension counts from the old deadline", "queue.WorkQueue._settle",
         "return replace(piece, due_ns=now_ns + self.wait_ns)", "return piece", 1, "Q3",
     ),
     PlantedBug(
-        "a release counts as a delivery", "queue.WorkQueue._settled",
+        "a release counts as a delivery", "queue.WorkQueue._settle",
         "deliveries=piece.deliveries - (not piece.dead)", "deliveries=piece.deliveries", 1, "Q6",
     ),
     PlantedBug(

@@ -387,7 +387,9 @@ def no_lease() -> Patches:
 def lease_on_an_old_image() -> Patches:
     return [
         method(
-            AnsweredHeartbeats, "answered", lambda self, sent_ns, answer, seen_index: Granted(sent_ns, answer.leaseMs * 10**6)
+            AnsweredHeartbeats,
+            "response_received",
+            lambda self, sent_ns, answer, seen_index: Granted(sent_ns, answer.leaseMs * 10**6),
         )
     ]
 

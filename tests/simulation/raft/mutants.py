@@ -88,7 +88,9 @@ def leases_without_a_majority() -> Patches:
 def lease_on_an_old_image() -> Patches:
     return [
         patch.object(
-            AnsweredHeartbeats, "answered", lambda self, sent_ns, answer, seen_index: Granted(sent_ns, answer.leaseMs * 10**6)
+            AnsweredHeartbeats,
+            "response_received",
+            lambda self, sent_ns, answer, seen_index: Granted(sent_ns, answer.leaseMs * 10**6),
         )
     ]
 
@@ -362,9 +364,9 @@ MUTANTS = (
     RaftMutant("folders of unknown streams deleted", folders_of_unknown_streams_deleted, 1),
     RaftMutant("probation ended early: with a leader", probation_ends_with_a_leader, 4),
     RaftMutant("a folder that went back is believed", folder_that_went_back_is_believed, 1),
-    RaftMutant("entries cut that are held", held_entries_cut, 111),
+    RaftMutant("entries cut that are held", held_entries_cut, 4),
     RaftMutant("conflicts left to the library", conflicts_left_to_the_library, 2, slow=True),
-    RaftMutant("the journal is not flushed", journal_not_flushed, 0),
+    RaftMutant("the journal is not flushed", journal_not_flushed, 1),
     RaftMutant("duties without a barrier", duties_without_a_barrier, 2),
     RaftMutant("a snapshot served at index 0", snapshot_served_at_index_0, 0),
     RaftMutant("a feed that goes on over a restored image", feed_goes_on_over_a_restored_image, 29),

@@ -454,7 +454,7 @@ class RaftGroup(SimGroup):
 
     def _count_answer(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
         if not request.HasField("batch") or response.HasField("batch"):
-            self.answered(request, response)
+            self.response_received(request, response)
         else:
             self.counters["batches without an answer"] += 1
 

@@ -83,7 +83,7 @@ class ServiceFaults:
         )  # fmt: skip
         self.publish(b"1")
         deadline = time.monotonic() + _PATIENCE_S
-        while "in epoch" not in (self._folder / f"{SERVED}.log").read_text() and time.monotonic() < deadline:
+        while "leader_epoch=" not in (self._folder / f"{SERVED}.log").read_text() and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
 
     def publish(self, value: bytes) -> None:

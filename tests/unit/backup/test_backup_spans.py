@@ -136,8 +136,8 @@ def test_backup_commands_have_one_span_per_step(what: str, tmp_path: Path, monke
 
 def test_backup_with_tracing_off_loads_no_opentelemetry() -> None:
     code = (
-        "import sys; from sidecar.cli.backup import traced; from sidecar.runtime.settings import Target\n"
-        "with traced('backup', Target(), 'off', '') as spans: spans.step('begin')\n"
+        "import sys; from sidecar.cli.backup import trace_steps; from sidecar.runtime.settings import Target\n"
+        "with trace_steps('backup', Target(), 'off', '') as spans: spans.step('begin')\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -175,7 +175,7 @@ async def test_restore_opens_streams_after_all_replicas_are_in_sync_and_removes_
 
     restore._step, restore._options = step, RestoreOptions(target=None, scratch=tmp_path)  # type: ignore[arg-type]
     image = SimpleNamespace(uid=NEW_UID)
-    asked = {"make_room": None, "planned": (("n1", "n2"),), "start": None, "until": None, "first_epoch": 7,
+    asked = {"make_room": None, "plan_placement": (("n1", "n2"),), "start": None, "until": None, "first_epoch": 7,
              "move": None, "remove_helper": None}  # fmt: skip
     for name, result in asked.items():
         monkeypatch.setattr(restore, f"_{name}", noted(name, result))
@@ -338,7 +338,7 @@ async def test_restore_counts_a_stream_as_open_before_the_request(manifest: Mani
         raise OutcomeUnknownError("no answer")
 
     monkeypatch.setattr(world, "alter_stream", alter, raising=False)
-    for name in ("_make_room", "_start", "_until", "_first_epoch", "_move", "undo", "_planned"):
+    for name in ("_make_room", "_start", "_until", "_first_epoch", "_move", "undo", "_plan_placement"):
         monkeypatch.setattr(restore, name, world.__getattr__(name))
     monkeypatch.setattr(restore, "_stage", lambda scratch: None)
     monkeypatch.setattr(restore, "_give", lambda scratch, one: None)

@@ -106,11 +106,11 @@ def watch() -> Any:
 
 
 def test_permission_denial_in_the_own_namespace_fails_the_start_once(watch: Any, caplog: pytest.LogCaptureFixture) -> None:
-    watch.denied(True, "shop.orders")
-    watch.denied(False, "nsx.raft.n1")
+    watch.record_denial(True, "shop.orders")
+    watch.record_denial(False, "nsx.raft.n1")
     assert watch.ended == []
-    watch.denied(False, "ns.raft.n1")
-    watch.denied(True, "ns.raft.n2")
+    watch.record_denial(False, "ns.raft.n1")
+    watch.record_denial(True, "ns.raft.n2")
     (error,) = watch.ended
     assert isinstance(error, NotAllowedError)
     assert "does not let this node subscribe on ns.raft.n1" in str(error)
@@ -124,13 +124,13 @@ def test_permission_denial_in_the_own_namespace_fails_the_start_once(watch: Any,
 
 
 def test_permission_denial_after_the_start_is_logged_once_per_subject(watch: Any, caplog: pytest.LogCaptureFixture) -> None:
-    watch.started()
+    watch.start_completed()
     for _ in range(2):
-        watch.denied(True, "ns.a")
-        watch.denied(False, "ns.a")
+        watch.record_denial(True, "ns.a")
+        watch.record_denial(False, "ns.a")
     assert (watch.ended, len(caplog.messages)) == ([], 2)
     for number in range(2 * _MAX_SAID):
-        watch.denied(True, f"s.{number}")
+        watch.record_denial(True, f"s.{number}")
     assert len(caplog.messages) == _MAX_SAID
     assert watch._counters == {"refused by NATS's rights": 4 + 2 * _MAX_SAID}
 

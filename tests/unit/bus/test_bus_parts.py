@@ -197,13 +197,13 @@ async def test_lost_connection_is_judged_by_its_own_received_bytes(monkeypatch: 
     monkeypatch.setattr(ingest_connection, "spawn", lambda work, name: (judged.append(work), work.close()))
     made: Any = Cuts(None, SimpleNamespace())  # type: ignore[arg-type]
     made._judge = lambda *given: judged.append(given) or SimpleNamespace(close=lambda: None)
-    made.lost("s1", 7)
+    made.connection_lost("s1", 7)
     told = ConnectionStats(0, "s2", 8, 0, 3, "")
-    made.told(told)
-    made.lost("s2", 8)
-    made.told(ConnectionStats(0, "s3", 9, 0, 4, ""))  # by then of the next one
-    made.passed(10)
-    made.passed(25)
+    made.record_server_report(told)
+    made.connection_lost("s2", 8)
+    made.record_server_report(ConnectionStats(0, "s3", 9, 0, 4, ""))  # by then of the next one
+    made.messages_processed(10)
+    made.messages_processed(25)
     first, second = (given for given in judged if isinstance(given, tuple))
     assert (first[0].server_id, first[0].client_id, first[0].last, *first[1:]) == ("s1", 7, None, 10)
     assert (second[0].server_id, second[0].client_id, second[0].last, *second[1:]) == ("s2", 8, told, 15)
@@ -305,10 +305,10 @@ def thread_of(given: Any) -> Any:
 
 def test_socket_thread_read_returns_the_size_and_reports_the_end_once() -> None:
     made = thread_of(Socket(b"abc", BlockingIOError(), InterruptedError(), OSError("reset"), b"", b"never"))
-    assert [made._read() for _ in range(5)] == [3, 0, 0, -1, -1]
+    assert [made._read_once() for _ in range(5)] == [3, 0, 0, -1, -1]
     assert (made.took, made.said) == ([b"abc"], ["ended", "ended"])
     made._stopping = True
-    assert made._read() == -1
+    assert made._read_once() == -1
     assert (made.took, made.said, len(made._socket.answers)) == ([b"abc"], ["ended", "ended"], 1), "nothing after the stop"
     assert not made._reading.locked()
 
@@ -323,7 +323,7 @@ def test_socket_thread_pauses_after_small_reads_and_waits_for_room(monkeypatch: 
     reads = iter([ingest_connection._LITTLE_BYTES, ingest_connection._LITTLE_BYTES - 1, 0, -1])
     rooms = iter([True, False, True, True, True])
     waits: list[float] = []
-    made._has_room, made._read = lambda: next(rooms), lambda: next(reads)
+    made._has_room, made._read_once = lambda: next(rooms), lambda: next(reads)
     made._room = SimpleNamespace(wait=waits.append, clear=lambda: waits.append(0))
     made._run()
     assert slept == [0.001, 0.001]

@@ -234,21 +234,21 @@ async def test_sink_failure_is_logged_again_after_a_delay(bus: Any, monkeypatch:
 
 # ---- leaving, and being heard --------------------------------------------------------------------------------------------------
 class Settling:
-    """What ``settled`` is asked; each answer is an error or the next step of the test."""
+    """What ``wait_until_processed`` is asked; each answer is an error or the next step of the test."""
 
     def __init__(self, bus: Any, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
         self.asked: list[float] = []
         self.slept: list[float] = []
         self.tasks: list[Any] = []
         self.answers = list(answers)
-        bus.settled = self.settled
+        bus.wait_until_processed = self.wait_until_processed
         monkeypatch.setattr(module, "spawn", self.spawn)
 
     def spawn(self, work: Any, name: str) -> Any:
         self.tasks.append(asyncio.ensure_future(work))
         return self.tasks[-1]
 
-    async def settled(self, timeout_s: float) -> None:
+    async def wait_until_processed(self, timeout_s: float) -> None:
         self.asked.append(timeout_s)
         answer = self.answers.pop(0) if self.answers else None
         if callable(answer):
@@ -344,7 +344,7 @@ async def test_connection_is_settled_after_two_flushes(bus: Any) -> None:
         did.append(timeout_s)
 
     bus.flush = flush
-    await bus.settled(3.0)
+    await bus.wait_until_processed(3.0)
     assert did == ["let go", 3.0, 3.0]
 
 
@@ -358,7 +358,7 @@ async def test_connection_counts_errors_by_kind_and_keeps_the_last(error: Except
 async def test_reconnect_failure_is_logged_once_per_reason(bus: Any, caplog: pytest.LogCaptureFixture) -> None:
     def told() -> list[str]:
         said = [record.getMessage() for record in caplog.records if "cannot reconnect to NATS" in record.getMessage()]
-        return [line.partition(": ")[2].partition(";")[0] for line in said]
+        return [line.partition("reason=")[2].removesuffix(": retrying") for line in said]
 
     await bus._count_error(OSError("at its first connect"))
     bus._problems.last = "EOF"

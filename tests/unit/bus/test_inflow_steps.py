@@ -27,7 +27,7 @@ async def test_inflow_read_with_an_empty_buffer_is_parsed_at_once(bench: Bench) 
     bus, data = bench.bus, message(b"1")
     assert bus._take(data) is None
     assert bench.got == [b"1"]
-    await bus._taken(data)
+    await bus._process_data(data)
     assert bench.got == [b"1", b"1"]
     assert (bus.taken_bytes, bus._arrived_bytes, bus._done_bytes) == (2 * len(data),) * 3
     assert (bus.waiting_bytes, bus.most_waiting_bytes, bus._parsing) == (0, 0, False)
@@ -47,7 +47,7 @@ async def test_inflow_read_that_cannot_be_parsed_at_once_is_buffered(bench: Benc
     parsed = bench.parsing()
     assert bus._take(data) is data
     assert (bus._arrived_bytes, bus.taken_bytes) == (before, 0)
-    await bus._taken(data)
+    await bus._process_data(data)
     assert parsed == []
     assert (bus._arrived_bytes, bus._done_bytes, bus.taken_bytes) == (before + len(data), 0, 0)
     assert bus.waiting_bytes == bus.most_waiting_bytes == before + len(data)
@@ -57,7 +57,7 @@ async def test_inflow_read_that_cannot_be_parsed_at_once_is_buffered(bench: Benc
 
 async def test_inflow_read_of_one_piece_is_parsed_at_once(bench: Bench) -> None:
     parsed = bench.parsing()
-    await bench.bus._taken(bytes(module._PIECE_BYTES))
+    await bench.bus._process_data(bytes(module._PIECE_BYTES))
     assert parsed == [(module._PIECE_BYTES, False)]
     assert not bench.bus._arrived.is_set()
 
@@ -155,13 +155,13 @@ async def test_inflow_reading_task_reports_a_full_buffer_once_and_checks_again(b
     bus._room.set()
     bus._pings_outstanding = 1
     bus._due_to = 1 << 60
-    await bus._taken(bytes(BUFFER_BYTES))
+    await bus._process_data(bytes(BUFFER_BYTES))
     assert waits == [(False, 0.5, 1), (False, 0.5, 0), (False, 0.5, 0)]
     assert bus._pings_outstanding == 0, "it is this node that does not read"
     assert bus.errors == {"held back: the ingest buffer is full": 1}
     waits.clear()
     bus._chunks.clear()
-    await bus._taken(bytes(BUFFER_BYTES - 1))
+    await bus._process_data(bytes(BUFFER_BYTES - 1))
     assert waits == []
     assert sum(bus.errors.values()) == 1, "while it is not full nothing is said"
 
@@ -169,7 +169,7 @@ async def test_inflow_reading_task_reports_a_full_buffer_once_and_checks_again(b
 async def test_inflow_reading_task_does_not_wait_while_a_thread_reads(bench: Bench) -> None:
     bench.takes = False
     bench.bus._thread = Thread()
-    await bench.bus._taken(bytes(BUFFER_BYTES))
+    await bench.bus._process_data(bytes(BUFFER_BYTES))
     assert bench.bus.errors == {}
 
 
@@ -178,7 +178,12 @@ async def test_inflow_lost_connection_is_marked_in_the_buffer(bench: Bench) -> N
     bus, did = bench.bus, []
     thread = bus._thread = Thread()
     bus._server_info, bus._client_id = {"server_id": "s1"}, 7
-    for part, name in ((bus._gate, "cut_off"), (bus.overflow, "cut_off"), (bus.cuts, "lost"), (bus.cuts, "passed")):
+    for part, name in (
+        (bus._gate, "cut_off"),
+        (bus.overflow, "cut_off"),
+        (bus.cuts, "connection_lost"),
+        (bus.cuts, "messages_processed"),
+    ):
         bench.monkeypatch.setattr(part, name, lambda *given, part=part: did.append((type(part).__name__, *given)))
     bus._parser.seen = 3
     bus._append(b"MSG ev 1 5\r\nha")
@@ -356,7 +361,7 @@ async def test_inflow_accepts_statistics_only_of_its_open_connection(
     bus._client_id = 7
     bus._server_info = {"server_id": "s1"}
     told = ConnectionStats(3, server, client_id, 100, 5, reason)
-    bus._heard(50, told)
+    bus._record_server_report(50, told)
     assert noted == ([told, (100, 50, 3)] if heard else [])
 
 

@@ -117,7 +117,7 @@ async def test_connection_closed_by_the_server_reconnects_and_logs_the_reconnect
     server.says(message(b"1") + b"-ERR 'Slow Consumer'\r\n")
     await until(lambda: bus.stats["reconnects"] == 1, "it is back")
     assert bus.errors["server: slow consumer"] == 1
-    await until(lambda: "connection for ingest is back" in caplog.text, "it says so")
+    await until(lambda: "NATS connection restored connection=ingest" in caplog.text, "it says so")
     server.says(message(b"2"))
     await until(lambda: len(got) == 2, "what the new connection brings")
     assert got == [b"1", b"2"]

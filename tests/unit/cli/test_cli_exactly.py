@@ -169,7 +169,7 @@ class Screen:
     def say(self, text: str) -> None:
         self.said.append(text)
 
-    def watching(self, total: int, nodes: list[str]) -> Any:
+    def show_bars(self, total: int, nodes: list[str]) -> Any:
         self.said.append(f"bars for {total} on {nodes}")
         return contextlib.nullcontext()
 
@@ -282,7 +282,7 @@ def test_demo_result_is_shown_as_json_and_text() -> None:
 
 def test_demo_progress_bars_mark_the_leader() -> None:
     screen = demo._Screen(Console(width=120, file=open("/dev/null", "w")))  # noqa: SIM115
-    progress = screen.watching(10, ["n1", "n2"])
+    progress = screen.show_bars(10, ["n1", "n2"])
     screen.positions(Positions(sent=7, committed=5, leader="n2", replicas={"n1": 4, "n2": 6}))
     assert [(task.description, task.completed, task.total) for task in progress.tasks] == [
         ("published", 7, 10), ("committed (HW)", 5, 10), ("n1 (follower)", 4, 10), ("n2 (leader)", 6, 10),

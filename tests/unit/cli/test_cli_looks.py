@@ -63,7 +63,7 @@ async def test_partition_wait_checks_twenty_times_per_second_until_a_leader_exis
     client: Any = cluster
     image = cluster.image.streams["orders"]
     cluster.turns = [led_after(cluster, looks)] * 20
-    found, took_s = await partition._moved(client, image, 0, "n2", timeout_s=15.0)
+    found, took_s = await partition._move_and_wait(client, image, 0, "n2", timeout_s=15.0)
     assert (found.leader, slept, round(took_s, 6)) == ("n2", [0.05] * (looks - 1), round(0.05 * (looks - 1), 6))
     assert cluster.asked == [("elect", "orders", 0, "n2", False)]
 
@@ -73,19 +73,19 @@ async def test_partition_wait_without_a_leader_times_out(cluster: Cluster, slept
     image = cluster.image.streams["orders"]
     cluster.set("orders", status=PartitionStatus.OFFLINE, leader="")
     with pytest.raises(UnavailableError, match="orders/0 is still OFFLINE after"):
-        await partition._moved(client, image, 0, "", timeout_s=1.0)
+        await partition._move_and_wait(client, image, 0, "", timeout_s=1.0)
     assert len(slept) in (20, 21), "a second of looks, and one more where the sum of them falls short of it"
 
 
 async def test_node_remove_wait_checks_ten_times_per_second_until_its_timeout(cluster: Cluster, slept: list[float]) -> None:
     client: Any = cluster
     with pytest.raises(ConfigError):
-        await node._removed(client, "n1", False, 1.0)
+        await node._remove_node(client, "n1", False, 1.0)
     assert set(slept) == {0.1}
     assert len(slept) in (10, 11)
     slept.clear()
     with pytest.raises(ConfigError):
-        await node._removed(client, "n1", False, 0.0)
+        await node._remove_node(client, "n1", False, 0.0)
     assert (slept, cluster.asked) == ([], [])
 
 

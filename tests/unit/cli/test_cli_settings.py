@@ -122,7 +122,7 @@ def test_settings_node_session_is_shown_changed_and_awaited(
     monkeypatch.setattr(module, "_SETTLES_WITHIN_S", -1000.0)
     code, _, err = run(capsys, *words, "--session", "5")
     assert code != 0
-    assert "change continues in the background" in err
+    assert "The change continues. Do not repeat the command." in err
     client.times, client.set_to = None, None
     assert run(capsys, *words) == (0, "as each node's own settings say: the cluster is new\n", "")
     assert run(capsys, *words, "--json") == (0, "null\n", "")

@@ -364,7 +364,7 @@ async def test_without_an_inbox_nothing_is_sent() -> None:
     with pytest.raises(UnavailableError, match=text):
         await transport.exchange("s", b"q", 0.01)
     with pytest.raises(UnavailableError, match=text):
-        async with transport.expecting("s", 0.01):
+        async with transport.expect_answer("s", 0.01):
             raise AssertionError("not without an inbox")
     assert (connection.calls, transport.waiting_count) == ([], 0)
     await transport.leave()
@@ -387,22 +387,22 @@ async def test_transport_leave_cancels_an_inbox_subscription_in_progress() -> No
 async def test_transport_answers_share_one_inbox_and_are_forgotten_afterwards() -> None:
     connection = Nats()
     transport = over(connection)
-    async with transport.expecting("s.one", 60) as (first, one), transport.expecting("s.two", 60) as (second, two):
+    async with transport.expect_answer("s.one", 60) as (first, one), transport.expect_answer("s.two", 60) as (second, two):
         assert connection.calls == [("subscribe", "_INBOX.0.*")], "once for all"
         assert (first, second, transport.waiting_count) == ("_INBOX.0.0", "_INBOX.0.1", 2)
         sent = SimpleNamespace(subject=second, data=b"x", headers=None)
-        await transport._answers.arrived(sent)
+        await transport._answers.process_message(sent)
         assert (one.done(), two.result()) == (False, sent)
-        transport._denied(True, "s.one")
+        transport._publish_or_subscribe_denied(True, "s.one")
         assert isinstance(one.exception(), NotAllowedError)
     assert transport.waiting_count == 0
     with pytest.raises(RuntimeError):
-        async with transport.expecting("s", 60):
+        async with transport.expect_answer("s", 60):
             raise RuntimeError
     assert transport.waiting_count == 0
     transport.end()
     with pytest.raises(ClientClosedError):
-        async with transport.expecting("s", 60):
+        async with transport.expect_answer("s", 60):
             raise AssertionError("it is closed")
 
 
@@ -412,7 +412,7 @@ async def test_request_without_responders_raises_and_is_forgotten() -> None:
 
     async def publish(subject: str, payload: bytes, reply: str = "", headers: Any = None) -> None:
         assert (subject, payload, headers) == ("s", b"q", {"h": "1"})
-        await transport._answers.arrived(SimpleNamespace(subject=reply, data=b"", headers={"Status": "503"}))
+        await transport._answers.process_message(SimpleNamespace(subject=reply, data=b"", headers={"Status": "503"}))
 
     connection.publish = publish  # type: ignore[method-assign]
     with pytest.raises(NoRespondersError, match="No responders on s"):
@@ -438,10 +438,10 @@ async def test_subscription_that_is_denied_or_late_is_removed() -> None:
     connection = Nats()
     transport = over(connection)
     both = [("subscribe", "in.*"), ("unsubscribe", "in.*")]
-    connection.on_subscribe = lambda: transport._denied(True, "in.*")
+    connection.on_subscribe = lambda: transport._publish_or_subscribe_denied(True, "in.*")
     assert await transport.listen("in.*", never, 60) is not None, "another's publish was denied"
     connection.calls.clear()
-    connection.on_subscribe = lambda: transport._denied(False, "in.*")
+    connection.on_subscribe = lambda: transport._publish_or_subscribe_denied(False, "in.*")
     with pytest.raises(NotAllowedError, match=r"not allow it to subscribe to in\.\*, where answers arrive\."):
         await transport.listen("in.*", never, 60)
     assert connection.calls == both
@@ -468,7 +468,7 @@ async def test_subscription_that_is_denied_or_late_is_removed() -> None:
 async def test_transport_reconnect_wakes_waiters_and_starts_a_new_wait() -> None:
     transport = over(Nats())
     first = transport.reconnected
-    transport._renewed()
+    transport._connection_renewed()
     assert first.done()
     assert transport.reconnected is not first
     assert not transport.reconnected.done()
@@ -548,9 +548,9 @@ def test_transport_over_a_foreign_connection_has_no_parse_errors() -> None:
 async def test_reopened_inbox_replaces_the_old_subscription() -> None:
     connection = Nats()
     transport = over(connection)
-    async with transport.expecting("s", 60):
+    async with transport.expect_answer("s", 60):
         pass
     transport._answers.is_open = False
-    async with transport.expecting("s", 60) as (reply, _):
+    async with transport.expect_answer("s", 60) as (reply, _):
         assert reply.startswith("_INBOX.2.")
     assert connection.calls == [("subscribe", "_INBOX.0.*"), ("unsubscribe", "_INBOX.0.*"), ("subscribe", "_INBOX.2.*")]

@@ -381,7 +381,7 @@ async def test_publisher_resends_rejected_messages_at_once_to_a_recreated_stream
     refusal = UnavailableError("refused")
     made._in_flight = {1: message("u1", refusal), 2: message("u1", None), 3: message("u2", refusal), 4: message("", refusal)}
     before = loop.time()
-    made._moved()
+    made._use_new_address()
     assert made._refused == {1}, "what may be stored is not sent twice, and what was refused by this one waits on"
     assert before <= made._in_flight[1].resend_at <= loop.time()
     assert [made._in_flight[n].resend_at for n in (2, 3, 4)] == [1e12] * 3
@@ -522,7 +522,7 @@ async def test_stream_is_ready_when_its_leaders_answer(may_read: bool) -> None:
 
     made._streams, made._led_as_nodes_say = SimpleNamespace(reader=reader), as_nodes_say
     stream: Any = SimpleNamespace(name="s", uid="u1")
-    await made._led(stream, 3, 7.0)
+    await made._wait_for_leader(stream, 3, 7.0)
     said = [("reader", "s", 3, 7.0), ("bounds", "u1")]
     assert asked == (said if may_read else [*said, ("nodes", "s", 3, 7.0)])
 

@@ -348,12 +348,12 @@ def a_client() -> Any:
 def led_client(**script: list[Any]) -> tuple[Any, Told, list[Any]]:
     made, led = a_client(), []
 
-    async def _led(stream: Any, partition: int, ready_s: float) -> None:
+    async def _wait_for_leader(stream: Any, partition: int, ready_s: float) -> None:
         led.append((stream.uid, partition, ready_s))
 
     told: Any = Told(**script)
     told.transport, told.subjects, told.deadline_s = made.transport, Subjects(), 15.0
-    made.admin._led = _led
+    made.admin._wait_for_leader = _wait_for_leader
     made.admin._requests = made._streams.requests = told
     return made, told, led
 

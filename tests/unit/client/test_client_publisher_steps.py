@@ -310,7 +310,7 @@ async def test_publisher_does_not_send_a_message_that_failed_while_waiting_for_r
     wire.has_room = False
 
     async def full(give_up_at: float) -> None:
-        made._lost(NotFoundError("it is gone"))
+        made._connection_lost(NotFoundError("it is gone"))
 
     wire.full = full
     future = await made.send(b"v")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.metadata_requests import MetadataRequests
+from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.metadata import codec
 from liftpy.core.metadata import describe as pages_module
@@ -111,7 +112,7 @@ async def test_stream_larger_than_a_message_is_created_and_described_completely(
     admin = MetadataRequests(transport, Subjects())
     made = await admin_over(transport, Subjects()).create_stream("wide", "wide", partitions=WIDE, ready_s=0)
     held = fsm.image.streams["wide"]
-    assert made == held
+    assert made == StreamInfo.of(held)
     assert len(codec.image_to_bytes(fsm.image)) > MESSAGE_BYTES
     assert await admin.stream("wide") == held
     assert (await admin.describe()).image.streams == fsm.image.streams

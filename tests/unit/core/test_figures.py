@@ -50,7 +50,7 @@ TURNS: Figures = {
     "liftpy.core.base.cooperative_apply": {"PER_STEP": (100, 1000)},
     "liftpy.core.metadata.request_limits": {"SENT_TOGETHER": (40, 200)},
     "liftpy.core.metadata.placement.policies": {"HASHES_PER_STEP": (1000, 20_000)},
-    "liftpy.core.metadata.controller.reassignment_planner": {"_LOOKED_AT": (5000, 50_000)},
+    "liftpy.core.metadata.controller.reassignment_planner": {"_MAX_CHECKED": (5000, 50_000)},
     "liftpy.core.metadata.controller.streams": {"AT_ONCE": (8, 8)},
     "liftpy.core.metadata.describe": {"DEFAULT_PAGE_BYTES": (32 * KIB, 256 * KIB)},
     "liftpy.core.publish.log_state": {"REPLAY_BYTES": (16 * KIB, 256 * KIB)},
@@ -74,8 +74,8 @@ ROUNDS: Figures = {
         "_REST_SEALED": (4, 9),
     },
     "sidecar.runtime.memory": {"OPENED": (64, 512), "CLOSED": (128, 1024), "YOUNG": (5000, 50_000)},
-    "liftpy.core.metadata.controller.quorum_member": {"LOOK_EVERY_NS": (50 * MS, 200 * MS), "HEAD_EVERY_NS": (250 * MS, S)},
-    "liftpy.core.metadata.controller.reassignment_planner": {"LOOK_EVERY_NS": (50 * MS, S), "AGAIN_AFTER_NS": (2 * S, 10 * S)},
+    "liftpy.core.metadata.controller.quorum_member": {"PROBE_EVERY_NS": (50 * MS, 200 * MS), "HEAD_EVERY_NS": (250 * MS, S)},
+    "liftpy.core.metadata.controller.reassignment_planner": {"PLAN_EVERY_NS": (50 * MS, S), "REPEAT_AFTER_NS": (2 * S, 10 * S)},
     "liftpy.core.metadata.controller.streams": {"LOOK_EVERY_NS": (200 * MS, 300 * MS), "AGAIN_AFTER_NS": (5 * S, 20 * S)},
 }  # fmt: skip
 """What comes round: its cost in a round, over the time of one, is a few percent of a core at most; and it is not forgotten for long."""

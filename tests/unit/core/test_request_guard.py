@@ -113,20 +113,11 @@ async def test_status_desk_with_a_failing_reload_rejects_and_continues(status: A
 
 
 async def test_control_desk_with_a_failing_decision_rejects_and_continues() -> None:
-    published: list[tuple[str, bytes]] = []
-    callbacks: dict[str, Any] = {}
-
-    async def subscribe(subject: str, cb: Any) -> Any:
-        callbacks[subject] = cb
-        return SimpleNamespace(unsubscribe=lambda: asyncio.sleep(0))
-
-    async def publish(subject: str, payload: bytes) -> None:
-        published.append((subject, payload))
-
     async def decide(request: Any, timeout_s: float) -> Any:
         raise OverflowError("a defect")
 
-    connection: Any = SimpleNamespace(subscribe=subscribe, publish=publish, max_payload=1 << 20)
+    bus = Bus()
+    connection: Any = bus
     desk = ControlDesk(
         connection, Subjects("ns"), InboxRule(("_INBOX.",)), lambda: True, decide, lambda _: None, lambda _: True,
         ReplicationConfig(),
@@ -136,14 +127,14 @@ async def test_control_desk_with_a_failing_decision_rejects_and_continues() -> N
     try:
         await desk.open()
         request = frames.seal(pb.ControlRequest(describeCluster=pb.DescribeCluster()))
-        await callbacks["ns.info"](SimpleNamespace(subject="ns.info", reply="_INBOX.a", data=request))
+        bus.listening["ns.info"](b"ns.info", b"_INBOX.a", request, b"")
         async with asyncio.timeout(10):
-            while not published:
+            while not bus.sent:
                 await asyncio.sleep(0)
     finally:
         restore()
     assert not fatal
-    (subject, payload) = published[0]
+    (subject, payload) = bus.sent[0]
     assert subject == "_INBOX.a"
     assert frames.decode(payload, pb.ControlResponse).error == pb.ControlResponse.INVALID
     await desk.close()

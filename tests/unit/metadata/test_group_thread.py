@@ -185,7 +185,7 @@ async def test_group_thread_heartbeat_answer_counts_after_its_image_was_shown() 
     heard: list[int] = []
     membership = _membership(heard)
     for sent_ns, index in ((1, 0), (2, 5), (3, 6), (4, 9)):
-        membership._answered(sent_ns, pb.ControlResponse(index=index))
+        membership._heartbeat_answered(sent_ns, pb.ControlResponse(index=index))
     assert heard == [1]
     membership._image_changed(ClusterImage(), ClusterImage(index=4))
     assert heard == [1]
@@ -193,7 +193,7 @@ async def test_group_thread_heartbeat_answer_counts_after_its_image_was_shown() 
     assert heard == [1], "the watchers after this one have not been shown it yet"
     await asyncio.sleep(0)
     assert heard == [1, 3], "the newest of those that count"
-    membership._answered(5, pb.ControlResponse(index=9, error=pb.ControlResponse.UNAVAILABLE))
+    membership._heartbeat_answered(5, pb.ControlResponse(index=9, error=pb.ControlResponse.UNAVAILABLE))
     membership._image_changed(ClusterImage(), ClusterImage(index=9))
     await asyncio.sleep(0)
     assert heard == [1, 3, 4]

@@ -78,7 +78,7 @@ def test_raft_member_counters_have_their_own_names() -> None:
 def test_raft_member_reconnect_adapts_to_the_message_size(online: bool) -> None:
     made, calls = a_member()
     made.bus_changed(online)
-    fits = [("sessions.fit", 77), ("producer.fit", 77)] if online else []
+    fits = [("sessions.fit", 77), ("producer.set_message_size", 77)] if online else []
     assert calls == [*fits, ("sessions.set_online", online), ("driver.wake",)]
 
 
@@ -214,6 +214,6 @@ async def test_raft_member_answer_names_leader_and_members() -> None:
     assert (found.metadataLeader, found.cluster.metadataLeader) == ("n3", "n3")
     assert [c.nodeId for c in found.cluster.controllers] == ["n1"]
     assert await made._decide_here(pb.ControlRequest(), 2.0) is None
-    made._member.alone = lambda request: pb.ControlResponse(error=UNAVAILABLE)
+    made._member.answer_without_leader = lambda request: pb.ControlResponse(error=UNAVAILABLE)
     alone = made._describe_alone(pb.ControlRequest())
     assert (alone.metadataLeader, alone.HasField("cluster")) == ("n3", False)

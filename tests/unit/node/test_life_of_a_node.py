@@ -393,7 +393,7 @@ async def test_node_start_passes_settings_and_logs_its_recovery(
         },
     )  # fmt: skip
     assert "left behind" in world.told
-    assert [text for text in caplog.messages if "incarnation" in text or "does not know" in text] == [
+    assert [text for text in caplog.messages if "incarnation" in text or "unknown stream" in text] == [
         "node started node=n1 incarnation=1",
         *(
             f"unknown stream directory={name}: keeping it. If the data is not needed, run: liftpy node remove-data n1 {name}"

@@ -158,7 +158,7 @@ def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -
         "scrub": lambda: {"checked_bytes": 64, "findings": 65, "last_full_pass_s": time.time() - 66},
         "descriptors": lambda: {"open": 67, "limit": 68, "maps": 69, "partition_budget": 70}, "coordinators": list,
         "group_lags": lambda: {"billing": GroupLag(75, 7.5, 2), OTHERS: GroupLag(76, 0.5, 3)},
-        "counted": lambda: counters, "cluster_watch": ControllerMetrics(), "intake": NodeIntake(71, 72),
+        "named_counters": lambda: counters, "cluster_watch": ControllerMetrics(), "intake": NodeIntake(71, 72),
         "read_budget": ReadBudget(1, 73),
         "room": a_room(),
         **more,
@@ -283,7 +283,7 @@ def test_metrics_series_count_is_bounded(count: int) -> None:
         worker.ingest.counters.refused[f"reason {number}"] += 1
         worker.ingest.counters.dropped[f"reason {number}"] += 1
     reporter = a_reporter(workers)
-    reporter.counted = lambda: {**{f"{REFUSED}{n}": 1 for n in range(count)}, **dict.fromkeys(INCIDENTS, 1)}
+    reporter.named_counters = lambda: {**{f"{REFUSED}{n}": 1 for n in range(count)}, **dict.fromkeys(INCIDENTS, 1)}
     reporter.group.held = {str(n): 1 for n in range(count)}
     reporter.partitions.derived.by_kind.update({str(n): 1 for n in range(count)})
     reporter.partitions.derived.refused.update({str(n): 1 for n in range(count)})

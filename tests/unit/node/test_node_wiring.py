@@ -106,7 +106,7 @@ async def test_node_parts_are_built_with_their_dependencies(built: Built) -> Non
             made["AnswerRouter"], subjects, made["QuietAsker"], node._node_inboxes, settings.replication, node._timers,
             node._deliver, counters,
         ),
-        "Requests": (node._step_aside, node._testify, made["QuietTalk"].received, node._service_reported),
+        "Requests": (node._step_aside, node._testify, made["QuietTalk"].answer_question, node._service_reported),
         "Notifications": (bus, subjects, "n1", node._node_inboxes, node._deliver, made["Requests"], counters),
         "ReadTools": (built.reads, subjects, node._inboxes, node._timers, counters, node._memory.reads, node.instruments, ""),
         "Deletions": (group, "n1"),
@@ -180,7 +180,7 @@ async def test_node_messages_for_a_partition_reach_it_with_all_names(built: Buil
         ("Partitions.went_past", PartitionKey("s", "U1", 3)),
         ("Partitions.serves", question),
         ("Partitions.services_of", "s", 3),
-        ("services.reported", report),
+        ("services.record_states", report),
         ("Partitions.metadata_heard", 55, 7),
     ]
     assert services.given == ()
@@ -248,7 +248,7 @@ async def test_node_first_failure_is_the_reason_and_starts_the_stop_deadline(end
     assert ending.stops() == (False, False, False, [], [])
     first = LiftError("the disk")
     ending.node.fatal(first)
-    assert ending.stops() == (True, False, False, [12.0], ["node n1 stops: the disk"])
+    assert ending.stops() == (True, False, False, [12.0], ["node failed node=n1 error=the disk: stopping"])
     ending.node.fatal(LiftError("what followed"))
     ending.node.repair("s/0: damage")
     assert ending.stops() == (True, False, False, [12.0], []), "nothing is repaired by a node that failed"

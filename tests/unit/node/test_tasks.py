@@ -121,7 +121,7 @@ LOOPS: dict[str, tuple[type, str, str]] = {
     "compaction": (Housekeeping, "_compact", "housekeeping"),
     "the space check": (Housekeeping, "_look_for_space", "housekeeping"),
     "heartbeats": (Heartbeats, "_one_beat", "heartbeats"),
-    "a checkpoint in its thread": (Log, "checkpoint", "_checkpointed"),
+    "a checkpoint in its thread": (Log, "checkpoint", "_checkpoint_ended"),
 }
 
 

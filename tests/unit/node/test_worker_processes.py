@@ -211,7 +211,7 @@ async def test_quiet_fetches_are_divided_between_workers_and_answered_once(silen
     lost = {2, 3, 7}
     talk = _Talk(lost)
     shared: Any = SharedQuiet(talk, [_Hand(_Talk(lost)), _Hand(None if silent else _Talk(lost))])  # type: ignore[arg-type, list-item]
-    shared.received(b"reply", question.SerializeToString())
+    shared.answer_question(b"reply", question.SerializeToString())
     async with asyncio.timeout(30):
         while not talk.answered:
             await asyncio.sleep(0)

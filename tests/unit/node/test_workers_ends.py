@@ -152,7 +152,7 @@ async def test_worker_reports_whether_its_stop_was_clean(clean: bool) -> None:
     told = asyncio.Event()
     told.set()
     worker, said = _worker(
-        start=nothing, stop=nothing, _started=lambda task: None, _told_to_stop=told, _signing=None, was_clean=clean
+        start=nothing, stop=nothing, _start_ended=lambda task: None, _told_to_stop=told, _signing=None, was_clean=clean
     )
     assert await WorkerNode.run(worker) == 0
     assert said == [(FrameKind.STOPPED, int(clean))]
@@ -395,10 +395,10 @@ async def test_shared_quiet_bounds_waiting_questions(
     talk, frame = _Talk(), _question().SerializeToString()
     shared: Any = SharedQuiet(talk, [SimpleNamespace(ask=ask)])  # type: ignore[arg-type, list-item]
     for number in range(4):
-        shared.received(b"%d" % number, frame)
+        shared.answer_question(b"%d" % number, frame)
     gate.set()
     await until(lambda: len(talk.answered) == 2 and not shared._waiting)
-    shared.received(b"4", frame)
+    shared.answer_question(b"4", frame)
     await until(lambda: len(talk.answered) == 3)
     assert [reply for reply, _ in talk.answered] == [b"0", b"1", b"4"]
 

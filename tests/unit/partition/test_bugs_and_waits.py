@@ -59,7 +59,7 @@ async def test_partitions_bug_while_opening_is_fatal_and_frees_the_slot(ends: st
 
     task = asyncio.ensure_future(opens())
     node._busy[KEY] = task
-    task.add_done_callback(lambda done: node._settled(KEY, done))
+    task.add_done_callback(lambda done: node._opening_ended(KEY, done))
     await asyncio.sleep(0)
     if ends == "cancelled":
         task.cancel()

@@ -115,12 +115,12 @@ def held_elsewhere(image: ClusterImage) -> ClusterImage:
 async def test_deletion_from_a_forged_record_deletes_nothing_and_the_partition_returns(node: Any, forged: Any) -> None:
     true = node.controllers.image
     node.partitions.image_changed(true, forged(true))
-    await node.partitions.settled()
+    await node.partitions.wait_until_open()
     assert node.deleted == [False] * 5
     assert node.controllers.distrusted
     assert len(node.partitions) == 0
     node.partitions.image_changed(forged(true), true)
-    await node.partitions.settled()
+    await node.partitions.wait_until_open()
     assert len(node.partitions) == 5
 
 
@@ -128,7 +128,7 @@ async def test_deletion_confirmed_by_a_controller_is_carried_out_after_a_single_
     before = node.controllers.image
     node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
     node.partitions.image_changed(before, node.controllers.image)
-    await node.partitions.settled()
+    await node.partitions.wait_until_open()
     assert node.deleted == [True] * 5
     assert (node.controllers.asked, node.controllers.distrusted) == (1, 0)
 
@@ -138,7 +138,7 @@ async def test_deletion_of_a_recreated_stream_deletes_only_the_old_data(node: An
     node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
     node.controllers.do(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=3, partitions=5))
     node.partitions.image_changed(before, node.controllers.image)
-    await node.partitions.settled()
+    await node.partitions.wait_until_open()
     assert node.deleted == [True] * 5
     assert len(node.partitions) == 5
 
@@ -149,7 +149,7 @@ async def test_deletion_without_an_answer_keeps_the_data(node: Any, answer: pb.C
     before = node.controllers.image
     node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
     node.partitions.image_changed(before, node.controllers.image)
-    await node.partitions.settled()
+    await node.partitions.wait_until_open()
     assert node.deleted == [False] * 5
     assert node.controllers.distrusted == 0
 
@@ -160,7 +160,7 @@ async def test_deletion_not_confirmed_at_first_is_carried_out_later(node: Any, m
     before = node.controllers.image
     node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
     node.partitions.image_changed(before, node.controllers.image)
-    await node.partitions.settled()
+    await node.partitions.wait_until_open()
     assert (node.deleted, node.later) == ([False] * 5, [])
     node.controllers.answer = lambda response: response
     async with asyncio.timeout(30):
@@ -176,7 +176,7 @@ async def test_deletion_waits_for_a_controller_election(node: Any, monkeypatch: 
     before = node.controllers.image
     node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
     node.partitions.image_changed(before, node.controllers.image)
-    await node.partitions.settled()
+    await node.partitions.wait_until_open()
     assert node.deleted == [True] * 5
 
 

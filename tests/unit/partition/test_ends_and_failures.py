@@ -54,7 +54,7 @@ def promising() -> tuple[Any, list[Any], list[Any]]:
 def test_executor_stored_promise_updates_log_and_replica() -> None:
     made, calls, fed = promising()
     made.tell(None)
-    assert calls == [("log.promised", (7,), {})]
+    assert calls == [("log.note_promise", (7,), {})]
     assert fed == [events.LeaderEpochPersisted(leader_epoch=7)]
 
 
@@ -63,7 +63,7 @@ def test_executor_failed_promise_fails_the_replica() -> None:
     made.tell(StorageError("broken"))
     assert made.executor.storage_failed
     assert [type(event) for event in fed] == [events.StorageFailed]
-    assert not [call for call in calls if call[0] == "log.promised"]
+    assert not [call for call in calls if call[0] == "log.note_promise"]
 
 
 def test_executor_promise_stored_after_the_close_is_ignored() -> None:

@@ -30,7 +30,7 @@ def test_executor_stored_promise_reaches_the_log_before_the_replica() -> None:
     runner._t.feed = lambda event: calls.append(("feed", (event,), {}))
     runner._promise_stored(7, None)
     assert [(name, args) for name, args, _ in calls] == [
-        ("log.promised", (7,)),
+        ("log.note_promise", (7,)),
         ("feed", (events.LeaderEpochPersisted(leader_epoch=7),)),
     ]
 
@@ -40,7 +40,7 @@ def test_executor_fetched_batches_reach_all_listeners_before_the_flush() -> None
     data = build_batch([b"a"], base_offset=5, leader_epoch=1)
     runner._t.fetches.fetched[1] = SimpleNamespace(buffer=memoryview(data), batches=split_batches(data))  # type: ignore[assignment]
     runner.execute(do.AppendFetched(token=1, last_offset=5, leader_high_watermark=4, leader_epoch=1))
-    assert [name for name, _, _ in calls] == ["log.append_batches", "derived.fetched", "standby.shown", "flusher.appended"]
+    assert [name for name, _, _ in calls] == ["log.append_batches", "derived.fetched", "standby.log_grew", "flusher.appended"]
 
 
 async def test_flusher_flush_that_ends_with_a_bug_has_failed(pool: concurrent.futures.ThreadPoolExecutor) -> None:

@@ -78,7 +78,7 @@ class Wired:
                 part.may_refuse_for_now = lambda now_ns: ("for now", now_ns)
                 part.high_watermark = 33
             elif name == "Executor":
-                part.execute, part.storage_failed, part.failed = "executes", False, self.failed.append
+                part.execute, part.storage_failed, part.log_failed = "executes", False, self.failed.append
                 part.hand_over = lambda *told: self.fed.append(told)
             elif name == "Ingest":
                 part.heard, part.reader = "heard", SimpleNamespace()

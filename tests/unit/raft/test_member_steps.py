@@ -38,16 +38,16 @@ def test_quorum_session_loss_drops_partial_messages_and_snapshots() -> None:
     bench = Told()
     bench.hear("b", APPEND)
     bench.told.clear()
-    bench.transport._changed("b", False)
+    bench.transport._session_changed("b", False)
     assert bench.told == [("disconnected", "b"), ("cancel_snapshot", "b"), ("session ended", "b")]
     assert bench.transport._echoes == {}
     bench.told.clear()
-    bench.transport._changed("b", True)
+    bench.transport._session_changed("b", True)
     assert bench.told == [("forget_match", "b"), ("connected", "b")], "it may be another process, on another folder"
     bench.transport._core = bench.transport._hardening = None
     bench.told.clear()
-    bench.transport._changed("b", True)
-    bench.transport._changed("b", False)
+    bench.transport._session_changed("b", True)
+    bench.transport._session_changed("b", False)
     assert bench.told == [("connected", "b"), ("disconnected", "b")], "before the library's node is made"
 
 
@@ -253,9 +253,9 @@ def test_probation_is_not_ended_by_a_barrier_of_an_earlier_turn(tmp_path: Path) 
     (tmp_path / MARKER).write_text("a")
     made, core = on_probation(tmp_path, [peer("b"), peer("c")])
     made.lineage.missed = (77,)
-    assert made.heard("b", b"")
+    assert made.process_hello("b", b"")
     assert (made.over, made.turn, core.told) == (False, 1, ["begins"])
-    made.heard("c", b"")
+    made.process_hello("c", b"")
     assert (made.turn, core.told) == (1, ["begins"]), "it is on probation already"
     made.barrier_applied(0)
     assert core.told == ["begins"]

@@ -156,7 +156,7 @@ def test_pre_vote_is_not_requested_without_links_and_old_grants_are_forgotten(tm
         _, near, far = net.elected()
         member, (before,) = net.up[near].core, terms(net)
         member.pre_vote.begin()
-        member.pre_vote.granted(far)
+        member.pre_vote.record_grant(far)
         net.up[near].transport.sessions.set_online(False)
         net.tick(near)
         net.up[near].transport.sessions.set_online(True)

@@ -160,7 +160,7 @@ def test_hello_with_an_impossible_lineage_is_rejected(tmp_path: Path) -> None:
             struct.pack("<QQB", 7, 0, 0) + b"x",
         ):
             with pytest.raises(ProtocolError):
-                net.up[other].probation.lineage.heard(leader, tail)
+                net.up[other].probation.lineage.process_hello(leader, tail)
             to = net.up[other].transport.sessions.peers[leader].own_epoch
             net.up[other].inbox.append((leader, _FRAME.pack(_HELLO, 0, 99, to, 0, 0) + tail))
         net.run(lambda: False, 0.3)

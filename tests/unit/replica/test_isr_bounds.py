@@ -79,7 +79,7 @@ def test_isr_change_with_an_unknown_outcome_keeps_all_possible_members() -> None
 def test_isr_change_answer_counts_only_for_its_epoch(epoch: int) -> None:
     leader = Stepped("a").leads(state(leader_epoch=2, epoch=2, isr="ab"))
     role: Any = leader.replica._role
-    role.isr_change.proposed(frozenset("abc"))
+    role.isr_change.record_attempt(frozenset("abc"))
     leader.step(ev.IsrChangeAnswered(epoch=epoch, accepted=False))
     assert role.isr_change.in_flight is (epoch != 2)
 

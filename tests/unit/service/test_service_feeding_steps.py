@@ -415,16 +415,16 @@ async def test_feeder_leader_with_full_outbox_waits_and_wakes_the_emitter(node: 
     await node.feeder.restart(0)
     node.outbox._max_records = 2
     applied(node, 1)
-    assert (node.feeder._held(), node.told.said) == (False, [])
+    assert (node.feeder._must_wait(), node.told.said) == (False, [])
     applied(node, 2)
-    assert (node.feeder._held(), node.told.said) == (True, ["wake"])
+    assert (node.feeder._must_wait(), node.told.said) == (True, ["wake"])
     node.feeder._emitter = None
-    assert node.feeder._held()
+    assert node.feeder._must_wait()
     node.feeder.stop_at(2)
     node.outbox._max_records = 99
-    assert node.feeder._held(), "the stop is reached"
+    assert node.feeder._must_wait(), "the stop is reached"
     node.feeder.stop_at(3)
-    assert not node.feeder._held()
+    assert not node.feeder._must_wait()
 
 
 @pytest.mark.parametrize(

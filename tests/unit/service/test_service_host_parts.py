@@ -221,7 +221,7 @@ async def test_service_host_restarted_machine_drops_earlier_replies(running: Any
     server, _, _ = running
     server._serving.replies.add(Reply(1, "_INBOX.x", b""))
     machine = server.machine
-    server._started(machine, None)
+    server._machine_started(machine, None)
     assert (len(server._serving.replies), machine.replies, machine.at_home) == (
         0,
         server._serving.replies,

@@ -426,21 +426,21 @@ async def test_snapshot_server_closes_idle_snapshots_and_keeps_read_ones_open(
     giver: Any = old.giver
     question = pb.PeerSnapshotRequest(position=30, digest=kept.digest, maxBytes=100)
     data = old.store._path(30).read_bytes()
-    assert giver._read(question) == data[:100]
+    assert giver._read_piece(question) == data[:100]
     now_s[0] = 1050.0
     question.start, question.maxBytes = kept.size_bytes - 7, 1 << 20
-    assert giver._read(question) == data[-7:]
+    assert giver._read_piece(question) == data[-7:]
     assert giver._held[kept.digest].used_s == 1050.0
     question.start = 10
-    assert giver._read(question) == data[10 : 10 + 4096], "no more than the settings say"
+    assert giver._read_piece(question) == data[10 : 10 + 4096], "no more than the settings say"
     bus.max_payload_bytes = 2000
-    assert giver._read(question) == data[10 : 10 + 1000], "half a message"
+    assert giver._read_piece(question) == data[10 : 10 + 1000], "half a message"
     question.start = kept.size_bytes
     with pytest.raises(UnavailableError, match=f"has {kept.size_bytes} bytes"):
-        giver._read(question)
+        giver._read_piece(question)
     question.digest = b"other"
     with pytest.raises(UnavailableError, match="snapshot at offset 30 no"):
-        giver._read(question)
+        giver._read_piece(question)
     slept: list[tuple[float, int]] = []
 
     async def sleep(wait_s: float) -> None:

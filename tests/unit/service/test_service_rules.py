@@ -62,17 +62,17 @@ def order(host: ServiceHost, **more: Any) -> pb.JoinLog:
 
 
 async def test_service_host_obeys_only_newer_orders_for_its_instance(host: Any) -> None:
-    host._ordered(order(host, instance=host._instance + 1))
+    host._join_log(order(host, instance=host._instance + 1))
     assert host.told == []
     assert host.machine.role is Role.FOLLOWER
-    host._ordered(order(host))
+    host._join_log(order(host))
     assert host.machine.role is Role.LEADER
-    host._ordered(order(host, ackId=4, role=pb.SERVICE_FOLLOWER))
+    host._join_log(order(host, ackId=4, role=pb.SERVICE_FOLLOWER))
     assert host.machine.role is Role.LEADER, "an older order came late"
-    host._ordered(order(host, ackId=6, role=pb.SERVICE_FOLLOWER))
+    host._join_log(order(host, ackId=6, role=pb.SERVICE_FOLLOWER))
     assert host.machine.role is Role.FOLLOWER
     with pytest.raises(NotFoundError):
-        host._ordered(order(host, ackId=7, streamUid="u2"))
+        host._join_log(order(host, ackId=7, streamUid="u2"))
 
 
 @pytest.mark.parametrize(("heard_ago_s", "leads"), [(0.0, True), (0.15, True), (0.25, False), (100.0, False)])
@@ -89,7 +89,7 @@ async def test_service_host_leads_for_the_length_of_its_lease(
 async def test_service_host_order_passes_stop_and_truncation_to_the_feeder(
     host: Any, log_end: int, stop: int, told: int | None
 ) -> None:
-    host._ordered(order(host, logEndOffset=log_end, stopPosition=stop, role=pb.SERVICE_FOLLOWER))
+    host._join_log(order(host, logEndOffset=log_end, stopPosition=stop, role=pb.SERVICE_FOLLOWER))
     assert [at for what, at in (entry for entry in host.told if len(entry) == 2) if what == "cut"] == (
         [] if told is None else [told]
     )
@@ -106,10 +106,10 @@ async def test_service_host_order_passes_stop_and_truncation_to_the_feeder(
 async def test_service_host_refusal_ends_the_service_only_when_permanent(
     host: Any, reason: Any, error: type[LiftError] | None
 ) -> None:
-    host._refused(pb.ServiceRefusal(reason=reason, instance=host._instance + 1, detail="not for us"))
+    host._service_rejected(pb.ServiceRefusal(reason=reason, instance=host._instance + 1, detail="not for us"))
     assert host.problem == ""
     refusal = pb.ServiceRefusal(reason=reason, instance=host._instance, detail="why")
-    await host._arrived(SimpleNamespace(data=frames.seal(refusal)))
+    await host._message_arrived(SimpleNamespace(data=frames.seal(refusal)))
     if error is None:
         assert host.problem == "why"
         assert not host._ended.done()
@@ -150,7 +150,7 @@ RIGHT = {"stream": "out", "partition": 0, "streamUid": "o1", "offset": 3, "recor
 async def test_emitter_accepts_only_an_ack_from_its_output_stream(wrong: dict[str, Any], error: type[LiftError] | None) -> None:
     made, asked = emitter(client_pb2.Ack(**(RIGHT | wrong)))
     outputs = [Output(3, 9, 0, b"value", b"key", (("a", b"b"),)), Output(4, 9, 1, b"", None, ())]
-    (batch,) = made._batched(outputs)
+    (batch,) = made._outputs_in_batches(outputs)
     if error is None:
         await made._write(batch)
     else:
@@ -166,7 +166,7 @@ async def test_emitter_accepts_only_an_ack_from_its_output_stream(wrong: dict[st
 
 async def test_emitter_first_output_expects_an_empty_stream() -> None:
     made, asked = emitter(client_pb2.Ack(**(RIGHT | {"offset": 0, "recordCount": 1})))
-    (batch,) = made._batched([Output(0, 9, 0, b"v", None, ())])
+    (batch,) = made._outputs_in_batches([Output(0, 9, 0, b"v", None, ())])
     await made._write(batch)
     assert asked[0][1].HasField("expectedOffset")
     assert asked[0][1].expectedOffset == 0
@@ -212,7 +212,7 @@ def test_feeder_record_before_the_state_with_another_epoch_rewinds(epoch: int, k
     made = feeder(10)
     made._verifying = True
     records = [SimpleNamespace(offset=offset, leader_epoch=epoch) for offset in (9, 10, 11)]
-    assert [record.offset for record in made._verified(iter(records))] == kept
+    assert [record.offset for record in made._verify_records(iter(records))] == kept
     assert made.told == ([] if kept else [("cut", 9)])
 
 

@@ -358,12 +358,12 @@ async def test_query_server_drops_queries_without_reply_and_rejects_invalid_ones
     bus = Answers()
     server = server_of(bus, machine_of())
     only_in(monkeypatch, query_server, "time", monotonic=lambda: 5.0)
-    await server._arrived(message(reply=""))
-    await server._arrived(message(headers={"Lift-At-Least": "-1"}))
+    await server._message_arrived(message(reply=""))
+    await server._message_arrived(message(headers={"Lift-At-Least": "-1"}))
     assert (server.waiting_count, server.refused_count, server._arrival.is_set()) == (0, 1, False)
     assert bus.said[0][::2] == ("_INBOX.r", {"Lift-Error": "QUERY_FAILED", "Lift-Node": "n1"})
-    await server._arrived(message(headers={"Lift-At-Least": "7"}))
-    await server._arrived(message(headers=None, data=b"later"))
+    await server._message_arrived(message(headers={"Lift-At-Least": "7"}))
+    await server._message_arrived(message(headers=None, data=b"later"))
     assert server._arrival.is_set()
     assert [(q.body, q.reply, q.arrived_s, q.position) for q in server._desk._waiting] == [
         (b"?", "_INBOX.r", 5.0, 7),
@@ -371,7 +371,7 @@ async def test_query_server_drops_queries_without_reply_and_rejects_invalid_ones
     ]
     server._desk._max_queries = 2
     bus.said.clear()
-    await server._arrived(message(reply="_INBOX.third"))
+    await server._message_arrived(message(reply="_INBOX.third"))
     assert (server.waiting_count, server.refused_count) == (2, 2)
     assert bus.said == [
         (
@@ -433,7 +433,7 @@ async def test_query_server_without_leader_rejects_only_waiting_queries() -> Non
     server._machine = lambda: None
     server._desk.take(third)
     await server._answer_ready()
-    assert server._desk.expired(math.inf) == [third], "there is no state: it waits"
+    assert server._desk.take_expired(math.inf) == [third], "there is no state: it waits"
 
 
 # ---- replies ---------------------------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def test_watch_asks_again_after_a_log_was_truncated(source: Open, node: FakeNode
     append(log, 40)
     restarted = streaming(source(failOnDataLoss="false"))
     assert restarted.latestOffset(start, ALL)["orders"]["0"] == 40
-    assert restarted._asked()._watched([]) is None
+    assert restarted._open_catalog()._watched_views([]) is None
 
 
 def test_watch_asks_for_offsets_not_yet_reported(source: Open, node: FakeNode) -> None:
@@ -117,7 +117,7 @@ def test_watch_asks_for_offsets_not_yet_reported(source: Open, node: FakeNode) -
     append(log, 10)
     reader = streaming(source(startingOffsets="earliest"))
     reader.latestOffset(reader.initialOffset(), ALL)
-    catalog = reader._asked()
+    catalog = reader._open_catalog()
     append(log, 40)
     assert catalog.views_reaching({("orders", 0): 50})["orders", 0].end_offset == 50
 
