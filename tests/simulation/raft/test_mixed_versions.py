@@ -20,7 +20,7 @@ _NO_MAJORITY = (25, 78, 84, 122)
 """In which no majority agrees until a member on probation counts; until members that were sent a snapshot have told a digest; in which
 a member on probation agrees with one that counts, and the group would die of putting the third one aside; and in which one was sent a
 snapshot, and agrees, in the session in which it had differed."""
-_A_PERSON = (161, 180, 193, 216)
+_A_PERSON = (216, 238)
 """In which a second image turns while a member is behind: all three differ for good."""
 
 
@@ -58,7 +58,7 @@ def test_corrupted_controller_images_without_a_majority_find_one_again(seed: int
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("seed", sampled(_A_PERSON, 4))
+@pytest.mark.parametrize("seed", sampled(_A_PERSON, 2))
 def test_corrupted_controller_images_that_all_differ_are_resolved_by_an_operator(seed: int) -> None:
     seen: Counter[str] = Counter()
     assert run_seed(seed, seen, DivergedRun) == ""

@@ -134,7 +134,7 @@ BOUNDS: Figures = {
         "MAX_OTHER_CHUNKS": (16, 128), "MAX_HEADS_BELOW": (4, 10)},
     "liftpy.core.metadata.controller.quorum_member": {"MAX_DUTY_PROPOSALS": (16, 256), "MAX_PROBES": (16, 256), "MAX_QUESTIONS": (64, 1024)},
     "liftpy.core.metadata.sessions": {"MAX_WAITING": (16, 256)},
-    "liftpy.core.metadata.controller.reassignment_planner": {"TRANSFERS_AT_ONCE": (8, 64), "AHEAD": (2, 4)},
+    "liftpy.core.metadata.controller.reassignment_planner": {"TRANSFERS_AT_ONCE": (8, 64), "TARGETS_AHEAD": (2, 4)},
     "liftpy.core.metadata.idempotency_cache": {
         "MAX_OPERATIONS": (16_384, 262_144), "MAX_AGE_NS": (300 * S, 3600 * S), "MAX_SIZE_BYTES": (8 * MIB, 128 * MIB),
         "_ENTRY_BYTES": (200, 800), "_EVICT_AT_ONCE": (8, 64), "MAX_STEP_NS": (5 * S, 30 * S),
