@@ -233,10 +233,10 @@ class StatusDesk:
         if payload == RELOAD:
             said = await self.on_reload()
         else:
-            said = self._records_read(payload) or self._events_asked(payload) or await self._remove_data(payload)
+            said = self.records_read_answer(payload) or self.node_events_answer(payload) or await self._remove_data(payload)
         self._answer(reply, json.dumps(said).encode())
 
-    def _events_asked(self, payload: bytes) -> dict[str, Any] | None:
+    def node_events_answer(self, payload: bytes) -> dict[str, Any] | None:
         """Return the events of this node for an operator, or None if the request is another one."""
         try:
             asked = load_json(payload)["node_events"]
@@ -245,7 +245,7 @@ class StatusDesk:
             return None
         return {"node_events": self.events.after(after, since_ns, MOST_NODE_EVENTS)}
 
-    def _records_read(self, payload: bytes) -> dict[str, Any] | None:
+    def records_read_answer(self, payload: bytes) -> dict[str, Any] | None:
         """Add the event of a person who reads records, and return the answer. None: the request is another one."""
         try:
             asked = load_json(payload)["records_read"]

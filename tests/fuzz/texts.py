@@ -87,7 +87,7 @@ def _node_events(data: bytes) -> dict[str, Any] | None:
     """The events of a node that an operator asks for."""
     desk = _desk_with_events()
     desk.events.add("records_read", detail="a query")
-    answer: dict[str, Any] | None = desk._events_asked(data)
+    answer: dict[str, Any] | None = desk.node_events_answer(data)
     json.dumps(answer).encode()
     return answer
 
@@ -95,7 +95,7 @@ def _node_events(data: bytes) -> dict[str, Any] | None:
 def _records_read(data: bytes) -> dict[str, Any] | None:
     """The event of a person who reads records, as an operator is shown it."""
     desk = _desk_with_events()
-    answer: dict[str, Any] | None = desk._records_read(data)
+    answer: dict[str, Any] | None = desk.records_read_answer(data)
     shown = desk.events.after(-1, 0, 9)
     assert len(shown["events"]) == (answer is not None)
     assert len(json.dumps(shown)) < 16_000
@@ -306,14 +306,14 @@ def decoders() -> list[Decoder]:
             [b'{"node_events": {"after": -1, "since_ns": 0}}', b'{"node_events": {"after": 3, "since_ns": 8}}'],
             _node_events,
             make=damaged_json,
-            covers=("sidecar.status.status_api:StatusDesk._events_asked",),
+            covers=("sidecar.status.status_api:StatusDesk.node_events_answer",),
         ),
         Decoder(
             "records that were read",
             [b'{"records_read": {"stream": "orders", "partition": 0, "sender": "ann", "query": "offset=3"}}'],
             _records_read,
             make=damaged_json,
-            covers=("sidecar.status.status_api:StatusDesk._records_read",),
+            covers=("sidecar.status.status_api:StatusDesk.records_read_answer",),
         ),
         Decoder(
             "whether a node is there, and its time",

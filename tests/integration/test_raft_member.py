@@ -161,7 +161,7 @@ async def test_member_stops_when_snapshot_cannot_be_written(url: str, tmp_path: 
     for number in range(30):
         if group.failures:
             break
-        await group["a"].propose(register(f"n{number}"), timeout_s=0.5)
+        await group["a"].propose(register(f"n{number}"), timeout_s=5.0)
     await until(lambda: group.failures)
     (tmp_path / "a" / "snapshot.tmp").rmdir()
     await group.stop()

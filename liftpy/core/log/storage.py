@@ -114,7 +114,7 @@ class MemoryFile:
         """Append all ``pieces``. Raises NoSpaceError if the capacity does not suffice, and then appends nothing."""
         self._storage.count_call("append")
         if self._storage.used_bytes() + sum(map(len, pieces)) > self._storage.capacity_bytes:
-            raise NoSpaceError(f"The memory storage is full (limit {self.capacity_bytes} bytes). Raise its limit.")
+            raise NoSpaceError(f"The memory storage is full (limit {self._storage.capacity_bytes} bytes). Raise its limit.")
         for piece in pieces:
             self.data += piece
 
@@ -253,7 +253,7 @@ class MemoryStorage:
         self.count_call("replace")
         data = data if isinstance(data, bytes) else b"".join(data)
         if self.used_bytes() + len(data) > self.capacity_bytes:
-            raise NoSpaceError("the memory storage is full")
+            raise NoSpaceError(f"The memory storage is full (limit {self.capacity_bytes} bytes). Raise its limit.")
         self.files[name] = self._durable[name] = MemoryFile(self, bytearray(data))
 
     def rename(self, old: str, new: str) -> None:

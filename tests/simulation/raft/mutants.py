@@ -353,7 +353,7 @@ MUTANTS = (
     RaftMutant("leases taken from the answer instead of the question", leases_from_the_answer, 32),
     RaftMutant("votes, and pre-votes, at once after an append", votes_at_once, 51),
     RaftMutant("leases without a majority's word", leases_without_a_majority, 9),
-    RaftMutant("a lease on an image that is not seen", lease_on_an_old_image, 12),
+    RaftMutant("a lease on an image that is not seen", lease_on_an_old_image, 15),
     RaftMutant("a session ended early: with the connection", session_ended_with_the_connection, 6),
     RaftMutant("sessions shorter than leases", sessions_shorter_than_leases, 1),
     RaftMutant("sessions not restarted by a new leader", sessions_not_restarted_by_a_new_leader, 2),
