@@ -89,7 +89,7 @@ class Producer:
     - ``resume``: after the last stored record. ``next_sequence`` says how many are stored.
     - ``repeat``: at the first record of the producer. The process sends all records again, and the leader skips the
       stored ones. If they differ, it rejects them (``DIVERGED_PRODUCER``).
-    - ``anew``: the producer starts at sequence 0, as if the leader had never seen its id.
+    - ``anew``: the producer starts at sequence 0, as a new id does.
 
     With ``repeat`` or ``anew``, the partition of a record without key follows from its number, so a repeated record
     goes to the same partition. If that is not possible, ``send`` raises PublishRejectedError (``DIVERGED_PRODUCER``).

@@ -165,7 +165,7 @@ def better(name: str, ratio: float) -> bool:
 
 
 _SHOWN = ("end_p99_ms", "p50_ms", "gap_ms", "core", "per_s")
-"""Figures to show. Of each case, the first one of them that it has is shown."""
+"""Figures in order of preference. The chart shows the first one that a case has."""
 
 
 def bars(report: dict[str, Any]) -> list[tuple[str, str, float, bool]]:

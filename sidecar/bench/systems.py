@@ -633,7 +633,7 @@ class Kafka(KafkaCluster):
 
 @dataclass(frozen=True)
 class PeersGiven:
-    """What the user has given for other systems.
+    """Options of the user for other systems.
 
     ``nats_servers``: number of servers for liftpy and Liftbridge. ``kafka_jars``: directory of Kafka's jars. None: not given.
     """

@@ -1,4 +1,4 @@
-"""What operators see of a node or cluster: summaries, health, history, status pages and traces. Pure.
+"""Observation of a node and a cluster for operators: summaries, health, history, status pages and traces. Pure.
 
 Nothing in this package imports OpenTelemetry.
 """

@@ -109,7 +109,7 @@ class ProducerState(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a producer says about its batch.
+    """Producer id, epoch, sequence and digest that a producer sends with a batch.
 
     ``digest``: digest of all its records before ``base_sequence``. None: the batch does not have it.
     """

@@ -6,8 +6,8 @@ rate still holds. A rejection says when to retry. The times differ, so that publ
 ``by_token`` each value of that subject token has its own buckets, at most ``MAX_BUCKETS``. The quota of a stream is divided
 equally among its partitions.
 
-Example: 1,000 records per second, so the bucket holds 250. Of 400 records at once, 250 are accepted. The rejection of the
-251st says 1 ms, that of the last one 150 ms.
+Example: 1,000 records per second, so the bucket holds 250. A publisher sends 400 records at once. The leader
+accepts 250. It tells the publisher to retry the 251st record after 1 ms, and the last one after 150 ms.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Quota:
 
     @property
     def scope(self) -> str:
-        """What has buckets of its own, as a label of metrics: ``stream`` or ``token``."""
+        """Owner of the buckets, as a label of metrics: ``stream`` or ``token``."""
         return "token" if self._by_token else "stream"
 
     def __len__(self) -> int:

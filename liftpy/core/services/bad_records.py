@@ -151,7 +151,7 @@ class Skips:
 
 
 class Next(Enum):
-    """What to do with a failed unit after all committed records were searched for a decision."""
+    """Next step for a failed unit, after the service has searched all committed records for a decision."""
 
     TRY = "try"
     DECIDE = "decide"

@@ -115,7 +115,7 @@ Effect = Tell | Replayed | Ended
 
 @dataclass(slots=True)
 class _Order:
-    """What a service has to do now."""
+    """Current task of a service: its role, and how far it reads."""
 
     role: pb.ServiceRole
     stop_position: int

@@ -234,7 +234,7 @@ async def test_sink_failure_is_logged_again_after_a_delay(bus: Any, monkeypatch:
 
 # ---- leaving, and being heard --------------------------------------------------------------------------------------------------
 class Settling:
-    """What ``wait_until_processed`` is asked; each answer is an error or the next step of the test."""
+    """Records the timeouts of ``wait_until_processed``. Each answer is an error or the next step of the test."""
 
     def __init__(self, bus: Any, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
         self.asked: list[float] = []

@@ -21,7 +21,7 @@ def client() -> Iterator[SyncClient]:
         yield client
 
 
-def test_sync_group_yields_every_record_until_it_is_closed(client: SyncClient) -> None:
+def test_sync_group_iteration_returns_each_record_of_its_streams_once(client: SyncClient) -> None:
     group = client.group("billing", ["orders"])
     seen: list[bytes | None] = []
     for record in group:

@@ -138,7 +138,7 @@ def test_event_of_a_fenced_node_says_whether_it_stopped() -> None:
     assert fenced == ["sent no heartbeat for 2 s", "stopped"]
 
 
-def test_event_of_a_stream_that_waits_says_what_is_missing() -> None:
+def test_stream_created_event_without_enough_nodes_says_that_the_stream_waits() -> None:
     driver = Driver(("a",))
     driver.create(replicationFactor=3)
     created = [event.detail for event in all_events(driver.log, elections=False) if event.kind == "stream_created"]
