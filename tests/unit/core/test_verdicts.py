@@ -10,7 +10,8 @@ import yaml
 from liftpy.core.metadata.controller import cluster_events
 from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.observe import node_events
-from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, verdict_of
+from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, judge, verdict_of
+from liftpy.core.observe.node_summary import NodeSummary
 from liftpy.core.observe.verdicts import VERDICTS, reason
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,3 +39,27 @@ def test_verdict_of_a_cluster_orders_reasons_by_severity_then_by_the_table() -> 
     assert (found.word, [one.word for one in found.reasons]) == (UNAVAILABLE, ["offline", "repaired", "silent"])
     assert verdict_of([reason("silent", who="n1")]).word == DEGRADED
     assert verdict_of([]).word == OK
+
+
+@pytest.mark.parametrize(
+    ("summary", "word"),
+    [
+        (
+            {"services_ended": 1, "services_diverged": 1, "ended_services": ("sums on n1 diverged: n2 differs",)},
+            "service-diverged",
+        ),
+        ({"services_ended": 1, "ended_services": ("sums on n1 silent: no message",)}, "service-ended"),
+        ({"services_blocked": 1}, "service-blocked"),
+        ({"stuck_groups": ("billing: 9 records behind",)}, "group-stuck"),
+        ({"waiting_streams": ("orders: 3 nodes needed",)}, "insufficient-nodes"),
+        ({"damaged": 1}, "damaged"),
+        ({"repairs": ("orders/0 offset 4332 from n2",)}, "repaired"),
+        ({"metadata_leader": "", "leaderless_since": "12:03:10"}, "no-majority"),
+        ({"nats_connected": False, "nats_problem": "nats://h:4222: refused"}, "nats-lost"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_cluster_judged_from_a_summary_with_one_fault_has_its_verdict(summary: dict[str, object], word: str) -> None:
+    healthy: dict[str, object] = {"metadata_leader": "n1", "is_controller": True, "index": 7, "nodes": {"n1": "live"}}
+    node = NodeSummary(node="n1", **(healthy | summary))  # type: ignore[arg-type]
+    assert [one.word for one in judge({"n1": node}).reasons] == [word]
