@@ -157,7 +157,7 @@ def test_disk_file_reread_of_a_sealed_file_leaves_the_page_cache_unchanged(tmp_p
     file.append([os.urandom(1024 * page)])
     file.sync()
     file.seal()
-    for _ in range(5):  # the kernel keeps pages that another core is about to put into its lists
+    for _ in range(40):  # the kernel keeps pages that another core is about to put into its lists
         with path.open("rb", buffering=0) as reader:
             os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             if any(cached_pages(path)):
