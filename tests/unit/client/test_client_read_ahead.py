@@ -13,7 +13,7 @@ from liftpy.client.encode_publish import Address
 from liftpy.client.iteration import HandedOn, Iteration, ReadAhead
 from liftpy.client.service_commands import CommandAnswer, _once
 from liftpy.errors import ClientClosedError, ConfigError, LiftError, UnavailableError
-from tests.unit.client.test_client_calling import COMMAND, Wire, reply
+from tests.unit.client.test_service_commands import COMMAND, Wire, reply
 
 
 class Home:

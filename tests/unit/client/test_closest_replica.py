@@ -15,7 +15,7 @@ from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.core.wire._pb import cluster_pb2
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.nats.transport import RequestTimeoutError
-from tests.unit.client.test_uncommitted_and_events import Log, taken
+from tests.unit.client.test_uncommitted_reads_and_events import Log, taken
 
 
 class Metadata:

@@ -19,7 +19,7 @@ from liftpy.core.groups.machine import GroupMachine
 from liftpy.core.groups.member import PartitionGained, PartitionLost
 from liftpy.errors import UnavailableError
 from liftpy.nats.transport import RequestTimeoutError
-from tests.unit.client.test_consuming import Node, consumer
+from tests.unit.client.test_consumer_filters_and_seek import Node, consumer
 
 
 class Coordinated:

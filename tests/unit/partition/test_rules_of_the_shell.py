@@ -32,7 +32,7 @@ from tests.unit.partition.test_replica_manager import Fed, partitions
 from tests.unit.partition.test_rounds_of_housekeeping import Keeping, Kept
 from tests.unit.partition.test_scrub import partition, scrub_of
 from tests.unit.replica.test_reads import Source
-from tests.unit.service.test_service_desk import World, hello
+from tests.unit.services.test_service_endpoint import World, hello
 
 
 # ---- partitions ----------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from tests.unit.ingest.test_standby import Bench as StandbyBench
 from tests.unit.partition import test_replaying, test_states
 from tests.unit.partition.shell_parts import until
 from tests.unit.partition.test_worker_wired import Wired
-from tests.unit.service.test_service_desk import World as ServiceBench
+from tests.unit.services.test_service_endpoint import World as ServiceBench
 
 _LOOK, _RETRY = do.SetDeadline(kind=ev.Deadline.LAG, at_ns=1), do.ConfirmQuiet(token=1)
 _REACHED, _HEARD = ev.DeadlineReached(kind=ev.Deadline.LEASE), ev.MetadataHeard(sent_ns=1)

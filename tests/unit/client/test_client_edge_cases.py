@@ -35,7 +35,7 @@ from liftpy.nats import transport as transport_module
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.parser import LONGEST_LINE_BYTES, StrictParser, message_fields
 from liftpy.nats.transport import open_connection
-from tests.unit.client.test_client_progress import answer, batch, offsets
+from tests.unit.client.test_read_progress import answer, batch, offsets
 
 _Error = client_pb2.ReadResponse.Error
 

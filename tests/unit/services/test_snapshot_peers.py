@@ -21,7 +21,7 @@ from liftpy.service import Identity, Outbox, Snapshot, snapshots
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import SnapshotFetcher, SnapshotKeeper, SnapshotServer, SnapshotStore
 from tests.only_in import only_in
-from tests.unit.service.test_service_feeding import FakeLog, Node
+from tests.unit.services.test_record_feeder import FakeLog, Node
 
 WHO = Identity("sum", "in", "u1", 0)
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16

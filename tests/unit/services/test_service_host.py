@@ -26,8 +26,8 @@ from liftpy.service.host import ServiceHost
 from liftpy.service.output_writer import Emitter
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshots import ServiceLock
-from tests.unit.service.test_service_feeding import EVERY, FakeLog, Node, Sum
-from tests.unit.service.test_service_sessions import CANDIDATE, FOLLOWS, LEADS, acked, hello, joined, replays, sessions
+from tests.unit.services.test_record_feeder import EVERY, FakeLog, Node, Sum
+from tests.unit.services.test_service_sessions import CANDIDATE, FOLLOWS, LEADS, acked, hello, joined, replays, sessions
 
 
 class Quiet(Sum):

@@ -20,8 +20,8 @@ from liftpy.service import Role, host
 from liftpy.service.host import ServiceHost
 from liftpy.service.settings import ServiceSettings
 from tests.only_in import only_in
-from tests.unit.service.test_service_feeding import FakeLog, Sum
-from tests.unit.service.test_service_host import Bus, order
+from tests.unit.services.test_record_feeder import FakeLog, Sum
+from tests.unit.services.test_service_host import Bus, order
 
 
 class Answering(Sum):

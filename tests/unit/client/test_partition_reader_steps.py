@@ -34,7 +34,7 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats.transport import NoRespondersError
-from tests.unit.client.test_client_progress import answer, batch, offsets
+from tests.unit.client.test_read_progress import answer, batch, offsets
 
 _Error = client_pb2.ReadResponse.Error
 SUBJECTS = Subjects("ns")

@@ -20,7 +20,7 @@ from liftpy.core.wire.batch import Record, build_batch, parse_batch
 from liftpy.errors import OffsetOutOfRangeError, UnavailableError
 from liftpy.service import Outbox, Role, Service, ServiceFailedError
 from liftpy.service.record_feeder import _PAUSE_S, Decider
-from tests.unit.service.test_service_feeding import FakeLog, Node
+from tests.unit.services.test_record_feeder import FakeLog, Node
 
 
 class Emitting:

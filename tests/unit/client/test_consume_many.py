@@ -19,7 +19,7 @@ from liftpy.errors import (
     OffsetOutOfRangeError,
     UnavailableError,
 )
-from tests.unit.client.test_consuming import Node, consumer
+from tests.unit.client.test_consumer_filters_and_seek import Node, consumer
 
 
 class Streams:
