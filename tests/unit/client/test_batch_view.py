@@ -36,7 +36,7 @@ def cut(start: int, end: int | None) -> BatchSlice | None:
         (104, 105, range(104, 105)),
     ],
 )
-def test_batch_slice_between_two_offsets_holds_exactly_the_requested_records(
+def test_batch_slice_between_two_offsets_contains_only_the_records_in_between(
     start: int, end: int | None, wanted: range
 ) -> None:
     found = cut(start, end)
@@ -51,11 +51,11 @@ def test_batch_slice_between_two_offsets_holds_exactly_the_requested_records(
 
 
 @pytest.mark.parametrize(("start", "end"), [(105, None), (0, 100), (0, 5), (103, 103), (200, 300), (104, 103)])
-def test_batch_slice_is_never_empty(start: int, end: int | None) -> None:
+def test_batch_slice_between_offsets_without_records_is_none(start: int, end: int | None) -> None:
     assert cut(start, end) is None
 
 
-def test_control_batch_has_no_application_records() -> None:
+def test_batch_slice_of_a_control_batch_has_no_records() -> None:
     filler = parse_batch(build_filler(5, 9, 1, 1))
     assert BatchSlice.between(filler, 0, None) is None
 
@@ -87,7 +87,7 @@ class _Stamped:
         (0, None, 10),
     ],
 )
-def test_batch_slice_before_a_time_ends_at_the_first_record_not_before_the_time(
+def test_batch_slice_before_a_timestamp_ends_at_the_first_record_with_a_later_timestamp(
     limit: int, kept: tuple[int, int] | None, next_offset: int | None
 ) -> None:
     whole = BatchSlice(_Stamped([10, 20, 25, 30]), 0, 4)  # type: ignore[arg-type]
@@ -96,7 +96,7 @@ def test_batch_slice_before_a_time_ends_at_the_first_record_not_before_the_time(
     assert following == next_offset
 
 
-def test_batch_slice_before_a_time_is_cut_from_its_own_first_record() -> None:
+def test_batch_slice_before_a_timestamp_ignores_records_outside_the_slice() -> None:
     part = BatchSlice(_Stamped([10, 30, 5, 40]), 2, 4)  # type: ignore[arg-type]
     found, following = part.before(40)
     assert found == BatchSlice(part.batch, 2, 3)
@@ -105,7 +105,7 @@ def test_batch_slice_before_a_time_is_cut_from_its_own_first_record() -> None:
     assert part.before(5) == (None, 15)
 
 
-def test_batch_slices_are_released_one_by_one_in_order() -> None:
+def test_batch_slice_list_frees_each_slice_after_yielding_the_slice_in_order() -> None:
     pieces = [piece for start in (100, 101, 102) if (piece := cut(start, None))]
     wanted = list(pieces)
     found = one_by_one(pieces)

@@ -97,7 +97,7 @@ def admin(transport: Transport, subjects: Subjects) -> Admin:
     return admin_over(transport, subjects, deadline_s=5.0)
 
 
-async def test_admin_create_stream_request_has_the_stream_settings(admin: Admin, controller: Controller) -> None:
+async def test_admin_create_stream_request_contains_the_stream_settings(admin: Admin, controller: Controller) -> None:
     controller.script = [made]
     config = StreamConfig(ack_policy=AckPolicy.LEADER, min_isr=1, retention_age_s=3.5)
     stream = await admin.create_stream("orders", "shop.orders", config=config, ready_s=0)
@@ -107,7 +107,7 @@ async def test_admin_create_stream_request_has_the_stream_settings(admin: Admin,
     assert (asked.createStream.partitions, asked.createStream.replicationFactor) == (1, 0)
 
 
-async def test_admin_after_a_command_ignores_answers_of_a_node_that_is_behind(admin: Admin, controller: Controller) -> None:
+async def test_admin_after_a_change_ignores_answers_with_a_lower_metadata_index(admin: Admin, controller: Controller) -> None:
     def at(index: int, uid: str) -> Answer:
         return lambda _: pb.ControlResponse(index=index, stream=pb.Stream(name="orders", uid=uid, subject="shop.orders"))
 
@@ -119,7 +119,7 @@ async def test_admin_after_a_command_ignores_answers_of_a_node_that_is_behind(ad
     assert [asked.linearizable for asked in controller.asked] == [False, False, True, False, True, False]
 
 
-async def test_admin_after_a_rescue_believes_a_linearizable_answer_with_a_lower_index(
+async def test_admin_after_a_metadata_recovery_accepts_a_linearizable_answer_with_a_lower_index(
     admin: Admin, controller: Controller
 ) -> None:
     def at(index: int) -> Answer:
@@ -132,7 +132,7 @@ async def test_admin_after_a_rescue_believes_a_linearizable_answer_with_a_lower_
     assert not controller.script
 
 
-async def test_admin_retries_an_unknown_outcome_with_the_same_operation_id(
+async def test_admin_request_with_an_unknown_outcome_is_retried_with_the_same_operation_id(
     admin: Admin, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests_module, "ATTEMPT_S", 0.1)
@@ -147,7 +147,7 @@ async def test_admin_retries_an_unknown_outcome_with_the_same_operation_id(
     assert len({asked.operationId for asked in controller.asked}) == 2  # another call, another id
 
 
-async def test_admin_retries_a_damaged_or_foreign_answer_with_the_same_operation_id(
+async def test_admin_request_with_an_undecodable_answer_is_retried_with_the_same_operation_id(
     admin: Admin, controller: Controller, transport: Transport
 ) -> None:
     """The change may have been made: its outcome is unknown, and the same operation id makes it once."""
@@ -164,7 +164,7 @@ async def test_admin_retries_a_damaged_or_foreign_answer_with_the_same_operation
 
 @pytest.mark.parametrize(("fenced", "refusals"), [([True, True], 2), ([True, False], 2), ([False], 1), ([False], 2)])
 @pytest.mark.parametrize("change", ["alter_stream", "add_partitions"])
-async def test_change_that_needs_nodes_is_retried_while_nodes_are_fenced(
+async def test_admin_stream_change_is_retried_while_nodes_are_fenced(
     admin: Admin, controller: Controller, change: str, fenced: list[bool], refusals: int
 ) -> None:
     """After a restart of NATS no node is live for a moment."""
@@ -195,7 +195,7 @@ async def test_change_that_needs_nodes_is_retried_while_nodes_are_fenced(
         (_Error.STALE, StaleRequestError),
     ],
 )
-async def test_admin_error_of_the_metadata_group_is_final_and_has_its_detail(
+async def test_admin_raises_an_error_of_the_metadata_group_without_a_retry(
     admin: Admin, controller: Controller, error: int, kind: type[Exception]
 ) -> None:
     controller.script = [fails(error, "because of this")]
@@ -204,7 +204,7 @@ async def test_admin_error_of_the_metadata_group_is_final_and_has_its_detail(
     assert len(controller.asked) == 1
 
 
-async def test_admin_deadline_raises_an_error_that_tells_whether_the_outcome_is_unknown(
+async def test_admin_deadline_raises_outcome_unknown_only_after_a_change_was_sent(
     transport: Transport, server_side: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests_module, "ATTEMPT_S", 0.05)
@@ -220,7 +220,7 @@ async def test_admin_deadline_raises_an_error_that_tells_whether_the_outcome_is_
 
 
 @pytest.mark.parametrize(("up", "raised"), [(("n1",), NoMajorityError), (("n1", "n3"), OutcomeUnknownError)])
-async def test_admin_without_metadata_leader_says_how_many_controllers_are_missing(
+async def test_admin_without_metadata_leader_raises_with_the_number_of_missing_controllers(
     transport: Transport,
     subjects: Subjects,
     controller: Controller,
@@ -238,7 +238,7 @@ async def test_admin_without_metadata_leader_says_how_many_controllers_are_missi
     assert ("2 of 3 controllers do not answer (n2, n3)" in str(said.value)) == (raised is NoMajorityError)
 
 
-async def test_admin_retries_after_the_delay_that_the_server_asked_for(admin: Admin, controller: Controller) -> None:
+async def test_admin_request_is_retried_after_the_delay_in_the_answer(admin: Admin, controller: Controller) -> None:
     controller.script = [lambda _: pb.ControlResponse(error=_Error.UNAVAILABLE, retryAfterMs=600), made]
     began = asyncio.get_running_loop().time()
     assert (await admin.create_stream("orders", "x", ready_s=0)).uid == "u1"
@@ -247,7 +247,7 @@ async def test_admin_retries_after_the_delay_that_the_server_asked_for(admin: Ad
     assert first.operationId == second.operationId
 
 
-async def test_admin_describe_returns_the_cluster(admin: Admin, controller: Controller) -> None:
+async def test_admin_describe_returns_nodes_and_streams_of_the_cluster(admin: Admin, controller: Controller) -> None:
     image = pb.Image(index=7, nodes=[pb.Node(nodeId="n1", incarnation=3)], streams=[made(pb.ControlRequest()).stream])
     image.streams[0].name = "orders"
     status = pb.ControllerStatus(nodeId="n1", leader=True, term=2, connected=True)
@@ -264,7 +264,9 @@ async def test_admin_describe_returns_the_cluster(admin: Admin, controller: Cont
 
 
 @pytest.mark.parametrize(("name", "subject"), [("a b", "x"), ("", "x"), ("a", "x y"), ("a", "ns.x"), ("a", ">")])
-async def test_bad_names_are_refused_before_anything_is_sent(transport: Transport, name: str, subject: str) -> None:
+async def test_admin_create_stream_with_an_invalid_name_raises_before_a_request(
+    transport: Transport, name: str, subject: str
+) -> None:
     with pytest.raises(InvalidNameError):
         await admin_over(transport, Subjects("ns")).create_stream(name, subject)
 
@@ -280,7 +282,7 @@ async def test_bad_names_are_refused_before_anything_is_sent(transport: Transpor
         lambda admin: admin.create_stream("s", "x.s", replicas=2, config=StreamConfig(min_isr=3)),
     ],
 )
-async def test_admin_rejects_wrong_arguments_before_anything_is_sent(
+async def test_admin_method_with_invalid_arguments_raises_before_a_request(
     admin: Admin, controller: Controller, asked: Callable[[Admin], Awaitable[object]]
 ) -> None:
     with pytest.raises(ConfigError):
@@ -288,12 +290,12 @@ async def test_admin_rejects_wrong_arguments_before_anything_is_sent(
     assert controller.asked == []
 
 
-async def test_connection_without_a_server_names_the_server_url() -> None:
+async def test_connect_without_a_nats_server_raises_with_the_server_url() -> None:
     with pytest.raises(UnavailableError, match=r"to NATS at nats://127\.0\.0\.1:1"):
         await open_connection("nats://127.0.0.1:1", timeout_s=1.0)
 
 
-def test_credentials_are_checked_and_never_shown() -> None:
+def test_credentials_reject_contradictory_fields_and_hide_the_password_in_repr() -> None:
     assert Credentials(user="u", password="secret").nats_options() == {"user": "u", "password": "secret"}
     assert "secret" not in repr(Credentials(user="u", password="secret"))
     for wrong in ({"user": "u"}, {"token": "t", "creds_file": "f"}, {"tls_cert_file": "c"}):
@@ -319,7 +321,7 @@ WITHOUT_MAJORITY = (
 """Commands that need the metadata group, or that would wait for it before they say what is wrong."""
 
 
-async def test_every_command_without_a_majority_names_the_missing_controllers(
+async def test_cli_command_without_a_controller_majority_raises_no_majority(
     controller: Controller, subjects: Subjects, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No request is answered but the question who is there."""
@@ -345,7 +347,7 @@ async def test_every_command_without_a_majority_names_the_missing_controllers(
 
 
 @pytest.mark.parametrize(("up", "raised"), [(("n1",), NoMajorityError), (("n1", "n2"), ConfigError), ((), ConfigError)])
-async def test_command_that_a_lone_controller_fails_says_how_many_controllers_are_missing(
+async def test_cli_command_error_without_a_controller_majority_becomes_no_majority(
     controller: Controller,
     subjects: Subjects,
     nats_url: str,

@@ -32,7 +32,7 @@ async def turns(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-async def test_publish_window_admits_the_next_waiter_when_the_first_is_cancelled() -> None:
+async def test_publish_window_admits_the_next_waiting_message_when_the_first_is_cancelled() -> None:
     window = Window(10, 10)
     assert window.try_enter(6)
     large, small = (asyncio.ensure_future(window.enter(size)) for size in (8, 3))
@@ -53,7 +53,9 @@ def a_reader(exists: Any) -> Any:
     return PartitionReader(transport, Subjects("ns"), "s", 0, ReadOptions(), exists)
 
 
-async def test_reader_has_one_existence_check_at_a_time_and_raises_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partition_reader_runs_one_stream_existence_check_at_a_time_and_raises_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(consumer, "_HEDGE_S", 0.0)
     asked: list[asyncio.Future[None]] = []
 
@@ -72,7 +74,7 @@ async def test_reader_has_one_existence_check_at_a_time_and_raises_its_error(mon
         await reader._must_exist()
 
 
-async def test_reader_repeats_the_existence_check_only_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partition_reader_repeats_the_stream_existence_check_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     async def exists() -> None:
@@ -91,7 +93,7 @@ async def test_reader_repeats_the_existence_check_only_after_a_delay(monkeypatch
     await a_reader(None)._must_exist()
 
 
-async def test_reader_waits_for_an_existence_check_that_answers_soon() -> None:
+async def test_partition_reader_raises_not_found_of_a_fast_stream_existence_check() -> None:
     async def exists() -> None:
         await asyncio.sleep(0)
         raise NotFoundError("there is none")
@@ -101,7 +103,7 @@ async def test_reader_waits_for_an_existence_check_that_answers_soon() -> None:
 
 
 # ---- what is left behind -------------------------------------------------------------------------------------------------------
-async def test_borrowed_connection_stays_open_and_clean_after_client_close(nats_url: str) -> None:
+async def test_client_close_leaves_an_application_connection_open_without_subscriptions(nats_url: str) -> None:
     connection = await open_connection(nats_url)
     try:
         before = dict(connection._subs)
@@ -121,7 +123,7 @@ async def test_borrowed_connection_stays_open_and_clean_after_client_close(nats_
         await connection.close()
 
 
-async def test_client_close_fails_the_messages_of_explicit_publishers(nats_url: str) -> None:
+async def test_client_close_fails_unanswered_messages_of_open_publishers(nats_url: str) -> None:
     """Nobody listens: it would be sent again until the patience is over, by a publisher that has no connection any more."""
     client = Client(Transport(await open_connection(nats_url)), Subjects("ns"), owns_connection=True)
     publisher = await client.publisher("s", subject="nobody.there", options=PublishOptions(window=1))
@@ -140,7 +142,7 @@ async def test_client_close_fails_the_messages_of_explicit_publishers(nats_url: 
     await publisher.close()
 
 
-async def test_transport_close_raises_client_closed_for_tasks_that_wait_for_an_inbox(
+async def test_nats_transport_close_raises_client_closed_in_tasks_that_wait_for_an_inbox(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport = Transport(await open_connection(nats_url))
@@ -163,7 +165,7 @@ async def test_transport_close_raises_client_closed_for_tasks_that_wait_for_an_i
     assert [type(task.exception()) for task in asking] == [ClientClosedError] * 2
 
 
-async def test_owned_connection_is_closed_with_the_client(nats_url: str) -> None:
+async def test_client_close_closes_a_connection_that_the_client_opened(nats_url: str) -> None:
     connection = await open_connection(nats_url)
     await Client(Transport(connection), Subjects("ns"), owns_connection=True).close()
     assert connection.is_closed
@@ -171,7 +173,7 @@ async def test_owned_connection_is_closed_with_the_client(nats_url: str) -> None
 
 # ---- answers that are none -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("answer", [b"", b"not json", b"[1]", b"\xff", b"{"])
-async def test_invalid_node_status_answer_raises_a_protocol_error(answer: bytes) -> None:
+async def test_node_status_answer_that_is_invalid_raises_protocol_error(answer: bytes) -> None:
     async def request(subject: str, question: bytes, timeout_s: float) -> bytes:
         assert subject == "ns.status.n1"
         return answer
@@ -231,7 +233,7 @@ WRONG_STREAM = client_pb2.Ack.WRONG_STREAM
         ("3" * 30, an_ack(), []),
     ],
 )
-async def test_publisher_maps_each_answer_to_one_outcome(token: str, data: bytes | None, told: list[str]) -> None:
+async def test_publisher_answer_acks_retries_or_fails_its_message(token: str, data: bytes | None, told: list[str]) -> None:
     made = Answered()
     headers = {"Status": "503"} if data is None else None
     await made._on_ack(SimpleNamespace(subject=f"_INBOX.x.{token}", data=data or b"", headers=headers))
@@ -240,7 +242,7 @@ async def test_publisher_maps_each_answer_to_one_outcome(token: str, data: bytes
     assert (refusal is not None) is (data == an_ack(stream="t", ackError=WRONG_STREAM))
 
 
-async def test_transport_publish_after_close_sends_nothing(nats_url: str) -> None:
+async def test_nats_transport_publish_after_close_sends_nothing(nats_url: str) -> None:
     connection = await open_connection(nats_url)
     transport = Transport(connection)
     transport.end()
@@ -253,7 +255,7 @@ async def test_transport_publish_after_close_sends_nothing(nats_url: str) -> Non
         await connection.close()
 
 
-def test_connection_without_servers_is_a_config_error() -> None:
+def test_connect_with_an_empty_server_list_raises_config_error() -> None:
     with pytest.raises(ConfigError, match="No NATS URL is given"):
         check_urls(())
     check_urls(("nats://a:1",))

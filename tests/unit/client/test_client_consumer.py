@@ -182,7 +182,7 @@ async def test_consumer_reads_all_committed_records_once_and_in_order(client: Cl
         (datetime.fromtimestamp(0.00003, UTC), "end", 30, 100),
     ],
 )
-async def test_consumer_reads_from_start_to_until(
+async def test_consumer_with_start_and_until_returns_the_records_in_between(
     client: Client, leader: Replica, start: Any, until: Any, first: int, end: int
 ) -> None:
     leader.grow(100)
@@ -204,7 +204,7 @@ async def test_consumer_stops_at_the_high_watermark_and_resumes_when_it_moves(cl
     assert await following == expected(20, 35)
 
 
-async def test_consumer_offset_outside_the_log_raises_and_never_resets(client: Client, leader: Replica) -> None:
+async def test_consumer_offset_outside_the_log_raises_out_of_range_without_a_reset(client: Client, leader: Replica) -> None:
     leader.grow(50)
     leader.log_start = 20
     for start in (19, 51):
@@ -228,7 +228,7 @@ async def test_consumer_of_a_recreated_stream_raises_not_found(client: Client, l
         await values(aiter(consumer))
 
 
-async def test_consumer_end_is_the_high_watermark_of_the_leader(
+async def test_consumer_until_end_stops_at_the_high_watermark_of_the_leader(
     client: Client, leader: Replica, server_side: Transport
 ) -> None:
     leader.grow(100)
@@ -239,7 +239,9 @@ async def test_consumer_end_is_the_high_watermark_of_the_leader(
     assert await values(aiter(client.consume("s", until="end", options=QUICK))) == expected(0, 100)
 
 
-async def test_consumer_continues_on_another_replica(client: Client, leader: Replica, server_side: Transport) -> None:
+async def test_consumer_whose_replica_stops_continues_on_another_replica(
+    client: Client, leader: Replica, server_side: Transport
+) -> None:
     leader.grow(2000)
     other = await Replica(server_side, leader.subjects, "n2").start()
     other.grow(2000)
@@ -253,7 +255,7 @@ async def test_consumer_continues_on_another_replica(client: Client, leader: Rep
     assert other.asked
 
 
-async def test_consumer_retries_damaged_answers_elsewhere_and_raises_when_all_are_damaged(
+async def test_consumer_retries_a_damaged_answer_on_other_replicas_and_raises_if_all_are_damaged(
     client: Client, leader: Replica, server_side: Transport
 ) -> None:
     leader.grow(100)
@@ -293,12 +295,12 @@ async def test_consumer_rejects_and_counts_a_decompression_bomb(client: Client, 
     assert client.counters == {"batches that do not decompress": 1}
 
 
-async def test_consumer_without_responders_raises_after_its_patience(client: Client) -> None:
+async def test_consumer_without_responders_raises_after_patience_s(client: Client) -> None:
     with pytest.raises(UnavailableError, match="No responders"):
         await values(aiter(client.consume("s", options=ReadOptions(patience_s=0.2))))
 
 
-async def test_reader_asks_the_leader_named_by_a_replica_that_is_behind(
+async def test_partition_reader_requests_the_leader_after_an_answer_of_a_lagging_replica(
     client: Client, leader: Replica, server_side: Transport, subjects: Subjects
 ) -> None:
     behind = await Replica(server_side, subjects, "n2").start()
@@ -310,7 +312,7 @@ async def test_reader_asks_the_leader_named_by_a_replica_that_is_behind(
     assert len(behind.asked) == 1
 
 
-async def test_reader_asks_another_replica_when_the_leader_is_behind(
+async def test_partition_reader_with_a_lagging_leader_reads_from_another_replica(
     client: Client, leader: Replica, server_side: Transport, subjects: Subjects
 ) -> None:
     other = await Replica(server_side, subjects, "n2").start()
@@ -325,7 +327,7 @@ async def test_reader_asks_another_replica_when_the_leader_is_behind(
     assert len(leader.asked) == 1
 
 
-async def test_consumer_ends_at_a_past_or_future_time(client: Client, leader: Replica) -> None:
+async def test_consumer_with_an_until_time_ends_before_later_records(client: Client, leader: Replica) -> None:
     leader.grow(100)  # batches of ten, stamped with their first offset in us
     past = datetime.fromtimestamp(35e-6, UTC)
     assert await values(aiter(client.consume("s", until=past))) == expected(0, 40)
@@ -346,7 +348,7 @@ async def test_consumer_ends_at_a_past_or_future_time(client: Client, leader: Re
     assert got == [*expected(0, 100), b"x"]
 
 
-async def test_read_range_returns_the_whole_range_or_raises(client: Client, leader: Replica) -> None:
+async def test_read_range_returns_all_records_of_the_range_or_raises(client: Client, leader: Replica) -> None:
     leader.grow(100)
     pieces = [piece async for piece in client.read_range("s", 0, 13, 77, uid="u1", options=QUICK)]
     assert [v for piece in pieces for v in piece.values()] == expected(13, 77)
@@ -359,7 +361,7 @@ async def test_read_range_returns_the_whole_range_or_raises(client: Client, lead
         client.read_range("s", 0, 5, 4)
 
 
-async def test_read_ahead_is_bounded_and_ends_with_its_reader(client: Client, leader: Replica) -> None:
+async def test_consumer_read_ahead_requests_are_bounded_and_end_on_close(client: Client, leader: Replica) -> None:
     leader.grow(3000)
     before = asyncio.all_tasks()
     batches = client.consume("s", options=ReadOptions(max_bytes=4096, read_ahead=2)).batches()
@@ -384,7 +386,7 @@ async def _take(consumer: Consumer, got: list[bytes], by_batch: bool, limit: int
 
 
 @pytest.mark.parametrize("how", ["break", "raise"])
-async def test_consumer_iteration_that_is_left_early_keeps_the_records_read_ahead(
+async def test_consumer_iteration_resumed_after_a_break_returns_the_records_read_ahead(
     client: Client, leader: Replica, how: str
 ) -> None:
     leader.grow(400)
@@ -430,7 +432,7 @@ async def test_consumer_rejects_a_second_iteration_while_one_is_active(client: C
     assert await values(aiter(consumer)) == []
 
 
-async def test_reader_with_a_silent_replica_asks_another_replica(
+async def test_partition_reader_without_an_answer_requests_another_replica(
     client: Client, leader: Replica, server_side: Transport
 ) -> None:
     leader.grow(20)
@@ -444,7 +446,7 @@ async def test_reader_with_a_silent_replica_asks_another_replica(
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("ask ") and not task.cancelling()]
 
 
-async def test_reader_pinned_to_a_node_repeats_a_request_whose_answer_was_lost(client: Client, leader: Replica) -> None:
+async def test_partition_reader_pinned_to_a_node_repeats_a_request_without_an_answer(client: Client, leader: Replica) -> None:
     leader.grow(20)
     leader.losing = 1
     pinned = ReadOptions(node="n1", answer_timeout_s=60, patience_s=60, wait_s=0)
@@ -453,7 +455,7 @@ async def test_reader_pinned_to_a_node_repeats_a_request_whose_answer_was_lost(c
     assert leader.losing == 0
 
 
-async def test_client_close_ends_its_readers_at_once(client: Client, leader: Replica) -> None:
+async def test_client_close_ends_running_consumers(client: Client, leader: Replica) -> None:
     leader.grow(30)
     patient = ReadOptions(wait_s=30)
     consumer = client.consume("s", options=patient)
@@ -469,6 +471,6 @@ async def test_client_close_ends_its_readers_at_once(client: Client, leader: Rep
     assert not any(task.get_name().startswith("read s/0") for task in asyncio.all_tasks())
 
 
-def test_read_options_out_of_range_are_rejected() -> None:
+def test_read_options_with_values_out_of_range_raise() -> None:
     with pytest.raises(ConfigError, match="wait_s"):
         ReadOptions(wait_s=31)

@@ -61,7 +61,7 @@ def test_credentials_accept_a_user_seed_and_reject_others_without_showing_the_se
         assert str(caught.value) == text.format(file)
 
 
-def test_credentials_with_a_missing_file_name_the_file(tmp_path: Path) -> None:
+def test_credentials_with_a_missing_file_raise_with_the_file_name(tmp_path: Path) -> None:
     for name in ("creds_file", "nkey_seed_file"):
         for path, why in ((f"{tmp_path}/none", "No such file or directory"), ("a\0b", "embedded null byte")):
             with pytest.raises(ConfigError) as caught:
@@ -69,7 +69,7 @@ def test_credentials_with_a_missing_file_name_the_file(tmp_path: Path) -> None:
             assert str(caught.value) == f"Cannot read {name} {path}: {why}. Check the path and its permissions."
 
 
-def test_credentials_wipe_the_nkey_seed_after_its_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_clear_the_nkey_seed_in_memory_after_its_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wiped: list[bytes] = []
     pair = SimpleNamespace(public_key=b"UABC", wipe=lambda: wiped.append(b"wiped"))
     monkeypatch.setattr(nkeys, "from_seed", lambda content: pair)
@@ -78,7 +78,7 @@ def test_credentials_wipe_the_nkey_seed_after_its_check(tmp_path: Path, monkeypa
     assert wiped == [b"wiped"]
 
 
-def test_credentials_with_an_encrypted_tls_key_raise_instead_of_prompting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_with_an_encrypted_tls_key_raise_without_a_password_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[Any] = []
 
     class Context:
@@ -129,7 +129,7 @@ def test_credentials_with_an_encrypted_tls_key_raise_instead_of_prompting(monkey
         ("nats://a:1/b", "password contains a slash, write"),
     ],
 )
-def test_invalid_nats_url_is_named_with_the_reason(url: str, text: str) -> None:
+def test_invalid_nats_url_raises_with_the_url_and_the_reason(url: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_urls(("nats://good:4222", url))
     assert text in str(caught.value)
@@ -145,7 +145,7 @@ def test_valid_nats_urls_are_accepted() -> None:
     assert not wants_tls(())
 
 
-def test_urls_are_shown_without_secrets() -> None:
+def test_nats_urls_in_messages_contain_no_secrets() -> None:
     assert without_secrets("nats://u:p@a:1, b:2") == "nats://***@a:1, b:2"
     assert without_secrets(("nats://u:half", "x@a:1")) == "nats://u:***, ***@a:1"
     assert without_secrets("ws://a:1/x:y") == "ws://a:1/x:y"

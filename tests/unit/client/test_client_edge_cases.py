@@ -41,7 +41,7 @@ _Error = client_pb2.ReadResponse.Error
 
 
 # ---- what a reader asks and believes -----------------------------------------------------------------------------------------
-def test_read_request_has_position_uid_and_known_high_watermark() -> None:
+def test_read_request_contains_position_stream_uid_and_known_high_watermark() -> None:
     progress = ReadProgress("s", 3, 0, uid="u1", floor_high_watermark=2)
     assert progress.request(100, 7, 55) == client_pb2.ReadRequest(
         stream="s",
@@ -62,7 +62,7 @@ def test_read_request_has_position_uid_and_known_high_watermark() -> None:
     )  # fmt: skip
 
 
-def test_reader_accepts_a_lower_high_watermark_only_after_several_answers() -> None:
+def test_partition_reader_accepts_a_lower_high_watermark_after_several_equal_answers() -> None:
     progress = ReadProgress("s", 0, 5, high_watermark=10)
     for _ in range(3 * _MOST_BEHIND):
         with pytest.raises(NotServedError, match="although offset 10 is committed"):
@@ -76,7 +76,7 @@ def test_reader_accepts_a_lower_high_watermark_only_after_several_answers() -> N
     assert progress.accept(answer(hw=4)) == [], "there is nothing more"
 
 
-def test_reader_progress_resets_the_count_of_lagging_answers() -> None:
+def test_partition_reader_answer_with_records_resets_the_count_of_lagging_answers() -> None:
     progress = ReadProgress("s", 0, 5, high_watermark=10)
     for _ in range(_MOST_BEHIND - 1):
         with pytest.raises(NotServedError):
@@ -87,7 +87,7 @@ def test_reader_progress_resets_the_count_of_lagging_answers() -> None:
             progress.accept(answer(hw=4))
 
 
-def test_reader_reports_a_damaged_answer_once() -> None:
+def test_partition_reader_reports_a_damaged_answer_once() -> None:
     progress = ReadProgress("s", 0, 5, uid="u1")
     assert progress.complaint() is None
     progress.suspect = ("n2", 7)
@@ -95,7 +95,7 @@ def test_reader_reports_a_damaged_answer_once() -> None:
     assert progress.complaint() is None
 
 
-def test_bounds_are_taken_from_the_answer() -> None:
+def test_partition_bounds_contain_the_fields_of_the_read_answer() -> None:
     head = client_pb2.ReadResponse(
         streamUid="u", node="n1", leader="n2", leaderEpoch=3, logStartOffset=4, highWatermark=5, compacted=True
     )
@@ -125,7 +125,7 @@ def test_bounds_are_taken_from_the_answer() -> None:
         ({"streamUid": "u", "logStartOffset": -1}, (5, 1), False),
     ],
 )
-def test_read_answer_that_contradicts_itself_raises_a_protocol_error(
+def test_read_answer_with_contradictory_fields_raises_protocol_error(
     fields: dict[str, Any], last: tuple[int, int], right: bool
 ) -> None:
     head = client_pb2.ReadResponse(**fields)
@@ -153,7 +153,7 @@ def test_read_answer_that_contradicts_itself_raises_a_protocol_error(
         (999, 5, NotServedError, "999"),
     ],
 )
-def test_read_answer_with_an_error_raises_the_matching_exception(
+def test_read_answer_with_an_error_code_raises_the_matching_exception(
     error: Any, offset: int, kind: type[Exception], text: str
 ) -> None:
     head = client_pb2.ReadResponse(node="n1", error=error, logStartOffset=6, highWatermark=9, cutEndOffset=3, leader="n2")
@@ -204,7 +204,7 @@ def iteration(*pieces: list[int]) -> tuple[Any, Any, list[int]]:
     return made, ahead, handed.all
 
 
-async def test_iteration_marks_each_item_when_it_is_handed_on() -> None:
+async def test_consumer_iteration_marks_each_record_as_delivered_when_returned() -> None:
     made, _, handed = iteration([1, 2], [], [3])
     assert made.alive
     assert await anext(made) == 1
@@ -215,7 +215,7 @@ async def test_iteration_marks_each_item_when_it_is_handed_on() -> None:
         await anext(made)
 
 
-async def test_iteration_after_aclose_yields_nothing() -> None:
+async def test_consumer_iteration_after_aclose_returns_no_records() -> None:
     made, ahead, handed = iteration([1, 2, 3])
     assert await anext(made) == 1
     await made.aclose()
@@ -224,7 +224,7 @@ async def test_iteration_after_aclose_yields_nothing() -> None:
     assert (handed, ahead.ended, made.alive) == ([1], True, False)
 
 
-async def test_iteration_that_was_replaced_raises_a_config_error() -> None:
+async def test_consumer_iteration_replaced_by_another_iteration_raises_config_error() -> None:
     made, ahead, handed = iteration([1, 2, 3])
     assert await anext(made) == 1
     made.replace()
@@ -233,7 +233,7 @@ async def test_iteration_that_was_replaced_raises_a_config_error() -> None:
     assert (handed, ahead.abandoned) == ([1], 1)
 
 
-async def test_iteration_wait_that_was_cancelled_can_be_resumed() -> None:
+async def test_consumer_iteration_resumes_after_a_cancelled_wait() -> None:
     made, ahead, _ = iteration([1])
     wait = asyncio.Event()
     real = ahead.next
@@ -283,7 +283,7 @@ def parser(**options: Any) -> tuple[StrictParser, Any]:
     return made, connection
 
 
-async def test_parser_waits_for_the_rest_of_a_line_up_to_a_bound() -> None:
+async def test_nats_parser_with_a_partial_line_waits_for_more_bytes_up_to_a_limit() -> None:
     made, _ = parser()
     await made.parse(b"M" * LONGEST_LINE_BYTES)
     with pytest.raises(nats.errors.ProtocolError):
@@ -295,7 +295,7 @@ async def test_parser_waits_for_the_rest_of_a_line_up_to_a_bound() -> None:
             assert not made.feed(b"M"), "somebody has to look at it"
 
 
-async def test_parser_skips_and_counts_a_message_with_another_subject() -> None:
+async def test_nats_parser_skips_and_counts_a_message_of_a_subject_without_subscription() -> None:
     made, connection = parser()
     await made.parse(
         b"MSG a.b 1 2\r\nhi\r\nMSG b.b 1 2\r\nhi\r\nMSG a.c 2 2\r\nhi\r\nHMSG a.d 1 r 12 14\r\nNATS/1.0\r\n\r\nhi\r\n"
@@ -310,7 +310,7 @@ async def test_parser_skips_and_counts_a_message_with_another_subject() -> None:
     assert len(connection.messages) == 1
 
 
-async def test_parser_removes_the_pong_of_a_cancelled_ping() -> None:
+async def test_nats_parser_removes_the_pong_future_of_a_cancelled_ping() -> None:
     made, connection = parser()
     loop = asyncio.get_running_loop()
     given_up, waiting = loop.create_future(), loop.create_future()
@@ -339,11 +339,11 @@ async def test_parser_removes_the_pong_of_a_cancelled_ping() -> None:
         (b"PUB s 1 5", None),
     ],
 )
-def test_parser_accepts_only_well_formed_message_lines(line: bytes, fields: Any) -> None:
+def test_nats_parser_accepts_only_well_formed_message_lines(line: bytes, fields: Any) -> None:
     assert message_fields(line.split(b" ")) == fields
 
 
-async def test_parser_denial_names_the_operation_and_the_subject() -> None:
+async def test_nats_parser_permission_error_reports_the_operation_and_the_subject() -> None:
     made, connection = parser()
     denied: list[tuple[bool, str]] = []
     made.denials.append(lambda *what: denied.append(what))
@@ -360,7 +360,7 @@ async def test_parser_denial_names_the_operation_and_the_subject() -> None:
 
 
 # ---- publishing -----------------------------------------------------------------------------------------------------------------
-async def test_publisher_resends_rejected_messages_at_once_to_a_recreated_stream() -> None:
+async def test_publisher_of_a_recreated_stream_resends_rejected_messages_without_delay() -> None:
     loop = asyncio.get_running_loop()
     made: Any = Publisher.__new__(Publisher)
     made._addressing = SimpleNamespace(address=Address("ev", "u2", True))
@@ -428,7 +428,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> type[Strict]:
     return Strict
 
 
-async def test_reconnect_calls_the_application_and_the_internal_callbacks(strict: type[Strict]) -> None:
+async def test_nats_reconnect_calls_internal_callbacks_and_the_application_callback(strict: type[Strict]) -> None:
     told: list[str] = []
 
     async def also() -> None:
@@ -461,7 +461,7 @@ async def test_reconnect_calls_the_application_and_the_internal_callbacks(strict
         (nats.errors.AuthorizationError(), "", NotAllowedError, "rejected the credentials"),
     ],
 )
-async def test_connection_that_fails_to_open_is_closed(
+async def test_nats_connection_that_fails_to_open_is_closed(
     strict: type[Strict], error: Exception, heard: str, kind: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(strict, "error", error)
@@ -481,7 +481,7 @@ async def test_connect_cancelled_leaves_no_open_connection(strict: type[Strict],
         await open_connection("nats://a:1")
 
 
-async def test_client_closes_a_connection_only_if_the_client_opened_the_connection(
+async def test_client_close_closes_only_a_connection_that_the_client_opened(
     strict: type[Strict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Any] = []
@@ -503,7 +503,7 @@ async def test_client_closes_a_connection_only_if_the_client_opened_the_connecti
 
 
 @pytest.mark.parametrize("may_read", [True, False])
-async def test_stream_is_ready_when_its_leaders_answer(may_read: bool) -> None:
+async def test_stream_readiness_wait_ends_when_all_leaders_answer(may_read: bool) -> None:
     asked: list[Any] = []
     made: Any = Admin.__new__(Admin)
 
@@ -532,7 +532,7 @@ async def test_stream_is_ready_when_its_leaders_answer(may_read: bool) -> None:
     [(True, "ev", True), (True, "inbox.*", False), (False, "inbox.*", True), (False, "ev", False), (True, "other", False)],
 )
 @pytest.mark.parametrize("had_right", [True, False])
-async def test_permission_denial_fails_only_the_messages_of_its_subject(
+async def test_publisher_permission_denial_fails_only_messages_of_the_denied_subject(
     is_publish: bool, subject: str, concerns: bool, had_right: bool
 ) -> None:
     failed: list[tuple[int, Exception]] = []
@@ -560,7 +560,7 @@ async def test_permission_denial_fails_only_the_messages_of_its_subject(
     made._posts.raise_denied()  # it is said once
 
 
-def test_publish_options_out_of_range_are_rejected() -> None:
+def test_publish_options_with_values_out_of_range_raise() -> None:
     for wrong in ({"window": 0}, {"timeout_s": 0.0}, {"patience_s": -1.0}, {"window_bytes": 0}, {"window": (1 << 20) + 1}):
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))} = .* is outside"):
             PublishOptions(**wrong)

@@ -114,7 +114,7 @@ async def nothing_left() -> None:
 @pytest.mark.parametrize("by_batch", [False, True])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("how", ["", "drop"])
-async def test_consumer_cancelled_at_any_await_loses_and_repeats_no_records(by_batch: bool, late: bool, how: str) -> None:
+async def test_consumer_cancelled_at_any_await_returns_each_record_once(by_batch: bool, late: bool, how: str) -> None:
     at, met = 1, True
     while met:
         consumer, got = Consumer(Reader(), "earliest", "end"), list[int]()
@@ -155,7 +155,7 @@ async def _run(work: Awaitable[None]) -> None:
 
 
 @pytest.mark.parametrize("how", ["break", "raise", "drop"])
-async def test_leaving_after_any_record_loses_and_repeats_nothing(how: str) -> None:
+async def test_consumer_iteration_left_after_any_record_resumes_at_the_next_record(how: str) -> None:
     for stop_at in range(1, RECORDS):
         consumer, got = Consumer(Reader(), "earliest", "end"), list[int]()
         for turn in range(3):  # records, batches, records; each goes on behind the last
@@ -170,7 +170,9 @@ async def test_leaving_after_any_record_loses_and_repeats_nothing(how: str) -> N
 
 @pytest.mark.parametrize("same_iterator", [False, True])
 @pytest.mark.parametrize("error", [UnavailableError("nobody"), ZeroDivisionError("a bug")])
-async def test_consumer_raises_each_fetch_error_once_and_resumes(error: BaseException, same_iterator: bool) -> None:
+async def test_consumer_raises_each_fetch_error_once_and_resumes_at_the_next_record(
+    error: BaseException, same_iterator: bool
+) -> None:
     for failing in range(1, 5):
         reader = Reader()
         reader.failing = {failing: error, failing + 1: error}
@@ -190,7 +192,7 @@ async def test_consumer_raises_each_fetch_error_once_and_resumes(error: BaseExce
     await nothing_left()
 
 
-async def test_consumer_wait_with_a_timeout_keeps_the_iteration() -> None:
+async def test_consumer_iteration_wait_that_times_out_can_be_repeated() -> None:
     reader = Reader()
     gate = asyncio.Event()
     fetch = reader.fetch
@@ -215,7 +217,7 @@ async def test_consumer_wait_with_a_timeout_keeps_the_iteration() -> None:
     assert timed_out >= RECORDS // (PER_BATCH * PER_ANSWER)
 
 
-async def test_consumer_iteration_taken_over_after_a_cancellation_rejects_the_first() -> None:
+async def test_consumer_iteration_replaced_after_a_cancellation_raises_in_the_first_iterator() -> None:
     reader = Reader()
     consumer = Consumer(reader, "earliest", "end")
     first = aiter(consumer)
@@ -232,7 +234,7 @@ async def test_consumer_iteration_taken_over_after_a_cancellation_rejects_the_fi
     await nothing_left()
 
 
-async def test_consumer_iteration_shared_by_two_tasks_is_rejected() -> None:
+async def test_consumer_iteration_used_by_two_tasks_raises() -> None:
     items = aiter(Consumer(Reader(), "earliest", "end"))
     first = asyncio.ensure_future(anext(items))
     await asyncio.sleep(0)
@@ -244,7 +246,7 @@ async def test_consumer_iteration_shared_by_two_tasks_is_rejected() -> None:
 
 @pytest.mark.parametrize("at", ["the beginning", "the end of the log"])
 @pytest.mark.parametrize("how", ["aclose", "seek"])
-async def test_consumer_wait_in_another_task_ends_on_close_or_seek(at: str, how: str) -> None:
+async def test_consumer_close_or_seek_ends_a_wait_in_another_task(at: str, how: str) -> None:
     reader = Reader()
     gate = asyncio.Event()
     name = "bounds" if at == "the beginning" else "fetch"
@@ -277,7 +279,7 @@ async def test_consumer_wait_in_another_task_ends_on_close_or_seek(at: str, how:
     await nothing_left()
 
 
-async def test_a_range_is_an_iteration_too() -> None:
+async def test_read_range_resumes_after_a_fetch_error() -> None:
     reader = Reader()
     reader.failing = {2: UnavailableError("nobody")}
     items = read_range(reader, ReadProgress("s", 0, 4, RECORDS))
@@ -292,7 +294,7 @@ async def test_a_range_is_an_iteration_too() -> None:
     assert got == list(range(4, RECORDS))
 
 
-async def test_consumer_iteration_dropped_without_a_loop_leaves_no_task() -> None:
+async def test_consumer_iterator_that_was_never_started_leaves_no_task() -> None:
     reader = Reader()
     items = aiter(Consumer(reader, "earliest", "end"))
     del items  # never begun

@@ -73,14 +73,14 @@ async def stuck(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Transport]:
 
 
 @pytest.mark.parametrize("size_bytes", [10, 4 << 20])
-async def test_request_on_a_blocked_connection_times_out(stuck: Transport, size_bytes: int) -> None:
+async def test_request_on_a_blocked_nats_connection_raises_timeout(stuck: Transport, size_bytes: int) -> None:
     began = asyncio.get_running_loop().time()
     with pytest.raises(UnavailableError, match="Nothing was sent"):
         await stuck.request("anybody", bytes(size_bytes), 0.3)
     assert 0.25 < asyncio.get_running_loop().time() - began < 30
 
 
-async def test_publisher_on_a_blocked_connection_raises_unavailable_in_time(stuck: Transport) -> None:
+async def test_publisher_on_a_blocked_nats_connection_raises_unavailable(stuck: Transport) -> None:
     began = asyncio.get_running_loop().time()
     publisher = Publisher(stuck, "s", 0, Address("data"), PublishOptions(timeout_s=0.2, patience_s=0.4, window_bytes=1 << 20))
     publisher._subscription, publisher._inbox = contextlib.nullcontext(), "_INBOX.p"
@@ -100,7 +100,7 @@ async def test_publisher_on_a_blocked_connection_raises_unavailable_in_time(stuc
     await publisher.close()
 
 
-async def test_large_request_on_a_blocked_connection_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_request_on_a_blocked_nats_connection_raises_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport_module, "_CLOSE_S", 0.2)
     async with Blocked() as server, asyncio.timeout(20):
         connection = await open_connection(f"nats://127.0.0.1:{server.port}", ping_interval=60)
@@ -121,7 +121,7 @@ async def test_large_request_on_a_blocked_connection_times_out(monkeypatch: pyte
         await stuck.close()
 
 
-async def test_cancellation_swallowed_by_nats_py_is_still_raised(transport: Transport) -> None:
+async def test_nats_transport_flush_cancelled_during_its_pong_raises_cancelled_error(transport: Transport) -> None:
     """``asyncio.wait_for`` gives its result when it is cancelled in the turn in which that comes: a PONG, say."""
     connection, met = transport.connection, 0
     pongs = connection._pongs
@@ -141,7 +141,7 @@ async def test_cancellation_swallowed_by_nats_py_is_still_raised(transport: Tran
     assert met == 20
 
 
-async def test_publisher_in_flight_bytes_stay_within_the_window(transport: Transport, server_side: Transport) -> None:
+async def test_publisher_bytes_in_flight_stay_within_the_window(transport: Transport, server_side: Transport) -> None:
     kept: list[Any] = []
     await server_side.connection.subscribe("data.bytes", cb=keeper(kept))
     await server_side.settle()
@@ -175,7 +175,7 @@ def keeper(kept: list[Any]) -> Callable[[Any], Coroutine[Any, Any, None]]:
     return keep
 
 
-async def test_publish_window_admits_waiters_in_order_and_frees_their_room() -> None:
+async def test_publish_window_admits_waiting_messages_in_order_as_space_is_freed() -> None:
     window, entered = Window(3, 100), list[int]()
 
     async def enter(number: int, size_bytes: int) -> None:
@@ -232,18 +232,18 @@ async def test_publish_window_admits_waiters_in_order_and_frees_their_room() -> 
         ("text", None),
     ],
 )
-def test_plain_publish_with_bytes_that_nats_would_change_is_rejected(value: Any, headers: Any) -> None:
+def test_publish_without_ack_with_bytes_that_nats_would_change_raises(value: Any, headers: Any) -> None:
     with pytest.raises(ConfigError):
         plain(value, headers)
 
 
 @pytest.mark.parametrize("headers", [{"Lift-Key": b"x"}, {"": b"x"}, {"a": 1}, {1: b"x"}, [("a",)], "abc", 5, [("a", None)]])
-def test_headers_with_reserved_names_or_wrong_types_are_rejected(headers: Any) -> None:
+def test_publish_with_reserved_header_names_or_wrong_types_raises(headers: Any) -> None:
     with pytest.raises(ConfigError):
         pairs_of(headers)
 
 
-async def test_headers_keep_their_order_when_sent_and_received(transport: Transport, server_side: Transport) -> None:
+async def test_publish_sends_headers_in_the_order_of_the_call(transport: Transport, server_side: Transport) -> None:
     heard: asyncio.Queue[Any] = asyncio.Queue()
     raw: list[bytes] = []
     await server_side.connection.subscribe("data.pairs", cb=heard.put)
@@ -297,7 +297,7 @@ async def as_user(strict_nats: NatsServer) -> AsyncIterator[Callable[[str], Coro
             await client.close()
 
 
-async def test_client_without_publish_permission_raises_not_allowed_at_once(as_user: Any) -> None:
+async def test_client_without_publish_permission_raises_not_allowed(as_user: Any) -> None:
     client = await as_user("mute")
     with pytest.raises(NotAllowedError, match=r"Data\.Here"):
         await (await client.publisher("s", subject="Data.Here")).publish(b"x")
@@ -323,7 +323,7 @@ async def _post_on(posting: Publisher) -> None:
         await asyncio.sleep(0)
 
 
-async def test_client_without_inbox_permission_raises_before_anything_is_sent(as_user: Any) -> None:
+async def test_client_without_inbox_permission_raises_before_a_request(as_user: Any) -> None:
     client, other = await as_user("deaf"), await as_user("all")
     heard: list[Any] = []
     await other._transport.connection.subscribe(">", cb=keeper(heard))
@@ -344,7 +344,7 @@ async def test_client_without_inbox_permission_raises_before_anything_is_sent(as
 _subjects = count()
 
 
-async def test_every_client_method_called_on_another_event_loop_is_rejected(transport: Transport) -> None:
+async def test_client_method_called_on_another_event_loop_raises(transport: Transport) -> None:
     client = Client(transport, Subjects(f"home{next(_subjects)}"), owns_connection=False)
     publisher = await client.publisher("s", subject="data.home")
     consumer = client.consume("s")
@@ -382,7 +382,7 @@ async def _first(items: Any) -> Any:
     return await anext(aiter(items))
 
 
-async def test_client_close_that_is_cancelled_completes_in_the_background(transport: Transport) -> None:
+async def test_client_close_that_is_cancelled_closes_the_connection_in_the_background(transport: Transport) -> None:
     client = Client(transport, Subjects(f"home{next(_subjects)}"), owns_connection=False)
     own = client._publishers["s", 0] = await client.publisher("s", subject="data.cancelled")
     own._sweeper = asyncio.create_task(own._sweep(asyncio.get_running_loop().create_future()), name="acks of s/0")
@@ -395,7 +395,7 @@ async def test_client_close_that_is_cancelled_completes_in_the_background(transp
     assert own._sweeper.done()
 
 
-async def test_request_in_flight_raises_client_closed_on_close(transport: Transport, server_side: Transport) -> None:
+async def test_client_close_fails_a_request_in_flight_with_client_closed(transport: Transport, server_side: Transport) -> None:
     await server_side.connection.subscribe("data.slow", cb=keeper([]))
     await server_side.settle()
     asking = asyncio.create_task(transport.request("data.slow", b"", 30))
@@ -408,6 +408,6 @@ async def test_request_in_flight_raises_client_closed_on_close(transport: Transp
     assert transport.waiting_count == 0
 
 
-def test_nats_errors_are_raised_as_liftpy_errors() -> None:
+def test_client_raises_errors_of_nats_py_as_liftpy_errors() -> None:
     assert issubclass(NotAllowedError, LiftError)
     assert not issubclass(NotAllowedError, UnavailableError | OutcomeUnknownError)

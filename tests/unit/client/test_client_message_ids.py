@@ -39,7 +39,7 @@ def replies(wire: Wire) -> list[str]:
     return [sent[2] for sent in wire.sent]
 
 
-def test_message_ids_have_a_random_prefix_and_a_counter() -> None:
+def test_publisher_message_ids_consist_of_a_random_prefix_and_a_counter() -> None:
     one, other = MessageIds(), MessageIds()
     ids = [one.next() for _ in range(3)] + [other.next()]
     assert len(set(ids)) == 4
@@ -47,7 +47,7 @@ def test_message_ids_have_a_random_prefix_and_a_counter() -> None:
     assert len(ids[0]) == 18
 
 
-def test_publish_conditions_are_sent_as_headers() -> None:
+def test_publish_with_message_id_or_expected_offset_sends_headers() -> None:
     assert headers_with_conditions({"a": "1"}, "id", None) == (("a", b"1"), ("Nats-Msg-Id", b"id"))
     assert headers_with_conditions(None, "", -1) == (("Nats-Expected-Last-Sequence", b"0"),)
     assert headers_with_conditions(None, "", 41) == (("Nats-Expected-Last-Sequence", b"42"),)
@@ -62,7 +62,7 @@ def test_publish_conditions_are_sent_as_headers() -> None:
         headers_with_conditions({"Nats-Msg-Id": "a"}, "b", None)
 
 
-async def test_publisher_adds_message_ids_only_with_a_dedup_window() -> None:
+async def test_publisher_adds_message_ids_only_if_the_stream_has_a_dedup_window() -> None:
     for window_s, wanted, made_one in ((120.0, True, True), (120.0, False, False), (0.0, True, False)):
         made, wire = knowing(window_s, message_ids=wanted)
         await made.send(b"v")
@@ -72,7 +72,7 @@ async def test_publisher_adds_message_ids_only_with_a_dedup_window() -> None:
         await made.close()
 
 
-async def test_publisher_resends_an_unanswered_message_with_the_same_id_until_one_ack() -> None:
+async def test_publisher_resends_an_unanswered_message_with_the_same_id_until_an_ack_arrives() -> None:
     made, wire = knowing()
     future = await made.send(b"v", msg_id="one")
     message, now = made._in_flight[0], asyncio.get_running_loop().time()
@@ -94,7 +94,7 @@ async def test_publisher_resends_an_unanswered_message_with_the_same_id_until_on
     await made.close()
 
 
-async def test_without_a_window_silence_is_the_end() -> None:
+async def test_publisher_without_a_dedup_window_raises_outcome_unknown_without_a_resend() -> None:
     for window_s, options in ((0.0, {"msg_id": "one"}), (120.0, {})):
         made, wire = knowing(window_s)
         future = await made.send(b"v", **options)
@@ -106,7 +106,7 @@ async def test_without_a_window_silence_is_the_end() -> None:
         await made.close()
 
 
-async def test_publisher_does_not_resend_a_maybe_stored_message_after_the_dedup_window() -> None:
+async def test_publisher_does_not_resend_an_unanswered_message_after_the_dedup_window() -> None:
     made, wire = knowing(window_s=10.0, patience_s=60.0)
     silent, refused = await made.send(b"v", msg_id="one"), await made.send(b"w", msg_id="two")
     known_until = made._in_flight[0].known_until
@@ -131,7 +131,7 @@ async def test_publisher_does_not_resend_a_maybe_stored_message_after_the_dedup_
         (NotFoundError("deleted"), NotFoundError),
     ],
 )
-async def test_publisher_rejection_after_a_maybe_stored_attempt_has_an_unknown_outcome(
+async def test_publisher_rejection_after_an_unanswered_attempt_raises_outcome_unknown(
     error: LiftError, kind: type[LiftError]
 ) -> None:
     made, _ = knowing()
@@ -145,7 +145,7 @@ async def test_publisher_rejection_after_a_maybe_stored_attempt_has_an_unknown_o
     await made.close()
 
 
-async def test_publisher_does_not_resend_a_maybe_stored_message_to_a_recreated_stream() -> None:
+async def test_publisher_does_not_resend_an_unanswered_message_to_a_recreated_stream() -> None:
     made, wire = knowing()
     maybe, never = await made.send(b"v", msg_id="one"), await made.send(b"w", msg_id="two")
     made._may_be_stored([0], asyncio.get_running_loop().time(), "silence")
@@ -180,7 +180,7 @@ async def test_publisher_resends_all_messages_with_an_id_after_a_reconnect(monke
     await made.close()
 
 
-async def test_publisher_keeps_later_messages_behind_a_resent_message() -> None:
+async def test_publisher_sends_later_messages_after_a_resent_message() -> None:
     made, wire = knowing()
     first = await made.send(b"0")
     await made._on_ack(nobody())
@@ -205,7 +205,7 @@ async def test_publisher_keeps_later_messages_behind_a_resent_message() -> None:
     await made.close()
 
 
-async def test_publisher_sends_the_next_message_when_the_first_times_out() -> None:
+async def test_publisher_sends_the_next_message_after_a_timeout_of_the_first() -> None:
     made, wire = knowing(patience_s=5.0)
     first = await made.send(b"0")
     await made._on_ack(nobody())

@@ -28,7 +28,7 @@ async def client() -> AsyncIterator[Client]:
 
 
 @pytest.mark.parametrize("kind", OPENERS)
-async def test_client_opens_in_a_with_block_or_with_await(client: Client, kind: str) -> None:
+async def test_client_objects_open_in_an_async_with_block_or_with_await(client: Client, kind: str) -> None:
     await client.create_stream("orders", "shop.orders")
     async with OPENERS[kind](client) as in_block:
         pass
@@ -40,7 +40,7 @@ async def test_client_opens_in_a_with_block_or_with_await(client: Client, kind: 
 
 
 @pytest.mark.parametrize("kind", OPENERS)
-async def test_client_rejects_a_missing_stream_when_it_opens(client: Client, kind: str) -> None:
+async def test_client_objects_of_a_missing_stream_raise_not_found_on_open(client: Client, kind: str) -> None:
     with pytest.raises(NotFoundError):
         async with OPENERS[kind](client):
             pytest.fail("It opened.")
@@ -49,7 +49,7 @@ async def test_client_rejects_a_missing_stream_when_it_opens(client: Client, kin
 
 
 @pytest.mark.parametrize("kind", OPENERS)
-def test_sync_client_opens_in_a_with_block_or_with_a_call(kind: str) -> None:
+def test_sync_client_objects_open_in_a_with_block_or_with_a_call(kind: str) -> None:
     with memory_cluster() as cluster, cluster.sync_client() as client:
         client.create_stream("orders", "shop.orders")
         with OPENERS[kind](client) as in_block:
@@ -59,7 +59,7 @@ def test_sync_client_opens_in_a_with_block_or_with_a_call(kind: str) -> None:
         opened.close()
 
 
-def test_client_openers_are_plain_functions_with_the_parameters_of_the_sync_client() -> None:
+def test_client_open_methods_have_the_parameters_of_the_sync_client() -> None:
     for kind in OPENERS:
         ours, theirs = getattr(Client, kind), getattr(sync.SyncClient, kind)
         assert not inspect.iscoroutinefunction(ours)

@@ -59,7 +59,7 @@ async def attacked(connection: Any, url: str) -> tuple[list[str], list[bytes], i
     return heard, private, connection.stats["reconnects"]
 
 
-async def test_connection_counts_undecodable_messages_and_keeps_reading(nats_url: str) -> None:
+async def test_nats_connection_counts_undecodable_messages_and_continues_reading(nats_url: str) -> None:
     connection = await open_connection(nats_url)
     heard, private, reconnects = await attacked(connection, nats_url)
     assert (private, reconnects) == ([], 0)
@@ -68,7 +68,7 @@ async def test_connection_counts_undecodable_messages_and_keeps_reading(nats_url
     await connection.close()
 
 
-async def test_application_connection_gets_the_strict_parser(nats_url: str) -> None:
+async def test_nats_connection_of_the_application_gets_the_strict_parser(nats_url: str) -> None:
     theirs = await nats.connect(nats_url)
     client = await connect(theirs)
     heard, private, reconnects = await attacked(theirs, nats_url)
@@ -95,7 +95,7 @@ class _Heard:
 
 
 @pytest.mark.parametrize("frame", [b"MSG a 1 5\r\nhello\r\n", b"HMSG a 1 r 12 17\r\nNATS/1.0\r\n\r\nhello\r\n", b"PING\r\n"])
-async def test_make_strict_keeps_a_partly_received_message(frame: bytes) -> None:
+async def test_make_strict_on_an_open_connection_delivers_a_partly_received_message(frame: bytes) -> None:
     for cut in range(len(frame)):
         connection: Any = _Heard()
         connection._subs[1] = object()
@@ -107,21 +107,21 @@ async def test_make_strict_keeps_a_partly_received_message(frame: bytes) -> None
         assert connection.got in ([b"hello", b"PING"], [b"PING", b"PING"]), cut
 
 
-def test_nats_py_without_a_parser_is_rejected() -> None:
+def test_make_strict_on_a_nats_py_connection_without_a_parser_raises() -> None:
     connection: Any = _Heard()
     connection._ps = None
     with pytest.raises(ConfigError, match="nats-py"):
         make_strict(connection)
 
 
-def test_strict_parser_is_installed_once_and_keeps_its_counters() -> None:
+def test_make_strict_called_twice_keeps_the_parser_and_its_counters() -> None:
     connection: Any = _Heard()
     errors = make_strict(connection)
     assert make_strict(connection) is errors is connection._ps.errors
     assert not connection._ps._check_subjects
 
 
-async def test_parser_reset_drops_the_bytes_of_the_old_connection() -> None:
+async def test_nats_parser_reset_drops_the_bytes_of_the_old_connection() -> None:
     connection: Any = _Heard()
     connection._subs[1] = object()
     make_strict(connection)

@@ -34,7 +34,7 @@ async def until(client: Client, *wanted: Pause) -> None:
     [({}, Pause.UNTIL_RESUMED), ({"resume_on_publish": True}, Pause.UNTIL_PUBLISH), ({"resume_all": True}, Pause.UNTIL_PUBLISH_TO_ANY),
      ({"resume_on_publish": True, "resume_all": True}, Pause.UNTIL_PUBLISH_TO_ANY)],
 )  # fmt: skip
-async def test_pause_sets_the_requested_kind_of_pause(how: dict[str, bool], wanted: Pause, client: Client) -> None:
+async def test_admin_pause_sets_the_requested_pause_mode(how: dict[str, bool], wanted: Pause, client: Client) -> None:
     decided = await client.admin.pause("orders", [1, 2, 1], **how)
     assert [p.pause for p in decided.partitions] == await pauses(client) == [Pause.NOT_PAUSED, wanted, wanted]
     await client.admin.resume("orders", iter([2]))
@@ -43,7 +43,7 @@ async def test_pause_sets_the_requested_kind_of_pause(how: dict[str, bool], want
     await until(client, *[Pause.NOT_PAUSED] * 3)
 
 
-async def test_pause_of_a_missing_partition_or_stream_raises_and_changes_nothing(client: Client) -> None:
+async def test_admin_pause_of_a_missing_partition_or_stream_raises_and_changes_nothing(client: Client) -> None:
     uid = (await client.stream("orders")).uid
     with pytest.raises(NotFoundError, match="there is no partition orders/3: it has 3"):
         await client.admin.pause("orders", [0, 3])
@@ -71,7 +71,7 @@ async def produce(client: Client, value: bytes, partition: int) -> None:
         await producer.send(value, partition=partition)
 
 
-async def test_producer_is_rejected_while_paused_and_works_after_resume(client: Client) -> None:
+async def test_producer_on_a_paused_partition_is_rejected_until_resume(client: Client) -> None:
     await client.admin.pause("orders", [0])
     with pytest.raises(PublishRejectedError, match="PAUSED"):
         await publish_on(client)  # the leader hears of it a moment later
@@ -85,7 +85,7 @@ async def test_producer_is_rejected_while_paused_and_works_after_resume(client: 
     assert (stored.count(b"taken"), stored.count(b"refused")) == (1, 0)
 
 
-async def test_producer_resumes_a_partition_that_is_paused_until_publish(client: Client) -> None:
+async def test_producer_record_resumes_a_partition_that_is_paused_until_publish(client: Client) -> None:
     for _ in range(3):
         await client.admin.pause("orders", [0], resume_on_publish=True)
         async with client.producer("orders", id="p") as producer:

@@ -20,7 +20,7 @@ from liftpy.errors import AlreadyExistsError, ClientClosedError, ConfigError, No
 from tests.unit.client.test_client_publisher import Leader
 
 
-def test_package_exports_the_public_api() -> None:
+def test_package_attributes_are_the_documented_public_names() -> None:
     assert {name: getattr(liftpy, name) for name in liftpy.__all__}["connect"] is client_module.connect
     assert liftpy.OutcomeUnknownError.code == "OUTCOME_UNKNOWN"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -39,7 +39,7 @@ class Thing:
         self.steps.append(f"left {kind.__name__ if kind else 'well'}")
 
 
-def test_dir_of_the_package_lists_its_public_names() -> None:
+def test_package_dir_lists_the_public_names() -> None:
     modules = {"client", "config", "errors", "service", "spark", "testing"}
     assert {name for name in dir(liftpy) if not name.startswith("__")} - modules == set(liftpy.__all__) - {"__version__"}
     assert {name for name in dir(liftpy.client) if not name.startswith("_")} - {"sync"} == set(liftpy.client.__all__)
@@ -47,7 +47,7 @@ def test_dir_of_the_package_lists_its_public_names() -> None:
     assert liftpy.QueueOptions.__module__ == "liftpy.client.queue"
 
 
-async def test_opening_can_be_awaited_or_entered() -> None:
+async def test_awaitable_context_opens_with_await_or_async_with() -> None:
     thing = Thing()
 
     async def opened() -> Thing:
@@ -65,7 +65,7 @@ async def test_opening_can_be_awaited_or_entered() -> None:
     assert thing.steps == ["entered", "left well", "entered", "left ValueError", "entered", "left well"]
 
 
-async def test_client_is_entered_without_a_second_await(nats_url: str) -> None:
+async def test_connect_can_be_used_directly_in_async_with(nats_url: str) -> None:
     async with liftpy.connect(nats_url) as client:
         assert client.transport.connection.is_connected
     with pytest.raises(ClientClosedError):
@@ -81,7 +81,7 @@ def image(**fields: Any) -> StreamImage:
     )
 
 
-def test_differences_between_a_stream_and_the_requested_settings_are_named() -> None:
+def test_stream_differences_list_each_setting_that_differs_from_the_request() -> None:
     there = image(replication_factor=3)
     assert differences(there, "a.b", 2, 0, None) == []
     assert differences(there, "a.b", 2, 3, StreamConfig()) == []
@@ -95,7 +95,9 @@ def test_differences_between_a_stream_and_the_requested_settings_are_named() -> 
     ]
 
 
-async def test_create_stream_with_exist_ok_returns_an_equal_stream(monkeypatch: pytest.MonkeyPatch, nats_url: str) -> None:
+async def test_create_stream_with_exist_ok_returns_an_existing_equal_stream(
+    monkeypatch: pytest.MonkeyPatch, nats_url: str
+) -> None:
     async with liftpy.connect(nats_url) as client:
 
         async def exists(*_: Any, **__: Any) -> StreamImage:
@@ -115,7 +117,9 @@ async def test_create_stream_with_exist_ok_returns_an_equal_stream(monkeypatch: 
 
 
 # ---- without asyncio -----------------------------------------------------------------------------------------------------------
-async def test_sync_script_publishes_and_closes(nats_url: str, server_side: Any) -> None:
+async def test_sync_client_publishes_from_a_script_and_raises_client_closed_after_close(
+    nats_url: str, server_side: Any
+) -> None:
     leader = await Leader(server_side, "data.of-a-script").start()
 
     def script() -> None:

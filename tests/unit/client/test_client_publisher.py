@@ -74,7 +74,7 @@ def publisher(transport: Transport, leader: Leader, **options: float) -> Publish
     return Publisher(transport, "flights", 0, Address(leader.subject), PublishOptions(**options))  # type: ignore[arg-type]
 
 
-async def test_publish_ack_has_the_stream_the_partition_and_the_offset(transport: Transport, leader: Leader) -> None:
+async def test_publish_ack_contains_stream_partition_and_offset(transport: Transport, leader: Leader) -> None:
     async with publisher(transport, leader) as p:
         assert await p.publish(b"a", key=b"k", headers={"h": b"\xff"}) == PublishAck("flights", 0, 0, 7)
         assert await p.publish(b"b", ack=AckPolicy.LEADER) == PublishAck("flights", 0, 1, 7)
@@ -88,7 +88,7 @@ async def test_publish_ack_has_the_stream_the_partition_and_the_offset(transport
     assert (first.ackPolicy, second.ackPolicy) == (client_pb2.ALL, client_pb2.LEADER)
 
 
-async def test_many_in_flight_stay_in_order_and_inside_the_window(transport: Transport, leader: Leader) -> None:
+async def test_publisher_with_a_full_window_keeps_the_message_order_and_the_limit(transport: Transport, leader: Leader) -> None:
     async with publisher(transport, leader, window=8) as p:
         futures = []
         for i in range(500):
@@ -99,7 +99,7 @@ async def test_many_in_flight_stay_in_order_and_inside_the_window(transport: Tra
     assert [m.value for m in leader.stored] == [str(i).encode() for i in range(500)]
 
 
-async def test_publisher_retries_a_message_that_was_certainly_not_stored(transport: Transport, leader: Leader) -> None:
+async def test_publisher_retries_a_message_after_a_retryable_rejection(transport: Transport, leader: Leader) -> None:
     leader.script = [_Ack(ackError=_Ack.OVERLOADED), _Ack(ackError=_Ack.NOT_LEADER, leader="node-2")]
     async with publisher(transport, leader) as p:
         ack = await p.publish(b"x")
@@ -130,7 +130,7 @@ async def test_publisher_raises_a_final_rejection_with_its_reason(transport: Tra
             await futures[1]
 
 
-async def test_publisher_without_ack_in_time_has_an_unknown_outcome_and_does_not_repeat(
+async def test_publisher_without_an_ack_in_time_raises_outcome_unknown_without_a_resend(
     transport: Transport, leader: Leader
 ) -> None:
     leader.script = [None]
@@ -142,7 +142,7 @@ async def test_publisher_without_ack_in_time_has_an_unknown_outcome_and_does_not
     await p.close()
 
 
-async def test_publisher_without_responders_is_unavailable_and_finds_a_late_leader(
+async def test_publisher_without_responders_raises_unavailable_unless_a_leader_starts_in_time(
     transport: Transport, server_side: Transport
 ) -> None:
     late = Leader(server_side, "data.late")
@@ -158,7 +158,7 @@ async def test_publisher_without_responders_is_unavailable_and_finds_a_late_lead
         assert (await future).offset == 0
 
 
-async def test_publisher_answer_that_is_no_ack_has_an_unknown_outcome(transport: Transport, leader: Leader) -> None:
+async def test_publisher_answer_that_is_not_an_ack_raises_outcome_unknown(transport: Transport, leader: Leader) -> None:
     leader.script = [b"{}", envelope.encode(envelope.MessageType.ACK, b"\xff\xff")]
     p = publisher(transport, leader, timeout_s=0.2)
     for _ in range(2):
@@ -178,7 +178,7 @@ async def test_publisher_answer_that_is_no_ack_has_an_unknown_outcome(transport:
         b'{"stream":"flights","seq":100}',
     ],
 )
-async def test_publisher_ignores_a_foreign_ack_and_waits_for_its_own(
+async def test_publisher_ignores_an_ack_of_another_stream_and_waits_for_its_ack(
     transport: Transport, server_side: Transport, leader: Leader, foreign: _Ack | bytes
 ) -> None:
     """Two streams on one subject: the ack of the one says nothing about the other [A9]."""
@@ -201,7 +201,7 @@ async def test_publisher_ignores_a_foreign_ack_and_waits_for_its_own(
             await p.flush()
 
 
-async def test_publisher_ignores_an_ack_whose_token_is_no_number(transport: Transport, leader: Leader) -> None:
+async def test_publisher_ignores_an_ack_with_an_invalid_reply_subject(transport: Transport, leader: Leader) -> None:
     async with publisher(transport, leader) as p:
         assert await p.publish(b"x")
         for token in ("x", "1_0", "-1", "\u0661", "9" * 200):
@@ -209,7 +209,9 @@ async def test_publisher_ignores_an_ack_whose_token_is_no_number(transport: Tran
         assert (await p.publish(b"y")).offset == 1  # type: ignore[union-attr]
 
 
-async def test_publish_without_ack_sends_the_plain_bytes(transport: Transport, server_side: Transport) -> None:
+async def test_publish_without_ack_and_key_sends_the_value_without_an_envelope(
+    transport: Transport, server_side: Transport
+) -> None:
     heard: asyncio.Queue[Any] = asyncio.Queue()
     await server_side.connection.subscribe("data.plain", cb=heard.put)
     await server_side.settle()
@@ -224,14 +226,14 @@ async def test_publish_without_ack_sends_the_plain_bytes(transport: Transport, s
         await p.post(b"v", headers={"a": b"\xff"})
 
 
-async def test_too_large_a_message_is_refused_at_once(transport: Transport, leader: Leader) -> None:
+async def test_publish_of_a_message_above_max_payload_raises(transport: Transport, leader: Leader) -> None:
     async with publisher(transport, leader) as p:
         with pytest.raises(PublishRejectedError) as caught:
             await p.publish(b"x" * (transport.max_payload_bytes + 1))
         assert caught.value.reason == "TOO_LARGE"
 
 
-async def test_publisher_close_fails_messages_in_flight_with_an_unknown_outcome(transport: Transport, leader: Leader) -> None:
+async def test_publisher_close_fails_messages_in_flight_with_outcome_unknown(transport: Transport, leader: Leader) -> None:
     leader.script = [None]
     p = publisher(transport, leader)
     future = await p.send(b"x")
@@ -240,7 +242,7 @@ async def test_publisher_close_fails_messages_in_flight_with_an_unknown_outcome(
         await future
 
 
-async def test_publisher_rejects_an_invalid_message_without_using_its_window(transport: Transport, leader: Leader) -> None:
+async def test_publisher_rejects_an_invalid_message_without_using_the_window(transport: Transport, leader: Leader) -> None:
     async with publisher(transport, leader, window=1) as p:
         bad: list[dict[str, Any]] = [
             {"value": "text"},
@@ -257,7 +259,7 @@ async def test_publisher_rejects_an_invalid_message_without_using_its_window(tra
     assert leader.seen == 1
 
 
-async def test_publisher_close_wakes_waiting_and_rejects_later_senders(transport: Transport, leader: Leader) -> None:
+async def test_publisher_close_fails_waiting_and_later_sends(transport: Transport, leader: Leader) -> None:
     leader.script = [None] * 10
     p = publisher(transport, leader, window=1)
     first = await p.send(b"x")
@@ -277,7 +279,7 @@ async def test_publisher_close_wakes_waiting_and_rejects_later_senders(transport
     assert not any(task.get_name().startswith("acks of") for task in asyncio.all_tasks())
 
 
-async def test_publisher_flush_waits_only_for_earlier_messages(transport: Transport, leader: Leader) -> None:
+async def test_publisher_flush_waits_only_for_messages_sent_before_the_flush(transport: Transport, leader: Leader) -> None:
     p = publisher(transport, leader)
     leader.mute = {b"mute"}
     futures = [await p.send(b"before") for _ in range(3)]
@@ -291,7 +293,7 @@ async def test_publisher_flush_waits_only_for_earlier_messages(transport: Transp
     await p.close()
 
 
-async def test_client_first_publish_by_many_tasks_makes_one_publisher(
+async def test_client_first_publish_by_many_tasks_creates_one_publisher(
     transport: Transport, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = Client(transport, Subjects("first"), owns_connection=False)
@@ -314,7 +316,7 @@ async def test_client_first_publish_by_many_tasks_makes_one_publisher(
     assert not any(task.get_name().startswith("acks of") for task in asyncio.all_tasks())
 
 
-async def test_publisher_used_on_another_event_loop_raises_a_config_error(transport: Transport, leader: Leader) -> None:
+async def test_publisher_used_on_another_event_loop_raises_config_error(transport: Transport, leader: Leader) -> None:
     p = publisher(transport, leader)
     await p.publish(b"x")
     with pytest.raises(ConfigError, match="event loop that created it"):
@@ -322,12 +324,12 @@ async def test_publisher_used_on_another_event_loop_raises_a_config_error(transp
     await p.close()
 
 
-def test_publisher_options_out_of_range_are_rejected() -> None:
+def test_publisher_options_with_values_out_of_range_raise() -> None:
     with pytest.raises(ConfigError, match="window"):
         PublishOptions(window=0)
 
 
-async def test_publisher_nats_answers_after_a_silence_repeats_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_publisher_resends_unacked_messages_when_a_stalled_nats_server_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server stands still and keeps its connections, and the ack of the first attempt is lost."""
     monkeypatch.setattr(transport_module, "SILENT_S", 0.2)
     monkeypatch.setattr(publisher_module, "SILENT_S", 0.2)
@@ -355,7 +357,7 @@ async def test_publisher_nats_answers_after_a_silence_repeats_at_once(monkeypatc
 
 
 @pytest.mark.parametrize("has_ids", [True, False])
-async def test_publisher_nats_back_after_an_outage_gets_acks_within_a_second_of_the_leader(has_ids: bool) -> None:
+async def test_publisher_after_a_nats_server_restart_gets_acks_within_two_seconds(has_ids: bool) -> None:
     """A leader that is not ready again swallows a probe: the next one goes out within a fraction of a second."""
     loop = asyncio.get_running_loop()
     with NatsServer() as server:

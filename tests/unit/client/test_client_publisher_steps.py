@@ -139,7 +139,7 @@ def nobody(number: int = 0) -> Any:
     return SimpleNamespace(subject=f"in0.{number}", data=b"", headers={"Status": "503"})
 
 
-async def test_publisher_sends_an_envelope_and_listens_on_one_inbox() -> None:
+async def test_publisher_sends_envelopes_and_subscribes_one_inbox() -> None:
     made, wire, _ = publisher(timeout_s=7.0, patience_s=9.0)
     before = asyncio.get_running_loop().time()
     future = await made.send(b"v", key=b"k", headers={"h": "1"}, ack=AckPolicy.LEADER)
@@ -160,7 +160,7 @@ async def test_publisher_sends_an_envelope_and_listens_on_one_inbox() -> None:
     await made.close()
 
 
-async def test_publisher_rejects_messages_that_cannot_be_answered() -> None:
+async def test_publisher_send_without_ack_or_after_close_raises() -> None:
     made, wire, _ = publisher()
     with pytest.raises(ConfigError, match="A message without an ack has no result"):
         await made.send(b"v", ack=AckPolicy.NONE)
@@ -177,7 +177,7 @@ async def test_publisher_rejects_messages_that_cannot_be_answered() -> None:
     assert (wire.sent, wire.posted, wire.listened) == ([], [], [])
 
 
-async def test_publisher_of_an_unknown_stream_looks_it_up_before_sending() -> None:
+async def test_publisher_without_a_stream_address_looks_up_the_stream_before_sending() -> None:
     made, wire, found = publisher()
     found.answer = NotFoundError("no stream")
     made._addressing.doubt()
@@ -196,7 +196,7 @@ async def test_publisher_of_an_unknown_stream_looks_it_up_before_sending() -> No
     await made.close()
 
 
-async def test_publisher_post_sends_without_reply_and_raises_denials_later() -> None:
+async def test_publisher_post_sends_without_reply_subject_and_the_next_call_raises_a_denial() -> None:
     made, wire, _ = publisher()
     assert await made.publish(b"v", headers={"h": "1"}, ack=AckPolicy.NONE) is None
     await made.post(b"v", addressed=True)
@@ -234,7 +234,7 @@ async def test_publisher_closed_during_its_first_send_leaves_no_subscription() -
     assert (made._subscription, made._sweeper, made.in_flight) == (None, None, 0)
 
 
-async def test_publisher_resubscribes_after_a_denial_with_the_same_sweeper() -> None:
+async def test_publisher_after_a_subscription_denial_subscribes_a_new_inbox() -> None:
     made, wire, _ = publisher()
     future = await made.send(b"v")
     sweeper = made._sweeper
@@ -248,7 +248,7 @@ async def test_publisher_resubscribes_after_a_denial_with_the_same_sweeper() -> 
     assert sweeper.done()
 
 
-async def test_publisher_denial_after_an_ack_leaves_messages_in_flight_with_an_unknown_outcome() -> None:
+async def test_publisher_denied_after_an_ack_fails_messages_in_flight_with_outcome_unknown() -> None:
     made, wire, _ = publisher()
     first, second = await made.send(b"v"), await made.send(b"w")
     await made._on_ack(ack(0))
@@ -258,7 +258,7 @@ async def test_publisher_denial_after_an_ack_leaves_messages_in_flight_with_an_u
     await made.close()
 
 
-async def test_publisher_ack_confirms_the_address() -> None:
+async def test_publisher_ack_resets_the_delay_of_address_lookups() -> None:
     made, _, _ = publisher()
     await made.send(b"v")
     made._addressing.doubt()
@@ -268,7 +268,7 @@ async def test_publisher_ack_confirms_the_address() -> None:
     await made.close()
 
 
-async def test_publisher_send_without_buffer_room_waits_and_sends_nothing_if_cancelled() -> None:
+async def test_publisher_send_with_a_full_buffer_waits_and_sends_nothing_if_cancelled() -> None:
     made, wire, _ = publisher()
     wire.has_room = False
     gate = asyncio.get_running_loop().create_future()
@@ -305,7 +305,7 @@ async def test_publisher_send_without_buffer_room_waits_and_sends_nothing_if_can
     await made.close()
 
 
-async def test_publisher_does_not_send_a_message_that_failed_while_waiting_for_room() -> None:
+async def test_publisher_does_not_send_a_message_that_failed_while_waiting_for_buffer_space() -> None:
     made, wire, _ = publisher()
     wire.has_room = False
 
@@ -327,7 +327,7 @@ async def test_publisher_does_not_send_a_message_that_failed_while_waiting_for_r
     assert made.in_flight == 0
 
 
-async def test_publisher_fails_a_too_large_message_and_retries_an_unsent_message() -> None:
+async def test_publisher_fails_a_too_large_message_and_retries_a_message_that_was_not_written() -> None:
     made, wire, _ = publisher()
     wire.fails = [
         ProtocolError(
@@ -363,7 +363,7 @@ async def test_publisher_retry_delays_double_up_to_a_bound() -> None:
     await made.close()
 
 
-async def test_publisher_retries_when_due_if_there_is_room_and_time_left() -> None:
+async def test_publisher_retries_a_due_message_if_buffer_space_and_time_remain() -> None:
     made, wire, _ = publisher(timeout_s=7.0, patience_s=9.0)
     future = await made.send(b"v")
     message = made._in_flight[0]
@@ -388,7 +388,7 @@ async def test_publisher_retries_when_due_if_there_is_room_and_time_left() -> No
     await made.close()
 
 
-async def test_publisher_resends_to_the_current_address_of_the_stream() -> None:
+async def test_publisher_resends_a_message_to_the_current_subject_of_the_stream() -> None:
     made, wire, _ = publisher()
     await made.send(b"v")
     message = made._in_flight[0]
@@ -418,7 +418,7 @@ async def test_publisher_resends_to_the_current_address_of_the_stream() -> None:
     ],
 )
 @pytest.mark.parametrize("uid", ["u1", ""])
-async def test_publisher_retries_or_raises_each_ack_error(error: Any, again: bool, uid: str) -> None:
+async def test_publisher_ack_error_is_retried_or_raised_by_its_code(error: Any, again: bool, uid: str) -> None:
     made, _, found = publisher()
     future = await made.send(b"v")
     await made._on_ack(ack(0, ackError=error, streamUid=uid, detail="why"))
@@ -430,7 +430,7 @@ async def test_publisher_retries_or_raises_each_ack_error(error: Any, again: boo
     await made.close()
 
 
-async def test_publisher_over_quota_resends_after_the_retry_delay_of_the_ack() -> None:
+async def test_publisher_over_quota_resends_after_the_delay_in_the_ack() -> None:
     made, wire, _ = publisher()
     loop = asyncio.get_running_loop()
     for _ in range(3):
@@ -456,7 +456,7 @@ async def test_publisher_over_quota_resends_after_the_retry_delay_of_the_ack() -
     await made.close()
 
 
-async def test_publisher_over_quota_resends_each_message_at_its_own_time() -> None:
+async def test_publisher_over_quota_resends_each_message_after_its_own_delay() -> None:
     made, wire, _ = publisher()
     for number, after_ms in ((0, 100), (1, 200)):
         await made.send(b"v")
@@ -482,7 +482,7 @@ async def test_publisher_ack_of_one_message_does_not_shorten_the_quota_delay_of_
     await made.close()
 
 
-async def test_publisher_rejected_by_another_incarnation_looks_up_the_address() -> None:
+async def test_publisher_rejected_by_a_recreated_stream_looks_up_the_address() -> None:
     made, _, found = publisher()
     await made.send(b"v")
     await made._on_ack(ack(0, ackError=_Ack.WRONG_STREAM, streamUid="u2"))
@@ -514,7 +514,7 @@ async def test_publisher_without_responders_looks_up_the_address_and_retries() -
         ),
     ],
 )
-async def test_publisher_counts_foreign_answers_and_names_them_in_the_timeout(answer: Any, why: str) -> None:
+async def test_publisher_counts_answers_of_other_streams_and_reports_them_in_the_timeout(answer: Any, why: str) -> None:
     made, wire, found = publisher(timeout_s=7.0)
     assert made._silence() == "No ack from s/0 on shop.s within 7 s. The message may be stored."
     future = await made.send(b"v")
@@ -525,7 +525,7 @@ async def test_publisher_counts_foreign_answers_and_names_them_in_the_timeout(an
     await made.close()
 
 
-async def test_publisher_flush_raises_the_first_unseen_error_once() -> None:
+async def test_publisher_flush_raises_the_first_unretrieved_error_once() -> None:
     made, _, _ = publisher()
     futures = [await made.send(b"v") for _ in range(4)]
     futures[0].cancel()
@@ -543,7 +543,7 @@ async def test_publisher_flush_raises_the_first_unseen_error_once() -> None:
     await made.close()
 
 
-async def test_publisher_ack_of_a_cancelled_message_frees_its_window() -> None:
+async def test_publisher_ack_of_a_cancelled_message_frees_its_window_space() -> None:
     made, _, _ = publisher(window=1)
     (await made.send(b"v")).cancel()
     await made._on_ack(ack(0))
@@ -552,7 +552,9 @@ async def test_publisher_ack_of_a_cancelled_message_frees_its_window() -> None:
     await made.close()
 
 
-async def test_publisher_sweeper_resends_and_times_out_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_publisher_timeout_task_resends_messages_and_fails_them_after_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(publisher_module, "_SWEEP_S", 0.0)
     made, wire, found = publisher(timeout_s=60.0)
     refused, silent, fine = [await made.send(b"v") for _ in range(3)]
@@ -572,7 +574,7 @@ async def test_publisher_sweeper_resends_and_times_out_messages(monkeypatch: pyt
     await made.close()
 
 
-async def test_publisher_sweeper_skips_a_rejected_message_that_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_publisher_timeout_task_skips_a_message_that_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publisher_module, "_SWEEP_S", 0.0)
     made, _, _ = publisher()
     tried: list[int] = []
@@ -592,7 +594,7 @@ async def test_publisher_sweeper_skips_a_rejected_message_that_has_failed(monkey
     await made.close()
 
 
-async def test_leaving_waits_for_acks_unless_something_failed() -> None:
+async def test_publisher_context_exit_waits_for_acks_unless_the_block_raised() -> None:
     made, wire, _ = publisher()
     left: list[str] = []
 

@@ -65,7 +65,7 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def test_read_ahead_returns_slices_in_order_and_ends_once() -> None:
+async def test_read_ahead_returns_batch_slices_in_order_and_ends_once() -> None:
     one, two, three = piece(1), piece(2), piece(3)
     source, home = Source([one, two], [], [three], None), Home()
     ahead = ahead_of(source, home)
@@ -77,7 +77,7 @@ async def test_read_ahead_returns_slices_in_order_and_ends_once() -> None:
     assert (source.begun, source.fetched) == (1, 4)
 
 
-async def test_read_ahead_fetches_no_more_than_its_depth() -> None:
+async def test_read_ahead_fetches_at_most_its_depth_of_slices() -> None:
     source = Source(*[[piece(n)] for n in range(9)])
     ahead = ahead_of(source, depth=2)
     await ahead.next()
@@ -90,7 +90,7 @@ async def test_read_ahead_fetches_no_more_than_its_depth() -> None:
     assert ahead.ended
 
 
-async def test_read_ahead_returns_earlier_slices_before_an_error_and_resumes() -> None:
+async def test_read_ahead_returns_fetched_slices_before_raising_an_error_and_resumes() -> None:
     one, two = piece(1), piece(2)
     source, home = Source([one], UnavailableError("nobody"), [two], None), Home()
     ahead = ahead_of(source, home)
@@ -104,7 +104,7 @@ async def test_read_ahead_returns_earlier_slices_before_an_error_and_resumes() -
     assert source.begun == 1
 
 
-async def test_read_ahead_raises_an_unexpected_error_to_the_reader() -> None:
+async def test_read_ahead_raises_an_unexpected_fetch_error_in_the_consumer() -> None:
     ahead = ahead_of(Source(KeyError("k")))
     with pytest.raises(LiftError, match=r"read s/0: KeyError\('k"):
         await ahead.next()
@@ -120,7 +120,7 @@ async def test_read_ahead_of_a_closed_client_fetches_nothing() -> None:
     assert (source.begun, source.fetched) == (0, 0)
 
 
-async def test_client_close_cancels_read_ahead_and_wakes_the_reader() -> None:
+async def test_client_close_cancels_read_ahead_and_ends_the_waiting_consumer() -> None:
     never = asyncio.get_running_loop().create_future()
     source, home = Source([piece(1)], never), Home()
     ahead = ahead_of(source, home)
@@ -135,7 +135,7 @@ async def test_client_close_cancels_read_ahead_and_wakes_the_reader() -> None:
     assert (fetching.cancelled(), home.callbacks) == (True, [])
 
 
-async def test_client_close_with_a_full_read_ahead_ends_the_reader() -> None:
+async def test_client_close_with_a_full_read_ahead_buffer_ends_the_consumer() -> None:
     home = Home()
     ahead = ahead_of(Source(*[[piece(n)] for n in range(9)]), home, depth=2)
     await ahead.next()
@@ -175,7 +175,7 @@ async def test_client_close_cancels_read_ahead_again_if_the_cancellation_is_swal
     assert (swallowed, fetching.done()) == (["once", "once"], True)
 
 
-async def test_read_ahead_abandon_cancels_the_fetching_without_waiting() -> None:
+async def test_read_ahead_abandon_cancels_the_fetch_without_waiting() -> None:
     never = asyncio.get_running_loop().create_future()
     home = Home()
     ahead = ahead_of(Source([piece(1), piece(2)], never), home)
@@ -190,7 +190,7 @@ async def test_read_ahead_abandon_cancels_the_fetching_without_waiting() -> None
     await ahead.close()
 
 
-async def test_iteration_has_one_reader_and_an_interrupted_reader_can_be_replaced() -> None:
+async def test_consumer_iteration_rejects_a_second_task_unless_the_first_was_interrupted() -> None:
     never = asyncio.get_running_loop().create_future()
     ahead = ahead_of(Source([piece(1)], never))
     handed = HandedOn()
@@ -214,7 +214,7 @@ async def test_iteration_has_one_reader_and_an_interrupted_reader_can_be_replace
         await anext(items)
 
 
-async def test_iteration_closed_within_a_slice_yields_no_more_records() -> None:
+async def test_consumer_iteration_closed_within_a_batch_slice_returns_no_more_records() -> None:
     items: Any = Iteration(ahead_of(Source([piece(1)], None)), lambda found: iter(range(5)))
     assert await anext(items) == 0
     await items.aclose()
@@ -224,7 +224,7 @@ async def test_iteration_closed_within_a_slice_yields_no_more_records() -> None:
 
 
 # ---- the answer to an earlier attempt --------------------------------------------------------------------------------------------
-async def test_command_answer_that_is_already_there_is_returned_without_sending() -> None:
+async def test_service_command_with_an_answer_received_before_the_send_sends_nothing() -> None:
     wire = Wire()
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     answer.set_result(reply(b"late"))

@@ -62,7 +62,7 @@ async def ask(transport: Any, at_least: int | None = None, timeout_s: float = 30
     return await service_queries.ask(transport, Subjects("ns"), "bank", b"query", partition, at_least, timeout_s)
 
 
-async def test_query_is_retried_until_a_service_answers() -> None:
+async def test_service_query_is_retried_until_a_service_answers() -> None:
     transport = Exchange(UnavailableError("nobody"), REFUSED, OutcomeUnknownError("late"), GOOD)
     assert await ask(transport) == QueryAnswer(b"42", 9, "n2")
     assert transport.asked == [(Subjects("ns").service_query("bank"), b"query", 3.0, None)] * 4
@@ -83,14 +83,16 @@ async def test_query_is_retried_until_a_service_answers() -> None:
         ((b"x", {"Lift-Position": "\u0663"}), ProtocolError, "does not come from a service"),
     ],
 )
-async def test_query_with_an_error_answer_raises_the_matching_error(answer: Any, kind: type[Exception], text: str) -> None:
+async def test_service_query_with_an_error_answer_raises_the_matching_error(
+    answer: Any, kind: type[Exception], text: str
+) -> None:
     with pytest.raises(kind, match=text) as raised:
         await ask(Exchange(*[answer] * 100), timeout_s=0.0)
     assert type(raised.value) is kind
 
 
 # ---- what an operator asks for -------------------------------------------------------------------------------------------------
-async def test_admin_requests_carry_the_arguments_of_the_operator() -> None:
+async def test_admin_requests_contain_the_arguments_of_the_call() -> None:
     asked: list[pb.ControlRequest] = []
     admin = admin_over(None, Subjects("ns"))
     requests: Any = admin._requests
@@ -119,7 +121,7 @@ async def test_admin_requests_carry_the_arguments_of_the_operator() -> None:
     assert len(asked) == 4
 
 
-async def test_client_without_read_permission_waits_for_the_status_of_the_leader_node() -> None:
+async def test_admin_readiness_check_waits_for_the_status_of_the_leader_node() -> None:
     pages = [
         UnavailableError("silent"),
         {},
@@ -146,7 +148,7 @@ async def test_client_without_read_permission_waits_for_the_status_of_the_leader
         await admin._led_as_nodes_say(stream, 1, 0.0)
 
 
-async def test_client_bounds_and_offset_at_ask_the_reader_of_the_partition() -> None:
+async def test_client_bounds_and_offset_at_return_the_values_of_the_partition_reader() -> None:
     asked: list[Any] = []
 
     class Reader:
@@ -174,7 +176,7 @@ async def test_client_bounds_and_offset_at_ask_the_reader_of_the_partition() -> 
     ],
 )
 @pytest.mark.parametrize("reads", [False, True])
-async def test_retrying_repeats_only_retryable_errors(error: Exception, tried: bool, as_read: bool, reads: bool) -> None:
+async def test_retry_attempts_repeats_only_retryable_errors(error: Exception, tried: bool, as_read: bool, reads: bool) -> None:
     attempts = 0
     with contextlib.suppress(type(error)):
         async for attempt in retrying.retry_attempts(30.0, reads=reads):
@@ -185,7 +187,7 @@ async def test_retrying_repeats_only_retryable_errors(error: Exception, tried: b
     assert attempts == (3 if (as_read if reads else tried) else 1)
 
 
-async def test_a_task_that_swallows_cancellations_is_cancelled_until_it_ends(
+async def test_end_tasks_cancels_a_task_again_until_the_task_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cancellation, "_TRY_AGAIN_S", 0.001)
@@ -255,7 +257,7 @@ async def test_a_task_that_swallows_cancellations_is_cancelled_until_it_ends(
     ],
 )
 @pytest.mark.parametrize("closed", [False, True])
-async def test_transport_write_that_fails_raises_the_matching_liftpy_error(
+async def test_nats_transport_write_that_fails_raises_the_matching_liftpy_error(
     error: Any, size: int, kind: Any, text: str, closed: bool
 ) -> None:
     sent: list[Any] = []
@@ -285,7 +287,7 @@ async def test_transport_write_that_fails_raises_the_matching_liftpy_error(
 
 
 @pytest.mark.parametrize("error", [nats.errors.ConnectionClosedError(), OSError(), TimeoutError()])
-async def test_transport_settle_that_fails_raises_unavailable(error: Exception) -> None:
+async def test_nats_transport_flush_that_fails_raises_unavailable(error: Exception) -> None:
     flushed: list[float] = []
 
     class Connection:
@@ -302,7 +304,7 @@ async def test_transport_settle_that_fails_raises_unavailable(error: Exception) 
     assert flushed == [3.0, 3.0, 4.0, 4.0], "twice: the first PING overtakes what is buffered"
 
 
-async def test_connection_errors_keep_the_last_one_and_authorization_failures() -> None:
+async def test_nats_connection_errors_record_the_last_error_and_an_authorization_failure() -> None:
     seen = _ErrorsSeen()
     await seen.note(LiftError(""))
     assert (seen.last, seen.not_accepted) == ("LiftError", False)
@@ -312,7 +314,7 @@ async def test_connection_errors_keep_the_last_one_and_authorization_failures() 
 
 
 # ---- credentials --------------------------------------------------------------------------------------------------------------------
-def test_credentials_map_to_the_options_of_nats_py(tmp_path: Path) -> None:
+def test_credentials_become_connect_options_of_nats_py(tmp_path: Path) -> None:
     assert Credentials().nats_options() == {}
     assert Credentials(user="u", password="p", inbox_prefix="_INBOX_me").nats_options() == {
         "user": "u", "password": "p", "inbox_prefix": b"_INBOX_me",

@@ -94,7 +94,7 @@ def said(span: ReadableSpan) -> dict[str, Any]:
     return {name.removeprefix("messaging."): value for name, value in (span.attributes or {}).items()}
 
 
-async def test_traced_message_has_send_receive_and_process_spans_in_one_trace(traced: Traced) -> None:
+async def test_traced_message_creates_send_receive_and_process_spans_in_one_trace(traced: Traced) -> None:
     ack = await traced.client.publish(traced.stream, b"one", key=b"k", headers={"a": "b"})
     assert ack is not None
     (record,) = await traced.records()
@@ -144,7 +144,9 @@ async def test_client_spans_are_children_of_the_application_span(traced: Traced)
         ([("traceparent", b""), *BEARS], OTHER),
     ],
 )
-async def test_existing_trace_headers_are_never_altered(traced: Traced, headers: list[Any], link: TraceContext | None) -> None:
+async def test_traced_publish_keeps_existing_trace_headers(
+    traced: Traced, headers: list[Any], link: TraceContext | None
+) -> None:
     given = [("tracestate", b"x=y"), *headers, ("baggage", b"z")]
     with traced.tracer.start_as_current_span("work"):
         await traced.client.publish(traced.stream, b"x", headers=iter(given))
@@ -156,7 +158,7 @@ async def test_existing_trace_headers_are_never_altered(traced: Traced, headers:
     assert await traced.headers() == [tuple(given)] * 3
 
 
-async def test_untraced_messages_are_sent_without_trace_headers(cluster: MemoryCluster, traced: Traced) -> None:
+async def test_client_outside_the_trace_sample_sends_no_trace_headers(cluster: MemoryCluster, traced: Traced) -> None:
     exporter = InMemorySpanExporter()
     for provider in (provider_of(exporter, ALWAYS_OFF), trace.NoOpTracerProvider()):
         async with cluster.client(trace=provider) as client:
@@ -179,7 +181,7 @@ async def test_untraced_messages_are_sent_without_trace_headers(cluster: MemoryC
     assert traced.spans("send") == traced.spans("receive") == []
 
 
-async def test_trace_context_is_propagated_without_the_opentelemetry_sdk(cluster: MemoryCluster, traced: Traced) -> None:
+async def test_traced_publish_without_the_opentelemetry_sdk_sends_trace_headers(cluster: MemoryCluster, traced: Traced) -> None:
     """OpenTelemetry's API without its SDK; ``tracestate`` goes along with it."""
     state = TraceState([("vendor", "1")])
     around = NonRecordingSpan(SpanContext(5, 6, is_remote=True, trace_flags=TraceFlags(1), trace_state=state))
@@ -193,7 +195,7 @@ async def test_trace_context_is_propagated_without_the_opentelemetry_sdk(cluster
     ]
 
 
-async def test_producer_has_one_span_per_batch(traced: Traced) -> None:
+async def test_traced_producer_creates_one_span_per_batch(traced: Traced) -> None:
     async with traced.client.producer(traced.stream, options=ProducerOptions(linger_s=30.0, batch_records=3)) as producer:
         await producer.send(b"0", headers={"a": "b"})
         await producer.send_many([b"1", b"2"])
@@ -207,7 +209,7 @@ async def test_producer_has_one_span_per_batch(traced: Traced) -> None:
     assert [links_of(span) for span in traced.spans("receive")] == [[context_of(span)] for span in sent]
 
 
-async def test_producer_with_a_resumable_id_sends_no_trace_headers(traced: Traced) -> None:
+async def test_traced_producer_with_a_resumable_id_sends_no_trace_headers(traced: Traced) -> None:
     for begin in ("resume", "repeat"):
         async with traced.client.producer(traced.stream, id="till", options=ProducerOptions(begin=begin)) as producer:
             await producer.send_many([b"0", b"1"])
@@ -215,7 +217,7 @@ async def test_producer_with_a_resumable_id_sends_no_trace_headers(traced: Trace
     assert len(traced.spans("send")) == 2
 
 
-async def test_receive_span_links_at_most_64_records_of_the_slice(traced: Traced) -> None:
+async def test_traced_receive_span_links_at_most_64_records(traced: Traced) -> None:
     """64 at most, of a batch that is compressed too; a range is told of as well."""
     contexts = [TraceContext(1000 + number, 7, 1) for number in range(100)]
     async with traced.client.producer(traced.stream, options=ProducerOptions(linger_s=30.0)) as producer:
@@ -235,7 +237,7 @@ async def test_receive_span_links_at_most_64_records_of_the_slice(traced: Traced
     assert (links_of(processed), said(processed)["destination.partition.id"]) == (contexts[10:30], "3")
 
 
-async def test_a_full_batch_has_room_for_its_context(traced: Traced) -> None:
+async def test_traced_producer_batch_of_maximum_size_has_trace_headers(traced: Traced) -> None:
     """Also for the longest state."""
     most = traced.client.transport.max_payload_bytes - BATCH_BYTES - RECORD_BYTES
     state = TraceState([("vendor", "x" * 250), ("other", "x" * 240)])
@@ -250,7 +252,7 @@ async def test_a_full_batch_has_room_for_its_context(traced: Traced) -> None:
     assert [len(pairs) for pairs in headers] == [2, 0, 2, 2, 2]
 
 
-async def test_failed_operations_raise_and_mark_their_span_as_failed(traced: Traced) -> None:
+async def test_traced_operation_that_fails_raises_and_marks_its_span_as_failed(traced: Traced) -> None:
     async with traced.client.publisher(traced.stream) as publisher:
         coming = await publisher.send(b"x", expected_last=17)
         while not coming.done():
@@ -270,7 +272,7 @@ async def test_failed_operations_raise_and_mark_their_span_as_failed(traced: Tra
     assert traced.spans("process")[0].status.status_code is StatusCode.ERROR
 
 
-async def test_client_span_rate_is_bounded_and_dropped_spans_are_counted(traced: Traced) -> None:
+async def test_client_spans_above_the_rate_limit_are_dropped_and_counted(traced: Traced) -> None:
     most = round(SPANS_PER_S)
     async with asyncio.timeout(WAIT_S), await traced.client.publisher(traced.stream) as publisher:
         began = time.monotonic()
@@ -297,7 +299,7 @@ async def test_client_span_rate_is_bounded_and_dropped_spans_are_counted(traced:
     assert own.span_id in {context.span_id for context in found if context is not None}
 
 
-async def test_dropped_receive_spans_are_counted_for_traced_batches(traced: Traced) -> None:
+async def test_traced_receive_spans_above_the_rate_limit_are_dropped_and_counted(traced: Traced) -> None:
     async with traced.client.producer(traced.stream, options=ProducerOptions(batch_records=1)) as producer:
         for number in range(200):
             await producer.send(b"x", headers=BEARS if number % 2 else [("a", b"b")])
@@ -310,7 +312,7 @@ async def test_dropped_receive_spans_are_counted_for_traced_batches(traced: Trac
     assert traced.client.counters[DROPPED] > before
 
 
-async def test_processing_beyond_the_span_bound_stays_in_the_trace(traced: Traced) -> None:
+async def test_processing_above_the_span_rate_limit_keeps_the_trace_id_of_the_record(traced: Traced) -> None:
     await traced.client.publish(traced.stream, b"x", headers=BEARS)
     (record,) = await traced.records()
     ended: Any = object()
@@ -323,7 +325,7 @@ async def test_processing_beyond_the_span_bound_stays_in_the_trace(traced: Trace
         assert nothing is None
 
 
-def test_without_asyncio_the_callers_span_is_around(cluster: MemoryCluster) -> None:
+def test_sync_client_send_span_is_a_child_of_the_application_span(cluster: MemoryCluster) -> None:
     exporter = InMemorySpanExporter()
     provider, stream = provider_of(exporter), f"orders{next(_numbers)}"
     with cluster.sync_client(trace=provider) as client:
@@ -339,7 +341,7 @@ def test_without_asyncio_the_callers_span_is_around(cluster: MemoryCluster) -> N
     assert parent_of(found["process"]) == context_of(found["send"]).span_id
 
 
-async def test_off_nothing_is_different(cluster: MemoryCluster, traced: Traced) -> None:
+async def test_client_without_tracing_creates_no_spans_and_plain_publishers(cluster: MemoryCluster, traced: Traced) -> None:
     async with cluster.client() as client:
         async with client.publisher(traced.stream) as publisher, client.producer(traced.stream) as producer:
             assert (type(publisher), type(producer)) == (Publisher, Producer)
@@ -351,7 +353,9 @@ async def test_off_nothing_is_different(cluster: MemoryCluster, traced: Traced) 
     assert traced.spans("send") == traced.spans("receive") == []
 
 
-async def test_tracing_without_the_package_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connect_with_tracing_but_without_opentelemetry_names_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "liftpy.client.traced", None)
     with pytest.raises(ConfigError, match=r"liftpy\[trace\]"):
         await liftpy.connect("nats://127.0.0.1:1", trace=True)
@@ -360,7 +364,9 @@ async def test_tracing_without_the_package_names_the_package_to_install(monkeypa
 
 
 @pytest.mark.parametrize("method", ["send", "post"])
-async def test_span_of_a_cancelled_publish_ends_as_failed(traced: Traced, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_traced_publish_that_is_cancelled_ends_its_span_as_failed(
+    traced: Traced, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entered = asyncio.Event()
 
     async def never(*arguments: Any, **named: Any) -> Any:
@@ -379,7 +385,7 @@ async def test_span_of_a_cancelled_publish_ends_as_failed(traced: Traced, method
     assert span.status.status_code is StatusCode.ERROR
 
 
-async def test_publish_span_with_a_cancelled_receipt_ends_as_failed(traced: Traced) -> None:
+async def test_traced_publish_with_a_cancelled_receipt_ends_its_span_as_failed(traced: Traced) -> None:
     async with traced.client.publisher(traced.stream) as publisher:
         coming = await publisher.send(b"v")
         coming.cancel()

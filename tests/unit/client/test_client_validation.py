@@ -48,7 +48,7 @@ BOUNDS = Bounds("u", "n1", "n1", 1, 5, 9)
 @pytest.mark.parametrize(
     ("start", "offset"), [("earliest", 5), ("latest", 9), ("new", 10), (5, 5), (9, 9), (10, 10), (4, None), (11, None)]
 )
-def test_start_offset_resolves_words_and_offsets(start: Any, offset: int | None) -> None:
+def test_start_words_and_offsets_resolve_to_start_offsets(start: Any, offset: int | None) -> None:
     if offset is None:
         with pytest.raises(OffsetOutOfRangeError):
             start_offset(start, BOUNDS)
@@ -59,7 +59,7 @@ def test_start_offset_resolves_words_and_offsets(start: Any, offset: int | None)
 
 
 @pytest.mark.parametrize(("until", "end"), [("end", 10), (7, 8), (0, 1), (-1, 0), (None, None), (NOW, None)])
-def test_end_offset_resolves_words_and_offsets(until: Any, end: int | None) -> None:
+def test_until_words_and_offsets_resolve_to_end_offsets(until: Any, end: int | None) -> None:
     assert end_offset(until, BOUNDS) == end
     with pytest.raises(ConfigError):
         end_offset(-2, BOUNDS)
@@ -68,12 +68,12 @@ def test_end_offset_resolves_words_and_offsets(until: Any, end: int | None) -> N
 @pytest.mark.parametrize(
     ("text", "seconds"), [("-500ms", -0.5), ("-10s", -10), ("-10m", -600), ("+2h", 7200), ("-1d", -86_400), ("-1.5h", -5400)]
 )
-def test_relative_times_are_parsed(text: str, seconds: float) -> None:
+def test_start_offset_relative_times_are_parsed(text: str, seconds: float) -> None:
     for parse in (parse_start, parse_until):
         assert parse(text, NOW) == NOW + dt.timedelta(seconds=seconds)
 
 
-def test_times_without_a_zone_are_utc() -> None:
+def test_timestamp_of_a_datetime_without_time_zone_is_utc() -> None:
     assert timestamp_ns(datetime(1970, 1, 2)) == 86_400 * 10**9
     east = datetime(1970, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=5)))
     assert timestamp_ns(east) == (86_400 - 5 * 3600) * 10**9
@@ -88,7 +88,7 @@ def batch(count: int = 4, base: int = 10, **more: Any) -> Any:
 
 @pytest.mark.parametrize("start", range(8, 16))
 @pytest.mark.parametrize("end", [None, *range(8, 16)])
-def test_batch_slice_between_two_offsets_has_only_these_records(start: int, end: int | None) -> None:
+def test_batch_slice_between_two_offsets_has_no_records_outside(start: int, end: int | None) -> None:
     found = BatchSlice.between(batch(), start, end)
     wanted = [offset for offset in range(10, 14) if offset >= start and (end is None or offset < end)]
     assert (found.offsets().tolist() if found else []) == wanted
@@ -101,7 +101,7 @@ def test_batch_slice_between_two_offsets_has_only_these_records(start: int, end:
 @pytest.mark.parametrize(
     ("time_ns", "count", "end"), [(0, 0, 10), (10, 0, 10), (11, 1, 11), (20, 1, 11), (21, 2, 12), (99, 4, None)]
 )
-def test_batch_slice_before_a_time_ends_at_the_first_later_record(time_ns: int, count: int, end: int | None) -> None:
+def test_batch_slice_before_a_timestamp_ends_at_the_first_later_record(time_ns: int, count: int, end: int | None) -> None:
     piece = BatchSlice.between(batch(timestamps_ns=[10, 20, 30, 30]), 0, None)
     assert piece is not None
     before, found = piece.before(time_ns)
@@ -118,7 +118,7 @@ def reading(at: int = 10, **more: Any) -> ReadProgress:
     return ReadProgress("s", 0, at, uid="u1", **more)
 
 
-def test_reader_rejects_answers_with_inconsistent_heads() -> None:
+def test_partition_reader_rejects_answers_with_inconsistent_headers() -> None:
     good = bytes(batch().view)
     assert [piece.first_offset for piece in reading().accept(answer(good))] == [10]
     assert reading(at=10).accept(answer(good, highWatermark=13))
@@ -136,7 +136,7 @@ def test_reader_rejects_answers_with_inconsistent_heads() -> None:
     progress.accept(answer(b"", highWatermark=13))
 
 
-def test_reader_high_watermark_never_falls() -> None:
+def test_partition_reader_high_watermark_never_decreases() -> None:
     progress = reading()
     progress.accept(answer(bytes(batch().view), highWatermark=50))
     with pytest.raises(LiftError, match="50 is committed"):
@@ -146,7 +146,7 @@ def test_reader_high_watermark_never_falls() -> None:
     assert reading(end_offset=12, floor_high_watermark=70).request(1, 1).minHighWatermark == 70
 
 
-def test_an_answer_does_not_decompress_to_more_than_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_reader_takes_batches_of_an_answer_up_to_the_decompression_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     body = b"".join(build_batch([b"x" * 1000], base_offset=n, leader_epoch=3) for n in (10, 11, 12))
     one = batch(1).header.body_size_bytes
     del one
@@ -161,7 +161,9 @@ def test_an_answer_does_not_decompress_to_more_than_a_batch(monkeypatch: pytest.
 # ---- publishing ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("key", "keyed"), [(None, False), (b"", True), (b"k", True)])
 @pytest.mark.parametrize("value", [None, b"", b"v"])
-def test_message_envelope_distinguishes_missing_from_empty(key: bytes | None, keyed: bool, value: bytes | None) -> None:
+def test_message_envelope_encodes_a_missing_key_or_value_differently_from_empty(
+    key: bytes | None, keyed: bool, value: bytes | None
+) -> None:
     message = frames.decode(envelope_of("s", 2, "u", value, key, None, AckPolicy.LEADER), client_pb2.Message)
     assert (message.keyed, message.tombstone, message.key, message.value) == (keyed, value is None, key or b"", value or b"")
     assert (message.stream, message.partition, message.streamUid, message.offset) == ("s", 2, "u", -1)
@@ -169,7 +171,7 @@ def test_message_envelope_distinguishes_missing_from_empty(key: bytes | None, ke
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\rb", " a", "a ", "\ta"])
-def test_plain_publish_with_headers_that_nats_would_change_is_rejected(value: str) -> None:
+def test_plain_message_with_headers_that_nats_would_change_is_rejected(value: str) -> None:
     with pytest.raises(ConfigError):
         plain(b"x", {"name": value})
     assert plain(b"x", {"name": "a b"})[1] == {"name": "a b"}
@@ -178,14 +180,14 @@ def test_plain_publish_with_headers_that_nats_would_change_is_rejected(value: st
             plain(b"x", {wrong: "a"})
 
 
-def test_plain_publish_of_a_value_that_starts_like_an_envelope_is_rejected() -> None:
+def test_plain_message_with_the_magic_bytes_of_an_envelope_is_rejected() -> None:
     for value in (envelope.MAGIC, envelope.MAGIC + b"more"):
         with pytest.raises(ConfigError):
             plain(value, None)
     assert plain(envelope.MAGIC[:3], None)[0] == envelope.MAGIC[:3]
 
 
-async def test_publish_window_bounds_the_count_and_the_bytes() -> None:
+async def test_publish_window_limits_the_message_count_and_the_bytes() -> None:
     window = Window(3, 100)
     assert [window.try_enter(size) for size in (40, 40, 40)] == [True, True, False]
     assert (window.count, window.size_bytes) == (2, 80)
@@ -208,7 +210,7 @@ class Message:
         self.subject, self.data, self.headers = subject, b"x", None
 
 
-async def test_transport_answers_go_to_their_request_and_only_the_first_counts() -> None:
+async def test_nats_answers_complete_their_request_once() -> None:
     answers = Answers()
     answers.begin("_INBOX.a", None)
     one, reply, first = answers.expect("s.one")
@@ -235,7 +237,7 @@ async def test_transport_answers_go_to_their_request_and_only_the_first_counts()
     del other
 
 
-async def test_address_lookups_back_off_and_each_doubt_gets_a_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_publish_address_lookups_back_off_up_to_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now, looks, moved = [100.0], [], []
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
     address = Address("a")
@@ -264,7 +266,7 @@ async def test_address_lookups_back_off_and_each_doubt_gets_a_lookup(monkeypatch
 
 # ---- the client ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("partition", "there"), [(0, True), (2, True), (3, False)])
-def test_missing_partition_number_raises_not_found_with_the_valid_range(partition: int, there: bool) -> None:
+def test_publish_to_a_missing_partition_raises_not_found_with_the_valid_range(partition: int, there: bool) -> None:
     stream: Any = SimpleNamespace(name="s", partitions=("a", "b", "c"), waiting=0)
     if there:
         assert partition_state(stream, partition) == "abc"[partition]
@@ -278,7 +280,7 @@ def a_client() -> Any:
     return Client(Transport(connection), Subjects(), owns_connection=False)
 
 
-async def test_node_status_joins_all_pages() -> None:
+async def test_node_status_of_several_pages_returns_all_rows() -> None:
     client, asked = a_client(), []
     pages = [{"partitions": [{"stream": "s", "partition": n}], "more": n < 2} for n in range(3)]
 
@@ -293,7 +295,7 @@ async def test_node_status_joins_all_pages() -> None:
     assert asked[1:] == [b'{"after": ["s", 0]}', b'{"after": ["s", 1]}']
 
 
-async def test_two_publishes_at_once_share_a_publisher() -> None:
+async def test_client_concurrent_publishes_share_one_publisher() -> None:
     client, made = a_client(), []
 
     async def publisher(stream: str, partition: int, *, options: object) -> object:
@@ -307,7 +309,7 @@ async def test_two_publishes_at_once_share_a_publisher() -> None:
     assert made == [("s", 0)]
 
 
-async def test_closed_client_rejects_a_publish_without_waiting() -> None:
+async def test_client_publish_after_close_raises_client_closed() -> None:
     client, made = a_client(), []
 
     async def publisher(stream: str, partition: int) -> None:
@@ -323,7 +325,7 @@ async def test_closed_client_rejects_a_publish_without_waiting() -> None:
     assert (made, client._publishers) == ([], {})
 
 
-async def test_client_forgets_a_deleted_stream_and_asks_for_an_unknown_stream_twice() -> None:
+async def test_client_delete_stream_drops_the_cache_and_a_missing_stream_is_looked_up_linearizably() -> None:
     client, asked = a_client(), []
     client._streams.cached["s"] = object()
 
@@ -347,7 +349,7 @@ async def test_client_forgets_a_deleted_stream_and_asks_for_an_unknown_stream_tw
             client.read_range("s", 0, start, end)
 
 
-async def test_a_client_is_used_on_its_own_loop() -> None:
+async def test_client_used_on_another_event_loop_raises() -> None:
     transport = a_client()._transport
     transport.must_be_usable()
 
@@ -364,7 +366,7 @@ async def test_a_client_is_used_on_its_own_loop() -> None:
     assert "event loop" in await asyncio.to_thread(elsewhere)
 
 
-async def test_cancellation_swallowed_by_a_library_is_raised() -> None:
+async def test_nats_request_cancelled_in_a_library_that_swallows_the_cancellation_raises() -> None:
     async def swallows() -> str:
         try:
             await asyncio.sleep(60)
@@ -386,7 +388,7 @@ async def test_cancellation_swallowed_by_a_library_is_raised() -> None:
      {"tls_cert_file": "a"}, {"tls_key_file": "a"}, {"creds_file": "a", "nkey_seed_file": "b"}, {"inbox_prefix": "a b"},
      {"principal": "read"}],
 )  # fmt: skip
-def test_contradictory_credentials_are_rejected(wrong: dict[str, str]) -> None:
+def test_credentials_with_contradictory_fields_raise(wrong: dict[str, str]) -> None:
     with pytest.raises(LiftError):
         Credentials(**wrong)
 
@@ -403,7 +405,7 @@ def test_subject_pattern_cache_is_bounded() -> None:
 @pytest.mark.parametrize(("digits", "size"), [(b"0", 0), (b"%d" % LARGEST_MESSAGE_BYTES, LARGEST_MESSAGE_BYTES),
                                               (b"%d" % (LARGEST_MESSAGE_BYTES + 1), -1),
                                               (b"", -1), (b"-1", -1), (b"1e3", -1), (b"9" * 10, -1)])  # fmt: skip
-def test_parser_sizes_on_a_line_are_bounded(digits: bytes, size: int) -> None:
+def test_nats_parser_sizes_in_a_message_line_are_bounded(digits: bytes, size: int) -> None:
     assert size_of(digits) == size
 
 
@@ -415,7 +417,7 @@ OUT_OF_RANGE = [
 
 
 @pytest.mark.parametrize("moment", [*OUT_OF_RANGE, 1 << 63, -(1 << 63) - 1, True, 1.5, "2026-01-01", None], ids=repr)
-async def test_a_time_outside_64_bit_nanoseconds_is_a_config_error_everywhere(moment: Any) -> None:
+async def test_client_methods_with_a_time_outside_64_bit_nanoseconds_raise_config_error(moment: Any) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
         await client.publish("orders", b"v")
@@ -437,7 +439,7 @@ async def test_a_time_outside_64_bit_nanoseconds_is_a_config_error_everywhere(mo
 
 
 @pytest.mark.parametrize("start", [timedelta.max, 1 << 70, True, 1.0, "-150000d", "999999999d", b"earliest", [1]], ids=repr)
-async def test_invalid_start_is_a_config_error(start: Any) -> None:
+async def test_consumer_with_an_invalid_start_raises_config_error(start: Any) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
         with pytest.raises(ConfigError):
@@ -451,7 +453,7 @@ async def test_invalid_start_is_a_config_error(start: Any) -> None:
 @pytest.mark.parametrize(
     "wanted", [{"subjects": ["caf\udce9"]}, {"subjects": ["\ud800"]}, {"keys": ["text"]}, {"keys": [1]}, {"subjects": [b"x"]}]
 )
-async def test_invalid_filter_is_a_config_error(wanted: Any) -> None:
+async def test_consumer_with_an_invalid_filter_raises_config_error(wanted: Any) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
         for work in (client.consume, client.consume_many):
@@ -462,7 +464,7 @@ async def test_invalid_filter_is_a_config_error(wanted: Any) -> None:
 
 
 @pytest.mark.parametrize("partition", [-1, 1 << 31, 1 << 70, True, "0", 0.5])
-async def test_invalid_partition_number_is_a_config_error(partition: Any) -> None:
+async def test_client_methods_with_an_invalid_partition_number_raise_config_error(partition: Any) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
         with pytest.raises(ConfigError):
@@ -471,7 +473,7 @@ async def test_invalid_partition_number_is_a_config_error(partition: Any) -> Non
             await client.publish("orders", b"v", partition=partition)
 
 
-async def test_negative_start_counts_records_from_the_end() -> None:
+async def test_consumer_with_a_negative_start_begins_that_many_records_before_the_end() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
         for number in range(5):
@@ -479,7 +481,7 @@ async def test_negative_start_counts_records_from_the_end() -> None:
         assert [r.offset async for r in client.consume("orders", start=-2, until="end")] == [3, 4]
 
 
-def test_record_with_a_latin_1_subject_is_converted() -> None:
+def test_batch_slice_to_arrow_escapes_subjects_that_are_not_utf_8() -> None:
     subjects = ["shop.tea", "shop.caf\udce9", "shop.th\u00e9", ""]
     names = ["a", "caf\udce9", "th\u00e9", "b"]
     for several in (subjects, subjects[1:2], subjects[:1]):
@@ -516,7 +518,7 @@ ODD_VALUES: dict[str, Callable[[Client, str], Any]] = {
 }
 
 
-async def test_value_out_of_range_or_no_text_is_a_config_error_of_each_method() -> None:
+async def test_client_methods_with_values_of_a_wrong_type_or_range_raise_config_error() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await asyncio.to_thread(cluster.serve_groups)
         uid = (await client.create_stream("orders", "shop.orders")).uid
@@ -531,7 +533,7 @@ async def test_value_out_of_range_or_no_text_is_a_config_error_of_each_method() 
                 await cursor.commit(TOO_LARGE)
 
 
-async def test_missing_node_raises_not_found_with_its_name() -> None:
+async def test_admin_request_for_a_missing_node_raises_not_found_with_its_name() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         for asked in (
             client.admin.node_log_level("n9", "debug", 1.0),
@@ -542,7 +544,7 @@ async def test_missing_node_raises_not_found_with_its_name() -> None:
                 await asked
 
 
-async def test_missing_cursor_raises_not_found_with_the_word_cursor() -> None:
+async def test_describe_of_a_missing_cursor_raises_not_found_that_says_cursor() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await asyncio.to_thread(cluster.serve_groups)
         await client.create_stream("orders", "shop.orders")

@@ -54,7 +54,7 @@ async def time(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-async def test_in_sync_and_in_the_rack(time: Time) -> None:
+async def test_nearest_replica_is_an_in_sync_replica_in_the_rack(time: Time) -> None:
     metadata = Metadata()
     found = {await metadata.nearest.instead_of("n1") for _ in range(60)}
     assert found == {"n2", "n3"}
@@ -63,7 +63,7 @@ async def test_in_sync_and_in_the_rack(time: Time) -> None:
     assert metadata.looks == 1
 
 
-async def test_nearest_replica_that_failed_is_skipped_for_a_while(time: Time) -> None:
+async def test_nearest_replica_that_failed_is_skipped_until_a_delay_has_passed(time: Time) -> None:
     metadata = Metadata()
     await metadata.nearest.instead_of("")
     metadata.nearest.note_failure("n3")
@@ -110,7 +110,7 @@ async def test_nearest_replica_is_looked_up_again_after_a_delay(time: Time) -> N
     assert (await metadata.nearest.instead_of("n4"), metadata.looks) == ("n2", 3)
 
 
-async def test_reader_near_a_rack_asks_its_rack_and_others_after_a_failure(time: Time) -> None:
+async def test_partition_reader_near_a_rack_reads_from_its_rack_and_after_a_failure_elsewhere(time: Time) -> None:
     log = Log(ReadOptions(near="a"))
     log.reader._nearest = Metadata(a={"n3"}).nearest
     consumer = Consumer(log.reader, "earliest", "end")
@@ -131,14 +131,14 @@ async def test_reader_near_a_rack_asks_its_rack_and_others_after_a_failure(time:
 
 
 @pytest.mark.parametrize("given", [{"node": "n1"}, {"isolation": "uncommitted"}])
-def test_near_is_one_of_several(given: Any) -> None:
+def test_read_options_near_with_another_replica_choice_raise_config_error(given: Any) -> None:
     with pytest.raises(ConfigError, match="Remove one of them"):
         ReadOptions(near="a", **given)
     with pytest.raises(ConfigError, match=f"nearest cannot be combined with .*{next(iter(given))}"):
         ReadOptions(nearest=True, **given)
 
 
-async def test_admin_nodes_near_pages_through_nodes_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_admin_nodes_near_requests_all_pages_of_nodes_without_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests_module, "this_host", lambda: "h/1")
     asked: list[cluster_pb2.DescribeCluster] = []
 

@@ -86,7 +86,7 @@ async def connection() -> Any:
     assert made._receiver is None
 
 
-async def test_receiver_wakes_the_reading_task_once_a_message_is_complete(connection: Connection) -> None:
+async def test_nats_receiver_wakes_the_read_task_when_a_message_is_complete(connection: Connection) -> None:
     feed, whole = connection._transport.socket.protocol.data_received, LINE + PAYLOAD + b"\r\n"
     connection._pings_outstanding = 2
     feed(whole[:100_000])
@@ -102,7 +102,7 @@ async def test_receiver_wakes_the_reading_task_once_a_message_is_complete(connec
     assert connection.heard == [PAYLOAD] * 3
 
 
-async def test_receiver_pauses_the_socket_while_the_callback_is_slow(connection: Connection) -> None:
+async def test_nats_receiver_with_a_slow_callback_pauses_the_socket(connection: Connection) -> None:
     connection.gate.clear()
     feed = connection._transport.socket.protocol.data_received
     feed(LINE + PAYLOAD + b"\r\n")
@@ -118,7 +118,7 @@ async def test_receiver_pauses_the_socket_while_the_callback_is_slow(connection:
     assert (connection.heard, connection._transport.socket.reading) == ([PAYLOAD] * (fed + 1), True)
 
 
-async def test_receiver_ignores_bytes_on_a_connection_that_reconnects(connection: Connection) -> None:
+async def test_nats_receiver_ignores_bytes_during_a_reconnect(connection: Connection) -> None:
     connection._status = ClientConnection.RECONNECTING
     assert connection._take(LINE + PAYLOAD + b"\r\n") is None
     await settle()
@@ -126,7 +126,7 @@ async def test_receiver_ignores_bytes_on_a_connection_that_reconnects(connection
     connection._status = ClientConnection.CONNECTED
 
 
-async def test_receiver_reports_a_lost_connection_as_unexpected_eof() -> None:
+async def test_nats_receiver_reports_a_lost_connection_as_unexpected_eof() -> None:
     made, errors = Connection(), []
 
     async def failed(error: Exception) -> None:
@@ -141,7 +141,7 @@ async def test_receiver_reports_a_lost_connection_as_unexpected_eof() -> None:
     assert errors == ["UnexpectedEOF"]
 
 
-async def test_connection_without_a_known_transport_reads_through_nats_py() -> None:
+async def test_nats_connection_over_an_unknown_transport_reads_with_nats_py() -> None:
     made = Connection()
     made._transport._io_writer = made._transport._io_reader = None
     parts = [LINE + PAYLOAD + b"\r\n"]
@@ -156,7 +156,7 @@ async def test_connection_without_a_known_transport_reads_through_nats_py() -> N
     assert made.heard == [PAYLOAD]
 
 
-async def test_receiver_delivers_bytes_buffered_by_nats_py_first() -> None:
+async def test_nats_receiver_delivers_bytes_buffered_by_nats_py_first() -> None:
     """The first message may have come behind the handshake's last line, in one piece with it."""
     streams = Streams()
     streams._io_reader.feed_data(b"first ")
@@ -166,7 +166,7 @@ async def test_receiver_delivers_bytes_buffered_by_nats_py_first() -> None:
     assert await receiver.read() == b"first second"
 
 
-async def test_receiver_bound_counts_only_unread_bytes() -> None:
+async def test_nats_receiver_buffer_limit_counts_only_unread_bytes() -> None:
     receiver = receiving.Receiver(Transport(), lambda data: data, 10)
     for _ in range(5):
         receiver.data_received(b"x" * 6)

@@ -101,7 +101,7 @@ async def test_consume_many_reads_a_new_stream_from_its_first_record(monkeypatch
     assert [(place, start) for place, start, _ in streams.begun] == [(("orders", 0), "new"), (("new-1", 0), "earliest")]
 
 
-async def test_consume_many_first_lookup_that_fails_is_repeated() -> None:
+async def test_consume_many_repeats_a_failed_first_stream_lookup() -> None:
     streams = Streams(orders=1)
     many = streams.many("orders", start="new", until=None)
     lacking = streams.many("orders", "lacking", start="new")
@@ -131,7 +131,7 @@ async def test_consume_many_first_lookup_that_fails_is_repeated() -> None:
 
 
 @pytest.mark.parametrize("at", ["a look", "a slice", "nothing"])
-async def test_consume_many_wait_in_another_task_ends_on_close(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_consume_many_close_ends_a_wait_in_another_task(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     streams, gate = Streams(orders=1), asyncio.Event()
     many = streams.many("orders", start="new", until=None)
     real = many._home.places
@@ -154,7 +154,7 @@ async def test_consume_many_wait_in_another_task_ends_on_close(at: str, monkeypa
     assert not many._coming
 
 
-async def test_consume_many_stays_at_a_corrupt_record(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_consume_many_at_a_corrupt_record_raises_and_keeps_its_position(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = Streams(orders=1)
     real, broken = module.records_of, CorruptionError("it does not decompress")
 
@@ -174,7 +174,7 @@ async def test_consume_many_stays_at_a_corrupt_record(monkeypatch: pytest.Monkey
         assert (await many.positions())["orders", 0].offset == 2
 
 
-async def test_consume_many_yields_nothing_of_a_paused_partition_until_resume() -> None:
+async def test_consume_many_returns_no_records_of_a_paused_partition_until_resume() -> None:
     streams = Streams(orders=2)
     async with streams.many("orders") as many, asyncio.timeout(20):
         many.pause(("orders", 0))
@@ -212,7 +212,7 @@ async def test_consume_many_rejects_a_second_iteration_and_raises_a_partition_er
             _ = [taken async for taken in many.batches()]
 
 
-async def test_consume_many_alternates_between_partitions() -> None:
+async def test_consume_many_returns_batches_of_all_partitions_in_turn() -> None:
     streams = Streams(orders=3)
     async with streams.many("orders") as many:
         turns = [taken.partition async for taken in many.batches()]
@@ -248,6 +248,6 @@ async def test_consume_many_rejects_too_many_partitions(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("ahead", "depth", "size"), [(64 << 20, 4, 1 << 20), (3 << 20, 3, 1 << 20), (65_536, 1, 65_536), (10, 1, 4096)]
 )
-def test_consume_many_divides_the_read_ahead_among_partitions(ahead: int, depth: int, size: int) -> None:
+def test_consume_many_divides_the_prefetch_limit_among_partitions(ahead: int, depth: int, size: int) -> None:
     bounded = bounded_ahead(ReadOptions(), ahead)
     assert (bounded.read_ahead, bounded.max_bytes) == (depth, size)

@@ -141,7 +141,7 @@ batches = st.lists(
     st.sampled_from([6000, 1 << 20]),
     st.integers(1, 9),
 )
-def test_consumer_with_any_filter_and_start_matches_a_naive_reader(
+def test_consumer_with_any_filter_and_start_returns_the_records_of_a_naive_filter(
     rows: list[Any], wanted: Filter, backwards: bool, start: int, until: int, max_bytes: int, payload: int, at_once: int
 ) -> None:
     async def run() -> None:
@@ -213,7 +213,7 @@ async def test_consumer_start_accepts_relative_offsets_and_times(node: Node) -> 
             consumer(node, wrong)
 
 
-async def test_backward_consumer_ends_at_until(node: Node) -> None:
+async def test_backward_consumer_ends_at_the_until_offset(node: Node) -> None:
     async def last(until: Any) -> int:
         return [record.offset async for record in consumer(node, "new", until, backwards=True)][-1]
 
@@ -234,7 +234,7 @@ async def test_consumer_position_of_a_recreated_stream_raises_not_found(node: No
         await consumer(node, Position("u0", 5, 1), patience_s=0.3).getone()
 
 
-async def test_consumer_seek_ends_the_iteration_and_moves_the_position(node: Node) -> None:
+async def test_consumer_seek_ends_the_iteration_and_changes_the_position(node: Node) -> None:
     one = consumer(node)
     iteration = one.records()
     assert (await anext(iteration)).offset == 0
@@ -250,7 +250,7 @@ async def test_consumer_seek_ends_the_iteration_and_moves_the_position(node: Nod
     assert await one.lag() == 120
 
 
-async def test_consumer_getone_waits_up_to_its_timeout_and_a_cancelled_call_takes_no_record(node: Node) -> None:
+async def test_consumer_getone_waits_up_to_its_timeout_and_loses_no_record_if_cancelled(node: Node) -> None:
     one = consumer(node, "new")
     assert await one.getone(0.05) is None
     waiting = asyncio.create_task(one.getone())
@@ -265,7 +265,7 @@ async def test_consumer_getone_waits_up_to_its_timeout_and_a_cancelled_call_take
         await one.getmany(0)
 
 
-async def test_filtered_read_needs_a_bounded_number_of_answers(node: Node) -> None:
+async def test_filtered_read_without_matches_sends_at_most_three_requests(node: Node) -> None:
     asked = node.asked
     assert [r async for r in consumer(node, "earliest", "end", wanted=Filter(keys=(b"nobody",)))] == []
     assert node.asked - asked <= 2 + 1  # the bounds, one look, and perhaps the end
@@ -282,7 +282,7 @@ async def test_filtered_read_from_an_older_node_raises_unavailable(node: Node) -
             await consumer(node, 5, patience_s=0.2, **more).getone()
 
 
-async def test_backwards_ends_where_retention_has_been(node: Node) -> None:
+async def test_backward_consumer_ends_at_records_deleted_by_retention(node: Node) -> None:
     one = consumer(node, "new", backwards=True, max_bytes=4096)
     assert len(await one.getmany(2)) == 2
     node.log.drop_prefix(100)
@@ -292,7 +292,7 @@ async def test_backwards_ends_where_retention_has_been(node: Node) -> None:
     assert rest == list(range(117, rest[-1] - 1, -1))
 
 
-async def test_consumer_backwards_ends_where_the_log_start_rises_to_its_position(
+async def test_backward_consumer_ends_when_the_log_start_rises_to_its_position(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = node.request
@@ -310,7 +310,7 @@ async def test_consumer_backwards_ends_where_the_log_start_rises_to_its_position
     assert found == list(range(119, node.log.log_start_offset - 1, -1))
 
 
-def test_position_below_the_log_start_ends_backward_reads_and_raises_forward() -> None:
+def test_read_position_below_the_log_start_ends_a_backward_read_and_fails_a_forward_read() -> None:
     gone = client_pb2.ReadResponse(
         error=client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE, streamUid="u1", node="n1", logStartOffset=100, highWatermark=119
     )
@@ -321,7 +321,7 @@ def test_position_below_the_log_start_ends_backward_reads_and_raises_forward() -
         ReadProgress("orders", 0, 50, uid="u1").accept(frames.read_response_header(gone))
 
 
-def test_backward_reader_rejects_records_above_the_high_watermark() -> None:
+def test_backward_reader_rejects_an_answer_with_records_above_the_high_watermark() -> None:
     data = build_batch([b"v"] * 5, base_offset=40, leader_epoch=1)
     said = client_pb2.ReadResponse(streamUid="u1", node="n1", highWatermark=43, nextOffset=40, selected=True, lookedEpoch=1)
     for highest, refused in ((43, True), (44, False)):
@@ -334,7 +334,7 @@ def test_backward_reader_rejects_records_above_the_high_watermark() -> None:
             assert progress.accept(frames.read_response_header(said, [data]) + data)
 
 
-async def test_batch_slice_columns_equal_its_records(node: Node) -> None:
+async def test_batch_slice_columns_equal_the_fields_of_its_records(node: Node) -> None:
     async for piece in consumer(node, 1, 1).batches():
         assert (piece.subjects(), piece.headers(), piece.keys()) == (["o.eu"], [()], [None])
         assert piece.to_arrow().to_pylist()[0]["offset"] == 1
@@ -364,7 +364,7 @@ async def test_backward_reader_retries_forged_answers_without_losing_records(nod
     assert client_pb2.ReadResponse().selected is False
 
 
-async def test_consumer_started_by_two_tasks_begins_at_one_offset() -> None:
+async def test_consumer_started_by_two_tasks_resolves_its_start_offset_once() -> None:
     node = Node()
     node.append(b"a", b"b")
     reading = consumer(node, "new")
@@ -396,7 +396,7 @@ async def test_consumer_started_by_two_tasks_begins_at_one_offset() -> None:
     assert record.offset == 2
 
 
-async def test_consumer_passed_offset_is_known_only_without_buffered_records() -> None:
+async def test_consumer_passed_offset_is_none_while_records_are_buffered() -> None:
     node = Node()
     node.append(b"a", b"b")
     reading = consumer(node, wanted=Filter(keys=(b"a",)))
@@ -415,7 +415,7 @@ async def test_consumer_passed_offset_is_known_only_without_buffered_records() -
     await items.aclose()
 
 
-async def test_consumer_passed_offset_never_passes_a_buffered_record() -> None:
+async def test_consumer_passed_offset_never_exceeds_the_next_buffered_record() -> None:
     node = Node()
     reading, got = consumer(node), list[int]()
 
@@ -434,7 +434,7 @@ async def test_consumer_passed_offset_never_passes_a_buffered_record() -> None:
         await asyncio.wait([task])
 
 
-async def test_consumer_seek_forgets_the_old_leader_epoch() -> None:
+async def test_consumer_seek_clears_the_old_leader_epoch() -> None:
     """The node refuses an epoch that is not that of the record before."""
     node = Node()
     node.append(*[b"k"] * 50)

@@ -13,7 +13,7 @@ from liftpy.core.wire.batch import build_batch, parse_batch
 from liftpy.errors import CorruptionError, LiftError, UnavailableError
 
 
-async def test_taken_records_stop_before_a_corrupt_batch_until_it_decodes() -> None:
+async def test_consumer_returns_records_before_a_corrupt_batch_and_raises_until_the_batch_decodes() -> None:
     """Who reads on after a damaged batch would have a gap [R2]."""
     batches = [build_batch([b"%d" % n, b"x"], base_offset=2 * n, leader_epoch=1) for n in range(4)]
     pieces = [BatchSlice(parse_batch(batch), 0, 2) for batch in batches]
@@ -58,7 +58,7 @@ class Source:
         return fetch
 
 
-async def test_taken_records_raise_a_later_error_on_the_next_call() -> None:
+async def test_consumer_with_buffered_records_raises_a_fetch_error_on_the_next_call() -> None:
     pieces = [BatchSlice(parse_batch(build_batch([b"x"], base_offset=n, leader_epoch=1)), 0, 1) for n in range(3)]
     answers: list[Any] = [pieces[:2], UnavailableError("nobody"), pieces[2:], None]
 

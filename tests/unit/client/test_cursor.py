@@ -48,7 +48,7 @@ async def test_cursor_resumes_at_its_committed_position(client: Client) -> None:
             _ = [record async for record in await again.consume(until="end")]
 
 
-async def test_cursor_is_held_by_its_last_opener(client: Client) -> None:
+async def test_cursor_commit_is_rejected_after_another_client_opened_the_cursor(client: Client) -> None:
     one = await client.cursor("nightly", "orders")
     await one.commit(5)
     other = await client.cursor("nightly", "orders")
@@ -62,7 +62,7 @@ async def test_cursor_is_held_by_its_last_opener(client: Client) -> None:
     assert await one.fetch() == 7
 
 
-async def test_cursor_set_or_deleted_by_an_operator_rejects_the_old_holder(client: Client) -> None:
+async def test_cursor_commit_is_rejected_after_an_operator_set_or_deleted_the_cursor(client: Client) -> None:
     cursor = await client.cursor("nightly", "orders")
     await cursor.commit(5)
     key = (await client.stream("orders")).key(0)
@@ -86,7 +86,7 @@ async def test_cursor_set_or_deleted_by_an_operator_rejects_the_old_holder(clien
     assert await (await client.cursor("weekly", "orders")).fetch() == 4
 
 
-async def test_cursor_and_group_cannot_share_a_name(client: Client) -> None:
+async def test_cursor_with_the_name_of_a_group_is_rejected(client: Client) -> None:
     await client.cursor("nightly", "orders")
     async with client.queue("orders", "nightly") as queue:
         with pytest.raises(GroupRejectedError, match="that of a cursor"):
@@ -116,7 +116,9 @@ async def test_cursor_of_a_missing_partition_or_an_old_stream_is_rejected(client
     await again.commit(1)
 
 
-async def test_unknown_rejection_code_of_a_newer_coordinator_is_raised(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cursor_commit_with_an_unknown_rejection_code_raises_group_rejected(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cursor = await client.cursor("nightly", "orders")
 
     async def answered(*_: Any) -> Any:

@@ -38,7 +38,7 @@ def answer(batches: list[bytes], request: client_pb2.ReadRequest) -> bytes:
     return frames.read_response_header(head) + b"".join(batches[request.offset :])
 
 
-async def test_reading_a_compressed_answer_holds_one_decompressed_batch_at_a_time() -> None:
+async def test_consumer_of_a_compressed_answer_keeps_one_decompressed_batch_in_memory() -> None:
     batches = log()
     assert sum(map(len, batches)) < 55_000
     progress = ReadProgress("s", 0, 0, BATCHES)
@@ -68,7 +68,7 @@ async def test_reading_a_compressed_answer_holds_one_decompressed_batch_at_a_tim
     assert peak_bytes < 16 * MIB
 
 
-def test_reader_requests_the_rest_when_an_answer_exceeds_the_decompression_bound() -> None:
+def test_partition_reader_above_the_decompression_limit_requests_the_remaining_batches() -> None:
     batches = log()
     progress = ReadProgress("s", 0, 0, BATCHES)
     offsets: list[int] = []
@@ -79,7 +79,7 @@ def test_reader_requests_the_rest_when_an_answer_exceeds_the_decompression_bound
     assert offsets == list(range(BATCHES))
 
 
-def test_reader_returns_a_batch_above_the_decompression_bound_alone() -> None:
+def test_partition_reader_returns_a_batch_above_the_decompression_limit_alone() -> None:
     large = build_batch([bytes(MAX_DECOMPRESSED_BYTES - MIB), bytes(4)], codec=Codec.ZSTD, leader_epoch=1)
     batches = [large, build_batch([bytes(2 * MIB)], base_offset=2, codec=Codec.ZSTD, leader_epoch=1)]
     assert parse_header(memoryview(large)).body_size_bytes < MAX_DECOMPRESSED_BYTES
@@ -89,7 +89,7 @@ def test_reader_returns_a_batch_above_the_decompression_bound_alone() -> None:
     assert [p.record_count for p in progress.accept(frames.read_response_header(head) + b"".join(batches))] == [1]
 
 
-def test_spark_builds_its_rows_batch_by_batch() -> None:
+def test_spark_row_builder_decompresses_one_batch_at_a_time() -> None:
     rows = pytest.importorskip("liftpy.spark.range_reader")
     pieces = [piece for data in log() for piece in [BatchSlice.between(parse_batch(data), 0, None)] if piece]
     builder = rows.RowBuilder("s", 0, ("offset", "value"))

@@ -22,7 +22,7 @@ from liftpy.nats.transport import ROOM_BYTES, Transport
 @pytest.mark.parametrize("partition", [0, 7, 300])
 @pytest.mark.parametrize("ack", [AckPolicy.ALL, AckPolicy.LEADER])
 @pytest.mark.parametrize("runs", [True, False])
-def test_fast_envelope_encodes_the_same_bytes_as_protobuf(uid: str, partition: int, ack: AckPolicy, runs: bool) -> None:
+def test_fast_envelope_encoder_writes_the_same_bytes_as_protobuf(uid: str, partition: int, ack: AckPolicy, runs: bool) -> None:
     ordinary = Ordinary("orders", partition, uid, ack, runs=runs)
     assert ordinary.made_for == (uid, ack)
     for value in (b"x", b"\0\1\2", b"a" * 127, b"a" * 128, b"b" * 16_384, b"c" * 70_000):
@@ -33,7 +33,7 @@ def test_fast_envelope_encodes_the_same_bytes_as_protobuf(uid: str, partition: i
             assert ordinary.opened(wanted) == (value, msg_id.encode())
 
 
-def test_fast_envelope_rejects_an_invalid_ack_policy() -> None:
+def test_fast_envelope_encoder_rejects_an_invalid_ack_policy() -> None:
     with pytest.raises(ConfigError, match=r"ack 'all'\. Use an AckPolicy"):
         Ordinary("orders", 0, "u", "all")  # type: ignore[arg-type]
 
@@ -47,7 +47,7 @@ def connected(connection: Any, max_payload: int = 100) -> Any:
     return connection
 
 
-async def test_connection_hand_over_writes_the_same_bytes_as_nats_py() -> None:
+async def test_fast_publish_writes_the_same_bytes_as_nats_py() -> None:
     ours, theirs = connected(StrictConnection()), connected(NatsConnection())
     for subject, reply, payload in (("a.b", "_INBOX.x.1", b"v"), ("a.b", "", b""), ("\u00e4.c", "_INBOX.x.2", b"12345")):
         assert ours.hand_over(subject, reply, payload, ROOM_BYTES)
@@ -58,7 +58,7 @@ async def test_connection_hand_over_writes_the_same_bytes_as_nats_py() -> None:
     assert ours._flush_queue.qsize() == 1, "the flusher is woken once for all"
 
 
-async def test_connection_hand_over_refuses_bad_subjects_and_a_full_buffer() -> None:
+async def test_fast_publish_refuses_invalid_subjects_and_a_full_buffer() -> None:
     ours = connected(StrictConnection())
     for subject in ("", "a b", "a\r\nPUB evil", "a\tb", "a\x7f"):
         assert not ours.hand_over(subject, "", b"v", ROOM_BYTES)
@@ -76,7 +76,7 @@ async def test_connection_hand_over_refuses_bad_subjects_and_a_full_buffer() -> 
     assert ours.hand_over("a", "", b"v", ours._pending_data_size)
 
 
-async def test_transport_uses_hand_over_only_for_plain_messages_on_its_own_connection() -> None:
+async def test_nats_transport_uses_fast_publish_only_without_headers_on_its_own_connection() -> None:
     ours = connected(StrictConnection(), max_payload=ROOM_BYTES)
     taken: list[tuple[Any, ...]] = []
 

@@ -94,13 +94,15 @@ async def liar(server_side: Transport, subjects: Subjects) -> AsyncIterator[Liar
 
 
 @pytest.mark.parametrize("name", LIES)
-async def test_forged_answer_ends_no_reader_and_loses_no_record(client: Client, liar: Liar, name: str) -> None:
+async def test_forged_read_answer_fails_no_consumer_and_loses_no_record(client: Client, liar: Liar, name: str) -> None:
     liar.lies = [LIES[name]]
     assert await values(aiter(client.consume("s", until=499, options=QUICK))) == expected(0, 500)
     assert liar.told == 1
 
 
-async def test_fatal_answer_received_twice_is_raised(client: Client, liar: Liar, transport: Transport) -> None:
+async def test_consumer_raises_a_fatal_read_error_after_two_equal_answers(
+    client: Client, liar: Liar, transport: Transport
+) -> None:
     for name, kind in (("made again", NotFoundError), ("retention", OffsetOutOfRangeError), ("cut", LogTruncatedError)):
         liar.lies = [LIES[name]] * 2
         with pytest.raises(kind):
@@ -110,7 +112,7 @@ async def test_fatal_answer_received_twice_is_raised(client: Client, liar: Liar,
 
 
 @pytest.mark.parametrize("gap", [True, False], ids=["a gap", "the rest gone"])
-def test_reader_skips_offsets_after_two_answers_of_a_compacted_stream(gap: bool) -> None:
+def test_partition_reader_skips_compacted_offsets_after_two_equal_answers(gap: bool) -> None:
     body = batch(20, 3) if gap else b""
     after = 23 if gap else 30
     progress = ReadProgress("s", 0, 10, uid="u1")
@@ -128,7 +130,7 @@ def test_reader_skips_offsets_after_two_answers_of_a_compacted_stream(gap: bool)
     assert told_before.next_offset == after
 
 
-async def test_reader_bounds_tell_whether_the_stream_is_compacted(client: Client, liar: Liar) -> None:
+async def test_partition_reader_bounds_contain_the_compaction_flag(client: Client, liar: Liar) -> None:
     for said in (True, False):
         liar.bounds_lies = [_set(compacted=said)]
         consumer = client.consume("s", until=499, options=QUICK)
@@ -136,7 +138,7 @@ async def test_reader_bounds_tell_whether_the_stream_is_compacted(client: Client
         assert consumer._position().compacted is said
 
 
-async def test_reader_counts_dropped_answers_by_reason(client: Client, liar: Liar, transport: Transport) -> None:
+async def test_partition_reader_counts_dropped_answers_by_reason(client: Client, liar: Liar, transport: Transport) -> None:
     liar.lies = [LIES["another partition"], LIES["another request"], LIES["cut behind what was read"], LIES["made again"]]
     assert await values(aiter(client.consume("s", until=499, options=QUICK))) == expected(0, 500)
     assert transport.counters["answers to something else"] == 2
@@ -144,13 +146,13 @@ async def test_reader_counts_dropped_answers_by_reason(client: Client, liar: Lia
     assert transport.counters["answers doubted"] == 1
 
 
-async def test_read_request_names_its_stream_partition_and_request_id(client: Client, liar: Liar) -> None:
+async def test_read_request_contains_stream_partition_and_request_id(client: Client, liar: Liar) -> None:
     await values(aiter(client.consume("s", until=499, options=QUICK)))
     assert {(a.stream, a.partition, a.HasField("partition")) for a in liar.asked} == {("s", 0, True)}
     assert len({a.requestId for a in liar.asked}) > 1
 
 
-def test_second_opinion_raises_only_when_two_answers_agree() -> None:
+def test_second_opinion_raises_a_fatal_error_after_two_equal_errors() -> None:
     opinion = SecondOpinion()
     gone, cut = NotFoundError("gone"), LogTruncatedError("cut", 3)
     said: list[LiftError] = [opinion.ask_again(gone, "n2"), opinion.ask_again(cut, "n2")]
@@ -159,7 +161,7 @@ def test_second_opinion_raises_only_when_two_answers_agree() -> None:
         opinion.ask_again(cut, "n2")
 
 
-def test_reader_drops_an_impossible_high_watermark_and_keeps_a_possible_one() -> None:
+def test_partition_reader_drops_an_answer_with_an_impossible_high_watermark() -> None:
     progress = ReadProgress("s", 0, 0, uid="u1")
     progress.accept(answer(batch(0, 2), hw=1 << 60))
     for _ in range(_MOST_BEHIND - 1):
@@ -174,7 +176,9 @@ def test_reader_drops_an_impossible_high_watermark_and_keeps_a_possible_one() ->
             progress.accept(answer(hw=5))
 
 
-async def test_reader_bounds_confirm_a_fatal_answer(client: Client, liar: Liar, transport: Transport) -> None:
+async def test_partition_reader_bounds_confirm_a_fatal_error_with_a_second_answer(
+    client: Client, liar: Liar, transport: Transport
+) -> None:
     liar.bounds_lies = [LIES["another partition"], LIES["made again"], LIES["another request"]]
     assert (await client.bounds("s")).high_watermark == 499
     assert liar.bounds_lies == []

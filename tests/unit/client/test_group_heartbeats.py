@@ -63,7 +63,7 @@ class Coordinated:
         return SimpleNamespace(value=self.machine.apply(command, time.time_ns(), 1))
 
 
-async def test_group_with_start_new_commits_the_end_before_any_record() -> None:
+async def test_group_with_start_new_commits_the_end_offset_before_the_first_record() -> None:
     home = Coordinated()
     home.node.append(b"a", b"b")
     options = GroupOptions(start="new", auto_commit_s=0)
@@ -75,7 +75,7 @@ async def test_group_with_start_new_commits_the_end_before_any_record() -> None:
         assert [at.position for at in home.machine.groups["bills"].readers.all_positions()] == [2]
 
 
-async def test_group_session_survives_an_unanswered_commit() -> None:
+async def test_group_member_with_an_unanswered_commit_keeps_its_session() -> None:
     home = Coordinated()
     home.node.append(b"a", b"b")
     options = GroupOptions(session_s=commands.MIN_SESSION_MS / 1000, auto_commit_s=0.05)
@@ -103,7 +103,7 @@ def committed(home: Coordinated) -> dict[int, int]:
     return {at.partition: at.position for at in home.machine.groups["bills"].readers.all_positions()}
 
 
-async def test_group_member_keeps_a_partition_with_records_in_hand_until_they_are_committed() -> None:
+async def test_group_rebalance_leaves_a_partition_with_unfinished_records_to_its_member() -> None:
     home = Coordinated(partitions=2)
     home.node.append(b"a", b"b")
     options = GroupOptions(session_s=commands.MIN_SESSION_MS / 1000, auto_commit_s=0)
@@ -129,7 +129,7 @@ async def test_group_member_keeps_a_partition_with_records_in_hand_until_they_ar
             assert (other.owned, other._pumps[key].gained.position) == ([key], 2)
 
 
-async def test_group_close_commits_finished_but_not_unfinished_records() -> None:
+async def test_group_close_commits_only_finished_records() -> None:
     home = Coordinated()
     home.node.append(b"a")
     home.node.append(b"b")
@@ -150,7 +150,7 @@ async def test_group_member_with_an_instance_id_does_not_leave_on_close(instance
     assert home.left == left
 
 
-async def test_group_heartbeat_without_answer_is_repeated() -> None:
+async def test_group_heartbeat_without_an_answer_is_repeated() -> None:
     home = Coordinated()
     home.unanswered = 2
     home.node.append(b"a")
@@ -163,7 +163,7 @@ async def test_group_heartbeat_without_answer_is_repeated() -> None:
         assert group.counters["unanswered"] == 2
 
 
-async def test_group_commits_several_times_a_second_if_auto_commit_says_so() -> None:
+async def test_group_with_auto_commit_s_below_one_second_commits_several_times_per_second() -> None:
     home = Coordinated()
     options = GroupOptions(auto_commit_s=0.1)
     async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", options, None, None).open() as group:
@@ -180,7 +180,7 @@ async def test_group_commits_several_times_a_second_if_auto_commit_says_so() -> 
         assert took[-1] < 2.5, f"five commits, at most one each second: {took}"
 
 
-async def test_group_does_not_commit_past_records_in_hand() -> None:
+async def test_group_commit_stops_before_unfinished_records() -> None:
     home = Coordinated()
     home.node.append(b"a")
     async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
@@ -199,7 +199,7 @@ async def test_group_does_not_commit_past_records_in_hand() -> None:
         assert group._done == {part.key: (1, 1)}
 
 
-async def test_group_commit_of_many_partitions_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_commit_of_many_partitions_is_split_into_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "MAX_POSITIONS", 1)
     home = Coordinated(partitions=3)
     home.node.append(b"a")
@@ -212,12 +212,12 @@ async def test_group_commit_of_many_partitions_is_split(monkeypatch: pytest.Monk
         assert committed(home) == {0: 1, 1: 1, 2: 1}
 
 
-def test_session_clock_counts_the_time_of_a_sleeping_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_session_clock_includes_the_time_of_a_suspended_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: 7 if clock == time.CLOCK_BOOTTIME else 0)
     assert (group_module.now_ns(), queue_module._now_ns()) == (7, 7)
 
 
-async def test_group_drops_buffered_and_finished_records_of_a_lost_partition() -> None:
+async def test_group_member_that_lost_a_partition_drops_its_buffered_records() -> None:
     home = Coordinated()
     home.node.append(b"a")
     home.node.append(b"b")
@@ -244,7 +244,7 @@ async def test_group_drops_buffered_and_finished_records_of_a_lost_partition() -
         assert (part.generation, part.slice.first_offset) == (first.generation + 1, 1)
 
 
-async def test_group_delivers_nothing_while_its_session_may_have_expired(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_member_with_a_possibly_expired_session_returns_no_records(monkeypatch: pytest.MonkeyPatch) -> None:
     home = Coordinated()
     home.node.append(b"a")
     async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
@@ -261,7 +261,7 @@ async def test_group_delivers_nothing_while_its_session_may_have_expired(monkeyp
         assert (await taking) is not None
 
 
-async def test_group_read_that_times_out_is_retried() -> None:
+async def test_group_member_retries_a_read_that_times_out() -> None:
     """So it is for a process that was stopped for longer than its patience: its group goes on, if its session does."""
     home, failures = Coordinated(), [RequestTimeoutError("no answer"), UnavailableError("nobody")]
     made = home.consume

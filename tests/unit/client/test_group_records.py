@@ -36,7 +36,7 @@ async def offsets_until(group: Group, last: int) -> list[int]:
     return found
 
 
-async def test_group_iteration_yields_records_with_their_place(client: Client) -> None:
+async def test_group_iteration_returns_records_with_stream_and_partition(client: Client) -> None:
     async with client.group("billing", ["orders"]) as group:
         record = await anext(group)
         stream, partition, inner = record
@@ -46,7 +46,7 @@ async def test_group_iteration_yields_records_with_their_place(client: Client) -
         assert await offsets_until(group, COUNT - 1) == list(range(1, COUNT))
 
 
-async def test_group_commit_commits_the_records_that_were_returned(client: Client) -> None:
+async def test_group_commit_stores_the_position_after_the_returned_records(client: Client) -> None:
     async with client.group("billing", ["orders"], options=BY_HAND) as group:
         await offsets_until(group, 3)
         await group.commit()
@@ -57,14 +57,14 @@ async def test_group_commit_commits_the_records_that_were_returned(client: Clien
     assert list((await client.groups.describe("billing")).positions.values()) == [COUNT]
 
 
-async def test_group_close_commits_all_but_the_record_in_hand(client: Client) -> None:
+async def test_group_close_commits_all_records_but_the_last_returned_one(client: Client) -> None:
     async with client.group("billing", ["orders"]) as group:
         await offsets_until(group, 5)
     async with client.group("billing", ["orders"]) as group:
         assert (await anext(group)).offset == 5
 
 
-async def test_group_batches_after_records_begin_at_the_next_record(client: Client) -> None:
+async def test_group_batches_after_a_record_iteration_begin_at_the_next_record(client: Client) -> None:
     async with client.group("billing", ["orders"], options=BY_HAND) as group:
         await offsets_until(group, 3)
         batch = await anext(group.batches())
@@ -73,14 +73,16 @@ async def test_group_batches_after_records_begin_at_the_next_record(client: Clie
     assert list((await client.groups.describe("billing")).positions.values()) == [COUNT]
 
 
-async def test_group_record_says_where_the_batches_are(client: Client) -> None:
+async def test_group_record_slice_attribute_raises_with_a_hint_to_group_batches(client: Client) -> None:
     async with client.group("billing", ["orders"]) as group:
         record = await anext(group)
         with pytest.raises(AttributeError, match=r"iterate over group\.batches"):
             _ = record.slice  # type: ignore[attr-defined]
 
 
-async def test_group_stays_at_a_batch_that_it_cannot_decode(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_at_an_undecodable_batch_raises_and_keeps_its_position(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def records_of(stream: str, partition: int, piece: BatchSlice) -> Iterator[ConsumedRecord]:
         raise CorruptionError("it does not decompress")
 

@@ -62,7 +62,7 @@ async def test_group_with_start_new_reads_added_partitions_from_their_first_reco
         assert await committed(client) == {("orders", 0): 1, ("orders", 1): 1, ("pay-1", 0): 1}
 
 
-async def test_group_reads_a_recreated_shorter_stream_from_its_first_record(
+async def test_group_reads_a_recreated_stream_with_fewer_records_from_its_first_record(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(5):
@@ -83,7 +83,7 @@ async def test_group_reads_a_recreated_shorter_stream_from_its_first_record(
         assert await taken(group, 1) == [b"new"]
 
 
-async def test_group_commit_excludes_records_fetched_but_not_delivered(client: Client) -> None:
+async def test_group_commit_excludes_records_that_were_fetched_but_not_returned(client: Client) -> None:
     await client.publish("orders", b"given")
     options = GroupOptions(auto_commit_s=0)
     async with client.group("billing", ["orders"], options=options) as group, asyncio.timeout(40):
@@ -98,7 +98,7 @@ async def test_group_commit_excludes_records_fetched_but_not_delivered(client: C
         assert await taken(group, 1) == [b"fetched"]
 
 
-async def test_group_member_lists_the_streams_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_member_on_start_lists_the_streams_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await client.publish("orders", b"1")
     listed, real = list[int](), client.admin.list_streams
 

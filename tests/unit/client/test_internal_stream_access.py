@@ -34,7 +34,7 @@ from liftpy.testing.memory import memory_cluster
         (["orders", "_gr*"], "_groups", True),
     ],
 )
-def test_stream_pattern_selects_an_internal_stream_only_by_its_full_name(names: list[str], stream: str, selected: bool) -> None:
+def test_stream_pattern_matches_an_internal_stream_only_by_its_full_name(names: list[str], stream: str, selected: bool) -> None:
     assert selects(names)(stream) is selected
 
 
@@ -76,7 +76,7 @@ async def test_producer_of_an_internal_stream_is_rejected_by_its_leader(monkeypa
 
 
 @pytest.mark.parametrize("value", [b"junk", b"", envelope.MAGIC + b"\x00junk"])
-async def test_plain_message_on_the_subject_of_groups_is_rejected(value: bytes) -> None:
+async def test_plain_message_on_the_subject_of_the_groups_stream_is_rejected(value: bytes) -> None:
     """[A22]."""
     async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
         made = await client.groups.stream()
@@ -90,7 +90,7 @@ async def test_plain_message_on_the_subject_of_groups_is_rejected(value: bytes) 
 
 @pytest.mark.parametrize("with_uid", [False, True])
 @pytest.mark.parametrize("headers", [None, {"Nats-Msg-Id": "a"}])
-async def test_envelope_without_stream_on_the_subject_of_groups_is_rejected(
+async def test_envelope_without_stream_on_the_subject_of_the_groups_stream_is_rejected(
     with_uid: bool, headers: dict[str, str] | None
 ) -> None:
     """[A22]."""
@@ -107,7 +107,7 @@ async def test_envelope_without_stream_on_the_subject_of_groups_is_rejected(
         assert (await client.bounds(GROUPS_STREAM, 0)).high_watermark == -1
 
 
-async def test_internal_stream_rejects_publish_and_changes_unless_allowed() -> None:
+async def test_client_publish_or_change_of_an_internal_stream_raises_unless_allowed() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         made = await client.groups.stream()
         for publishing in (client.publish(GROUPS_STREAM, b"x"), client.publisher(GROUPS_STREAM)):
@@ -131,7 +131,7 @@ async def test_internal_stream_rejects_publish_and_changes_unless_allowed() -> N
             await client.stream(GROUPS_STREAM)
 
 
-async def test_group_positions_can_be_set_before_the_group_has_a_member() -> None:
+async def test_group_reset_before_the_group_has_a_member_sets_its_positions() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         await asyncio.to_thread(cluster.serve_groups)
         orders = await client.create_stream("orders", "orders")

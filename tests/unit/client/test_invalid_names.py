@@ -50,7 +50,7 @@ CALLS: dict[str, Callable[[Client, str], Any]] = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_invalid_stream_name_is_rejected_before_a_request(call: str) -> None:
+async def test_client_method_with_an_invalid_stream_name_raises_before_a_request(call: str) -> None:
     transport: Any = Silent()
     client = Client(transport, Subjects(), owns_connection=False)
     for name in WRONG:
@@ -59,14 +59,14 @@ async def test_invalid_stream_name_is_rejected_before_a_request(call: str) -> No
 
 
 @pytest.mark.parametrize("given", [{"query": "?"}, {"key": "ann"}, {"query": None, "partition": 1}])
-async def test_query_service_with_a_value_other_than_bytes_is_rejected_before_a_request(given: dict[str, Any]) -> None:
+async def test_service_query_with_a_value_other_than_bytes_raises_before_a_request(given: dict[str, Any]) -> None:
     transport: Any = Silent()
     client = Client(transport, Subjects(), owns_connection=False)
     with pytest.raises(ConfigError, match="It must be bytes"):
         await client.services.query("bank", **{"query": b"?", **given})
 
 
-async def test_consume_and_read_range_reject_an_invalid_name_or_range() -> None:
+async def test_consume_and_read_range_with_an_invalid_name_or_range_raise() -> None:
     transport: Any = Silent()
     client = Client(transport, Subjects(), owns_connection=False)
     for name in WRONG:
@@ -80,7 +80,7 @@ async def test_consume_and_read_range_reject_an_invalid_name_or_range() -> None:
 
 
 @pytest.mark.parametrize("call", ["publish", "publisher", "publisher at a subject", "bounds", "call_service"])
-async def test_negative_partition_is_rejected_before_a_request(call: str) -> None:
+async def test_client_method_with_a_negative_partition_raises_before_a_request(call: str) -> None:
     transport: Any = Silent()
     client = Client(transport, Subjects(), owns_connection=False)
     with pytest.raises(ConfigError, match="int of 0"):
@@ -94,7 +94,7 @@ async def test_negative_partition_is_rejected_before_a_request(call: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["-rf", "-", "--yes"])
-async def test_stream_name_like_a_command_line_option_is_rejected(name: str) -> None:
+async def test_create_stream_with_a_name_like_a_command_line_option_raises(name: str) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         with pytest.raises(InvalidNameError, match="option"):
             await client.create_stream(name, "shop.orders")

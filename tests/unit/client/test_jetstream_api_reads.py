@@ -113,7 +113,7 @@ async def test_jetstream_get_returns_one_message(client: Client) -> None:
     assert direct(nobody) == ("503 No Responders", {})
 
 
-async def test_jetstream_get_below_the_log_start_finds_no_message(client: Client) -> None:
+async def test_jetstream_get_below_the_log_start_returns_not_found(client: Client) -> None:
     await client.admin.truncate_before("orders", 0, 2)
     for rest in ("STREAM.MSG.GET.orders", "DIRECT.GET.orders"):
         (gone,), (there,) = await parts(client, rest, seq=2), await parts(client, rest, seq=3)
@@ -183,7 +183,7 @@ ODD_REQUESTS = [
 
 
 @pytest.mark.parametrize(("rest", "fields", "code"), ODD_REQUESTS)
-async def test_js_request_with_odd_text_or_time_gets_an_answer(
+async def test_jetstream_request_with_unusual_text_or_time_gets_an_answer(
     rest: str, fields: dict[str, Any], code: int, client: Client
 ) -> None:
     (first, *_) = await parts(client, rest, **fields)
@@ -195,23 +195,23 @@ async def test_js_request_with_odd_text_or_time_gets_an_answer(
         assert problem.get("code", 200) == code, problem
 
 
-async def test_next_of_a_consumer_gets_a_status_and_no_body(client: Client) -> None:
+async def test_jetstream_consumer_next_request_gets_status_503_without_a_body(client: Client) -> None:
     (answer,) = await parts(client, "CONSUMER.MSG.NEXT.orders.c", batch=1)
     assert answer.payload == b""
     assert answer.headers.startswith(b"NATS/1.0 503")
 
 
-async def test_jetstream_account_info_has_the_api_level(client: Client) -> None:
+async def test_jetstream_account_info_contains_the_api_level(client: Client) -> None:
     assert (await said(client, "INFO"))["api"]["level"] >= 1
 
 
-async def test_jetstream_stream_info_has_max_msgs_per_subject(client: Client) -> None:
+async def test_jetstream_stream_info_contains_max_msgs_per_subject(client: Client) -> None:
     await client.create_stream("newest", "newest.*", config=StreamConfig(max_per_subject=3))
     assert (await said(client, "STREAM.INFO.newest"))["config"]["max_msgs_per_subject"] == 3
     assert (await said(client, "STREAM.INFO.orders"))["config"]["max_msgs_per_subject"] == -1
 
 
-async def test_direct_get_below_the_log_start_finds_no_message(client: Client) -> None:
+async def test_jetstream_direct_get_below_the_log_start_returns_not_found(client: Client) -> None:
     await client.admin.truncate_before("orders", 0, 4)
     for up_to in ({"up_to_seq": 2}, {"up_to_time": "2000-01-01T00:00:00Z"}):
         (answer,) = await parts(client, "DIRECT.GET.orders", multi_last=["orders.*"], **up_to)
@@ -231,9 +231,7 @@ async def test_jetstream_direct_get_beyond_a_limit_returns_an_error_status(
     assert (await said(client, "STREAM.MSG.GET.orders", seq=1))["error"]["code"] == 503
 
 
-async def test_stateless_reads_that_end_early_close_the_read_of_the_log(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_jetstream_read_that_ends_early_closes_its_consumer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     reading = set[Any]()
     consume = client.consume
 

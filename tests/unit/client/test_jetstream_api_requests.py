@@ -64,7 +64,7 @@ GET, DIRECT = "STREAM.MSG.GET.orders", "DIRECT.GET.orders"
         ),
     ],
 )
-def test_jetstream_request_is_parsed(rest: str, body: bytes, question: JsQuestion) -> None:
+def test_jetstream_request_with_valid_json_is_parsed(rest: str, body: bytes, question: JsQuestion) -> None:
     assert parse_question(rest, body) == question
 
 
@@ -118,7 +118,7 @@ NO_STREAM = JsRefusal(404, 10059, "stream not found")
         ("DIRECT.GET.or ders", b'{"seq":1}', JsRefusal(503, 0, "No Responders")),
     ],
 )
-def test_invalid_jetstream_request_is_rejected_with_its_error(rest: str, body: bytes, refusal: JsRefusal) -> None:
+def test_jetstream_request_that_is_invalid_gets_the_error_of_nats_server(rest: str, body: bytes, refusal: JsRefusal) -> None:
     with pytest.raises(JsRefusal) as found:
         parse_question(rest, body)
     assert found.value == refusal
@@ -169,5 +169,5 @@ def test_jetstream_subject_filters_overlap_as_in_nats(one: str, other: str, do: 
         (86_400_000_000_000, "1970-01-02T00:00:00Z"),
     ],
 )
-def test_jetstream_times_are_formatted_as_go_does(at_ns: int | None, text: str) -> None:
+def test_jetstream_times_are_formatted_as_in_go(at_ns: int | None, text: str) -> None:
     assert time_text(at_ns) == text

@@ -28,7 +28,7 @@ from liftpy.nats.transport import Answers, NoRespondersError, Transport
 
 
 # ---- what is read --------------------------------------------------------------------------------------------------------------
-def test_subject_pattern_matches_with_and_without_its_cache() -> None:
+def test_subject_pattern_cache_does_not_change_the_matches() -> None:
     exact = Pattern("a.b")
     assert (exact.matches(b"a.b"), exact.matches(b"a.c"), exact.matches(b"a.b.c")) == (True, False, False)
     one = Pattern("a.*")
@@ -66,7 +66,7 @@ def parser(*subjects: str) -> tuple[StrictParser, Connection]:
     return StrictParser(connection), connection
 
 
-async def test_parser_drops_messages_left_over_from_a_closed_connection() -> None:
+async def test_nats_parser_drops_buffered_messages_of_a_closed_connection() -> None:
     made, connection = parser("a.b")
     connection.on_ping = made.reset
     await made.parse(b"PING\r\nMSG a.b 1 2\r\nhi\r\nMSG a.b 1 2\r\n")
@@ -76,7 +76,7 @@ async def test_parser_drops_messages_left_over_from_a_closed_connection() -> Non
 
 
 @pytest.mark.parametrize("line", [b"HELLO x", b"MSG a.b 1 x", b"HMSG a.b 1 -1", b"MSG", b"H" + b"x" * 200])
-async def test_parser_error_shows_an_unknown_line_shortened(line: bytes) -> None:
+async def test_nats_parser_error_contains_the_start_of_an_unknown_line(line: bytes) -> None:
     made, connection = parser("a.b")
     with pytest.raises(nats.errors.ProtocolError) as caught:
         await made.parse(b"PING\r\n" + line + b"\r\nPING\r\n")
@@ -92,7 +92,7 @@ async def test_parser_error_shows_an_unknown_line_shortened(line: bytes) -> None
         (ValueError("odd"), nats.errors.ProtocolError),
     ],
 )
-async def test_parser_raises_a_failing_callback_as_a_connection_error(error: Exception, kind: type[Exception]) -> None:
+async def test_nats_parser_raises_an_error_of_a_callback_as_a_connection_error(error: Exception, kind: type[Exception]) -> None:
     made, connection = parser()
 
     def fail() -> None:
@@ -107,13 +107,13 @@ async def test_parser_raises_a_failing_callback_as_a_connection_error(error: Exc
 
 
 @pytest.mark.parametrize("line", [b"MSG a.b 1x 2", b"HMSG a.b 1 3 2", b"MSG a.b  2", b"MSG a.b 1 r x 2"])
-async def test_parser_skips_a_message_with_a_malformed_line(line: bytes) -> None:
+async def test_nats_parser_skips_a_message_with_a_malformed_line(line: bytes) -> None:
     made, connection = parser("a.b")
     await made.parse(line + b"\r\nhi\r\nPING\r\n")
     assert (connection.heard, made.errors) == (["PING"], {"malformed message lines": 1})
 
 
-async def test_parser_forgets_the_patterns_of_removed_subscriptions() -> None:
+async def test_nats_parser_drops_cached_patterns_of_removed_subscriptions() -> None:
     made, connection = parser("a.b", "c.*", "d")
     await made.parse(b"MSG a.b 1 2\r\nhi\r\nMSG c.d 2 2\r\nhi\r\n")
     assert sorted(made._patterns) == [b"1", b"2"]
@@ -157,7 +157,9 @@ def strict(monkeypatch: pytest.MonkeyPatch, *, connected: bool = True) -> tuple[
         ("nats://a", {}, False),
     ],
 )
-async def test_when_tls_is_wanted(servers: Any, options: Any, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nats_connection_requires_tls_if_the_url_or_an_option_says_so(
+    servers: Any, options: Any, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, told = strict(monkeypatch)
     await made.connect(servers=servers, **options)
     assert made._wants_tls is wanted
@@ -169,7 +171,7 @@ async def test_when_tls_is_wanted(servers: Any, options: Any, wanted: bool, monk
 @pytest.mark.parametrize("initial", [True, False])
 @pytest.mark.parametrize("wanted", [True, False])
 @pytest.mark.parametrize("said", [{}, {"tls_available": True}, {"tls_required": True}])
-async def test_connection_that_requires_tls_sends_no_secret_in_clear_text(
+async def test_nats_connection_that_requires_tls_sends_no_secret_without_tls(
     scheme: str, handshake_first: bool, initial: bool, wanted: bool, said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, told = strict(monkeypatch)
@@ -186,7 +188,9 @@ async def test_connection_that_requires_tls_sends_no_secret_in_clear_text(
         assert told == [("info", said | ({"tls_required": True} if in_the_clear else {}), initial)]
 
 
-async def test_connection_reports_permission_errors_and_reconnects_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nats_connection_reports_a_permission_error_and_reconnects_on_other_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made, told = strict(monkeypatch)
     heard: list[str] = []
 
@@ -208,7 +212,7 @@ async def test_connection_reports_permission_errors_and_reconnects_on_others(mon
 
 
 @pytest.mark.parametrize("error", [OSError("cut"), nats.errors.UnexpectedEOF(), ValueError("odd"), None])
-async def test_reading_ends_with_a_new_connection_and_not_for_good(
+async def test_nats_read_loop_ends_on_a_socket_error_and_starts_a_reconnect(
     error: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, heard = strict(monkeypatch)
@@ -239,7 +243,7 @@ async def test_reading_ends_with_a_new_connection_and_not_for_good(
     assert [(what, type(why)) for what, why in heard] == [("reconnects", nats.errors.UnexpectedEOF)]
 
 
-async def test_connection_writes_several_buffers_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nats_connection_joins_several_buffers_into_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     made: Any = StrictConnection()
     written: list[bytes] = []
 
@@ -252,7 +256,7 @@ async def test_connection_writes_several_buffers_as_one(monkeypatch: pytest.Monk
     assert written == [b"ab"]
 
 
-async def test_denial_watcher_is_called_until_removed() -> None:
+async def test_permission_denial_callback_is_called_until_the_callback_is_removed() -> None:
     made: Any = StrictConnection()
     told: list[Any] = []
     unwatch = watch_denials(made, lambda *what: told.append(what))
@@ -264,7 +268,7 @@ async def test_denial_watcher_is_called_until_removed() -> None:
     assert make_strict(made) is made.errors, "it has our parser already"
 
 
-def test_transport_abort_drops_the_buffered_writes() -> None:
+def test_nats_connection_cut_off_aborts_the_socket() -> None:
     cut: list[str] = []
     transport = SimpleNamespace(abort=lambda: cut.append("cut"))
     open_: Any = SimpleNamespace(_transport=SimpleNamespace(_io_writer=SimpleNamespace(transport=transport)))
@@ -275,7 +279,7 @@ def test_transport_abort_drops_the_buffered_writes() -> None:
 
 
 # ---- answers and rights --------------------------------------------------------------------------------------------------------
-async def test_permission_denial_fails_the_waiting_requests_of_that_subject() -> None:
+async def test_permission_denial_fails_waiting_requests_of_the_denied_subject() -> None:
     answers = Answers()
     answers.begin("_INBOX.a", None)
 
@@ -356,7 +360,7 @@ async def never(*_: Any) -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def test_without_an_inbox_nothing_is_sent() -> None:
+async def test_nats_request_without_an_inbox_subscription_raises_unavailable_and_sends_nothing() -> None:
     connection = Nats()
     connection.subscribe = lambda subject, cb: never()  # type: ignore[method-assign, assignment, misc, return-value]
     transport = over(connection)
@@ -370,7 +374,7 @@ async def test_without_an_inbox_nothing_is_sent() -> None:
     await transport.leave()
 
 
-async def test_transport_leave_cancels_an_inbox_subscription_in_progress() -> None:
+async def test_nats_transport_close_cancels_an_inbox_subscription_in_progress() -> None:
     connection = Nats()
     connection.subscribe = lambda subject, cb: never()  # type: ignore[method-assign, assignment, misc, return-value]
     transport = over(connection)
@@ -384,7 +388,7 @@ async def test_transport_leave_cancels_an_inbox_subscription_in_progress() -> No
         await asking
 
 
-async def test_transport_answers_share_one_inbox_and_are_forgotten_afterwards() -> None:
+async def test_nats_requests_share_one_inbox_and_are_removed_when_complete() -> None:
     connection = Nats()
     transport = over(connection)
     async with transport.expect_answer("s.one", 60) as (first, one), transport.expect_answer("s.two", 60) as (second, two):
@@ -406,7 +410,7 @@ async def test_transport_answers_share_one_inbox_and_are_forgotten_afterwards() 
             raise AssertionError("it is closed")
 
 
-async def test_request_without_responders_raises_and_is_forgotten() -> None:
+async def test_nats_request_without_responders_raises_no_responders_and_is_removed() -> None:
     connection = Nats()
     transport = over(connection)
 
@@ -421,7 +425,7 @@ async def test_request_without_responders_raises_and_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("cut"), nats.errors.ConnectionClosedError()])
-async def test_subscription_that_fails_raises_unavailable(error: Exception) -> None:
+async def test_nats_subscription_that_fails_raises_unavailable(error: Exception) -> None:
     connection = Nats()
     connection.fails = error
     transport = over(connection)
@@ -434,7 +438,7 @@ async def test_subscription_that_fails_raises_unavailable(error: Exception) -> N
         await transport.listen("in.*", never, 60)
 
 
-async def test_subscription_that_is_denied_or_late_is_removed() -> None:
+async def test_nats_subscription_that_is_denied_or_times_out_is_removed() -> None:
     connection = Nats()
     transport = over(connection)
     both = [("subscribe", "in.*"), ("unsubscribe", "in.*")]
@@ -465,7 +469,7 @@ async def test_subscription_that_is_denied_or_late_is_removed() -> None:
     assert connection.calls == both
 
 
-async def test_transport_reconnect_wakes_waiters_and_starts_a_new_wait() -> None:
+async def test_nats_transport_reconnect_completes_the_reconnected_future_and_creates_a_new_one() -> None:
     transport = over(Nats())
     first = transport.reconnected
     transport._connection_renewed()
@@ -480,7 +484,7 @@ async def test_transport_reconnect_wakes_waiters_and_starts_a_new_wait() -> None
     assert ours.on_reconnected == []
 
 
-async def test_room_is_waited_for_until_there_is_some_or_the_time_is_over() -> None:
+async def test_nats_publish_with_a_full_write_buffer_waits_for_space_or_raises_unavailable() -> None:
     connection = Nats()
     transport = over(connection)
     connection.is_connected = True
@@ -506,7 +510,7 @@ async def test_room_is_waited_for_until_there_is_some_or_the_time_is_over() -> N
         await late
 
 
-async def test_transport_close_that_hangs_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nats_transport_close_that_hangs_aborts_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport_module, "_CLOSE_S", 0.01)
     cut: list[Any] = []
     monkeypatch.setattr(transport_module, "cut_off", cut.append)
@@ -531,7 +535,7 @@ async def test_transport_close_that_hangs_is_aborted(monkeypatch: pytest.MonkeyP
     assert cut == [hangs]
 
 
-def test_transport_over_a_foreign_connection_has_no_parse_errors() -> None:
+def test_nats_transport_over_a_plain_nats_py_connection_reports_no_parse_errors() -> None:
     async def counts() -> Any:
         return [
             over(connection).parse_errors  # type: ignore[arg-type]
@@ -545,7 +549,7 @@ def test_transport_over_a_foreign_connection_has_no_parse_errors() -> None:
     assert asyncio.run(counts()) == [Counter(), Counter(), Counter(a=1)]
 
 
-async def test_reopened_inbox_replaces_the_old_subscription() -> None:
+async def test_nats_request_after_a_closed_inbox_subscribes_a_new_inbox() -> None:
     connection = Nats()
     transport = over(connection)
     async with transport.expect_answer("s", 60):

@@ -55,7 +55,7 @@ def at(offset: int, known: int = 0) -> BatchResult:
 
 
 # ---- batches -----------------------------------------------------------------------------------------------------------------
-def test_lane_sends_gathered_records_as_soon_as_the_window_has_room() -> None:
+def test_producer_partition_queue_sends_buffered_records_when_the_window_has_space() -> None:
     lane = a_lane(window=2)
     fill(lane, b"a")
     assert [values_of(p) for p in sent(lane, 0)] == [[b"a"]]
@@ -68,7 +68,7 @@ def test_lane_sends_gathered_records_as_soon_as_the_window_has_room() -> None:
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 0, 3)
 
 
-def test_lane_batch_is_bounded_in_bytes_except_a_single_larger_record() -> None:
+def test_producer_partition_queue_batch_stays_below_batch_bytes_except_for_one_larger_record() -> None:
     lane = a_lane(window=9, batch_records=10, batch_bytes=5)
     fill(lane, b"ddddddd", b"aa", b"bbb", b"c", b"ddddddd", b"e")
     assert [values_of(p) for p in sent(lane, 0)] == [[b"ddddddd"], [b"aa", b"bbb"], [b"c"], [b"ddddddd"], [b"e"]]
@@ -76,7 +76,7 @@ def test_lane_batch_is_bounded_in_bytes_except_a_single_larger_record() -> None:
 
 
 @pytest.mark.parametrize(("batch_records", "batch_bytes"), [(10, 5), (3, 100), (1, 100), (10, 1), (2, 6)])
-def test_lane_add_many_builds_the_same_batches_as_add(batch_records: int, batch_bytes: int) -> None:
+def test_producer_partition_queue_add_many_builds_the_same_batches_as_add(batch_records: int, batch_bytes: int) -> None:
     values = [b"aa", b"bbb", b"c", b"ddddddd", b"e", b"f", b"g", b"hh", b"i"]
     one, many = a_lane(99, batch_records, batch_bytes), a_lane(99, batch_records, batch_bytes)
     for value in values:
@@ -86,7 +86,7 @@ def test_lane_add_many_builds_the_same_batches_as_add(batch_records: int, batch_
     assert [(p.batch, p.size_bytes) for p in sent(many, 0)] == [(p.batch, p.size_bytes) for p in sent(one, 0)]
 
 
-def test_lane_add_many_distributes_records_as_add_does() -> None:
+def test_producer_partition_queue_add_many_fills_batches_as_add_does() -> None:
     values = [b"aa", b"bbb", b"c", b"ddddddd", b"e", b"f", b"g"]
     keys = [b"k%d" % i for i in range(len(values))]
     one, many = a_lane(9, 2, 5), a_lane(9, 2, 5)
@@ -103,7 +103,7 @@ def test_lane_add_many_distributes_records_as_add_does() -> None:
     assert all(ticket is parcel.ticket for (ticket, _, _), parcel in zip(shares, found, strict=False))
 
 
-def test_lane_batch_has_keys_headers_and_tombstones() -> None:
+def test_producer_partition_queue_batch_contains_keys_headers_and_tombstones() -> None:
     lane = a_lane(batch_records=3)
     lane.add(None, b"k", (), 1, 0.0)
     lane.add(b"v", None, (("h", b"1"),), 1, 0.0)
@@ -119,7 +119,7 @@ def test_lane_batch_has_keys_headers_and_tombstones() -> None:
     assert (plain.keys, plain.headers) == (None, None)
 
 
-def test_lane_batch_mixes_records_with_and_without_keys() -> None:
+def test_producer_partition_queue_batch_contains_records_with_and_without_keys() -> None:
     lane = a_lane(batch_records=4)
     lane.add(b"a", b"k", (), 1, 0.0)
     lane.add_many([b"b"], None, [1], 0.0)
@@ -129,7 +129,7 @@ def test_lane_batch_mixes_records_with_and_without_keys() -> None:
     assert parse_batch(sent(lane, 0)[0].batch).keys() == [b"l", None]
 
 
-def test_lane_begins_at_the_sequence_epoch_and_digest_of_the_log() -> None:
+def test_producer_partition_queue_continues_at_the_sequence_epoch_and_digest_of_the_log() -> None:
     lane, digest = a_lane(), RollingDigest(values=5)
     lane.begin(4, (1 << 32) - 1, digest)
     fill(lane, b"a", b"b", b"c")
@@ -140,7 +140,7 @@ def test_lane_begins_at_the_sequence_epoch_and_digest_of_the_log() -> None:
 
 
 # ---- answers -----------------------------------------------------------------------------------------------------------------
-def test_lane_completes_tickets_in_order_for_answers_in_any_order() -> None:
+def test_producer_partition_queue_with_acks_in_any_order_completes_records_in_order() -> None:
     lane = a_lane()
     fill(lane, b"a", b"b", b"c", b"d", b"e")
     sent(lane, 0)
@@ -154,7 +154,7 @@ def test_lane_completes_tickets_in_order_for_answers_in_any_order() -> None:
     assert lane.is_empty
 
 
-def test_lane_resends_unstored_batches_after_a_rejection_and_a_pause() -> None:
+def test_producer_partition_queue_resends_rejected_batches_after_a_delay() -> None:
     lane = a_lane()
     fill(lane, b"a", b"b", b"c", b"d", b"e")
     before = sent(lane, 0)
@@ -172,7 +172,7 @@ def test_lane_resends_unstored_batches_after_a_rejection_and_a_pause() -> None:
     assert tokens(lane.acked(2, at(2, 2))) == ["c", "d", "e"]
 
 
-def test_lane_ignores_rejections_of_batches_behind_a_rejected_one() -> None:
+def test_producer_partition_queue_ignores_rejections_of_batches_after_a_rejected_batch() -> None:
     lane = a_lane()
     fill(lane, b"a", b"b", b"c", b"d")
     sent(lane, 0)
@@ -181,7 +181,7 @@ def test_lane_ignores_rejections_of_batches_behind_a_rejected_one() -> None:
     assert lane.resume_at == 1.0 + FIRST_PAUSE_S
 
 
-def test_lane_sends_nothing_without_an_epoch_and_ignores_unknown_rejections() -> None:
+def test_producer_partition_queue_without_a_producer_epoch_sends_nothing() -> None:
     lane = PartitionQueue(7, window=3, batch_bytes=1000, batch_records=2, attempt_s=1.0, new_ticket=list)
     fill(lane, b"a")
     assert (lane.asks, sent(lane, 0), lane.wake_at()) == (True, [], None)
@@ -191,7 +191,7 @@ def test_lane_sends_nothing_without_an_epoch_and_ignores_unknown_rejections() ->
     assert not lane.refused(0, 1, Refusal.FINAL, 1.0)
 
 
-def test_lane_pauses_grow_to_a_second_and_restart_after_an_ack() -> None:
+def test_producer_partition_queue_retry_delays_grow_to_a_second_and_reset_after_an_ack() -> None:
     lane = a_lane(window=9)
     fill(lane, b"a", b"b", b"c")
     pauses, now = [], 0.0
@@ -208,7 +208,7 @@ def test_lane_pauses_grow_to_a_second_and_restart_after_an_ack() -> None:
     assert round(lane.resume_at - now, 6) == FIRST_PAUSE_S
 
 
-def test_lane_over_quota_resends_after_the_requested_delay() -> None:
+def test_producer_partition_queue_over_quota_resends_after_the_delay_in_the_rejection() -> None:
     lane = a_lane(window=9)
     fill(lane, b"a", b"b", b"c")
     sent(lane, 1.0)
@@ -219,7 +219,7 @@ def test_lane_over_quota_resends_after_the_requested_delay() -> None:
     assert round(lane.resume_at - 9.0, 6) == FIRST_PAUSE_S, "pauses grow for other refusals"
 
 
-def test_lane_resends_a_batch_without_answer_after_its_timeout() -> None:
+def test_producer_partition_queue_resends_a_batch_without_answer_after_its_timeout() -> None:
     lane = a_lane()
     assert lane.wake_at() is None
     assert not lane.late(99)
@@ -233,7 +233,7 @@ def test_lane_resends_a_batch_without_answer_after_its_timeout() -> None:
     assert [p.attempt for p in sent(lane, 11.0 + FIRST_PAUSE_S)] == [2]
 
 
-def test_lane_fails_when_the_order_cannot_be_kept() -> None:
+def test_producer_partition_queue_with_a_sequence_gap_of_stored_records_fails() -> None:
     lane = a_lane(window=1)
     fill(lane, b"a", b"b", b"c", b"d", b"e")
     sent(lane, 0)
@@ -246,7 +246,7 @@ def test_lane_fails_when_the_order_cannot_be_kept() -> None:
     assert lane.tickets == [(["c", "d"], 2), (["e"], 0)]
 
 
-def test_lane_batch_that_is_not_full_waits_for_the_linger_time() -> None:
+def test_producer_partition_queue_sends_a_partial_batch_after_the_linger_time() -> None:
     lane = a_lane(linger_s=0.5)
     fill(lane, b"a")
     assert (sent(lane, 0.49), lane.wake_at()) == ([], 0.5)
@@ -264,7 +264,7 @@ def test_lane_batch_that_is_not_full_waits_for_the_linger_time() -> None:
     assert lane.wake_at() == 0.5
 
 
-def test_lane_unknown_to_the_leader_asks_for_an_epoch_and_resends_the_same_sequences() -> None:
+def test_producer_partition_queue_unknown_to_the_leader_gets_a_new_epoch_and_resends_its_batches() -> None:
     lane = a_lane(window=2)
     fill(lane, b"a", b"b", b"c", b"d", b"e")
     lane.add_many([b"f"], None, [1], 0.0)
@@ -285,7 +285,7 @@ def test_lane_unknown_to_the_leader_asks_for_an_epoch_and_resends_the_same_seque
     assert lane.unanswered[0] == 4
 
 
-def test_lane_reset_marks_only_the_first_batch_and_waits_for_its_ack() -> None:
+def test_producer_partition_queue_reset_sends_only_the_first_batch_until_its_ack() -> None:
     lane = a_lane()
     lane.begin(3, 0, RollingDigest(values=9), reset=True)
     fill(lane, b"a", b"b", b"c")
@@ -295,7 +295,7 @@ def test_lane_reset_marks_only_the_first_batch_and_waits_for_its_ack() -> None:
     assert (first.reset, second.reset, first.digest) == (True, False, RollingDigest())
 
 
-def test_lane_connection_renewed_probes_within_a_second_until_an_answer_comes() -> None:
+def test_producer_partition_queue_after_a_reconnect_resends_one_batch_several_times_per_second() -> None:
     lane = a_lane()
     fill(lane, b"a", b"b", b"c")
     first, second = sent(lane, 0)
@@ -314,7 +314,7 @@ def test_lane_connection_renewed_probes_within_a_second_until_an_answer_comes() 
     assert [p.sequence for p in sent(lane, now)] == [second.sequence]
 
 
-def test_lane_connection_renewed_still_waits_for_the_quota() -> None:
+def test_producer_partition_queue_over_quota_after_a_reconnect_still_waits_for_the_delay() -> None:
     lane = a_lane()
     fill(lane, b"a")
     (first,) = sent(lane, 0)
@@ -379,7 +379,7 @@ class Leader:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_lane_stores_each_record_once_in_order_over_any_wire_and_leaders(seed: int) -> None:
+def test_producer_partition_queue_with_lost_messages_and_leader_changes_stores_each_record_once(seed: int) -> None:
     rng = random.Random(seed)
     lane, leader = a_lane(window=rng.choice((1, 2, 5)), batch_records=3), Leader()
     given: list[bytes] = []
@@ -423,7 +423,7 @@ def test_lane_stores_each_record_once_in_order_over_any_wire_and_leaders(seed: i
     assert len(given) > 100
 
 
-def test_partition_queue_without_a_known_digest_sends_no_digest() -> None:
+def test_producer_partition_queue_without_a_known_digest_sends_no_digest() -> None:
     lane = a_lane()
     lane.begin(4, 7, None)
     fill(lane, b"a", b"b", b"c")
@@ -434,7 +434,7 @@ def test_partition_queue_without_a_known_digest_sends_no_digest() -> None:
     assert lane.unanswered == (0, RollingDigest()), "who begins knows it"
 
 
-def test_lane_batch_age_counts_from_its_first_attempt() -> None:
+def test_producer_partition_queue_batch_age_counts_from_its_first_send() -> None:
     """By it patience is counted: a batch that is sent again and again is given up at last."""
     lane = a_lane()
     fill(lane, b"a")

@@ -78,7 +78,7 @@ GOOD = ([batch(0, 3)], {"hw": 9, "node": "n2"})
 
 
 # ---- whom it asks --------------------------------------------------------------------------------------------------------------
-async def test_reader_asks_the_node_that_answered_last() -> None:
+async def test_partition_reader_sends_the_next_request_to_the_node_that_answered_last() -> None:
     reader = a_reader(ReadOptions(max_bytes=5000, wait_s=0.25))
     asked = Asked(reader, GOOD, ([batch(3, 2)], {"hw": 9, "node": "n3"}))
     progress = ReadProgress("s", 0, 0)
@@ -93,7 +93,7 @@ async def test_reader_asks_the_node_that_answered_last() -> None:
 
 
 @pytest.mark.parametrize(("pinned", "nodes"), [("", ["", "n1", "", "n2"]), ("n7", ["n7"] * 4)])
-async def test_reader_asks_the_leader_named_by_a_node_that_cannot_serve(pinned: str, nodes: list[str]) -> None:
+async def test_partition_reader_requests_the_leader_in_the_rejection_of_another_node(pinned: str, nodes: list[str]) -> None:
     reader = a_reader(ReadOptions(node=pinned, wait_s=0.25))
     refuses = ([], {"hw": 9, "error": _Error.NOT_READY, "node": "n3"})
     asked = Asked(reader, refuses, refuses, GOOD, ([batch(3, 2)], {"hw": 9, "node": "n2"}))
@@ -106,7 +106,7 @@ async def test_reader_asks_the_leader_named_by_a_node_that_cannot_serve(pinned: 
     assert reader.node == (pinned or "n2")
 
 
-async def test_reader_asks_any_node_after_a_failed_answer() -> None:
+async def test_partition_reader_after_a_failed_answer_requests_any_node() -> None:
     reader = a_reader()
     reader.node = "n2"
     asked = Asked(reader, UnavailableError("silent"), GOOD)
@@ -115,7 +115,7 @@ async def test_reader_asks_any_node_after_a_failed_answer() -> None:
 
 
 @pytest.mark.parametrize(("leader", "asked_first", "second"), [("n1", "", "n1"), ("n1", "n1", ""), ("", "n2", "")])
-async def test_reader_confirms_a_fatal_error_with_the_leader(leader: str, asked_first: str, second: str) -> None:
+async def test_partition_reader_confirms_a_fatal_error_with_a_second_answer(leader: str, asked_first: str, second: str) -> None:
     reader = a_reader()
     reader.node = asked_first
     ends = ([], {"hw": 9, "error": _Error.WRONG_STREAM, "uid": "u2", "leader": leader})
@@ -126,7 +126,7 @@ async def test_reader_confirms_a_fatal_error_with_the_leader(leader: str, asked_
     assert reader._transport.counters == {"answers doubted": 2}
 
 
-async def test_reader_counts_an_answer_to_another_request_and_retries() -> None:
+async def test_partition_reader_counts_an_answer_with_another_request_id_and_retries() -> None:
     reader = a_reader()
     asked = Asked(reader, ([batch(0, 3)], {"hw": 9, "requestId": 1}), GOOD)
     assert offsets(await reader.fetch(ReadProgress("s", 0, 0))) == [0, 1, 2]
@@ -134,7 +134,7 @@ async def test_reader_counts_an_answer_to_another_request_and_retries() -> None:
     assert len(asked.nodes) == 2
 
 
-async def test_reader_reports_damaged_bytes_to_the_node_that_sent_them() -> None:
+async def test_partition_reader_reports_damaged_bytes_to_the_sending_node() -> None:
     reader = a_reader()
     damaged = bytearray(batch(0, 3))
     damaged[-1] ^= 1
@@ -160,7 +160,7 @@ async def test_reader_reports_damaged_bytes_to_the_node_that_sent_them() -> None
     assert (told, nameless.suspect) == ([], None)
 
 
-async def test_reader_counts_batches_that_do_not_decompress() -> None:
+async def test_partition_reader_counts_batches_that_do_not_decompress() -> None:
     reader = a_reader()
     Asked(reader, GOOD)
     [piece] = await reader.fetch(ReadProgress("s", 0, 0))
@@ -168,7 +168,7 @@ async def test_reader_counts_batches_that_do_not_decompress() -> None:
     assert reader._transport.counters == {"batches that do not decompress": 1}
 
 
-async def test_reader_gives_up_after_its_patience() -> None:
+async def test_partition_reader_raises_after_patience_s() -> None:
     reader = a_reader(ReadOptions(patience_s=0.01))
     Asked(reader, *[UnavailableError("nobody")] * 1000)
     with pytest.raises(UnavailableError, match="nobody"):
@@ -176,7 +176,7 @@ async def test_reader_gives_up_after_its_patience() -> None:
 
 
 # ---- bounds --------------------------------------------------------------------------------------------------------------------
-async def test_reader_bounds_come_from_the_leader_unless_a_node_is_pinned() -> None:
+async def test_partition_reader_requests_bounds_from_the_leader_unless_a_node_is_pinned() -> None:
     reader = a_reader()
     follower = ([], {"hw": 4, "node": "n2", "leader": "n1"})
     leader = ([], {"hw": 9, "node": "n1", "leader": "n1", "nextOffset": 7, "logStartOffset": 2, "leaderEpoch": 3})
@@ -200,7 +200,7 @@ async def test_reader_bounds_come_from_the_leader_unless_a_node_is_pinned() -> N
     assert (asked.nodes, pinned.node) == (["n2"], "n2")
 
 
-async def test_reader_bounds_request_is_repeated_before_a_truncation_is_raised() -> None:
+async def test_partition_reader_bounds_confirm_a_truncation_with_a_second_answer() -> None:
     reader = a_reader()
     cut = ([], {"hw": 9, "node": "n1", "leader": "n1", "error": _Error.CUT, "cutEndOffset": 3})
     asked = Asked(reader, cut, cut)
@@ -244,7 +244,7 @@ def a_reader_over(requests: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-async def test_reader_repeats_a_request_to_a_silent_replica_a_bounded_number_of_times(
+async def test_partition_reader_repeats_an_unanswered_request_a_bounded_number_of_times(
     pinned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_module, "_HEDGE_S", 0.0)
@@ -269,7 +269,7 @@ async def test_reader_repeats_a_request_to_a_silent_replica_a_bounded_number_of_
     assert all(answer_.cancelled() for _, _, _, answer_ in requests.asked[:-1])
 
 
-async def test_reader_answer_timeout_includes_the_wait_of_the_replica() -> None:
+async def test_partition_reader_answer_timeout_includes_the_long_poll_time() -> None:
     requests = Requests()
     reader = a_reader_over(requests, answer_timeout_s=3.0)
     asking = asyncio.create_task(reader._ask("", client_pb2.ReadRequest(), 500.0))
@@ -287,7 +287,7 @@ async def test_reader_answer_timeout_includes_the_wait_of_the_replica() -> None:
 
 
 @pytest.mark.parametrize(("node", "pinned", "looks"), [("", "", True), ("n2", "", False), ("n2", "n2", True)])
-async def test_reader_without_any_responders_checks_that_the_stream_exists(node: str, pinned: str, looks: bool) -> None:
+async def test_partition_reader_without_responders_checks_if_the_stream_exists(node: str, pinned: str, looks: bool) -> None:
     looked: list[int] = []
 
     async def exists() -> None:
@@ -306,7 +306,7 @@ async def test_reader_without_any_responders_checks_that_the_stream_exists(node:
     assert len(looked) == looks
 
 
-async def test_reader_retrieves_errors_of_unawaited_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partition_reader_retrieves_errors_of_background_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     failed, cancelled = loop.create_future(), loop.create_future()
     failed.set_exception(UnavailableError("x"))
@@ -341,14 +341,14 @@ def piece(base: int, *times_ns: int) -> BatchSlice:
 @pytest.mark.parametrize(
     ("until_ns", "kept", "end"), [(5, [], 0), (20, [0], 1), (30, [0, 1], 2), (35, [0, 1, 2], 3), (99, [0, 1, 2, 3], None)]
 )
-def test_reader_end_time_cuts_slices(until_ns: int, kept: list[int], end: int | None) -> None:
+def test_partition_reader_with_an_end_time_drops_later_records(until_ns: int, kept: list[int], end: int | None) -> None:
     progress = ReadProgress("s", 0, 4)
     assert offsets(_cut([piece(0, 10, 20), piece(2, 30, 40)], until_ns, progress)) == kept
     assert progress.end_offset == end
 
 
 @pytest.mark.parametrize(("now_ns", "known"), [(99, False), (100, True), (101, True)])
-async def test_reader_end_time_in_the_past_becomes_an_offset_and_a_future_time_is_waited_for(
+async def test_partition_reader_end_time_in_the_past_resolves_to_an_offset(
     now_ns: int, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: now_ns)
@@ -402,7 +402,7 @@ def a_consumer(start: Any = 7, until: Any = None, after_epoch: int = 0) -> tuple
         (datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), None, 0, (10**9, (-1, 0)), 8, None),
     ],
 )
-async def test_consumer_begins_at_the_requested_position(
+async def test_consumer_starts_at_the_requested_position(
     start: Any, until: Any, epoch: int, asked: Any, first: int, end: int | None
 ) -> None:
     made, said = a_consumer(start, until, epoch)
@@ -425,7 +425,7 @@ async def test_consumer_begins_at_the_requested_position(
 
 
 @pytest.mark.parametrize(("start", "right"), [(1, True), (0, False), ("earliest", False), (datetime(2026, 1, 1), False)])
-def test_consumer_after_epoch_requires_an_offset_as_start(start: Any, right: bool) -> None:
+def test_consumer_with_after_epoch_and_a_start_that_is_no_offset_raises(start: Any, right: bool) -> None:
     if right:
         a_consumer(start, after_epoch=1)
     else:
@@ -441,7 +441,7 @@ async def test_read_range_returns_the_records_of_the_planned_range() -> None:
     assert offsets([piece async for piece in read_range(reader, progress)]) == [1, 2, 3, 4]
 
 
-async def test_iteration_cleanup_task_is_referenced_until_it_ends() -> None:
+async def test_consumer_iteration_cleanup_task_runs_to_its_end() -> None:
     async def forever() -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -455,7 +455,7 @@ async def test_iteration_cleanup_task_is_referenced_until_it_ends() -> None:
 
 
 # ---- what a reader believes ------------------------------------------------------------------------------------------------------
-def test_reader_records_the_node_and_offset_of_a_gap() -> None:
+def test_partition_reader_with_an_offset_gap_raises_and_records_the_node_and_offset() -> None:
     progress = ReadProgress("s", 0, 5, uid="u1")
     with pytest.raises(ProtocolError, match=r"offset 5, received 7\. Read"):
         progress.accept(answer(batch(7, 1), hw=9, node="n3"))
@@ -463,7 +463,7 @@ def test_reader_records_the_node_and_offset_of_a_gap() -> None:
     assert progress.next_offset == 5
 
 
-def test_reader_joins_fragments_of_a_batch_from_one_node_or_another() -> None:
+def test_partition_reader_joins_batch_fragments_from_several_nodes() -> None:
     whole = batch(0, 3)
     progress = ReadProgress("s", 0, 0)
 
@@ -482,7 +482,7 @@ def test_reader_joins_fragments_of_a_batch_from_one_node_or_another() -> None:
 
 
 # ---- what a client remembers -----------------------------------------------------------------------------------------------------
-async def test_client_stream_description_without_refresh_comes_from_the_cache() -> None:
+async def test_client_stream_without_refresh_returns_the_cached_description() -> None:
     requests: Any = SimpleNamespace()
     streams = StreamDirectory(requests)
     streams.cached["s"] = "old"  # type: ignore[assignment]
@@ -508,7 +508,7 @@ async def test_client_stream_description_without_refresh_comes_from_the_cache() 
     assert streams.cached == {}
 
 
-async def test_describe_returns_the_status_of_each_controller() -> None:
+async def test_admin_describe_returns_the_status_of_each_controller() -> None:
     status = pb.ControllerStatus(nodeId="n1", leader=True, term=2, commitIndex=3, appliedIndex=4, lag=5, connected=False)
     description = pb.ClusterDescription(image=pb.Image(index=7), metadataLeader="n1", controllers=[status])
     requests: Any = MetadataRequests.__new__(MetadataRequests)
@@ -523,7 +523,7 @@ async def test_describe_returns_the_status_of_each_controller() -> None:
     )  # fmt: skip
 
 
-async def test_node_status_without_more_pages_is_complete() -> None:
+async def test_node_status_with_an_empty_second_page_has_no_more_pages() -> None:
     nodes: Any = NodeRequests.__new__(NodeRequests)
     pages: list[Any] = [{"partitions": [{"stream": "s", "partition": 0}], "more": True}, {"partitions": []}]
 
@@ -534,7 +534,7 @@ async def test_node_status_without_more_pages_is_complete() -> None:
     assert await nodes.node_status("n1") == {"partitions": [{"stream": "s", "partition": 0}], "more": False}
 
 
-def test_not_served_error_has_the_leader_and_the_high_watermark() -> None:
+def test_not_served_error_contains_the_leader_and_the_high_watermark() -> None:
     error = NotServedError("x", "n1", 7)
     assert (error.leader, error.high_watermark) == ("n1", 7)
 
@@ -552,7 +552,7 @@ MOVED_AWAY = [
 
 
 @pytest.mark.parametrize("says", MOVED_AWAY)
-async def test_reader_follows_a_partition_that_has_moved_to_another_node(says: Any) -> None:
+async def test_partition_reader_reads_a_moved_partition_from_its_new_node(says: Any) -> None:
     reader = a_reader()
     asked = Asked(
         reader, ([batch(0, 3)], {"hw": 9, "node": "n3"}), says, ([batch(3, 2)], {"hw": 9, "node": "n4", "leader": "n4"})
@@ -566,7 +566,7 @@ async def test_reader_follows_a_partition_that_has_moved_to_another_node(says: A
 
 
 @pytest.mark.parametrize("says", [([], {"hw": 9, "node": "n3", "leader": "n4"}), *MOVED_AWAY])
-async def test_reader_bounds_follow_a_partition_that_has_moved_to_another_node(says: Any) -> None:
+async def test_partition_reader_bounds_of_a_moved_partition_come_from_its_new_node(says: Any) -> None:
     reader = a_reader()
     asked = Asked(reader, says, ([], {"hw": 9, "node": "n4", "leader": "n4"}))
     bounds, _ = await reader.bounds()

@@ -51,7 +51,7 @@ PLAN = pb.PlacementPlan(
 
 
 # ---- plans ---------------------------------------------------------------------------------------------------------------------
-def test_placement_plan_is_decoded_as_sent() -> None:
+def test_placement_plan_decode_returns_the_encoded_fields() -> None:
     assert plan_from_pb(PLAN) == PlacementPlan(
         first_partition=2,
         replicas=(("n1", "n3"), ("n3", "n2")),
@@ -101,7 +101,7 @@ def test_placement_plan_counts_replicas_and_leaders_per_node_and_rack() -> None:
     assert list(plan_from_pb(bare).by_rack()) == ["", "r"]
 
 
-def test_tally_rows_show_totals_and_new_replicas() -> None:
+def test_placement_table_rows_show_total_and_new_replicas_per_node() -> None:
     one, two = (
         ReplicaCounts(leaders=3, new_leaders=1, replicas=5, new_replicas=2),
         ReplicaCounts(leaders=0, new_leaders=0, replicas=0, new_replicas=0),
@@ -109,7 +109,7 @@ def test_tally_rows_show_totals_and_new_replicas() -> None:
     assert list(tally_rows({"n1": one, "": two})) == [("n1", "3 (+1)", "5 (+2)"), ("(none)", "0 (+0)", "0 (+0)")]
 
 
-def test_assignment_file_is_parsed() -> None:
+def test_assignment_file_parser_returns_the_replicas_of_each_partition() -> None:
     text = '[{"id": 7, "replicas": [1, "n2"]}, {"id": -1, "replicas": []}, {"id": 2147483647, "replicas": ["a"]}]'
     assert assignment_from_json(text) == ((7, ("1", "n2")), (-1, ()), (2147483647, ("a",)))
     lists = PlacementOptions(assignment=assignment_from_json(text)).lists()
@@ -137,7 +137,7 @@ def test_assignment_file_is_parsed() -> None:
         ),
     ],
 )
-def test_invalid_assignment_file_names_the_wrong_entry(text: str, error: str) -> None:
+def test_assignment_file_with_an_invalid_entry_raises_with_the_entry_number(text: str, error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         assignment_from_json(text)
     assert error in str(caught.value)
@@ -178,7 +178,7 @@ MANUAL = [pb.ReplicaList(partition=1, replicas=["n1", "n2"])]
 
 
 @pytest.mark.parametrize("dry", [False, True])
-async def test_admin_create_stream_request_carries_every_argument(dry: bool) -> None:
+async def test_admin_create_stream_request_contains_every_argument(dry: bool) -> None:
     group = Group(pb.ControlResponse(plan=PLAN) if dry else pb.ControlResponse(stream=stream_pb()))
     config = StreamConfig(ack_policy=AckPolicy.LEADER)
     ask: Any = group.admin.plan_stream if dry else group.admin.create_stream
@@ -209,7 +209,7 @@ async def test_admin_create_stream_request_carries_every_argument(dry: bool) -> 
 
 
 @pytest.mark.parametrize("dry", [False, True])
-async def test_admin_add_partitions_request_carries_every_argument(dry: bool) -> None:
+async def test_admin_add_partitions_request_contains_every_argument(dry: bool) -> None:
     group = Group(*[pb.ControlResponse(plan=PLAN) if dry else pb.ControlResponse(stream=stream_pb())] * 2)
     ask: Any = group.admin.plan_partitions if dry else group.admin.add_partitions
     more: Any = {} if dry else {"ready_s": 0}
@@ -231,7 +231,7 @@ async def test_admin_add_partitions_request_carries_every_argument(dry: bool) ->
     assert len(group.asked) == 2
 
 
-async def test_admin_plan_without_a_plan_raises_the_reason_and_an_inconsistent_plan_is_rejected() -> None:
+async def test_admin_plan_partitions_with_a_missing_or_inconsistent_plan_raises() -> None:
     wrong = pb.PlacementPlan(nodes=PLAN.nodes, replicationFactor=2, replicas=[0])
     group = Group(pb.ControlResponse(), pb.ControlResponse(detail="nothing to do"), pb.ControlResponse(plan=wrong))
     with pytest.raises(ConfigError, match="metadata group returned no plan"):
@@ -245,7 +245,7 @@ async def test_admin_plan_without_a_plan_raises_the_reason_and_an_inconsistent_p
         await group.admin.plan_partitions("s", 2)
 
 
-async def test_admin_set_node_request_carries_only_the_given_fields() -> None:
+async def test_admin_set_node_request_contains_only_the_given_fields() -> None:
     group = Group(*(pb.ControlResponse(node=pb.Node(nodeId="n1", weight=2.0)) for _ in range(7)))
     admin = group.admin
     assert (await admin.set_node("n1", weight=2.0)).weight == 2.0
@@ -270,7 +270,7 @@ async def test_admin_set_node_request_carries_only_the_given_fields() -> None:
     assert len(group.asked) == 7
 
 
-async def test_admin_reassign_request_carries_the_replicas_or_the_cancellation() -> None:
+async def test_admin_reassign_request_contains_the_replicas_or_the_cancellation() -> None:
     group = Group(*(pb.ControlResponse(partition=pb.Partition(partition=1, target=["a", "d"])) for _ in range(2)))
     stream = image()
     assert (await group.admin.reassign(stream, 1, ["a", "d"])).target == ("a", "d")
@@ -284,7 +284,7 @@ async def test_admin_reassign_request_carries_the_replicas_or_the_cancellation()
     assert len(group.asked) == 2
 
 
-async def test_admin_describes_one_stream_at_the_info_subject() -> None:
+async def test_admin_stream_request_is_sent_to_the_info_subject() -> None:
     group = Group(pb.ControlResponse(stream=stream_pb()), pb.ControlResponse(stream=stream_pb()))
     assert (await group.admin.stream("s")).uid == "u1"
     await MetadataRequests(group, Subjects("ns", principal="me")).stream("s", linearizable=True)  # type: ignore[arg-type]
@@ -292,7 +292,7 @@ async def test_admin_describes_one_stream_at_the_info_subject() -> None:
     assert group.subjects == [Subjects("ns").info()] * 2
 
 
-async def test_admin_attempt_timeout_is_bounded_by_the_remaining_deadline() -> None:
+async def test_admin_attempt_timeout_is_limited_to_the_remaining_deadline() -> None:
     group = Group(*(pb.ControlResponse(stream=stream_pb()) for _ in range(3)))
     transport: Any = group
     await admin_over(transport, Subjects("ns"), deadline_s=600.0).stream("s")
@@ -303,7 +303,7 @@ async def test_admin_attempt_timeout_is_bounded_by_the_remaining_deadline() -> N
     assert 0 <= least <= short <= 1.0
 
 
-def test_unknown_control_error_is_raised_as_a_lift_error() -> None:
+def test_admin_answer_with_an_unknown_error_code_raises_lift_error() -> None:
     error = control_error(pb.ControlResponse(error=_Error.STALE))
     assert str(error) == "the metadata group answered STALE"
     unknown = control_error(pb.ControlResponse(error=77))  # type: ignore[arg-type]
@@ -358,7 +358,7 @@ def led_client(**script: list[Any]) -> tuple[Any, Told, list[Any]]:
     return made, told, led
 
 
-async def test_create_stream_remembers_the_stream_and_waits_for_its_leaders() -> None:
+async def test_create_stream_caches_the_stream_and_waits_for_its_leaders() -> None:
     stream = image(3, led=2)
     made, told, led = led_client(command=[None, None], whole=[stream, stream])
     config = StreamConfig()
@@ -372,7 +372,7 @@ async def test_create_stream_remembers_the_stream_and_waits_for_its_leaders() ->
     assert led == []
 
 
-async def test_client_closes_its_transport_on_context_exit() -> None:
+async def test_client_context_exit_closes_the_nats_transport() -> None:
     made = a_client()
     async with made as same:
         assert same is made
@@ -380,7 +380,7 @@ async def test_client_closes_its_transport_on_context_exit() -> None:
     assert made.transport.closed
 
 
-async def test_add_partitions_waits_only_for_the_new_leaders() -> None:
+async def test_add_partitions_waits_only_for_leaders_of_the_new_partitions() -> None:
     before, after = image(2), image(4)
     made, told, led = led_client(stream=[before], command=[None, None], whole=[after, after])
     assert (await made.admin.add_partitions("s", 4, uid="u1", placement=WISH, ready_s=3.0)).image is after
@@ -391,7 +391,7 @@ async def test_add_partitions_waits_only_for_the_new_leaders() -> None:
     assert len(led) == 2
 
 
-async def test_until_ready_polls_an_unplaced_stream_until_it_is_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_readiness_wait_polls_a_stream_without_replicas_until_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_module, "_PLACED_POLL_S", 0.001)
     placed = image(1)
     made, told, led = led_client(stream=[image(waiting=1), placed])
@@ -408,7 +408,7 @@ async def test_until_ready_polls_an_unplaced_stream_until_it_is_placed(monkeypat
     assert led == []
 
 
-async def test_until_ready_never_sleeps_longer_than_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_readiness_wait_sleeps_at_most_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor than the time between two looks."""
     now, slept = [100.0], []
 
@@ -424,7 +424,7 @@ async def test_until_ready_never_sleeps_longer_than_the_remaining_time(monkeypat
     assert slept == [0.25, 0.25, 0.125]
 
 
-async def test_call_service_sends_to_the_stream_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_call_sends_the_command_to_the_stream_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     made, told, _ = led_client(stream=[image(3), image(3, uid="u2"), image(3, uid="u2")])
     called: list[Any] = []
     anew = False
@@ -453,7 +453,7 @@ async def test_call_service_sends_to_the_stream_of_the_service(monkeypatch: pyte
     assert len(told.asked) == 3, "a partition that is not known may have been added"
 
 
-async def test_query_service_passes_its_arguments_to_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_query_contains_the_arguments_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     made, asked = a_client(), []
 
     async def ask(*given: Any) -> str:
@@ -465,7 +465,7 @@ async def test_query_service_passes_its_arguments_to_the_query(monkeypatch: pyte
     assert asked == [(made.transport, made._streams.requests.subjects, "bank", b"q", 2, 7, 9.0)]
 
 
-def test_partition_address_has_the_subject_and_the_uid() -> None:
+def test_publish_address_of_a_partition_has_its_subject_and_stream_uid() -> None:
     assert subject_address("shop.s", "u", False) == Address("shop.s", "u", False)
     for subject in ("*", "a.*", ">", "a.>", "a.*.b"):
         with pytest.raises(ConfigError, match=r"wildcards\. Name one subject \(subject="):

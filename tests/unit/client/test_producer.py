@@ -190,7 +190,7 @@ async def test_producer_reopened_with_its_id_resumes_and_fences_the_older_proces
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_producer_stores_each_record_once_despite_loss_and_leader_changes(seed: int) -> None:
+async def test_producer_with_lost_messages_and_leader_changes_stores_each_record_once(seed: int) -> None:
     rng = random.Random(seed)
     wire = Wire(partitions=2)
     given: list[list[bytes]] = [[], []]
@@ -218,7 +218,7 @@ async def test_producer_stores_each_record_once_despite_loss_and_leader_changes(
     await p.close()
 
 
-async def test_producer_asks_a_new_leader_for_an_epoch_once() -> None:
+async def test_producer_after_a_leader_change_requests_one_new_epoch() -> None:
     wire = Wire()
     p = await a_producer(wire)
     wire.another_leader()
@@ -232,7 +232,7 @@ async def test_producer_asks_a_new_leader_for_an_epoch_once() -> None:
     await p.close()
 
 
-async def test_producer_overtaken_before_its_first_record_raises_diverged() -> None:
+async def test_producer_after_another_producer_with_its_id_stored_records_raises_diverged() -> None:
     wire = Wire()
     p = await a_producer(wire)
     wire.another_leader()
@@ -270,7 +270,7 @@ async def test_producer_resuming_from_a_stale_leader_raises_diverged() -> None:
     assert wire.values() == [b"a", b"b"]
 
 
-async def test_producer_repeat_stores_equal_records_once_and_raises_on_a_difference() -> None:
+async def test_producer_opened_with_begin_repeat_stores_equal_records_once() -> None:
     wire = Wire()
     async with await a_producer(wire) as p:
         await p.send_many([b"a", b"b", b"c"])
@@ -294,7 +294,7 @@ async def test_producer_repeat_stores_equal_records_once_and_raises_on_a_differe
     await many.close()
 
 
-async def test_producer_begin_anew_starts_at_sequence_zero() -> None:
+async def test_producer_opened_with_begin_anew_starts_at_sequence_zero() -> None:
     wire = Wire()
     async with await a_producer(wire) as p:
         await p.send_many([b"a", b"b"])
@@ -307,7 +307,7 @@ async def test_producer_begin_anew_starts_at_sequence_zero() -> None:
     assert [batch.header.base_sequence for batch in wire.nodes[0].batches][-2:] == [0, 1]
 
 
-async def test_producer_batch_resent_after_a_lost_ack_is_no_duplicate() -> None:
+async def test_producer_batch_resent_after_a_lost_ack_is_stored_once() -> None:
     wire = Wire()
     p = await a_producer(wire)
     lost = iter([False, True])
@@ -335,7 +335,7 @@ async def test_producer_resends_batches_in_flight_at_once_after_a_reconnect() ->
     await p.close()
 
 
-async def test_producer_close_without_acks_has_an_unknown_outcome_for_sent_records() -> None:
+async def test_producer_close_without_acks_fails_sent_records_with_outcome_unknown() -> None:
     wire = Wire()
     p = await a_producer(wire, window=1, attempt_s=600.0, patience_s=3600.0)
     wire.commits = False
@@ -375,7 +375,7 @@ async def test_producer_send_with_a_full_buffer_waits_for_acks() -> None:
     await p.close()
 
 
-async def test_producer_close_wakes_sends_that_wait_for_buffer_room() -> None:
+async def test_producer_close_fails_sends_that_wait_for_buffer_space() -> None:
     wire = Wire()
     p = await a_producer(wire, buffer_bytes=100, attempt_s=30.0)
     wire.commits = False
@@ -401,7 +401,7 @@ async def test_producer_send_many_is_split_by_buffer_and_message_size() -> None:
     assert list(chain.from_iterable(batch.keys() for batch in wire.nodes[0].batches)) == [b"k%d" % n for n in range(200)]
 
 
-async def test_producer_rejects_a_too_large_record_and_sends_others() -> None:
+async def test_producer_rejects_a_too_large_record_and_sends_the_other_records() -> None:
     wire = Wire()
     async with await a_producer(wire) as p:
         for attempt in (p.send(b"x" * wire.max_payload_bytes), p.send_many([b"x" * wire.max_payload_bytes])):
@@ -414,7 +414,7 @@ async def test_producer_rejects_a_too_large_record_and_sends_others() -> None:
     assert [len(value or b"") for value in wire.values()] == [largest, 1]
 
 
-async def test_producer_flush_fails_after_its_patience() -> None:
+async def test_producer_flush_without_acks_raises_after_patience_s() -> None:
     wire = Wire()
     p = await a_producer(wire, attempt_s=0.01, patience_s=0.05)
     wire.loses = lambda: True
@@ -429,7 +429,7 @@ async def test_producer_flush_fails_after_its_patience() -> None:
     assert wire.left == 2, "one that could not be opened leaves nothing behind"
 
 
-async def test_producer_timeout_names_the_last_rejection() -> None:
+async def test_producer_timeout_error_contains_the_last_rejection() -> None:
     wire = Wire()
     p = await a_producer(wire, patience_s=0.05)
     for node in wire.nodes:
@@ -465,7 +465,7 @@ async def test_producer_ignores_answers_of_other_partitions() -> None:
     await p.close()
 
 
-async def test_producer_without_responders_retries() -> None:
+async def test_producer_without_responders_retries_until_a_leader_answers() -> None:
     wire = Wire()
     p = await a_producer(wire)
     through, deaf = wire.publish, [True]
@@ -487,7 +487,7 @@ async def test_producer_without_responders_retries() -> None:
     await p.close()
 
 
-async def test_producer_write_that_fails_is_retried() -> None:
+async def test_producer_retries_a_batch_after_a_connection_write_error() -> None:
     wire = Wire()
     p = await a_producer(wire)
     through, full = wire.publish, [UnavailableError("full"), NoRespondersError("none")]
@@ -518,7 +518,7 @@ async def test_producer_of_a_recreated_stream_raises_not_found() -> None:
     await p.close()
 
 
-async def test_producer_ends_on_a_denial_or_the_close_of_the_client() -> None:
+async def test_producer_send_after_a_permission_denial_or_client_close_raises() -> None:
     wire = Wire()
     p = await a_producer(wire)
     wire.denied(True, "elsewhere")
@@ -548,7 +548,7 @@ async def test_producer_ends_on_a_denial_or_the_close_of_the_client() -> None:
     await p.close()
 
 
-async def test_producer_open_that_is_rejected_raises() -> None:
+async def test_producer_open_that_the_leader_rejects_raises() -> None:
     wire = Wire()
     wire.nodes[0].ingest._derived.producers.max_count = 0
     with pytest.raises(UnavailableError, match="0 producers are known"):

@@ -29,7 +29,7 @@ _Ack = client_pb2.Ack
         ({}, False),
     ],
 )
-async def test_producer_doubts_its_address_after_an_ack_of_another_stream(says: dict[str, Any], doubts: bool) -> None:
+async def test_producer_after_an_ack_of_another_stream_looks_up_the_address(says: dict[str, Any], doubts: bool) -> None:
     p = await a_producer(Wire())
     (course,) = p._courses
     told: list[bool] = []
@@ -40,7 +40,7 @@ async def test_producer_doubts_its_address_after_an_ack_of_another_stream(says: 
     await p.close()
 
 
-async def test_producer_whose_open_is_rejected_as_overloaded_looks_up_and_retries() -> None:
+async def test_producer_open_rejected_as_overloaded_is_retried_after_a_lookup() -> None:
     wire, found = Wire(), list[int]()
 
     async def find(partition: int) -> Address:
@@ -60,7 +60,7 @@ async def test_producer_whose_open_is_rejected_as_overloaded_looks_up_and_retrie
     assert (wire.values(), wire.asked, found) == ([b"a"], 2, [0])
 
 
-async def test_producer_send_yields_to_other_tasks_once_per_batch() -> None:
+async def test_producer_send_yields_to_the_event_loop_once_per_batch() -> None:
     wire, turns = Wire(), [0]
     p = await a_producer(wire, linger_s=60)
 
@@ -80,7 +80,7 @@ async def test_producer_send_yields_to_other_tasks_once_per_batch() -> None:
     await p.close()
 
 
-async def test_producer_close_cancels_its_tasks() -> None:
+async def test_producer_close_cancels_its_background_tasks() -> None:
     wire, asks = Wire(), asyncio.Event()
 
     async def find(partition: int) -> Address:
@@ -97,7 +97,7 @@ async def test_producer_close_cancels_its_tasks() -> None:
     assert [made.done() for made in (task, *p._tasks)] == [True, True]
 
 
-async def test_producer_flush_ignores_the_linger_and_close_removes_its_callbacks() -> None:
+async def test_producer_flush_sends_before_the_linger_time_and_close_removes_callbacks() -> None:
     wire = Wire()
     p = await a_producer(wire, linger_s=60)
     await p.send(b"a")
@@ -108,7 +108,7 @@ async def test_producer_flush_ignores_the_linger_and_close_removes_its_callbacks
     assert (wire.unwatched, wire.left) == (["denials", "close"], 1)
 
 
-async def test_producer_ack_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_producer_ack_cancels_the_resend_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     wire, loop, timers = Wire(), asyncio.get_running_loop(), list[asyncio.TimerHandle]()
     p = await a_producer(wire, attempt_s=600.0)
     real, wake = loop.call_at, p._courses[0].awake.set
@@ -127,7 +127,7 @@ async def test_producer_ack_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(timer.cancelled() for timer in timers)
 
 
-async def test_producer_headers_count_in_the_buffer() -> None:
+async def test_producer_buffer_size_includes_headers() -> None:
     wire = Wire()
     p = await a_producer(wire, linger_s=60)
     await p.send(b"abc", key=b"de", headers={"name": "value", "n": "v"})
@@ -151,7 +151,7 @@ class Counted(asyncio.Future[None]):
         return super().remove_done_callback(callback)
 
 
-async def test_producer_waits_for_a_reconnect_with_one_callback() -> None:
+async def test_producer_registers_one_reconnect_callback() -> None:
     wire = Wire()
     counted = wire.reconnected = Counted()
     p = await a_producer(wire)
@@ -163,7 +163,7 @@ async def test_producer_waits_for_a_reconnect_with_one_callback() -> None:
 
 
 @pytest.mark.parametrize("has_sent", [True, False])
-async def test_producer_that_knows_no_digest_sends_none_to_the_next_leader(has_sent: bool) -> None:
+async def test_producer_without_a_digest_sends_no_digest_to_the_next_leader(has_sent: bool) -> None:
     """One leader reads a compacted log, the next one has seen all of it: what the first did not know is no difference to the second."""
     wire = Wire()
     async with await a_producer(wire) as p:
@@ -186,7 +186,7 @@ async def test_producer_that_knows_no_digest_sends_none_to_the_next_leader(has_s
     assert wire.values() == [b"a", b"b", *([b"c"] if has_sent else []), b"d"]
 
 
-async def test_producer_resends_once_per_reconnect() -> None:
+async def test_producer_resends_its_batches_once_per_reconnect() -> None:
     wire = Wire()
     p = await a_producer(wire, attempt_s=60.0)
     wire.commits = False
@@ -202,7 +202,7 @@ async def test_producer_resends_once_per_reconnect() -> None:
     await p.close()
 
 
-async def test_producer_batch_above_the_server_limit_fails_the_producer() -> None:
+async def test_producer_batch_above_max_payload_fails_the_producer() -> None:
     wire = Wire()
     p = await a_producer(wire)
 
@@ -219,7 +219,7 @@ async def test_producer_batch_above_the_server_limit_fails_the_producer() -> Non
     await p.close()
 
 
-async def test_producer_record_rejected_after_a_lost_attempt_has_an_unknown_outcome() -> None:
+async def test_producer_record_rejected_after_an_unanswered_attempt_raises_outcome_unknown() -> None:
     wire = Wire()
     p = await a_producer(wire, attempt_s=0.05)
     losses = [True]
@@ -238,7 +238,7 @@ async def test_producer_record_rejected_after_a_lost_attempt_has_an_unknown_outc
     await p.close()
 
 
-async def test_producer_flush_does_not_wait_for_the_linger() -> None:
+async def test_producer_flush_does_not_wait_for_the_linger_time() -> None:
     wire = Wire()
     async with await a_producer(wire, linger_s=60.0) as p:
         await p.send(b"a")

@@ -78,7 +78,7 @@ async def test_producer_with_a_source_stores_each_derived_record_once_despite_cr
         assert len(last) == len(wire.nodes[partition].batches)
 
 
-async def test_producer_with_a_source_begins_after_the_lowest_position_and_skips_stored_records() -> None:
+async def test_producer_with_a_source_resumes_after_the_lowest_source_position_of_its_partitions() -> None:
     wire = Wire(2)
     async with await a_producer(wire) as p:
         assert p.begin_after == -1
@@ -106,7 +106,7 @@ async def test_producer_name_is_sent_only_with_the_first_batch_of_an_epoch() -> 
     ]
 
 
-async def test_producer_with_another_source_mode_or_older_generation_is_rejected() -> None:
+async def test_producer_with_another_source_mode_or_an_older_generation_is_rejected() -> None:
     wire = Wire()
     async with await a_producer(wire, READ._replace(generation=5)) as p:
         await p.send_many([b"a"], positions=3)
@@ -122,7 +122,7 @@ async def test_producer_with_another_source_mode_or_older_generation_is_rejected
         assert p.begin_after == 3
 
 
-async def test_producer_rejects_contradictory_source_and_positions() -> None:
+async def test_producer_with_a_source_but_without_positions_raises() -> None:
     wire = Wire()
     with pytest.raises(ConfigError, match="resume"):
         await a_producer(wire, begin="anew")
@@ -148,14 +148,14 @@ async def test_producer_rejects_contradictory_source_and_positions() -> None:
     assert name_for("till", Source("orders")) == "till"
 
 
-def test_producer_source_requires_an_existing_partition() -> None:
+def test_producer_source_with_a_missing_partition_raises_not_found() -> None:
     stream: Any = type("Image", (), {"name": "orders", "uid": "u9", "partitions": (PartitionState,) * 2})
     assert Source("orders", 1, 3).position_in(stream) == SourcePosition("u9", 1, 0, 3)
     with pytest.raises(NotFoundError, match="no partition 2"):
         Source("orders", 2).position_in(stream)
 
 
-def test_lane_keeps_the_records_of_one_source_position_in_one_batch() -> None:
+def test_producer_partition_queue_puts_records_of_one_source_position_into_one_batch() -> None:
     lane = PartitionQueue(7, window=9, batch_bytes=40, batch_records=4, attempt_s=1.0)
     lane.begin(0, 0, lane.unanswered[1], position=2)
     values = [b"%d" % n for n in range(14)]

@@ -14,7 +14,7 @@ from tests.unit.client.test_producer import Wire, a_producer
 
 
 # ---- partitions --------------------------------------------------------------------------------------------------------------------
-async def test_producer_partitions_by_key_and_alternates_batches_without_key() -> None:
+async def test_producer_sends_equal_keys_to_one_partition_and_alternates_batches_without_key() -> None:
     wire = Wire(partitions=3)
     async with await a_producer(wire) as p:
         keys = [b"key-%d" % n for n in range(40)]
@@ -35,7 +35,7 @@ async def test_producer_partitions_by_key_and_alternates_batches_without_key() -
     assert all(len(wire.values(partition)) - count >= 2 for partition, count in enumerate(before)), "one after the other"
 
 
-async def test_producer_uses_the_chosen_partitioner() -> None:
+async def test_producer_with_a_partitioner_option_sends_to_its_partition() -> None:
     wire = Wire(partitions=3)
     async with await a_producer(wire, "a", "round-robin") as p:
         await p.send_many([b"%d" % n for n in range(6)], keys=[b"same"] * 6)
@@ -52,7 +52,7 @@ async def test_producer_uses_the_chosen_partitioner() -> None:
 
 
 @pytest.mark.parametrize("length", range(10))
-def test_many_keys_are_hashed_as_one(length: int) -> None:
+def test_partitioner_of_a_key_list_equals_the_partitioner_of_each_key(length: int) -> None:
     rng = random.Random(length)
     keys = [rng.randbytes(length) for _ in range(9)] + [rng.randbytes(n) for n in range(23)]
     assert (
@@ -63,7 +63,7 @@ def test_many_keys_are_hashed_as_one(length: int) -> None:
 
 
 # ---- what is no record ---------------------------------------------------------------------------------------------------------------
-async def test_producer_rejects_invalid_records_and_options_at_once() -> None:
+async def test_producer_with_invalid_records_or_options_raises() -> None:
     wire = Wire()
     async with await a_producer(wire) as p:
         wrong: list[tuple[Any, str]] = [
@@ -99,7 +99,7 @@ async def test_producer_rejects_invalid_records_and_options_at_once() -> None:
             await a_producer(wire, name, partitioner)  # type: ignore[arg-type]
 
 
-async def test_producer_partitioner_that_raises_uses_no_buffer_room() -> None:
+async def test_producer_partitioner_that_raises_uses_no_buffer_space() -> None:
     def how(key: bytes | None, count: int) -> int:
         if key == b"bad":
             raise LookupError

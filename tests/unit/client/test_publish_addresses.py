@@ -97,14 +97,16 @@ async def client(transport: Transport, node: Node) -> AsyncIterator[Client]:
         yield client
 
 
-async def test_a_message_names_stream_uid_and_partition(client: Client, node: Node) -> None:
+async def test_published_message_contains_stream_name_stream_uid_and_partition(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     await client.publish("a", b"1")
     (message,) = node.stored["u1"]
     assert (message.stream, message.streamUid, message.partition) == ("a", "u1", 0)
 
 
-async def test_publish_to_a_cached_subject_now_used_by_another_stream_stores_nothing(client: Client, node: Node) -> None:
+async def test_publish_to_a_cached_subject_of_a_deleted_stream_stores_nothing_in_its_new_stream(
+    client: Client, node: Node
+) -> None:
     await node.make("a", "u1")
     await client.publish("a", b"1")
     await node.delete("a")
@@ -118,7 +120,7 @@ async def test_publish_to_a_cached_subject_now_used_by_another_stream_stores_not
     assert node.values("u2") == []
 
 
-async def test_publish_to_a_deleted_stream_raises_not_found_within_a_round_trip(client: Client, node: Node) -> None:
+async def test_publish_to_a_deleted_stream_raises_not_found(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     await client.publish("a", b"1")
     await node.delete("a")
@@ -132,7 +134,7 @@ async def test_publish_to_a_deleted_stream_raises_not_found_within_a_round_trip(
 
 
 @pytest.mark.parametrize("place", ["a", "elsewhere"])
-async def test_publisher_finds_a_recreated_stream_and_stores_every_message_once(client: Client, node: Node, place: str) -> None:
+async def test_publisher_of_a_recreated_stream_stores_every_later_message_once(client: Client, node: Node, place: str) -> None:
     await node.make("a", "u1")
     async with client.publisher("a", options=PublishOptions(timeout_s=5)) as publisher:
         await publisher.publish(b"old")
@@ -146,7 +148,7 @@ async def test_publisher_finds_a_recreated_stream_and_stores_every_message_once(
     assert sorted(node.values("u2")) == sorted(b"%d" % i for i in range(50))
 
 
-async def test_publish_describes_one_stream_and_not_the_whole_cluster(client: Client, node: Node) -> None:
+async def test_publish_looks_up_one_stream_and_not_the_whole_cluster(client: Client, node: Node) -> None:
     for name in "abc":
         await node.make(name, f"u{name}")
     await client.publish("a", b"x")
@@ -157,7 +159,7 @@ async def test_publish_describes_one_stream_and_not_the_whole_cluster(client: Cl
     assert node.kinds == {"describeStream"}
 
 
-async def test_message_without_ack_can_carry_the_stream_uid(client: Client, node: Node) -> None:
+async def test_publish_without_ack_with_a_stream_uid_is_not_stored_in_a_recreated_stream(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     async with client.publisher("a") as publisher:
         await publisher.post(b"1", addressed=True)
@@ -172,7 +174,7 @@ async def test_message_without_ack_can_carry_the_stream_uid(client: Client, node
         assert node.values("u2") == []
 
 
-async def test_ack_of_another_stream_incarnation_is_ignored(client: Client, node: Node) -> None:
+async def test_publisher_ignores_an_ack_of_the_stream_before_its_recreation(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     publisher = await client.publisher("a", options=PublishOptions(timeout_s=0.2))
     node.answer = lambda name, uid, data: _Ack(stream=name, streamUid="u0", offset=7)  # type: ignore[method-assign]
@@ -183,7 +185,7 @@ async def test_ack_of_another_stream_incarnation_is_ignored(client: Client, node
     await publisher.close()
 
 
-async def test_publisher_without_ack_looks_up_the_address_and_does_not_repeat_the_message(client: Client, node: Node) -> None:
+async def test_publisher_after_an_ack_timeout_looks_up_the_stream_and_resends_nothing(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     publisher = await client.publisher("a", options=PublishOptions(timeout_s=0.2))
     node.silent = True
@@ -201,7 +203,7 @@ async def test_publisher_without_ack_looks_up_the_address_and_does_not_repeat_th
     await publisher.close()
 
 
-async def test_concurrent_publishes_to_a_deleted_stream_share_a_few_lookups(client: Client, node: Node) -> None:
+async def test_concurrent_publishes_to_a_deleted_stream_send_at_most_four_lookups(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     await client.publish("a", b"1")
     await node.delete("a")
@@ -211,7 +213,7 @@ async def test_concurrent_publishes_to_a_deleted_stream_share_a_few_lookups(clie
     assert node.described - before <= 4
 
 
-async def test_missing_stream_or_partition_raises_not_found_within_a_round_trip(client: Client, node: Node) -> None:
+async def test_publish_or_read_of_a_missing_stream_or_partition_raises_not_found(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     began = asyncio.get_running_loop().time()
     for ask in (
@@ -232,7 +234,7 @@ async def test_missing_stream_or_partition_raises_not_found_within_a_round_trip(
         await client.bounds("a", options=ReadOptions(patience_s=0.3))
 
 
-async def test_publisher_with_a_subject_needs_no_lookup_until_its_stream_is_deleted(client: Client, node: Node) -> None:
+async def test_publisher_with_a_given_subject_sends_no_lookup_until_the_stream_is_deleted(client: Client, node: Node) -> None:
     await node.make("a", "u1")
     publisher = await client.publisher("a", subject=f"{node.namespace}-data.a")
     assert await publisher.publish(b"1")

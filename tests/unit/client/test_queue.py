@@ -69,7 +69,7 @@ async def all_of(queue: Queue, count: int, each: Callable[[Job], Any]) -> list[i
     return found
 
 
-async def test_queue_workers_share_the_records(client: Client) -> None:
+async def test_queue_workers_receive_each_record_once(client: Client) -> None:
     await fill(client, 20)
     async with client.queue("jobs", "w") as one, client.queue("jobs", "w") as other:
         first, second = await one.take(8), await other.take(8)
@@ -83,7 +83,7 @@ async def test_queue_workers_share_the_records(client: Client) -> None:
         assert numbers(await other.take(5)) == [20]
 
 
-async def test_queue_redelivers_only_unacknowledged_records(client: Client) -> None:
+async def test_queue_after_the_ack_wait_redelivers_only_unacknowledged_records(client: Client) -> None:
     await fill(client, 5)
     async with client.queue("jobs", "w", options=SHORT) as lost, client.queue("jobs", "w") as queue:
         taken = await lost.take(4)
@@ -96,7 +96,7 @@ async def test_queue_redelivers_only_unacknowledged_records(client: Client) -> N
         assert await queue.take(9, timeout_s=0.0) == []
 
 
-async def test_queue_acks_are_rejected_only_for_lost_leases(client: Client) -> None:
+async def test_queue_ack_is_rejected_only_after_a_lost_lease(client: Client) -> None:
     await fill(client, 6)
     async with client.queue("jobs", "w") as one, client.queue("jobs", "w") as other:
         first, second = await one.take(2), await one.take(2)
@@ -109,7 +109,7 @@ async def test_queue_acks_are_rejected_only_for_lost_leases(client: Client) -> N
         assert numbers(await one.take(9)) == [0, 4, 5]
 
 
-async def test_queue_acknowledges_records_missing_in_a_granted_range(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_acknowledges_missing_offsets_of_a_granted_range(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(client, 5)
     real = QueueLog.records
 
@@ -130,7 +130,7 @@ async def test_queue_acknowledges_records_missing_in_a_granted_range(client: Cli
             assert {1, 3} >= set(numbers(await other.take(5)))
 
 
-async def test_queue_nack_delay_and_extend_control_the_redelivery(client: Client) -> None:
+async def test_queue_nack_with_delay_and_extend_change_the_redelivery_time(client: Client) -> None:
     await fill(client, 3)
     async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as queue:
         now, later, kept = await queue.take(3)
@@ -172,7 +172,7 @@ async def test_queue_record_beyond_max_deliveries_is_a_dead_letter(client: Clien
         assert await queue.take(3, timeout_s=0.1) == []
 
 
-async def test_queue_dead_letter_without_room_is_stored_without_its_value(client: Client) -> None:
+async def test_queue_dead_letter_above_the_message_size_is_stored_without_its_value(client: Client) -> None:
     """A record that fills a message leaves no room for the headers that say where it is from."""
     largest = 1024 * 1024
     async with asyncio.timeout(30):
@@ -198,7 +198,7 @@ async def test_queue_dead_letter_without_room_is_stored_without_its_value(client
     assert (await client.groups.describe("w")).queues[0].dead == 0
 
 
-async def test_queue_dead_letter_without_room_for_its_reason_omits_the_reason(client: Client) -> None:
+async def test_queue_dead_letter_with_a_too_long_reason_is_stored_without_the_reason(client: Client) -> None:
     await client.admin.alter_stream("dead", max_message_bytes=450)
     await fill(client, 1, key=b"k", headers={"h": b"v" * 600})
     options = QueueOptions(ack_wait_s=600, max_deliveries=2, dead_letters="dead")
@@ -212,7 +212,7 @@ async def test_queue_dead_letter_without_room_for_its_reason_omits_the_reason(cl
 
 
 @pytest.mark.parametrize("state", ["paused", "deleted"])
-async def test_queue_without_its_dead_letter_stream_delivers_the_good_records(
+async def test_queue_with_a_missing_dead_letter_stream_delivers_other_records(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, state: str
 ) -> None:
     """A record that can't be stored as a dead letter keeps nobody waiting, is named, and is stored when the stream is back."""
@@ -240,7 +240,7 @@ async def test_queue_without_its_dead_letter_stream_delivers_the_good_records(
         assert queue.problem == ""
 
 
-async def test_queue_close_returns_records_taken_ahead(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_close_releases_prefetched_records(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 8)
     await fill(client, 10)
     async with client.queue("jobs", "w") as queue:
@@ -274,7 +274,7 @@ async def test_queue_does_not_deliver_buffered_records_whose_lease_expired(
         assert slow.counters["expired"] >= 2
 
 
-async def test_queue_does_not_deliver_records_whose_lease_expired_while_the_machine_slept(
+async def test_queue_does_not_deliver_records_whose_lease_expired_while_the_host_was_suspended(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 2)
@@ -292,7 +292,7 @@ async def test_queue_does_not_deliver_records_whose_lease_expired_while_the_mach
         assert queue.counters["expired"] == 2
 
 
-async def test_queue_ack_wait_counts_from_before_the_request(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_ack_wait_starts_before_the_take_request(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(client, 1)
     async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=5)) as queue:
         real, asked_ns = queue._say, list[int]()
@@ -327,7 +327,7 @@ async def test_queue_dead_letter_stored_by_two_workers_has_one_message_id(
     assert ids[0] == ids[1]
 
 
-async def test_queue_close_returns_records_granted_during_the_close(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_close_releases_records_granted_during_the_close(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(client, 1)
     options = QueueOptions(ack_wait_s=60)
     queue = await client.queue("jobs", "w", options=options)
@@ -352,7 +352,7 @@ async def test_queue_close_returns_records_granted_during_the_close(client: Clie
         assert numbers(await other.take(1)) == [0]
 
 
-async def test_queue_settlement_with_more_ranges_than_the_limit_is_split(
+async def test_queue_settlement_with_more_ranges_than_the_limit_is_split_into_requests(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_RANGES", 2)
@@ -365,7 +365,7 @@ async def test_queue_settlement_with_more_ranges_than_the_limit_is_split(
     assert [[part.start for part in one.ranges] for one in told] == [[0, 2], [4, 6], [8]]
 
 
-async def test_queue_does_not_deliver_returned_records(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_does_not_deliver_records_released_by_the_worker(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 2)
     await fill(client, 3)
     async with client.queue("jobs", "w") as queue:
@@ -389,7 +389,7 @@ async def test_queue_skips_deleted_records(client: Client) -> None:
             assert await queue.take(3, timeout_s=0.5) == []
 
 
-async def test_queue_takes_from_all_partitions_and_a_recreated_stream(client: Client) -> None:
+async def test_queue_take_returns_records_of_all_partitions_and_of_a_recreated_stream(client: Client) -> None:
     await client.create_stream("many", "many", partitions=3)
     for partition in range(3):
         await client.publish("many", b"%d" % partition, partition=partition)
@@ -401,7 +401,7 @@ async def test_queue_takes_from_all_partitions_and_a_recreated_stream(client: Cl
         assert await all_of(queue, 1, Job.ack) == [7]
 
 
-async def test_queue_takes_from_added_partitions(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_take_returns_records_of_added_partitions(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STREAM_NS", 20_000_000)
     real, failures = client.stream, [UnavailableError("no metadata group"), OutcomeUnknownError("no answer")]
     async with client.queue("jobs", "w") as queue:
@@ -418,7 +418,9 @@ async def test_queue_takes_from_added_partitions(client: Client, monkeypatch: py
         assert queue.counters["not looked"] == 2
 
 
-async def test_queue_of_an_unplaced_stream_takes_once_placed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_of_a_stream_without_replicas_returns_records_after_placement(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, waits = client.stream, 2
 
     async def stream(name: str) -> Any:
@@ -433,7 +435,7 @@ async def test_queue_of_an_unplaced_stream_takes_once_placed(client: Client, mon
         assert await all_of(queue, 1, Job.ack) == [0]
 
 
-async def test_queue_with_start_new_takes_added_partitions_from_their_first_record(
+async def test_queue_with_start_new_reads_added_partitions_from_their_first_record(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_STREAM_NS", 20_000_000)
@@ -449,7 +451,7 @@ async def test_queue_with_start_new_takes_added_partitions_from_their_first_reco
         assert await all_of(queue, 1, Job.ack) == [8]
 
 
-async def test_queue_worker_opened_after_added_partitions_takes_from_their_first_record(client: Client) -> None:
+async def test_queue_worker_opened_after_added_partitions_reads_them_from_their_first_record(client: Client) -> None:
     """No worker that was there before has noticed them. The same where the stream was made again."""
     options = QueueOptions(start="new")
     await fill(client, 3)
@@ -476,7 +478,7 @@ async def test_queue_start_option_selects_the_first_record(client: Client) -> No
         assert numbers(await queue.take(9)) == [0, 1, 2, 3]
 
 
-async def test_queue_limits_pending_records_in_total_and_per_worker(client: Client) -> None:
+async def test_queue_pending_records_are_limited_in_total_and_per_worker(client: Client) -> None:
     await fill(client, 10)
     options = QueueOptions(max_ack_pending=6, max_own_pending=4)
     async with client.queue("jobs", "w", options=options) as one, client.queue("jobs", "w", options=options) as other:
@@ -484,7 +486,7 @@ async def test_queue_limits_pending_records_in_total_and_per_worker(client: Clie
         assert await other.take(9, timeout_s=0.0) == []
 
 
-async def test_queue_returns_granted_records_that_cannot_be_read(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_releases_granted_records_that_cannot_be_read(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(client, 3)
     async with client.queue("jobs", "w") as queue:
 
@@ -499,7 +501,9 @@ async def test_queue_returns_granted_records_that_cannot_be_read(client: Client,
         assert [(number, job.deliveries) for number, job in zip(numbers(jobs), jobs, strict=True)] == [(0, 1), (1, 1), (2, 1)]
 
 
-async def test_queue_returns_its_grants_when_the_read_is_cancelled(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_releases_granted_records_when_the_read_is_cancelled(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await fill(client, 3)
     reading = asyncio.Event()
 
@@ -551,7 +555,7 @@ def said_by(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return said
 
 
-async def test_queue_ack_carries_the_next_take_in_one_command(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_ack_and_next_take_share_one_request(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 10)
     await fill(client, 60)
     async with client.queue("jobs", "w") as queue:
@@ -571,7 +575,7 @@ async def test_queue_ack_carries_the_next_take_in_one_command(client: Client, mo
         assert len([at for at in reads if at < 60]) <= 3, "read once, not for each take"
 
 
-async def test_queue_returns_records_taken_ahead_that_nobody_takes(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_releases_prefetched_records_that_stay_unused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 5)
     monkeypatch.setattr(module, "UNTOUCHED_S", 0.05)
     await fill(client, 6)
@@ -586,7 +590,9 @@ async def test_queue_returns_records_taken_ahead_that_nobody_takes(client: Clien
         assert slow.counters["given back"] == 5
 
 
-async def test_queue_waits_for_new_records_without_polling(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_take_without_records_waits_for_new_records_without_polling(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_LOOK_NS", 3_600_000_000_000)  # else it looks by itself
     monkeypatch.setattr(module, "_ASK_AGAIN_S", 3600.0)
     async with client.queue("jobs", "w", options=QueueOptions(read=ReadOptions(wait_s=30.0))) as queue:
@@ -610,7 +616,9 @@ async def test_queue_take_that_is_cancelled_loses_no_records(client: Client) -> 
         assert [job.deliveries for job in await queue.take(3)] == [1, 1, 1]
 
 
-async def test_queue_acks_are_stored_even_if_their_take_is_rejected(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_ack_is_stored_if_the_take_in_its_request_is_rejected(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another worker has begun to keep the order of keys."""
     monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 10)
     await fill(client, 30)
@@ -650,7 +658,7 @@ async def test_queue_dead_letter_of_a_record_that_is_not_utf_8_is_stored(client:
     assert (buried.value, buried.header("h"), buried.header("Dead-Letter-Subject")) == (b"0", b"\xe9", b"wild.caf\xe9")
 
 
-async def test_queue_take_without_end_gets_the_first_record(client: Client) -> None:
+async def test_queue_take_with_an_infinite_timeout_returns_the_first_record(client: Client) -> None:
     async with client.queue("jobs", "w") as queue:
         with pytest.raises(ConfigError, match="timeout_s"):
             await queue.take(timeout_s=float("nan"))
@@ -659,7 +667,7 @@ async def test_queue_take_without_end_gets_the_first_record(client: Client) -> N
         assert numbers(await taking) == [0]
 
 
-async def test_queue_reject_with_a_reason_that_is_not_utf_8_is_rejected(client: Client) -> None:
+async def test_queue_reject_with_a_reason_that_is_not_utf_8_raises(client: Client) -> None:
     await fill(client, 1)
     async with client.queue("jobs", "w", options=QueueOptions(dead_letters="dead")) as queue:
         (job,) = await queue.take(1)
@@ -668,6 +676,6 @@ async def test_queue_reject_with_a_reason_that_is_not_utf_8_is_rejected(client: 
         await job.ack()
 
 
-def test_queue_with_an_internal_dead_letter_stream_is_rejected() -> None:
+def test_queue_with_an_internal_dead_letter_stream_raises() -> None:
     with pytest.raises(InvalidNameError, match="internal"):
         QueueOptions(dead_letters="_groups")

@@ -85,13 +85,13 @@ async def test_queue_log_skips_records_removed_by_retention() -> None:
         assert await offsets(log, 0, 4) == []
 
 
-async def test_queue_log_asks_only_replicas_with_the_granted_offsets() -> None:
+async def test_queue_log_reads_only_from_replicas_with_the_granted_offsets() -> None:
     reader = Reader()
     await offsets(a_log(reader), 2, 6)
     assert reader.asked == [(2, 5), (4, 5)]
 
 
-async def test_queue_log_watches_the_end_once_until_it_moves() -> None:
+async def test_queue_log_end_watch_runs_once_until_the_end_advances() -> None:
     reader = Reader(4)
     log = a_log(reader)
     await log.look()
@@ -114,7 +114,7 @@ async def test_queue_log_watches_the_end_once_until_it_moves() -> None:
     assert log.close() is None
 
 
-async def test_queue_log_watch_that_fails_ends_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_log_end_watch_that_fails_ends_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else who takes in a loop asks without a pause."""
     slept: list[float] = []
 

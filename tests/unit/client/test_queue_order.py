@@ -65,7 +65,7 @@ async def test_ordered_queue_dead_letter_unblocks_its_key(client: Client) -> Non
         assert [record.value async for record in client.consume("dead", until="end")] == [b"0"]
 
 
-async def test_ordered_queue_with_many_workers_keeps_the_order_and_completes(
+async def test_ordered_queue_with_many_workers_delivers_all_records_in_key_order(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Iterating, with windows of keys that are smaller than what is held."""

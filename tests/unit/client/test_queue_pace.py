@@ -14,13 +14,13 @@ def after(pace: TakePace, count: int, each_ms: float, takes: int, begin_ns: int 
     return begin_ns + round(takes * each_ms * MS)
 
 
-def test_queue_pace_follows_the_worked_example() -> None:
+def test_queue_prefetch_size_follows_the_example_in_the_docs() -> None:
     quick, slow = TakePace(64), TakePace(64)
     assert quick.ahead(after(quick, 1, 5, 4)) == 37, "three done in 20 ms: the fourth is not yet"
     assert slow.ahead(after(slow, 1, 1990, 8)) == 0
 
 
-def test_queue_pace_takes_nothing_ahead_at_first_or_after_a_pause() -> None:
+def test_queue_prefetch_size_is_zero_at_the_start_and_after_a_pause() -> None:
     pace = TakePace(64)
     assert pace.ahead(0) == 0
     for takes in range(1, 4):
@@ -33,7 +33,7 @@ def test_queue_pace_takes_nothing_ahead_at_first_or_after_a_pause() -> None:
     assert pace.ahead(end + 3_001 * MS) == 0, "it begins anew"
 
 
-def test_queue_pace_is_bounded_by_its_limit_or_one_take() -> None:
+def test_queue_prefetch_size_is_limited_to_the_option_or_one_take() -> None:
     small, large = TakePace(64), TakePace(64)
     assert small.ahead(after(small, 10, 1, 8)) == 64
     assert large.ahead(after(large, 1000, 1, 8)) == 1000

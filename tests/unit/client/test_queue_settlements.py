@@ -30,18 +30,18 @@ def told(kind: int, *parts: tuple[int, int, int], key: PartitionKey = KEY) -> pb
     return settlement(kind, key, [pb.RecordRange(start=s, end=e, lease=n) for s, e, n in parts])
 
 
-def test_settlement_joins_adjacent_ranges_and_keeps_the_newest_lease() -> None:
+def test_queue_settlement_of_adjacent_ranges_is_one_range_with_the_newest_lease() -> None:
     assert ranges(ranges_of([job(3), job(1), job(2), job(5), job(6, 2)])) == [(1, 4, 1), (5, 6, 1), (6, 7, 2)]
     assert ranges(ranges_of([job(1, 2), job(1, 4), job(1, 3), job(2, 4)])) == [(1, 3, 4)]
 
 
-def test_settlement_gaps_are_the_granted_offsets_without_a_record() -> None:
+def test_queue_settlement_gaps_are_granted_offsets_without_a_record() -> None:
     part = pb.GrantedRange(start=2, end=8, lease=3)
     assert ranges(gaps(part, [3, 4, 6])) == [(2, 3, 3), (5, 6, 3), (7, 8, 3)]
     assert ranges(gaps(part, list(range(2, 8)))) == []
 
 
-def test_settlement_joins_acks_of_one_partition_only() -> None:
+def test_queue_settlement_joins_only_acks_of_the_same_partition() -> None:
     acks = [
         told(pb.SETTLE_ACK, (4, 5, 1)),
         told(pb.SETTLE_ACK, (1, 2, 1), key=OTHER),
@@ -57,7 +57,7 @@ def test_settlement_joins_acks_of_one_partition_only() -> None:
     assert combine_settlements(twice) is twice, "one of the two leases is not the worker's any more"
 
 
-async def test_settlements_made_during_a_command_share_the_next_command() -> None:
+async def test_queue_settlements_made_during_a_request_share_the_next_request() -> None:
     said: list[list[pb.Settlement]] = []
     go_on = asyncio.Event()
 
@@ -82,7 +82,7 @@ async def test_settlements_made_during_a_command_share_the_next_command() -> Non
     await queue.all_told()
 
 
-async def test_settlement_command_is_bounded() -> None:
+async def test_queue_settlement_request_contains_at_most_max_settlements() -> None:
     said: list[int] = []
 
     async def say(some: list[pb.Settlement]) -> list[pb.LostRange]:
@@ -96,7 +96,7 @@ async def test_settlement_command_is_bounded() -> None:
     assert sum(said) == 2 * len(many)
 
 
-async def test_settlement_failure_without_a_waiter_logs_nothing() -> None:
+async def test_queue_settlement_failure_without_a_waiting_task_logs_no_error() -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
 
@@ -110,7 +110,7 @@ async def test_settlement_failure_without_a_waiter_logs_nothing() -> None:
     assert reported == []
 
 
-async def test_settlement_defect_is_raised_to_every_waiter() -> None:
+async def test_queue_settlement_unexpected_error_is_raised_in_every_waiting_task() -> None:
     async def say(some: list[pb.Settlement]) -> list[pb.LostRange]:
         raise LookupError("a defect")
 

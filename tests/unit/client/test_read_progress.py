@@ -34,7 +34,7 @@ def offsets(slices: list[BatchSlice]) -> list[int]:
     return [offset for piece in slices for offset in piece.offsets().tolist()]
 
 
-def test_reader_returns_batches_in_order_and_advances() -> None:
+def test_partition_reader_returns_batches_in_order_and_advances_its_offset() -> None:
     progress = ReadProgress("s", 0, 0)
     assert offsets(progress.accept(answer(batch(0, 3), batch(3, 2), hw=9))) == [0, 1, 2, 3, 4]
     assert (progress.next_offset, progress.uid, progress.node, progress.high_watermark) == (5, "u1", "n1", 9)
@@ -48,7 +48,7 @@ def test_reader_returns_batches_in_order_and_advances() -> None:
     )
 
 
-def test_reader_trims_records_before_the_wanted_offset_and_past_the_end() -> None:
+def test_partition_reader_drops_records_before_the_start_and_after_the_end_offset() -> None:
     progress = ReadProgress("s", 0, 2, end_offset=6)
     pieces = progress.accept(answer(batch(0, 4), batch(4, 4), batch(8, 4), hw=20))
     assert offsets(pieces) == [2, 3, 4, 5]
@@ -57,18 +57,18 @@ def test_reader_trims_records_before_the_wanted_offset_and_past_the_end() -> Non
     assert (progress.next_offset, progress.done) == (6, True)
 
 
-def test_reader_does_not_return_records_twice() -> None:
+def test_partition_reader_of_overlapping_answers_returns_each_record_once() -> None:
     progress = ReadProgress("s", 0, 5)
     assert offsets(progress.accept(answer(batch(0, 5), batch(5, 2), hw=9))) == [5, 6]
 
 
-def test_reader_at_the_end_of_the_log_accepts_an_empty_answer() -> None:
+def test_partition_reader_at_the_log_end_accepts_an_empty_answer() -> None:
     progress = ReadProgress("s", 0, 5)
     assert progress.accept(answer(hw=4)) == []
     assert progress.next_offset == 5
 
 
-def test_reader_with_an_empty_answer_below_the_high_watermark_asks_another_replica() -> None:
+def test_partition_reader_with_an_empty_answer_below_the_high_watermark_tries_another_replica() -> None:
     with pytest.raises(NotServedError, match="nothing at"):
         ReadProgress("s", 0, 5).accept(answer(hw=9))
     with pytest.raises(
@@ -105,7 +105,9 @@ def test_reader_with_an_empty_answer_below_the_high_watermark_asks_another_repli
         (answer(hw=3, error=_Error.BAD_REQUEST), ProtocolError, "malformed"),
     ],
 )
-def test_reader_rejects_a_wrong_answer_without_advancing(frame: bytes, kind: type[Exception], text: str) -> None:
+def test_partition_reader_rejects_an_invalid_answer_and_keeps_its_offset(
+    frame: bytes, kind: type[Exception], text: str
+) -> None:
     progress = ReadProgress("s", 0, 5, uid="u1", leader_epoch=1, last_offset=4)
     progress.request(1000, 0, 7)
     with pytest.raises(kind, match=text):
@@ -113,7 +115,7 @@ def test_reader_rejects_a_wrong_answer_without_advancing(frame: bytes, kind: typ
     assert (progress.next_offset, progress.leader_epoch, progress.high_watermark) == (5, 1, -1)
 
 
-def test_reader_of_a_compacted_log_accepts_holes() -> None:
+def test_partition_reader_of_a_compacted_log_accepts_missing_offsets() -> None:
     progress = ReadProgress("s", 0, 0, end_offset=30, compacted=True)
     kept = build_batch([b"a", b"b"], base_offset=10, offset_deltas=[2, 7], leader_epoch=1)
     assert offsets(progress.accept(answer(kept, hw=29, compacted=True, nextOffset=18))) == [12, 17]
@@ -122,17 +124,19 @@ def test_reader_of_a_compacted_log_accepts_holes() -> None:
     assert progress.done
 
 
-def test_reader_skips_control_batches() -> None:
+def test_partition_reader_skips_control_batches() -> None:
     progress = ReadProgress("s", 0, 0)
     assert offsets(progress.accept(answer(batch(0, 2, control=True), batch(2, 1), hw=9))) == [2]
 
 
-def test_read_request_of_a_planned_range_requires_its_high_watermark() -> None:
+def test_read_request_of_a_range_contains_the_required_high_watermark() -> None:
     assert ReadProgress("s", 0, 3, end_offset=50, floor_high_watermark=49).request(1, 0).minHighWatermark == 49
 
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=12), st.data())
-def test_reader_returns_every_record_once_however_the_log_is_split_into_answers(sizes: list[int], data: st.DataObject) -> None:
+def test_partition_reader_with_any_split_of_the_log_into_answers_returns_each_record_once(
+    sizes: list[int], data: st.DataObject
+) -> None:
     bases = [sum(sizes[:i]) for i in range(len(sizes))]
     total = sum(sizes)
     start = data.draw(st.integers(0, total))
@@ -148,7 +152,7 @@ def test_reader_returns_every_record_once_however_the_log_is_split_into_answers(
 
 
 @given(st.integers(1, 30), st.integers(0, 40), st.none() | st.integers(0, 40))
-def test_batch_slice_has_the_records_between_two_offsets(count: int, start: int, end: int | None) -> None:
+def test_batch_slice_of_any_offset_range_has_the_records_in_the_range(count: int, start: int, end: int | None) -> None:
     whole = parse_batch(batch(5, count))
     wanted = [o for o in range(5, 5 + count) if o >= start and (end is None or o < end)]
     piece = BatchSlice.between(whole, start, end)
@@ -170,7 +174,9 @@ EMPTY = Bounds(uid="u", node="n1", leader="n1", leader_epoch=1, log_start_offset
     ("start", "offset", "in_empty"),
     [("earliest", 10, 0), ("latest", 19, 0), ("new", 20, 0), (10, 10, None), (20, 20, None), (0, None, 0)],
 )
-def test_start_words_resolve_to_offsets(start: positions.Start, offset: int | None, in_empty: int | None) -> None:
+def test_start_words_earliest_and_new_resolve_to_offsets(
+    start: positions.Start, offset: int | None, in_empty: int | None
+) -> None:
     for bounds, wanted in ((BOUNDS, offset), (EMPTY, in_empty)):
         if wanted is None:
             with pytest.raises(OffsetOutOfRangeError, match="Choose an offset in this range"):
@@ -179,7 +185,7 @@ def test_start_words_resolve_to_offsets(start: positions.Start, offset: int | No
             assert positions.start_offset(start, bounds) == wanted
 
 
-def test_ends_are_inclusive_for_people_and_exclusive_inside() -> None:
+def test_until_offset_is_inclusive_and_resolves_to_the_next_offset() -> None:
     assert positions.end_offset("end", BOUNDS) == 20
     assert positions.end_offset("end", EMPTY) == 0
     assert positions.end_offset(25, BOUNDS) == 26
@@ -190,7 +196,7 @@ def test_ends_are_inclusive_for_people_and_exclusive_inside() -> None:
         positions.start_offset("now", BOUNDS)  # type: ignore[arg-type]
 
 
-def test_start_words_are_parsed_from_the_command_line() -> None:
+def test_start_words_on_the_command_line_are_parsed() -> None:
     assert [positions.parse_start(t) for t in ("earliest", "latest", "new", "17")] == ["earliest", "latest", "new", 17]
     assert positions.parse_start("2026-01-31T12:00:00") == datetime(2026, 1, 31, 12)
     assert [positions.parse_until(t) for t in (None, "end", "17")] == [None, "end", 17]
@@ -211,12 +217,12 @@ def test_start_words_are_parsed_from_the_command_line() -> None:
             positions.parse_until(wrong)
 
 
-def test_times_are_nanoseconds_and_utc_without_a_zone() -> None:
+def test_timestamp_ns_of_a_datetime_without_time_zone_is_utc() -> None:
     assert positions.timestamp_ns(datetime(1970, 1, 1, 0, 0, 1, 5)) == 1_000_005_000
     assert positions.timestamp_ns(datetime(2026, 1, 1, tzinfo=UTC)) == 1_767_225_600_000_000_000
 
 
-def test_read_request_sends_the_last_record_so_that_a_truncation_is_noticed() -> None:
+def test_read_request_contains_the_last_record_and_a_truncation_raises() -> None:
     progress = ReadProgress("s", 0, 0)
     assert progress.request(1000, 0).lastEpoch == 0, "nothing has been read yet"
     progress.accept(answer(batch(0, 3, epoch=4), batch(3, 2, epoch=6), hw=4))
@@ -231,7 +237,7 @@ def test_read_request_sends_the_last_record_so_that_a_truncation_is_noticed() ->
     assert progress.next_offset == 5
 
 
-def test_read_request_of_a_compacted_log_sends_the_last_record_that_was_read() -> None:
+def test_read_request_of_a_compacted_log_contains_the_last_returned_record() -> None:
     """With compaction the records before the offset may be gone."""
     progress = ReadProgress("s", 0, 0, compacted=True)
     progress.accept(answer(batch(0, 2, epoch=3), hw=9, compacted=True, nextOffset=8))
@@ -239,7 +245,7 @@ def test_read_request_of_a_compacted_log_sends_the_last_record_that_was_read() -
     assert (request.offset, request.lastOffset, request.lastEpoch) == (8, 1, 3)
 
 
-def test_reader_does_not_skip_batches_beyond_the_decompression_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_reader_above_the_decompression_limit_skips_no_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that decompress to too much are left for the next question: the answer's own next offset lies behind them."""
     monkeypatch.setattr(progress_module, "MAX_DECOMPRESSED_BYTES", 10)
     progress = ReadProgress("s", 0, 0, compacted=True)
@@ -253,7 +259,7 @@ def test_reader_does_not_skip_batches_beyond_the_decompression_bound(monkeypatch
     assert filtered.next_offset == 3
 
 
-def test_filtering_reader_does_not_advance_past_the_high_watermark() -> None:
+def test_filtered_read_does_not_advance_past_the_high_watermark() -> None:
     for committed, reached in ((True, 3), (False, 9)):
         progress = ReadProgress("s", 0, 0, wanted=Filter(keys=(b"k",)), committed=committed)
         assert offsets(progress.accept(answer(batch(0, 3), hw=5, selected=True, nextOffset=9, lookedEpoch=1))) == [0, 1, 2]

@@ -79,7 +79,7 @@ class Wire:
             assert not self.waiting, "every inbox is given back"
 
 
-async def test_command_message_names_the_ack_inbox_the_reply_inbox_and_the_message_id() -> None:
+async def test_service_command_message_contains_ack_inbox_reply_inbox_and_message_id() -> None:
     wire = Wire((ack(), reply()))
     assert await wire.call() == CommandAnswer(b"done", 17, "n2")
     [(subject, sent, acked)] = wire.sent
@@ -100,7 +100,9 @@ async def test_command_message_names_the_ack_inbox_the_reply_inbox_and_the_messa
 
 
 @pytest.mark.parametrize(("key", "bytes_", "keyed"), [(None, b"", False), (b"", b"", True), (b"k", b"k", True)])
-async def test_command_without_key_differs_from_an_empty_key(key: bytes | None, bytes_: bytes, keyed: bool) -> None:
+async def test_service_command_without_key_is_sent_differently_from_an_empty_key(
+    key: bytes | None, bytes_: bytes, keyed: bool
+) -> None:
     wire = Wire((None, reply()))
     await wire.call(Command("bank", "commands", 3, b"pay", key))
     sent = wire.sent[0][1]
@@ -109,14 +111,14 @@ async def test_command_without_key_differs_from_an_empty_key(key: bytes | None, 
 
 
 @pytest.mark.parametrize("said", [_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.BELOW_MIN_ISR])
-async def test_command_rejected_with_a_retryable_error_is_resent_with_the_same_id(said: Any) -> None:
+async def test_service_command_rejected_with_a_retryable_error_is_resent_with_the_same_id(said: Any) -> None:
     wire = Wire((ack(ackError=said), None), (ack(), reply()))
     assert (await wire.call(Command("bank", "commands", 3, b"pay"))).offset == 17
     first, second = (sent.headers[0].value for _, sent, _ in wire.sent)
     assert first == second
 
 
-async def test_command_rejected_with_a_final_error_is_not_resent() -> None:
+async def test_service_command_rejected_with_a_final_error_is_not_resent() -> None:
     wire = Wire((ack(ackError=_Ack.READ_ONLY, detail="retired"), None))
     with pytest.raises(PublishRejectedError, match=r"^commands/3 refused: READ_ONLY retired$") as caught:
         await wire.call()
@@ -135,7 +137,7 @@ async def test_command_rejected_with_a_final_error_is_not_resent() -> None:
         ack(),
     ],
 )
-async def test_command_call_ignores_a_foreign_ack_and_waits_for_the_service(foreign: Any) -> None:
+async def test_service_command_ignores_an_ack_of_another_stream_and_returns_the_answer(foreign: Any) -> None:
     wire = Wire((foreign, None))
     asking = asyncio.create_task(wire.call())
     while "inbox.1" not in wire.waiting or not wire.waiting["inbox.1"].done():
@@ -148,12 +150,12 @@ async def test_command_call_ignores_a_foreign_ack_and_waits_for_the_service(fore
     assert await asking == CommandAnswer(b"done", 17, "n2")
 
 
-async def test_command_answer_of_the_service_is_preferred_to_the_ack() -> None:
+async def test_service_command_with_ack_and_answer_returns_the_answer() -> None:
     """Both are there: it was carried out, by whichever attempt."""
     assert (await Wire((ack(ackError=_Ack.READ_ONLY), reply())).call()).value == b"done"
 
 
-async def test_command_without_responders_is_unavailable_unless_an_attempt_may_be_stored(
+async def test_service_command_without_responders_raises_unavailable_if_no_attempt_was_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nobody = (message(), None)
@@ -173,7 +175,7 @@ async def test_command_without_responders_is_unavailable_unless_an_attempt_may_b
 
 
 @pytest.mark.parametrize("said", [_Ack.NOT_LEADER, _Ack.PAUSED, _Ack.READ_ONLY])
-async def test_command_rejected_after_a_silent_attempt_has_an_unknown_outcome(
+async def test_service_command_rejected_after_an_unanswered_attempt_raises_outcome_unknown(
     monkeypatch: pytest.MonkeyPatch, said: Any
 ) -> None:
     twice = AsyncRetrying(stop=stop_after_attempt(2), reraise=True)
@@ -185,14 +187,14 @@ async def test_command_rejected_after_a_silent_attempt_has_an_unknown_outcome(
 
 
 @pytest.mark.parametrize("said", [(ack(ackError=_Ack.WRONG_STREAM), None), (message(), None)])
-async def test_service_command_with_an_answer_of_another_stream_looks_up_the_address(said: Any) -> None:
+async def test_service_command_answered_by_another_stream_is_resent_after_a_lookup(said: Any) -> None:
     wire = Wire(said, (ack(), reply()))
     assert (await wire.call()).offset == 17
     assert [sent.streamUid for _, sent, _ in wire.sent] == ["u1", "u2"]
     assert wire.found_anew == [False, True]
 
 
-async def test_command_keeps_its_address_if_a_replica_is_no_leader_or_the_lookup_fails() -> None:
+async def test_service_command_rejected_by_a_follower_is_resent_to_the_same_address() -> None:
     wire = Wire((ack(ackError=_Ack.NOT_LEADER), None), (ack(ackError=_Ack.WRONG_STREAM), None), (ack(), reply()))
     real = wire.found
 
@@ -208,7 +210,7 @@ async def test_command_keeps_its_address_if_a_replica_is_no_leader_or_the_lookup
     assert wire.found_anew == [False, True]
 
 
-async def test_command_to_a_silent_service_times_out_and_names_the_service() -> None:
+async def test_service_command_without_an_answer_raises_timeout_with_the_service_name() -> None:
     wire = Wire(*[(ack(), None)] * 100)
     text = r"^Service bank did not answer on shop\.commands within 0\.02 s\. Check that it runs"
     with pytest.raises(RequestTimeoutError, match=text):
@@ -216,7 +218,7 @@ async def test_command_to_a_silent_service_times_out_and_names_the_service() -> 
     assert {timeout_s for _, timeout_s in wire.expected} == {0.02}
 
 
-async def test_command_to_a_missing_stream_sends_nothing() -> None:
+async def test_service_command_to_a_missing_stream_raises_not_found_and_sends_nothing() -> None:
     wire = Wire()
 
     async def find(anew: bool) -> Address:
@@ -229,7 +231,7 @@ async def test_command_to_a_missing_stream_sends_nothing() -> None:
 
 
 @pytest.mark.parametrize("who", ["", "other"])
-async def test_only_the_service_answers_for_itself(who: str) -> None:
+async def test_service_command_answered_by_another_service_raises_protocol_error(who: str) -> None:
     said = reply(Lift_Service=who)
     with pytest.raises(ProtocolError, match="not from service bank"):
         await Wire((None, said)).call()
@@ -241,7 +243,7 @@ async def test_only_the_service_answers_for_itself(who: str) -> None:
     ("offset", "right"),
     [("0", True), ("9" * 19, True), ("9" * 20, False), ("", False), ("-1", False), ("\u0661", False), ("x", False)],
 )
-async def test_command_answer_offset_must_be_a_number(offset: str, right: bool) -> None:
+async def test_service_command_answer_with_an_invalid_offset_raises_protocol_error(offset: str, right: bool) -> None:
     wire = Wire((None, reply(Lift_Offset=offset)))
     if right:
         assert (await wire.call()).offset == int(offset)
@@ -250,7 +252,7 @@ async def test_command_answer_offset_must_be_a_number(offset: str, right: bool) 
             await wire.call()
 
 
-async def test_command_that_the_service_skipped_raises_the_reason() -> None:
+async def test_service_command_that_the_service_skipped_raises_with_the_reason() -> None:
     wire = Wire((ack(), reply(b"no money\xff", Lift_Error="REFUSED")))
     with pytest.raises(CommandFailedError) as caught:
         await wire.call()
@@ -258,13 +260,13 @@ async def test_command_that_the_service_skipped_raises_the_reason() -> None:
     assert len(wire.sent) == 1
 
 
-async def test_command_answer_without_a_node_header_is_accepted() -> None:
+async def test_service_command_answer_without_a_node_header_is_accepted() -> None:
     said = reply(b"")
     del said.headers["Lift-Node"]
     assert await Wire((None, said)).call() == CommandAnswer(b"", 17, "")
 
 
-async def test_command_that_cannot_be_sent_is_retried() -> None:
+async def test_service_command_that_cannot_be_sent_is_retried() -> None:
     wire = Wire((ack(), reply()))
     real, failures = wire.publish, [UnavailableError("not now")]
 

@@ -18,7 +18,7 @@ async def filled(client: Client) -> None:
             await publisher.send(b"%d" % number)
 
 
-async def test_consumer_getone_with_timeout_zero_gets_every_record() -> None:
+async def test_consumer_getone_with_timeout_zero_returns_every_record() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         await filled(client)
         consumer, found = client.consume("orders"), list[int]()
@@ -30,7 +30,7 @@ async def test_consumer_getone_with_timeout_zero_gets_every_record() -> None:
         assert (await consumer.position()).offset == RECORDS
 
 
-async def test_consumer_iteration_with_cancelled_waits_gets_every_record() -> None:
+async def test_consumer_iteration_with_cancelled_waits_returns_every_record() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         await filled(client)
         consumer, found = client.consume("orders"), list[int]()
@@ -62,7 +62,7 @@ async def test_consumer_closed_during_its_start_leaves_no_task() -> None:
                 await asyncio.sleep(0.01)
 
 
-def test_sync_consumer_getmany_with_timeout_zero_gets_every_record() -> None:
+def test_sync_consumer_getmany_with_timeout_zero_returns_every_record() -> None:
     with memory_cluster() as cluster, cluster.sync_client() as client:
         client.create_stream("orders", "orders")
         for number in range(RECORDS):

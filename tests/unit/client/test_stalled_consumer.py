@@ -86,7 +86,7 @@ def held() -> int:
 
 @pytest.mark.parametrize("kind", ["small", "large"])
 @pytest.mark.parametrize("how", ["records", "batches"])
-async def test_consumer_memory_stays_flat_while_the_application_does_not_read(
+async def test_consumer_memory_stays_constant_while_the_application_does_not_read(
     kind: str, how: str, monkeypatch: pytest.MonkeyPatch, traced: None
 ) -> None:
     decompressed = 0

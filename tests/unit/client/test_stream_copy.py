@@ -86,7 +86,7 @@ async def end(group: Group, task: asyncio.Task[None]) -> None:
     await group.close()
 
 
-async def test_group_pipe_copies_each_record_once_while_members_and_leaders_die(cluster: MemoryCluster) -> None:
+async def test_group_into_copies_each_record_once_while_members_and_leaders_fail(cluster: MemoryCluster) -> None:
     async with cluster.client() as client:
         await feed(client, 0, 60)
         first = await copying(client)
@@ -112,7 +112,7 @@ async def test_group_pipe_copies_each_record_once_while_members_and_leaders_die(
         assert sorted((await client.groups.describe("billing")).positions.values()) == [160, 160]
 
 
-async def test_group_pipe_without_committed_positions_skips_records_in_the_target(cluster: MemoryCluster) -> None:
+async def test_group_into_without_committed_positions_skips_records_already_in_the_target(cluster: MemoryCluster) -> None:
     """Nothing was ever committed: what each partition of the target has is left out there."""
     async with cluster.client() as client:
         await feed(client, 0, 50)
@@ -125,7 +125,7 @@ async def test_group_pipe_without_committed_positions_skips_records_in_the_targe
         await end(*again)
 
 
-async def test_group_pipe_fenced_while_owning_the_partition_opens_a_new_producer(cluster: MemoryCluster) -> None:
+async def test_group_into_with_a_fenced_producer_opens_a_new_producer(cluster: MemoryCluster) -> None:
     async with cluster.client() as client:
         await feed(client, 0, 20)
         group, task = await copying(client)
@@ -158,7 +158,9 @@ async def until_refused(group: Group, times: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["PAUSED", "READ_ONLY"])
-async def test_group_pipe_waits_for_a_closed_target_and_copies_each_record_once(cluster: MemoryCluster, how: str) -> None:
+async def test_group_into_a_paused_or_readonly_target_waits_and_copies_each_record_once(
+    cluster: MemoryCluster, how: str
+) -> None:
     async with cluster.client() as client:
         await feed(client, 0, 20)
         group, task = await copying(client)
@@ -174,7 +176,7 @@ async def test_group_pipe_waits_for_a_closed_target_and_copies_each_record_once(
         await end(group, task)
 
 
-async def test_group_pipe_with_a_paused_target_raises_and_commits_only_copied_records(
+async def test_group_into_a_target_paused_too_long_raises_and_commits_only_copied_records(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("liftpy.client.stream_copy._FAREWELLS", 0.2)
@@ -197,7 +199,7 @@ async def test_group_pipe_with_a_paused_target_raises_and_commits_only_copied_re
         await end(*again)
 
 
-async def test_group_pipe_transform_error_is_raised(cluster: MemoryCluster) -> None:
+async def test_group_into_raises_an_error_of_the_transform_function(cluster: MemoryCluster) -> None:
     def fails(record: Record) -> Iterator[tuple[bytes | None, bytes | None]]:
         yield None, record.value
         raise ArithmeticError("no such bill")
@@ -210,7 +212,7 @@ async def test_group_pipe_transform_error_is_raised(cluster: MemoryCluster) -> N
         assert await copied(client) == wanted(0)
 
 
-async def test_group_pipe_without_key_keeps_the_source_partition(cluster: MemoryCluster) -> None:
+async def test_group_into_copies_records_without_key_to_the_partition_number_of_the_source(cluster: MemoryCluster) -> None:
     async with cluster.client() as client:
         await feed(client, 0, 3)
         async with client.group("billing", ["orders"], options=SHORT) as group:

@@ -17,7 +17,7 @@ async def client() -> AsyncIterator[Client]:
         yield client
 
 
-async def test_stream_info_describes_the_stream_and_its_partitions(client: Client) -> None:
+async def test_stream_info_contains_the_fields_of_the_stream_and_its_partitions(client: Client) -> None:
     config = StreamConfig(retention_age_s=3600)
     created = await client.create_stream("orders", "shop.orders", partitions=2, replicas=3, config=config)
     found = await client.stream("orders")
@@ -33,7 +33,7 @@ async def test_stream_info_describes_the_stream_and_its_partitions(client: Clien
     assert "state" not in repr(found)
 
 
-async def test_stream_info_old_field_warns_and_returns_the_value(client: Client) -> None:
+async def test_stream_info_deprecated_field_warns_and_returns_the_value(client: Client) -> None:
     await client.create_stream("orders", "shop.orders")
     found = await client.stream("orders")
     with pytest.warns(DeprecationWarning, match=r"PartitionInfo\.purges is now PartitionInfo\.state\.purges"):

@@ -107,7 +107,7 @@ def loop() -> Iterator[Any]:
     made.end(nothing)
 
 
-def test_sync_consumer_left_early_closes_its_reader(loop: Any) -> None:
+def test_sync_consumer_iteration_left_early_closes_its_reader(loop: Any) -> None:
     ended: list[str] = []
 
     async def batches() -> Any:
@@ -136,13 +136,13 @@ def test_sync_consumer_left_early_closes_its_reader(loop: Any) -> None:
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=named)
-def test_sync_class_has_the_public_names_of_the_async_one(ours: type, theirs: type) -> None:
+def test_sync_class_has_the_public_methods_of_the_async_class(ours: type, theirs: type) -> None:
     excepted = NOT_FOR_APPLICATIONS - ({"queue"} if theirs is Client else set())
     assert public(theirs) - public(ours) - excepted == set()
 
 
 @pytest.mark.parametrize(("ours", "theirs", "name"), METHODS, ids=named)
-def test_sync_method_has_the_parameters_and_the_text_of_the_async_one(ours: type, theirs: type, name: str) -> None:
+def test_sync_method_has_the_parameters_and_docstring_of_the_async_method(ours: type, theirs: type, name: str) -> None:
     method, original = getattr(ours, name), original_of(theirs, name)
     assert inspect.signature(method).parameters == inspect.signature(original).parameters
     assert method.__doc__ == sync.without_await(original.__doc__)
@@ -151,7 +151,7 @@ def test_sync_method_has_the_parameters_and_the_text_of_the_async_one(ours: type
 
 
 @pytest.mark.parametrize(("ours", "theirs", "name"), PROPERTIES, ids=named)
-def test_sync_attribute_has_the_type_and_the_text_of_the_async_property(ours: type, theirs: type, name: str) -> None:
+def test_sync_attribute_has_the_type_and_docstring_of_the_async_property(ours: type, theirs: type, name: str) -> None:
     attribute, original = vars(ours)[name], original_of(theirs, name)
     assert attribute.__doc__ == original.__doc__
     assert attribute.__orig_class__.__args__ == (get_type_hints(original.fget)["return"],)
@@ -176,7 +176,7 @@ def test_sync_connect_has_the_parameters_of_connect() -> None:
     assert ours == theirs
 
 
-def test_sync_connect_passes_every_argument_and_ends_its_thread_on_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_connect_that_fails_ends_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     client = Asked(Client)
 

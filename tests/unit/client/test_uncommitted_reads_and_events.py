@@ -97,7 +97,7 @@ async def taken(consumer: Consumer, count: int) -> list[int]:
     return found
 
 
-async def test_uncommitted_reads_ask_only_the_leader_and_must_be_requested() -> None:
+async def test_uncommitted_read_must_be_requested_and_uses_only_the_leader() -> None:
     log = Log(UNCOMMITTED)
     consumer = Consumer(log.reader, "earliest", None)
     assert await taken(consumer, 8) == list(range(8))
@@ -109,7 +109,7 @@ async def test_uncommitted_reads_ask_only_the_leader_and_must_be_requested() -> 
     assert {request.isolation for _, request in committed.asked} == {_Isolation.COMMITTED}
 
 
-async def test_uncommitted_read_of_a_follower_is_sent_to_the_leader() -> None:
+async def test_uncommitted_read_answered_by_a_follower_is_resent_to_the_leader() -> None:
     log = Log(UNCOMMITTED)
     consumer = Consumer(log.reader, "earliest", None)
     await consumer.begin()
@@ -118,7 +118,7 @@ async def test_uncommitted_read_of_a_follower_is_sent_to_the_leader() -> None:
     assert [node for node, request in log.asked if not request.boundsOnly][:2] == ["n2", "n1"]
 
 
-async def test_uncommitted_read_raises_truncation_and_resumes_at_the_common_end() -> None:
+async def test_uncommitted_read_of_a_truncated_log_raises_with_the_offset_to_resume() -> None:
     log = Log(UNCOMMITTED)
     consumer = Consumer(log.reader, "earliest", None)
     assert await taken(consumer, 7) == list(range(7))
@@ -131,7 +131,7 @@ async def test_uncommitted_read_raises_truncation_and_resumes_at_the_common_end(
     assert (record.offset, record.value, record.leader_epoch) == (6, b"new", 2)
 
 
-async def test_uncommitted_position_can_be_resumed_unless_truncated() -> None:
+async def test_uncommitted_read_resumes_from_a_stored_position_unless_the_log_was_truncated() -> None:
     log = Log(UNCOMMITTED)
     consumer = Consumer(log.reader, "earliest", None)
     assert await taken(consumer, 7) == list(range(7))
@@ -145,7 +145,7 @@ async def test_uncommitted_position_can_be_resumed_unless_truncated() -> None:
         await taken(Consumer(log.reader, position, None), 1)
 
 
-def test_uncommitted_read_rejects_invalid_isolation_and_backward_reads() -> None:
+def test_uncommitted_read_with_invalid_isolation_or_backwards_raises() -> None:
     wrong: Any = "read_committed"
     with pytest.raises(ConfigError, match=r"Invalid isolation 'read_committed'\. Use committed or uncommitted"):
         ReadOptions(isolation=wrong)
@@ -191,7 +191,7 @@ async def test_read_events_report_answers_failures_and_replica_changes() -> None
     ]
 
 
-async def test_read_event_callback_that_fails_is_logged_rarely_and_ends_no_read(caplog: pytest.LogCaptureFixture) -> None:
+async def test_read_event_callback_that_raises_is_logged_and_the_read_continues(caplog: pytest.LogCaptureFixture) -> None:
     calls = 0
 
     def fails(event: ReadEvent) -> None:
@@ -207,7 +207,7 @@ async def test_read_event_callback_that_fails_is_logged_rarely_and_ends_no_read(
     assert 1 <= len([record for record in caplog.records if "on_event" in record.message]) < 5
 
 
-async def test_read_events_omit_the_end_of_a_long_poll() -> None:
+async def test_read_events_omit_empty_long_poll_answers() -> None:
     told: list[ReadEvent] = []
     teller = Teller(told.append, "s", 0)
     teller.report_answer("n1", 0, 40, 0.1)
@@ -216,7 +216,7 @@ async def test_read_events_omit_the_end_of_a_long_poll() -> None:
     assert [(event.kind, event.node) for event in told] == [(EventKind.ANSWERED, "n1"), (EventKind.MOVED, "n2")]
 
 
-async def test_read_events_report_silence_and_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_events_report_unanswered_requests_and_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[ReadEvent] = []
     log = Log(ReadOptions(on_event=told.append, wait_s=0))
     del log.reader._answer

@@ -46,7 +46,7 @@ async def whole(producer: Producer, *values: bytes) -> None:
 
 
 # ---- columns ---------------------------------------------------------------------------------------------------------------
-def test_column_batch_equals_the_batch_of_the_same_records() -> None:
+def test_record_columns_build_the_same_batch_as_single_records() -> None:
     values, keys = [b"one", None, b"", b"four"], [None, b"k", b"", None]
     pairs = [(("a", b"1"), ("b", b"")), (), (("a", b"2"),), ()]
     flat = [pair for own in pairs for pair in own]
@@ -65,7 +65,7 @@ def test_column_batch_equals_the_batch_of_the_same_records() -> None:
         RecordColumns(ByteArray.of(values), ByteArray.of(keys[:3]))
 
 
-async def test_producer_sends_columns_without_a_round() -> None:
+async def test_producer_send_columns_without_a_write_epoch_stores_all_records() -> None:
     wire = Wire()
     producer = await a_producer(wire, batch_records=40)
     async with producer:
@@ -78,7 +78,7 @@ async def test_producer_sends_columns_without_a_round() -> None:
 
 # ---- rounds ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(6))
-async def test_producer_round_is_stored_once_whenever_its_process_dies(seed: int) -> None:
+async def test_producer_write_epoch_repeated_after_a_crash_at_any_step_is_stored_once(seed: int) -> None:
     rng, wire, deaths = random.Random(seed), Wire(2), 0
     wire.loses = lambda: rng.random() < 0.2
     wanted: list[list[bytes]] = [[], []]
@@ -110,7 +110,7 @@ async def test_producer_round_is_stored_once_whenever_its_process_dies(seed: int
     assert [wire.values(0), wire.values(1)] == wanted
 
 
-async def test_producer_round_batch_is_not_mistaken_for_one_of_the_previous_round() -> None:
+async def test_producer_write_epoch_first_batch_lost_is_resent_and_stored() -> None:
     wire = Wire()
     await whole(await in_round(wire, 1), *records(1, 7))
     producer = await in_round(wire, 2, batch_records=5, attempt_s=0.01)
@@ -120,7 +120,7 @@ async def test_producer_round_batch_is_not_mistaken_for_one_of_the_previous_roun
     assert wire.values() == [*records(1, 7), *records(2, 7)]
 
 
-async def test_producer_round_in_two_processes_fences_the_older_and_stores_once() -> None:
+async def test_producer_write_epoch_in_two_processes_fences_the_older_and_stores_records_once() -> None:
     wire = Wire()
     values = records(3, 100)
     older = await in_round(wire, 3)
@@ -139,7 +139,7 @@ async def test_producer_round_in_two_processes_fences_the_older_and_stores_once(
     assert wire.values() == values
 
 
-async def test_producer_round_repeated_with_another_plan_stores_nothing() -> None:
+async def test_producer_write_epoch_repeated_with_another_plan_stores_nothing() -> None:
     wire = Wire(2)
     late = await in_round(wire, 3, part=2, plan=8)  # is given its epoch before anything of the round is there
     await whole(await in_round(wire, 3, part=1, plan=7), *records(3, 5))
@@ -156,7 +156,7 @@ async def test_producer_round_repeated_with_another_plan_stores_nothing() -> Non
     assert wire.values() == [*records(3, 5), *records(3, 1), *records(3, 3), *records(4, 2)]
 
 
-async def test_producer_round_opened_on_two_leaders_is_stored_once() -> None:
+async def test_producer_write_epoch_opened_on_two_leaders_is_stored_once() -> None:
     wire = Wire()
     values = records(3, 100)
     older = await in_round(wire, 3)
@@ -174,7 +174,7 @@ async def test_producer_round_opened_on_two_leaders_is_stored_once() -> None:
     assert wire.values() == values
 
 
-async def test_producer_of_an_earlier_round_is_fenced() -> None:
+async def test_producer_of_an_earlier_write_epoch_is_fenced() -> None:
     wire = Wire()
     earlier = await in_round(wire, 4)
     await whole(await in_round(wire, 5), *records(5, 10))
@@ -196,7 +196,7 @@ async def test_producer_of_an_earlier_round_is_fenced() -> None:
         ([b"3-1", b"3-0", b"3-2"], "other records are already stored"),
     ],
 )
-async def test_producer_round_repeated_with_other_records_raises_diverged(again: list[bytes], why: str) -> None:
+async def test_producer_write_epoch_repeated_with_other_records_raises_diverged(again: list[bytes], why: str) -> None:
     wire = Wire()
     await whole(await in_round(wire, 3), *records(3, 3))
     with pytest.raises(PublishRejectedError, match=why) as told:
@@ -205,7 +205,7 @@ async def test_producer_round_repeated_with_other_records_raises_diverged(again:
     assert wire.values() == records(3, 3)
 
 
-async def test_producer_round_keeps_its_partition_count() -> None:
+async def test_producer_write_epoch_repeated_after_added_partitions_uses_its_first_partition_count() -> None:
     wire = Wire(2)
     first = await in_round(wire, 1)
     assert first.round_partitions == 2
@@ -222,7 +222,7 @@ async def test_producer_round_keeps_its_partition_count() -> None:
     await later.close()
 
 
-async def test_producer_round_rejects_single_records_and_invalid_epochs() -> None:
+async def test_producer_with_a_write_epoch_rejects_single_records_and_invalid_epochs() -> None:
     wire = Wire()
     producer = await in_round(wire, 1)
     with pytest.raises(ConfigError, match="send_columns"):
@@ -244,7 +244,7 @@ async def test_producer_round_rejects_single_records_and_invalid_epochs() -> Non
             _ = Round("q", 0, 1, plan).position
 
 
-def test_producer_round_position_holds_the_partition_count_and_the_last_sequence() -> None:
+def test_write_epoch_position_encodes_the_partition_count_and_the_last_sequence() -> None:
     assert partitions_in(offset_in(300, (1 << 32) - 1)) == 300
     for plan in (0, 1, 511):
         position = SourcePosition("run", 0, offset_in(10_000, (1 << 32) - 1, plan))

@@ -31,7 +31,7 @@ def offsets(answers: list[asyncio.Future[PublishAck]]) -> list[int]:
     return [answer.result().offset if answer.done() else -1 for answer in answers]
 
 
-async def test_publisher_marks_messages_with_ack_as_answerable_in_a_run() -> None:
+async def test_publisher_messages_with_ack_allow_one_ack_for_several_messages() -> None:
     made, wire, _ = publisher()
     await made.send(b"v")
     await made.send(b"v", key=b"k", headers={"h": "1"}, msg_id="m")
@@ -41,7 +41,7 @@ async def test_publisher_marks_messages_with_ack_as_answerable_in_a_run() -> Non
     assert not frames.decode(wire.posted[0][1], client_pb2.Message).runs, "nobody answers it"
 
 
-async def test_run_ack_answers_each_message_at_its_own_offset() -> None:
+async def test_batch_ack_completes_each_message_with_its_own_offset() -> None:
     made, _, _ = publisher()
     answers = await sent(made, 6)
     await made._on_ack(ack(1, offset=70, recordCount=4, leaderEpoch=9))
@@ -54,7 +54,7 @@ async def test_run_ack_answers_each_message_at_its_own_offset() -> None:
     assert (offsets(answers), made.in_flight, made.in_flight_bytes) == ([4, 70, 71, 72, 73, 90], 0, 0)
 
 
-async def test_run_ack_completes_only_the_messages_without_an_answer() -> None:
+async def test_batch_ack_completes_only_messages_that_have_no_ack() -> None:
     made, _, _ = publisher()
     answers = await sent(made, 4)
     answers[2].cancel()
@@ -65,7 +65,7 @@ async def test_run_ack_completes_only_the_messages_without_an_answer() -> None:
     assert (made.in_flight, made.in_flight_bytes) == (0, 0)
 
 
-async def test_run_ack_beyond_the_sent_messages_is_bounded() -> None:
+async def test_batch_ack_with_a_count_above_the_sent_messages_completes_only_sent_messages() -> None:
     """Anybody may write to an inbox."""
     made, _, _ = publisher()
     answers = await sent(made, 2)
@@ -79,14 +79,14 @@ async def test_run_ack_beyond_the_sent_messages_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("said", [{"stream": "t"}, {"partition": 1}, {"streamUid": "u2"}])
-async def test_run_ack_of_another_stream_is_ignored(said: dict[str, Any]) -> None:
+async def test_batch_ack_of_another_stream_is_ignored(said: dict[str, Any]) -> None:
     made, _, _ = publisher()
     answers = await sent(made, 3)
     await made._on_ack(ack(0, **{"offset": 5, "recordCount": 3} | said))
     assert (offsets(answers), made.in_flight, made.foreign_answers) == ([-1] * 3, 3, 1)
 
 
-async def test_run_acks_of_two_streams_with_one_name_answer_their_own_messages() -> None:
+async def test_batch_ack_of_a_recreated_stream_completes_only_messages_of_that_stream() -> None:
     made, _, _ = publisher()
     answers = await sent(made, 3)
     made._in_flight[1].uid = "u2"
@@ -94,7 +94,7 @@ async def test_run_acks_of_two_streams_with_one_name_answer_their_own_messages()
     assert (offsets(answers), [*made._in_flight]) == ([5, -1, 7], [1])
 
 
-async def test_run_ack_stops_the_resending_of_its_messages() -> None:
+async def test_batch_ack_stops_the_resending_of_its_messages() -> None:
     made, wire, _ = publisher()
     answers = await sent(made, 3)
     now = asyncio.get_running_loop().time()
@@ -110,7 +110,7 @@ async def test_run_ack_stops_the_resending_of_its_messages() -> None:
     assert not later.done()
 
 
-async def test_rejecting_ack_applies_only_to_its_own_message() -> None:
+async def test_batch_ack_with_an_error_fails_only_its_first_message() -> None:
     made, _, _ = publisher()
     answers = await sent(made, 2)
     await made._on_ack(ack(0, ackError=_Ack.TOO_LARGE, recordCount=2))
@@ -118,7 +118,7 @@ async def test_rejecting_ack_applies_only_to_its_own_message() -> None:
     answers[0].exception()
 
 
-async def test_publisher_without_acks_holds_no_more_than_its_window() -> None:
+async def test_publisher_without_received_acks_sends_at_most_its_window() -> None:
     """Back-pressure: who sends beyond it waits; memory does not grow, however many want to send."""
     made, wire, _ = publisher(window=100, window_bytes=1 << 20)
     await sent(made, 100)
@@ -130,7 +130,7 @@ async def test_publisher_without_acks_holds_no_more_than_its_window() -> None:
     assert (made.in_flight, len(wire.sent)) == (50, 150)
 
 
-async def test_publisher_memory_stays_flat_over_many_messages() -> None:
+async def test_publisher_memory_stays_constant_over_many_messages() -> None:
     made, wire, _ = publisher(window=100)
     wire.hand_over = lambda *given: True  # type: ignore[method-assign]
 
