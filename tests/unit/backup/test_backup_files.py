@@ -41,7 +41,7 @@ def files_of(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_backup_manifest_survives_encoding(tmp_path: Path) -> None:
+def test_backup_manifest_after_encode_and_decode_is_equal(tmp_path: Path) -> None:
     _, _, manifest = two_backups(tmp_path)
     manifest = replace(manifest, cursors=(CursorCopy(name="g", is_cursor=False, positions=(("orders", UID, 0, 55),)),))
     assert decode_manifest(encode_manifest(manifest)) == manifest
@@ -57,7 +57,7 @@ def test_backup_manifest_with_any_flipped_bit_is_rejected(tmp_path: Path) -> Non
             decode_manifest(bytes(wrong))
 
 
-def test_backup_manifest_in_another_layout_is_rejected(tmp_path: Path) -> None:
+def test_backup_manifest_with_another_json_layout_is_rejected(tmp_path: Path) -> None:
     store, one, _ = two_backups(tmp_path)
     whole = json.loads(store.read(manifest_path(one.backup)))
     with pytest.raises(CorruptionError, match=r"of this backup \(manifest\.json\) was"):
@@ -111,7 +111,7 @@ def test_backup_manifest_with_impossible_values_is_rejected(tmp_path: Path, old:
         decode_manifest(whole.encode())
 
 
-def test_incremental_backup_keeps_full_pieces_and_copies_the_tail_again(tmp_path: Path) -> None:
+def test_incremental_backup_reuses_full_pieces_and_copies_the_last_partial_piece_again(tmp_path: Path) -> None:
     _, one, two = two_backups(tmp_path)
     old, new = one.streams[0].partitions[0], two.streams[0].partitions[0]
     assert [piece.end for piece in old.pieces] == [30, 60, 80]
@@ -124,7 +124,7 @@ def test_incremental_backup_keeps_full_pieces_and_copies_the_tail_again(tmp_path
     ("start", "high_watermark", "ends"),
     [(0, 79, [30, 60]), (29, 79, [30, 60]), (30, 79, [60]), (70, 79, []), (0, 58, [30]), (0, 59, [30, 60])],
 )
-def test_incremental_backup_keeps_pieces_within_the_current_log(
+def test_incremental_backup_reuses_only_pieces_between_log_start_and_high_watermark(
     tmp_path: Path, start: int, high_watermark: int, ends: list[int]
 ) -> None:
     _, one, _ = two_backups(tmp_path)
@@ -136,7 +136,7 @@ def test_incremental_backup_keeps_pieces_within_the_current_log(
     assert kept_pieces(None, start, high_watermark, 1) == (NO_CHAIN, ())
 
 
-def test_backup_verify_finds_a_flipped_bit_in_every_file_and_names_the_file(tmp_path: Path) -> None:
+def test_backup_verify_with_a_flipped_bit_in_any_file_reports_the_file(tmp_path: Path) -> None:
     store, _, two = two_backups(tmp_path)
     assert verify_backup(store, two).faults == []
     assert verify_backup(store, two).files == len(two.files)
@@ -159,7 +159,7 @@ def test_backup_verify_finds_a_flipped_bit_in_every_file_and_names_the_file(tmp_
         store.newest()
 
 
-def test_backup_verify_finds_a_piece_in_the_wrong_place(tmp_path: Path) -> None:
+def test_backup_verify_reports_a_piece_with_the_content_of_another_piece(tmp_path: Path) -> None:
     """Each piece is whole. The chain shows that it belongs to another log."""
     store, one, _ = two_backups(tmp_path)
     for other, says in (
@@ -172,7 +172,7 @@ def test_backup_verify_finds_a_piece_in_the_wrong_place(tmp_path: Path) -> None:
         assert any(says in fault for fault in verify_backup(store, manifest).faults), says
 
 
-def test_backup_verify_checks_that_the_image_has_the_same_streams(tmp_path: Path) -> None:
+def test_backup_with_other_streams_in_its_metadata_raises_corruption(tmp_path: Path) -> None:
     store, one, _ = two_backups(tmp_path)
     wrong = replace(one, streams=(replace(one.streams[0], uid="00000b-20", partitions=()),))
     with pytest.raises(CorruptionError, match="another stream orders"):
@@ -182,7 +182,7 @@ def test_backup_verify_checks_that_the_image_has_the_same_streams(tmp_path: Path
         read_image(store, wrong)
 
 
-def test_backup_list_marks_incomplete_backups(tmp_path: Path) -> None:
+def test_backup_list_shows_incomplete_backups_as_incomplete(tmp_path: Path) -> None:
     store, one, two = two_backups(tmp_path)
     assert [(entry.backup, entry.faults) for entry in list_backups(store)] == [(FIRST, ()), (SECOND, ())]
     last = tmp_path / two.streams[0].partitions[0].pieces[-1].file.path
@@ -256,7 +256,7 @@ class Meanwhile(Store):
         self.happens()
 
 
-def test_backup_prune_keeps_a_backup_that_begins_or_ends_meanwhile(tmp_path: Path) -> None:
+def test_backup_prune_keeps_a_backup_that_starts_or_ends_during_the_prune(tmp_path: Path) -> None:
     _, one, _ = two_backups(tmp_path)
     store = Meanwhile.at(str(tmp_path))
     assert isinstance(store, Meanwhile)
@@ -287,7 +287,7 @@ def test_backup_prune_keeps_a_backup_that_begins_or_ends_meanwhile(tmp_path: Pat
     assert {running_path(later), piece_path("orders", UID, 0, 5, later)} <= files_of(tmp_path)
 
 
-def test_backup_prune_keeps_the_marker_of_a_backup_begun_during_the_prune(
+def test_backup_prune_keeps_the_marker_file_of_a_backup_started_during_the_prune(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, _, _ = two_backups(tmp_path)
@@ -316,7 +316,7 @@ def test_backup_prune_keeps_the_newest_complete_backups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [0, 3600], ids=["in the same second", "the clock was set back"])
-def test_backup_ids_increase_within_one_second_and_with_clock_jumps(ahead_s: int) -> None:
+def test_backup_ids_created_in_one_second_or_after_a_clock_jump_increase(ahead_s: int) -> None:
     """A restore once used the backup before the newest one, of the same second."""
     taken = [new_backup_id(NOW + timedelta(seconds=ahead_s))]
     for _ in range(20):
@@ -328,7 +328,7 @@ def test_backup_ids_increase_within_one_second_and_with_clock_jumps(ahead_s: int
     assert not is_backup_id("20261341T250000Z-00000000"), "no such time"
 
 
-async def test_backup_id_is_above_every_id_in_the_store(tmp_path: Path) -> None:
+async def test_backup_id_of_a_new_backup_is_greater_than_all_ids_in_the_store(tmp_path: Path) -> None:
     store, _, two = two_backups(tmp_path)
     ahead = new_backup_id(datetime(2096, 1, 1, tzinfo=UTC))
     (tmp_path / manifest_path(ahead)).parent.mkdir(parents=True)
@@ -346,7 +346,7 @@ async def test_backup_id_is_above_every_id_in_the_store(tmp_path: Path) -> None:
     assert min(begun) > ahead > two.backup
 
 
-def test_backup_store_locations_are_parsed(tmp_path: Path) -> None:
+def test_backup_store_urls_and_paths_are_parsed(tmp_path: Path) -> None:
     store = Store.at(f"file://{tmp_path}/deep/store")
     assert store.sizes("backups") == {}
     assert store.backup_ids() == []

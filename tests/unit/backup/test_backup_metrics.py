@@ -35,7 +35,7 @@ def looked(tmp_path: Path) -> Look:
     return look
 
 
-def test_backup_metrics_show_the_newest_complete_backup(tmp_path: Path, looked: Look) -> None:
+def test_backup_metrics_contain_the_newest_complete_backup(tmp_path: Path, looked: Look) -> None:
     _, one, two = two_backups(tmp_path / "store")
     code, found = looked(tmp_path / "store")
     assert (code, found["valid"], found["damaged"]) == (0, 2, 0)
@@ -53,7 +53,7 @@ def test_backup_metrics_show_the_newest_complete_backup(tmp_path: Path, looked: 
     assert (found["valid"], found["damaged"], found["newest_timestamp_seconds"]) == (0, 2, 0)
 
 
-def test_backup_metrics_of_a_missing_store_show_no_backup(tmp_path: Path, looked: Look) -> None:
+def test_backup_metrics_of_a_missing_store_contain_no_backup(tmp_path: Path, looked: Look) -> None:
     assert looked(tmp_path / "gone")[1]["newest_timestamp_seconds"] == 0
 
 
@@ -65,7 +65,7 @@ def test_backup_metrics_file_is_unchanged_if_the_store_cannot_be_read(tmp_path: 
     assert prom.read_text() == "what was"
 
 
-def test_backup_metrics_file_that_cannot_be_written_is_an_error(tmp_path: Path, looked: Look) -> None:
+def test_backup_metrics_file_that_cannot_be_written_raises(tmp_path: Path, looked: Look) -> None:
     two_backups(tmp_path / "store")
     assert looked(tmp_path / "store", tmp_path / "gone" / "x.prom")[0]
 

@@ -24,7 +24,7 @@ from sidecar.runtime.settings import Target
 from tests.unit.backup.stored import SECOND, two_backups
 
 
-def test_backup_step_span_ends_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backup_step_span_ends_when_the_next_step_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter((100, 110, 130, 170, 105))
     spans = StepSpans("backup", lambda: next(now))
     for name in ("begin", "barrier", "pieces"):

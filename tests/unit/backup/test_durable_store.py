@@ -99,7 +99,7 @@ def test_backup_store_write_that_fails_keeps_the_old_file(tmp_path: Path) -> Non
         raise KeyError("an error of the writer's is the writer's")
 
 
-def test_backup_manifest_in_another_directory_or_half_written_is_ignored(tmp_path: Path) -> None:
+def test_backup_manifest_copied_to_another_backup_raises_and_a_partial_one_is_ignored(tmp_path: Path) -> None:
     store, _, _ = two_backups(tmp_path)
     store.put(manifest_path(SECOND), store.read(manifest_path(FIRST)))
     with pytest.raises(CorruptionError, match="The store is damaged: use another backup"):
@@ -182,7 +182,7 @@ async def test_backup_reads_the_metadata_then_the_cursors_then_the_partition_end
 
 @pytest.mark.parametrize("named", [(), ("gone", "orders")], ids=["all streams", "named streams"])
 @pytest.mark.parametrize("at", ["its bounds are asked", "it is copied"])
-async def test_backup_leaves_out_streams_and_groups_that_are_deleted_while_it_runs(
+async def test_backup_omits_streams_and_groups_that_are_deleted_during_the_backup(
     at: str, named: tuple[str, ...], client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = (await client.admin.describe_cluster()).image
@@ -289,7 +289,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-async def test_backup_into_a_full_store_removes_its_partial_files(
+async def test_backup_to_a_full_disk_removes_its_partial_files(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next backup finds room and no mark of the failed one."""
@@ -340,7 +340,7 @@ async def test_backup_cancelled_during_a_write_leaves_no_files(client: Any, tmp_
 
 
 @pytest.mark.parametrize("leaves", ["mark", "pieces", "image"])
-def test_backup_prune_of_a_backup_declared_dead_removes_all_its_files(tmp_path: Path, leaves: str) -> None:
+def test_backup_prune_with_the_id_of_a_failed_backup_removes_all_its_files(tmp_path: Path, leaves: str) -> None:
     store, _, _ = two_backups(tmp_path)
     before = store.sizes("")
     store.put(running_path(THIRD), b'{"since": "?"}')
@@ -356,7 +356,7 @@ def test_backup_prune_of_a_backup_declared_dead_removes_all_its_files(tmp_path: 
     assert store.sizes("") == before
 
 
-async def test_restored_log_has_no_record_of_a_purge_that_was_pending_at_the_backup(client: Any, tmp_path: Path) -> None:
+async def test_restored_log_contains_no_records_of_a_purge_pending_at_the_backup(client: Any, tmp_path: Path) -> None:
     """A later backup, taken after the cluster forgot the purge, has none either."""
     store = Store.at(str(tmp_path / "store"))
     keys = [b"ann", b"bob", b"cid", b"dan"]
@@ -391,7 +391,7 @@ async def test_restored_log_has_no_record_of_a_purge_that_was_pending_at_the_bac
         assert log.log_end_offset == 80
 
 
-async def test_backup_that_recopies_a_partition_keeps_no_earlier_pieces(
+async def test_backup_that_restarts_a_partition_copy_deletes_the_earlier_pieces(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, asked = create.ReplicaReads, list[int]()
@@ -409,6 +409,6 @@ async def test_backup_that_recopies_a_partition_keeps_no_earlier_pieces(
     assert taken.kept_bytes == 0
 
 
-def test_store_without_permission_for_its_directory_names_the_directory() -> None:
+def test_backup_store_without_directory_permission_raises_with_the_directory() -> None:
     with pytest.raises(StorageError, match="Cannot write to the backup store /proc/nobody"):
         Store.at("/proc/nobody").put("running/a", b"")

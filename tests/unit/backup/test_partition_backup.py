@@ -72,7 +72,7 @@ class World:
         return await create._PartitionCopying(self.home, self.stream, 0).run(create.Barrier(bounds), before)
 
 
-async def test_backup_of_a_partition_is_split_into_pieces_with_their_cost(
+async def test_partition_backup_is_split_into_pieces_with_record_count_and_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     world = World(monkeypatch, tmp_path)
@@ -85,7 +85,7 @@ async def test_backup_of_a_partition_is_split_into_pieces_with_their_cost(
     assert [(piece.start, piece.end) for piece in (await world.take(24)).pieces] == [(0, 30)], "a batch is whole"
 
 
-async def test_backup_of_a_partition_skips_absent_and_damaged_replicas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_partition_backup_skips_absent_and_damaged_replicas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     world = World(monkeypatch, tmp_path)
     damaged = Damaged("a flip", 0)
     world.fails = {"n2": Away("no answer"), "n3": damaged}
@@ -98,7 +98,7 @@ async def test_backup_of_a_partition_skips_absent_and_damaged_replicas(monkeypat
         await world.take()
 
 
-async def test_backup_of_a_partition_restarts_at_the_new_log_start_after_retention(
+async def test_partition_backup_overtaken_by_retention_restarts_at_the_new_log_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     world = World(monkeypatch, tmp_path)
@@ -119,7 +119,7 @@ async def test_backup_of_a_partition_restarts_at_the_new_log_start_after_retenti
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_backup_of_a_partition_reuses_earlier_pieces_only_of_the_same_log(
+async def test_partition_backup_reuses_earlier_pieces_only_of_an_unchanged_log(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, same: bool
 ) -> None:
     world = World(monkeypatch, tmp_path)
@@ -134,7 +134,7 @@ async def test_backup_of_a_partition_reuses_earlier_pieces_only_of_the_same_log(
     assert sum(offset < 50 for _, offset in world.asked) == (0 if same else 5)
 
 
-async def test_backup_of_a_compacted_partition_ends_at_the_compacted_offset(
+async def test_partition_backup_of_a_compacted_log_ends_at_the_compacted_offset(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     world = World(monkeypatch, tmp_path)
@@ -149,7 +149,7 @@ async def test_backup_of_a_compacted_partition_ends_at_the_compacted_offset(
     assert (copy.pieces[-1].end, copy.high_watermark, copy.compacted_end) == (60, 59, 60)
 
 
-async def test_backup_of_a_partition_restarts_when_unread_tombstones_were_deleted(
+async def test_partition_backup_restarts_when_unread_tombstones_were_deleted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     world = World(monkeypatch, tmp_path)

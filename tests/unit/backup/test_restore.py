@@ -95,7 +95,7 @@ async def begin(world: World, manifest: Manifest) -> None:
         ((HELPER, "n1"), True, False, ""),
     ],
 )  # fmt: skip
-async def test_restore_removes_only_the_unfinished_streams_of_a_dead_restore(
+async def test_restore_deletes_only_unfinished_streams_of_an_earlier_failed_restore(
     manifest: Manifest, replicas: tuple[str, ...], read_only: bool, alive: bool, said: str
 ) -> None:
     world = World()
@@ -112,7 +112,7 @@ async def test_restore_removes_only_the_unfinished_streams_of_a_dead_restore(
 
 
 @pytest.mark.parametrize(("stopped_s", "removed"), [(30, []), (3600, [("remove_node", HELPER)])])
-async def test_restore_beside_another_keeps_its_stopped_helper(
+async def test_restore_removes_the_helper_node_of_another_restore_only_after_a_delay(
     manifest: Manifest, stopped_s: float, removed: list[tuple[str, str]]
 ) -> None:
     """A restore stops its helper before it creates its streams."""
@@ -122,7 +122,9 @@ async def test_restore_beside_another_keeps_its_stopped_helper(
     assert world.done == removed
 
 
-async def test_restore_that_fails_keeps_streams_that_accept_publishes(manifest: Manifest, tmp_path: Path) -> None:
+async def test_restore_that_fails_deletes_only_streams_that_do_not_yet_accept_publishes(
+    manifest: Manifest, tmp_path: Path
+) -> None:
     for opened, left in (((), ["a", "b"]), (("a",), ["b"])):
         world, ended = World(), []
         restore = a_restore(world, manifest, "a", "b")
@@ -155,7 +157,7 @@ async def test_restore_whose_helper_node_fails_to_start_removes_that_node(manife
 
 @pytest.mark.parametrize("into", ["orders", "copy"])
 @pytest.mark.parametrize("fails_at", ["", "replicate", "open", "leave", "remove"])
-async def test_restore_opens_streams_after_all_replicas_are_in_sync_and_removes_the_helper_last(
+async def test_restore_opens_streams_for_publishes_after_all_replicas_are_in_sync(
     manifest: Manifest, fails_at: str, into: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     world = World()
@@ -259,7 +261,7 @@ async def create_first_stream(restore: Restore) -> None:
 
 
 @pytest.mark.parametrize(("partitions", "leader_epoch"), [(1, 4), (1, 5_000_000), (3500, 4)])
-async def test_restore_creates_the_stream_above_all_leader_epochs(
+async def test_restore_creates_the_stream_with_a_leader_epoch_above_all_earlier_epochs(
     manifest: Manifest, partitions: int, leader_epoch: int
 ) -> None:
     world = RealDecisions()
@@ -303,7 +305,7 @@ async def test_restore_keeps_the_placement_policy_of_the_stream(
     assert world.image.streams["orders"].placement == (policy or "round-robin")
 
 
-async def test_restored_stream_places_added_partitions_by_its_policy(manifest: Manifest) -> None:
+async def test_restored_stream_places_added_partitions_by_its_placement_policy(manifest: Manifest) -> None:
     world = RealDecisions("n1", "n2", HELPER)
     restore = a_restore(world, manifest)
     await create_first_stream(restore)
@@ -317,19 +319,23 @@ async def test_restored_stream_places_added_partitions_by_its_policy(manifest: M
         (PlacementOptions(later_policy="nearest", assignment=((0, (HELPER,)),)), "'nearest' is not known"),
     ],
 )
-async def test_stream_with_an_impossible_policy_for_later_partitions_is_rejected(options: PlacementOptions, said: str) -> None:
+async def test_create_stream_with_an_impossible_policy_for_later_partitions_is_rejected(
+    options: PlacementOptions, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         await RealDecisions().create_stream("orders", "shop.orders", ready_s=0, placement=options)
 
 
-async def test_stream_with_a_first_leader_epoch_out_of_bounds_is_rejected() -> None:
+async def test_create_stream_with_a_first_leader_epoch_out_of_bounds_is_rejected() -> None:
     world = RealDecisions()
     with pytest.raises(ConfigError, match="LeaderEpoch"):
         await world.create_stream("orders", "shop.orders", ready_s=0, first_leader_epoch=1 << 62)
     assert world.image.counters.next_leader_epoch == 1
 
 
-async def test_restore_counts_a_stream_as_open_before_the_request(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_restore_treats_a_stream_as_open_if_the_open_request_has_no_answer(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The answer may be lost, and a publisher may have published."""
     world = World()
     restore = a_restore(world, manifest)
@@ -349,7 +355,7 @@ async def test_restore_counts_a_stream_as_open_before_the_request(manifest: Mani
     assert restore._open == {"orders"}
 
 
-async def test_restore_waits_while_anything_changes_and_across_a_metadata_leader_change(
+async def test_restore_waits_for_replicas_across_a_metadata_leader_change(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restore_module, "_LOOK_S", 0.001)

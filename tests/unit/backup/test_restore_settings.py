@@ -33,7 +33,7 @@ QUOTA = DefaultQuota(records_per_s=500, bytes_per_s=4096, by_token=2)
 TIMES = SessionTimes(5500, 4000, change=3)
 
 
-async def test_restore_sets_group_positions_despite_a_partition_without_bounds(
+async def test_restore_with_one_unreachable_partition_sets_all_other_group_positions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
@@ -139,7 +139,7 @@ def test_backup_of_unchanged_session_times_omits_them() -> None:
     "settings",
     [[], [RestoredSetting(QUOTA), RestoredSetting(TIMES)], [RestoredSetting(TIMES), RestoredSetting(QUOTA, "level 3")]],
 )
-def test_restore_exit_code_shows_that_manual_steps_remain(
+def test_restore_with_remaining_manual_steps_exits_with_its_own_exit_code(
     cursors: dict[str, str], settings: list[RestoredSetting], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two_backups(tmp_path)

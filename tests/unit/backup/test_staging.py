@@ -52,7 +52,7 @@ def bytes_of(batches: list[RecordBatch]) -> bytes:
     return b"".join(batch.view for batch in batches)
 
 
-def test_restored_log_equals_its_pieces(tmp_path: Path) -> None:
+def test_restored_log_has_the_bytes_of_its_pieces(tmp_path: Path) -> None:
     copy = two_backups(tmp_path / "store")[2].streams[0].partitions[0]
     done, found, log = staged(tmp_path, copy)
     assert bytes_of(found) == bytes_of(log_of(10))
@@ -66,7 +66,7 @@ def test_restored_log_equals_its_pieces(tmp_path: Path) -> None:
     assert done.size_bytes == digest.size_bytes
 
 
-def test_restored_log_keeps_records_removed_by_retention_away(tmp_path: Path) -> None:
+def test_restored_log_starts_at_the_first_batch_of_its_first_piece(tmp_path: Path) -> None:
     """The first piece begins below the log start."""
     old = two_backups(tmp_path / "store")[2].streams[0].partitions[0]
     done, found, log = staged(tmp_path, replace(old, start=25))
@@ -74,13 +74,13 @@ def test_restored_log_keeps_records_removed_by_retention_away(tmp_path: Path) ->
     assert bytes_of(found) == bytes_of(log_of(10)[2:])
 
 
-def test_restored_empty_log_keeps_its_start(tmp_path: Path) -> None:
+def test_restored_empty_log_has_the_log_start_of_the_backup(tmp_path: Path) -> None:
     done, found, log = staged(tmp_path, PartitionCopy(partition=0, start=70, high_watermark=69))
     assert (done.start, done.end, log.log_end_offset, found) == (70, 70, 70, [])
 
 
 @pytest.mark.parametrize(("last", "whole"), [(46, 4), (49, 5), (50, 5), (0, 0), (98, 9), (99, 10), (500, 10)])
-def test_restore_until_an_offset_ends_there(tmp_path: Path, last: int, whole: int) -> None:
+def test_restore_until_an_offset_ends_before_the_offset(tmp_path: Path, last: int, whole: int) -> None:
     """Only the last batch changes."""
     copy = two_backups(tmp_path / "store")[2].streams[0].partitions[0]
     done, found, log = staged(tmp_path, copy, Until(offset=last))
@@ -111,7 +111,7 @@ def test_restore_until_a_time_ends_before_the_first_later_record() -> None:
     assert end_of(parse_batch(build_filler(5, 9, 2, 400)), None, 100) is None, "nobody published a filler"
 
 
-def test_restore_cut_batch_keeps_the_records_below() -> None:
+def test_restore_until_an_offset_inside_a_batch_keeps_the_earlier_records() -> None:
     batch = parse_batch(
         build_batch(
             [b"a", None, b"c"], keys=[b"k", b"k", None], headers=[(("h", b"1"),), None, None], subjects=["s.a", "s.b", "s.a"],
@@ -129,7 +129,7 @@ def test_restore_cut_batch_keeps_the_records_below() -> None:
     assert not np.any(gap.offsets())
 
 
-def test_restore_of_a_damaged_piece_writes_nothing_and_names_the_piece(tmp_path: Path) -> None:
+def test_restore_of_a_damaged_piece_raises_with_the_piece_and_writes_nothing(tmp_path: Path) -> None:
     store, _, two = two_backups(tmp_path / "store")
     copy = two.streams[0].partitions[0]
     path = copy.pieces[-1].file.path
@@ -142,7 +142,7 @@ def test_restore_of_a_damaged_piece_writes_nothing_and_names_the_piece(tmp_path:
             stage(store, copy, SMALL, tmp_path / f"log{until.offset}", until, lambda _: None)
 
 
-def test_first_leader_epoch_is_above_the_backup_and_the_cluster(tmp_path: Path) -> None:
+def test_restore_first_leader_epoch_is_above_the_epochs_of_backup_and_cluster(tmp_path: Path) -> None:
     two = two_backups(tmp_path)[2]
     assert first_leader_epoch(two, 1) > two.leader_epoch
     assert first_leader_epoch(two, 10_000) > 10_000
@@ -152,7 +152,7 @@ def test_first_leader_epoch_is_above_the_backup_and_the_cluster(tmp_path: Path) 
     )
 
 
-def test_restore_until_is_parsed_from_the_command_line() -> None:
+def test_restore_until_option_is_parsed() -> None:
     assert until_of(None) == NOWHERE
     assert until_of("17") == Until(offset=17)
     assert until_of("2026-01-31T12:00:00") == Until(time_ns=1769860800 * 10**9)
@@ -181,7 +181,7 @@ def next_sequence(staged: StagedLog) -> int:
     return 0 if found is None else found.next_sequence
 
 
-async def test_backup_after_truncation_restores_the_state_of_the_producer(jobs: tuple[Client, Store], tmp_path: Path) -> None:
+async def test_backup_after_a_record_deletion_restores_the_producer_state(jobs: tuple[Client, Store], tmp_path: Path) -> None:
     client, store = jobs
     manifest = (await take_backup(client, store, TakeOptions())).manifest
     assert not verify_backup(store, manifest).faults
@@ -189,7 +189,7 @@ async def test_backup_after_truncation_restores_the_state_of_the_producer(jobs: 
     assert (done.start, done.end, next_sequence(done), done.state_left_out) == (30, 30, 30, "")
 
 
-async def test_restore_of_an_older_backup_names_partitions_without_producer_state(
+async def test_restore_of_an_older_backup_reports_partitions_without_producer_state(
     jobs: tuple[Client, Store], tmp_path: Path
 ) -> None:
     client, store = jobs
@@ -208,7 +208,7 @@ async def test_restore_of_an_older_backup_names_partitions_without_producer_stat
     assert list(Restored([stream]).states_left_out()) == ["jobs/0"]
 
 
-async def test_backup_without_producers_leaves_no_state_out(tmp_path: Path) -> None:
+async def test_backup_without_producers_reports_no_missing_producer_state(tmp_path: Path) -> None:
     store = Store.at(str(tmp_path / "store"))
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("plain", "shop.plain")
@@ -221,7 +221,7 @@ async def test_backup_without_producers_leaves_no_state_out(tmp_path: Path) -> N
     assert (done.start, done.records, done.state_left_out) == (1, 1, "")
 
 
-async def test_restore_during_a_pending_purge_keeps_producers_and_message_ids(tmp_path: Path) -> None:
+async def test_restore_of_a_backup_with_a_pending_purge_keeps_producers_and_message_ids(tmp_path: Path) -> None:
     store = Store.at(str(tmp_path / "store"))
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("jobs", "shop.jobs")

@@ -21,7 +21,7 @@ def output(number: int, value: bytes = b"v") -> Output:
     return Output(number, 10 + number, 0, value, None, ())
 
 
-def test_outbox_is_full_exactly_at_its_limits() -> None:
+def test_service_outbox_is_full_exactly_at_its_limits() -> None:
     one = output(0)
     for room, full in ((one.size_bytes + 1, False), (one.size_bytes, True)):
         outbox = Outbox("u/0", max_bytes=room)
@@ -38,7 +38,7 @@ def test_outbox_is_full_exactly_at_its_limits() -> None:
         assert outbox.full is full
 
 
-def test_batch_of_outputs_above_the_message_size_is_split() -> None:
+def test_output_batch_above_the_message_size_is_split() -> None:
     to = Destination("out", "u1", 0, "out.here")
     rows: list[Any] = [(b"a" * 500, None, ()), (b"b" * 500, b"key", ()), (b"c" * 500, None, ())]
     sizes = [len(frame_of(to, 7, rows[:count])) for count in (1, 2, 3)]
@@ -58,7 +58,7 @@ def test_batch_of_outputs_above_the_message_size_is_split() -> None:
         ({"compaction": True}, 1, "is compacted"),
     ],
 )  # fmt: skip
-async def test_output_destination_needs_an_existing_suitable_partition(
+async def test_output_destination_with_a_missing_or_unsuitable_partition_raises(
     stream: dict[str, Any], partition: int, error: str | None
 ) -> None:
     given = {"subject": "shop.out", "answers": True, "compaction": False} | stream
@@ -82,7 +82,7 @@ async def test_output_destination_needs_an_existing_suitable_partition(
             await emitter._open()
 
 
-def test_check_outputs_says_why_an_output_stream_is_needed() -> None:
+def test_check_outputs_without_an_output_stream_raises_with_the_reason() -> None:
     class Says(Service):
         emits = True
 

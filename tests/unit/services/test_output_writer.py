@@ -146,7 +146,7 @@ async def start() -> AsyncIterator[Any]:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_emitter_leader_writes_outputs_and_follower_reads_them(start: Any) -> None:
+async def test_output_writer_of_the_leader_writes_outputs_and_a_follower_reads_them(start: Any) -> None:
     partition = Partition()
     leader, follower = start(Sender(partition)), start(Sender(partition, leads=False))
     for sender in (leader, follower):
@@ -155,7 +155,9 @@ async def test_emitter_leader_writes_outputs_and_follower_reads_them(start: Any)
     assert (len(partition.log), partition.sizes, follower.outbox.waiting_count) == (40, [4] * 10, 0)
 
 
-async def test_emitter_batches_outputs_up_to_the_maximum_message_size(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_output_writer_batches_outputs_up_to_the_maximum_message_size(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("liftpy.service.output_writer._BATCH_RECORDS", 1000)
     partition = Partition()
     partition.max_payload_bytes = 5000
@@ -175,7 +177,7 @@ async def test_emitter_batches_outputs_up_to_the_maximum_message_size(start: Any
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_emitter_overlapping_leaders_write_each_output_once(start: Any, seed: int) -> None:
+async def test_output_writers_of_two_overlapping_leaders_write_each_output_once(start: Any, seed: int) -> None:
     rng = random.Random(seed)
     partition = Partition(rng)
     senders = [start(Sender(partition, leads=False)) for _ in range(3)]
@@ -194,7 +196,7 @@ async def test_emitter_overlapping_leaders_write_each_output_once(start: Any, se
     assert not any(sender.failed for sender in senders)
 
 
-async def test_emitter_follower_with_different_output_fails_with_diverged(start: Any) -> None:
+async def test_output_writer_of_a_follower_with_a_different_output_raises_diverged(start: Any) -> None:
     partition = Partition()
     start(Sender(partition)).produce(5)
     wrong = start(Sender(partition, leads=False, values="w"))
@@ -203,7 +205,7 @@ async def test_emitter_follower_with_different_output_fails_with_diverged(start:
     assert isinstance(wrong.failed[0], DivergedError)
 
 
-async def test_emitter_foreign_record_in_the_output_stream_blocks_outputs(start: Any) -> None:
+async def test_output_writer_with_a_foreign_record_in_the_output_stream_writes_no_outputs(start: Any) -> None:
     partition = Partition()
     partition.log.append(Record(0, 0, None, b"foreign", (), "", None, 1))
     sender = start(Sender(partition))
@@ -212,7 +214,7 @@ async def test_emitter_foreign_record_in_the_output_stream_blocks_outputs(start:
     assert (len(partition.log), sender.failed) == (1, [])
 
 
-async def test_emitter_outputs_deleted_by_retention_count_as_written(start: Any) -> None:
+async def test_output_writer_treats_outputs_deleted_by_retention_as_written(start: Any) -> None:
     partition = Partition()
     start(Sender(partition)).produce(20)
     await until(lambda: len(partition.log) == 20)
@@ -223,7 +225,7 @@ async def test_emitter_outputs_deleted_by_retention_count_as_written(start: Any)
     assert late.outbox.first_kept == 20
 
 
-async def test_emitter_leader_without_the_next_output_requests_a_rewind(start: Any) -> None:
+async def test_output_writer_of_a_leader_without_the_next_output_requests_a_rewind(start: Any) -> None:
     partition = Partition()
     sender = Sender(partition)
     sender.outbox.restart(10)  # from a snapshot after ten outputs, of which nobody has written any
@@ -234,7 +236,7 @@ async def test_emitter_leader_without_the_next_output_requests_a_rewind(start: A
     assert partition.writes == 0
 
 
-async def test_emitter_ignores_the_ack_of_another_stream(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_output_writer_ignores_an_ack_of_another_stream(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another stream answers first, while the output was lost [A9]."""
     partition = Partition()
     ours, lost = partition.append, set[int]()
@@ -264,7 +266,7 @@ async def written_by_another(start: Any, partition: Partition, count: int, value
 
 
 @pytest.mark.parametrize("values", ["v", "w"])
-async def test_emitter_verifies_snapshot_outputs_before_sending(start: Any, values: str) -> None:
+async def test_output_writer_after_a_restore_compares_snapshot_outputs_before_sending(start: Any, values: str) -> None:
     partition = Partition()
     await written_by_another(start, partition, 20)
     copy = Outbox("u/0")
@@ -286,7 +288,7 @@ async def test_emitter_verifies_snapshot_outputs_before_sending(start: Any, valu
         assert "SERVICE_DIVERGED" in again.emitter.problem
 
 
-async def test_emitter_writes_outputs_again_after_truncation_of_the_output_stream(
+async def test_output_writer_after_a_truncation_of_the_output_stream_writes_outputs_again(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unclean election truncated it. A new leader reports less for a moment, so the emitter waits."""
@@ -308,7 +310,7 @@ async def test_emitter_writes_outputs_again_after_truncation_of_the_output_strea
     assert not sender.failed
 
 
-async def test_emitter_retries_rejected_outputs_with_growing_waits(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_output_writer_retries_rejected_outputs_with_growing_delays(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     partition = Partition()
     refusing = True
     ours = partition.append
@@ -341,7 +343,7 @@ async def test_emitter_retries_rejected_outputs_with_growing_waits(start: Any, m
     assert waits[0] == 0.002
 
 
-async def test_emitter_rejects_a_compacted_output_stream(start: Any) -> None:
+async def test_output_writer_rejects_a_compacted_output_stream(start: Any) -> None:
     partition = Partition()
     partition.config.compaction = True
     sender = start(Sender(partition))
@@ -352,7 +354,7 @@ async def test_emitter_rejects_a_compacted_output_stream(start: Any) -> None:
     assert partition.writes == 0
 
 
-async def test_emitter_notifies_routes_of_each_written_output(start: Any) -> None:
+async def test_output_writer_notifies_routes_after_each_written_batch(start: Any) -> None:
     partition = Partition()
     leader, follower = Sender(partition), Sender(partition, leads=False)
     ends: dict[str, list[int]] = {"leader": [], "follower": []}
@@ -366,7 +368,7 @@ async def test_emitter_notifies_routes_of_each_written_output(start: Any) -> Non
     assert (ends["follower"], follower.emitter.advanced.is_set()) == ([10], True)
 
 
-async def test_emitter_retries_a_rejected_append_without_waiting_for_the_poll(start: Any) -> None:
+async def test_output_writer_retries_a_rejected_append_before_the_next_poll(start: Any) -> None:
     partition = Partition()
     sender = Sender(partition)
     object.__setattr__(sender.emitter._settings, "emit_poll_interval_s", 3600.0)
@@ -390,7 +392,7 @@ async def test_emitter_retries_a_rejected_append_without_waiting_for_the_poll(st
         (RuntimeError("broken"), OutputNotWrittenError, "Output 0 was not stored: broken. The service retries."),
     ],
 )
-async def test_emitter_append_error_ends_the_window(answer: Any, raised: Any, text: str) -> None:
+async def test_output_writer_append_error_raises_and_marks_no_output_as_written(answer: Any, raised: Any, text: str) -> None:
     sender: Any = Sender(Partition())
     sender.produce(6)
     sender.outbox.known, sender.emitter._must_look = True, False
@@ -406,7 +408,7 @@ async def test_emitter_append_error_ends_the_window(answer: Any, raised: Any, te
 
 
 @pytest.mark.parametrize(("tell", "must_look"), [("wake", False), ("look_again", True)])
-async def test_emitter_wakes_on_each_notification(tell: str, must_look: bool) -> None:
+async def test_output_writer_wakes_on_each_notification(tell: str, must_look: bool) -> None:
     sender: Any = Sender(Partition())
     sender.emitter._must_look = False
     sender.emitter._wake.clear()
@@ -415,7 +417,7 @@ async def test_emitter_wakes_on_each_notification(tell: str, must_look: bool) ->
 
 
 @pytest.mark.parametrize("purged", [range(5, 8), range(6, 10), range(10)])
-async def test_emitter_resumes_where_outputs_were_purged(start: Any, purged: range) -> None:
+async def test_output_writer_resumes_after_purged_outputs(start: Any, purged: range) -> None:
     partition = Partition()
     start(Sender(partition)).produce(10)
     await until(lambda: len(partition.log) == 10)
@@ -432,7 +434,7 @@ async def test_emitter_resumes_where_outputs_were_purged(start: Any, purged: ran
     assert (late.emitter.problem, late.failed) == ("", [])
 
 
-async def test_emitter_ends_for_restart_when_the_output_stream_was_created_again(start: Any) -> None:
+async def test_output_writer_raises_stream_replaced_if_the_output_stream_was_recreated(start: Any) -> None:
     partition = Partition()
     sender = start(Sender(partition))
     sender.produce(3)

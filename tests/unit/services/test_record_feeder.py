@@ -159,7 +159,7 @@ async def node(log: FakeLog, tmp_path: Path) -> AsyncIterator[Node]:
     await made.close()
 
 
-async def test_feeder_stops_at_the_stop_position_and_resumes_without_one(node: Node) -> None:
+async def test_record_feeder_stops_at_the_stop_position_and_resumes_when_the_stop_is_removed(node: Node) -> None:
     node.log.append(30)
     await node.feeder.restart(0)
     node.feeder.stop_at(12)
@@ -175,7 +175,7 @@ async def test_feeder_stops_at_the_stop_position_and_resumes_without_one(node: N
     await node.stored(20, 30)
 
 
-async def test_feeder_of_the_next_process_resumes_from_the_snapshot(node: Node, log: FakeLog, tmp_path: Path) -> None:
+async def test_record_feeder_of_the_next_process_resumes_from_the_snapshot(node: Node, log: FakeLog, tmp_path: Path) -> None:
     log.append(25)
     await node.start()
     await node.at(25)
@@ -190,7 +190,7 @@ async def test_feeder_of_the_next_process_resumes_from_the_snapshot(node: Node, 
     await again.close()
 
 
-async def test_feeder_rewinds_below_a_truncation_of_the_log(node: Node) -> None:
+async def test_record_feeder_after_a_log_truncation_rewinds_to_a_snapshot_before_the_truncation(node: Node) -> None:
     node.log.append(25)
     await node.start()
     await node.at(25)
@@ -204,7 +204,7 @@ async def test_feeder_rewinds_below_a_truncation_of_the_log(node: Node) -> None:
     assert [json.loads(s.state)[-1] for s in [node.store.newest()] if s] == ["w29"]
 
 
-async def test_feeder_rewinds_when_its_state_is_past_the_leaders_log_end(node: Node) -> None:
+async def test_record_feeder_with_a_state_past_the_log_end_of_the_leader_rewinds(node: Node) -> None:
     node.log.append(25)
     await node.start()
     await node.at(25)
@@ -216,7 +216,7 @@ async def test_feeder_rewinds_when_its_state_is_past_the_leaders_log_end(node: N
     await node.stored(10)
 
 
-async def test_feeder_ask_again_ends_a_pending_fetch(node: Node) -> None:
+async def test_record_feeder_ask_again_cancels_a_pending_fetch_and_fetches_again(node: Node) -> None:
     node.log.deaf = True
     node.log.append(5)
     await node.start()
@@ -231,7 +231,7 @@ async def test_feeder_ask_again_ends_a_pending_fetch(node: Node) -> None:
 
 
 @pytest.mark.parametrize("end_offset", [17, 30])
-async def test_feeder_rewinds_when_the_reader_reports_a_truncation(node: Node, end_offset: int) -> None:
+async def test_record_feeder_rewinds_when_the_reader_reports_a_truncation(node: Node, end_offset: int) -> None:
     """The node may report the new epoch later. A truncation behind the state changes nothing."""
     node.log.append(25)
     await node.start()
@@ -251,7 +251,7 @@ async def test_feeder_rewinds_when_the_reader_reports_a_truncation(node: Node, e
     assert node.services[-1].values == [f"v{n}" for n in range(kept)] + [f"w{n}" for n in range(kept, kept + 4)]
 
 
-async def test_feeder_new_epoch_of_the_same_log_rebuilds_nothing(node: Node) -> None:
+async def test_record_feeder_with_a_new_epoch_of_the_same_log_keeps_its_service_instance(node: Node) -> None:
     node.log.append(25)
     await node.start()
     await node.at(25)
@@ -262,7 +262,7 @@ async def test_feeder_new_epoch_of_the_same_log_rebuilds_nothing(node: Node) -> 
     assert len(node.services) == 1
 
 
-async def test_feeder_leader_waits_while_the_outbox_is_full(log: FakeLog, tmp_path: Path) -> None:
+async def test_record_feeder_of_the_leader_waits_while_the_outbox_is_full(log: FakeLog, tmp_path: Path) -> None:
     node = Node(log, tmp_path, max_records=8)
     node.role = Role.LEADER
     log.append(100)
@@ -282,7 +282,7 @@ async def test_feeder_leader_waits_while_the_outbox_is_full(log: FakeLog, tmp_pa
     await node.close()
 
 
-async def test_feeder_follower_promoted_to_leader_produces_dropped_outputs_again(log: FakeLog, tmp_path: Path) -> None:
+async def test_record_feeder_of_a_promoted_follower_produces_dropped_outputs_again(log: FakeLog, tmp_path: Path) -> None:
     node = Node(log, tmp_path, max_records=5)
     log.append(58)
     await node.start()
@@ -298,7 +298,7 @@ async def test_feeder_follower_promoted_to_leader_produces_dropped_outputs_again
     await node.close()
 
 
-async def test_feeder_never_restores_a_disproven_snapshot(log: FakeLog, tmp_path: Path) -> None:
+async def test_record_feeder_after_a_diverged_output_restores_an_earlier_snapshot(log: FakeLog, tmp_path: Path) -> None:
     """Later snapshots are discarded, too. The earlier one leads to the right state."""
     node = Node(log, tmp_path, kept=5)
     log.append(25)
@@ -326,7 +326,7 @@ async def test_feeder_never_restores_a_disproven_snapshot(log: FakeLog, tmp_path
     await again.close()
 
 
-async def test_feeder_after_divergence_restores_only_compared_snapshots(log: FakeLog, tmp_path: Path) -> None:
+async def test_record_feeder_after_a_divergence_restores_only_compared_snapshots(log: FakeLog, tmp_path: Path) -> None:
     node = Node(log, tmp_path)
     log.append(25)
     await node.start()
@@ -338,7 +338,9 @@ async def test_feeder_after_divergence_restores_only_compared_snapshots(log: Fak
     await node.close()
 
 
-async def test_feeder_applies_records_when_a_snapshot_cannot_be_written(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_record_feeder_applies_records_if_a_snapshot_cannot_be_written(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = node.store.save
 
     def full(snapshot: Snapshot, compared_end: int) -> None:
@@ -358,7 +360,7 @@ async def test_feeder_applies_records_when_a_snapshot_cannot_be_written(node: No
             await asyncio.sleep(0.002)
 
 
-async def test_feeder_yields_to_the_event_loop_between_slow_records(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_record_feeder_yields_to_the_event_loop_between_slow_records(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sum, "on_record", lambda self, record: time.sleep(0.005))
     node.log.append(60)
     applied_at_beats: list[int] = []
@@ -371,14 +373,16 @@ async def test_feeder_yields_to_the_event_loop_between_slow_records(node: Node, 
     assert max(steps) == 1
 
 
-async def test_feeder_log_start_above_the_snapshot_is_data_loss(node: Node) -> None:
+async def test_record_feeder_with_a_log_start_above_its_snapshot_raises_data_loss(node: Node) -> None:
     node.log.append(25)
     node.log.log_start = 5
     with pytest.raises(DataLossError, match="its snapshot"):
         await node.start()
 
 
-async def test_feeder_resumes_when_retention_ends_exactly_at_its_snapshot(node: Node, log: FakeLog, tmp_path: Path) -> None:
+async def test_record_feeder_with_a_log_start_equal_to_its_snapshot_position_resumes(
+    node: Node, log: FakeLog, tmp_path: Path
+) -> None:
     log.append(20)
     await node.start()
     await node.stored(10, 20)
@@ -400,7 +404,7 @@ class Slow(Sum):
         return super().take_snapshot()
 
 
-async def test_feeder_follower_stores_its_snapshot_after_the_leader_at_the_same_position(
+async def test_record_feeder_of_a_follower_stores_its_snapshot_after_the_leader(
     log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A snapshot that takes only a moment, or a waiting promotion, is an exception."""
@@ -443,7 +447,7 @@ async def test_feeder_follower_stores_its_snapshot_after_the_leader_at_the_same_
     await node.close()
 
 
-async def test_feeder_waiting_for_its_snapshot_turn_obeys_a_truncation(log: FakeLog, tmp_path: Path) -> None:
+async def test_record_feeder_waiting_for_its_snapshot_turn_rewinds_after_a_truncation(log: FakeLog, tmp_path: Path) -> None:
     node = Node(log, tmp_path)
     log.append(8)
     await node.start()
@@ -470,7 +474,7 @@ async def test_feeder_waiting_for_its_snapshot_turn_obeys_a_truncation(log: Fake
     await node.close()
 
 
-async def test_feeder_encodes_a_deferred_snapshot_in_another_thread(log: FakeLog, tmp_path: Path) -> None:
+async def test_record_feeder_encodes_a_deferred_snapshot_in_another_thread(log: FakeLog, tmp_path: Path) -> None:
     class Later(Sum):
         threads: ClassVar[list[int]] = []
 
@@ -498,7 +502,7 @@ async def test_feeder_encodes_a_deferred_snapshot_in_another_thread(log: FakeLog
 
 
 @pytest.mark.parametrize("made", [7, lambda: 7, lambda: 1 // 0])
-async def test_feeder_snapshot_that_is_not_bytes_ends_the_service(
+async def test_record_feeder_with_a_snapshot_that_is_not_bytes_ends_the_service(
     node: Node, made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Sum, "take_snapshot", lambda self: made)
@@ -521,7 +525,7 @@ class SlowToStart(Sum):
         assert self.loop_went_on.wait(20), "the event loop stands still while the service starts"
 
 
-async def test_feeder_slow_service_start_in_a_thread_does_not_block_the_loop(log: FakeLog, tmp_path: Path) -> None:
+async def test_record_feeder_with_a_slow_service_start_does_not_block_the_event_loop(log: FakeLog, tmp_path: Path) -> None:
     settings = ServiceSettings("sum", "in", "n1", tmp_path, snapshot_interval_records=EVERY, step_s=0.001)
     keeper = SnapshotKeeper(SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20), settings, None)
     reader: Any = log

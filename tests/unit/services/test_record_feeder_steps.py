@@ -73,7 +73,7 @@ def slices(first: int, *epochs: int) -> list[BatchSlice]:
 
 
 # ---- what it asks for ------------------------------------------------------------------------------------------------------
-async def test_feeder_restart_reads_from_the_record_before_its_snapshot(node: Any) -> None:
+async def test_record_feeder_restart_reads_from_the_record_before_its_snapshot(node: Any) -> None:
     await node.feeder.restart(0)
     progress = node.feeder._progress
     assert (progress.stream, progress.partition, progress.next_offset, progress.uid) == ("in", 0, 0, "u1")
@@ -87,7 +87,7 @@ async def test_feeder_restart_reads_from_the_record_before_its_snapshot(node: An
     assert [at for at, _ in node.keeper.digests] == [10], "there is no record to look at"
 
 
-async def test_feeder_verifies_the_epoch_of_the_record_before_its_snapshot(node: Any) -> None:
+async def test_record_feeder_with_another_epoch_before_its_snapshot_rewinds(node: Any) -> None:
     await node.feeder.restart(0)
     await saved(node, 10)
     await node.feeder.restart(0)
@@ -100,7 +100,7 @@ async def test_feeder_verifies_the_epoch_of_the_record_before_its_snapshot(node:
     assert node.keeper.digests == [], "it is of another log"
 
 
-async def test_feeder_skips_verification_when_retention_deleted_the_record_before_its_snapshot(node: Any) -> None:
+async def test_record_feeder_skips_the_epoch_check_if_retention_deleted_the_record_before_its_snapshot(node: Any) -> None:
     async def fails() -> list[BatchSlice]:
         raise OffsetOutOfRangeError("gone")
 
@@ -121,7 +121,7 @@ async def test_feeder_skips_verification_when_retention_deleted_the_record_befor
 
 
 @pytest.mark.parametrize(("log_start", "verifying"), [(0, True), (9, True), (10, False)])
-async def test_feeder_new_epoch_verifies_the_record_before_its_state_again(node: Any, log_start: int, verifying: bool) -> None:
+async def test_record_feeder_in_a_new_leader_epoch_repeats_the_epoch_check(node: Any, log_start: int, verifying: bool) -> None:
     await node.feeder.restart(0)
     applied(node, 10)
     node.feeder._verifying = False
@@ -143,14 +143,14 @@ async def test_feeder_new_epoch_verifies_the_record_before_its_state_again(node:
         (lambda feeder: feeder.ask_again(), True),
     ],
 )
-async def test_feeder_wakes_on_each_relevant_change(node: Any, tell: Any, wakes: bool) -> None:
+async def test_record_feeder_wakes_on_each_change_of_stop_truncation_or_role(node: Any, tell: Any, wakes: bool) -> None:
     await node.feeder.restart(0)
     node.feeder._wake.clear()
     tell(node.feeder)
     assert node.feeder._wake.is_set() is wakes
 
 
-async def test_feeder_reports_each_stop_position_once(node: Any) -> None:
+async def test_record_feeder_reports_each_reached_stop_position_once(node: Any) -> None:
     await node.feeder.restart(0)
     node.feeder.stop_at(5)
     applied(node, 5)
@@ -169,7 +169,7 @@ async def test_feeder_reports_each_stop_position_once(node: Any) -> None:
 
 
 # ---- a new machine -----------------------------------------------------------------------------------------------------------
-async def test_feeder_new_machine_has_routes_parameters_and_later_skips(node: Any) -> None:
+async def test_record_feeder_restart_passes_routes_parameters_and_later_skip_decisions(node: Any) -> None:
     settings = node.settings
     object.__setattr__(settings, "routes", (Route("a", "s1"), Route("b", "s2")))
     object.__setattr__(settings, "parameters_digest", b"p" * 16)
@@ -188,7 +188,7 @@ async def test_feeder_new_machine_has_routes_parameters_and_later_skips(node: An
 
 
 # ---- ways back ---------------------------------------------------------------------------------------------------------------
-async def test_feeder_truncation_discards_known_failures_and_decisions(node: Any) -> None:
+async def test_record_feeder_after_a_truncation_drops_failures_and_skip_decisions(node: Any) -> None:
     await node.feeder.restart(0)
     await saved(node, 25)
     node.feeder._decided = {Unit(3)}
@@ -203,7 +203,7 @@ async def test_feeder_truncation_discards_known_failures_and_decisions(node: Any
     assert not await node.feeder._go_back()
 
 
-async def test_feeder_restores_a_later_snapshot_when_retention_passed_its_position(node: Any) -> None:
+async def test_record_feeder_overtaken_by_retention_restores_a_later_snapshot(node: Any) -> None:
     await node.feeder.restart(0)
     applied(node, 5)
     later = Node(FakeLog(), node.settings.data)
@@ -216,7 +216,7 @@ async def test_feeder_restores_a_later_snapshot_when_retention_passed_its_positi
     assert (node.machine.position, node.told.said) == (20, ["look again"])
 
 
-async def test_feeder_disproven_snapshot_is_quarantined_with_later_ones(node: Any) -> None:
+async def test_record_feeder_quarantines_a_diverged_snapshot_and_later_snapshots(node: Any) -> None:
     node.store._kept = 5
     await node.feeder.restart(0)
     await saved(node, 20)
@@ -228,7 +228,7 @@ async def test_feeder_disproven_snapshot_is_quarantined_with_later_ones(node: An
     assert not await node.feeder._go_back(), "once"
 
 
-async def test_feeder_only_a_leader_rewinds_for_missing_outputs(node: Any) -> None:
+async def test_record_feeder_with_missing_outputs_rewinds_only_as_leader(node: Any) -> None:
     node.store._kept = 5
     await node.feeder.restart(0)
     await saved(node, 30)
@@ -252,7 +252,7 @@ def decider(decided: list[Failing], error: Exception | None = None) -> Decider:
     return Decider(lambda: True, decide)
 
 
-async def test_feeder_decides_once_and_reports_a_rejected_decision(node: Any) -> None:
+async def test_record_feeder_writes_a_skip_decision_once_and_reports_a_rejected_decision(node: Any) -> None:
     await node.feeder.restart(0)
     what, decided = failing(3), []
     node.feeder._decider = decider(decided)
@@ -272,7 +272,7 @@ async def test_feeder_decides_once_and_reports_a_rejected_decision(node: Any) ->
     assert (node.waited, refused.decided_s, decided) == ([_PAUSE_S] * 3, None, [what])
 
 
-async def test_feeder_retries_a_failing_record_from_the_snapshot_below(node: Any) -> None:
+async def test_record_feeder_retries_a_failing_record_from_the_snapshot_before_the_record(node: Any) -> None:
     node.store._kept = 5
     await node.feeder.restart(0)
     await saved(node, 30)
@@ -284,7 +284,7 @@ async def test_feeder_retries_a_failing_record_from_the_snapshot_below(node: Any
 
 
 @pytest.mark.parametrize(("timer", "more"), [("", ""), ("a b", " --timer 'a b'")])
-async def test_feeder_stop_on_a_failing_record_names_the_skip_command(node: Any, timer: str, more: str) -> None:
+async def test_record_feeder_with_on_error_stop_raises_with_the_skip_command(node: Any, timer: str, more: str) -> None:
     await node.feeder.restart(0)
     with pytest.raises(ServiceFailedError) as raised:
         await node.feeder._do(Next.STOP, failing(7, timer))
@@ -294,7 +294,9 @@ async def test_feeder_stop_on_a_failing_record_names_the_skip_command(node: Any,
     )
 
 
-async def test_feeder_rewinds_below_a_skip_decision_that_it_missed(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_record_feeder_that_missed_a_skip_decision_rewinds_before_the_skipped_record(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node.store._kept = 5
     await node.feeder.restart(0)
     await saved(node, 20)
@@ -308,7 +310,7 @@ async def test_feeder_rewinds_below_a_skip_decision_that_it_missed(node: Any, mo
     assert (list(node.machine._skips), node.told.said) == ([Unit(12)], ["look again"])
 
 
-async def test_feeder_repeated_failure_at_one_record_counts_tries(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_record_feeder_counts_repeated_failures_of_one_record(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     await node.feeder.restart(0)
     raised: list[BadRecordError] = [failing(5).error, failing(5).error, failing(8).error]
 
@@ -330,7 +332,7 @@ async def test_feeder_repeated_failure_at_one_record_counts_tries(node: Any, mon
     assert (node.feeder._failing.unit, node.feeder._failing.tries, node.feeder._failing.scanned) == (Unit(8), 1, 9)
 
 
-async def test_feeder_failing_record_is_cleared_after_it_is_applied(node: Any) -> None:
+async def test_record_feeder_clears_the_failing_record_after_the_record_is_applied(node: Any) -> None:
     await node.feeder.restart(0)
     node.feeder._failing = what = failing(5)
     applied(node, 5)
@@ -343,7 +345,7 @@ async def test_feeder_failing_record_is_cleared_after_it_is_applied(node: Any) -
     ("stop", "at", "stored", "until"),
     [(None, 7, False, 7), (5, 7, False, 5), (9, 7, False, 7), (9, 7, True, 9), (None, 7, True, None), (9, None, False, 9)],
 )
-async def test_feeder_stops_once_before_a_failing_record_for_a_snapshot(
+async def test_record_feeder_stops_once_before_a_failing_record_for_a_snapshot(
     node: Any, stop: int | None, at: int | None, stored: bool, until: int | None
 ) -> None:
     await node.feeder.restart(0)
@@ -352,7 +354,7 @@ async def test_feeder_stops_once_before_a_failing_record_for_a_snapshot(
     assert node.feeder._stop_before_failing() == until
 
 
-async def test_feeder_stores_a_snapshot_exactly_at_the_failing_record(node: Any) -> None:
+async def test_record_feeder_stores_a_snapshot_at_the_position_of_the_failing_record(node: Any) -> None:
     await node.feeder.restart(0)
     assert not await node.feeder._keep_below_failing()
     node.feeder._failing = what = failing(7)
@@ -368,7 +370,7 @@ async def test_feeder_stores_a_snapshot_exactly_at_the_failing_record(node: Any)
     assert (what.stored, node.store.positions()) == (True, [7]), "it is past it already: nothing to store"
 
 
-async def test_feeder_scan_for_a_decision_resumes_at_the_last_scanned_offset(node: Any) -> None:
+async def test_record_feeder_scan_for_a_skip_decision_resumes_at_the_last_scanned_offset(node: Any) -> None:
     await node.feeder.restart(0)
     node.feeder._failing = what = failing(3, scanned=4)
     asked: list[tuple[Any, ...]] = []
@@ -394,7 +396,7 @@ async def test_feeder_scan_for_a_decision_resumes_at_the_last_scanned_offset(nod
 
 
 # ---- what comes ----------------------------------------------------------------------------------------------------------------
-async def test_feeder_leader_counts_read_bytes_and_wakes_the_emitter(node: Any) -> None:
+async def test_record_feeder_of_the_leader_counts_read_bytes_and_wakes_the_output_writer(node: Any) -> None:
     node.role = Role.LEADER
     await node.feeder.restart(0)
     came = slices(0, 1, 1, 1)
@@ -404,13 +406,13 @@ async def test_feeder_leader_counts_read_bytes_and_wakes_the_emitter(node: Any) 
     assert (node.machine.position, node.told.said) == (3, ["wake"])
 
 
-async def test_feeder_follower_does_not_wake_the_emitter(node: Any) -> None:
+async def test_record_feeder_of_a_follower_does_not_wake_the_output_writer(node: Any) -> None:
     await node.feeder.restart(0)
     await node.feeder._take(slices(0, 1, 1, 1))
     assert (node.machine.position, node.told.said) == (3, [])
 
 
-async def test_feeder_leader_with_full_outbox_waits_and_wakes_the_emitter(node: Any) -> None:
+async def test_record_feeder_of_the_leader_with_a_full_outbox_waits_and_wakes_the_output_writer(node: Any) -> None:
     node.role = Role.LEADER
     await node.feeder.restart(0)
     node.outbox._max_records = 2
@@ -436,7 +438,9 @@ async def test_feeder_leader_with_full_outbox_waits_and_wakes_the_emitter(node: 
         (lambda feeder: feeder.stop_at(3), 3),
     ],
 )
-async def test_feeder_yields_between_steps_and_ends_only_on_state_changes(node: Any, meanwhile: Any, position: int) -> None:
+async def test_record_feeder_yields_between_records_and_stops_applying_after_a_truncation(
+    node: Any, meanwhile: Any, position: int
+) -> None:
     await node.feeder.restart(0)
     node.feeder._settings = replace(node.feeder._settings, step_s=0.001)
     node.feeder._chunk_records = 1
@@ -458,7 +462,7 @@ async def test_feeder_yields_between_steps_and_ends_only_on_state_changes(node: 
         assert turns[:5] == [1, 2, 3, 4, 5]
 
 
-async def test_feeder_waits_for_its_turn_and_ignores_earlier_wakeups(node: Any) -> None:
+async def test_record_feeder_waits_for_its_snapshot_turn_or_a_stop_position(node: Any) -> None:
     await node.feeder.restart(0)
     left_s, waits = [30.0], []
     node.keeper.turn_s = lambda: left_s[0]
@@ -489,7 +493,7 @@ async def test_feeder_waits_for_its_turn_and_ignores_earlier_wakeups(node: Any) 
     assert await node.feeder._is_its_turn(), "a leader waits for nobody"
 
 
-async def test_feeder_offsets_without_records_still_store_snapshots(node: Any) -> None:
+async def test_record_feeder_stores_a_snapshot_in_a_range_of_compacted_offsets(node: Any) -> None:
     await node.feeder.restart(0)
     await node.feeder._skip(9)
     assert node.store.positions() == []
@@ -497,7 +501,7 @@ async def test_feeder_offsets_without_records_still_store_snapshots(node: Any) -
     assert (node.machine.position, node.store.positions()) == (25, [20])
 
 
-async def test_feeder_without_outputs_rewinds_too(tmp_path: Path) -> None:
+async def test_record_feeder_of_a_service_without_outputs_rewinds_after_a_truncation(tmp_path: Path) -> None:
     class Plain(Service):
         def on_start(self, snapshot: bytes | None) -> None: ...
 
@@ -516,7 +520,7 @@ async def test_feeder_without_outputs_rewinds_too(tmp_path: Path) -> None:
     assert (node.machine.position, isinstance(node.machine.outbox, Outbox)) == (0, False)
 
 
-async def test_feeder_interrupted_scan_for_a_decision_cancels_its_fetch(node: Any) -> None:
+async def test_record_feeder_scan_for_a_skip_decision_that_is_interrupted_cancels_its_fetch(node: Any) -> None:
     await node.feeder.restart(0)
     asked: list[Any] = []
 

@@ -92,7 +92,7 @@ def outputs(machine: ServiceMachine) -> list[bytes]:
 
 
 # ---- the machine -------------------------------------------------------------------------------------------------------------
-def test_failing_record_discards_its_outputs_and_names_its_offset() -> None:
+def test_service_failing_record_discards_its_outputs_and_raises_with_its_offset() -> None:
     machine = machine_of(Brittle())
     with pytest.raises(BadRecordError, match="on_record failed at offset 2: ValueError: out of range") as raised:
         machine.apply([record(0), record(1), record(2, b"bad")])
@@ -104,7 +104,7 @@ def test_failing_record_discards_its_outputs_and_names_its_offset() -> None:
         machine.snapshot()
 
 
-def test_skip_decided_earlier_applies_and_the_decision_reaches_no_service() -> None:
+def test_service_skips_a_record_of_an_earlier_skip_decision() -> None:
     service = Brittle()
     machine = machine_of(service)
     machine.skip(Unit(1))
@@ -137,20 +137,20 @@ def test_skip_decision_for_an_applied_record_raises_decision_missed() -> None:
         b"",
     ],
 )
-def test_skip_decision_that_is_invalid_is_ignored_and_reaches_no_service(header: bytes) -> None:
+def test_skip_decision_that_is_invalid_is_ignored(header: bytes) -> None:
     service = Brittle()
     machine = machine_of(service)
     machine.apply([record(0), record(1, b"bad", headers=(("Lift-Service-Skip", header),))])
     assert (service.seen, machine.position) == (["x"], 2)
 
 
-def test_skip_decision_counts_only_in_its_own_epoch() -> None:
+def test_skip_decision_of_another_leader_epoch_is_ignored() -> None:
     headers = SkipDecision("brittle", Unit(3, "a/b"), 5).headers()
     assert decided_unit(record(9, b"", epoch=5, headers=headers), "brittle") == Unit(3, "a/b")
     assert decided_unit(record(9, b"", epoch=6, headers=headers), "brittle") is None
 
 
-def test_skip_of_a_failing_timer_keeps_other_timers() -> None:
+def test_service_skip_of_a_failing_timer_keeps_other_timers() -> None:
     log = [record(0, b"timer bad"), record(1, b"timer good", NS), record(2, b"y", 2 * NS)]
     with pytest.raises(BadRecordError, match="on_timer 'bad' failed at offset 1: KeyError") as raised:
         machine_of(Brittle()).apply(log)
@@ -161,7 +161,7 @@ def test_skip_of_a_failing_timer_keeps_other_timers() -> None:
     assert service.seen == ["timer bad", "timer good", "fired good", "y"]
 
 
-def test_expired_timers_do_not_count_against_the_output_limit_of_a_record() -> None:
+def test_service_outputs_of_expired_timers_do_not_count_in_the_output_limit_of_a_record() -> None:
     machine = machine_of(Brittle())
     for n in range(MAX_OUTPUTS_PER_CALLBACK + 100):
         machine._timers.set(f"t{n}", NS)
@@ -170,7 +170,7 @@ def test_expired_timers_do_not_count_against_the_output_limit_of_a_record() -> N
     assert machine.outbox.output_count == MAX_OUTPUTS_PER_CALLBACK + 102
 
 
-def test_expired_timers_may_exceed_the_fire_limit_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_fires_all_expired_timers_of_a_record_above_the_fire_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.core.services.machine.MAX_FIRES_PER_RECORD", 10)
     service = Brittle()
     machine = machine_of(service)
@@ -180,7 +180,7 @@ def test_expired_timers_may_exceed_the_fire_limit_at_once(monkeypatch: pytest.Mo
     assert len([text for text in service.seen if text.startswith("fired")]) == 40
 
 
-def test_snapshot_contains_the_applied_skips() -> None:
+def test_service_snapshot_contains_the_applied_skip_decisions() -> None:
     machine = machine_of(Brittle())
     machine.skip(Unit(1))
     machine.skip(Unit(7, "née"))
@@ -193,7 +193,7 @@ def test_snapshot_contains_the_applied_skips() -> None:
     assert again.position == 4
 
 
-def test_skips_are_bounded_in_number() -> None:
+def test_skip_decisions_are_bounded_in_number() -> None:
     skips = Skips()
     for offset in range(MAX_SKIPS + 5):
         skips.add(Unit(offset))
@@ -226,7 +226,7 @@ def test_bank_example_answers_invalid_commands_and_continues(what: str) -> None:
     assert len(outputs(machine)) in (len(given), len(given) + 1)  # and the lock that ended
 
 
-def test_bank_example_bug_of_version_1_is_fixed_in_version_2() -> None:
+def test_bank_example_version_2_applies_the_record_that_fails_in_version_1() -> None:
     values = [json.dumps({"id": str(n), "do": do, "account": "a"}).encode() for n, do in enumerate(("open", "audit"))]
     records = [record(offset, value, offset * NS) for offset, value in enumerate(values)]
     with pytest.raises(BadRecordError, match="ZeroDivisionError"):
@@ -238,7 +238,7 @@ def test_bank_example_bug_of_version_1_is_fixed_in_version_2() -> None:
 
 
 # ---- what is done about it ---------------------------------------------------------------------------------------------------
-def test_failing_leader_retries_twice_then_decides_and_followers_wait_longer() -> None:
+def test_failing_record_is_retried_by_the_leader_before_a_skip_decision() -> None:
     error = BadRecordError(Unit(3), record(3), "x")
     failing = Failing(error)
     assert failing.next(OnError.STOP, leads=True, now_s=0) is Next.STOP
@@ -257,7 +257,7 @@ def test_failing_leader_retries_twice_then_decides_and_followers_wait_longer() -
     assert failing.next(OnError.SKIP, leads=False, now_s=260) is Next.TRY
 
 
-def test_dead_letter_drops_publish_control_headers_of_the_record() -> None:
+def test_dead_letter_of_a_service_drops_publish_control_headers_of_the_record() -> None:
     """Two records with one message id become two dead letters."""
     asking = (
         "Nats-Msg-Id",
@@ -277,7 +277,7 @@ def test_dead_letter_drops_publish_control_headers_of_the_record() -> None:
     ]
 
 
-def test_dead_letter_names_its_source_and_drops_other_lift_headers() -> None:
+def test_dead_letter_of_a_service_contains_its_source_and_drops_other_lift_headers() -> None:
     headers = dead_letter_headers("bank", "in/u1/0", "é" * 400, record(7, headers=(("a", b"1"), ("Lift-Output", b"x"))))
     assert headers[0] == ("a", b"1")
     assert dict(headers)["Lift-Dead-Letter-Source"] == b"in/u1/0/7"
@@ -393,7 +393,7 @@ def expected() -> list[str]:
     return [value.decode() for value in [*BEFORE, *AFTER]]
 
 
-async def test_skip_of_the_leaders_service_is_applied_on_all_nodes(nodes: Any) -> None:
+async def test_skip_decision_of_the_leader_is_applied_on_all_nodes(nodes: Any) -> None:
     leader, follower = nodes(Skipping, leads=True), nodes(Skipping)
     leader.log.append(*BEFORE, b"bad", *AFTER)
     await follower.start()
@@ -412,7 +412,9 @@ async def test_skip_of_the_leaders_service_is_applied_on_all_nodes(nodes: Any) -
     assert late.machine.snapshot().encode() == leader.machine.snapshot().encode()
 
 
-async def test_feeder_that_applied_a_skipped_record_rewinds(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_record_feeder_that_applied_a_skipped_record_rewinds_to_a_snapshot(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The record failed on another node only."""
     node = nodes(Skipping)
     monkeypatch.setattr(Skipping, "broken", False)
@@ -431,7 +433,7 @@ async def test_feeder_that_applied_a_skipped_record_rewinds(nodes: Any, monkeypa
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.02])
-async def test_feeder_forgets_skip_decisions_of_truncated_records(nodes: Any, late_s: float) -> None:
+async def test_record_feeder_drops_skip_decisions_of_truncated_records(nodes: Any, late_s: float) -> None:
     """A read of the new log may come together with the news of the truncation."""
     node = nodes(Skipping)
     node.log.append(*BEFORE, b"bad", *AFTER)
@@ -446,7 +448,7 @@ async def test_feeder_forgets_skip_decisions_of_truncated_records(nodes: Any, la
     assert node.services[-1].seen == [*expected()[:20], *[f"c{offset}" for offset in range(20, 40)]]
 
 
-async def test_on_error_stop_ends_the_service_and_names_the_skip_command(nodes: Any) -> None:
+async def test_on_error_stop_ends_the_service_with_an_error_that_contains_the_skip_command(nodes: Any) -> None:
     node = nodes(Brittle, leads=True)
     node.log.append(*BEFORE, b"bad", *AFTER)
     await node.start()
@@ -478,7 +480,7 @@ async def test_failing_record_that_succeeds_on_retry_is_not_skipped(nodes: Any, 
     assert "bad" in node.services[-1].seen
 
 
-async def test_skip_decision_that_was_rejected_is_written_again(nodes: Any) -> None:
+async def test_skip_decision_rejected_by_the_stream_is_written_again(nodes: Any) -> None:
     node = nodes(Skipping, leads=True)
     node.refuse_decisions = True
     node.log.append(*BEFORE, b"bad", *AFTER)
@@ -488,7 +490,7 @@ async def test_skip_decision_that_was_rejected_is_written_again(nodes: Any) -> N
     await node.at(len(BEFORE) + 1 + len(AFTER) + 1)
 
 
-async def test_failing_record_retries_replay_only_from_a_snapshot_before_it(nodes: Any) -> None:
+async def test_failing_record_retry_starts_at_the_last_snapshot_before_the_record(nodes: Any) -> None:
     """The service takes a snapshot right before the failing record."""
     node = nodes(Skipping, leads=True)
     node.log.append(*BEFORE, b"bad", b"bad", *AFTER)
@@ -498,7 +500,7 @@ async def test_failing_record_retries_replay_only_from_a_snapshot_before_it(node
     assert node.services[-1].seen == expected()
 
 
-def test_skip_decision_with_nonsense_header_is_ignored() -> None:
+def test_skip_decision_with_an_invalid_header_is_ignored() -> None:
     for header in (b"../x/0/0/", b"brittle/x/0/", b"brittle/0/", b"\xff/0/0/", b"brittle/-1/0/"):
         assert decided_unit(record(5, b"", headers=(("Lift-Service-Skip", header),)), "brittle") is None
     other = (("trace", b"brittle/0/0/"), *SkipDecision("brittle", Unit(4)).headers())
@@ -506,7 +508,7 @@ def test_skip_decision_with_nonsense_header_is_ignored() -> None:
     assert str(DecisionMissedError(Unit(4, "t"))) == "offset 4, timer 't' was applied, and is passed over by a later record"
 
 
-def test_failing_starts_without_decision_and_waits_with_backoff() -> None:
+def test_failing_record_retries_wait_1_to_60_seconds_with_exponential_backoff() -> None:
     failing = Failing(BadRecordError(Unit(1), record(1), "it raised"))
     assert failing.next(OnError.SKIP, leads=False, now_s=0.0) is Next.TRY
     failing.record_failure(failing.error, 100.0)
@@ -524,7 +526,7 @@ def test_failing_starts_without_decision_and_waits_with_backoff() -> None:
 
 
 @pytest.mark.parametrize("kind", [Skipping, Brittle])
-async def test_failing_record_is_decided_while_records_keep_arriving(nodes: Any, kind: type[Brittle]) -> None:
+async def test_failing_record_is_skipped_while_new_records_arrive(nodes: Any, kind: type[Brittle]) -> None:
     node = nodes(kind, leads=True)
     node.log.is_busy = True
     node.log.append(*BEFORE, b"bad", *AFTER)
@@ -537,7 +539,7 @@ async def test_failing_record_is_decided_while_records_keep_arriving(nodes: Any,
             await node.until(lambda: False)
 
 
-async def test_skip_with_a_long_error_that_is_not_utf_8_is_stored() -> None:
+async def test_skip_decision_with_a_long_error_that_is_not_utf_8_is_stored() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         uid = (await client.create_stream("in", "data.in")).uid
         await client.create_stream("dead", "data.dead")

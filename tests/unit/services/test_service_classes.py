@@ -109,11 +109,11 @@ def test_service_with_outputs_but_no_output_stream_is_rejected_before_the_start(
 
 
 @pytest.mark.parametrize("service", [Still, Quietened, OtherObject])
-def test_service_without_outputs_needs_no_output_stream(service: type[Service]) -> None:
+def test_service_without_outputs_starts_without_an_output_stream(service: type[Service]) -> None:
     check_outputs(service, "")
 
 
-def test_service_class_with_emits_false_fails_when_it_emits() -> None:
+def test_service_class_with_emits_false_that_emits_an_output_fails() -> None:
     class Lying(Loud):
         emits = False
 
@@ -133,7 +133,7 @@ def generated(*_: object) -> Any:
 
 @pytest.mark.parametrize("name", ["on_start", "on_record", "on_timer", "on_query", "on_role_change", "take_snapshot"])
 @pytest.mark.parametrize("callback", [later, generated])
-def test_service_class_with_async_callback_is_rejected_by_name(name: str, callback: object) -> None:
+def test_service_class_with_an_async_callback_raises_with_the_callback_name(name: str, callback: object) -> None:
     wrong = type("Wrong", (Still,), {name: callback})
     with pytest.raises(ConfigError, match="is an async function"):
         check_class(wrong)
@@ -157,7 +157,7 @@ def test_service_class_attributes_with_invalid_values_are_rejected(wrong: dict[s
 
 
 # ---- parameters ----------------------------------------------------------------------------------------------------------
-def test_service_parameters_are_read_from_file_and_flags(tmp_path: Path) -> None:
+def test_service_parameters_from_file_and_flags_are_merged(tmp_path: Path) -> None:
     file = tmp_path / "s.json"
     file.write_text('{"limit": 1, "words": ["a"]}')
     assert read_parameters(Still, ["limit=7", "name=7"], file) == {"limit": 7, "name": "7", "words": ["a"]}
@@ -180,7 +180,7 @@ def test_service_parameters_file_with_invalid_content_is_rejected(tmp_path: Path
         read_parameters(Still, [], file)
 
 
-def test_service_parameters_unknown_or_missing_are_rejected() -> None:
+def test_service_parameters_that_are_unknown_or_missing_are_rejected() -> None:
     class Needs(Still):
         def __init__(self, must: int) -> None:
             super().__init__()
@@ -192,7 +192,7 @@ def test_service_parameters_unknown_or_missing_are_rejected() -> None:
         check_parameters(Needs, {})
 
 
-def test_parameters_digest_covers_only_values_that_differ_from_defaults() -> None:
+def test_service_parameters_digest_ignores_values_equal_to_the_defaults() -> None:
     assert parameters_digest(Still, {}) == parameters_digest(Still, {"limit": 5}) == b""
     one = parameters_digest(Still, {"limit": 6, "name": "y"})
     assert len(one) == 16
@@ -238,13 +238,13 @@ def test_service_machine_rejects_a_snapshot_made_with_other_parameters() -> None
         (LiftError("x"), 1),
     ],
 )
-def test_service_exit_code_says_if_a_restart_helps(error: LiftError, code: int) -> None:
+def test_service_exit_code_differs_for_errors_that_a_restart_can_fix(error: LiftError, code: int) -> None:
     assert exit_code(error) == code
     assert restart_helps(error) == (code not in DO_NOT_RESTART)
     assert {number: again for number, again, _ in TABLE}[code] == ("no" if code in DO_NOT_RESTART else "yes")
 
 
-def test_service_run_help_and_docs_list_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_service_run_help_and_docs_contain_all_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     from sidecar.cli import main
 
     with pytest.raises(SystemExit):
@@ -257,7 +257,7 @@ def test_service_run_help_and_docs_list_the_exit_codes(capsys: pytest.CaptureFix
         assert f"| {code} | {again} |" in page
 
 
-def test_service_command_exits_with_the_code_from_the_table(
+def test_service_command_exits_with_the_documented_exit_code(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sidecar.cli import main, service

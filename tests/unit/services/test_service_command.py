@@ -20,7 +20,7 @@ from sidecar.runtime.settings import Target
 from tests.examples.bank import Bank
 
 
-def test_load_service_finds_a_class_by_module_and_name() -> None:
+def test_load_service_with_module_and_name_returns_the_class() -> None:
     before = list(sys.path)
     assert load_service("tests.examples.bank:Bank") is Bank
     sys.path[:] = before
@@ -29,7 +29,7 @@ def test_load_service_finds_a_class_by_module_and_name() -> None:
 @pytest.mark.parametrize(
     "name", ["nowhere:Bank", "tests.examples.bank:Nobody", "tests.examples.bank:Refused", "tests.examples.bank", ""]
 )
-def test_load_service_rejects_a_name_without_a_service(name: str) -> None:
+def test_load_service_with_a_name_that_is_no_service_raises(name: str) -> None:
     with pytest.raises(ConfigError):
         load_service(name)
 
@@ -41,7 +41,7 @@ class Later(Bank):
         raise NotImplementedError
 
 
-def test_load_service_rejects_an_async_callback_by_name() -> None:
+def test_load_service_with_an_async_callback_raises_with_the_callback_name() -> None:
     with pytest.raises(ConfigError, match=r"Later\.on_record is an async"):
         load_service(f"{__name__}:Later")
 
@@ -68,7 +68,7 @@ def test_service_settings_that_contradict_each_other_are_rejected(wrong: dict[st
         ServiceSettings(**{**right, **wrong})
 
 
-def test_service_command_without_required_flag_names_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_service_command_without_a_required_flag_fails_with_the_flag_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main.main(["service", "tests.examples.bank:Bank", "--stream", "in", "--node", "n1"])
     assert left.value.code == 2
@@ -76,7 +76,7 @@ def test_service_command_without_required_flag_names_the_flag(capsys: pytest.Cap
 
 
 # ---- several partitions ------------------------------------------------------------------------------------------------------
-def test_partitions_flag_accepts_all_or_numbers() -> None:
+def test_service_command_partitions_flag_accepts_all_or_numbers() -> None:
     assert partitions_in("all") is None
     assert partitions_in("2, 0,2") == (0, 2)
     for wrong in ("", "1,", "-1", "0-3", "x", "1234567", "\u0663"):
@@ -156,7 +156,7 @@ async def test_service_command_stops_all_instances_on_sigterm(monkeypatch: pytes
     assert sorted(instances.ended) == [(0, "stopped"), (1, "stopped")]
 
 
-async def test_service_command_waits_for_the_stream_to_list_its_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_command_for_all_partitions_waits_until_the_stream_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     instances = Instances(monkeypatch)
     told: list[Any] = [
         NotFoundError("No stream matches in. Check the names with `liftpy stream list`."),

@@ -70,7 +70,7 @@ def machine_of(service: Service | None = None, snapshot: Any = None) -> ServiceM
 
 
 # ---- the state -------------------------------------------------------------------------------------------------------------
-def test_effect_is_pending_until_its_first_result() -> None:
+def test_service_effect_is_pending_until_its_first_result() -> None:
     machine = machine_of()
     machine.apply([record(0, b"a"), record(1, b"b")])
     first, second = machine.effects
@@ -85,7 +85,7 @@ def test_effect_is_pending_until_its_first_result() -> None:
     assert len(machine.effects) == 1
 
 
-def test_effects_pending_in_a_snapshot_resume_after_restore() -> None:
+def test_service_restored_from_a_snapshot_resumes_pending_effects() -> None:
     machine = machine_of()
     assert machine.snapshot().sections == ()
     machine.apply([record(0, b"a"), record(1, b"remind")])
@@ -96,7 +96,7 @@ def test_effects_pending_in_a_snapshot_resume_after_restore() -> None:
     assert b"order:reminder" in again.snapshot().state
 
 
-def test_offer_is_appended_as_a_record_once() -> None:
+def test_service_offer_with_a_repeated_result_is_applied_as_a_record_once() -> None:
     test = ServiceTest(Shop).send(b"remind")
     assert [(effect.is_offer, effect.payload, effect.key) for effect in test.effects] == [
         (True, b"reminder", b"k"),
@@ -107,7 +107,7 @@ def test_offer_is_appended_as_a_record_once() -> None:
     assert test.snapshot() == b"order:remind order:reminder"
 
 
-def test_service_test_runs_effects() -> None:
+def test_service_test_run_effects_applies_the_effect_results() -> None:
     test = ServiceTest(Shop).send(b"a").run_effects()
     assert test.snapshot() == b"order:a charge:a:paid-a"
     test.send(b"b").result(test.effects[0], b"refused")
@@ -122,7 +122,7 @@ def test_service_test_runs_effects() -> None:
         ServiceTest(Endless).send(b"a").run_effects(limit=5)
 
 
-def test_effects_of_a_failing_record_are_discarded() -> None:
+def test_service_failing_record_discards_its_effects() -> None:
     machine = machine_of()
     with pytest.raises(ServiceFailedError):
         machine.apply([record(0, b"bad")])
@@ -135,14 +135,14 @@ def test_effects_of_a_failing_record_are_discarded() -> None:
     assert again.snapshot().state == b"order:a"
 
 
-def test_tick_fires_due_timers_only() -> None:
+def test_service_tick_fires_only_due_timers() -> None:
     test = ServiceTest(Shop).send(b"wait").tick()
     assert test.snapshot() == b"order:wait"
     test.advance(2).tick()
     assert test.snapshot() == b"order:wait t"
 
 
-def test_effects_are_bounded_and_need_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_effect_above_a_limit_or_without_on_effect_fails_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     class NoHandler(Shop):
         on_effect = Service.on_effect
 
@@ -163,7 +163,7 @@ def test_effects_are_bounded_and_need_a_handler(monkeypatch: pytest.MonkeyPatch)
         test.send(b"remind")
 
 
-def test_pending_effects_survive_encode_and_decode() -> None:
+def test_service_pending_effects_after_encode_and_decode_are_equal() -> None:
     waiting = Pending("u/0/shop")
     assert waiting.encode() == b""
     waiting.add("charge", b"payload", None, is_offer=False, output_count=7)
@@ -288,7 +288,7 @@ async def test_effect_runner_retries_a_failing_or_hanging_handler(monkeypatch: p
     bench.task.cancel()
 
 
-async def test_effect_runner_appends_a_lost_result_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_appends_the_result_again_after_a_lost_append(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.service.effect_runner._FIRST_WAIT_S", 0.01)
     monkeypatch.setattr("liftpy.service.effect_runner._APPLIED_WITHIN_S", 0.05)
     bench = Bench(machine_of())
@@ -303,7 +303,7 @@ async def test_effect_runner_appends_a_lost_result_again(monkeypatch: pytest.Mon
     bench.task.cancel()
 
 
-async def test_effect_runner_bounds_the_concurrent_handlers() -> None:
+async def test_effect_runner_limits_the_number_of_concurrent_handlers() -> None:
     running, most = [0], [0]
     lock, go = threading.Lock(), threading.Event()
 
@@ -327,7 +327,7 @@ async def test_effect_runner_bounds_the_concurrent_handlers() -> None:
     bench.task.cancel()
 
 
-async def test_effect_runner_writes_ticks_at_the_interval_while_timers_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_with_due_timers_appends_ticks_at_the_tick_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.service.effect_runner._IDLE_LOOK_S", 0.001)
     bench = Bench(machine_of(), tick_interval_s=0.05)
     await asyncio.sleep(0.2)
@@ -360,7 +360,7 @@ async def test_effect_runner_writes_ticks_at_the_interval_while_timers_are_due(m
         (lambda service: service.offer(b"x" * (256 * 1024 + 1)), "Invalid offer. It must be bytes of at most 262144."),
     ],
 )
-def test_effect_payload_above_the_byte_limit_is_rejected(ask: Callable[[Shop], None], refused: str) -> None:
+def test_service_effect_payload_above_the_byte_limit_is_rejected(ask: Callable[[Shop], None], refused: str) -> None:
     service = Shop()
     service.on_record = lambda record: ask(service)  # type: ignore[method-assign]
     machine = machine_of(service)

@@ -89,7 +89,7 @@ def hello(**fields: Any) -> bytes:
     return frames.encode(pb.ServiceHello(**{"service": "bank", "stream": "s", "instance": 5, **fields}))
 
 
-def test_desk_rejects_a_service_or_stream_that_differs_from_the_subject(world: World) -> None:
+def test_service_endpoint_rejects_a_hello_whose_service_or_stream_differs_from_the_subject(world: World) -> None:
     """The permissions of NATS bind the subject, and so the stream and the name."""
     world.say_bound("s.bank", hello())
     assert world.last(pb.JoinLog).service == "bank"
@@ -99,7 +99,7 @@ def test_desk_rejects_a_service_or_stream_that_differs_from_the_subject(world: W
     assert (world.sent, sum(by_reason(world.counters).values())) == ([], 3)
 
 
-def test_desk_reports_a_crash_loop_as_few_events(world: World) -> None:
+def test_service_endpoint_reports_twenty_crashes_as_fewer_than_ten_events(world: World) -> None:
     for number in range(20):
         world.say(hello(instance=number + 1, first=True))
         world.say(hello(instance=number + 1, leaving=True, ending=pb.ServiceHello.FAILED, problem=f"crash {number}"))
@@ -108,7 +108,7 @@ def test_desk_reports_a_crash_loop_as_few_events(world: World) -> None:
     assert [str(one) for one in world.services.services_that_ended()] == ["bank failed: crash 19"]
 
 
-def test_service_replay_progress_is_reported_to_the_replica(world: World) -> None:
+def test_service_endpoint_reports_replay_progress_to_the_replica(world: World) -> None:
     world.say(hello(position=10))
     world.say(hello(position=4))
     assert world.last(pb.JoinLog).ackId >> 32 == 3  # above those of earlier incarnations
@@ -131,7 +131,9 @@ def test_service_replay_progress_is_reported_to_the_replica(world: World) -> Non
     assert (report["service"], report["position"], report["lag"]) == ("bank", 10, 0)
 
 
-def test_desk_slow_service_delays_a_promotion_for_one_candidate_timeout(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_endpoint_with_a_slow_service_delays_a_promotion_by_one_candidate_timeout(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now_ns = 1_000_000_000
     monkeypatch.setattr("sidecar.runtime.clock.now_ns", lambda: now_ns)
     world.say(hello(position=10))
@@ -149,7 +151,7 @@ def test_desk_slow_service_delays_a_promotion_for_one_candidate_timeout(world: W
 
 
 @pytest.mark.parametrize("role", ["CANDIDATE", "LEADER"])
-def test_desk_promotion_without_services_finishes_at_once(world: World, role: str) -> None:
+def test_service_endpoint_without_services_finishes_a_promotion_immediately(world: World, role: str) -> None:
     if role == "LEADER":
         world.say(hello())
     world.become(role, "LEADER_REPLAY", 2)
@@ -157,7 +159,7 @@ def test_desk_promotion_without_services_finishes_at_once(world: World, role: st
     assert world.fed == [events.ReplayFinished(end_offset=12)]
 
 
-def test_desk_counts_invalid_frames_and_sends_no_answer(world: World) -> None:
+def test_service_endpoint_counts_invalid_frames_and_sends_no_answer(world: World) -> None:
     bad = [
         b"",
         b"x" * 50,
@@ -172,13 +174,13 @@ def test_desk_counts_invalid_frames_and_sends_no_answer(world: World) -> None:
 
 
 @pytest.mark.parametrize("reply", [b"", b"orders.new", b"liftpy.control", b"_INBOX.*"])
-def test_desk_sends_answers_only_to_inboxes(world: World, reply: bytes) -> None:
+def test_service_endpoint_sends_answers_only_to_inbox_subjects(world: World, reply: bytes) -> None:
     world.say(hello(), reply)
     assert (world.sent, world.counters[REPLY]) == ([], 1)
     assert world.services.report() == []
 
 
-def test_desk_hello_for_an_unknown_partition_gets_a_refusal(world: World) -> None:
+def test_service_endpoint_refuses_a_hello_for_an_unknown_partition(world: World) -> None:
     world.say(hello(stream="other"))
     refusal = world.last(pb.ServiceRefusal)
     assert (refusal.reason, refusal.node, refusal.stream) == (pb.ServiceRefusal.NO_SUCH_PARTITION, "n1", "other")
@@ -188,7 +190,7 @@ def test_desk_hello_for_an_unknown_partition_gets_a_refusal(world: World) -> Non
     assert len(world.sent) == 2
 
 
-def test_desk_ignores_an_ack_for_another_stream_uid(world: World) -> None:
+def test_service_endpoint_ignores_an_ack_with_another_stream_uid(world: World) -> None:
     world.say(hello(position=10))
     world.say(hello())
     world.become("CANDIDATE", "LEADER_REPLAY", 2)
@@ -200,7 +202,7 @@ def test_desk_ignores_an_ack_for_another_stream_uid(world: World) -> None:
     assert world.fed == []
 
 
-def test_desk_forwards_an_operators_snapshot_request_to_the_service(world: World) -> None:
+def test_service_endpoint_forwards_a_snapshot_request_to_the_service(world: World) -> None:
     world.say(hello(snapshotPosition=4))
     assert world.services.held_from() == 4
     world.say(frames.encode(pb.SnapshotRequest(service="bank", stream="other")), b"")
@@ -209,7 +211,7 @@ def test_desk_forwards_an_operators_snapshot_request_to_the_service(world: World
     assert world.last(pb.JoinLog).snapshotRequest == 1
 
 
-def test_desk_exchanges_service_reports_and_the_leader_transfers_leadership(
+def test_service_endpoint_of_a_leader_with_a_failing_service_transfers_leadership(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns = 1_000_000_000
@@ -241,7 +243,7 @@ def test_desk_exchanges_service_reports_and_the_leader_transfers_leadership(
     assert [toward for toward, _ in world.moved] == ["n2"]
 
 
-def test_service_desk_with_two_other_digests_ends_the_differing_service(world: World) -> None:
+def test_service_endpoint_ends_a_service_whose_state_digest_differs_from_two_nodes(world: World) -> None:
     def stored(digest: bytes) -> list[pb.SnapshotDigest]:
         return [pb.SnapshotDigest(position=100, digest=digest * 16)]
 
@@ -269,7 +271,7 @@ def test_service_desk_with_two_other_digests_ends_the_differing_service(world: W
     assert report["problem"] == ""
 
 
-def test_desk_sends_a_fetching_service_the_agreed_snapshot_digests(world: World) -> None:
+def test_service_endpoint_sends_agreed_snapshot_digests_to_a_service_that_fetches(world: World) -> None:
     def report(node: str, digest: bytes) -> pb.ServiceReport:
         snapshot = pb.SnapshotDigest(position=40, digest=digest * 16)
         states = [pb.ServiceReport.State(service=name, position=50, life=3, snapshots=[snapshot]) for name in ("bank", "other")]
@@ -291,13 +293,13 @@ def test_desk_sends_a_fetching_service_the_agreed_snapshot_digests(world: World)
 
 
 @pytest.mark.parametrize(("leader", "turn"), [("n1", 0), ("n2", 1), ("n3", 1), ("", 1)])
-def test_desk_order_carries_the_snapshot_turn_of_the_node(world: World, leader: str, turn: int) -> None:
+def test_service_endpoint_order_contains_the_snapshot_turn_of_the_node(world: World, leader: str, turn: int) -> None:
     world.replica.state.leader = leader
     world.say(hello())
     assert world.last(pb.JoinLog).turn == turn
 
 
-def test_desk_order_carries_the_lowest_code_version_of_all_replicas(world: World) -> None:
+def test_service_endpoint_order_contains_the_lowest_code_version_of_all_replicas(world: World) -> None:
     def report(node: str, version: int) -> pb.ServiceReport:
         states = [pb.ServiceReport.State(service="bank", position=50, life=3, version=version)]
         return pb.ServiceReport(node=node, stream="s", streamUid="u1", services=states)
@@ -316,7 +318,7 @@ def test_desk_order_carries_the_lowest_code_version_of_all_replicas(world: World
     assert (row["version"], row["active_version"]) == (3, 1)
 
 
-async def test_desk_serves_a_service_in_the_same_process_without_nats(world: World) -> None:
+async def test_service_endpoint_serves_a_service_in_the_same_process_without_nats(world: World) -> None:
     told: list[Any] = []
     join = pb.ServiceHello(service="groups", stream="s", instance=8, position=10)
     world.desk.said_here(join, "_INBOX.here", told.append)
@@ -348,7 +350,7 @@ async def test_desk_serves_a_service_in_the_same_process_without_nats(world: Wor
     assert len(told) == count + 1
 
 
-def test_desk_reports_replay_progress_up_to_the_requested_offset(world: World) -> None:
+def test_service_endpoint_reports_replay_progress_up_to_the_requested_offset(world: World) -> None:
     world.say(hello(position=10))
     world.say(hello(position=4))
     world.become("CANDIDATE", "LEADER_REPLAY", 2)
@@ -356,7 +358,9 @@ def test_desk_reports_replay_progress_up_to_the_requested_offset(world: World) -
     assert world.fed == [events.ReplayProgressed(end_offset=3)]
 
 
-def test_desk_schedules_a_check_after_the_last_service_expired(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_endpoint_schedules_a_check_after_the_last_service_expired(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now_ns = 1_000_000_000
     monkeypatch.setattr("sidecar.runtime.clock.now_ns", lambda: now_ns)
     for name in ("bank", "shop"):
@@ -367,7 +371,7 @@ def test_desk_schedules_a_check_after_the_last_service_expired(world: World, mon
         assert world.services.report() == []
 
 
-def test_desk_close_of_a_partition_cancels_all_timers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_endpoint_close_of_a_partition_cancels_all_timers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[Any] = []
     monkeypatch.setattr(world.services._timers, "cancel", gone.append)
     world.say(hello(position=10))
@@ -380,7 +384,9 @@ def test_desk_close_of_a_partition_cancels_all_timers(world: World, monkeypatch:
 
 
 @pytest.mark.parametrize(("high_watermark", "leads"), [(8, False), (9, True), (10, True)])
-def test_desk_leads_only_after_records_before_its_epoch_are_committed(world: World, high_watermark: int, leads: bool) -> None:
+def test_service_endpoint_leads_after_records_of_earlier_epochs_are_committed(
+    world: World, high_watermark: int, leads: bool
+) -> None:
     world.replica.epoch_start_offset, world.replica.high_watermark = 10, high_watermark
     world.become("LEADER", "LEADER_READY", 2)
     assert world.services._view().leads is leads

@@ -33,14 +33,14 @@ HEADERS = (("b", b"2"), ("a", b"1"))
         (b"d" * 16, b"k", HEADERS[::-1], "426b0b335d367c4377c3bba0502e778e"),
     ],
 )
-def test_output_digest_is_stable_across_versions(
+def test_service_output_digest_equals_the_recorded_digest(
     before: bytes, key: bytes | None, headers: tuple[tuple[str, bytes], ...], digest: str
 ) -> None:
     where = "u/0/7/1" if before else "u/0/7/0"
     assert extend_digest(before, where, key, b"v", headers).hex() == digest
 
 
-def test_output_digest_separates_adjacent_fields() -> None:
+def test_service_output_digest_differs_if_bytes_move_between_adjacent_fields() -> None:
     outputs = [
         ("u/0/7/0", b"", b"ab", ()),
         ("u/0/7/0", b"a", b"b", ()),
@@ -53,7 +53,7 @@ def test_output_digest_separates_adjacent_fields() -> None:
     assert len({extend_digest(b"", *output) for output in outputs}) == len(outputs)
 
 
-def test_output_record_carries_its_own_and_lift_headers_sorted_by_name() -> None:
+def test_service_output_record_contains_its_own_and_lift_headers_sorted_by_name() -> None:
     outbox = Outbox("u/0", service="bank")
     outbox.add(Output(0, 7, 3, b"v", b"k", (("z", b"1"), ("A", b"2"))))
     (output,) = outbox.take(0, 1)
@@ -94,7 +94,7 @@ WHOLE = Snapshot(
 FIELDS = struct.pack("<QQqQIIQ", 40, 3, -5, 6, 2, len(TIMERS), 5)
 
 
-def test_snapshot_file_format_is_stable_across_versions() -> None:
+def test_service_snapshot_encodes_to_the_recorded_bytes() -> None:
     sizes = struct.pack("<III", 2, len(SKIPS), len(SECTIONS))
     assert WHOLE.encode() == file_of(4, FIELDS + b"D" * 16 + sizes, TIMERS + SKIPS + SECTIONS + b"state")
     plain = replace(WHOLE, sections=(), output_digest=b"")
@@ -106,14 +106,14 @@ def test_snapshot_file_format_is_stable_across_versions() -> None:
 
 
 @pytest.mark.parametrize("change", [b"", b"x"])
-def test_snapshot_file_with_missing_or_extra_byte_is_rejected(change: bytes) -> None:
+def test_service_snapshot_file_with_a_missing_or_extra_byte_is_rejected(change: bytes) -> None:
     sizes = struct.pack("<III", 2, len(SKIPS), len(SECTIONS))
     body = TIMERS + SKIPS + SECTIONS + (b"stat" if not change else b"statex")
     with pytest.raises(CorruptionError, match="damaged"):
         decode(file_of(4, FIELDS + b"D" * 16 + sizes, body), WHO)
 
 
-def test_snapshot_answers_format_is_stable_across_versions() -> None:
+def test_service_snapshot_answers_encode_to_the_recorded_bytes() -> None:
     table = AnswerTable([Answer(5, "é1", b"yes"), Answer(6, "b", b"")])
     data = struct.pack("<QHI", 5, 3, 3) + "é1yes".encode() + struct.pack("<QHI", 6, 1, 0) + b"b"
     assert table.encode() == data
@@ -125,7 +125,7 @@ def test_snapshot_answers_format_is_stable_across_versions() -> None:
             decode_answers(wrong)
 
 
-def test_snapshot_effects_format_is_stable_across_versions() -> None:
+def test_service_snapshot_effects_encode_to_the_recorded_bytes() -> None:
     pending = Pending("u/0/s")
     assert pending.encode() == b""
     pending.add("charge", b"10", None, is_offer=False, output_count=3)
@@ -148,7 +148,7 @@ def test_snapshot_effects_format_is_stable_across_versions() -> None:
             Pending("u/0/s").load(wrong)
 
 
-def test_snapshot_active_version_format_is_stable_across_versions() -> None:
+def test_service_snapshot_active_version_encodes_to_the_recorded_bytes() -> None:
     assert (encode_section(1), encode_section(2), from_section(b""), from_section(struct.pack("<I", 7))) == (
         b"",
         struct.pack("<I", 2),
@@ -160,7 +160,7 @@ def test_snapshot_active_version_format_is_stable_across_versions() -> None:
             from_section(wrong)
 
 
-def test_parameters_digest_is_stable_across_versions() -> None:
+def test_service_parameters_digest_equals_the_recorded_digest() -> None:
     class Limited(Service):
         def __init__(self, limit: int = 5, name: str = "x") -> None: ...
 
@@ -174,7 +174,7 @@ def test_parameters_digest_is_stable_across_versions() -> None:
     assert parameters_digest(Limited, {"limit": 7, "name": "é"}) == parameters_digest(Limited, {"name": "é", "limit": 7})
 
 
-def test_snapshot_file_name_is_its_position(tmp_path: Path) -> None:
+def test_service_snapshot_file_name_contains_its_position(tmp_path: Path) -> None:
     from liftpy.service.snapshots import SnapshotStore
 
     found = SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20)

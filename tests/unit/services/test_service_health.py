@@ -29,17 +29,17 @@ def after_a_while(
     return found
 
 
-def test_wellness_dead_service_moves_leadership_to_a_node_where_it_runs() -> None:
+def test_service_health_with_an_ended_service_transfers_leadership_to_a_node_that_runs_the_service() -> None:
     toward, why = after_a_while({"bank": DEAD}, {"n2": {"bank": Wellbeing(39, True)}, "n3": {"bank": WELL}})
     assert toward == "n3"
     assert "bank is healthy on n3" in why
 
 
-def test_wellness_service_never_registered_on_the_leader_counts_as_dead() -> None:
+def test_service_health_treats_a_service_that_never_registered_on_the_leader_as_ended() -> None:
     assert after_a_while({}, {"n2": {"bank": WELL}})[0] == "n2"
 
 
-def test_wellness_healthy_or_restarting_service_keeps_the_leadership() -> None:
+def test_service_health_of_a_healthy_or_restarting_service_transfers_no_leadership() -> None:
     told = {"n2": {"bank": WELL}}
     assert after_a_while({"bank": WELL}, told) == ("", "")
     assert after_a_while({"bank": DEAD}, told, GRACE_S - 1) == ("", "")
@@ -50,18 +50,20 @@ def test_wellness_healthy_or_restarting_service_keeps_the_leadership() -> None:
 
 
 @pytest.mark.parametrize(("there", "toward"), [(16, ""), (17, ""), (18, "n2")])
-def test_wellness_failing_record_moves_leadership_only_to_a_node_past_it(there: int, toward: str) -> None:
+def test_service_health_with_a_failing_record_transfers_leadership_only_to_a_node_past_the_record(
+    there: int, toward: str
+) -> None:
     assert after_a_while({"bank": Wellbeing(17, False)}, {"n2": {"bank": Wellbeing(there, True)}})[0] == toward
 
 
-def test_wellness_leadership_does_not_move_when_another_service_would_fail() -> None:
+def test_service_health_transfers_no_leadership_to_a_node_where_another_service_fails() -> None:
     own = {"bank": DEAD, "echo": WELL}
     assert after_a_while(own, {"n2": {"bank": WELL}})[0] == ""
     assert after_a_while(own, {"n2": {"bank": WELL, "echo": Wellbeing(9, False)}})[0] == ""
     assert after_a_while(own, {"n2": {"bank": WELL, "echo": WELL}})[0] == "n2"
 
 
-def test_wellness_leadership_moves_only_to_isr_members_with_recent_reports() -> None:
+def test_service_health_transfers_leadership_only_to_isr_members_with_recent_reports() -> None:
     assert after_a_while({"bank": DEAD}, {"n4": {"bank": WELL}})[0] == ""
     wellness = Wellness(seconds(GRACE_S))
     wellness.record_states("n2", {"bank": WELL}, 0)
@@ -70,7 +72,7 @@ def test_wellness_leadership_moves_only_to_isr_members_with_recent_reports() -> 
     assert not wellness.knows(seconds(GRACE_S))
 
 
-def test_wellness_leadership_rests_after_a_transfer() -> None:
+def test_service_health_waits_after_a_leadership_transfer_before_the_next_transfer() -> None:
     wellness = Wellness(seconds(GRACE_S))
     moved = []
     for at_s in range(round(GRACE_S + REST_S * 2) + 5):
@@ -80,7 +82,7 @@ def test_wellness_leadership_rests_after_a_transfer() -> None:
     assert moved == [GRACE_S, GRACE_S + REST_S, GRACE_S + 2 * REST_S]
 
 
-def test_wellness_reports_are_bounded() -> None:
+def test_service_health_keeps_a_bounded_number_of_reports() -> None:
     wellness = Wellness(seconds(GRACE_S))
     for number in range(100):
         wellness.record_states(f"x{number}", {f"s{n}": WELL for n in range(100)}, 0)
@@ -88,7 +90,7 @@ def test_wellness_reports_are_bounded() -> None:
     assert len(wellness._ill_since_ns) == MAX_REPORTED == len(wellness._reports)
 
 
-def test_wellness_report_expires_after_4_seconds() -> None:
+def test_service_health_report_expires_after_4_seconds() -> None:
     wellness = Wellness(seconds(GRACE_S))
     assert not wellness.knows(0)
     wellness.record_states("n2", {}, 0)
@@ -105,7 +107,7 @@ def test_wellness_report_expires_after_4_seconds() -> None:
     assert wellness._ill_since_ns == {}
 
 
-def test_wellness_service_is_ill_only_after_an_unbroken_grace_period() -> None:
+def test_service_health_reports_a_service_as_unhealthy_only_after_the_whole_grace_period() -> None:
     wellness = Wellness(seconds(GRACE_S))
     assert wellness.look({"bank": DEAD}, seconds(1)) == []
     assert wellness.look({"bank": DEAD, "till": DEAD}, seconds(5.999)) == []
@@ -114,7 +116,7 @@ def test_wellness_service_is_ill_only_after_an_unbroken_grace_period() -> None:
     assert wellness.look({"bank": DEAD, "till": DEAD}, seconds(11)) == ["till"], "the bank was well meanwhile"
 
 
-def test_wellness_reports_of_other_nodes_are_bounded() -> None:
+def test_service_health_keeps_reports_of_at_most_16_nodes_with_16_services() -> None:
     wellness = Wellness(seconds(GRACE_S))
     for number in range(20):
         wellness.record_states(f"n{number}", {f"s{name}": WELL for name in range(20)}, 0)

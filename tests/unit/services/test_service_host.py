@@ -109,7 +109,7 @@ def order(bus: Bus, ack_id: int, **more: Any) -> pb.JoinLog:
     return pb.JoinLog(instance=bus.hellos[0].instance, ackId=ack_id, streamUid="u1", **(given | more))
 
 
-async def test_service_host_registers_applies_records_and_leaves(running: Any, tmp_path: Path) -> None:
+async def test_service_host_registers_applies_records_and_deregisters_on_stop(running: Any, tmp_path: Path) -> None:
     bus, made, task, log = running
     first = bus.hellos[0]
     assert (first.service, first.stream, first.partition) == ("sum", "in", 0)
@@ -135,7 +135,7 @@ async def test_service_host_registers_applies_records_and_leaves(running: Any, t
     assert len(bus.said) == count, "nothing of it goes on"
 
 
-async def test_service_host_reports_a_problem_until_it_is_solved(running: Any) -> None:
+async def test_service_host_reports_a_problem_until_the_problem_is_solved(running: Any) -> None:
     bus, made, _, log = running
     await bus.tell(None)  # NATS: nobody listens there
     assert made.problem == "node n1 does not respond"
@@ -149,7 +149,7 @@ async def test_service_host_reports_a_problem_until_it_is_solved(running: Any) -
     await bus.until(lambda: bus.hellos[-1].position == 1 and not bus.hellos[-1].problem)
 
 
-async def test_service_host_says_hello_again_after_its_node_was_unreachable(running: Any) -> None:
+async def test_service_host_registers_again_after_its_node_was_unreachable(running: Any) -> None:
     bus, _, task, _ = running
     bus.deaf = True
     await asyncio.sleep(0.02)
@@ -159,7 +159,7 @@ async def test_service_host_says_hello_again_after_its_node_was_unreachable(runn
     await bus.until(lambda: len(bus.hellos) > count)
 
 
-async def test_service_host_fatal_refusal_is_raised_and_cleans_up(running: Any, tmp_path: Path) -> None:
+async def test_service_host_with_a_permanent_refusal_raises_and_releases_its_resources(running: Any, tmp_path: Path) -> None:
     bus, _, task, _ = running
     refusal = pb.ServiceRefusal(instance=bus.hellos[0].instance, reason=pb.ServiceRefusal.WRONG_STREAM, node="n1")
     await bus.tell(refusal)
@@ -186,7 +186,7 @@ async def test_service_host_replaced_by_another_instance_loses_leadership_and_re
     assert not task.done()
 
 
-async def test_service_host_of_the_leader_activates_a_version_that_all_nodes_have(
+async def test_service_host_of_the_leader_activates_a_version_that_all_nodes_run(
     running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus, _, _, _ = running
@@ -211,7 +211,7 @@ async def test_service_host_of_the_leader_activates_a_version_that_all_nodes_hav
 
 
 @pytest.mark.parametrize(("ahead_s", "said"), [(0.0, ""), (4.9, ""), (3600.0, "log time is 3600 s ahead of the newest record")])
-async def test_service_host_reports_log_time_ahead_unless_a_worse_problem_exists(
+async def test_service_host_with_log_time_ahead_reports_a_problem_unless_a_worse_problem_exists(
     running: Any, ahead_s: float, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus, made, _, _ = running
@@ -306,7 +306,7 @@ async def test_service_host_with_other_parameters_ends_and_keeps_its_snapshots(r
     assert not files("diverged")
 
 
-async def test_service_host_decides_only_after_a_recent_answer_of_the_leader_node(running: Any) -> None:
+async def test_service_host_without_a_recent_message_of_the_leader_node_decides_nothing(running: Any) -> None:
     bus, made, _, _ = running
     assert not made._is_beside_the_leader()
     await bus.tell(order(bus, 1))
@@ -317,7 +317,7 @@ async def test_service_host_decides_only_after_a_recent_answer_of_the_leader_nod
     assert not made._is_beside_the_leader()
 
 
-async def test_service_host_leader_without_orders_becomes_follower(running: Any) -> None:
+async def test_service_host_leader_without_messages_of_its_node_becomes_follower(running: Any) -> None:
     bus, made, _, _ = running
     await bus.tell(order(bus, 1, role=pb.SERVICE_LEADER))
     await bus.until(lambda: made.machine is not None and made.machine.role is Role.LEADER)
@@ -339,7 +339,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
     ("before", "took_steps", "after"),
     [(16, 1.01, 8), (16, 1.0, 16), (16, 0.25, 16), (16, 0.24, 32), (1, 2.0, 1), (1, 0.0, 2), (128, 0.0, 128), (3, 9.0, 1)],
 )
-async def test_feeder_chunk_size_shrinks_for_slow_and_grows_for_fast_services(
+async def test_record_feeder_chunk_size_shrinks_for_slow_and_grows_for_fast_services(
     before: int, took_steps: float, after: int, node: Node
 ) -> None:
     made: Any = node.feeder
@@ -349,7 +349,7 @@ async def test_feeder_chunk_size_shrinks_for_slow_and_grows_for_fast_services(
     assert made._chunk_records == after
 
 
-async def test_feeder_offsets_without_records_end_a_replay_at_the_stop(node: Node) -> None:
+async def test_record_feeder_replay_over_compacted_offsets_ends_at_the_stop_position(node: Node) -> None:
     await node.feeder.restart(0)
     made: Any = node.feeder
     made.stop_at(8)
@@ -365,7 +365,7 @@ async def test_feeder_offsets_without_records_end_a_replay_at_the_stop(node: Nod
     assert node.stops == 2
 
 
-async def test_feeder_read_error_is_reported_until_a_read_succeeds(node: Node) -> None:
+async def test_record_feeder_reports_a_read_error_until_a_read_succeeds(node: Node) -> None:
     log = node.log
     log.truncated = NotServedError("nobody in sync")  # type: ignore[assignment]
     await node.start()
@@ -378,7 +378,7 @@ async def test_feeder_read_error_is_reported_until_a_read_succeeds(node: Node) -
     assert node.feeder.problem == ""
 
 
-async def test_feeder_truncation_at_a_snapshot_keeps_that_snapshot(node: Node) -> None:
+async def test_record_feeder_truncation_at_a_snapshot_position_keeps_the_snapshot(node: Node) -> None:
     node.log.append(25)
     await node.start()
     await node.at(25)
@@ -391,7 +391,7 @@ async def test_feeder_truncation_at_a_snapshot_keeps_that_snapshot(node: Node) -
 
 
 # ---- outputs ---------------------------------------------------------------------------------------------------------------
-async def test_emitter_leader_that_must_read_again_sends_nothing_first(tmp_path: Path) -> None:
+async def test_output_writer_after_a_role_change_reads_the_output_stream_before_sending(tmp_path: Path) -> None:
     """The role changed while a window of outputs was in flight. The stream may hold outputs of another leader."""
     settings = ServiceSettings("s", "in", "n1", tmp_path, output_stream="out", emit_window=1)
     outbox = Outbox("u/0")
@@ -420,7 +420,7 @@ def host_output(number: int) -> Any:
     return Output(number, number, 0, b"v", None, ())
 
 
-def test_outbox_truncation_of_the_log_forgets_compared_digests() -> None:
+def test_service_outbox_after_a_log_truncation_drops_compared_digests() -> None:
     outbox = Outbox("u/0")
     for number in range(3):
         outbox.add(host_output(number))
@@ -438,7 +438,7 @@ def test_outbox_truncation_of_the_log_forgets_compared_digests() -> None:
 
 
 # ---- what sessions say in full -----------------------------------------------------------------------------------------------
-def test_service_sessions_order_and_refusal_carry_all_fields() -> None:
+def test_service_sessions_order_and_refusal_contain_all_fields() -> None:
     s = sessions()
     view = replace(FOLLOWS, log_start_offset=4, high_watermark=8)
     (tell,) = s.hello(hello(instance=5, position=2), "_INBOX.a", view, 0)
@@ -468,7 +468,7 @@ FIGURES = pb.ServiceFigures(
 )
 
 
-def test_service_sessions_ended_service_is_reported_with_its_end_reason() -> None:
+def test_service_sessions_report_an_ended_service_with_its_end_reason() -> None:
     s, at_ns = sessions(), 5_000_000_000
     s.hello(hello("a", position=4, problem="on_record failed at offset 4: ValueError", failing=True), "_INBOX.a", FOLLOWS, 0)
     s.hello(hello("b", position=10, snapshotPosition=8), "_INBOX.b", FOLLOWS, at_ns)
@@ -497,7 +497,7 @@ def test_service_sessions_ended_service_is_reported_with_its_end_reason() -> Non
     assert s.missing_services(9, at_ns)[-1]["problem"] == "nothing is heard from it"
 
 
-def test_service_sessions_report_has_a_row_per_service() -> None:
+def test_service_sessions_report_contains_one_row_per_service() -> None:
     s = sessions()
     s.hello(hello("a", position=10), "_INBOX.a", FOLLOWS, 0)
     s.hello(hello("a", position=4, outputCount=8, emittedEnd=7, problem="x" * 5000), "_INBOX.a", FOLLOWS, 0)
@@ -528,7 +528,7 @@ def test_service_sessions_report_has_a_row_per_service() -> None:
     assert found["a"] == ("FOLLOWER", "catch-up", False, False)
 
 
-def test_service_sessions_replay_of_an_earlier_promotion_does_not_count() -> None:
+def test_service_sessions_ignore_a_replay_ack_of_an_earlier_promotion() -> None:
     s = sessions()
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     (order,) = joined(s.replay(CANDIDATE, 0))
@@ -547,7 +547,7 @@ def test_service_sessions_replay_of_an_earlier_promotion_does_not_count() -> Non
     assert lead.role == pb.SERVICE_LEADER
 
 
-def test_service_sessions_promotion_gate_lasts_for_one_candidate_epoch() -> None:
+def test_service_sessions_promotion_wait_ends_with_the_candidate_epoch() -> None:
     s = sessions()
     s.hello(hello("bank", position=10), "_INBOX.a", FOLLOWS, 0)
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
@@ -559,7 +559,7 @@ def test_service_sessions_promotion_gate_lasts_for_one_candidate_epoch() -> None
     assert s.report(9)[0]["excused"] is True
 
 
-def test_service_sessions_replay_progress_is_the_slowest_service_up_to_the_stop() -> None:
+def test_service_sessions_replay_progress_is_the_position_of_the_slowest_service() -> None:
     s = sessions()
     s.hello(hello("a", position=10), "_INBOX.a", FOLLOWS, 0)
     s.hello(hello("b", position=10), "_INBOX.a", FOLLOWS, 0)
@@ -574,7 +574,7 @@ def test_service_sessions_replay_progress_is_the_slowest_service_up_to_the_stop(
 
 
 @pytest.mark.parametrize("leaving_instance", [1, 2])
-def test_service_sessions_only_the_registered_instance_can_leave(leaving_instance: int) -> None:
+def test_service_sessions_ignore_a_leave_of_an_instance_that_is_not_registered(leaving_instance: int) -> None:
     s = sessions()
     s.hello(hello(instance=1), "_INBOX.a", FOLLOWS, 0)
     assert s.hello(hello(instance=leaving_instance, leaving=True, first=True), "_INBOX.z", FOLLOWS, 0) == []

@@ -135,13 +135,13 @@ async def running(made: Made, tmp_path: Path) -> AsyncIterator[tuple[Any, Bus, M
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_service_host_written_outputs_wake_the_routes(running: Any) -> None:
+async def test_service_host_wakes_all_output_routes_after_written_outputs(running: Any) -> None:
     _, _, made = running
     made.one("Emitter").on_advance()
     assert [part.told for part in made.all("Router")] == [["wake"], ["wake"]]
 
 
-async def test_service_host_new_role_verifies_state_and_reads_the_output_stream(running: Any) -> None:
+async def test_service_host_with_a_new_role_verifies_its_state_and_reads_the_output_stream(running: Any) -> None:
     server, bus, made = running
     made.log.append(3)
     await bus.until(lambda: server.machine.position == 3)
@@ -163,7 +163,7 @@ async def test_service_host_new_role_verifies_state_and_reads_the_output_stream(
     assert (server._feeder._log_start_offset, server.machine.leader_epoch) == (2, 4)
 
 
-async def test_service_host_problem_is_the_worst_of_its_parts(running: Any) -> None:
+async def test_service_host_reports_the_worst_problem_of_its_components(running: Any) -> None:
     server, _, made = running
     assert server.problem == ""
     ways = [
@@ -186,7 +186,7 @@ async def test_service_host_problem_is_the_worst_of_its_parts(running: Any) -> N
     assert server.problem == "refused"
 
 
-async def test_service_host_figures_come_from_its_parts(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_host_metrics_contain_the_values_of_its_components(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server, _, _ = running
     now_s = [100.0]
     only_in(monkeypatch, host, "time", monotonic=lambda: now_s[0])
@@ -209,7 +209,7 @@ async def test_service_host_figures_come_from_its_parts(running: Any, monkeypatc
     assert (hello.life, hello.failing, hello.fetching) == (keeper.life, False, False)
 
 
-async def test_service_host_emitted_end_is_zero_after_divergence(running: Any) -> None:
+async def test_service_host_after_a_divergence_reports_output_end_zero(running: Any) -> None:
     server, _, _ = running
     server.machine.outbox.emitted_end = 4
     assert server._emitted_end() == 4
@@ -217,7 +217,7 @@ async def test_service_host_emitted_end_is_zero_after_divergence(running: Any) -
     assert server._emitted_end() == 0, "no reply leaves"
 
 
-async def test_service_host_restarted_machine_drops_earlier_replies(running: Any) -> None:
+async def test_service_host_after_a_state_rebuild_drops_earlier_replies(running: Any) -> None:
     server, _, _ = running
     server._serving.replies.add(Reply(1, "_INBOX.x", b""))
     machine = server.machine
@@ -231,7 +231,7 @@ async def test_service_host_restarted_machine_drops_earlier_replies(running: Any
     assert not await asyncio.to_thread(machine.at_home)
 
 
-async def test_service_host_without_messages_for_one_lease_has_lost_its_node(
+async def test_service_host_without_messages_for_one_lease_rejects_queries_and_decisions(
     running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, bus, made = running
@@ -255,7 +255,7 @@ async def test_service_host_without_messages_for_one_lease_has_lost_its_node(
     assert (server._hears(), server._is_beside_the_leader()) == (False, False)
 
 
-async def test_service_host_leader_ends_with_its_lease(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_host_leadership_ends_when_the_lease_expires(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server, bus, _ = running
     server.machine.outbox.known = True
     now_s = [1000.0]
@@ -270,7 +270,9 @@ async def test_service_host_leader_ends_with_its_lease(running: Any, monkeypatch
     assert not server._leads()
 
 
-async def test_service_host_order_reaches_feeder_and_keeper(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_host_passes_an_order_to_record_feeder_and_snapshot_keeper(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server, bus, _ = running
     told: list[Any] = []
     for name in ("cut_at", "stop_at", "ask_again", "request_snapshot"):
@@ -297,7 +299,7 @@ async def test_service_host_order_reaches_feeder_and_keeper(running: Any, monkey
     assert told == [], "an order from before, and one for another process"
 
 
-async def test_service_host_skip_decision_carries_the_epoch_and_the_record(
+async def test_service_host_skip_decision_contains_leader_epoch_and_record_offset(
     running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, bus, made = running
@@ -319,7 +321,9 @@ async def test_service_host_skip_decision_carries_the_epoch_and_the_record(
     assert (decision.service, decision.unit, decision.leader_epoch) == ("sum", Unit(4, "t"), 6)
 
 
-async def test_service_host_without_outputs_and_queries_starts_no_such_parts(made: Made, tmp_path: Path) -> None:
+async def test_service_host_of_a_service_without_outputs_and_queries_starts_no_writer_and_query_server(
+    made: Made, tmp_path: Path
+) -> None:
     bus = Bus()
     settings = ServiceSettings("sum", "in", "n1", tmp_path, heartbeat_interval_s=10.0)
     server: Any = ServiceHost(Quiet, settings, bus, "ns")  # type: ignore[arg-type]
@@ -335,7 +339,9 @@ async def test_service_host_without_outputs_and_queries_starts_no_such_parts(mad
     await task
 
 
-async def test_service_host_disproven_outputs_make_the_feeder_rewind(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_host_with_diverged_outputs_rewinds_the_record_feeder(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server, _, _ = running
     told: list[str] = []
     monkeypatch.setattr(server._feeder, "disproven", lambda: told.append("disproven"))
@@ -343,7 +349,7 @@ async def test_service_host_disproven_outputs_make_the_feeder_rewind(running: An
     assert told == ["disproven"]
 
 
-async def test_service_host_ended_task_is_dropped_and_only_its_error_is_fatal(running: Any) -> None:
+async def test_service_host_drops_an_ended_task_and_raises_only_its_error(running: Any) -> None:
     server, _, _ = running
 
     async def ended(error: BaseException | None) -> None:
@@ -361,7 +367,7 @@ async def test_service_host_ended_task_is_dropped_and_only_its_error_is_fatal(ru
 
 
 # ---- in its node's own process ------------------------------------------------------------------------------------------------
-async def test_service_host_in_the_nodes_process_needs_no_lease(made: Made, tmp_path: Path) -> None:
+async def test_service_host_in_the_process_of_its_node_leads_without_a_lease(made: Made, tmp_path: Path) -> None:
     said: list[Any] = []
     hear: list[Any] = []
 
@@ -413,7 +419,9 @@ async def test_service_host_in_the_nodes_process_needs_no_lease(made: Made, tmp_
     assert (server.machine.role, server._order.ackId) == (position, 2), "it hears nothing after its end"
 
 
-async def test_service_host_that_is_not_registered_says_hello_sooner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_host_that_is_not_registered_sends_hello_more_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits: list[float] = []
     bus = Bus()
     settings = ServiceSettings("sum", "in", "n1", tmp_path, heartbeat_interval_s=9.0)

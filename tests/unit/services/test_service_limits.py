@@ -166,12 +166,12 @@ NAME = "Invalid timer. Use a name of 1 to 1024 bytes and a time in nanoseconds (
         (lambda s, r: s.set_timer("t", -(1 << 63) - 1), NAME),
     ],
 )
-def test_service_callback_request_above_its_limit_is_rejected(ask: Callable[[Any, Record], None], why: str) -> None:
+def test_service_callback_output_above_the_limit_fails_the_service(ask: Callable[[Any, Record], None], why: str) -> None:
     said = refused(ask)
     assert why in said if why else not said
 
 
-def test_service_callback_that_fails_discards_all_its_requests() -> None:
+def test_service_callback_that_fails_discards_its_outputs_and_replies() -> None:
     def ask(service: Any, record: Record) -> None:
         service.emit(b"first")
         service.reply(record, b"yes")
@@ -183,7 +183,7 @@ def test_service_callback_that_fails_discards_all_its_requests() -> None:
 
 
 # ---- what waits --------------------------------------------------------------------------------------------------------------
-def test_pending_effects_are_bounded_in_number_and_bytes() -> None:
+def test_service_pending_effects_above_the_number_or_byte_limit_are_rejected() -> None:
     assert (MAX_PENDING, MAX_PENDING_BYTES) == (10_000, 8 * MIB)
     pending = Pending("u/0/s")
     assert pending.has_room(10_000, 8 * MIB)
@@ -215,7 +215,7 @@ def test_log_timers_reject_more_than_a_million_timers() -> None:
         timers.set("more", 5)
 
 
-def test_log_timers_moved_timer_does_not_grow_the_heap() -> None:
+def test_log_timers_moved_many_times_do_not_grow_the_heap() -> None:
     timers = LogTimers()
     for at_ns in range(67):
         timers.set("t", at_ns)
@@ -224,12 +224,12 @@ def test_log_timers_moved_timer_does_not_grow_the_heap() -> None:
     assert (len(timers), timers.due_ns) == (0, 1 << 63)
 
 
-def test_query_desk_has_default_limits_of_number_bytes_and_wait() -> None:
+def test_pending_queries_have_default_limits_of_number_bytes_and_wait_time() -> None:
     desk = QueryDesk()
     assert (desk._max_queries, desk._max_bytes, desk._patience_s) == (1024, 8 * MIB, 2.0)
 
 
-def test_answer_table_and_reply_desk_have_default_limits() -> None:
+def test_answer_table_and_pending_replies_have_default_limits() -> None:
     table, desk = AnswerTable(), ReplyDesk()
     assert (table._max_answers, table._max_bytes) == (10_000, 4 * MIB)
     assert (desk._max_replies, desk._max_bytes) == (4096, 8 * MIB)
@@ -242,7 +242,7 @@ def test_answer_table_and_reply_desk_have_default_limits() -> None:
     assert message_id_of(Record(0, 0, None, b"", (("Nats-Msg-Id", b"x" * 257),), "", None, 1)) == ""
 
 
-def test_answer_table_dropped_answers_free_their_bytes() -> None:
+def test_answer_table_without_space_drops_the_oldest_answers_and_frees_their_bytes() -> None:
     size = Answer(0, "a", b"v").size_bytes
     assert size == 14 + 1 + 1
     table = AnswerTable(max_answers=10, max_bytes=3 * size)
@@ -257,7 +257,7 @@ def test_answer_table_dropped_answers_free_their_bytes() -> None:
     assert (len(desk), desk._kept_bytes) == (0, 0)
 
 
-def test_service_machine_with_full_outbox_blocks_the_leader_but_not_a_follower() -> None:
+def test_service_machine_with_a_full_outbox_blocks_only_the_leader() -> None:
     outbox = Outbox("u/0", max_records=2)
     machine = ServiceMachine(_emitting(), Identity("s", "in", "u", 0), snapshot_interval_records=100, outbox=outbox)
     machine.start(None)
@@ -278,7 +278,7 @@ def _emitting() -> Service:
     return Told()
 
 
-def test_service_without_effect_handler_raises_not_implemented() -> None:
+def test_service_without_on_effect_raises_not_implemented() -> None:
     with pytest.raises(NotImplementedError):
         Service.on_effect(_emitting(), Effect(0, "id", "name", b""))
     assert issubclass(ServiceFailedError, LiftError)

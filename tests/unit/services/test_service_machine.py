@@ -64,7 +64,7 @@ def started(every: int = 1000, snapshot: Any = None) -> tuple[Journal, ServiceMa
     return service, machine
 
 
-def test_service_machine_applies_each_record_once_up_to_the_stop() -> None:
+def test_service_machine_applies_each_record_once_up_to_the_stop_position() -> None:
     service, machine = started()
     assert machine.apply([record(0), record(1), record(2)], stop_position=2).count == 2
     assert machine.apply([record(0), record(1), record(2), record(3, epoch=4)]).count == 2
@@ -72,7 +72,7 @@ def test_service_machine_applies_each_record_once_up_to_the_stop() -> None:
     assert (machine.position, machine.last_epoch) == (4, 4)
 
 
-def test_service_machine_log_time_never_falls_and_timers_fire_in_order() -> None:
+def test_service_machine_log_time_never_decreases_and_timers_fire_in_order() -> None:
     service, machine = started()
     machine.apply([record(0, b"t:b:50", 10), record(1, b"t:a:50", 8), record(2, b"t:gone:40", 9), record(3, b"c:gone", 11)])
     machine.apply([record(4, b"t:a:60", 49), record(5, b"x", 70)])
@@ -80,7 +80,7 @@ def test_service_machine_log_time_never_falls_and_timers_fire_in_order() -> None
     assert service.seen[5:] == [["timer", "b", 50], ["timer", "a", 60], [5, "x", 70]]
 
 
-def test_service_machine_timer_that_resets_itself_fires_until_log_time() -> None:
+def test_service_machine_fires_a_self_resetting_timer_until_log_time() -> None:
     service, machine = started()
     machine.apply([record(0, b"t:again:10", 0), record(1, b"x", 35)])
     assert [seen[2] for seen in service.seen if seen[0] == "timer"] == [10, 20, 30]
@@ -92,14 +92,14 @@ def test_service_machine_timer_in_the_past_fires_before_the_next_record() -> Non
     assert service.seen[1] == ["timer", "old", 100]
 
 
-def test_service_machine_endless_timer_fails_the_service() -> None:
+def test_service_machine_with_a_timer_that_fires_endlessly_fails_the_service() -> None:
     _, machine = started()
     with pytest.raises(ServiceFailedError, match="forever"):
         machine.apply([record(0, b"t:forever:5", 10), record(1)])
 
 
 @pytest.mark.parametrize("cuts", [(1,), (3,), (7,), (100,), (1, 5, 2)])
-def test_service_machine_snapshots_do_not_depend_on_batch_sizes(cuts: tuple[int, ...]) -> None:
+def test_service_machine_with_any_batch_sizes_takes_the_same_snapshots(cuts: tuple[int, ...]) -> None:
     records = [
         record(offset, b"t:again:%d" % (offset * 7) if offset % 4 == 0 else b"e:x,y", offset * 5) for offset in range(30)
     ]
@@ -117,14 +117,14 @@ def test_service_machine_snapshots_do_not_depend_on_batch_sizes(cuts: tuple[int,
     assert snapshots(cuts) == snapshots((30,))
 
 
-def test_service_machine_compaction_gap_does_not_move_snapshots() -> None:
+def test_service_machine_takes_snapshots_at_boundaries_inside_compaction_gaps() -> None:
     _, machine = started(every=10)
     taken = machine.apply([record(offset) for offset in (0, 7, 13, 14, 35)]).snapshots
     assert [s.position for s in taken] == [10, 30]
     assert json.loads(taken[0].state)[-1][0] == 7  # nothing at or past 10 is in it
 
 
-def test_service_machine_restored_from_a_snapshot_equals_a_full_replay() -> None:
+def test_service_machine_restored_from_a_snapshot_has_the_state_of_a_full_replay() -> None:
     records = [record(o, b"t:emit%d:%d" % (o, o * 3 + 20) if o % 3 else b"e:a", o * 4, 1 + o // 9) for o in range(40)]
     whole, machine = started(every=10)
     taken = machine.apply(records).snapshots
@@ -152,7 +152,7 @@ def test_service_machine_numbers_outputs_with_timer_outputs_first() -> None:
     ]
 
 
-def test_service_machine_reports_each_role_once() -> None:
+def test_service_machine_calls_the_role_callback_once_per_role_change() -> None:
     service, machine = started()
     assert not machine.change_role(Role.FOLLOWER, 0)
     assert machine.change_role(Role.LEADER, 3)
@@ -161,7 +161,7 @@ def test_service_machine_reports_each_role_once() -> None:
     assert service.roles == [(Role.LEADER, 3), (Role.FOLLOWER, 4)]
 
 
-def test_service_machine_callback_error_names_the_offset() -> None:
+def test_service_machine_callback_error_raises_with_the_record_offset() -> None:
     _, machine = started()
     with pytest.raises(ServiceFailedError, match="offset 1: KeyError"):
         machine.apply([record(0), record(1, b"raise:no")])
@@ -192,7 +192,7 @@ def test_service_machine_rejects_a_snapshot_that_is_not_bytes() -> None:
         machine.apply([record(0)])
 
 
-def test_service_machine_with_full_outbox_blocks_the_leader_and_follower_drops_oldest() -> None:
+def test_service_machine_with_a_full_outbox_waits_as_leader_and_drops_oldest_as_follower() -> None:
     service = Journal()
     outbox = Outbox("uid1/0", max_records=3)
     outbox.known = True
@@ -251,7 +251,7 @@ def test_service_machine_accepts_a_message_id_on_an_output() -> None:
     assert machine.outbox.output_count == 1
 
 
-def test_service_machine_divergence_ends_a_service_that_catches_all_errors() -> None:
+def test_service_machine_raises_diverged_even_if_the_service_catches_all_errors() -> None:
     _, machine = started()
     assert machine.outbox is not None
     digest = extend_digest(b"", "uid1/0/0/0", None, b"theirs", ()).hex().encode()
@@ -271,7 +271,7 @@ def test_service_machine_divergence_ends_a_service_that_catches_all_errors() -> 
         machine.apply([record(0, b"e:ours")])
 
 
-def test_service_machine_after_a_snapshot_between_boundaries_continues_at_the_next() -> None:
+def test_service_machine_restored_between_boundaries_takes_the_next_snapshot_at_a_boundary() -> None:
     _, machine = started(every=10)
     machine.apply([record(offset) for offset in range(15)])
     _, again = started(every=10, snapshot=machine.snapshot())
@@ -291,7 +291,7 @@ def test_service_machine_rejects_emit_in_take_snapshot() -> None:
         machine.apply([record(0), record(1), record(2)])
 
 
-def test_service_machine_due_timer_fires_first_and_cancelled_timer_delays_nothing() -> None:
+def test_service_machine_fires_a_due_timer_before_the_record_and_no_cancelled_timer() -> None:
     service, machine = started()
     machine.apply([record(0, b"t:gone:5", 10), record(1, b"t:late:30", 10), record(2, b"c:gone", 10), record(3, b"x", 30)])
     assert [seen[:2] for seen in service.seen] == [
@@ -317,7 +317,7 @@ def test_service_machine_reports_how_far_log_time_is_ahead_of_records() -> None:
     assert again.ahead_ns == 0
 
 
-def test_service_machine_snapshot_has_all_parts_of_the_state() -> None:
+def test_service_machine_snapshot_contains_all_parts_of_the_state() -> None:
     _, machine = started()
     machine.apply([record(0, b"e:a,b", at_ns=5, epoch=3), record(1, b"t:late:99", at_ns=7, epoch=4)])
     made = machine.snapshot()
@@ -337,14 +337,14 @@ def test_service_machine_snapshot_has_all_parts_of_the_state() -> None:
 
 
 # ---- at its bounds -------------------------------------------------------------------------------------------------------
-def test_service_machine_reports_the_same_role_in_a_new_epoch() -> None:
+def test_service_machine_calls_the_role_callback_for_an_equal_role_in_a_new_epoch() -> None:
     service, machine = started()
     for epoch in (3, 5):
         assert machine.change_role(Role.LEADER, epoch)
     assert service.roles == [(Role.LEADER, 3), (Role.LEADER, 5)]
 
 
-def test_service_machine_leader_keeps_unwritten_outputs_and_follower_never_waits() -> None:
+def test_service_machine_keeps_unwritten_outputs_as_leader_and_never_waits_as_follower() -> None:
     for role, kept, waits in ((Role.LEADER, 0, True), (Role.FOLLOWER, 2, False)):
         outbox = Outbox("uid1/0", max_records=3)
         outbox.known = True
@@ -356,7 +356,9 @@ def test_service_machine_leader_keeps_unwritten_outputs_and_follower_never_waits
 
 
 @pytest.mark.parametrize(("at_ns", "fires"), [(40, 4), (50, None)])
-def test_service_machine_bounds_timers_set_while_firing(at_ns: int, fires: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_machine_limits_timers_that_are_set_while_firing(
+    at_ns: int, fires: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("liftpy.core.services.machine.MAX_FIRES_PER_RECORD", 3)
     service, machine = started()
     machine.apply([record(0, b"t:again:10", 0)])
@@ -372,7 +374,7 @@ def test_service_machine_bounds_timers_set_while_firing(at_ns: int, fires: int |
             use()
 
 
-def test_service_machine_closes_and_rejects_an_awaitable_result() -> None:
+def test_service_machine_with_an_awaitable_callback_result_closes_the_awaitable_and_raises() -> None:
     closed: list[bool] = []
 
     class Later:
@@ -389,7 +391,7 @@ def test_service_machine_closes_and_rejects_an_awaitable_result() -> None:
     assert closed == [True]
 
 
-def test_service_machine_reply_carries_log_time() -> None:
+def test_service_machine_reply_contains_the_log_time() -> None:
     service, machine = started()
     service.on_record = lambda record: service.reply(record, b"r")  # type: ignore[method-assign]
     added: list[Any] = []
@@ -398,14 +400,14 @@ def test_service_machine_reply_carries_log_time() -> None:
     assert [(reply.offset, reply.at_ns) for reply in added] == [(0, 100), (1, 100), (2, 101)]
 
 
-def test_service_machine_takes_a_single_snapshot_per_boundary() -> None:
+def test_service_machine_takes_one_snapshot_per_boundary() -> None:
     _, machine = started(every=10)
     assert [s.position for s in machine.apply([record(offset) for offset in range(20)]).snapshots] == [10, 20]
     assert machine.skip_to(23) == []
     assert [s.position for s in machine.skip_to(30)] == [30]
 
 
-def test_service_machine_output_limits_are_inclusive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_machine_accepts_outputs_exactly_at_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.core.services.machine.MAX_OUTPUTS_PER_CALLBACK", 2)
     _, machine = started()
     assert machine.outbox is not None

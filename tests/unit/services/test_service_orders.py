@@ -61,7 +61,7 @@ def order(host: ServiceHost, **more: Any) -> pb.JoinLog:
     return pb.JoinLog(**(given | more))
 
 
-async def test_service_host_obeys_only_newer_orders_for_its_instance(host: Any) -> None:
+async def test_service_host_ignores_older_orders_and_orders_for_another_instance(host: Any) -> None:
     host._join_log(order(host, instance=host._instance + 1))
     assert host.told == []
     assert host.machine.role is Role.FOLLOWER
@@ -76,7 +76,7 @@ async def test_service_host_obeys_only_newer_orders_for_its_instance(host: Any) 
 
 
 @pytest.mark.parametrize(("heard_ago_s", "leads"), [(0.0, True), (0.15, True), (0.25, False), (100.0, False)])
-async def test_service_host_leads_for_the_length_of_its_lease(
+async def test_service_host_leads_until_its_lease_expires(
     host: Any, heard_ago_s: float, leads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host._order, host._heard_s = order(host, leaseMs=200), 1000.0
@@ -86,7 +86,7 @@ async def test_service_host_leads_for_the_length_of_its_lease(
 
 
 @pytest.mark.parametrize(("log_end", "stop", "told"), [(-1, -1, None), (5, 9, None), (4, 9, 4), (0, 0, 0)])
-async def test_service_host_order_passes_stop_and_truncation_to_the_feeder(
+async def test_service_host_passes_stop_and_truncation_of_an_order_to_the_record_feeder(
     host: Any, log_end: int, stop: int, told: int | None
 ) -> None:
     host._join_log(order(host, logEndOffset=log_end, stopPosition=stop, role=pb.SERVICE_FOLLOWER))
@@ -103,7 +103,7 @@ async def test_service_host_order_passes_stop_and_truncation_to_the_feeder(
      (pb.ServiceRefusal.MALFORMED, ConfigError), (pb.ServiceRefusal.COMPACTED, ConfigError),
      (pb.ServiceRefusal.TOO_MANY, None), (pb.ServiceRefusal.NO_SUCH_PARTITION, None)],
 )  # fmt: skip
-async def test_service_host_refusal_ends_the_service_only_when_permanent(
+async def test_service_host_ends_the_service_only_after_a_permanent_refusal(
     host: Any, reason: Any, error: type[LiftError] | None
 ) -> None:
     host._service_rejected(pb.ServiceRefusal(reason=reason, instance=host._instance + 1, detail="not for us"))
@@ -147,7 +147,9 @@ RIGHT = {"stream": "out", "partition": 0, "streamUid": "o1", "offset": 3, "recor
      ({"recordCount": 1}, OutputConflictError), ({"recordCount": 0}, OutputConflictError),
      ({"ackError": client_pb2.Ack.INCORRECT_OFFSET}, OutputNotWrittenError)],
 )  # fmt: skip
-async def test_emitter_accepts_only_an_ack_from_its_output_stream(wrong: dict[str, Any], error: type[LiftError] | None) -> None:
+async def test_output_writer_rejects_an_ack_of_another_stream_or_partition(
+    wrong: dict[str, Any], error: type[LiftError] | None
+) -> None:
     made, asked = emitter(client_pb2.Ack(**(RIGHT | wrong)))
     outputs = [Output(3, 9, 0, b"value", b"key", (("a", b"b"),)), Output(4, 9, 1, b"", None, ())]
     (batch,) = made._outputs_in_batches(outputs)
@@ -164,7 +166,7 @@ async def test_emitter_accepts_only_an_ack_from_its_output_stream(wrong: dict[st
     ]
 
 
-async def test_emitter_first_output_expects_an_empty_stream() -> None:
+async def test_output_writer_sends_the_first_output_with_expected_offset_zero() -> None:
     made, asked = emitter(client_pb2.Ack(**(RIGHT | {"offset": 0, "recordCount": 1})))
     (batch,) = made._outputs_in_batches([Output(0, 9, 0, b"v", None, ())])
     await made._write(batch)
@@ -172,7 +174,7 @@ async def test_emitter_first_output_expects_an_empty_stream() -> None:
     assert asked[0][1].expectedOffset == 0
 
 
-async def test_emitter_output_stream_with_another_uid_is_replaced() -> None:
+async def test_output_writer_with_another_output_stream_uid_raises_stream_replaced() -> None:
     made, _ = emitter(uid="o2")
     with pytest.raises(StreamReplacedError):
         await made._learn()
@@ -201,14 +203,14 @@ class Ended:
 
 
 @pytest.mark.parametrize(("end", "told"), [(8, ("cut", 8)), (9, ("cut", 9)), (10, "aligned"), (11, "aligned")])
-def test_feeder_truncation_below_the_state_rewinds(end: int, told: Any) -> None:
+def test_record_feeder_with_a_truncation_below_its_state_rewinds(end: int, told: Any) -> None:
     made = feeder(10)
     assert made._result(Ended(LogTruncatedError("cut", end))) is None
     assert made.told == [told]
 
 
 @pytest.mark.parametrize(("epoch", "kept"), [(4, [10, 11]), (3, []), (5, [])])
-def test_feeder_record_before_the_state_with_another_epoch_rewinds(epoch: int, kept: list[int]) -> None:
+def test_record_feeder_with_another_epoch_in_the_record_before_its_state_rewinds(epoch: int, kept: list[int]) -> None:
     made = feeder(10)
     made._verifying = True
     records = [SimpleNamespace(offset=offset, leader_epoch=epoch) for offset in (9, 10, 11)]
@@ -216,7 +218,7 @@ def test_feeder_record_before_the_state_with_another_epoch_rewinds(epoch: int, k
     assert made.told == ([] if kept else [("cut", 9)])
 
 
-def test_feeder_reports_a_reached_stop_once() -> None:
+def test_record_feeder_reports_a_reached_stop_once() -> None:
     made = feeder(10)
     for stop, count in ((11, 0), (10, 1), (10, 1)):
         made._stop_position = stop
@@ -226,7 +228,7 @@ def test_feeder_reports_a_reached_stop_once() -> None:
 
 
 @pytest.mark.parametrize(("log_start", "lost"), [(0, False), (9, False), (10, False), (11, True)])
-async def test_feeder_restart_fails_when_the_log_starts_above_the_snapshot(
+async def test_record_feeder_restart_with_a_log_start_above_the_snapshot_raises_data_loss(
     log_start: int, lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def newest(wanted: object) -> SimpleNamespace:
@@ -250,7 +252,7 @@ def popped(timers: LogTimers, now_ns: int) -> Iterator[tuple[int, str]]:
         yield due
 
 
-def test_log_timers_random_operations_match_a_table() -> None:
+def test_log_timers_after_random_operations_equal_a_reference_table() -> None:
     draw, timers, table = random.Random(1), LogTimers(), dict[str, int]()
     for now_ns in range(3000):
         name = f"t{draw.randrange(8)}"
@@ -270,7 +272,7 @@ def test_log_timers_random_operations_match_a_table() -> None:
         assert len(timers._heap) <= 64 + 2 * 8 + 2, "what was cancelled takes no space"
 
 
-def test_log_timers_at_their_bound_reject_new_timers_but_move_existing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_timers_at_their_limit_reject_new_timers_but_move_existing_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.core.services.machine.MAX_TIMERS", 3)
     timers = LogTimers()
     for name in "abc":

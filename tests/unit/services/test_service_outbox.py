@@ -51,7 +51,7 @@ def numbers(outputs: list[Output]) -> list[int]:
     return [o.number for o in outputs]
 
 
-def test_outbox_drops_written_outputs_and_returns_the_rest_in_order() -> None:
+def test_service_outbox_drops_written_outputs_and_returns_the_others_in_order() -> None:
     outbox = filled(10)
     outbox.outputs_committed(4)
     assert numbers(outbox.take(4, 3)) == [4, 5, 6]
@@ -60,7 +60,7 @@ def test_outbox_drops_written_outputs_and_returns_the_rest_in_order() -> None:
     assert outbox.take(99, 3) == []
 
 
-def test_outbox_at_its_bounds_is_full_and_trim_drops_the_oldest() -> None:
+def test_service_outbox_at_its_limits_is_full_and_trim_drops_the_oldest() -> None:
     outbox = filled(3, max_records=4)
     assert not outbox.full
     outbox.add(output(3))
@@ -74,7 +74,7 @@ def test_outbox_at_its_bounds_is_full_and_trim_drops_the_oldest() -> None:
     assert filled(3, max_bytes=200).full
 
 
-def test_outbox_does_not_keep_outputs_that_are_already_written() -> None:
+def test_service_outbox_does_not_store_outputs_that_are_already_written() -> None:
     outbox = Outbox("u/0")
     outbox.known = True
     outbox.outputs_committed(3)
@@ -87,7 +87,7 @@ def test_outbox_does_not_keep_outputs_that_are_already_written() -> None:
     assert outbox.must_rewind  # a snapshot after outputs 3 and 4, which nobody has written
 
 
-def test_outbox_learned_output_counts_as_written_and_is_compared() -> None:
+def test_service_outbox_compares_an_output_read_from_the_stream_and_marks_it_as_written() -> None:
     outbox = filled(3)
     outbox.check_output(written(0))
     assert (outbox.emitted_end, outbox.first_kept) == (1, 1)
@@ -104,13 +104,13 @@ def test_outbox_learned_output_counts_as_written_and_is_compared() -> None:
         written(0, said=1),
     ],
 )
-def test_outbox_foreign_record_is_an_output_conflict(foreign: Record) -> None:
+def test_service_outbox_with_a_foreign_record_raises_output_conflict(foreign: Record) -> None:
     with pytest.raises(OutputConflictError):
         filled(3).check_output(foreign)
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_outbox_random_senders_write_each_output_once_in_order(seed: int) -> None:
+def test_service_outbox_with_several_random_senders_writes_each_output_once_in_order(seed: int) -> None:
     """The leader of the partition rejects old leaders, late messages and repeated messages."""
     rng = random.Random(seed)
     total, log, in_flight = 40, [], []
@@ -134,7 +134,7 @@ def test_outbox_random_senders_write_each_output_once_in_order(seed: int) -> Non
     assert numbers(log) == list(range(total))
 
 
-def test_outbox_compares_early_read_outputs_when_they_are_produced() -> None:
+def test_service_outbox_compares_outputs_that_were_read_before_they_are_produced() -> None:
     outbox = Outbox("u/0")
     for record in stream_of(2, lambda number: b"v" if number == 0 else b"theirs"):
         outbox.check_output(record)
@@ -145,7 +145,7 @@ def test_outbox_compares_early_read_outputs_when_they_are_produced() -> None:
     assert (outbox.compared_end, outbox.take(1, 9)) == (1, [])
 
 
-def test_outbox_compares_written_outputs_again_after_a_restart() -> None:
+def test_service_outbox_after_a_restart_compares_written_outputs_again() -> None:
     outbox = filled(6)
     stream = stream_of(5)
     for record in stream:
@@ -164,7 +164,7 @@ def digest_of(record: Record) -> bytes:
 
 
 @pytest.mark.parametrize("what", ["value", "key", "header", "number of headers", "an earlier one"])
-def test_outbox_detects_any_difference_in_an_output(what: str) -> None:
+def test_service_outbox_with_any_difference_in_an_output_raises_diverged(what: str) -> None:
     stream = stream_of(4, lambda number: b"other" if (what, number) == ("an earlier one", 1) else b"v")
     outbox = Outbox("u/0")
     last = {
@@ -183,7 +183,7 @@ def test_outbox_detects_any_difference_in_an_output(what: str) -> None:
     assert outbox.compared_end == 0
 
 
-def test_outbox_compares_a_far_behind_follower_with_few_digests() -> None:
+def test_service_outbox_of_a_lagging_follower_compares_with_few_stored_digests() -> None:
     total = 20 * MAX_SAMPLES
     for wrong in (None, 3, total // 2, total - 1):
         outbox = Outbox("u/0", max_records=10)
@@ -196,7 +196,7 @@ def test_outbox_compares_a_far_behind_follower_with_few_digests() -> None:
         assert outbox.compared_end == total if wrong is None else outbox.compared_end <= wrong
 
 
-def test_outbox_proves_a_snapshots_outputs_with_a_single_record() -> None:
+def test_service_outbox_verifies_the_outputs_of_a_snapshot_with_one_record() -> None:
     stream = stream_of(8)
     right, wrong = Outbox("u/0"), Outbox("u/0")
     right.restart(5, digest_of(stream[4]))
@@ -218,7 +218,7 @@ def test_outbox_proves_a_snapshots_outputs_with_a_single_record() -> None:
     assert wrong.diverged
 
 
-def test_outbox_snapshot_ahead_of_written_outputs_is_compared_later() -> None:
+def test_service_outbox_of_a_snapshot_ahead_of_written_outputs_compares_later() -> None:
     stream = stream_of(8)
     outbox = Outbox("u/0")
     outbox.restart(5, b"\1" * 16)
@@ -229,7 +229,7 @@ def test_outbox_snapshot_ahead_of_written_outputs_is_compared_later() -> None:
         outbox.check_output(stream[4])
 
 
-def test_outbox_output_of_a_leader_with_another_history_is_diverged() -> None:
+def test_service_outbox_with_an_output_of_another_history_raises_diverged() -> None:
     ours, theirs = stream_of(4), stream_of(4, lambda number: b"w" if number == 0 else b"v")
     outbox = Outbox("u/0")
     outbox.check_output(ours[0])
@@ -237,14 +237,14 @@ def test_outbox_output_of_a_leader_with_another_history_is_diverged() -> None:
         outbox.check_output(theirs[1])
 
 
-def test_outbox_output_of_another_service_is_a_conflict_not_a_divergence() -> None:
+def test_service_outbox_with_an_output_of_another_service_raises_output_conflict() -> None:
     outbox = Outbox("u/0", service="bank")
     outbox.check_output(stream_of(1, service="bank")[0])
     with pytest.raises(OutputConflictError, match="of the output stream was written by service"):
         outbox.check_output(stream_of(2, service="audit")[1])
 
 
-def test_outbox_needs_no_rewind_before_the_output_stream_end_is_known() -> None:
+def test_service_outbox_requests_no_rewind_before_the_output_stream_end_is_known() -> None:
     outbox = Outbox("u/0")
     outbox.restart(10, b"\1" * 16)
     assert not outbox.must_rewind
@@ -256,12 +256,12 @@ def test_outbox_needs_no_rewind_before_the_output_stream_end_is_known() -> None:
 
 
 @pytest.mark.parametrize("digest", [b"zz", b"ab", b"\xff", b"00" * 17])
-def test_outbox_unreadable_digest_is_a_conflict(digest: bytes) -> None:
+def test_service_outbox_with_an_unreadable_digest_raises_output_conflict(digest: bytes) -> None:
     with pytest.raises(OutputConflictError, match="digest"):
         filled(3).check_output(written(0, digest=digest))
 
 
-def test_outbox_outputs_without_digest_are_compared_by_content() -> None:
+def test_service_outbox_compares_outputs_without_digest_by_content() -> None:
     outbox = filled(3)
     outbox.check_output(written(0))
     outbox.check_output(written(1))
@@ -270,7 +270,7 @@ def test_outbox_outputs_without_digest_are_compared_by_content() -> None:
         outbox.check_output(written(2, value=b"other"))
 
 
-def test_outbox_leader_after_rewind_sends_nothing_that_contradicts_written_outputs() -> None:
+def test_service_outbox_of_a_leader_after_a_rewind_sends_no_output_that_differs_from_the_stream() -> None:
     outbox = filled(20, max_records=5)
     outbox.trim()
     for record in stream_of(12):
@@ -283,7 +283,7 @@ def test_outbox_leader_after_rewind_sends_nothing_that_contradicts_written_outpu
     assert outbox.take(12, 9) == []
 
 
-def test_outbox_forgets_digests_above_a_truncation_of_the_output_stream() -> None:
+def test_service_outbox_after_an_output_stream_truncation_drops_later_digests() -> None:
     outbox = Outbox("u/0")
     for record in stream_of(8, lambda number: b"v" if number < 5 else b"w"):
         outbox.check_output(record)
@@ -296,7 +296,7 @@ def test_outbox_forgets_digests_above_a_truncation_of_the_output_stream() -> Non
     assert outbox.compared_end == 4
 
 
-def test_outbox_samples_are_bounded_and_keep_the_newest() -> None:
+def test_service_outbox_keeps_a_bounded_number_of_digest_samples_with_the_newest() -> None:
     outbox = Outbox("u/0")
     for number, record in enumerate(stream_of(3 * MAX_SAMPLES)):
         outbox.check_output(record)
@@ -304,14 +304,14 @@ def test_outbox_samples_are_bounded_and_keep_the_newest() -> None:
         assert number in outbox._samples
 
 
-def test_outbox_written_bytes_free_space() -> None:
+def test_service_outbox_frees_the_bytes_of_written_outputs() -> None:
     outbox = filled(3, max_bytes=300)
     assert outbox.full
     outbox.outputs_committed(2)
     assert not outbox.full
 
 
-def test_outbox_restart_frees_all_space() -> None:
+def test_service_outbox_restart_frees_all_bytes() -> None:
     outbox = filled(3, max_bytes=300)
     outbox.restart(0)
     assert not outbox.full

@@ -71,7 +71,7 @@ def all_of(desk: ReplyDesk, emitted_end: int | None = None) -> list[tuple[int, s
 
 
 # ---- what a service replies ------------------------------------------------------------------------------------------------
-def test_reply_waits_until_the_outputs_of_its_record_are_written() -> None:
+def test_service_reply_is_sent_after_the_outputs_of_its_record_are_written() -> None:
     desk = ReplyDesk()
     machine_of(desk).apply([record(0), record(1), record(2, to=None)])
     assert all_of(desk, 0) == []
@@ -79,7 +79,7 @@ def test_reply_waits_until_the_outputs_of_its_record_are_written() -> None:
     assert all_of(desk, 3) == [(1, "_INBOX.a.1", b"2", "")], "nobody waits for the third"
 
 
-def test_repeated_command_returns_the_stored_answer_and_is_applied_once() -> None:
+def test_service_command_repeated_with_its_message_id_is_applied_once() -> None:
     desk = ReplyDesk()
     machine = machine_of(desk)
     machine.apply([record(0, b"5", name="c1"), record(1, b"7", name="c2"), record(2, b"5", name="c1", to="_INBOX.b.9")])
@@ -94,7 +94,7 @@ def test_repeated_command_returns_the_stored_answer_and_is_applied_once() -> Non
     assert machine.position == 3
 
 
-def test_snapshot_contains_answers_only_for_records_with_message_ids() -> None:
+def test_service_snapshot_contains_answers_only_for_records_with_message_ids() -> None:
     machine = machine_of(ReplyDesk())
     machine.apply([record(0), record(1)])
     assert machine.snapshot().sections == (), "no message ids: nothing is kept"
@@ -106,7 +106,7 @@ def test_snapshot_contains_answers_only_for_records_with_message_ids() -> None:
     assert all_of(desk) == [(3, "_INBOX.a.1", b"3", "")]
 
 
-def test_skipped_command_gets_an_error_reply() -> None:
+def test_service_command_that_is_skipped_gets_an_error_reply() -> None:
     desk = ReplyDesk()
     machine = machine_of(desk)
     machine.skip(Unit(1))
@@ -126,7 +126,7 @@ def test_skipped_command_gets_an_error_reply() -> None:
         (lambda s, r: s.reply(r, b"x" * 300_000), "at most"),
     ],
 )
-def test_reply_with_wrong_arguments_fails_the_service(wrong: Any, why: str) -> None:
+def test_service_reply_with_wrong_arguments_fails_the_service(wrong: Any, why: str) -> None:
     class Wrong(Adder):
         on_error = "stop"
 
@@ -137,7 +137,7 @@ def test_reply_with_wrong_arguments_fails_the_service(wrong: Any, why: str) -> N
         ServiceTest(Wrong).send(b"1")
 
 
-def test_reply_from_a_timer_or_query_is_rejected() -> None:
+def test_service_reply_from_a_timer_or_query_is_rejected() -> None:
     class Late(Adder):
         on_error = "stop"
 
@@ -159,7 +159,7 @@ def test_reply_from_a_timer_or_query_is_rejected() -> None:
         test.advance(2).send(b"1")
 
 
-def test_service_test_lists_and_compares_replies() -> None:
+def test_service_test_replies_contains_all_replies_and_verify_compares_them() -> None:
     test = ServiceTest(Adder).send(b"4").send(b"5", headers=[("Nats-Msg-Id", b"c")]).send(b"5", headers=[("Nats-Msg-Id", b"c")])
     assert [(reply.offset, reply.value) for reply in test.replies] == [(0, b"4"), (1, b"9"), (2, b"9")]
     test.verify(hash_seeds=1)
@@ -177,7 +177,7 @@ def reply(offset: int, size: int = 1, at_ns: int = 0) -> Reply:
     return Reply(offset, "_INBOX.a.1", b"x" * size, at_ns=at_ns)
 
 
-def test_reply_desk_keeps_the_newest_replies_within_its_limits() -> None:
+def test_pending_replies_above_the_limits_drop_the_oldest_reply() -> None:
     desk = ReplyDesk(max_replies=3, max_bytes=1000)
     for offset in range(5):
         desk.add(reply(offset))
@@ -192,7 +192,7 @@ def test_reply_desk_keeps_the_newest_replies_within_its_limits() -> None:
     assert [offset for offset, *_ in all_of(desk)] == [11], "nobody waits for so long"
 
 
-def test_reply_desk_does_not_repeat_sent_replies_before_a_truncation() -> None:
+def test_pending_replies_after_a_restart_do_not_contain_sent_replies() -> None:
     desk = ReplyDesk()
     desk.add(reply(0))
     desk.add(reply(1))
@@ -208,7 +208,7 @@ def test_reply_desk_does_not_repeat_sent_replies_before_a_truncation() -> None:
     assert [offset for offset, *_ in all_of(desk)] == [1, 2], "other records, where the log was cut"
 
 
-def test_answer_table_drops_the_oldest_and_survives_encoding() -> None:
+def test_answer_table_above_its_limit_drops_the_oldest_answer() -> None:
     table = AnswerTable(max_answers=2)
     for number in range(3):
         table.add(Answer(number, f"ü{number}", b"v" * number))
@@ -230,7 +230,7 @@ def test_answer_table_drops_the_oldest_and_survives_encoding() -> None:
 
 
 @pytest.mark.parametrize("value", [b"\xff", b"x" * 257, b""])
-def test_invalid_message_id_counts_as_no_message_id(value: bytes) -> None:
+def test_message_id_of_a_record_with_an_invalid_id_is_empty(value: bytes) -> None:
     assert message_id_of(Record(0, 0, None, b"", (("Nats-Msg-Id", value),), "in", None, 1)) == ""
 
 
@@ -257,7 +257,7 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_replier_sends_from_the_leader_only_and_waits_for_the_connection() -> None:
+async def test_reply_sender_sends_only_as_leader_and_waits_for_the_connection() -> None:
     bus, desk, leads, emitted = Bus(), ReplyDesk(), [False], [1]
     settings = ServiceSettings("adder", "in", "n1", Path("unused"))
     replier = Replier(bus, settings, desk, lambda: leads[0], lambda: emitted[0])  # type: ignore[arg-type]
@@ -292,7 +292,7 @@ def columns(policy: AckPolicy, *messages: tuple[bytes, bytes, bytes, bytes]) -> 
     return reader, reader.read(messages, 0)
 
 
-def test_record_of_a_stream_without_acks_keeps_the_publishers_inbox() -> None:
+def test_service_record_of_a_stream_without_acks_contains_the_inbox_of_the_publisher() -> None:
     message = (b"in", b"_INBOX.a.1", b"x", b"")
     _, kept = columns(AckPolicy.NONE, message, (b"in", b"", b"y", b""), (b"in", b"orders", b"z", b""))
     assert kept.replies == ["_INBOX.a.1", None, None]
@@ -301,7 +301,7 @@ def test_record_of_a_stream_without_acks_keeps_the_publishers_inbox() -> None:
     assert acked.replies is None, "the stream's ack goes there"
 
 
-def test_publish_with_reply_to_header_keeps_both_inboxes() -> None:
+def test_publish_with_lift_reply_to_header_keeps_ack_inbox_and_reply_inbox() -> None:
     block = b"NATS/1.0\r\nLift-Reply-To: %b\r\n\r\n"
     reader, kept = columns(
         AckPolicy.ALL, (b"in", b"_INBOX.ack", b"x", block % b"_INBOX.a.2"), (b"in", b"", b"x", block % b"orders.new")
@@ -366,7 +366,7 @@ async def called(bus: Asking, timeout_s: float = 20.0, message_id: str = "") -> 
 
 
 @pytest.mark.parametrize("script", [(acked(), answered(b"done")), (answered(b"done"), acked()), (answered(b"done"),)])
-async def test_command_is_published_with_its_own_reply_inbox(script: Any) -> None:
+async def test_service_command_is_published_with_its_own_reply_inbox(script: Any) -> None:
     bus = Asking(script)
     answer = await called(bus)
     assert (answer.value, answer.offset, answer.node) == (b"done", 17, "n2")
@@ -378,7 +378,7 @@ async def test_command_is_published_with_its_own_reply_inbox(script: Any) -> Non
     assert len(headers["Nats-Msg-Id"]) == 32
 
 
-async def test_command_without_answer_is_retried_with_the_same_message_id(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_command_without_answer_is_retried_with_the_same_message_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.client.service_commands._ATTEMPT_S", 0.05)
     bus = Asking((nobody,), (acked(),), (), (acked(client_pb2.Ack.NOT_LEADER),), (acked(), answered(b"done")))
     assert (await called(bus)).value == b"done"
@@ -389,7 +389,7 @@ async def test_command_without_answer_is_retried_with_the_same_message_id(monkey
     assert named.sent[0].headers[-1].value == b"c1"
 
 
-async def test_command_answer_to_an_earlier_attempt_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_command_accepts_an_answer_to_an_earlier_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that fails takes longer than an attempt. Each further attempt would be one more such record."""
     monkeypatch.setattr("liftpy.client.service_commands._ATTEMPT_S", 0.05)
 
@@ -402,7 +402,7 @@ async def test_command_answer_to_an_earlier_attempt_is_accepted(monkeypatch: pyt
     assert len(bus.sent) == 2
 
 
-async def test_command_rejected_by_stream_or_service_fails_at_once() -> None:
+async def test_service_command_rejected_by_stream_or_service_fails_without_a_retry() -> None:
     with pytest.raises(PublishRejectedError, match="TOO_LARGE"):
         await called(Asking((acked(client_pb2.Ack.TOO_LARGE, detail="1 MiB"),)))
     with pytest.raises(CommandFailedError, match="PASSED_OVER: why"):
@@ -411,7 +411,7 @@ async def test_command_rejected_by_stream_or_service_fails_at_once() -> None:
         await called(Asking((answered(b"x", "other"),)))
 
 
-async def test_command_timeout_after_sending_has_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_command_timeout_after_sending_raises_outcome_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.client.service_commands._ATTEMPT_S", 0.02)
     with pytest.raises(OutcomeUnknownError):
         await called(Asking(*[(acked(),)] * 100), timeout_s=0.1)
@@ -421,7 +421,7 @@ async def test_command_timeout_after_sending_has_unknown_outcome(monkeypatch: py
         await called(Asking((acked(),), *[(nobody,)] * 100), timeout_s=0.3)
 
 
-def test_bank_example_replies_with_json() -> None:
+def test_bank_example_reply_to_a_command_is_json() -> None:
     from tests.examples.bank import Bank
 
     test = ServiceTest(Bank).send(b'{"id": "1", "do": "open", "account": "a"}')

@@ -47,7 +47,7 @@ def replays(effects: list[Any]) -> list[Replayed]:
     return [e for e in effects if isinstance(e, Replayed)]
 
 
-def test_service_sessions_follower_order_repeats_until_it_changes() -> None:
+def test_service_sessions_repeat_the_follower_order_until_the_order_changes() -> None:
     s = sessions()
     (first,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
     assert (first.role, first.stopPosition, first.streamUid, first.leaseMs) == (pb.SERVICE_FOLLOWER, -1, "u1", 1500)
@@ -57,11 +57,11 @@ def test_service_sessions_follower_order_repeats_until_it_changes() -> None:
     assert (report["position"], report["lag"], report["role"]) == (4, 6, "FOLLOWER")
 
 
-def test_service_sessions_promotion_without_services_finishes_at_once() -> None:
+def test_service_sessions_without_services_finish_a_promotion_immediately() -> None:
     assert sessions().replay(CANDIDATE, 0) == [Replayed(10, True)]
 
 
-def test_service_sessions_promotion_waits_for_replay_then_makes_the_service_leader() -> None:
+def test_service_sessions_promotion_makes_a_service_leader_after_its_replay() -> None:
     s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     effects = s.replay(CANDIDATE, 0)
@@ -88,7 +88,7 @@ def test_service_sessions_promotion_waits_for_each_service() -> None:
     assert replays(s.ack(acked(two, 11), CANDIDATE)) == [Replayed(10, True)]
 
 
-def test_service_sessions_ack_of_an_earlier_order_or_instance_is_ignored() -> None:
+def test_service_sessions_ignore_an_ack_of_an_earlier_order_or_instance() -> None:
     s = sessions("bank")
     (old,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
     (order,) = joined(s.replay(CANDIDATE, 0))
@@ -98,7 +98,7 @@ def test_service_sessions_ack_of_an_earlier_order_or_instance_is_ignored() -> No
     assert s.ack(forged, CANDIDATE) == []
 
 
-def test_service_sessions_service_that_timed_out_a_promotion_does_not_delay_the_next() -> None:
+def test_service_sessions_do_not_wait_again_for_a_service_that_timed_out_a_promotion() -> None:
     s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     assert not any(r.finished for r in replays(s.replay(CANDIDATE, 0)))
@@ -111,7 +111,7 @@ def test_service_sessions_service_that_timed_out_a_promotion_does_not_delay_the_
     assert not any(r.finished for r in replays(s.replay(replace(CANDIDATE, leader_epoch=6), 0)))
 
 
-def test_service_sessions_service_that_dies_in_replay_fails_only_this_promotion() -> None:
+def test_service_sessions_service_that_ends_during_replay_fails_one_promotion() -> None:
     s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     s.replay(CANDIDATE, 0)
@@ -123,7 +123,7 @@ def test_service_sessions_service_that_dies_in_replay_fails_only_this_promotion(
     assert replays(s.replay(replace(CANDIDATE, leader_epoch=4), 0)) == [Replayed(10, True)]
 
 
-def test_service_sessions_slow_service_delays_promotion_for_one_timeout() -> None:
+def test_service_sessions_slow_service_delays_a_promotion_by_one_timeout() -> None:
     s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     assert s.waits_until_ns is None
@@ -138,7 +138,7 @@ def test_service_sessions_slow_service_delays_promotion_for_one_timeout() -> Non
 
 
 @pytest.mark.parametrize("other", ["well", "slow"])
-def test_service_sessions_hanging_service_fails_the_promotion(other: str) -> None:
+def test_service_sessions_service_without_progress_fails_the_promotion(other: str) -> None:
     s = sessions("hangs", "other")
     for name in ("hangs", "other"):
         s.hello(hello(name, position=3), "_INBOX.a", FOLLOWS, 0)
@@ -150,7 +150,7 @@ def test_service_sessions_hanging_service_fails_the_promotion(other: str) -> Non
     assert s.lose_patience(2000) == []
 
 
-def test_service_sessions_service_that_expires_in_replay_fails_the_promotion() -> None:
+def test_service_sessions_service_whose_session_expires_during_replay_fails_the_promotion() -> None:
     s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     s.replay(CANDIDATE, 0)
@@ -158,7 +158,7 @@ def test_service_sessions_service_that_expires_in_replay_fails_the_promotion() -
     assert s.lose_patience(10_000) == []
 
 
-def test_service_sessions_compacted_stream_refuses_services() -> None:
+def test_service_sessions_of_a_compacted_stream_refuse_services() -> None:
     s = ServiceSessions(KEY, "n1", first_ack_id=1, session_ns=3000, lease_ms=1500, patience_ns=2000, compacted=True)
     assert refused(s.hello(hello(), "_INBOX.a", FOLLOWS, 0)) == "COMPACTED"
     assert s.report(9) == []
@@ -172,7 +172,7 @@ def test_service_sessions_promotion_does_not_wait_for_a_service_that_left() -> N
     assert len(s) == 0
 
 
-def test_service_sessions_new_service_of_a_leader_replays_before_leading() -> None:
+def test_service_sessions_new_service_on_the_leader_replays_before_leading() -> None:
     s = sessions()
     (order,) = joined(s.hello(hello(), "_INBOX.a", LEADS, 0))
     assert (order.role, order.stopPosition) == (pb.SERVICE_FOLLOWER, 10)
@@ -182,7 +182,7 @@ def test_service_sessions_new_service_of_a_leader_replays_before_leading() -> No
     assert lead.role == pb.SERVICE_LEADER
 
 
-def test_service_sessions_leader_without_lease_demotes_its_services() -> None:
+def test_service_sessions_of_a_leader_without_lease_send_follower_orders() -> None:
     s = sessions()
     (order,) = joined(s.hello(hello(), "_INBOX.a", LEADS, 0))
     s.ack(acked(order, 10), LEADS)
@@ -192,7 +192,7 @@ def test_service_sessions_leader_without_lease_demotes_its_services() -> None:
     assert lead.role == pb.SERVICE_LEADER
 
 
-def test_service_sessions_new_instance_replaces_only_a_silent_one() -> None:
+def test_service_sessions_new_instance_replaces_only_an_instance_without_heartbeats() -> None:
     """A forged hello must not end a service."""
     s = sessions()
     s.hello(hello(instance=1, first=True), "_INBOX.a", FOLLOWS, 0)
@@ -214,18 +214,18 @@ def test_service_sessions_new_instance_replaces_only_a_silent_one() -> None:
     ("said", "reason"),
     [(hello(streamUid="u2"), "WRONG_STREAM"), (hello("../x"), "MALFORMED"), (hello(""), "MALFORMED")],
 )
-def test_service_sessions_refused_hello_gets_a_reason(said: pb.ServiceHello, reason: str) -> None:
+def test_service_sessions_refused_hello_is_answered_with_a_reason(said: pb.ServiceHello, reason: str) -> None:
     assert refused(sessions().hello(said, "_INBOX.a", FOLLOWS, 0)) == reason
 
 
-def test_service_sessions_number_of_services_is_bounded() -> None:
+def test_service_sessions_above_max_services_are_refused() -> None:
     s = sessions()
     for number in range(MAX_SERVICES):
         assert joined(s.hello(hello(f"s{number}"), "_INBOX.a", FOLLOWS, 0))
     assert refused(s.hello(hello("more"), "_INBOX.a", FOLLOWS, 0)) == "TOO_MANY"
 
 
-def test_service_sessions_service_past_the_leaders_log_gets_the_log_end() -> None:
+def test_service_sessions_service_ahead_of_the_log_gets_the_log_end_offset() -> None:
     s = sessions()
     (order,) = joined(s.hello(hello(position=14), "_INBOX.a", LEADS, 0))
     assert order.logEndOffset == 13
@@ -235,7 +235,7 @@ def test_service_sessions_service_past_the_leaders_log_gets_the_log_end() -> Non
     assert order.logEndOffset == -1  # a follower's own log says nothing: it may be catching up
 
 
-def test_service_sessions_service_leads_only_after_records_of_earlier_epochs() -> None:
+def test_service_sessions_service_becomes_leader_after_replaying_records_of_earlier_epochs() -> None:
     """A decision of the previous leader may be among them, uncommitted when the promotion began."""
     s = sessions()
     s.hello(hello(position=10), "_INBOX.a", FOLLOWS, 0)
@@ -248,7 +248,7 @@ def test_service_sessions_service_leads_only_after_records_of_earlier_epochs() -
     assert leads.role == pb.SERVICE_LEADER
 
 
-def test_service_sessions_promotion_does_not_wait_for_a_failing_service() -> None:
+def test_service_sessions_promotion_does_not_wait_for_a_service_with_a_failing_record() -> None:
     s = sessions()
     s.hello(hello(position=3, failing=True), "_INBOX.a", FOLLOWS, 0)
     assert replays(s.replay(CANDIDATE, 0))[-1].finished
@@ -259,7 +259,7 @@ def test_service_sessions_promotion_does_not_wait_for_a_failing_service() -> Non
     assert again.report(9)[0]["failing"]
 
 
-def test_service_sessions_ended_service_is_kept_with_its_failing_record() -> None:
+def test_service_sessions_report_the_failing_record_of_an_ended_service() -> None:
     s = sessions()
     for name, failing in (("bank", True), ("echo", False), ("late", True)):
         s.hello(hello(name, position=7, failing=failing), "_INBOX.a", FOLLOWS, 0)
@@ -276,7 +276,7 @@ def test_service_sessions_ended_service_is_kept_with_its_failing_record() -> Non
     assert len(s.states()) == MAX_SERVICES + 1
 
 
-def test_service_sessions_hold_the_log_for_the_oldest_newest_snapshot() -> None:
+def test_service_sessions_retain_the_log_from_the_oldest_snapshot_position_of_all_services() -> None:
     s = sessions()
     assert s.held_from() is None
     s.hello(hello("bank", position=50, snapshotPosition=40), "_INBOX.a", FOLLOWS, 0)
@@ -290,7 +290,7 @@ def test_service_sessions_hold_the_log_for_the_oldest_newest_snapshot() -> None:
     assert s.held_from() == 0
 
 
-def test_service_sessions_snapshot_request_increments_the_order() -> None:
+def test_service_sessions_snapshot_request_increments_the_request_number_in_the_order() -> None:
     s = sessions()
     assert s.snapshot_wanted("bank", FOLLOWS) == []
     (first,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
@@ -300,7 +300,7 @@ def test_service_sessions_snapshot_request_increments_the_order() -> None:
     assert again.snapshotRequest == 1  # a lost frame costs one heartbeat
 
 
-def test_service_sessions_diverged_service_gets_position_and_name() -> None:
+def test_service_sessions_diverged_service_is_refused_with_the_diverged_position() -> None:
     s = sessions()
     s.hello(hello(instance=7), "_INBOX.a", FOLLOWS, 0)
     assert s.differs("bank", Difference(40, ("n2",), False)) == []
@@ -314,7 +314,7 @@ def test_service_sessions_diverged_service_gets_position_and_name() -> None:
     assert (s.differs("bank", None), s.report(9)[0]["problem"], s.differs("nobody", None)) == ([], "", [])
 
 
-def test_service_sessions_hello_replaces_the_reported_fields() -> None:
+def test_service_sessions_report_the_fields_of_the_last_hello() -> None:
     s = sessions()
     said = {
         "version": 4,
@@ -346,7 +346,7 @@ def test_service_sessions_hello_replaces_the_reported_fields() -> None:
     assert "nobody" not in s
 
 
-def test_service_sessions_fields_missing_in_a_hello_are_zero() -> None:
+def test_service_sessions_treat_missing_hello_fields_as_zero() -> None:
     view = ReplicaView(False, False, 1, 0, 9, 10)
     assert (view.epoch_start_offset, view.turn) == (0, 0)
     s = sessions()
@@ -377,7 +377,9 @@ def test_service_sessions_long_problem_text_is_truncated() -> None:
 
 
 @pytest.mark.parametrize(("position", "excused"), [(9, True), (10, False)])
-def test_service_sessions_excused_service_stays_excused_until_past_hw(position: int, excused: bool) -> None:
+def test_service_sessions_promotions_do_not_wait_for_a_slow_service_until_past_the_high_watermark(
+    position: int, excused: bool
+) -> None:
     s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     s.replay(CANDIDATE, 0)
@@ -386,7 +388,7 @@ def test_service_sessions_excused_service_stays_excused_until_past_hw(position: 
     assert (s.report(9)[0]["excused"], len(s)) == (excused, 1)
 
 
-def test_service_sessions_replayed_service_is_not_excused_after_a_failed_promotion() -> None:
+def test_service_sessions_next_promotion_waits_for_a_service_that_replayed_in_time() -> None:
     s = sessions("a", "b")
     for name in ("a", "b"):
         s.hello(hello(name), "_INBOX.a", FOLLOWS, 0)
@@ -396,7 +398,7 @@ def test_service_sessions_replayed_service_is_not_excused_after_a_failed_promoti
     assert {report["service"]: report["excused"] for report in s.report(9)} == {"a": False, "b": True}
 
 
-def test_service_sessions_same_role_in_a_new_epoch_sends_a_new_order() -> None:
+def test_service_sessions_in_a_new_epoch_send_a_new_order_for_an_equal_role() -> None:
     s = sessions()
     (first,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
     assert s.role_changed(FOLLOWS) == []
@@ -404,7 +406,7 @@ def test_service_sessions_same_role_in_a_new_epoch_sends_a_new_order() -> None:
     assert (second.ackId, second.leaderEpoch, second.role) == (first.ackId + 1, 2, first.role)
 
 
-def test_service_sessions_replay_progress_is_reported_once_per_advance() -> None:
+def test_service_sessions_report_replay_progress_once_per_new_position() -> None:
     s = sessions("a", "b")
     for name in ("a", "b"):
         s.hello(hello(name), "_INBOX.a", FOLLOWS, 0)
@@ -414,7 +416,7 @@ def test_service_sessions_replay_progress_is_reported_once_per_advance() -> None
     assert heard == [[], [Replayed(4, False)], [], [], [], [Replayed(10, False)], []]
 
 
-def test_service_sessions_ended_service_keeps_its_furthest_position_and_difference() -> None:
+def test_service_sessions_report_the_highest_position_of_an_ended_service() -> None:
     s = sessions()
     s.hello(hello(position=7, problem="slow"), "_INBOX.a", FOLLOWS, 0)
     s.differs("bank", Difference(4, ("n2",), False))
@@ -423,7 +425,7 @@ def test_service_sessions_ended_service_keeps_its_furthest_position_and_differen
     assert [(g["position"], g["problem"]) for g in s.missing_services(9, 0)] == [(7, differed)]
 
 
-def test_service_sessions_remember_the_last_ended_services() -> None:
+def test_service_sessions_keep_a_bounded_number_of_ended_services() -> None:
     s = sessions()
     for number in range(MAX_SERVICES + 2):
         s.hello(hello(f"s{number}"), "_INBOX.a", FOLLOWS, number)
@@ -431,7 +433,7 @@ def test_service_sessions_remember_the_last_ended_services() -> None:
     assert [g["service"] for g in s.missing_services(9, 0)] == [f"s{number}" for number in range(2, MAX_SERVICES + 2)]
 
 
-def test_service_sessions_ack_of_an_order_without_stop_is_no_replay() -> None:
+def test_service_sessions_ignore_an_ack_of_an_order_without_stop_as_replay() -> None:
     s = sessions()
     (order,) = joined(s.hello(hello(), "_INBOX.a", replace(FOLLOWS, leader_epoch=2), 0))
     s.ack(acked(order, 10), replace(FOLLOWS, leader_epoch=2))
@@ -439,14 +441,14 @@ def test_service_sessions_ack_of_an_order_without_stop_is_no_replay() -> None:
     assert (again.role, again.stopPosition) == (pb.SERVICE_FOLLOWER, 10), "it has replayed nothing for this epoch"
 
 
-def test_service_sessions_leaving_service_gets_no_refusal() -> None:
+def test_service_sessions_send_no_refusal_to_a_leaving_service() -> None:
     s = sessions()
     assert s.hello(hello("no name!", leaving=True), "_INBOX.a", FOLLOWS, 0) == []
     assert s.hello(hello(leaving=True), "_INBOX.a", FOLLOWS, 0) == []
     assert (len(s), s.missing_services(9, 0)) == (0, [])
 
 
-def test_service_sessions_report_has_no_time_for_events_that_never_happened() -> None:
+def test_service_sessions_report_has_no_timestamp_for_events_that_never_happened() -> None:
     s = sessions()
     s.hello(hello(figures=pb.ServiceFigures(sinceOutputMs=1500, sinceSnapshotMs=0)), "_INBOX.a", FOLLOWS, 0)
     assert [s.report(9)[0][name] for name in ("since_output_s", "since_snapshot_s")] == [1.5, 0.0]
@@ -454,13 +456,13 @@ def test_service_sessions_report_has_no_time_for_events_that_never_happened() ->
     assert [s.report(9)[0][name] for name in ("since_output_s", "since_snapshot_s")] == [None, None]
 
 
-def test_service_sessions_promotion_does_not_wait_for_a_service_never_caught_up() -> None:
+def test_service_sessions_promotion_does_not_wait_for_a_service_that_never_caught_up() -> None:
     s = sessions()
     s.hello(hello("new", position=3), "_INBOX.a", FOLLOWS, 0)
     assert replays(s.replay(CANDIDATE, 0)) == [Replayed(10, True)]
 
 
-def test_service_sessions_services_with_changing_names_fail_a_single_promotion() -> None:
+def test_service_sessions_services_with_changing_names_fail_at_most_one_promotion() -> None:
     """Each new name failed one more promotion, so the role `service` could keep every partition without a leader [L12]."""
     s = sessions()
     failed = 0
@@ -481,7 +483,7 @@ def test_service_sessions_services_with_changing_names_fail_a_single_promotion()
     assert failed == 1
 
 
-def test_service_sessions_promotion_retry_does_not_fail_for_services() -> None:
+def test_service_sessions_finish_a_repeated_promotion_despite_a_slow_service() -> None:
     s = sessions("hangs")
     s.hello(hello("hangs", position=3), "_INBOX.a", FOLLOWS, 0)
     assert not any(r.finished for r in replays(s.replay(replace(CANDIDATE, is_retry=True), 0)))
@@ -491,7 +493,7 @@ def test_service_sessions_promotion_retry_does_not_fail_for_services() -> None:
     assert replays(s.lose_patience(due_ns)) == [Replayed(10, True)]
 
 
-def test_service_sessions_report_ended_services_until_return_or_expiry() -> None:
+def test_service_sessions_report_an_ended_service_until_its_restart_or_expiry() -> None:
     s = ServiceSessions(KEY, "n1", first_ack_id=0, session_ns=3000, lease_ms=1000, patience_ns=2000, shown_ns=10_000)
     for name in ("stopped", "failed", "diverged", "killed"):
         s.hello(hello(name), f"_INBOX.{name}", FOLLOWS, 0)

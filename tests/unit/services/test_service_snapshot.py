@@ -73,7 +73,7 @@ DOES = ("parameters", "reply", "effect", "offer", "version", "timer", "emit", "s
 EVERY_SUBSET = [subset for count in range(len(DOES) + 1) for subset in itertools.combinations(DOES, count)]
 
 
-def test_snapshot_with_any_subset_of_contents_can_be_restored() -> None:
+def test_service_snapshot_with_any_subset_of_sections_can_be_restored() -> None:
     """[S16]"""
     for does in EVERY_SUBSET:
         written = machine_that(does).snapshot()
@@ -90,7 +90,7 @@ def test_snapshot_with_any_subset_of_contents_can_be_restored() -> None:
         assert again.snapshot() == written, does
 
 
-def test_snapshot_is_read_with_sections_in_any_order() -> None:
+def test_service_snapshot_with_sections_in_any_order_is_decoded() -> None:
     """Commit 6ef61ecd wrote EFFECTS before ANSWERS."""
     written = machine_that(("parameters", "reply", "effect", "version")).snapshot()
     assert len(written.sections) == len(Section)
@@ -100,7 +100,7 @@ def test_snapshot_is_read_with_sections_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("kind", [Section.ANSWERS, Section.EFFECTS, Section.VERSION])
-def test_snapshot_with_an_unusable_section_is_rejected(kind: Section) -> None:
+def test_service_snapshot_with_an_unusable_section_is_rejected(kind: Section) -> None:
     with pytest.raises(CorruptionError):
         decode(replace(WHOLE, sections=((kind, b"what nobody can read"),)).encode(), WHO)
 
@@ -109,12 +109,12 @@ WITH_SECTIONS = replace(WHOLE, sections=((Section.PARAMETERS, b"of sixteen bytes
 
 
 @pytest.mark.parametrize("snapshot", [WHOLE, WITH_SECTIONS, Snapshot(WHO, 1, 1, 0, 0, (), b"")])
-def test_snapshot_decode_returns_the_encoded_snapshot(snapshot: Snapshot) -> None:
+def test_service_snapshot_decode_returns_the_encoded_snapshot(snapshot: Snapshot) -> None:
     assert decode(snapshot.encode(), WHO) == snapshot
 
 
 @pytest.mark.parametrize("whole", [WHOLE, WITH_SECTIONS])
-def test_snapshot_with_any_truncation_or_flipped_byte_is_rejected(whole: Snapshot) -> None:
+def test_service_snapshot_with_any_truncation_or_flipped_byte_is_rejected(whole: Snapshot) -> None:
     data = whole.encode()
     for end in range(len(data)):
         with pytest.raises(LiftError):
@@ -128,7 +128,7 @@ def test_snapshot_with_any_truncation_or_flipped_byte_is_rejected(whole: Snapsho
         decode(data + b"x", WHO)
 
 
-def test_snapshot_of_another_format_version_or_owner_is_rejected() -> None:
+def test_service_snapshot_of_another_format_version_or_service_is_rejected() -> None:
     newer = bytearray(WHOLE.encode())
     newer[8] = 5
     with pytest.raises(UnknownFormatError):
@@ -146,7 +146,7 @@ def sealed(version: int, body: bytes) -> bytes:
     return struct.pack("<8sHHI", b"LIFTSNAP", version, len(str(WHO)), crc32c.crc32c(body)) + body
 
 
-def test_snapshot_without_sections_is_written_as_version_3() -> None:
+def test_service_snapshot_without_sections_is_encoded_as_format_version_3() -> None:
     """Nodes of two versions compare their snapshots."""
     assert WHOLE.encode()[8] == 3
     assert WITH_SECTIONS.encode()[8] == 4
@@ -165,7 +165,7 @@ def test_snapshot_without_sections_is_written_as_version_3() -> None:
         (b"", CorruptionError),
     ],
 )
-def test_snapshot_with_inconsistent_sections_is_rejected(sections: bytes, error: type[Exception]) -> None:
+def test_service_snapshot_with_inconsistent_sections_is_rejected(sections: bytes, error: type[Exception]) -> None:
     whole = replace(WHOLE, sections=(), skips=(), timers=(), state=b"")
     body = whole.encode()[16:]
     body = body[:72] + struct.pack("<I", len(sections)) + body[72:] + sections
@@ -181,7 +181,7 @@ def test_service_name_with_path_characters_is_rejected() -> None:
 
 @pytest.mark.parametrize("whole", [WHOLE, WITH_SECTIONS])
 @pytest.mark.parametrize("other", [0x00, 0x01, 0x7F, 0xFF])
-def test_snapshot_with_forged_bytes_and_valid_checksum_is_decoded_or_rejected(whole: Snapshot, other: int) -> None:
+def test_service_snapshot_with_forged_bytes_and_a_valid_checksum_is_decoded_or_rejected(whole: Snapshot, other: int) -> None:
     data = whole.encode()
     for place in range(len(data)):
         forged = bytearray(data)
@@ -195,7 +195,7 @@ def test_snapshot_with_forged_bytes_and_valid_checksum_is_decoded_or_rejected(wh
         assert read.encode() == bytes(forged)
 
 
-def test_snapshot_with_unreadable_owner_is_rejected() -> None:
+def test_service_snapshot_with_an_unreadable_service_identity_is_rejected() -> None:
     data = bytearray(WHOLE.encode())
     at = data.index(str(WHO).encode())
     data[at : at + 2] = b"\xff\xfe"

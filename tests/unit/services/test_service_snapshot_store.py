@@ -25,7 +25,7 @@ def snapshot(position: int, outputs: int = 0) -> Snapshot:
     return Snapshot(WHO, position, 1, 0, outputs, (), b"state %d" % position)
 
 
-def test_snapshot_store_newest_snapshot_is_loaded_by_the_next_process(tmp_path: Path) -> None:
+def test_snapshot_store_opened_by_the_next_process_returns_the_newest_snapshot(tmp_path: Path) -> None:
     first = store(tmp_path)
     assert first.newest() is None
     for position in (10, 20, 30):
@@ -36,7 +36,7 @@ def test_snapshot_store_newest_snapshot_is_loaded_by_the_next_process(tmp_path: 
     assert second.newest(lambda s: s.position < 30) == snapshot(20)
 
 
-def test_service_lock_of_a_partition_allows_a_single_process(tmp_path: Path) -> None:
+def test_service_lock_held_by_another_process_raises(tmp_path: Path) -> None:
     first = ServiceLock(tmp_path, "bank", "orders", 0)
     with pytest.raises(DataDirectoryLockedError):
         ServiceLock(tmp_path, "bank", "orders", 0)
@@ -45,7 +45,7 @@ def test_service_lock_of_a_partition_allows_a_single_process(tmp_path: Path) -> 
     ServiceLock(tmp_path, "bank", "orders", 0).close()
 
 
-def test_snapshot_store_keeps_the_snapshot_below_unwritten_outputs(tmp_path: Path) -> None:
+def test_snapshot_store_keeps_the_newest_snapshot_before_unwritten_outputs(tmp_path: Path) -> None:
     found = store(tmp_path)
     for position in range(10, 100, 10):
         found.save(snapshot(position, outputs=position), compared_end=25)
@@ -55,7 +55,7 @@ def test_snapshot_store_keeps_the_snapshot_below_unwritten_outputs(tmp_path: Pat
 
 
 @pytest.mark.parametrize("damage", [b"", b"LIFTSNAP", b"x" * 200])
-def test_snapshot_store_quarantines_a_damaged_snapshot_and_uses_the_older(tmp_path: Path, damage: bytes) -> None:
+def test_snapshot_store_quarantines_a_damaged_snapshot_and_returns_the_older_snapshot(tmp_path: Path, damage: bytes) -> None:
     found = store(tmp_path)
     found.save(snapshot(10), 0)
     found.save(snapshot(20), 0)
@@ -67,7 +67,7 @@ def test_snapshot_store_quarantines_a_damaged_snapshot_and_uses_the_older(tmp_pa
     assert found.newest() == snapshot(20)
 
 
-def test_snapshot_store_uses_quarantined_snapshots_that_can_be_read_again(tmp_path: Path) -> None:
+def test_snapshot_store_restores_a_quarantined_snapshot_that_can_be_read_again(tmp_path: Path) -> None:
     """Commit 6ef61ecd quarantined whole files."""
     found = store(tmp_path)
     found.save(snapshot(10), 0)
@@ -80,7 +80,7 @@ def test_snapshot_store_uses_quarantined_snapshots_that_can_be_read_again(tmp_pa
     assert found.positions() == [10, 20]
 
 
-def test_snapshot_store_drops_quarantined_snapshots_past_the_log_end(tmp_path: Path) -> None:
+def test_snapshot_store_deletes_quarantined_snapshots_past_the_log_end(tmp_path: Path) -> None:
     found = store(tmp_path)
     found.save(snapshot(10), 0)
     path = found.folder / f"{10:020d}.snapshot"
@@ -92,7 +92,7 @@ def test_snapshot_store_drops_quarantined_snapshots_past_the_log_end(tmp_path: P
 UNREADABLE = replace(snapshot(20), sections=((Section.ANSWERS, b"what no reader takes"),))
 
 
-def test_snapshot_store_keeps_older_snapshots_when_the_new_cannot_be_read_back(tmp_path: Path) -> None:
+def test_snapshot_store_keeps_older_snapshots_if_the_new_snapshot_cannot_be_read_back(tmp_path: Path) -> None:
     found = store(tmp_path)
     found.save(snapshot(10), 0)
     with pytest.raises(StorageError, match="not stored"):
@@ -101,7 +101,7 @@ def test_snapshot_store_keeps_older_snapshots_when_the_new_cannot_be_read_back(t
     assert store(tmp_path).newest() == snapshot(10)
 
 
-def test_snapshot_store_rejects_a_newer_format_and_keeps_the_file(tmp_path: Path) -> None:
+def test_snapshot_store_with_a_snapshot_of_a_newer_format_raises_and_keeps_the_file(tmp_path: Path) -> None:
     found = store(tmp_path)
     found.save(snapshot(10), 0)
     path = found.folder / f"{10:020d}.snapshot"
@@ -113,7 +113,7 @@ def test_snapshot_store_rejects_a_newer_format_and_keeps_the_file(tmp_path: Path
     assert path.read_bytes() == bytes(data)
 
 
-def test_snapshot_store_drops_snapshots_above_a_truncation_and_rejects_large_ones(tmp_path: Path) -> None:
+def test_snapshot_store_deletes_snapshots_above_a_truncation_and_rejects_too_large_snapshots(tmp_path: Path) -> None:
     found = store(tmp_path, kept=5)
     for position in (10, 20, 30):
         found.save(snapshot(position), 0)

@@ -115,7 +115,7 @@ async def test_effect_runner_appends_results_and_offers_to_its_own_log(monkeypat
     assert len(bench.appended) == 4, "a result that is not in the state by now was lost"
 
 
-async def test_effect_runner_failure_is_retried_with_backoff_and_reported(
+async def test_effect_runner_with_a_failing_handler_retries_with_backoff_and_reports_the_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Acting(machine_of(b"pay"), monkeypatch)
@@ -178,7 +178,7 @@ async def test_effect_runner_runs_an_effect_after_the_outputs_before_it(monkeypa
 
 
 @pytest.mark.parametrize(("threads", "begun"), [(0, 2), (1, 2), (2, 0)])
-async def test_effect_runner_counts_hanging_threads_against_the_limit(
+async def test_effect_runner_includes_hanging_threads_in_the_thread_limit(
     threads: int, begun: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Acting(machine_of(b"a", b"b", b"c"), monkeypatch, max_concurrent_effects=2)
@@ -234,7 +234,7 @@ async def test_effect_runner_stops_without_leadership_or_with_failed_state(monke
     [(1.0, 100.2, 0.0, 0.2), (1.0, 99.0, 0.0, 0.05), (1.0, 99.0, -0.9, 0.1), (1.0, 207.0, 0.0, 30.0), (0.0, 100.2, 0.0, 30.0),
      (1.0, None, 0.0, 30.0)],
 )  # fmt: skip
-async def test_effect_runner_rests_until_the_next_timer_is_due(
+async def test_effect_runner_sleeps_until_the_next_timer_is_due(
     tick_interval_s: float, timer_s: float | None, ticked_s: float, rest_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = machine_of(b"timer %d" % round(timer_s * 10**9)) if timer_s is not None else machine_of()
@@ -247,12 +247,12 @@ async def test_effect_runner_rests_until_the_next_timer_is_due(
     assert bench.runner._rest_s(machine) == 30.0
 
 
-async def test_effect_runner_checks_soon_while_outputs_are_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_with_pending_outputs_sleeps_50_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machine_of(b"a")
     assert Acting(machine, monkeypatch, tick_interval_s=0.0).runner._rest_s(machine) == 0.05
 
 
-async def test_effect_runner_starts_a_new_effect_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_starts_a_new_effect_without_waiting_for_the_next_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(effect_runner, "_IDLE_LOOK_S", 3600.0)
     machine, leads, ran = machine_of(), [True], []
     settings = ServiceSettings("shop", "orders", "n1", Path("x"))
@@ -286,7 +286,7 @@ async def test_effect_runner_starts_a_new_effect_at_once(monkeypatch: pytest.Mon
     running.cancel()
 
 
-async def test_effect_runner_timer_wakes_only_when_due_before_the_next_check(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_wakes_for_a_new_timer_only_if_due_before_the_next_check(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machine_of()
     bench = Acting(machine, monkeypatch, tick_interval_s=1.0)
     only_in(monkeypatch, effect_runner, "time", time_ns=lambda: 100 * 10**9)
@@ -310,7 +310,7 @@ async def test_effect_runner_timer_wakes_only_when_due_before_the_next_check(mon
     ("tick_interval_s", "timer_s", "passed_s", "ticks"),
     [(5.0, 100, 5.0, 1), (5.0, 100, 4.9, 0), (0.0, 100, 60.0, 0), (5.0, 101, 60.0, 0), (5.0, None, 60.0, 0)],
 )
-async def test_effect_runner_writes_a_tick_when_a_timer_is_due_by_the_clock(
+async def test_effect_runner_appends_a_tick_when_a_timer_is_due_by_wall_clock_time(
     tick_interval_s: float, timer_s: int | None, passed_s: float, ticks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = machine_of(b"timer %d" % (timer_s * 10**9)) if timer_s is not None else machine_of()
@@ -323,7 +323,7 @@ async def test_effect_runner_writes_a_tick_when_a_timer_is_due_by_the_clock(
     assert len(bench.appended) == ticks, "not twice in tick_interval_s"
 
 
-async def test_effect_runner_rejected_tick_is_reported_and_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_effect_runner_reports_a_rejected_tick_and_writes_the_tick_later(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Acting(machine_of(b"timer 1"), monkeypatch, tick_interval_s=5.0)
     bench.error = UnavailableError("no ack")
     await bench.runner._tick(bench.machine)
@@ -354,7 +354,9 @@ def message(reply: str = "_INBOX.r", headers: dict[str, str] | None = None, data
     return SimpleNamespace(data=data, reply=reply, headers=headers)
 
 
-async def test_query_server_drops_queries_without_reply_and_rejects_invalid_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_query_server_drops_queries_without_reply_subject_and_rejects_invalid_queries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bus = Answers()
     server = server_of(bus, machine_of())
     only_in(monkeypatch, query_server, "time", monotonic=lambda: 5.0)
@@ -405,7 +407,7 @@ async def test_query_server_answer_limit_includes_the_headers() -> None:
     assert (server.answered_count, server.refused_count, bus.said) == (2, 3, []), "who asked asks again"
 
 
-async def test_query_server_without_leader_rejects_only_waiting_queries() -> None:
+async def test_query_server_without_a_leader_rejects_only_queries_that_wait_for_a_leader_position() -> None:
     bus = Answers()
     server = server_of(bus, machine_of(b"pay"))
     asked: list[Any] = []
@@ -441,7 +443,7 @@ def replier(bus: Answers, desk: ReplyDesk) -> Any:
     return Replier(bus, ServiceSettings("shop", "orders", "n1", Path("x")), desk, lambda: True, lambda: None)  # type: ignore[arg-type]
 
 
-async def test_replier_retries_only_replies_that_were_not_sent(caplog: pytest.LogCaptureFixture) -> None:
+async def test_reply_sender_retries_only_replies_that_were_not_sent(caplog: pytest.LogCaptureFixture) -> None:
     bus = Answers()
     made = replier(bus, ReplyDesk())
     await made._send(Reply(5, "_INBOX.a", b"v", error="E"))
@@ -463,7 +465,7 @@ async def test_replier_retries_only_replies_that_were_not_sent(caplog: pytest.Lo
     )
 
 
-async def test_replier_yields_between_replies_and_keeps_a_failed_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reply_sender_yields_between_replies_and_retries_a_failed_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     bus, desk, waits = Answers(), ReplyDesk(), []
     for offset in range(300):
         desk.add(Reply(offset, "_INBOX.a", b"", leader_epoch=1))
@@ -487,7 +489,7 @@ async def test_replier_yields_between_replies_and_keeps_a_failed_reply(monkeypat
     assert [headers["Lift-Offset"] for _, _, headers in bus.said] == [str(offset) for offset in range(300)]
 
 
-async def test_replier_sends_a_new_reply_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reply_sender_sends_a_new_reply_without_waiting_for_the_next_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.service.reply_sender._IDLE_LOOK_S", 3600.0)
     bus, desk = Answers(), ReplyDesk()
     running = asyncio.create_task(replier(bus, desk).run())
@@ -520,7 +522,7 @@ class Log:
         return frames.encode(self.ack)
 
 
-async def test_record_writer_appends_a_framework_record_unchanged() -> None:
+async def test_service_record_writer_sends_value_key_headers_and_stream_uid() -> None:
     log: Any = Log()
     writer = RecordWriter(log, 2.5)
     assert await writer.append("s", 1, b"v", b"", [("h", b"1")], "u9") == 33
@@ -551,7 +553,7 @@ async def test_record_writer_appends_a_framework_record_unchanged() -> None:
         ),
     ],
 )
-async def test_record_writer_without_matching_ack_is_unavailable(ack: dict[str, Any], said: str) -> None:
+async def test_service_record_writer_without_a_matching_ack_raises_unavailable(ack: dict[str, Any], said: str) -> None:
     log: Any = Log()
     log.ack = client_pb2.Ack(**ack)
     with pytest.raises(UnavailableError) as raised:
@@ -563,7 +565,7 @@ async def test_record_writer_without_matching_ack_is_unavailable(ack: dict[str, 
 @pytest.mark.parametrize(
     ("stream", "uid", "said"), [({}, "u8", "was deleted and created again"), ({"answers": False}, "u9", "ack policy none")]
 )
-async def test_record_writer_rejects_a_replaced_stream_and_a_stream_without_acks(
+async def test_service_record_writer_with_a_recreated_stream_or_without_acks_raises(
     stream: dict[str, Any], uid: str, said: str
 ) -> None:
     log: Any = Log(**stream)

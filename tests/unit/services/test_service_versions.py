@@ -87,7 +87,7 @@ def test_service_version_changes_on_all_nodes_at_the_same_record() -> None:
     assert (moved.total, moved.told) == (made[0].total, [2])
 
 
-def test_service_version_outside_the_code_range_is_rejected_before_applying() -> None:
+def test_service_version_that_the_code_does_not_support_raises_before_the_record_is_applied() -> None:
     one = One()
     machine = started(one)
     with pytest.raises(VersionError, match="version 2 of the service"):
@@ -109,7 +109,7 @@ def test_service_version_outside_the_code_range_is_rejected_before_applying() ->
     assert issubclass(VersionError, ConfigError)
 
 
-def test_service_version_starts_at_any_number_and_increases_in_steps_of_1() -> None:
+def test_service_version_starts_at_any_number_and_increases_by_one() -> None:
     three = Three()
     machine = started(three)
     machine.apply([says(0, 3), record(1)])
@@ -133,7 +133,7 @@ def test_service_version_starts_at_any_number_and_increases_in_steps_of_1() -> N
         record(3, b"", Lift_Service_Version=b"\xff\xfe/2/5"),
     ],
 )
-def test_service_version_decision_that_does_not_count_changes_nothing(decision: Record) -> None:
+def test_service_version_record_of_another_epoch_or_service_is_ignored(decision: Record) -> None:
     """It has another LeaderEpoch, names another service, or is no decision."""
     service = Two()
     machine = started(service)
@@ -142,7 +142,7 @@ def test_service_version_decision_that_does_not_count_changes_nothing(decision: 
     assert decided_version(decision, "sum") is None
 
 
-def test_service_version_callback_error_is_a_bad_record_and_can_be_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_version_callback_error_fails_the_record_and_can_be_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: One, version: int) -> None:
         raise ValueError("no")
 
@@ -158,7 +158,7 @@ def test_service_version_callback_error_is_a_bad_record_and_can_be_skipped(monke
     assert (again.active_version, again.position) == (1, 3)
 
 
-def test_service_version_must_be_a_positive_number() -> None:
+def test_service_version_that_is_not_a_positive_number_is_rejected() -> None:
     with pytest.raises(VersionError):
         from_section(b"abc")
     for version in (0, True, "2", 1 << 31):
@@ -169,7 +169,7 @@ def test_service_version_must_be_a_positive_number() -> None:
 
 
 # ---- who decides, and when -------------------------------------------------------------------------------------------------
-def test_code_versions_lowest_needs_a_recent_report_of_each_replica() -> None:
+def test_lowest_code_version_without_a_recent_report_of_each_replica_is_unknown() -> None:
     now_ns, second = 10_000_000_000, 1_000_000_000
     versions = CodeVersions()
     for node, version in (("n1", 3), ("n2", 2)):
@@ -199,7 +199,7 @@ def test_code_versions_lowest_needs_a_recent_report_of_each_replica() -> None:
         (3, 2, 3, 9, (3, False)),
     ],
 )
-def test_upgrader_next_version_is_due_once_when_all_nodes_have_the_code(
+def test_service_upgrade_to_the_next_version_starts_once_when_all_nodes_have_the_code(
     code: int, active: int, lowest: int, high_watermark: int, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client: Any = None
@@ -215,19 +215,19 @@ def test_upgrader_next_version_is_due_once_when_all_nodes_have_the_code(
     assert (upgrader.due(order, machine) is None) is (expected is None)
 
 
-def test_version_decision_is_found_among_other_headers() -> None:
+def test_service_version_record_with_other_headers_is_decoded() -> None:
     (decision,) = VersionDecision("sum", 2, 5).headers()
     headers = (("trace", b"sum/9/5"), decision, ("late", b"sum/8/5"))
     assert decided_version(Record(3, 0, None, b"", headers, "", None, 5), "sum") == 2
     assert decided_version(Record(3, 0, None, b"", headers[::2], "", None, 5), "sum") is None
 
 
-def test_version_decision_with_nonsense_header_is_ignored() -> None:
+def test_service_version_record_with_an_invalid_header_is_ignored() -> None:
     for header in (b"../x/2/5", b"sum/x/5", b"sum/2", b"\xff/2/5", b"sum/0/5", b"sum/2/4"):
         assert decided_version(Record(3, 0, None, b"", (("Lift-Service-Version", header),), "", None, 5), "sum") is None
 
 
-def test_code_versions_reports_expire_after_4_seconds_and_are_bounded() -> None:
+def test_code_version_reports_expire_after_4_seconds_and_are_bounded_in_number() -> None:
     second, known = 1_000_000_000, CodeVersions()
     known.note_version("sum", "n1", 3, 0)
     known.note_version("sum", "n2", 2, second)
@@ -249,7 +249,7 @@ def test_code_versions_reports_expire_after_4_seconds_and_are_bounded() -> None:
     assert known.lowest("more", ["full"], 4 * second + 1) == 1, "n1 is not believed any more"
 
 
-def test_service_version_of_a_log_is_set_only_by_its_first_record() -> None:
+def test_service_version_of_a_new_log_is_set_only_by_the_record_at_offset_zero() -> None:
     machine = started(Three())
     machine.apply([says(0, 2), record(1)])
     assert (machine.active_version, machine.position) == (2, 2)

@@ -33,7 +33,7 @@ def offer(node: str, position: int, digest: bytes = A, size_bytes: int = 10) -> 
 
 
 # ---- which one -----------------------------------------------------------------------------------------------------------
-def test_peer_search_prefers_agreed_snapshots_of_more_nodes() -> None:
+def test_snapshot_peer_search_prefers_snapshots_that_more_nodes_agree_on() -> None:
     search = PeerSearch()
     search.set_offers("n2", [offer("n2", 400), offer("n2", 500, B)])
     search.set_offers("n3", [offer("n3", 400), offer("n3", 450, B)])
@@ -62,7 +62,7 @@ def test_peer_search_prefers_agreed_snapshots_of_more_nodes() -> None:
         (SnapshotRange(0, 400, 1), "those at 400 from 0 on"),
     ],
 )
-def test_peer_search_that_fails_names_the_sources_in_range(reach: SnapshotRange, told: str) -> None:
+def test_snapshot_peer_search_without_a_result_explains_the_answer_of_each_node(reach: SnapshotRange, told: str) -> None:
     search = PeerSearch()
     search.set_agreed({400: (A, 2), 600: (B, 1)})
     search.note_answer("n3", "does not answer")
@@ -79,14 +79,16 @@ def test_peer_search_that_fails_names_the_sources_in_range(reach: SnapshotRange,
         (SnapshotRange(0, 900, 9), False),
     ],
 )
-def test_peer_search_ignores_snapshots_outside_log_and_size_bounds(wanted: SnapshotRange, found: bool) -> None:
+def test_snapshot_peer_search_ignores_snapshots_outside_the_log_or_above_the_size_limit(
+    wanted: SnapshotRange, found: bool
+) -> None:
     search = PeerSearch()
     search.set_offers("n2", [offer("n2", 400), offer("n2", 400, A, 0)])
     search.set_agreed({400: (A, 1)})
     assert (search.best(wanted) == offer("n2", 400)) is found
 
 
-def test_peer_search_retries_broken_transfers_but_not_lying_peers() -> None:
+def test_snapshot_peer_search_retries_a_node_after_a_timeout_but_not_after_wrong_bytes() -> None:
     search = PeerSearch(barred=frozenset([B]))
     search.set_agreed({400: (A, 2), 500: (B, 2)})
     offers = {node: [offer(node, 400), offer(node, 500, B)] for node in ("n2", "n3")}
@@ -100,7 +102,7 @@ def test_peer_search_retries_broken_transfers_but_not_lying_peers() -> None:
     assert search.best(ALL) == offer("n2", 400)
 
 
-def test_peer_search_memory_is_bounded() -> None:
+def test_snapshot_peer_search_keeps_a_bounded_number_of_offers() -> None:
     search = PeerSearch()
     search.set_offers("n2", (offer("n2", at) for at in range(10_000)))
     search.set_agreed(dict.fromkeys(range(10000), (A, 1)))
@@ -244,7 +246,7 @@ def silent(answer: pb.PeerSnapshotAnswer) -> Exception:
 
 
 @pytest.mark.parametrize("spoil", [changed, empty, too_long, silent])
-async def test_snapshot_fetch_continues_with_the_next_peer_after_bad_data(bus: Bus, tmp_path: Path, spoil: Any) -> None:
+async def test_snapshot_fetch_after_invalid_data_continues_with_the_next_node(bus: Bus, tmp_path: Path, spoil: Any) -> None:
     new, _ = await _spoiled(bus, tmp_path, spoil)
     assert await new.fetcher.fetch(20, anything)
     assert new.store.newest() == snapshot(30)
@@ -254,7 +256,7 @@ async def test_snapshot_fetch_continues_with_the_next_peer_after_bad_data(bus: B
     assert not list(new.store.folder.glob("*.incoming"))
 
 
-async def test_snapshot_fetch_without_agreed_snapshot_says_what_was_tried(bus: Bus, tmp_path: Path) -> None:
+async def test_snapshot_fetch_without_an_agreed_snapshot_raises_with_the_tried_nodes(bus: Bus, tmp_path: Path) -> None:
     new, digest = await _spoiled(bus, tmp_path, changed)
     bus.agree((30, C, 2))
     assert not await new.fetcher.fetch(20, anything)
@@ -273,7 +275,7 @@ async def test_snapshot_fetch_without_agreed_snapshot_says_what_was_tried(bus: B
     assert not await new.fetcher.fetch(20, anything), "it was taken a moment ago, and was of no use"
 
 
-async def test_snapshot_fetch_retries_until_a_peer_has_a_snapshot(
+async def test_snapshot_fetch_retries_until_a_node_has_a_snapshot(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "_FIRST_PAUSE_S", 0.001)
@@ -288,7 +290,7 @@ async def test_snapshot_fetch_retries_until_a_peer_has_a_snapshot(
         assert await task
 
 
-async def test_snapshot_fetch_reads_an_offered_snapshot_after_its_deletion(bus: Bus, tmp_path: Path) -> None:
+async def test_snapshot_fetch_completes_if_the_snapshot_is_deleted_during_the_transfer(bus: Bus, tmp_path: Path) -> None:
     new, old = Peer(bus, "n1", tmp_path), Peer(bus, "n2", tmp_path)
     (digest,) = await old.has(snapshot(30))
     bus.agree((30, digest, 1))
@@ -304,7 +306,7 @@ async def test_snapshot_fetch_reads_an_offered_snapshot_after_its_deletion(bus: 
     assert new.store.newest() == snapshot(30)
 
 
-async def test_snapshot_server_serves_only_its_own_partition_and_stream(bus: Bus, tmp_path: Path) -> None:
+async def test_snapshot_server_rejects_requests_for_another_partition_or_stream(bus: Bus, tmp_path: Path) -> None:
     old = Peer(bus, "n2", tmp_path)
     (digest,) = await old.has(snapshot(30))
     arrived = bus.listening["ns.service.sum.snapshot.n2"]
@@ -331,7 +333,7 @@ async def test_snapshot_server_serves_only_its_own_partition_and_stream(bus: Bus
 
 
 # ---- the store -------------------------------------------------------------------------------------------------------------
-def test_snapshot_store_accepts_only_complete_incoming_snapshots_of_its_service(tmp_path: Path) -> None:
+def test_snapshot_store_rejects_incomplete_or_foreign_incoming_snapshots(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20)
     other = SnapshotStore(tmp_path / "other", WHO, kept=2, max_bytes=1 << 20)
     digest = other.save(snapshot(30), 0).digest
@@ -362,7 +364,9 @@ def test_snapshot_store_accepts_only_complete_incoming_snapshots_of_its_service(
 
 
 # ---- the feeder ------------------------------------------------------------------------------------------------------------
-async def test_feeder_log_start_above_own_snapshots_fetches_one_from_a_peer(bus: Bus, tmp_path: Path) -> None:
+async def test_record_feeder_with_a_log_start_above_its_snapshots_fetches_one_from_another_node(
+    bus: Bus, tmp_path: Path
+) -> None:
     log = FakeLog()
     log.append(45)
     healthy = Node(log, tmp_path / "healthy")
@@ -392,7 +396,7 @@ async def test_feeder_log_start_above_own_snapshots_fetches_one_from_a_peer(bus:
     await healthy.close()
 
 
-async def test_feeder_overtaken_by_retention_fetches_a_later_snapshot(bus: Bus, tmp_path: Path) -> None:
+async def test_record_feeder_overtaken_by_retention_fetches_a_later_snapshot(bus: Bus, tmp_path: Path) -> None:
     log = FakeLog()
     log.append(5)
     behind = Node(log, tmp_path / "n1")
@@ -415,7 +419,7 @@ async def test_feeder_overtaken_by_retention_fetches_a_later_snapshot(bus: Bus, 
     await behind.close()
 
 
-async def test_snapshot_server_closes_idle_snapshots_and_keeps_read_ones_open(
+async def test_snapshot_server_closes_only_snapshots_that_are_not_being_read(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [1000.0]
@@ -474,7 +478,7 @@ async def test_snapshot_server_keeps_the_eight_last_requested_snapshots_open(bus
 
 
 @pytest.mark.parametrize(("passed_s", "taken"), [(10.0, True), (10.1, False)])
-async def test_snapshot_fetch_leaves_a_peer_that_is_too_slow(
+async def test_snapshot_fetch_from_a_too_slow_node_continues_with_another_node(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed_s: float, taken: bool
 ) -> None:
     """The limit is 64 KiB a second on average, after a slow start."""

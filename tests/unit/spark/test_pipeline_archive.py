@@ -51,7 +51,7 @@ TAG = "0123456789ab"
 
 # ---- names ---------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", [FileName("a-1-2", 3, 0, 7, TAG), FileName("x" * 64, 4_000_000_000, 5, 1 << 62, TAG)])
-def test_archive_file_name_holds_stream_partition_and_offsets(name: FileName) -> None:
+def test_spark_archive_file_name_contains_stream_partition_and_offsets(name: FileName) -> None:
     assert parse_file(name.name) == name
     assert name.path == f"data/{name.stream}/{name.partition}/{name.name}"
     unfinished = temporary(name.name, "0" * 32)
@@ -61,12 +61,12 @@ def test_archive_file_name_holds_stream_partition_and_offsets(name: FileName) ->
 @pytest.mark.parametrize(
     "name", ["part-0.snappy.parquet", "a-0-1-2-0123456789ab.parquet", f"a-0-{7:020d}-{7:020d}-{TAG}.parquet", f"-{0:020d}"]
 )
-def test_archive_ignores_files_with_other_names(name: str) -> None:
+def test_spark_archive_ignores_files_with_other_names(name: str) -> None:
     assert parse_file(name) is None
     assert not is_temporary(temporary(name, "0" * 32))
 
 
-def test_archive_file_name_depends_on_the_uid_and_the_columns() -> None:
+def test_spark_archive_file_name_depends_on_the_uid_and_the_columns() -> None:
     assert len({tag_of("u", ["a"]), tag_of("v", ["a"]), tag_of("u", ["b"]), tag_of("u", ["a", "b"]), tag_of("u", ["ab"])}) == 5
     with pytest.raises(InvalidNameError):
         check_archived("a/b")
@@ -87,7 +87,7 @@ def part(
 KNOWN = {"q": 6, "liftpy/orders/0": 500, "liftpy/orders/uid/u": 1}
 
 
-def test_archive_micro_batch_continues_at_the_end_of_the_table() -> None:
+def test_spark_archive_repeated_micro_batch_commits_nothing_and_the_next_appends() -> None:
     ranges = [part(700, 900), part(500, 700), part(0, 10, partition=1)]
     assert marks_of(ranges, "q") == {"q", "liftpy/orders/0", "liftpy/orders/1", "liftpy/orders/uid/u"}
     files = tuple(TableFile(one.path, one.size_bytes, one.record_count, one) for one in (ranges[1], ranges[0], ranges[2]))
@@ -98,7 +98,7 @@ def test_archive_micro_batch_continues_at_the_end_of_the_table() -> None:
     assert commit_of(ranges, "q", 5, KNOWN) is None
 
 
-def test_archive_range_without_records_moves_the_end_without_a_file() -> None:
+def test_spark_archive_range_without_records_advances_the_committed_offset_without_a_file() -> None:
     found = commit_of([part(500, 600, path="")], "q", 7, KNOWN)
     assert found is not None
     assert (found.files, found.marks["liftpy/orders/0"]) == ((), 600)
@@ -115,7 +115,9 @@ def test_archive_range_without_records_moves_the_end_without_a_file() -> None:
         ([part(0, 5, stream="new", uid="v"), part(5, 9, stream="new", uid="w")], NotFoundError),
     ],
 )
-def test_archive_range_that_does_not_follow_the_table_is_rejected(ranges: list[ArchivedRange], error: type[LiftError]) -> None:
+def test_spark_archive_range_that_does_not_start_at_the_committed_offset_is_rejected(
+    ranges: list[ArchivedRange], error: type[LiftError]
+) -> None:
     with pytest.raises(error):
         commit_of(ranges, "q", 7, KNOWN)
     with pytest.raises(error):
@@ -124,7 +126,7 @@ def test_archive_range_that_does_not_follow_the_table_is_rejected(ranges: list[A
         assert commit_of(ranges, "q", 7, KNOWN, fail_on_data_loss=False) is not None
 
 
-def test_archive_cutover_is_the_end_of_the_table() -> None:
+def test_spark_archive_cutover_offsets_are_the_committed_offsets_of_the_table() -> None:
     partitions = {("orders", 0): "u", ("orders", 1): "u", ("more", 0): "m"}
     assert starts_after(partitions, {"q": 1}, -2) is None
     assert starts_after(partitions, KNOWN, -2) == {"orders": {"uid": "u", "0": 500, "1": -2}, "more": {"uid": "m", "0": -2}}
@@ -132,7 +134,7 @@ def test_archive_cutover_is_the_end_of_the_table() -> None:
         starts_after({("orders", 0): "v"}, KNOWN, -2)
 
 
-def test_archive_columns_are_those_of_the_table() -> None:
+def test_spark_archive_with_other_columns_than_the_table_raises() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.int64())])
     check_table_columns(schema, schema, "t")
     with pytest.raises(ConfigError, match="has the columns a, b"):
@@ -146,12 +148,12 @@ def test_archive_columns_are_those_of_the_table() -> None:
         {"batch_records": 0}, {"columns": "value,offset"}, {"source": {"Subscribe": "x"}},
     ],
 )  # fmt: skip
-def test_archive_plan_rejects_contradictory_options(wrong: dict[str, Any]) -> None:
+def test_spark_archive_plan_rejects_contradictory_options(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ArchivePlan(**{"streams": ("a",), "table": "t", **wrong})
 
 
-def test_archive_plan_passes_options_to_the_source(tmp_path: Path) -> None:
+def test_spark_archive_plan_passes_options_to_the_source(tmp_path: Path) -> None:
     plan = ArchivePlan(
         streams=("a", "b"), table=str(tmp_path), columns="stream,partition,offset", source={"nats": "nats://h:1"}
     )
@@ -180,7 +182,9 @@ def batches(offsets: range, size: int = 4) -> list[pa.RecordBatch]:
     ]
 
 
-def test_archive_writes_a_range_to_one_file_with_a_complete_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_archive_writes_a_range_to_one_file_and_returns_its_statistics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writing_module, "ROW_GROUP_BYTES", 150)
     written = write_range(PLANNED, batches(range(10, 20)), SCHEMA, Writing(str(tmp_path)))
     file = tmp_path / written.path
@@ -193,7 +197,7 @@ def test_archive_writes_a_range_to_one_file_with_a_complete_row(tmp_path: Path, 
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_archive_range_already_written_is_reused(tmp_path: Path) -> None:
+def test_spark_archive_reuses_the_file_of_a_range_that_is_already_written(tmp_path: Path) -> None:
     first = write_range(PLANNED, batches(range(10, 20)), SCHEMA, Writing(str(tmp_path)))
     before = (tmp_path / first.path).stat()
 
@@ -207,7 +211,7 @@ def test_archive_range_already_written_is_reused(tmp_path: Path) -> None:
     assert other.path != first.path
 
 
-def test_archive_attempt_that_finishes_first_wins(tmp_path: Path) -> None:
+def test_spark_archive_with_two_attempts_of_one_range_keeps_the_file_that_finished_first(tmp_path: Path) -> None:
     def slow() -> Any:
         yield from batches(range(10, 20), size=3)
         done.append(write_range(PLANNED, batches(range(10, 20)), SCHEMA, Writing(str(tmp_path), "none")))
@@ -218,7 +222,7 @@ def test_archive_attempt_that_finishes_first_wins(tmp_path: Path) -> None:
     assert len(list((tmp_path / second.path).parent.iterdir())) == 1
 
 
-def test_archive_attempt_that_fails_leaves_no_file(tmp_path: Path) -> None:
+def test_spark_archive_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
     def fails() -> Any:
         yield from batches(range(10, 14))
         raise UnavailableError("nobody")
@@ -228,13 +232,13 @@ def test_archive_attempt_that_fails_leaves_no_file(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_archive_writes_no_file_for_a_range_without_records(tmp_path: Path) -> None:
+def test_spark_archive_writes_no_file_for_a_range_without_records(tmp_path: Path) -> None:
     written = write_range(PLANNED, [], SCHEMA, Writing(str(tmp_path)))
     assert (written.path, written.record_count, written.end_offset) == ("", 0, 20)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_archive_file_with_wrong_content_is_an_error(tmp_path: Path) -> None:
+def test_spark_archive_file_with_wrong_content_raises(tmp_path: Path) -> None:
     written = write_range(PLANNED, batches(range(10, 20)), SCHEMA, Writing(str(tmp_path)))
     for content in (b"", b"x" * 100):
         (tmp_path / written.path).write_bytes(content)
@@ -249,7 +253,7 @@ def test_archive_file_with_wrong_content_is_an_error(tmp_path: Path) -> None:
 
 
 # ---- orphans -------------------------------------------------------------------------------------------------------------
-def test_archive_orphan_cleanup_removes_only_unreachable_files() -> None:
+def test_spark_archive_orphan_cleanup_removes_only_unreachable_files() -> None:
     def file(start: int, end: int, partition: int = 0) -> str:
         return "/t/" + FileName("orders", partition, start, end, TAG).path
 
@@ -276,7 +280,7 @@ def committed(root: Path, start: int, end: int, batch: int, query: str = "q") ->
     return found
 
 
-def test_delta_table_stores_marks_and_files_together(tmp_path: Path) -> None:
+def test_delta_table_commit_stores_offsets_and_files_in_one_transaction(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
     table = table_at(tmp_path)
     assert table.state() is None
@@ -297,7 +301,7 @@ def test_delta_table_stores_marks_and_files_together(tmp_path: Path) -> None:
         table_at(tmp_path, "hudi")
 
 
-def test_archive_of_the_same_partition_by_two_queries_fences_one(tmp_path: Path) -> None:
+def test_spark_archive_of_one_partition_by_two_queries_fences_one_query(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
     one, other = table_at(tmp_path), table_at(tmp_path)
     assert one.state() is other.state() is None
@@ -312,7 +316,7 @@ def test_archive_of_the_same_partition_by_two_queries_fences_one(tmp_path: Path)
     assert state_of(other).record_count == 20
 
 
-def test_delta_table_orphans_are_found(tmp_path: Path) -> None:
+def test_delta_table_unreferenced_files_are_listed_as_orphans(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
     table = table_at(tmp_path)
     assert find_orphans(table, 0.0).files == ()
@@ -327,7 +331,7 @@ def test_delta_table_orphans_are_found(tmp_path: Path) -> None:
     assert state_of(table).record_count == 10
 
 
-def test_archive_file_age_ignores_a_clock_years_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_archive_file_age_does_not_depend_on_the_local_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1_700_000_000.0
     for name, at_s in (("dead", now_s - 4000), ("being-written", now_s)):
         file = tmp_path / "orders" / "0" / name
@@ -341,7 +345,7 @@ def test_archive_file_age_ignores_a_clock_years_ahead(tmp_path: Path, monkeypatc
     assert list(archive._list_files(tmp_path / "none")) == []
 
 
-def test_archive_statistics_cover_every_record() -> None:
+def test_spark_archive_statistics_include_every_record() -> None:
     one = replace(part(3, 9), oldest_us=1_700_000_000_123_999, newest_us=1_700_000_000_999_001)
     found = stats_of(one)
     assert found["numRecords"] == 6
@@ -352,7 +356,7 @@ def test_archive_statistics_cover_every_record() -> None:
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------------
-def test_spark_error_text_becomes_the_original_error() -> None:
+def test_spark_job_error_text_is_raised_as_the_original_liftpy_error() -> None:
     text = "Job aborted\nliftpy.spark.failures.SourceError: [DATA_LOSS] orders/0 is gone\n  at x.y(z)"
     assert (type(error_of(text)), str(error_of(text))) == (DataLossError, "orders/0 is gone")
     assert isinstance(error_of("SourceError: [NO_RESPONDERS] x"), UnavailableError)
@@ -367,7 +371,7 @@ def test_spark_error_text_becomes_the_original_error() -> None:
         1 / 0  # noqa: B018
 
 
-def test_archive_that_times_out_starting_spark_is_retried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_spark_archive_is_retried_after_a_worker_start_timeout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     begun: list[bool] = []
     done = Archived(batch=0, files=1, record_count=7, size_bytes=1, version=0, took_s=0.1, ends={})
 

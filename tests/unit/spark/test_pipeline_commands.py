@@ -28,7 +28,7 @@ def run(access: Access, capsys: pytest.CaptureFixture[str], *arguments: str) -> 
     return int(ended.value.code or 0), shown.out, shown.err
 
 
-def test_archive_dry_run_shows_where_the_archive_continues(
+def test_spark_archive_dry_run_prints_the_next_offset_of_each_partition(
     access: Access, node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("deltalake")
@@ -63,7 +63,7 @@ def test_archive_dry_run_shows_where_the_archive_continues(
         (["archive", "nobody", "--table", "t", "--dry-run"], 1, "'nobody' does not exist"),
     ],
 )
-def test_spark_command_error_has_its_exit_code(
+def test_spark_command_error_exits_with_the_documented_exit_code(
     access: Access, node: FakeNode, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, text: str
 ) -> None:
     pytest.importorskip("deltalake")
@@ -72,7 +72,7 @@ def test_spark_command_error_has_its_exit_code(
     assert (found, text in err) == (code, True), err
 
 
-def test_spark_command_writes_secrets_to_files_only_while_running() -> None:
+def test_spark_command_deletes_its_secret_files_at_the_end() -> None:
     target = Target(("nats://a:1", "nats://b:2"), "ns", Credentials(user="reader", password="secret", inbox_prefix="_INBOX_r"))
     with source_options(target, HERE) as options:
         file = Path(options.pop("nats.passwordFile"))

@@ -29,7 +29,7 @@ def path(start: int, end: int, partition: int = 0, stream: str = "orders") -> st
     return "/t/" + FileName(stream, partition, start, end, TAG).path
 
 
-def test_replay_share_has_the_files_of_its_range_in_order() -> None:
+def test_spark_replay_task_gets_the_files_of_its_offset_range_in_order() -> None:
     paths = [path(50, 90), path(0, 50), path(5, 7, 1), path(0, 9, 0, "others"), path(90, 100)]
     files = files_of(paths, "orders")
     views = views_of(files)
@@ -49,7 +49,7 @@ def test_replay_share_has_the_files_of_its_range_in_order() -> None:
         files_of([*paths, "/t/part-1.parquet"], "orders")
 
 
-def test_replay_record_position_does_not_depend_on_batch_borders() -> None:
+def test_spark_replay_target_partition_of_a_record_does_not_depend_on_batch_boundaries() -> None:
     keys = [b"a", None, b"b", None, None, b"c", None]
     rows = pa.record_batch(
         {"key": pa.array(keys, pa.binary()), "value": pa.array([b"v"] * 7, pa.binary()), "offset": list(range(10, 17))}
@@ -64,7 +64,7 @@ def test_replay_record_position_does_not_depend_on_batch_borders() -> None:
     assert places_of(with_partition_column(rows.drop_columns(["key"]), -1, 3), 3).tolist() == [i % 3 for i in range(10, 17)]
 
 
-def test_replay_pause_keeps_the_requested_rate() -> None:
+def test_spark_replay_sleeps_to_keep_the_requested_rate() -> None:
     assert pause_s(1000, 0.0, 0.1) == 0
     assert pause_s(1000, 100.0, 4.0) == 6.0
     assert pause_s(1000, 100.0, 11.0) == 0
@@ -73,12 +73,12 @@ def test_replay_pause_keeps_the_requested_rate() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"name": ""}, {"name": "x" * 101}, {"rate": -1.0}, {"target": "a"}, {"stream": "_a"}, {"target": "b/c"}]
 )
-def test_replay_plan_rejects_contradictory_options(wrong: dict[str, Any]) -> None:
+def test_spark_replay_plan_rejects_contradictory_options(wrong: dict[str, Any]) -> None:
     with pytest.raises((ConfigError, InvalidNameError)):
         ReplayPlan(**{"stream": "a", "target": "b", "name": "n", **wrong})
 
 
-def test_replay_range_of_an_archive_is_by_offsets() -> None:
+def test_spark_replay_of_an_archive_with_a_time_range_raises_config_error() -> None:
     for source in ({"startingTimestamp": "5"}, {"startingOffsets": "-5m"}, {"endingTimestamp": "5"}):
         with pytest.raises(ConfigError, match="needs offsets"):
             ReplayPlan(stream="a", target="b", name="n", table="t", source=source).options()
@@ -91,7 +91,7 @@ def view(partition: int, start: int, end: int) -> PartitionView:
     )
 
 
-def test_compact_reads_new_records_from_the_archive_as_far_as_possible() -> None:
+def test_spark_compact_reads_new_records_from_the_archive_before_the_stream() -> None:
     views = {("s", p): view(p, 10, 100) for p in range(4)}
     before = {"liftpy/s/0": 60, "liftpy/s/1": 90}
     archived = {"liftpy/s/0": 80, "liftpy/s/1": 80, "liftpy/s/2": 80}
@@ -101,14 +101,14 @@ def test_compact_reads_new_records_from_the_archive_as_far_as_possible() -> None
     assert list(ends.values()) == [100] * 4
 
 
-def test_compact_plan_rejects_contradictory_options() -> None:
+def test_spark_compact_plan_rejects_contradictory_options() -> None:
     with pytest.raises(ConfigError, match="output is the same table as the archive"):
         CompactPlan(stream="a", output="/t", table="/t/../t")
     with pytest.raises(ConfigError, match="Offsets are not allowed"):
         CompactPlan(stream="a", output="/t", source={"startingOffsets": "earliest"}).options()
 
 
-def test_compacted_part_is_a_file_with_its_row(tmp_path: Path) -> None:
+def test_spark_compact_writes_a_part_to_one_file_and_returns_its_statistics(tmp_path: Path) -> None:
     schema = arrow_schema(COLUMNS)
     empty = pa.RecordBatch.from_pylist([], schema=schema)
     assert list(write_part(str(tmp_path), iter([empty]))) == []
@@ -127,7 +127,7 @@ def run(access: Access, capsys: pytest.CaptureFixture[str], *arguments: str) -> 
     return int(ended.value.code or 0), shown.out, shown.err
 
 
-def test_compact_and_replay_dry_runs_show_the_planned_work(
+def test_spark_compact_and_replay_dry_runs_print_the_planned_work(
     access: Access, node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("deltalake")

@@ -63,7 +63,7 @@ SIZES = [1, 700, 50, 3000, 20_000, 9]
 END = sum(SIZES)
 
 
-def test_audit_of_equal_replicas_finds_nothing(access: Access, node: FakeNode) -> None:
+def test_spark_audit_of_equal_replicas_reports_no_findings(access: Access, node: FakeNode) -> None:
     serve(node, log_of(SIZES))
     report = look(access)
     assert report.first is None
@@ -76,7 +76,9 @@ def test_audit_of_equal_replicas_finds_nothing(access: Access, node: FakeNode) -
 
 
 @pytest.mark.parametrize("offset", [0, 1, 700, 751, 16_384, 20_000, END - 1])
-def test_audit_finds_one_different_record_and_names_the_replica(access: Access, node: FakeNode, offset: int) -> None:
+def test_spark_audit_of_one_different_record_reports_its_offset_and_replica(
+    access: Access, node: FakeNode, offset: int
+) -> None:
     serve(node, log_of(SIZES), n3=log_of(SIZES, at(offset, b"x")))
     report = look(access)
     first = report.first
@@ -89,12 +91,12 @@ def test_audit_finds_one_different_record_and_names_the_replica(access: Access, 
     assert [found.offset for found in report.findings] == [offset]
 
 
-def test_audit_names_the_leader_if_its_record_differs(access: Access, node: FakeNode) -> None:
+def test_spark_audit_of_a_different_record_on_the_leader_reports_the_leader(access: Access, node: FakeNode) -> None:
     serve(node, log_of(SIZES), n1=log_of(SIZES, at(17, b"x")))
     assert [(f.node, f.offset, f.majority) for f in look(access).findings] == [("n1", 17, True)]
 
 
-def test_audit_compares_with_the_records_of_the_majority() -> None:
+def test_spark_audit_reports_replicas_that_differ_from_the_majority() -> None:
     def held(value: bytes) -> HeldRecords:
         return HeldRecords.of([parse_batch(batch(0, [value]))], 0, 1)
 
@@ -104,7 +106,7 @@ def test_audit_compares_with_the_records_of_the_majority() -> None:
     assert reference_of({"a": held(b"odd"), "b": held(b"one")}, "b") == "b", "nobody has more on his side"
 
 
-def test_audit_of_two_different_replicas_has_no_majority(access: Access, node: FakeNode) -> None:
+def test_spark_audit_of_two_different_replicas_reports_that_there_is_no_majority(access: Access, node: FakeNode) -> None:
     serve(node, log_of(SIZES), n1=log_of(SIZES, at(17, b"x")))
     node.silent = {"n3"}
     report = look(access, patience_s=0.2)
@@ -116,12 +118,12 @@ def test_audit_of_two_different_replicas_has_no_majority(access: Access, node: F
     assert "n3" in report.partitions[0].replicas["n3"].detail
 
 
-def test_audit_of_three_different_replicas_reports_all(access: Access, node: FakeNode) -> None:
+def test_spark_audit_of_three_different_replicas_reports_all_replicas(access: Access, node: FakeNode) -> None:
     serve(node, log_of(SIZES), n1=log_of(SIZES, at(17, b"x")), n2=log_of(SIZES, at(17, b"y")))
     assert [(f.node, f.majority) for f in look(access).findings] == [("n2", False), ("n3", False)]
 
 
-def test_audit_finds_a_missing_and_a_surplus_record(access: Access, node: FakeNode) -> None:
+def test_spark_audit_reports_a_missing_and_an_additional_record(access: Access, node: FakeNode) -> None:
     serve(node, log_of([50, 50, 50]), n2=log_of([50, 50, 50]))
     lacking = node.own["orders", 0, "n2"]
     lacking.batches[1] = _sealed(keep_records(parse_batch(memoryview(lacking.batches[1][1])), np.arange(50) < 49))
@@ -132,7 +134,7 @@ def test_audit_finds_a_missing_and_a_surplus_record(access: Access, node: FakeNo
     assert [(f.node, f.offset, f.kind, f.expected) for f in found] == [("n2", 99, "surplus", "nothing")]
 
 
-def test_audit_finds_other_epochs_and_batch_borders(access: Access, node: FakeNode) -> None:
+def test_spark_audit_reports_different_leader_epochs_and_batch_boundaries(access: Access, node: FakeNode) -> None:
     serve(node, log_of([10, 20, 30]), n2=log_of([10, 20, 30], epoch=2))
     assert {(f.node, f.kind) for f in look(access).findings} == {("n2", "differs")}
     assert [f.offset for f in look(access).findings] == list(range(10)), "of each piece that is compared the first ten"
@@ -143,7 +145,7 @@ def test_audit_finds_other_epochs_and_batch_borders(access: Access, node: FakeNo
     assert [(f.node, f.offset, f.kind, f.majority) for f in look(access).findings] == [("n3", 10, "batches", True)]
 
 
-def test_batch_across_the_middle_of_a_large_block_is_compared_once(
+def test_spark_audit_of_a_batch_across_two_half_blocks_reports_each_difference_once(
     access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_module, "LEAF_BYTES", 1)
@@ -151,7 +153,7 @@ def test_batch_across_the_middle_of_a_large_block_is_compared_once(
     assert [(f.node, f.offset) for f in look(access).findings] == [("n3", offset) for offset in range(10)], "of one batch"
 
 
-def test_large_blocks_are_halved_until_records_are_compared(
+def test_spark_audit_of_a_large_block_halves_the_block_until_the_different_record_is_found(
     access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_module, "LEAF_BYTES", 2000)
@@ -163,7 +165,7 @@ def test_large_blocks_are_halved_until_records_are_compared(
     assert node.asked["n2"] > 30
 
 
-def test_audit_reports_every_difference_once_in_order(access: Access, node: FakeNode) -> None:
+def test_spark_audit_reports_every_difference_once_in_order(access: Access, node: FakeNode) -> None:
     both = log_of(SIZES, lambda first, values: at(20_001, b"y")(first, at(60, b"x")(first, values)))
     stream = serve(node, log_of(SIZES), n2=both)
     stream.partitions.append(log_of([40]))
@@ -187,7 +189,7 @@ def flipped(log: FakePartition, number: int, position: int) -> FakePartition:
     return log
 
 
-def test_audit_reports_a_corrupted_answer_as_damage(access: Access, node: FakeNode) -> None:
+def test_spark_audit_reports_a_corrupt_answer_as_damage(access: Access, node: FakeNode) -> None:
     serve(node, log_of([50, 50, 50]), n2=flipped(log_of([50, 50, 50]), 1, 90))
     first = look(access).first
     assert first is not None
@@ -196,7 +198,7 @@ def test_audit_reports_a_corrupted_answer_as_damage(access: Access, node: FakeNo
     assert "CRC-32C" in first.detail
 
 
-def test_audit_reports_damage_the_node_has_found(access: Access, node: FakeNode) -> None:
+def test_spark_audit_reports_damage_that_the_node_detected(access: Access, node: FakeNode) -> None:
     serve(node, log_of(SIZES))
     node.damaged["orders", 0, "n3"] = "CORRUPTION: 00000000000000000000.log: the CRC-32C of the batch at 0 does not match"
     report = look(access)
@@ -210,14 +212,14 @@ def test_audit_reports_damage_the_node_has_found(access: Access, node: FakeNode)
     assert look(access).first is None, "it has repaired itself"
 
 
-def test_audit_reports_differences_in_addition_to_damage(access: Access, node: FakeNode) -> None:
+def test_spark_audit_reports_differences_in_addition_to_damage(access: Access, node: FakeNode) -> None:
     serve(node, log_of(SIZES), n2=log_of(SIZES, at(60, b"x")))
     node.damaged["orders", 0, "n3"] = "CORRUPTION: x"
     assert [(f.node, f.kind, f.offset) for f in look(access).findings] == [("n2", "differs", 60), ("n3", "damaged", 0)][::-1]
 
 
 # ---- what is compared -------------------------------------------------------------------------------------------------------
-def test_audit_compares_from_the_highest_log_start_to_the_lowest_high_watermark(
+def test_spark_audit_compares_from_the_highest_log_start_to_the_lowest_high_watermark(
     access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit_module, "_SETTLE_S", 0.05)
@@ -230,7 +232,7 @@ def test_audit_compares_from_the_highest_log_start_to_the_lowest_high_watermark(
     assert (one.replicas["n1"].log_start_offset, one.replicas["n2"].high_watermark) == (50, 449)
 
 
-def test_audit_with_one_replica_proves_nothing(access: Access, node: FakeNode) -> None:
+def test_spark_audit_with_one_reachable_replica_is_not_proven(access: Access, node: FakeNode) -> None:
     serve(node, log_of([50]))
     node.silent = {"n2", "n3"}
     report = look(access, patience_s=0.2)
@@ -240,13 +242,13 @@ def test_audit_with_one_replica_proves_nothing(access: Access, node: FakeNode) -
     assert not look(access, patience_s=0.2).is_proven
 
 
-def test_audit_of_an_empty_stream_finds_nothing(access: Access, node: FakeNode) -> None:
+def test_spark_audit_of_an_empty_stream_reports_no_findings(access: Access, node: FakeNode) -> None:
     serve(node, FakePartition())
     report = look(access)
     assert (report.first, report.is_proven) == (None, True)
 
 
-def test_audit_selects_the_named_streams(access: Access, node: FakeNode) -> None:
+def test_spark_audit_checks_only_the_selected_streams(access: Access, node: FakeNode) -> None:
     serve(node, log_of([5]))
     node.add_stream("_groups")
     node.add_stream("refunds")
@@ -278,7 +280,7 @@ def keyed(count: int = 20, change: Change = lambda first, values: values) -> Fak
     return log_of([10] * count, change, keyed=7)
 
 
-def test_audit_of_replicas_compacted_at_different_times_finds_nothing(access: Access, node: FakeNode) -> None:
+def test_spark_audit_of_replicas_compacted_at_different_times_reports_no_findings(access: Access, node: FakeNode) -> None:
     whole = replace(keyed(), compacted=True)
     serve(node, whole, n2=compacted(keyed(), lambda o: o < 150), n3=compacted(keyed(), lambda o: 30 < o < 100 and o % 3 == 0))
     report = look(access)
@@ -286,13 +288,15 @@ def test_audit_of_replicas_compacted_at_different_times_finds_nothing(access: Ac
     assert report.partitions[0].dropped == 150 + 23
 
 
-def test_audit_finds_a_different_record_in_a_compacted_log(access: Access, node: FakeNode) -> None:
+def test_spark_audit_of_a_compacted_log_reports_a_different_record(access: Access, node: FakeNode) -> None:
     other = compacted(keyed(change=at(120, b"x")), lambda o: o < 50)
     serve(node, replace(keyed(), compacted=True), n3=other)
     assert [(f.node, f.offset, f.kind) for f in look(access).findings] == [("n3", 120, "differs")]
 
 
-def test_audit_finds_a_missing_record_that_no_later_one_supersedes(access: Access, node: FakeNode) -> None:
+def test_spark_audit_of_a_compacted_log_reports_a_missing_record_without_a_newer_record_of_its_key(
+    access: Access, node: FakeNode
+) -> None:
     serve(node, replace(keyed(), compacted=True), n2=compacted(keyed(), lambda o: o in (3, 195)))
     assert [(f.node, f.offset, f.kind, f.detail) for f in look(access).findings] == [("n2", 195, "lost", "its key is b'k6'")]
     keyless = replace(log_of([10] * 20), compacted=True)
@@ -305,7 +309,7 @@ def deleted_on(log: FakePartition, *, deletes_end: int) -> FakePartition:
     return replace(log, compacted=True, compacted_end=log.log_end_offset, deletes_end=deletes_end)
 
 
-def test_audit_of_a_deleted_key_that_reappeared_names_the_replica(access: Access, node: FakeNode) -> None:
+def test_spark_audit_of_a_deleted_key_that_one_replica_still_has_reports_the_replica(access: Access, node: FakeNode) -> None:
     without = deleted_on(compacted(keyed(), lambda o: o == 195), deletes_end=200)
     serve(node, without, n3=replace(keyed(), compacted=True))
     (found,) = look(access).findings
@@ -313,21 +317,23 @@ def test_audit_of_a_deleted_key_that_reappeared_names_the_replica(access: Access
     assert "n1 below 200, n2 below 200" in found.detail
 
 
-def test_audit_of_a_record_that_one_replica_lost_names_that_replica(access: Access, node: FakeNode) -> None:
+def test_spark_audit_of_a_record_that_one_replica_lost_reports_the_replica(access: Access, node: FakeNode) -> None:
     there = replace(keyed(), compacted=True)
     for deletes_end in (0, 195, 200):  # of two replicas that have the record, the third one may have lost it all the same
         serve(node, there, n3=deleted_on(compacted(keyed(), lambda o: o == 195), deletes_end=deletes_end))
         assert [(f.node, f.offset, f.kind) for f in look(access).findings] == [("n3", 195, "lost")]
 
 
-def test_audit_ignores_a_missing_record_superseded_beyond_the_compared_range(access: Access, node: FakeNode) -> None:
+def test_spark_audit_ignores_a_missing_record_that_may_be_replaced_after_the_compared_range(
+    access: Access, node: FakeNode
+) -> None:
     serve(node, replace(keyed(21), compacted=True), n3=deleted_on(compacted(keyed(21), lambda o: o == 195), deletes_end=0))
     node.lagging = {"n1": 199, "n2": 199}
     one = look(access, patience_s=0.5).partitions[0]
     assert (one.end_offset, one.dropped, one.dropped_checked, one.findings) == (200, 1, False, [])
 
 
-def test_audit_allows_a_replica_to_have_deleted_a_tombstone(access: Access, node: FakeNode) -> None:
+def test_spark_audit_allows_a_replica_to_have_deleted_a_tombstone(access: Access, node: FakeNode) -> None:
     def log() -> FakePartition:
         made = FakePartition(compacted=True)
         made.append(build_batch([b"a", None, b"c"], keys=[b"k", b"k", b"l"], base_offset=0, leader_epoch=1))
@@ -339,7 +345,7 @@ def test_audit_allows_a_replica_to_have_deleted_a_tombstone(access: Access, node
         assert (report.findings, report.partitions[0].dropped) == ([], 2)
 
 
-def test_audit_only_counts_dropped_records_beyond_its_key_limit(
+def test_spark_audit_above_its_key_limit_only_counts_records_missing_through_compaction(
     access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve(node, replace(keyed(), compacted=True), n2=compacted(keyed(), lambda o: o == 195))
@@ -358,13 +364,13 @@ def test_audit_only_counts_dropped_records_beyond_its_key_limit(
         ({"a": "1", "b": "1", "c": "2", "d": "3"}, "c", ("1", False, ["c", "d"])),
     ],
 )
-def test_audit_finds_the_replicas_that_deviate_from_the_reference(
+def test_spark_audit_deviants_are_the_replicas_whose_digest_differs_from_the_majority(
     digests: dict[str, str], reference: str, found: tuple[str, bool, list[str]]
 ) -> None:
     assert deviants(digests, reference) == found
 
 
-def test_audit_findings_are_in_log_order() -> None:
+def test_spark_audit_findings_are_sorted_by_stream_partition_and_offset() -> None:
     made = [
         AuditFinding(stream=s, partition=p, offset=o, node="n", kind="differs")
         for s, p, o in (("b", 0, 1), ("a", 1, 9), ("a", 1, 10))

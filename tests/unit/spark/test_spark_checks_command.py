@@ -39,7 +39,7 @@ def run(access: Access, *words: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_audit_command_with_equal_replicas_exits_with_zero(
+def test_spark_audit_command_with_equal_replicas_exits_with_0(
     access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(access, "audit") == 0
@@ -51,7 +51,7 @@ def test_audit_command_with_equal_replicas_exits_with_zero(
     assert json.loads(capsys.readouterr().out)["agrees"] is True
 
 
-def test_audit_command_with_a_difference_exits_with_one_and_its_position(
+def test_spark_audit_command_with_a_difference_prints_its_offset_and_exits_with_1(
     access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     orders.own["orders", 0, "n2"] = log_of([b"x" if n in (7, 9) else b"%d" % n for n in range(30)])
@@ -70,7 +70,7 @@ def test_audit_command_with_a_difference_exits_with_one_and_its_position(
     )
 
 
-def test_audit_command_with_too_few_replicas_exits_with_three(
+def test_spark_audit_command_with_too_few_replicas_exits_with_3(
     access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     orders.silent = {"n2", "n3"}
@@ -80,7 +80,7 @@ def test_audit_command_with_too_few_replicas_exits_with_three(
     assert "n2 is away: " in shown
 
 
-def test_audit_command_mentions_records_dropped_on_some_replicas(
+def test_spark_audit_command_prints_the_number_of_records_compacted_on_some_replicas(
     access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     partition = orders.streams["orders"].partitions[0]
@@ -92,7 +92,7 @@ def test_audit_command_mentions_records_dropped_on_some_replicas(
     assert "1 records were dropped on some replicas only: later ones supersede them" in capsys.readouterr().out
 
 
-def test_audit_command_without_streams_or_with_invalid_options_fails(
+def test_spark_audit_command_without_streams_or_with_invalid_options_fails(
     access: Access, node: FakeNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(access, "audit") == 0
@@ -102,7 +102,7 @@ def test_audit_command_without_streams_or_with_invalid_options_fails(
     assert run(access, "audit", "--master", "local[1]", "--conf", "a") == 2
 
 
-def test_stats_command_shows_partitions_and_time_buckets(
+def test_spark_stats_command_prints_partitions_and_time_buckets(
     access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -119,7 +119,9 @@ def test_stats_command_shows_partitions_and_time_buckets(
     assert "'--bucket': 'soon'" in capsys.readouterr().err
 
 
-def test_stats_command_draws_a_plot(access: Access, orders: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_stats_command_with_plot_option_writes_an_image(
+    access: Access, orders: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib")
     assert run(access, "stats", "orders", "--plot", str(tmp_path / "a.png")) == 0
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

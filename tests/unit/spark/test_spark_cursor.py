@@ -31,12 +31,14 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return said
 
 
-def test_cursor_writer_sends_all_positions_with_the_stream_uids(link: Link, told: list[Any]) -> None:
+def test_spark_cursor_writer_commits_all_positions_with_the_stream_uids(link: Link, told: list[Any]) -> None:
     assert CursorWriter(link, "nightly").write(OFFSETS)
     assert told == [("nightly", {PartitionKey("a", "u1", 0): 5, PartitionKey("a", "u1", 1): 7, PartitionKey("b", "u2", 0): 9})]
 
 
-def test_cursor_writer_pauses_after_a_rejection(link: Link, told: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_spark_cursor_writer_waits_after_a_rejected_commit(
+    link: Link, told: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
     now = [100.0]
     writer = CursorWriter(link, "nightly", lambda: now[0])
     told.append(UnavailableError("no leader"))
@@ -50,7 +52,9 @@ def test_cursor_writer_pauses_after_a_rejection(link: Link, told: list[Any], cap
     assert len(told) == 1
 
 
-def test_cursor_writer_gives_up_after_its_patience(link: Link, told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_cursor_writer_stops_retrying_after_its_timeout(
+    link: Link, told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(source, "PATIENCE_S", 0.01)
 
     async def never(*_: object) -> None:

@@ -60,50 +60,50 @@ def offsets(link: Link, wanted: PlannedRange, rules: FetchRules = QUICK, by: Any
     return found
 
 
-def test_fetch_returns_exactly_the_planned_records_in_order(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_returns_exactly_the_planned_records_in_order(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1, 7, 300, 5000, 5000, 5000, 3])
     for start, end in ((0, 15311), (4, 5), (9, 400), (15310, 15311), (307, 12345)):
         assert offsets(link, planned(start, end)) == list(range(start, end))
 
 
-def test_fetch_requests_regular_batches_once_with_many_spans_in_flight(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_with_many_requests_in_flight_requests_each_batch_once(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 60, value_bytes=300)
     assert offsets(link, planned(0, 60_000)) == list(range(60_000))
     spans = -(-60 * 306 // 1000)  # 306 KB a batch, three of them to an answer
     assert sum(node.asked.values()) <= spans + 5
 
 
-def test_fetch_excludes_records_committed_after_planning(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_excludes_records_committed_after_planning(link: Link, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     fill(stream, [100, 100])
     stream.partitions[0].append(build_batch([b"x"] * 50, base_offset=200, leader_epoch=1), commit=False)
     assert offsets(link, planned(0, 150)) == list(range(150))
 
 
-def test_fetch_does_not_end_early_at_lagging_replicas(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_from_lagging_replicas_returns_all_planned_records(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [50, 50])
     node.lagging = {"n1": 49, "n2": -1}
     assert offsets(link, planned(0, 100), FetchRules(patience_s=10.0)) == list(range(100))
 
 
-def test_fetch_without_a_replica_covering_the_range_is_unavailable(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_without_a_replica_that_has_the_range_raises_unavailable(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [50])
     with pytest.raises(UnavailableError, match="NOT_READY"):
         offsets(link, planned(0, 60), FetchRules(patience_s=0.3))
 
 
-def test_fetch_without_any_responders_is_unavailable(link: Link) -> None:
+def test_spark_fetch_without_responders_raises_unavailable(link: Link) -> None:
     with pytest.raises(UnavailableError):
         offsets(link, planned(0, 60), FetchRules(patience_s=0.3))
 
 
-def test_fetch_of_another_stream_with_the_same_name_is_rejected(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_of_another_stream_with_the_same_name_is_rejected(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders", uid="second"), [50])
     with pytest.raises(NotFoundError, match="deleted and created again"):
         offsets(link, planned(0, 50, uid="first"))
 
 
-def test_fetch_of_records_deleted_after_planning_raises_data_loss(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_of_records_deleted_after_planning_raises_data_loss(link: Link, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     fill(stream, [50, 50])
     stream.partitions[0].log_start_offset = 50
@@ -111,7 +111,7 @@ def test_fetch_of_records_deleted_after_planning_raises_data_loss(link: Link, no
         offsets(link, planned(10, 100))
 
 
-def test_fetch_of_deleted_records_logs_a_warning_by_option(
+def test_spark_fetch_of_deleted_records_without_fail_on_data_loss_logs_a_warning(
     link: Link, node: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = node.add_stream("orders")
@@ -123,7 +123,7 @@ def test_fetch_of_deleted_records_logs_a_warning_by_option(
     assert offsets(link, planned(10, 40), tolerant) == []
 
 
-def test_fetch_of_records_rewritten_after_planning_is_rejected(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_of_records_rewritten_after_planning_is_rejected(link: Link, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     fill(stream, [50], epoch=1)
     fill(stream, [50], epoch=3)
@@ -132,7 +132,7 @@ def test_fetch_of_records_rewritten_after_planning_is_rejected(link: Link, node:
     assert offsets(link, planned(0, 100, epoch=3)) == list(range(100))
 
 
-def test_fetch_rejects_a_hole_in_a_batch_unless_compacted(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_rejects_a_missing_offset_in_a_batch_unless_compacted(link: Link, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     stream.partitions[0].append(build_batch([b"a", b"b"], base_offset=0, leader_epoch=1, offset_deltas=[0, 4]))
     with pytest.raises(ProtocolError, match="lacks records"):
@@ -141,7 +141,7 @@ def test_fetch_rejects_a_hole_in_a_batch_unless_compacted(link: Link, node: Fake
     assert offsets(link, replace(planned(0, 5), compacted=True)) == [0, 4]
 
 
-def test_fetch_of_a_range_planned_as_compacted_needs_one_answer(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_of_a_range_planned_as_compacted_sends_one_request(link: Link, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     for base in (0, 10):
         stream.partitions[0].append(build_batch([b"a"], base_offset=base, leader_epoch=1))
@@ -152,13 +152,13 @@ def test_fetch_of_a_range_planned_as_compacted_needs_one_answer(link: Link, node
     assert sum(node.asked.values()) > 2, "the plan did not say so: another answer had to"
 
 
-def test_fetch_accepts_deletions_only_from_the_leader(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_accepts_deletions_only_from_the_leader(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [50, 50])
     node.trimmed = {"n2": 50, "n3": 100}
     assert offsets(link, replace(planned(0, 100), leader="n1", replicas=("n3", "n2"))) == list(range(100))
 
 
-async def test_fetch_retries_eight_times_when_leader_and_replica_disagree() -> None:
+async def test_spark_fetch_retries_eight_times_if_leader_and_replica_return_different_ranges() -> None:
     asked: list[str] = []
 
     async def bounds(uid: str) -> tuple[Any, str]:
@@ -180,7 +180,7 @@ async def test_fetch_retries_eight_times_when_leader_and_replica_disagree() -> N
     assert asked == ["uid-orders"] * 9
 
 
-def test_fetch_rejects_epochs_that_decrease_between_answers(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_rejects_epochs_that_decrease_between_answers(link: Link, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     fill(stream, [1000] * 6, epoch=2, value_bytes=300)
     fill(stream, [1000] * 6, epoch=1, value_bytes=300)
@@ -188,7 +188,7 @@ def test_fetch_rejects_epochs_that_decrease_between_answers(link: Link, node: Fa
         offsets(link, planned(0, 12_000, epoch=2), FetchRules(patience_s=0.3))
 
 
-def test_fetch_spreads_ranges_over_the_replicas_or_asks_the_leader(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_distributes_ranges_over_replicas_or_reads_from_the_leader(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 12, value_bytes=300)
     offsets(link, planned(0, 12_000), replace(QUICK, leader_first=True))
     assert set(node.asked) == {"n1"}
@@ -200,7 +200,7 @@ def test_fetch_spreads_ranges_over_the_replicas_or_asks_the_leader(link: Link, n
     assert sum(node.asked.values()) == len(starts)
 
 
-def test_fetch_closed_early_leaves_no_requests_in_flight(link: Link, node: FakeNode) -> None:
+def test_spark_fetch_closed_early_leaves_no_requests_in_flight(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 40, value_bytes=300)
     reading = fetch_range(link, planned(0, 40_000), FetchRules(patience_s=60.0))
     assert next(reading)
@@ -218,12 +218,14 @@ async def _tasks() -> list[str]:
     return [str(t) for t in asyncio.all_tasks() if "_fetch_span" in str(t)]
 
 
-def test_link_is_shared_per_process_and_access(access: Access, node: FakeNode) -> None:
+def test_spark_connection_is_shared_per_process_and_connection_settings(access: Access, node: FakeNode) -> None:
     assert link_to(access) is link_to(replace(access))
     assert link_to(access) is not link_to(replace(access, namespace="other"))
 
 
-def test_link_cache_is_bounded_and_keeps_the_last_used(access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_connection_cache_is_bounded_and_keeps_the_last_used_connections(
+    access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(link_module, "MAX_LINKS", 2)
     oldest, used = (link_to(replace(access, namespace=name)) for name in ("one", "two"))
     connection = oldest.call(oldest.transport(), 5).connection
@@ -237,7 +239,7 @@ def test_link_cache_is_bounded_and_keeps_the_last_used(access: Access, node: Fak
     assert link_to(replace(access, namespace="two")) is used, "the other was used before it"
 
 
-def test_link_close_cancels_its_running_tasks(access: Access) -> None:
+def test_spark_connection_close_cancels_its_running_tasks(access: Access) -> None:
     link = link_module.Link(access)
     waiting = link.submit(asyncio.Event().wait())
     link.close()
@@ -245,7 +247,7 @@ def test_link_close_cancels_its_running_tasks(access: Access) -> None:
         waiting.result(5)
 
 
-def test_span_guess_follows_bytes_per_record_and_batch_size() -> None:
+def test_fetch_size_estimate_follows_bytes_per_record_and_batch_size() -> None:
     guess = SpanGuess()
     assert guess.span_records() > 0
     guess.bytes_per_record, guess.batch_records = 100.0, 4000
@@ -255,7 +257,7 @@ def test_span_guess_follows_bytes_per_record_and_batch_size() -> None:
     assert guess.span_records() == 1
 
 
-def test_fetch_of_the_rest_of_a_range_requests_only_its_size(
+def test_spark_fetch_of_the_rest_of_a_range_requests_only_the_remaining_bytes(
     link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(node.add_stream("orders"), [100] * 12, value_bytes=1000)
@@ -275,7 +277,7 @@ def test_fetch_of_the_rest_of_a_range_requests_only_its_size(
         assert 1000 * records < span.answer_bytes < 1100 * records
 
 
-def test_access_credentials_read_secrets_from_files(tmp_path: Path) -> None:
+def test_spark_connection_credentials_read_secrets_from_files(tmp_path: Path) -> None:
     for name, secret in (("password", "open sesame\n"), ("token", " t0ken \n")):
         (tmp_path / name).write_text(secret)
     always = {name: f"some_{name}" for name in ("tls_ca_file", "tls_cert_file", "tls_key_file", "inbox_prefix")}
@@ -289,7 +291,7 @@ def test_access_credentials_read_secrets_from_files(tmp_path: Path) -> None:
         assert credentials_of(Access(**always, **given)) == Credentials(**always, **made)
 
 
-def test_fetch_survives_a_nats_restart_without_loss() -> None:
+def test_spark_fetch_during_a_nats_restart_returns_all_records() -> None:
     with NatsServer() as server, fake_node_in_thread(server.url) as node:
         fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
         reading = fetch_range(link_to(Access(servers=server.url)), planned(0, 30_000), FetchRules(patience_s=20.0))
@@ -299,7 +301,7 @@ def test_fetch_survives_a_nats_restart_without_loss() -> None:
     assert found == list(range(30_000))
 
 
-def test_result_of_a_stopped_loop_is_unavailable_and_never_hangs() -> None:
+def test_spark_connection_result_without_an_answer_raises_unavailable_after_a_timeout() -> None:
     waited: list[float] = []
 
     class Never:
@@ -319,7 +321,7 @@ def test_result_of_a_stopped_loop_is_unavailable_and_never_hangs() -> None:
     assert 5.0 + 4 * CONNECT_TIMEOUT_S < waited[0] <= 60.0, "longer than all that is tried meanwhile"
 
 
-def test_link_close_ends_its_loop_and_thread() -> None:
+def test_spark_connection_close_ends_its_event_loop_and_thread() -> None:
     made = Link(Access(servers="nats://127.0.0.1:1"))
     (thread,) = [thread for thread in threading.enumerate() if getattr(thread, "_target", None) == made._run]
     made.close()
@@ -328,7 +330,7 @@ def test_link_close_ends_its_loop_and_thread() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_link_cache_of_a_forked_worker_is_empty(link: Link) -> None:
+def test_spark_connection_cache_of_a_forked_worker_is_empty(link: Link) -> None:
     assert link in link_module._links.values()
     with link_module._lock:  # as a thread of the parent may hold it
         child = os.fork()

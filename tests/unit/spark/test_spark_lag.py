@@ -22,21 +22,21 @@ LATEST = {"orders": {"0": 25, "1": 5, "2": 6, "uid": "u"}}
 
 @pytest.mark.parametrize("shape", [lambda p: p, json.dumps, lambda p: SimpleNamespace(json=json.dumps(p))])
 @pytest.mark.parametrize("text", [lambda o: o, json.dumps])
-def test_lag_per_partition_has_the_metric_names_of_kafka(shape: Any, text: Any) -> None:
+def test_spark_lag_per_partition_uses_the_metric_names_of_the_kafka_source(shape: Any, text: Any) -> None:
     assert lag(shape(progress(text(END), text(LATEST)))) == [Lag({("orders", 0): 15, ("orders", 1): 0, ("orders", 2): 6})]
     found = lag(shape(progress(text(END), text(LATEST))))[0]
     assert found.total == 21
     assert found.metrics == {"avgOffsetsBehindLatest": "7.0", "maxOffsetsBehindLatest": "15", "minOffsetsBehindLatest": "0"}
 
 
-def test_lag_before_the_first_micro_batch_or_of_a_recreated_stream_is_everything() -> None:
+def test_spark_lag_before_the_first_micro_batch_is_the_number_of_all_records() -> None:
     assert lag(progress(None, LATEST))[0].total == 36
     assert lag(progress({"orders": {"0": 10, "uid": "before"}}, LATEST))[0].total == 36
     assert lag(progress(LATEST, END))[0].total == 0
     assert Lag({}).metrics["maxOffsetsBehindLatest"] == "0"
 
 
-def test_lag_ignores_other_sources_and_rejects_other_objects() -> None:
+def test_spark_lag_ignores_other_sources_and_rejects_objects_that_are_no_progress() -> None:
     for latest in (None, "null", "{", 5, {}, {"orders": {"0": 5}}, {"a b": {"uid": "u"}}, '{"orders": {"0": "5", "uid": "u"}}'):
         assert lag(progress(END, latest)) == []
     for wrong in (None, 5, "{", "{}", {"sources": 5}, {"sources": [3]}):
@@ -44,7 +44,7 @@ def test_lag_ignores_other_sources_and_rejects_other_objects() -> None:
             lag(wrong)
 
 
-def test_lag_listener_reports_each_micro_batch_by_query_name_or_id() -> None:
+def test_spark_lag_listener_reports_each_micro_batch_with_query_name_or_id() -> None:
     pytest.importorskip("pyspark")
     told: list[tuple[str, int]] = []
     listener = lag_listener(lambda name, lags: told.append((name, lags[0].total)))

@@ -82,7 +82,7 @@ def offsets(course: RangeReader) -> list[int]:
     return [int(offset) for pieces in course.read() for piece in pieces for offset in piece.offsets()]
 
 
-def test_file_spans_of_a_range_name_files_and_positions(log: Log) -> None:
+def test_segment_file_ranges_of_an_offset_range_contain_files_and_byte_positions(log: Log) -> None:
     one = len(a_batch(0))
     assert spans_of(log, 0, 5) == spans_of(log, 3, 10) == [FileSpan(0, 0, one)]
     assert spans_of(log, 10, 20) == [FileSpan(0, one, 2 * one)]
@@ -91,7 +91,7 @@ def test_file_spans_of_a_range_name_files_and_positions(log: Log) -> None:
     assert spans_of(log, 5, 5) == []
 
 
-def test_file_spans_over_too_many_files_are_empty(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segment_file_ranges_over_too_many_files_are_empty(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_FILES >= 256
     monkeypatch.setattr("liftpy.core.log.range_reads.MAX_FILES", 2)
     assert len(spans_of(log, 0, 40)) == 2
@@ -109,7 +109,7 @@ def test_local_file_read_returns_exactly_the_range(
         assert course.position == end
 
 
-def test_local_file_read_survives_retention_during_the_read(log: Log, folder: Path) -> None:
+def test_local_file_read_returns_all_records_if_retention_deletes_files_during_the_read(log: Log, folder: Path) -> None:
     course = from_files(planned(), files(log, folder))
     pieces = course.read()
     found = [int(offset) for piece in next(pieces) for offset in piece.offsets()]
@@ -159,7 +159,7 @@ def test_local_file_read_stops_at_foreign_or_damaged_files(log: Log, folder: Pat
     assert offsets(from_files(planned(), own)) == list(range(30)), "a log that was cut"
 
 
-def test_local_file_read_stops_at_records_written_after_planning(log: Log, folder: Path) -> None:
+def test_local_file_read_stops_at_records_rewritten_after_planning(log: Log, folder: Path) -> None:
     log.cut_to(60)
     log.append(a_batch(60, epoch=4))
     course = from_files(planned(0, 70), files(log, folder, 0, 70))
@@ -189,7 +189,7 @@ def read(
     return found, counts[FILES] - before.get(FILES, 0), counts[NATS] - before.get(NATS, 0)
 
 
-def test_local_file_read_uses_the_replica_on_the_same_host(
+def test_local_file_read_reads_the_segment_files_of_the_replica_on_its_host(
     link: Link, there: FakeNode, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -200,7 +200,7 @@ def test_local_file_read_uses_the_replica_on_the_same_host(
     assert there.asked == {"n2": 1}, "others are known to be elsewhere"
 
 
-def test_local_file_read_gets_missing_records_over_nats(
+def test_local_file_read_fetches_missing_records_over_nats(
     link: Link, there: FakeNode, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / log_name(40)).rename(folder / "away")
@@ -217,7 +217,7 @@ def test_local_file_read_is_not_used_for_the_leader_or_a_compacted_log(link: Lin
     assert read(link, what=replace(planned(), compacted=True)) == (list(range(RECORDS)), 0, RECORDS)
 
 
-def test_local_file_read_needs_a_replica_with_the_committed_range(link: Link, there: FakeNode) -> None:
+def test_local_file_read_is_not_used_for_a_replica_without_the_whole_range(link: Link, there: FakeNode) -> None:
     there.lagging["n2"] = 50
     assert find_offered_files(link, planned()) is None
     assert set(link.elsewhere) == {"n1", "n2", "n3"}

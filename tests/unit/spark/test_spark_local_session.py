@@ -52,7 +52,9 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     return made
 
 
-def test_local_session_is_small_and_uses_this_interpreter(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_spark_session_has_small_settings_and_the_current_python_interpreter(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = {"spark.sql.session.timeZone": "CET", "mine": "1"}
     found: Any = session.local_session("app", settings=given)
     assert found is builder
@@ -76,7 +78,7 @@ def test_local_session_is_small_and_uses_this_interpreter(builder: Builder, monk
     ("master", "home", "origin"),
     [("spark://host:7077", "", sys.prefix), ("local[2]", "/opt/spark", sys.prefix), ("local[2]", "", "/usr/share")],
 )
-def test_session_workers_of_another_spark_start_as_usual(
+def test_local_spark_session_of_another_spark_uses_the_current_python_for_workers(
     builder: Builder, monkeypatch: pytest.MonkeyPatch, master: str, home: str, origin: str
 ) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON")
@@ -87,7 +89,7 @@ def test_session_workers_of_another_spark_start_as_usual(
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
 
 
-def test_session_worker_imports_the_installed_spark_and_keeps_the_path() -> None:
+def test_spark_worker_script_removes_the_pyspark_zips_from_the_python_path() -> None:
     zips = ["/x/pyspark/python/lib/pyspark.zip", "/x/pyspark/python/lib/py4j-0.10.9.9-src.zip"]
     surroundings = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONPATH": ":".join([zips[0], "/a b/py4j.zip", zips[1], "/c*"])}
     command = [str(session._WORKER), "-c", "import os, sys; print(os.environ['PYTHONPATH'], *sys.argv[1:], sep='|')", "one two"]
@@ -95,7 +97,7 @@ def test_session_worker_imports_the_installed_spark_and_keeps_the_path() -> None
     assert done.stdout == "/a b/py4j.zip:/c*|one two\n"
 
 
-def test_session_names_a_java_that_fails_or_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_session_with_a_failing_or_too_old_java_raises_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[Any] = []
 
     answer: list[Any] = []
@@ -123,7 +125,7 @@ def test_session_names_a_java_that_fails_or_is_too_old(monkeypatch: pytest.Monke
     assert {tuple(command) for command, _ in said} == {("/opt/java/bin/java", "-version")}
 
 
-def test_spark_error_gets_its_code_once() -> None:
+def test_spark_source_error_contains_the_liftpy_error_code_once() -> None:
     def fail(error: Exception) -> None:
         with with_error_code():
             raise error
@@ -139,7 +141,7 @@ def test_spark_error_gets_its_code_once() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_range_read_follows_the_query_options(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_range_read_returns_rows_under_the_query_options(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     class Reader:

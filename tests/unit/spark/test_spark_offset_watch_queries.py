@@ -45,7 +45,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def test_watch_of_a_streaming_query_reports_new_records_without_polling(source: Open, node: FakeNode) -> None:
+def test_offset_watch_of_a_streaming_query_reports_new_records_without_polling(source: Open, node: FakeNode) -> None:
     stream = node.add_stream("orders", partitions=2)
     append(stream.partitions[0], 10)
     reader = streaming(source(startingOffsets="earliest"))
@@ -64,7 +64,7 @@ def test_watch_of_a_streaming_query_reports_new_records_without_polling(source: 
     assert ranges(restarted.partitions(end, later)) == [(0, 10, 17)], "who knows nothing asks"
 
 
-def test_watched_stream_that_is_recreated_or_truncated_is_noticed(source: Open, node: FakeNode) -> None:
+def test_offset_watch_of_a_recreated_or_truncated_stream_raises(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     for _ in range(3):
         append(log, 10)
@@ -88,7 +88,7 @@ def test_watched_stream_that_is_recreated_or_truncated_is_noticed(source: Open, 
     wait_for(lambda: refused() == "NOT_FOUND")
 
 
-def test_offset_watch_polls_nodes_without_waiting_reads(source: Open, node: FakeNode) -> None:
+def test_offset_watch_polls_nodes_that_do_not_support_long_polls(source: Open, node: FakeNode) -> None:
     node.waits = False
     log = node.add_stream("orders").partitions[0]
     reader = streaming(source(startingOffsets="earliest"))
@@ -98,7 +98,7 @@ def test_offset_watch_polls_nodes_without_waiting_reads(source: Open, node: Fake
     wait_for(lambda: reader.latestOffset(start, ALL)["orders"]["0"] == 5)
 
 
-def test_watch_asks_again_after_a_log_was_truncated(source: Open, node: FakeNode) -> None:
+def test_offset_watch_after_a_log_truncation_requests_the_offsets_again(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 10)
     reader = streaming(source(startingOffsets="earliest", failOnDataLoss="false"))
@@ -111,7 +111,7 @@ def test_watch_asks_again_after_a_log_was_truncated(source: Open, node: FakeNode
     assert restarted._open_catalog()._watched_views([]) is None
 
 
-def test_watch_asks_for_offsets_not_yet_reported(source: Open, node: FakeNode) -> None:
+def test_offset_watch_requests_planned_offsets_that_are_not_yet_reported(source: Open, node: FakeNode) -> None:
     node.waits = False
     log = node.add_stream("orders").partitions[0]
     append(log, 10)
@@ -122,7 +122,7 @@ def test_watch_asks_for_offsets_not_yet_reported(source: Open, node: FakeNode) -
     assert catalog.views_reaching({("orders", 0): 50})["orders", 0].end_offset == 50
 
 
-def test_catalog_finds_a_recreated_stream_right_after_a_listing(link: Link, node: FakeNode) -> None:
+def test_spark_catalog_after_a_recent_listing_finds_a_recreated_stream(link: Link, node: FakeNode) -> None:
     append(node.add_stream("a1", uid="first").partitions[0], 10)
     catalog = Catalog(link, SourceOptions.parse({"subscribePattern": "a.*"}), clock=itertools.count(step=0.001).__next__)
     assert {view.uid for view in catalog.views().values()} == {"first"}
@@ -130,7 +130,7 @@ def test_catalog_finds_a_recreated_stream_right_after_a_listing(link: Link, node
     assert [(view.uid, view.end_offset) for view in catalog.views().values()] == [("second", 5)]
 
 
-def test_epoch_of_an_offset_between_two_epochs_is_requested(source: Open, node: FakeNode) -> None:
+def test_streaming_query_offset_contains_the_leader_epoch_of_the_record_before_the_offset(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 10)
     start = {"orders": {"0": 10, "epochs": {"0": 1}, "uid": "uid-orders"}}

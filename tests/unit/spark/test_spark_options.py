@@ -17,7 +17,7 @@ def parse(**options: str) -> SourceOptions:
 
 
 @pytest.mark.parametrize("option", TABLE, ids=lambda option: f"{option.takers[0]}-{option.name}")
-def test_option_has_a_help_of_one_sentence_and_the_default_of_the_parsed_options(option: Option) -> None:
+def test_spark_option_documented_default_equals_the_parsed_default(option: Option) -> None:
     assert option.help.endswith(".")
     assert option.expected
     assert not option.choices or option.parse(option.choices[0][0].upper()) == option.choices[0][0]
@@ -27,14 +27,14 @@ def test_option_has_a_help_of_one_sentence_and_the_default_of_the_parsed_options
         assert getattr(owner, option.field) == option.default
 
 
-def test_source_options_have_defaults() -> None:
+def test_spark_source_options_have_defaults() -> None:
     options = SourceOptions.parse({"stream": "orders"})
     assert options == SourceOptions(access=Access(), wanted=Selection(("orders",)))
     assert options.columns == ("key", "value", "subject", "stream", "partition", "offset", "timestamp", "leader_epoch")
     assert options.fail_on_data_loss
 
 
-def test_source_option_names_are_case_insensitive() -> None:
+def test_spark_source_option_names_are_case_insensitive() -> None:
     lowered = SourceOptions.parse(
         {"stream": "orders", "startingoffsets": "earliest", "maxoffsetspertrigger": "7", "failondataloss": "FALSE"}
     )
@@ -44,7 +44,7 @@ def test_source_option_names_are_case_insensitive() -> None:
     assert not lowered.fail_on_data_loss
 
 
-def test_source_accepts_every_known_option() -> None:
+def test_spark_source_accepts_every_known_option() -> None:
     values = {
         "minPartitions": "4", "maxOffsetsPerTrigger": "10", "failOnDataLoss": "true", "includeHeaders": "true",
         "readFrom": "leader", "patience": "2.5", "startingTimestamp": "1", "endingTimestamp": "2", "namespace": "ns",
@@ -68,7 +68,7 @@ def test_source_accepts_every_known_option() -> None:
         ("colums", "columns"),
     ],
 )
-def test_unknown_source_option_names_the_nearest(given: str, meant: str) -> None:
+def test_spark_source_with_an_unknown_option_raises_with_the_nearest_option(given: str, meant: str) -> None:
     with pytest.raises(ConfigError, match="Unknown option") as caught:
         parse(**{given: "x"})
     assert f"did you mean {meant!r}" in str(caught.value)
@@ -84,20 +84,20 @@ def test_unknown_source_option_names_the_nearest(given: str, meant: str) -> None
         ("topic", "Use stream."),
     ],
 )
-def test_kafka_option_names_the_liftpy_option(given: str, ours: str) -> None:
+def test_spark_source_with_a_kafka_option_raises_with_the_liftpy_option(given: str, ours: str) -> None:
     with pytest.raises(ConfigError, match="of Kafka's") as caught:
         parse(**{given: "x"})
     assert ours in str(caught.value)
 
 
-def test_load_path_names_the_stream() -> None:
+def test_spark_source_load_path_is_the_stream_name() -> None:
     assert SourceOptions.parse({"path": "orders"}) == SourceOptions.parse({"stream": "orders"}) == parse(path="orders")
     for more in ({"stream": "b"}, {"subscribe": "b"}):
         with pytest.raises(ConfigError):
             SourceOptions.parse({"path": "orders", **more})
 
 
-def test_relative_starting_offsets_are_parsed() -> None:
+def test_spark_source_relative_starting_offsets_are_parsed() -> None:
     def starting(text: str) -> OffsetSpec | None:
         return parse(startingOffsets=text).starting
 
@@ -114,7 +114,7 @@ def test_relative_starting_offsets_are_parsed() -> None:
         parse(endingOffsets="-2")
 
 
-def test_partition_timestamps_are_parsed() -> None:
+def test_spark_source_timestamps_per_partition_are_parsed() -> None:
     by_time = {"startingOffsetsByTimestamp": '{"orders": {"0": 5, "1": 7}}'}
     assert parse(**by_time).starting == OffsetSpec(times=((("orders", 0), 5_000_000), (("orders", 1), 7_000_000)))
     strict = parse(**by_time, startingOffsetsByTimestampStrategy="error").starting
@@ -128,7 +128,7 @@ def test_partition_timestamps_are_parsed() -> None:
             parse(startingOffsetsByTimestamp=wrong)
 
 
-def test_trigger_limits_are_parsed() -> None:
+def test_spark_source_micro_batch_limits_are_parsed() -> None:
     options = parse(minOffsetsPerTrigger="5", maxTriggerDelay="30s")
     assert (options.min_records_per_trigger, options.max_trigger_delay_s) == (5, 30.0)
     assert parse().max_trigger_delay_s == 900.0
@@ -141,13 +141,13 @@ def test_trigger_limits_are_parsed() -> None:
         parse(minOffsetsPerTrigger="5").check_batch()
 
 
-def test_on_recreated_option_decides_about_a_recreated_stream() -> None:
+def test_on_recreated_earliest_option_accepts_a_recreated_stream() -> None:
     assert not parse().take_recreated
     assert parse(onRecreated="earliest").take_recreated
     assert parse(failOnDataLoss="false").take_recreated
 
 
-def test_topic_column_is_available_for_kafka_code() -> None:
+def test_topic_column_option_adds_a_topic_column() -> None:
     assert "topic" not in parse(includeHeaders="true").columns
     assert "topic" in parse(topicColumn="true").columns
     assert parse(columns="topic,value").columns == ("topic", "value")
@@ -168,7 +168,7 @@ def test_topic_column_is_available_for_kafka_code() -> None:
         {"endingOffsets": '{"orders": {"0": -2}}'},
     ],
 )  # fmt: skip
-def test_invalid_source_options_are_rejected(given: dict[str, str]) -> None:
+def test_spark_source_with_invalid_options_raises(given: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         parse(**given)
 
@@ -186,7 +186,7 @@ FILES = {"nats.creds", "nats.nkeySeed", "nats.tokenFile", "nats.tlsCa", "nats.tl
 """What is looked at when a connection is made."""
 
 
-def test_invalid_source_option_is_named_in_its_error() -> None:
+def test_spark_source_with_an_invalid_option_raises_with_the_option_name() -> None:
     assert WRONG.keys() | FILES == OPTIONS.keys()
     for name, value in WRONG.items():
         ways = {"stream": "orders"} if name not in ("subscribe", "subscribePattern", "assign") else {}
@@ -202,12 +202,12 @@ def test_invalid_source_option_is_named_in_its_error() -> None:
         {"assign": '{"a.b": [0]}'}, {"assign": '{"a": [[0]]}'},
     ],
 )  # fmt: skip
-def test_source_needs_exactly_one_stream_selection(given: dict[str, str]) -> None:
+def test_spark_source_without_exactly_one_stream_selection_raises(given: dict[str, str]) -> None:
     with pytest.raises((ConfigError, InvalidNameError)):
         SourceOptions.parse(given)
 
 
-def test_source_selects_streams_by_list_pattern_or_assignment() -> None:
+def test_spark_source_selects_streams_by_list_pattern_or_assignment() -> None:
     present = ["a", "ab", "b"]
 
     def selected(**given: str) -> list[str]:
@@ -222,19 +222,19 @@ def test_source_selects_streams_by_list_pattern_or_assignment() -> None:
 
 
 @pytest.mark.parametrize("url", ["nats://me:secret@host:4222", "token@host", "nats://h1,nats://t@h2"])
-def test_url_with_a_secret_is_rejected_without_repeating_the_secret(url: str) -> None:
+def test_spark_source_url_with_a_secret_is_rejected_without_the_secret_in_the_error(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(nats=url)
     assert "secret" not in str(caught.value)
 
 
-def test_planned_options_contain_no_secrets() -> None:
+def test_spark_source_planned_options_contain_no_secrets() -> None:
     options = parse(**{"nats.creds": "/etc/nats/reader.creds"})
     assert pickle.loads(pickle.dumps(options)) == options
     assert options.access.creds_file == "/etc/nats/reader.creds"
 
 
-def test_source_options_are_checked_per_kind_of_query() -> None:
+def test_spark_source_options_of_the_other_kind_of_query_raise() -> None:
     parse(startingOffsets="latest").check_streaming()
     for wrong in ({"startingOffsets": "latest"}, {"startingOffsets": '{"orders": {"0": -1}}'}, {"maxOffsetsPerTrigger": "5"}):
         with pytest.raises(ConfigError):
@@ -244,23 +244,23 @@ def test_source_options_are_checked_per_kind_of_query() -> None:
             parse(**wrong).check_streaming()
 
 
-def test_starting_timestamps_override_offsets_and_are_milliseconds() -> None:
+def test_starting_timestamp_option_in_milliseconds_overrides_starting_offsets() -> None:
     options = parse(startingTimestamp="1700000000123", startingOffsets="earliest")
     assert options.starting is not None
     assert options.starting.timestamp_ns == 1_700_000_000_123_000_000
 
 
-def test_missing_stream_names_the_nearest() -> None:
+def test_spark_source_of_a_missing_stream_raises_with_the_nearest_stream_name() -> None:
     with pytest.raises(NotFoundError, match="did you mean 'orders'"):
         Selection(("order",)).among({"orders": 1, "clicks": 2})
 
 
-def test_missing_stream_suggests_no_name_that_is_not_close() -> None:
+def test_spark_source_of_a_missing_stream_without_similar_names_suggests_none() -> None:
     with pytest.raises(NotFoundError, match=r"^Stream 'events' does not exist\. Check"):
         Selection(("events",)).among({"devices": 1, "users": 2})
 
 
-def test_source_arrow_schema_equals_that_of_spark() -> None:
+def test_spark_source_arrow_schema_equals_that_of_spark() -> None:
     types = pytest.importorskip("pyspark.sql.pandas.types")
     columns = parse(includeHeaders="true").columns
     assert "headers" in columns
@@ -272,23 +272,23 @@ def test_source_arrow_schema_equals_that_of_spark() -> None:
     ("text", "size_bytes"),
     [("1", 1), ("268435456", 1 << 28), ("256m", 256 << 20), ("3K", 3 << 10), ("2gb", 2 << 30), (" 5m ", 5 << 20)],
 )
-def test_byte_sizes_accept_spark_units(text: str, size_bytes: int) -> None:
+def test_byte_size_option_accepts_units_of_spark(text: str, size_bytes: int) -> None:
     assert parse(maxBytesPerTrigger=text).max_bytes_per_trigger == size_bytes
 
 
 @pytest.mark.parametrize("text", ["0", "", "-5", "5t", "1.5m", "m", "1e9", "٣", "9" * 20, f"{1 << 61}"])
-def test_invalid_byte_size_names_the_accepted_form(text: str) -> None:
+def test_byte_size_option_that_is_invalid_raises_with_the_accepted_format(text: str) -> None:
     with pytest.raises(ConfigError, match="Use bytes such as 268435456"):
         parse(maxBytesPerTrigger=text)
 
 
-def test_trigger_limits_are_ignored_by_batch_queries() -> None:
+def test_batch_query_ignores_micro_batch_limits() -> None:
     for option in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger"):
         with pytest.raises(ConfigError, match=f"Option {option} is for streaming queries only"):
             parse(**{option: "5"}).check_batch()
 
 
-def test_source_rejects_uncommitted_reads() -> None:
+def test_spark_source_with_uncommitted_isolation_raises() -> None:
     assert parse(isolation="COMMITTED") == parse()
     with pytest.raises(ConfigError, match="isolation = 'uncommitted' is not"):
         parse(isolation="uncommitted")
@@ -296,7 +296,7 @@ def test_source_rejects_uncommitted_reads() -> None:
         parse(isolation="dirty")
 
 
-def test_epochs_in_starting_offsets_need_their_offsets() -> None:
+def test_starting_offsets_option_with_epochs_without_offsets_raises() -> None:
     given = parse(startingOffsets='{"orders": {"0": 20, "1": -2, "epochs": {"0": 3}, "uid": "u"}}').starting
     assert given is not None
     assert given.known is not None
@@ -307,7 +307,7 @@ def test_epochs_in_starting_offsets_need_their_offsets() -> None:
         parse(startingOffsets='{"orders": {"0": 20, "epochs": {"0": 0}}}')
 
 
-def test_cursor_option_is_accepted_only_by_streaming_queries() -> None:
+def test_cursor_option_in_a_batch_query_raises() -> None:
     assert parse(cursor="nightly").cursor == "nightly"
     parse(cursor="nightly").check_streaming()
     with pytest.raises(ConfigError, match="cursor is for streaming queries"):
@@ -320,7 +320,7 @@ def test_cursor_option_is_accepted_only_by_streaming_queries() -> None:
     ("name", "meant"),
     [("startingOffset", "startingOffsets"), ("STREAMS", "stream"), ("xyz", ""), ("delimiter", ""), ("x" * 10_000, "")],
 )
-def test_unknown_source_option_suggests_only_a_close_name(name: str, meant: str) -> None:
+def test_spark_source_with_an_unknown_option_suggests_only_a_similar_option(name: str, meant: str) -> None:
     with pytest.raises(ConfigError, match="Unknown option") as refused:
         SourceOptions.parse({"stream": "orders", name: "1"})
     assert (f"did you mean '{meant}'?" in str(refused.value)) == bool(meant)
@@ -328,7 +328,7 @@ def test_unknown_source_option_suggests_only_a_close_name(name: str, meant: str)
     assert len(str(refused.value)) < 2000
 
 
-def test_source_of_a_catalog_table_names_the_alternative() -> None:
+def test_spark_source_as_a_catalog_table_raises_with_the_alternative() -> None:
     # as Spark 4.3 gives them for CREATE TABLE t USING liftpy OPTIONS (nats ..., stream ...), and without OPTIONS
     # and with LOCATION and TBLPROPERTIES
     for given in (
@@ -342,7 +342,7 @@ def test_source_of_a_catalog_table_names_the_alternative() -> None:
                 parse(given)
 
 
-def test_source_without_a_stream_names_the_alternative_to_a_catalog_table() -> None:
+def test_spark_source_without_a_stream_raises_with_the_stream_option() -> None:
     with pytest.raises(
         ConfigError,
         match=r"exactly one of the options stream.*CREATE TABLE .* USING liftpy, saveAsTable.*CREATE TEMPORARY VIEW",
@@ -352,11 +352,11 @@ def test_source_without_a_stream_names_the_alternative_to_a_catalog_table() -> N
         SourceOptions.parse({"stream": "a", "subscribe": "b"})
 
 
-def test_subscribe_pattern_matches_the_whole_name() -> None:
+def test_subscribe_pattern_option_matches_whole_stream_names() -> None:
     assert Selection(pattern="a.*b|c").among(["ab", "abc", "a1b", "c", "cc", "xc"]) == ["a1b", "ab", "c"]
 
 
-def test_selection_contains_the_named_partitions() -> None:
+def test_assign_option_selects_only_the_given_partitions() -> None:
     some = Selection(("a",), partitions=(("a", 1), ("b", 2)))
     assert [some.takes("a", 1), some.takes("a", 2), some.takes("b", 1), some.takes("b", 2)] == [True, False, False, True]
     assert Selection(("a",)).takes("a", 7)
@@ -365,18 +365,18 @@ def test_selection_contains_the_named_partitions() -> None:
 @pytest.mark.parametrize(
     "text", ["[]", "null", "1", '"x"', "{", "", '{"a": {"0": -3}}', '{"a": {"0": -1}}', '{"a": {"0": -4}}']
 )
-def test_invalid_offsets_option_is_rejected_with_its_name(text: str) -> None:
+def test_offsets_option_that_is_invalid_raises_with_the_option_name(text: str) -> None:
     with pytest.raises(ConfigError, match="startingOffsets"):
         parse_spec(text, "startingOffsets", words=("earliest", "latest"), specials=(-2,))
 
 
-def test_offsets_option_accepts_words_and_objects() -> None:
+def test_offsets_option_accepts_words_and_json_objects() -> None:
     found = parse_spec('{"b": {"1": 0}, "a": {"0": -2}}', "startingOffsets", words=("earliest",), specials=(-2,))
     assert found.offsets == ((("a", 0), -2), (("b", 1), 0))
     assert parse_spec("EARLIEST", "startingOffsets", words=("earliest",), specials=(-2,)).word == "earliest"
 
 
 @pytest.mark.parametrize("text", ["a{99999999999999}", "(" * 20_000, "(?P<", "[", "x" + ")" * 3])
-def test_invalid_subscribe_pattern_is_rejected_with_its_name(text: str) -> None:
+def test_subscribe_pattern_option_that_is_invalid_raises_with_the_option_name(text: str) -> None:
     with pytest.raises(ConfigError, match="subscribePattern"):
         SourceOptions.parse({"subscribePattern": text, "nats": "nats://x"})

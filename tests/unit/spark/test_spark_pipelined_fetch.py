@@ -48,7 +48,7 @@ def sent_batches(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_fast_fetch_requests_each_batch_once_wherever_spans_end(
+def test_pipelined_fetch_with_unaligned_requests_receives_each_batch_once(
     link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
     sizes = [random.Random(3).randint(50, 900) for _ in range(120)]
@@ -59,7 +59,7 @@ def test_fast_fetch_requests_each_batch_once_wherever_spans_end(
     assert sorted(sent) == sorted(set(sent)), "a batch was sent twice"
 
 
-def test_fast_fetch_returns_records_of_growing_size(link: Link, node: FakeNode) -> None:
+def test_pipelined_fetch_of_records_of_increasing_size_returns_all_records(link: Link, node: FakeNode) -> None:
     stream, source = node.add_stream("orders"), random.Random(1)
     for _ in range(150):
         fill(stream, [source.randint(1, 40)], value_bytes=source.choice([20, 500, 20_000]))
@@ -67,7 +67,7 @@ def test_fast_fetch_returns_records_of_growing_size(link: Link, node: FakeNode) 
     assert offsets(link, planned(0, end)) == list(range(end))
 
 
-def test_fast_fetch_uses_the_slow_path_for_batches_larger_than_an_answer(
+def test_pipelined_fetch_of_batches_larger_than_an_answer_continues_with_single_requests(
     link: Link, node: FakeNode, retried: list[int]
 ) -> None:
     stream = node.add_stream("orders")
@@ -76,7 +76,7 @@ def test_fast_fetch_uses_the_slow_path_for_batches_larger_than_an_answer(
     assert offsets(link, planned(0, 45)) == list(range(45))
 
 
-def test_fast_fetch_whose_connection_ends_continues_on_the_slow_path(
+def test_pipelined_fetch_whose_connection_ends_continues_with_single_requests(
     link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
     fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
@@ -95,7 +95,7 @@ def test_fast_fetch_whose_connection_ends_continues_on_the_slow_path(
     assert link.line() is not None
 
 
-def test_fast_fetch_without_an_answer_continues_on_the_slow_path(
+def test_pipelined_fetch_without_an_answer_continues_with_single_requests(
     link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
     monkeypatch.setattr(range_reader, "ANSWER_S", 0.05)
@@ -106,7 +106,7 @@ def test_fast_fetch_without_an_answer_continues_on_the_slow_path(
     assert node.asked["n1"] < 8, "who does not answer is not asked for all of it"
 
 
-def test_fast_fetch_size_guess_serves_the_next_task(link: Link, node: FakeNode) -> None:
+def test_pipelined_fetch_size_estimate_is_reused_by_the_next_task(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
     for _ in range(2):
         node.asked.clear()
@@ -116,7 +116,7 @@ def test_fast_fetch_size_guess_serves_the_next_task(link: Link, node: FakeNode) 
     assert 300 < guess.bytes_per_record < 310
 
 
-def test_fast_fetch_closed_early_leaves_no_requests(link: Link, node: FakeNode) -> None:
+def test_pipelined_fetch_closed_early_leaves_no_requests_in_flight(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
     assert offsets(link, planned(0, 3000)) == list(range(3000))  # now several are asked for at once
     reading = read_range(link, planned(0, 30_000), FetchRules())
@@ -127,7 +127,7 @@ def test_fast_fetch_closed_early_leaves_no_requests(link: Link, node: FakeNode) 
     assert line.waiting_count == 0
 
 
-def test_fast_fetch_requests_only_wanted_columns(link: Link, node: FakeNode) -> None:
+def test_pipelined_fetch_requests_only_the_selected_columns(link: Link, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     for base in range(0, 2000, 100):
         stream.partitions[0].append(build_batch([b"x" * 1000] * 100, keys=[b"k"] * 100, base_offset=base, leader_epoch=1))
@@ -139,9 +139,7 @@ def test_fast_fetch_requests_only_wanted_columns(link: Link, node: FakeNode) -> 
     assert left_out(("value",)) == 0, "all or nothing: the rest is little beside the values"
 
 
-async def test_fast_fetch_connection_matches_answers_by_number_and_reports_why_it_ended(
-    access: Any, node: FakeNode, link: Link
-) -> None:
+async def test_blocking_connection_without_an_answer_raises_the_reason(access: Any, node: FakeNode, link: Link) -> None:
     line = await line_module.open_line(access.servers)
     assert line is not None
     nobody = line.ask("liftpy.nobody.listens", b"")

@@ -42,12 +42,12 @@ def piece(base: int, count: int, epoch: int, deltas: list[int] | None = None) ->
         ({A: 1}, {}, {A: 1}),
     ],
 )
-def test_range_end_is_never_before_its_start_and_a_new_partition_keeps_its_own(end: Any, start: Any, found: Any) -> None:
+def test_planned_range_end_is_never_below_its_start(end: Any, start: Any, found: Any) -> None:
     assert never_back(end, start) == found
 
 
 @pytest.mark.parametrize(("ending_at", "end"), [(None, None), (3, 3), (20, 20), (21, 20), (99, 20)])
-def test_range_end_by_time_is_limited_to_committed_records(ending_at: int | None, end: int | None) -> None:
+def test_planned_range_end_by_timestamp_is_limited_to_committed_records(ending_at: int | None, end: int | None) -> None:
     stream: Any = SimpleNamespace(name="s")
     partition: Any = SimpleNamespace(partition=4, replicas=("n1", "n2"))
     view = _view_of(stream, partition, Bounds("u1", "n1", "n2", 7, 5, 19), 6, ending_at)
@@ -55,7 +55,7 @@ def test_range_end_by_time_is_limited_to_committed_records(ending_at: int | None
     assert (view.stream, view.uid, view.partition, view.replicas, view.leader_epoch) == ("s", "u1", 4, ("n1", "n2"), 7)
 
 
-def test_fetched_batch_with_missing_records_is_rejected() -> None:
+def test_spark_fetch_of_a_batch_with_missing_records_raises() -> None:
     assert check_pieces(planned(), [piece(0, 1, 1), piece(1, 3, 2)], 0) == 2
     with pytest.raises(ProtocolError, match="the batch at offset 4 lacks records"):
         check_pieces(planned(), [piece(4, 2, 2, [0, 2])], 0)
@@ -66,7 +66,7 @@ def test_fetched_batch_with_missing_records_is_rejected() -> None:
     ("epochs", "before", "error"),
     [((3,), 0, None), ((4,), 0, DataLossError), ((2, 1), 0, ProtocolError), ((2,), 3, ProtocolError), ((2, 2), 2, None)],
 )
-def test_fetched_epochs_must_not_decrease_or_exceed_the_plan(epochs: tuple[int, ...], before: int, error: Any) -> None:
+def test_spark_fetch_with_a_lower_or_unplanned_leader_epoch_raises(epochs: tuple[int, ...], before: int, error: Any) -> None:
     pieces = [piece(at, 1, epoch) for at, epoch in enumerate(epochs)]
     if error is None:
         assert check_pieces(planned(), pieces, before) == epochs[-1]
@@ -77,7 +77,9 @@ def test_fetched_epochs_must_not_decrease_or_exceed_the_plan(epochs: tuple[int, 
 
 @pytest.mark.parametrize("fail", [True, False])
 @pytest.mark.parametrize(("log_start", "goes_on"), [(21, 21), (30, 30), (60, 50)])
-def test_deleted_records_raise_or_are_skipped_by_option(fail: bool, log_start: int, goes_on: int) -> None:
+def test_spark_fetch_of_deleted_records_raises_data_loss_only_with_fail_on_data_loss(
+    fail: bool, log_start: int, goes_on: int
+) -> None:
     async def bounds(uid: str) -> tuple[Bounds, None]:
         assert uid == "u1"
         return Bounds("u1", "n9", "n2", 7, log_start, 99), None
@@ -94,7 +96,7 @@ def test_deleted_records_raise_or_are_skipped_by_option(fail: bool, log_start: i
         assert progress.next_offset == goes_on
 
 
-def test_include_headers_option_decides_the_requested_columns() -> None:
+def test_include_headers_option_adds_the_headers_column() -> None:
     def columns(**given: str) -> tuple[str, ...]:
         return SourceOptions.parse({"stream": "s", **given}).columns
 

@@ -65,14 +65,14 @@ def pieces(ranges: list[PlannedRange]) -> list[tuple[int, int, int]]:
     return [(r.partition, r.start_offset, r.end_offset) for r in ranges]
 
 
-def test_range_split_follows_the_worked_example() -> None:
+def test_planned_range_split_equals_the_docs_example() -> None:
     logs = Logs([10] * 90, [10] * 10)
     assert pieces(split_at_borders(logs.whole(), 5, 0, logs.measure)) == [
         (0, 0, 180), (0, 180, 360), (0, 360, 540), (0, 540, 720), (0, 720, 900), (1, 0, 100),
     ]  # fmt: skip
 
 
-def test_range_split_is_even_by_bytes() -> None:
+def test_planned_range_split_is_even_by_bytes() -> None:
     log, _ = Log.open(MemoryStorage(), StreamConfig())
     for size in (10, 2000):
         for _ in range(50):
@@ -86,14 +86,14 @@ def test_range_split_is_even_by_bytes() -> None:
     )
 
 
-def test_range_split_without_a_cut_asks_no_node() -> None:
+def test_planned_range_split_into_one_piece_per_range_sends_no_request() -> None:
     logs = Logs([10] * 9, [10])
     assert split_at_borders(logs.whole(), 2, 90, logs.measure) == logs.whole()
     assert split_at_borders([], 5, 5, logs.measure) == []
     assert logs.asked == []
 
 
-def test_range_split_cuts_inside_a_batch_only_if_needed() -> None:
+def test_planned_range_split_inside_a_batch_happens_only_without_a_batch_boundary() -> None:
     logs = Logs([50, 50])
     found = pieces(split_at_borders(logs.whole(), 5, 0, logs.measure))
     assert len(found) >= 5
@@ -104,7 +104,7 @@ def test_range_split_cuts_inside_a_batch_only_if_needed() -> None:
     ]  # fmt: skip
 
 
-def test_range_split_into_more_pieces_than_one_answer_asks_again() -> None:
+def test_planned_range_split_into_many_pieces_sends_several_requests() -> None:
     logs = Logs([1] * 1000)
     assert [r.record_count for r in split_at_borders(logs.whole(), 500, 0, logs.measure)] == [2] * 500
     assert pieces(split_at_borders(logs.whole(), 0, 1, logs.measure)) == [(0, i, i + 1) for i in range(1000)]
@@ -115,7 +115,7 @@ def test_range_split_into_more_pieces_than_one_answer_asks_again() -> None:
 
 
 @pytest.mark.parametrize("compacted", [True, False])
-def test_range_split_of_compacted_partitions_or_older_nodes_is_by_offsets(compacted: bool) -> None:
+def test_planned_range_split_of_compacted_partitions_or_older_nodes_is_even_by_offsets(compacted: bool) -> None:
     logs = Logs([70, 30])
 
     def silent(questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
@@ -126,7 +126,7 @@ def test_range_split_of_compacted_partitions_or_older_nodes_is_by_offsets(compac
     assert pieces(split_at_borders(logs.whole(compacted=compacted), 0, 60, asked)) == [(0, 0, 50), (0, 50, 100)]
 
 
-def test_range_split_into_too_many_pieces_is_rejected_before_asking() -> None:
+def test_planned_range_split_into_too_many_pieces_raises_before_a_request() -> None:
     logs = Logs([1])
     huge = [PlannedRange("s", "u", 0, 0, 1 << 40, 1, "n1", ("n1",))]
     with pytest.raises(ConfigError, match="would be divided into"):
@@ -138,7 +138,9 @@ counts = st.lists(st.lists(st.sampled_from([1, 2, 7, 60]), min_size=1, max_size=
 
 
 @given(counts, st.integers(0, 40), st.integers(0, 80))
-def test_range_split_covers_the_ranges_and_prefers_batch_borders(sizes: list[list[int]], least: int, most: int) -> None:
+def test_planned_range_split_covers_the_range_and_prefers_batch_boundaries(
+    sizes: list[list[int]], least: int, most: int
+) -> None:
     logs = Logs(*sizes)
     ranges = logs.whole()
     found = split_at_borders(ranges, least, most, logs.measure)
@@ -158,7 +160,7 @@ def test_range_split_covers_the_ranges_and_prefers_batch_borders(sizes: list[lis
 
 
 # ---- maxBytesPerTrigger --------------------------------------------------------------------------------------------------
-def test_byte_limit_is_shared_evenly_and_small_partitions_are_read_whole() -> None:
+def test_micro_batch_byte_limit_is_divided_evenly_after_small_partitions() -> None:
     logs = Logs([10] * 90, [10] * 3, [10] * 20)
     one = logs.bytes_of({("s", 0): 0}, {("s", 0): 10})
     ends = end_within_bytes(33 * one, dict.fromkeys(logs.ends(), 0), logs.ends(), UIDS, logs.measure)
@@ -166,7 +168,7 @@ def test_byte_limit_is_shared_evenly_and_small_partitions_are_read_whole() -> No
     assert end_within_bytes(113 * one, dict.fromkeys(ends, 0), logs.ends(), UIDS, logs.measure) == logs.ends()
 
 
-def test_byte_limit_takes_at_least_one_batch_of_the_largest_backlog() -> None:
+def test_micro_batch_byte_limit_below_one_batch_reads_one_batch_of_the_largest_backlog() -> None:
     logs = Logs([10] * 3, [10] * 9)
     starts = {("s", 0): 0, ("s", 1): 0}
     assert end_within_bytes(1, starts, logs.ends(), UIDS, logs.measure) == {("s", 0): 0, ("s", 1): 10}
@@ -174,7 +176,7 @@ def test_byte_limit_takes_at_least_one_batch_of_the_largest_backlog() -> None:
 
 
 @given(counts, st.integers(1, 20_000))
-def test_byte_limit_is_kept_until_everything_is_read(sizes: list[list[int]], limit: int) -> None:
+def test_micro_batch_with_a_byte_limit_exceeds_the_limit_only_for_one_batch(sizes: list[list[int]], limit: int) -> None:
     logs = Logs(*sizes)
     starts = dict.fromkeys(logs.ends(), 0)
     borders = [logs.borders(number) for number in range(len(sizes))]
@@ -191,6 +193,6 @@ def test_byte_limit_is_kept_until_everything_is_read(sizes: list[list[int]], lim
     raise AssertionError("it does not come to an end")
 
 
-def test_byte_limit_with_older_nodes_is_rejected() -> None:
+def test_micro_batch_byte_limit_with_older_nodes_raises() -> None:
     with pytest.raises(ConfigError, match="maxBytesPerTrigger needs nodes that report"):
         end_within_bytes(5, {("s", 0): 0}, {("s", 0): 9}, UIDS, lambda asked: [RangeFacts(q.start, q.end) for q in asked])

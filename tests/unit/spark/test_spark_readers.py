@@ -62,7 +62,7 @@ def without_start(end: dict[str, Any]) -> dict[str, Any]:
     return {stream: {key: value for key, value in entries.items() if key != "began"} for stream, entries in end.items()}
 
 
-def test_batch_query_reads_its_planned_records_only(source: Open, node: FakeNode) -> None:
+def test_batch_query_returns_only_records_that_were_committed_at_planning(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     reader = batch(source(minPartitions="3"))
@@ -91,7 +91,9 @@ def rewrite_keys(log: FakePartition) -> None:
 
 
 @pytest.mark.parametrize("ending", [{}, {"endingOffsets": '{"orders": {"0": -1}}'}])
-def test_batch_of_a_compacted_stream_up_to_latest_reads_every_key(ending: dict[str, str], source: Open, node: FakeNode) -> None:
+def test_batch_query_of_a_compacted_stream_up_to_latest_returns_every_key(
+    ending: dict[str, str], source: Open, node: FakeNode
+) -> None:
     log = node.add_stream("orders").partitions[0]
     log.compacted = True
     keyed(log, b"old")
@@ -102,7 +104,7 @@ def test_batch_of_a_compacted_stream_up_to_latest_reads_every_key(ending: dict[s
     assert offsets(reader, plan) == list(range(20, 30)), "each key, and nothing past what compaction had looked at"
 
 
-def test_batch_read_slower_than_the_deletes_raises_tombstones_missed(
+def test_batch_query_raises_tombstones_missed_if_compaction_deletes_unread_tombstones(
     source: Open, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = node.add_stream("orders").partitions[0]
@@ -126,7 +128,7 @@ def test_batch_read_slower_than_the_deletes_raises_tombstones_missed(
     assert offsets(reader, plan) == list(range(120)), "the next reading begins behind them"
 
 
-def test_batch_of_a_compacted_stream_up_to_a_named_end_is_exact(source: Open, node: FakeNode) -> None:
+def test_batch_query_of_a_compacted_stream_up_to_an_offset_returns_no_later_records(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     log.compacted = True
     keyed(log, b"old")
@@ -140,7 +142,7 @@ def test_batch_of_a_compacted_stream_up_to_a_named_end_is_exact(source: Open, no
     assert offsets(reader, plan) == []
 
 
-def test_batch_query_with_an_end_time_before_its_start_is_empty(source: Open, node: FakeNode) -> None:
+def test_batch_query_with_an_end_time_before_its_start_returns_no_records(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     for offset in range(10):
         log.append(build_batch([b"v"], base_offset=offset, leader_epoch=1, timestamp_ns=(1 + offset) * 10**9))
@@ -155,7 +157,7 @@ def test_batch_query_with_an_end_time_before_its_start_is_empty(source: Open, no
         assert ranges(batch(source(**options)).partitions()) == plan
 
 
-def test_streaming_query_offsets_are_initial_latest_and_planned(source: Open, node: FakeNode) -> None:
+def test_streaming_query_returns_initial_and_latest_offsets_and_plans_the_range(source: Open, node: FakeNode) -> None:
     stream = node.add_stream("orders", partitions=2)
     append(stream.partitions[0], 100)
     reader = streaming(source(startingOffsets="earliest"))
@@ -196,7 +198,7 @@ def cut_query(source: Open, node: FakeNode) -> tuple[FakePartition, Callable[...
     return log, restarted, start, first.latestOffset(start, ALL)
 
 
-def test_streaming_offsets_contain_epochs_and_stay_equal_without_news(source: Open, node: FakeNode) -> None:
+def test_streaming_query_offsets_contain_leader_epochs_and_stay_equal_without_new_records(source: Open, node: FakeNode) -> None:
     stream = node.add_stream("orders", partitions=2)
     append(stream.partitions[0], 10)
     stream.partitions[0].leader_epoch = 5
@@ -217,7 +219,7 @@ def test_streaming_offsets_contain_epochs_and_stay_equal_without_news(source: Op
 
 
 @pytest.mark.parametrize("count", [0, 5, 40])
-def test_unclean_election_between_checkpoint_and_restart_raises_data_loss(cut_query: Any, count: int) -> None:
+def test_streaming_query_restarted_after_an_unclean_election_raises_data_loss(cut_query: Any, count: int) -> None:
     log, restarted, start, end = cut_query
     rewrite(log, 10, 4, count)
     for ask in (lambda reader: reader.latestOffset(start, ALL), lambda reader: reader.partitions(start, end)):
@@ -227,7 +229,7 @@ def test_unclean_election_between_checkpoint_and_restart_raises_data_loss(cut_qu
             ask(restarted())
 
 
-def test_unclean_election_that_lost_only_planned_records_raises_data_loss(cut_query: Any) -> None:
+def test_streaming_query_after_an_unclean_election_that_lost_planned_records_raises_data_loss(cut_query: Any) -> None:
     log, restarted, start, end = cut_query
     rewrite(log, 20, 4, 40)
     assert restarted().latestOffset(start, ALL)["orders"]["0"] == 60
@@ -245,7 +247,9 @@ def test_available_now_query_after_an_unclean_election_raises_data_loss(cut_quer
         reader.partitions(start, end)
 
 
-def test_query_with_fail_on_data_loss_false_reads_the_whole_new_log(cut_query: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_streaming_query_with_fail_on_data_loss_false_reads_the_log_after_an_unclean_election(
+    cut_query: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     log, restarted, start, end = cut_query
     rewrite(log, 10, 4, 5)
     reader = restarted(failOnDataLoss="false")
@@ -259,7 +263,7 @@ def test_query_with_fail_on_data_loss_false_reads_the_whole_new_log(cut_query: A
     assert later.partitions(start, end) == [], "of the micro-batch that was planned nothing is there"
 
 
-def test_records_lost_after_planning_raise_without_waiting(cut_query: Any, source: Open) -> None:
+def test_streaming_query_whose_planned_records_were_lost_raises_data_loss_without_waiting(cut_query: Any, source: Open) -> None:
     log, restarted, start, end = cut_query
     plan = restarted().partitions(start, end)
     rewrite(log, 10, 4, 5)
@@ -272,7 +276,7 @@ def test_records_lost_after_planning_raise_without_waiting(cut_query: Any, sourc
         offsets(restarted(), plan)
 
 
-def test_batch_query_knows_the_epochs_of_its_ends(source: Open, node: FakeNode) -> None:
+def test_batch_query_plan_contains_the_leader_epochs_of_its_start_and_end(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     for epoch in (1, 2, 7):
         log.leader_epoch = epoch
@@ -283,7 +287,7 @@ def test_batch_query_knows_the_epochs_of_its_ends(source: Open, node: FakeNode) 
     assert two.last == one.last
 
 
-def test_new_streaming_query_begins_at_the_end(source: Open, node: FakeNode) -> None:
+def test_streaming_query_without_checkpoint_starts_at_the_log_end(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders").partitions[0], 100)
     assert streaming(source()).initialOffset() == {"orders": {"0": 100, "epochs": {"0": 1}, "uid": "uid-orders"}}
 
@@ -299,7 +303,7 @@ def test_new_streaming_query_begins_at_the_end(source: Open, node: FakeNode) -> 
         {"startingOffsetsByTimestamp": json.dumps({"orders": {"0": 4_000_000_000_000}})},
     ],
 )
-def test_streaming_query_keeps_its_first_start_on_a_growing_stream(
+def test_streaming_query_before_its_first_commit_keeps_its_start_offset_while_records_arrive(
     source: Open, node: FakeNode, options: dict[str, str]
 ) -> None:
     log = node.add_stream("orders").partitions[0]
@@ -320,7 +324,7 @@ def test_streaming_query_keeps_its_first_start_on_a_growing_stream(
     assert ranges(again.partitions(end, after)) == [(0, first + 20, first + 40)]
 
 
-def test_streaming_query_repeats_its_first_batch_after_retention_as_data_loss(source: Open, node: FakeNode) -> None:
+def test_streaming_query_repeating_its_first_batch_after_retention_raises_data_loss(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 50)
     append(log, 50)
@@ -335,7 +339,7 @@ def test_streaming_query_repeats_its_first_batch_after_retention_as_data_loss(so
         assert ranges(rest.partitions(rest.initialOffset(), end)) == kept
 
 
-def test_streaming_query_without_news_after_its_first_batch_has_nothing_to_read(source: Open, node: FakeNode) -> None:
+def test_streaming_query_without_new_records_after_its_first_batch_plans_no_range(source: Open, node: FakeNode) -> None:
     stream = node.add_stream("orders", partitions=2)
     append(stream.partitions[0], 100)
     reader = streaming(source(startingOffsets="earliest"))
@@ -350,7 +354,7 @@ def test_streaming_query_without_news_after_its_first_batch_has_nothing_to_read(
     assert "began" not in after["orders"]
 
 
-def test_streaming_query_obeys_the_read_limit_of_spark(source: Open, node: FakeNode) -> None:
+def test_streaming_query_with_a_read_limit_of_spark_ends_at_the_limit(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders").partitions[0], 100)
     reader = streaming(source(startingOffsets="earliest", maxOffsetsPerTrigger="10"))
     assert reader.getDefaultReadLimit() == ReadMaxRows(10)
@@ -359,7 +363,7 @@ def test_streaming_query_obeys_the_read_limit_of_spark(source: Open, node: FakeN
     assert reader.latestOffset(start, ALL)["orders"]["0"] == 100
 
 
-def test_task_ranges_begin_at_batch_borders(source: Open, node: FakeNode) -> None:
+def test_streaming_query_task_ranges_start_at_batch_boundaries(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     for _ in range(10):
         append(log, 10)
@@ -371,7 +375,7 @@ def test_task_ranges_begin_at_batch_borders(source: Open, node: FakeNode) -> Non
     assert ranges(batch(source(minPartitions="3")).partitions()) == [(0, 0, 33), (0, 33, 66), (0, 66, 100)]
 
 
-def test_byte_limit_works_alone_and_with_a_record_limit(source: Open, node: FakeNode) -> None:
+def test_streaming_query_with_byte_and_record_limits_ends_at_the_lower_limit(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     for _ in range(10):
         append(log, 10)
@@ -390,7 +394,7 @@ def test_byte_limit_works_alone_and_with_a_record_limit(source: Open, node: Fake
         reader.latestOffset(start, ReadMaxBytes(5))
 
 
-def test_running_query_reads_added_partitions_from_their_beginning(source: Open, node: FakeNode, link: Link) -> None:
+def test_streaming_query_reads_added_partitions_from_their_first_record(source: Open, node: FakeNode, link: Link) -> None:
     stream = node.add_stream("orders")
     append(stream.partitions[0], 100)
     reader = streaming(source())
@@ -411,7 +415,7 @@ def test_running_query_reads_added_partitions_from_their_beginning(source: Open,
     assert reader.latestOffset(start, ALL) == start
 
 
-def test_streaming_offsets_never_decrease_with_a_new_leader(source: Open, node: FakeNode) -> None:
+def test_streaming_query_offsets_never_decrease_after_a_leader_change(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     reader = streaming(source())
@@ -420,7 +424,7 @@ def test_streaming_offsets_never_decrease_with_a_new_leader(source: Open, node: 
     assert streaming(source()).latestOffset(start, ALL) == start
 
 
-def test_spark_available_now_query_reads_records_up_to_its_start(source: Open, node: FakeNode, link: Link) -> None:
+def test_available_now_query_reads_only_records_committed_before_its_start(source: Open, node: FakeNode, link: Link) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     reader = streaming(source(startingOffsets="earliest"))
@@ -436,7 +440,9 @@ def test_spark_available_now_query_reads_records_up_to_its_start(source: Open, n
     assert reader.latestOffset(last, ReadMaxRows(80)) == last
 
 
-def test_idle_streaming_query_does_not_ask_for_each_micro_batch(source: Open, node: FakeNode, link: Link) -> None:
+def test_streaming_query_without_new_records_sends_at_most_one_request_per_second(
+    source: Open, node: FakeNode, link: Link
+) -> None:
     append(node.add_stream("orders").partitions[0], 100)
     reader, now = streaming(source()), [1000.0]
     reader._catalog = Catalog(link, reader.options, clock=lambda: now[0])
@@ -452,7 +458,7 @@ def test_idle_streaming_query_does_not_ask_for_each_micro_batch(source: Open, no
     assert sum(node.asked.values()) > asked
 
 
-def test_repeated_micro_batch_waits_for_a_new_leader(source: Open, node: FakeNode, link: Link) -> None:
+def test_streaming_query_repeated_micro_batch_waits_for_a_new_leader(source: Open, node: FakeNode, link: Link) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     log.high_watermark = 60
@@ -469,14 +475,14 @@ def test_repeated_micro_batch_waits_for_a_new_leader(source: Open, node: FakeNod
     assert waits
 
 
-def test_committed_end_that_does_not_return_raises_data_loss(source: Open, node: FakeNode) -> None:
+def test_streaming_query_with_a_log_end_below_the_committed_offset_raises_data_loss(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders").partitions[0], 50)
     start, end = ({"orders": {"0": offset, "uid": "uid-orders"}} for offset in (40, 100))
     with pytest.raises(SourceError, match=r"^\[DATA_LOSS\] .*offsets \[50, 100\) were committed"):
         streaming(source(patience="0.3")).partitions(start, end)
 
 
-def test_recreated_stream_is_rejected_at_every_step(source: Open, node: FakeNode) -> None:
+def test_query_of_a_recreated_stream_raises_not_found_in_planning_and_reading(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders", uid="first").partitions[0], 50)
     reader = streaming(source(startingOffsets="earliest"))
     start = reader.initialOffset()
@@ -498,7 +504,7 @@ def test_recreated_stream_is_rejected_at_every_step(source: Open, node: FakeNode
         batch(source(startingOffsets=json.dumps(start))).partitions()
 
 
-def test_recreated_stream_is_read_from_its_beginning_by_option(
+def test_query_with_on_recreated_earliest_reads_a_recreated_stream_from_its_first_record(
     source: Open, access: Access, node: FakeNode, link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
     append(node.add_stream("a1", uid="first").partitions[0], 50)
@@ -531,7 +537,9 @@ def test_recreated_stream_is_read_from_its_beginning_by_option(
         }
 
 
-def test_micro_batch_waits_for_min_records_up_to_a_delay(source: Open, node: FakeNode, link: Link) -> None:
+def test_micro_batch_below_the_minimum_record_count_is_delayed_up_to_max_trigger_delay(
+    source: Open, node: FakeNode, link: Link
+) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 10)
     now = [1000.0]
@@ -563,7 +571,7 @@ def test_micro_batch_waits_for_min_records_up_to_a_delay(source: Open, node: Fak
     assert reader.latestOffset(third, ALL)["orders"]["0"] == 63  # a run that ends with what is there waits for nothing
 
 
-def test_relative_start_and_records_per_partition_shape_the_plan(source: Open, node: FakeNode) -> None:
+def test_batch_query_with_max_records_per_partition_splits_its_range(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     plan = batch(source(startingOffsets="-30", maxRecordsPerPartition="10")).partitions()
@@ -573,7 +581,9 @@ def test_relative_start_and_records_per_partition_shape_the_plan(source: Open, n
     assert ranges(batch(timed).partitions()) == []
 
 
-def test_old_plan_is_mentioned_in_the_log(source: Open, node: FakeNode, caplog: pytest.LogCaptureFixture) -> None:
+def test_batch_query_with_a_plan_older_than_five_minutes_logs_the_age(
+    source: Open, node: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
     append(node.add_stream("orders").partitions[0], 10)
     reader = batch(source())
     plan = reader.partitions()
@@ -584,7 +594,7 @@ def test_old_plan_is_mentioned_in_the_log(source: Open, node: FakeNode, caplog: 
     assert "was planned 400 s ago, when its DataFrame first ran" in caplog.text
 
 
-def test_stream_deleted_after_planning_raises_not_found(source: Open, node: FakeNode) -> None:
+def test_query_of_a_stream_deleted_after_planning_raises_not_found(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders").partitions[0], 10)
     reader = batch(source(patience="0.3"))
     plan = reader.partitions()
@@ -593,13 +603,13 @@ def test_stream_deleted_after_planning_raises_not_found(source: Open, node: Fake
         offsets(reader, plan)
 
 
-def test_namespace_without_nodes_raises_its_own_error(access: Access, spark_nats: str) -> None:
+def test_query_in_a_namespace_without_nodes_raises_no_responders(access: Access, spark_nats: str) -> None:
     given = {"nats": spark_nats, "namespace": "elsewhere", "stream": "orders", "patience": "0.3"}
     with pytest.raises(SourceError, match=r"^\[NO_RESPONDERS\] NATS answers at .*, but no node of namespace 'elsewhere'"):
         batch(LiftDataSource(given)).partitions()
 
 
-def test_patience_option_bounds_the_connection_time() -> None:
+def test_patience_option_limits_the_connection_time() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         given = {"nats": f"nats://127.0.0.1:{nobody.getsockname()[1]}", "stream": "orders", "patience": "0.3"}
@@ -609,7 +619,7 @@ def test_patience_option_bounds_the_connection_time() -> None:
         assert time.monotonic() - begun < 8  # 10 s for the connection alone without it
 
 
-def test_deleted_stream_raises_not_found(source: Open, node: FakeNode) -> None:
+def test_query_of_a_deleted_stream_raises_not_found(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders").partitions[0], 50)
     reader = streaming(source())
     start = reader.initialOffset()
@@ -618,7 +628,7 @@ def test_deleted_stream_raises_not_found(source: Open, node: FakeNode) -> None:
         reader.partitions(start, start)
 
 
-def test_start_below_the_log_start_is_rejected_before_the_query_runs(source: Open, node: FakeNode) -> None:
+def test_streaming_query_with_a_start_below_the_log_start_raises_at_planning(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
     log.log_start_offset = 20
@@ -626,7 +636,7 @@ def test_start_below_the_log_start_is_rejected_before_the_query_runs(source: Ope
         streaming(source(startingOffsets='{"orders": {"0": 5}}')).initialOffset()
 
 
-def test_user_schema_selects_the_columns(source: Open, node: FakeNode) -> None:
+def test_query_with_a_user_schema_returns_only_its_columns(source: Open, node: FakeNode) -> None:
     types = pytest.importorskip("pyspark.sql.types")
     append(node.add_stream("orders").partitions[0], 3)
     own = types.StructType().add("offset", "long").add("value", "binary")
@@ -636,7 +646,7 @@ def test_user_schema_selects_the_columns(source: Open, node: FakeNode) -> None:
         source().reader(types.StructType().add("offset", "string"))
 
 
-def test_source_reads_several_streams(source: Open, access: Access, node: FakeNode) -> None:
+def test_spark_source_with_several_streams_returns_records_of_all_streams(source: Open, access: Access, node: FakeNode) -> None:
     for name in ("a", "b"):
         append(node.add_stream(name).partitions[0], 10)
     given = {"nats": access.servers, "namespace": access.namespace, "subscribe": "b,a"}
@@ -644,7 +654,7 @@ def test_source_reads_several_streams(source: Open, access: Access, node: FakeNo
     assert [(p.value.stream, p.value.end_offset) for p in reader.partitions()] == [("a", 10), ("b", 10)]
 
 
-def test_source_reads_only_assigned_partitions(access: Access, node: FakeNode) -> None:
+def test_spark_source_with_assigned_partitions_reads_only_them(access: Access, node: FakeNode) -> None:
     for log in node.add_stream("a", partitions=3).partitions:
         append(log, 10)
     given = {"nats": access.servers, "namespace": access.namespace, "assign": '{"a": [0, 2]}'}
@@ -653,7 +663,9 @@ def test_source_reads_only_assigned_partitions(access: Access, node: FakeNode) -
         batch(LiftDataSource({**given, "assign": '{"a": [0, 3]}'})).partitions()
 
 
-def test_streams_created_later_join_a_pattern_from_their_first_record(access: Access, node: FakeNode, link: Link) -> None:
+def test_streaming_query_with_a_pattern_reads_new_streams_from_their_first_record(
+    access: Access, node: FakeNode, link: Link
+) -> None:
     append(node.add_stream("a1").partitions[0], 10)
     given = {"nats": access.servers, "namespace": access.namespace, "subscribepattern": "a.*"}
     reader = streaming(LiftDataSource(given))
@@ -666,7 +678,7 @@ def test_streams_created_later_join_a_pattern_from_their_first_record(access: Ac
     assert [(p.value.stream, p.value.start_offset, p.value.end_offset) for p in reader.partitions(start, end)] == [("a2", 0, 5)]
 
 
-def test_default_source_is_found_by_its_module() -> None:
+def test_spark_format_liftpy_resolves_to_the_default_source_of_the_module() -> None:
     import pyspark_liftpy
 
     assert pyspark_liftpy.DefaultSource is LiftDataSource
@@ -674,7 +686,7 @@ def test_default_source_is_found_by_its_module() -> None:
     assert not hasattr(pyspark_liftpy, "Nothing")
 
 
-def test_epochs_in_user_offsets_are_checked(cut_query: Any, source: Open) -> None:
+def test_query_with_an_outdated_leader_epoch_in_its_offsets_raises_data_loss(cut_query: Any, source: Open) -> None:
     log, _, start, _ = cut_query
     given = json.dumps(start)
     assert ranges(batch(source(startingOffsets=given)).partitions()) == [(0, 20, 30)]

@@ -87,7 +87,7 @@ def sliced_batches(draw: st.DrawFn) -> list[BatchSlice]:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(sliced_batches())
-def test_arrow_columns_equal_the_records_one_by_one(pieces: list[BatchSlice]) -> None:
+def test_arrow_columns_of_a_batch_equal_the_fields_of_each_record(pieces: list[BatchSlice]) -> None:
     assert by_columns(pieces) == one_by_one(pieces)
 
 
@@ -119,7 +119,7 @@ def test_arrow_rows_of_an_uncompressed_batch_are_not_copied() -> None:
 
 
 @pytest.mark.parametrize("columns", [("offset",), ("timestamp", "offset"), ("headers",), ("stream", "partition")])
-def test_arrow_rows_have_the_wanted_columns_in_order(columns: tuple[str, ...]) -> None:
+def test_arrow_rows_contain_the_selected_columns_in_order(columns: tuple[str, ...]) -> None:
     piece = whole(build_batch([b"a", b"b"], base_offset=5))
     expected = [{name: row[name] for name in columns} for row in one_by_one([piece])]
     assert by_columns([piece], RowBuilder("orders", 3, columns)) == expected

@@ -35,7 +35,7 @@ def fake_java(folder: Path, version: str) -> None:
     java.chmod(0o755)
 
 
-def test_java_home_decides_which_java_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_variable_selects_the_java_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     fake_java(tmp_path, "17.0.1")
     assert session.java_available()
@@ -45,7 +45,9 @@ def test_java_home_decides_which_java_is_used(tmp_path: Path, monkeypatch: pytes
         session.local_session("test")
 
 
-def test_java_that_hangs_is_reported_after_20_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_problem_with_a_hanging_java_is_reported_after_20_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(command: list[str], *, timeout: float, **_: object) -> None:
         raise subprocess.TimeoutExpired(command, timeout)
 
@@ -54,20 +56,20 @@ def test_java_that_hangs_is_reported_after_20_seconds(tmp_path: Path, monkeypatc
     assert "timed out after 20.0 seconds" in session.spark_problem()
 
 
-def test_missing_java_error_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_problem_without_java_contains_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not session.java_available()
     assert "openjdk-17" in session.spark_problem()
 
 
-def test_missing_pyspark_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_problem_without_pyspark_contains_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'liftpy\[spark\]'"):
         session.local_session("test")
 
 
-def test_session_workers_use_the_installed_spark_only_if_it_starts_them(
+def test_local_spark_session_workers_use_the_installed_pyspark_unless_spark_home_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SPARK_HOME", raising=False)
@@ -79,7 +81,7 @@ def test_session_workers_use_the_installed_spark_only_if_it_starts_them(
     assert session._worker_python() == sys.executable
 
 
-def test_spark_planning_modules_import_without_pyspark() -> None:
+def test_spark_planning_modules_can_be_imported_without_pyspark() -> None:
     code = (
         "import sys, liftpy.spark.session, liftpy.spark.options, liftpy.spark.planning, liftpy.spark.catalog, pyspark_liftpy;"
         "print([m for m in ('pyspark', 'sidecar') if m in sys.modules])"
@@ -88,7 +90,7 @@ def test_spark_planning_modules_import_without_pyspark() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_an_editable_install_puts_the_folder_on_the_path(tmp_path: Path) -> None:
+def test_editable_install_adds_the_source_directory_to_the_python_path(tmp_path: Path) -> None:
     """Spark looks for modules ``pyspark_*`` in the folders of the path: what an import hook finds is not there for it."""
     root = Path(__file__).resolve().parents[3]
     for name in ("pyproject.toml", "README.md", "LICENSE", "pyspark_liftpy.py"):

@@ -27,7 +27,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 # ---- options ----------------------------------------------------------------------------------------------------------------
-def test_sink_options_are_parsed() -> None:
+def test_spark_sink_options_are_parsed() -> None:
     found = SinkOptions.parse(
         {"path": "out", "checkpointLocation": "/c", "queryName": "q", "nats": "nats://h:1", "patience": "5"}
     )
@@ -60,12 +60,12 @@ def test_sink_options_are_parsed() -> None:
         ({"nats": "nats://u:p@h"}, "user or password"),
     ],
 )
-def test_invalid_sink_options_are_rejected(given: dict[str, str], text: str) -> None:
+def test_spark_sink_with_invalid_options_raises(given: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         SinkOptions.parse(given)
 
 
-def test_sink_streaming_query_has_its_own_producer_id() -> None:
+def test_spark_sink_streaming_query_uses_its_own_producer_id() -> None:
     with pytest.raises(ConfigError, match="writeId is for batch writes"):
         SinkOptions.parse({"writeId": "x"}).check_streaming()
     SinkOptions.parse({}).check_streaming()
@@ -90,12 +90,12 @@ def test_sink_streaming_query_has_its_own_producer_id() -> None:
         ([("value", pa.binary())], "", "The target stream is missing"),
     ],
 )
-def test_sink_rejects_invalid_schemas(fields: list[tuple[str, pa.DataType]], stream: str, text: str) -> None:
+def test_spark_sink_rejects_invalid_schemas(fields: list[tuple[str, pa.DataType]], stream: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         check_schema(pa.schema(fields), stream=stream)
 
 
-def test_sink_accepts_valid_schemas() -> None:
+def test_spark_sink_accepts_valid_schemas() -> None:
     check_schema(pa.schema([("value", pa.string())]), stream="s")
     columns = [("key", pa.binary()), ("value", pa.large_binary()), ("headers", HEADERS), ("partition", pa.int32())]
     check_schema(pa.schema([*columns, ("topic", pa.string())]), stream="")
@@ -106,7 +106,7 @@ def rows_of(**columns: Any) -> pa.Table:
     return as_binary(pa.record_batch({name: pa.array(own, kinds[name]) for name, own in columns.items()}))
 
 
-def test_sink_rejects_nulls_in_required_columns() -> None:
+def test_spark_sink_with_a_null_in_a_required_column_raises() -> None:
     with pytest.raises(ConfigError, match=r"1 rows have a null value.* is a tombstone.*nullValues = tombstone"):
         check_rows(rows_of(value=[b"a", None]), stream="s", tombstones=False)
     check_rows(rows_of(value=[b"a", None]), stream="s", tombstones=True)
@@ -119,7 +119,7 @@ def test_sink_rejects_nulls_in_required_columns() -> None:
     check_rows(rows_of(value=[b"a", b"b"], headers=[None, [{"key": "k", "value": b""}]]), stream="s", tombstones=False)
 
 
-def test_sink_string_column_is_encoded_and_topic_means_stream() -> None:
+def test_spark_sink_encodes_string_columns_and_accepts_topic_as_stream_column() -> None:
     found = as_binary(pa.record_batch({"value": pa.array(["ä"]), "topic": pa.array(["s"])}))
     assert found.column_names == ["stream", "value"]
     assert found["value"].to_pylist() == ["ä".encode()]
@@ -127,7 +127,7 @@ def test_sink_string_column_is_encoded_and_topic_means_stream() -> None:
 
 # ---- order ------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(5))
-def test_sink_row_order_depends_only_on_the_content(seed: int) -> None:
+def test_spark_sink_sorts_rows_only_by_their_content(seed: int) -> None:
     rng = random.Random(seed)
     pool = [
         (
@@ -153,7 +153,7 @@ def test_sink_row_order_depends_only_on_the_content(seed: int) -> None:
     assert keys == sorted(key for key in keys if key is not None) + [None] * keys.count(None)
 
 
-def test_sink_places_rows_by_partition_column_then_key_then_in_turn() -> None:
+def test_spark_sink_selects_the_partition_by_column_then_key_then_round_robin() -> None:
     keys = [b"a", b"bb", None, b"", None, b"ccc", None]
     rows = rows_of(key=keys, value=[b"v"] * 7, partition=[2, None, None, None, 1, None, None])
     assert places_of(rows, 3).tolist() == [2, partition_of(b"bb", 3), 0, partition_of(b"", 3), 1, partition_of(b"ccc", 3), 1]
@@ -163,7 +163,7 @@ def test_sink_places_rows_by_partition_column_then_key_then_in_turn() -> None:
             places_of(rows_of(value=[b"v", b"w"], partition=[wrong, 0]), 3)
 
 
-def test_sink_does_not_send_bytes_behind_a_null_or_before_a_slice() -> None:
+def test_spark_sink_encodes_nulls_and_sliced_arrow_columns_without_hidden_bytes() -> None:
     offsets = pa.array([0, 3, 5], pa.int32()).buffers()[1]
     hidden = pa.Array.from_buffers(pa.binary(), 2, [pa.py_buffer(b"\x02"), offsets, pa.py_buffer(b"abcde")])
     column = bytes_of(hidden)
@@ -172,7 +172,7 @@ def test_sink_does_not_send_bytes_behind_a_null_or_before_a_slice() -> None:
     assert bytes_of(pa.array([b"a", b"bb", b"ccc"]).slice(1)).column(0, 2).to_list() == [b"bb", b"ccc"]
 
 
-def test_sink_shares_hold_each_row_once_in_order() -> None:
+def test_spark_sink_splits_rows_by_partition_in_order() -> None:
     rows = rows_of(key=[b"%d" % n for n in range(50)], value=[b"v%d" % n for n in range(50)])
     found = {place: own.cut(0, len(own)).values.to_list() for place, own in shares_of(rows, places_of(rows, 4))}
     assert found == {place: [b"v%d" % n for n in range(50) if partition_of(b"%d" % n, 4) == place] for place in range(4)}
@@ -209,7 +209,7 @@ def table_of(rows: list[tuple[bytes, bytes]]) -> pa.Table:
     return rows_of(key=[key for key, _ in rows], value=[value for _, value in rows])
 
 
-async def test_sink_micro_batch_repeated_in_another_order_is_stored_once(client: Client) -> None:
+async def test_spark_sink_micro_batch_repeated_in_another_order_is_stored_once(client: Client) -> None:
     rng = random.Random(1)
     for number in range(4):
         for attempt in range(3):
@@ -224,7 +224,7 @@ async def test_sink_micro_batch_repeated_in_another_order_is_stored_once(client:
     assert first == sorted(first)
 
 
-async def test_sink_attempt_that_died_is_continued_by_the_next(client: Client) -> None:
+async def test_spark_sink_task_retried_after_a_crash_stores_the_remaining_rows_once(client: Client) -> None:
     rows = in_order(table_of(some(0)))
     first = asyncio.create_task(write(client, rows.slice(0, 15), Round("q", 0, 0)))
     await first
@@ -234,7 +234,7 @@ async def test_sink_attempt_that_died_is_continued_by_the_next(client: Client) -
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_sink_attempts_running_at_once_store_each_row_once(client: Client, seed: int) -> None:
+async def test_spark_sink_concurrent_attempts_of_a_task_store_each_row_once(client: Client, seed: int) -> None:
     """As speculation has it, and an executor that was given up and lives."""
     rng, wanted = random.Random(seed), Counter[tuple[bytes, bytes]]()
     for number in range(4):
@@ -255,14 +255,14 @@ async def test_sink_attempts_running_at_once_store_each_row_once(client: Client,
         assert Counter((key, value) for _, key, value in await held(client)) == wanted
 
 
-async def test_sink_tasks_and_queries_are_independent(client: Client) -> None:
+async def test_spark_sink_tasks_of_several_queries_store_all_their_rows(client: Client) -> None:
     rounds = [Round(run, part, number) for run in ("q", "r") for part in range(2) for number in (0, 1)]
     for round in rounds:
         await write(client, table_of(some(0)), round)
     assert len(await held(client)) == 40 * len(rounds)
 
 
-async def test_sink_task_repeated_with_other_rows_raises_diverged(client: Client) -> None:
+async def test_spark_sink_task_repeated_with_other_rows_raises_diverged(client: Client) -> None:
     await write(client, table_of(some(0)), Round("q", 0, 0))
     before = await held(client)
     for other in (table_of([*some(0, 39), (b"k1", b"another")]), table_of(some(0, 39)), None):
@@ -271,20 +271,20 @@ async def test_sink_task_repeated_with_other_rows_raises_diverged(client: Client
     assert await held(client) == before
 
 
-async def test_sink_micro_batch_before_the_last_one_is_fenced(client: Client) -> None:
+async def test_spark_sink_micro_batch_older_than_the_last_one_is_fenced(client: Client) -> None:
     await write(client, table_of(some(5)), Round("q", 0, 5))
     with pytest.raises(PublishRejectedError, match="PRODUCER_FENCED"):
         await write(client, table_of(some(4)), Round("q", 0, 4))
     assert len(await held(client)) == 40
 
 
-async def test_sink_order_plan_option_keeps_the_row_order(client: Client) -> None:
+async def test_spark_sink_with_order_plan_stores_rows_in_the_order_of_the_query(client: Client) -> None:
     rows = [(b"k", b"%d" % n) for n in (3, 1, 2)]
     await write(client, table_of(rows), Round("q", 0, 0), SinkOptions.parse({"stream": "out", "order": "plan"}))
     assert [value for _, _, value in await held(client)] == [b"3", b"1", b"2"]
 
 
-async def test_sink_uses_added_partitions_from_the_next_micro_batch(client: Client) -> None:
+async def test_spark_sink_uses_added_partitions_from_the_next_micro_batch(client: Client) -> None:
     await write(client, in_order(table_of(some(0))).slice(0, 15), Round("q", 0, 0))
     await client.admin.add_partitions("out", 5)
     await write(client, table_of(some(0)), Round("q", 0, 0))
@@ -295,7 +295,7 @@ async def test_sink_uses_added_partitions_from_the_next_micro_batch(client: Clie
     assert len(found) == 80
 
 
-async def test_sink_writes_rows_to_the_streams_they_name(client: Client) -> None:
+async def test_spark_sink_with_a_stream_column_writes_each_row_to_its_stream(client: Client) -> None:
     await client.create_stream("more", "data.more")
     rows = rows_of(value=[b"a", b"b", b"c"], stream=["out", "more", "out"])
     options = SinkOptions.parse({})
@@ -309,7 +309,7 @@ async def test_sink_writes_rows_to_the_streams_they_name(client: Client) -> None
         await write(client, rows_of(value=[b"a"], stream=["other"]), Round("q", 0, 1), options)
 
 
-async def test_sink_stores_headers_and_nulls(client: Client) -> None:
+async def test_spark_sink_stores_headers_and_nulls(client: Client) -> None:
     pairs = [[{"key": "a", "value": b"1"}, {"key": "a", "value": b""}], None]
     rows = rows_of(key=[b"x", None], value=[None, b"v"], headers=pairs, partition=[0, 0])
     await write(client, rows, Round("q", 0, 0))
@@ -320,13 +320,13 @@ async def test_sink_stores_headers_and_nulls(client: Client) -> None:
     ]
 
 
-async def test_sink_rejects_a_stream_without_acks(client: Client) -> None:
+async def test_spark_sink_rejects_a_stream_without_acks(client: Client) -> None:
     await client.create_stream("silent", "data.silent", config=StreamConfig(ack_policy=AckPolicy.NONE))
     with pytest.raises(ConfigError, match="ack policy none"):
         await write(client, table_of(some(0)), Round("q", 0, 0), SinkOptions.parse({"stream": "silent"}))
 
 
-async def test_sink_without_a_round_stores_rows_each_time(client: Client) -> None:
+async def test_spark_sink_without_a_write_epoch_stores_repeated_rows_again(client: Client) -> None:
     for _ in range(2):
         appending = Appending(client.transport, MetadataRequests(client.transport, Subjects(), 5.0), OPTIONS)
         for rows in (some(0), [], some(1)):
@@ -339,7 +339,7 @@ async def test_sink_without_a_round_stores_rows_each_time(client: Client) -> Non
     assert len(await held(client)) == 160
 
 
-def test_sink_task_buffer_is_bounded_in_bytes() -> None:
+def test_spark_sink_task_buffer_is_bounded_in_bytes() -> None:
     batch = pa.record_batch({"value": pa.array([b"x" * 100] * 10)})
     assert gather_rows([], OPTIONS) is None
     assert gather_rows([batch.slice(0, 0)], OPTIONS) is None

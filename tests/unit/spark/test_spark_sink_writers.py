@@ -113,7 +113,9 @@ async def held(client: Client) -> list[bytes | None]:
     return [record.value async for record in client.consume("out", until="end")]
 
 
-async def test_sink_streaming_query_stores_each_row_once(client: Client, task: TASKS, caplog: pytest.LogCaptureFixture) -> None:
+async def test_spark_sink_streaming_query_stores_each_row_once(
+    client: Client, task: TASKS, caplog: pytest.LogCaptureFixture
+) -> None:
     writer = source().streamWriter(SCHEMA, False)
     assert isinstance(writer, LiftStreamWriter)
     task(part=3, attempt=1)
@@ -132,7 +134,7 @@ async def test_sink_streaming_query_stores_each_row_once(client: Client, task: T
     assert len(await held(client)) == 3
 
 
-async def test_sink_task_repeated_without_rows_raises_diverged(client: Client, task: TASKS) -> None:
+async def test_spark_sink_task_repeated_without_rows_raises_diverged(client: Client, task: TASKS) -> None:
     writer = source().streamWriter(SCHEMA, False)
     task()
     assert (await write(writer)).sent == Sent()
@@ -141,7 +143,7 @@ async def test_sink_task_repeated_without_rows_raises_diverged(client: Client, t
         await write(writer)
 
 
-async def test_sink_plan_that_is_not_deterministic_raises_diverged(client: Client, task: TASKS) -> None:
+async def test_spark_sink_micro_batch_repeated_with_other_rows_raises_diverged(client: Client, task: TASKS) -> None:
     writer = source().streamWriter(SCHEMA, False)
     task(batch=7, part=2)
     await write(writer, b"a", b"b")
@@ -155,7 +157,7 @@ async def test_sink_plan_that_is_not_deterministic_raises_diverged(client: Clien
     assert await held(client) == [b"a", b"b"]
 
 
-async def test_sink_batch_write_is_at_least_once_and_exactly_once_with_a_write_id(client: Client, task: TASKS) -> None:
+async def test_spark_sink_repeated_batch_write_stores_rows_once_only_with_a_write_id(client: Client, task: TASKS) -> None:
     task(query=None, batch=None)
     writer = source().writer(SCHEMA, False)
     assert isinstance(writer, LiftWriter)
@@ -169,7 +171,7 @@ async def test_sink_batch_write_is_at_least_once_and_exactly_once_with_a_write_i
     writer.abort([None])
 
 
-async def test_sink_rejects_invalid_writes_before_storing_rows(client: Client, task: TASKS) -> None:
+async def test_spark_sink_rejects_invalid_writes_before_storing_rows(client: Client, task: TASKS) -> None:
     for overwrite, schema, options, text in (
         (True, SCHEMA, {}, r"\[CONFIG\] A stream cannot be overwritten"),
         (
@@ -204,7 +206,9 @@ async def test_sink_rejects_invalid_writes_before_storing_rows(client: Client, t
 
 
 @pytest.mark.parametrize("end", [None, b"", END_OF_STREAM[:3], b"\xff\xff\xff\xff"])
-async def test_sink_task_whose_input_fails_stores_none_of_its_rows(client: Client, task: TASKS, end: bytes | None) -> None:
+async def test_spark_sink_task_whose_input_fails_stores_none_of_its_rows(
+    client: Client, task: TASKS, end: bytes | None
+) -> None:
     task(part=1)
     named = source(writeId="load-1").writer(SCHEMA, False)
     streaming = source().streamWriter(SCHEMA, False)
@@ -221,7 +225,7 @@ async def test_sink_task_whose_input_fails_stores_none_of_its_rows(client: Clien
 
 
 @pytest.mark.parametrize("beyond", range(5))
-async def test_sink_task_sees_the_end_of_its_input_through_the_worker_buffer(client: Client, task: TASKS, beyond: int) -> None:
+async def test_spark_sink_task_detects_the_end_mark_in_a_buffered_input(client: Client, task: TASKS, beyond: int) -> None:
     task()
     whole = io.BytesIO()
     with pa.ipc.new_stream(whole, SCHEMA_OF_BATCHES) as stream:
@@ -233,7 +237,9 @@ async def test_sink_task_sees_the_end_of_its_input_through_the_worker_buffer(cli
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_sink_batch_repeated_with_fewer_tasks_raises_tasks_changed(client: Client, task: TASKS, streaming: bool) -> None:
+async def test_spark_sink_micro_batch_repeated_with_fewer_tasks_raises_tasks_changed(
+    client: Client, task: TASKS, streaming: bool
+) -> None:
     """[A17]: the lost tasks' records are there twice."""
     batch = 0
     writer = source().streamWriter(SCHEMA, False) if streaming else source(writeId="load").writer(SCHEMA, False)
@@ -273,7 +279,7 @@ async def test_sink_batch_repeated_with_fewer_tasks_raises_tasks_changed(client:
         ({"spark_executor_instances": "2"}, {"spark_executor_instances": "3"}),
     ],
 )
-async def test_sink_batch_repeated_under_other_task_settings_stores_nothing(
+async def test_spark_sink_micro_batch_repeated_with_other_task_settings_stores_nothing(
     client: Client, task: TASKS, streaming: bool, begun: dict[str, str], now: dict[str, str]
 ) -> None:
     writer = source().streamWriter(SCHEMA, False) if streaming else source(writeId="load").writer(SCHEMA, False)
@@ -294,7 +300,7 @@ async def test_sink_batch_repeated_under_other_task_settings_stores_nothing(
         await write(writer, b"the next batch")
 
 
-async def test_sink_batch_repeated_under_unrelated_settings_is_accepted(client: Client, task: TASKS) -> None:
+async def test_spark_sink_micro_batch_repeated_with_other_unrelated_settings_is_stored(client: Client, task: TASKS) -> None:
     writer, fixed = source().streamWriter(SCHEMA, False), {"spark_sql_adaptive_streaming_stateless_enabled": "false"}
     task(part=1, spark_master="local[4]", **fixed)
     await write(writer, b"row 1")
@@ -303,12 +309,12 @@ async def test_sink_batch_repeated_under_unrelated_settings_is_accepted(client: 
     assert sorted(await held(client)) == [b"row 0", b"row 1"]
 
 
-async def test_sink_task_outside_a_spark_worker_is_rejected(client: Client, task: TASKS) -> None:
+async def test_spark_sink_task_outside_a_spark_worker_is_rejected(client: Client, task: TASKS) -> None:
     task()
     with pytest.raises(SourceError, match="not show where the input"):
         await asyncio.to_thread(source().streamWriter(SCHEMA, False).write, iter(batches(b"a")))
     assert await held(client) == []
 
 
-def test_sink_summary_of_no_tasks_is_empty() -> None:
+def test_spark_sink_commit_message_of_no_tasks_is_empty() -> None:
     assert summary([]) == "0 tasks (no id), 0 rows, 0 of them stored before; nothing new"

@@ -62,7 +62,7 @@ def measured(batches: list[RecordBatch], start: int, end: int, **more: Any) -> M
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_stats_equal_a_count_of_each_record(seed: int) -> None:
+def test_spark_stats_equal_a_count_record_by_record(seed: int) -> None:
     batches = some_batches(seed)
     start, end = batches[0].base_offset, batches[-1].next_offset
     records = [record for batch in batches for record in batch.records()]
@@ -90,7 +90,7 @@ def test_stats_equal_a_count_of_each_record(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_stats_of_pieces_add_up_however_split(seed: int) -> None:
+def test_spark_stats_of_pieces_of_any_size_sum_to_the_stats_of_the_whole(seed: int) -> None:
     batches, rng = some_batches(seed), random.Random(seed)
     start, end = batches[0].base_offset, batches[-1].next_offset
     cuts = sorted({start, end, *(rng.randint(start, end) for _ in range(4))})
@@ -108,12 +108,12 @@ def test_stats_of_pieces_add_up_however_split(seed: int) -> None:
         assert (bucket.records, bucket.value_bytes, bucket.keys.count) == (other.records, other.value_bytes, other.keys.count)
 
 
-def test_stats_bucket_widths_are_multiples_of_each_other() -> None:
+def test_spark_stats_bucket_widths_are_multiples_of_the_next_smaller_width() -> None:
     assert all(wide % narrow == 0 for narrow, wide in itertools.pairwise(WIDTHS_NS))
     assert (1 << 63) // WIDTHS_NS[-1] < MAX_BUCKETS, "of the last one there are never too many"
 
 
-def test_stats_bucket_width_option_is_kept_or_rejected() -> None:
+def test_spark_stats_bucket_width_option_sets_the_width_or_raises() -> None:
     batches = some_batches(1)
     start, end = batches[0].base_offset, batches[-1].next_offset
     assert measured(batches, start, end, width_ns=7 * S, is_fixed=True).width_ns == 7 * S
@@ -122,7 +122,7 @@ def test_stats_bucket_width_option_is_kept_or_rejected() -> None:
 
 
 @pytest.mark.parametrize(("count", "within"), [(0, 0), (1, 0), (50, 0.03), (1000, 0.05), (200_000, 0.06)])
-def test_stats_distinct_keys_are_estimated(count: int, within: float) -> None:
+def test_spark_stats_estimate_the_number_of_distinct_keys(count: int, within: float) -> None:
     sketch = Sketch()
     for start in range(0, count, 50_000):
         hashes = hashes_of_column(ByteArray.of([b"key-%d" % i for i in range(start, min(count, start + 50_000))]))
@@ -131,12 +131,12 @@ def test_stats_distinct_keys_are_estimated(count: int, within: float) -> None:
     assert abs(sketch.count - count) <= within * count
 
 
-def test_stats_column_hashes_equal_the_hashes_of_the_entries() -> None:
+def test_spark_stats_column_hashes_equal_the_hash_of_each_entry() -> None:
     entries = [b"", b"a", b"abcd", b"abcde", b"a", bytes(100)]
     assert hashes_of_column(ByteArray.of(entries)).tolist() == [murmur2(entry) for entry in entries]
 
 
-def test_stats_subjects_beyond_the_bound_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_stats_subjects_above_the_limit_are_counted_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats_module, "MAX_SUBJECTS", 2)
     found = Measures(start_offset=0, end_offset=0)
     found.count_subjects({"a": 1, "b": 2, "c": 3, "d": 4})
@@ -153,7 +153,7 @@ def fill(log: FakePartition, batches: int, *, step_s: float = 1.0, size: int = 1
         log.append(build_batch(values, keys=keys, base_offset=first, leader_epoch=1, timestamp_ns=at, subjects=["s"] * size))
 
 
-def test_stats_cover_partitions_and_the_whole_stream(
+def test_spark_stats_contain_each_partition_and_the_whole_stream(
     access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(stats_module, "PIECE_RECORDS", 300)
@@ -178,7 +178,7 @@ def test_stats_cover_partitions_and_the_whole_stream(
     assert json.loads(json.dumps(report.to_json()))["streams"][0]["records"] == 3000
 
 
-def test_stats_of_a_part_of_a_stream_cover_only_that_part(access: Access, node: FakeNode) -> None:
+def test_spark_stats_of_an_offset_range_include_only_the_range(access: Access, node: FakeNode) -> None:
     fill(node.add_stream("orders").partitions[0], 10)
     some = stats(
         access, ORDERS, starting=OffsetSpec(offsets=((("orders", 0), 150),)), ending=OffsetSpec(offsets=((("orders", 0), 420),))
@@ -192,14 +192,14 @@ def test_stats_of_a_part_of_a_stream_cover_only_that_part(access: Access, node: 
         stats(access, Selection(("none",)))
 
 
-def test_spark_jobs_without_spark_use_bounded_threads_in_order() -> None:
+def test_parallel_jobs_without_spark_run_in_threads_and_return_results_in_order() -> None:
     assert spread(lambda n: n * n, list(range(20)), spark=None, tasks=3) == [n * n for n in range(20)]
     assert spread(lambda n: n, [], spark=None) == []
     with pytest.raises(ConfigError, match="tasks"):
         spread(lambda n: n, [1], spark=None, tasks=65)
 
 
-def test_executor_error_is_raised_as_the_original_error() -> None:
+def test_parallel_job_error_in_an_executor_is_raised_as_the_original_error() -> None:
     raised = type("PythonException", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})
 
     class Job:
@@ -231,7 +231,7 @@ def test_executor_error_is_raised_as_the_original_error() -> None:
 
 # ---- the plot ---------------------------------------------------------------------------------------------------------------
 @pytest.mark.long
-def test_stats_plot_shows_each_partition(access: Access, node: FakeNode, tmp_path: Path) -> None:
+def test_spark_stats_plot_contains_each_partition(access: Access, node: FakeNode, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     stream = node.add_stream("orders", partitions=2)
     fill(stream.partitions[0], 20)
@@ -246,7 +246,7 @@ def test_stats_plot_shows_each_partition(access: Access, node: FakeNode, tmp_pat
     save_plot(stats(access, ORDERS), tmp_path / "empty.png")
 
 
-def test_stats_plot_without_matplotlib_names_the_package_to_install(
+def test_spark_stats_plot_without_matplotlib_raises_with_the_package_to_install(
     access: Access, node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stats_module.importlib.util, "find_spec", lambda name: None)

@@ -38,7 +38,7 @@ class World:
         return {s.name: ((s.start_ns - begun) / MS, (s.end_ns - begun) / MS) for s in (tree.root, *tree.children)}
 
 
-def test_batch_trace_has_a_span_per_step_with_its_times() -> None:
+def test_batch_trace_has_one_span_per_step_with_start_and_end_time() -> None:
     world = World()
     world.append()
     for ms, step in (
@@ -65,7 +65,7 @@ def test_batch_trace_has_a_span_per_step_with_its_times() -> None:
     assert (world.node.open_count, world.node.open) == (0, {})
 
 
-def test_batch_trace_counts_only_events_that_reach_the_batch_end() -> None:
+def test_batch_trace_ignores_events_before_the_end_offset_of_the_batch() -> None:
     world = World()
     world.append()
     world.traces.flushed(14)
@@ -87,7 +87,7 @@ def test_batch_trace_of_an_unsampled_batch_is_not_started() -> None:
     assert world.node.budget.dropped == 0
 
 
-def test_batch_trace_does_not_wait_long_for_a_lagging_follower() -> None:
+def test_batch_trace_with_a_lagging_follower_ends_after_a_timeout() -> None:
     world = World()
     world.append(awaited=False, flushed=True)
     world.traces.fetched("n3", 14, 4)
@@ -112,7 +112,7 @@ def test_batch_trace_ends_with_an_error_at_the_end_of_the_leadership() -> None:
     assert not world.traces.follows
 
 
-def test_batch_traces_are_bounded_per_node() -> None:
+def test_batch_traces_per_node_are_limited() -> None:
     world = World()
     world.node.budget = SpanBudget(1e9)
     for number in range(MOST_OPEN + 3):
@@ -121,7 +121,7 @@ def test_batch_traces_are_bounded_per_node() -> None:
     assert world.node.budget.dropped == 3 * 6, "append, flush, commit, ack, two followers"
 
 
-def test_span_budget_is_a_number_of_spans_per_second() -> None:
+def test_span_budget_allows_a_number_of_spans_per_second() -> None:
     budget, dropped = SpanBudget(), 0
     assert budget.takes(60, 0)
     assert budget.takes(40, 0)

@@ -24,7 +24,7 @@ OWN, OTHER = TraceContext(5, 6, 1), TraceContext(7, 8, 1)
 MARK = ("traceparent", traceparent(OWN))
 
 
-def test_trace_context_is_added_once_after_the_headers() -> None:
+def test_trace_context_is_appended_to_the_headers_once() -> None:
     assert with_context((), OWN) == (MARK,)
     assert with_context((("a", b"b"),), OWN, "x=y") == (("a", b"b"), MARK, ("tracestate", b"x=y"))
     assert with_context((MARK,), OTHER, "x=y") == (MARK,)
@@ -49,7 +49,7 @@ def test_trace_state_is_added_up_to_its_size_limit() -> None:
         ((("traceparent", traceparent(OWN._replace(flags=2))),), True, None),
     ],
 )
-def test_trace_context_of_a_message_is_recognized(pairs: Pairs, bears: bool, created: TraceContext | None) -> None:
+def test_trace_context_in_message_headers_is_decoded(pairs: Pairs, bears: bool, created: TraceContext | None) -> None:
     assert (bears_one(pairs), created_in(pairs)) == (bears, created)
     assert (with_context(pairs, OTHER) == pairs) == bears
 
@@ -60,7 +60,7 @@ _HEADERS = st.lists(
 
 
 @given(st.lists(_HEADERS, min_size=1, max_size=5), st.sampled_from(["", "x=y"]))
-def test_trace_context_of_a_batch_is_put_before_the_first_records_headers(headers: list[Pairs], state: str) -> None:
+def test_trace_context_of_a_batch_is_inserted_before_the_headers_of_the_first_record(headers: list[Pairs], state: str) -> None:
     columns = parse_batch(build_batch([b"v"] * len(headers), headers=list(headers))).columns
     marks = with_context((), OWN, state)
     made = parse_batch(seal(body_of(first_marked(columns, marks))))
@@ -70,7 +70,7 @@ def test_trace_context_of_a_batch_is_put_before_the_first_records_headers(header
     assert [record.value for record in made.records()] == [b"v"] * len(headers)
 
 
-def test_span_budget_returned_spans_can_be_used_again() -> None:
+def test_span_budget_with_returned_spans_allows_them_again() -> None:
     budget = SpanBudget(2.0)
     assert budget.takes(2, 0)
     assert not budget.takes(1, 0)

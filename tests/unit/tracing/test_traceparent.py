@@ -39,11 +39,11 @@ def test_traceparent_parses_ids_and_sampled_flag() -> None:
         GOOD[:3] + GOOD[3:35].upper() + GOOD[35:], GOOD[:36] + GOOD[36:52].upper() + GOOD[52:], GOOD[:53] + b"0A",
     ],
 )  # fmt: skip
-def test_traceparent_that_is_malformed_is_none(value: bytes) -> None:
+def test_traceparent_that_is_malformed_is_parsed_as_none(value: bytes) -> None:
     assert parse_traceparent(value) is None
 
 
-def test_traceparent_of_a_later_version_may_have_a_suffix() -> None:
+def test_traceparent_of_a_later_version_with_a_suffix_is_parsed() -> None:
     assert parse_traceparent(b"01" + GOOD[2:]) == (TRACE, SPAN, 1)
     assert parse_traceparent(b"cc" + GOOD[2:] + b"-what-ever") == (TRACE, SPAN, 1)
 
@@ -51,7 +51,7 @@ def test_traceparent_of_a_later_version_may_have_a_suffix() -> None:
 @settings(max_examples=40)
 @given(st.one_of(st.binary(max_size=70), st.from_regex(_FORM, fullmatch=True), st.builds(
     lambda at, byte: GOOD[:at] + bytes([byte]) + GOOD[at + 1 :], st.integers(0, 54), st.integers(0, 255))))  # fmt: skip
-def test_traceparent_parsing_equals_a_plain_implementation(value: bytes) -> None:
+def test_traceparent_parser_equals_a_simple_reference_parser(value: bytes) -> None:
     assert parse_traceparent(value) == meanings.traceparent(value)
 
 
@@ -64,7 +64,7 @@ def one(number: int, flags: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_trace_context_check_finds_batches_with_a_traceparent_header(codec: Codec) -> None:
+def test_trace_context_check_of_a_batch_with_a_traceparent_header_returns_true(codec: Codec) -> None:
     headers: list[Headers | None] = [[("other", b"x" * 100)], [("traceparent", one(1))]] * 20
     assert may_have_context(batch_of(headers, codec))
     column = parse_batch(batch_of(headers, codec)).columns.headers
@@ -80,7 +80,7 @@ def test_trace_context_check_finds_batches_with_a_traceparent_header(codec: Code
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_trace_search_finds_sampled_messages_in_order(codec: Codec) -> None:
+def test_trace_search_in_a_batch_returns_sampled_contexts_in_order(codec: Codec) -> None:
     headers: list[Headers | None] = [
         None,
         [("traceparent", one(1, 0))],
@@ -97,12 +97,12 @@ def test_trace_search_finds_sampled_messages_in_order(codec: Codec) -> None:
     assert [(context.trace_id - TRACE, context.flags) for context in found] == [(2, 1), (3, 0xFF), (9, 0x0B)]
 
 
-def test_trace_search_of_a_large_batch_returns_at_most_the_link_limit() -> None:
+def test_trace_search_in_a_large_batch_returns_at_most_the_link_limit() -> None:
     found = traced_in(batch_of([[("traceparent", one(number))] for number in range(2000)]))
     assert [context.trace_id - TRACE for context in found] == list(range(MOST_LINKS))
 
 
-def test_trace_search_skips_a_batch_without_contexts() -> None:
+def test_trace_search_in_a_batch_without_sampled_contexts_returns_nothing() -> None:
     assert traced_in(batch_of([None, None])) == ()
     assert traced_in(batch_of([[("key", b"traceparent")]])) == ()
     assert traced_in(batch_of([[("traceparent", one(1, 0))]] * 3)) == ()
@@ -114,13 +114,13 @@ _VALUES = st.one_of(st.binary(max_size=60), st.integers(0, 255).map(lambda flags
 
 
 @given(st.lists(st.lists(st.tuples(_NAMES, _VALUES), max_size=3), min_size=1, max_size=12))
-def test_trace_search_equals_a_check_of_each_header(headers: list[list[tuple[str, bytes]]]) -> None:
+def test_trace_search_in_a_batch_equals_a_check_of_each_header(headers: list[list[tuple[str, bytes]]]) -> None:
     each = [meanings.traceparent(value) for pairs in headers for name, value in pairs if name == "traceparent"]
     wanted = dict.fromkeys(context for context in each if context is not None and context[2] & 1)
     assert traced_in(batch_of(list(headers))) == tuple(wanted)
 
 
-def test_trace_search_of_a_part_of_a_batch_finds_its_own_contexts() -> None:
+def test_trace_search_in_a_part_of_a_batch_returns_only_contexts_of_the_part() -> None:
     headers: list[Headers | None] = [
         [("a", b"b"), ("traceparent", one(0))],
         None,
@@ -137,7 +137,7 @@ def test_trace_search_of_a_part_of_a_batch_finds_its_own_contexts() -> None:
     assert len(sampled_in(column, 0, 4, 2)) == 2
 
 
-def test_trace_search_of_a_corrupt_batch_finds_nothing() -> None:
+def test_trace_search_in_a_corrupt_batch_returns_nothing() -> None:
     batch = bytearray(batch_of([[("traceparent", one(1))]] * 40, Codec.ZSTD))
     batch[-8:] = bytes(8)
     with pytest.raises(CorruptionError):
