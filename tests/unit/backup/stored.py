@@ -1,4 +1,4 @@
-"""A store with backups of made-up streams, written as ``sidecar.backup.create`` writes them, without a cluster."""
+"""Helpers that write a store with backups as ``sidecar.backup.create`` does, without a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UID = "00000a-19"
 
 
 def log_of(batches: int, records: int = 10, epoch: int = 3, value: bytes = b"%d") -> list[RecordBatch]:
-    """Batches of ``records`` each, from offset 0 on; the LeaderEpoch rises by one with every fourth."""
+    """Return batches of ``records`` each, from offset 0. The leader epoch increases with every fourth batch."""
     data = b"".join(
         build_batch([value % (n * records + i) for i in range(records)], base_offset=n * records, leader_epoch=epoch + n // 4)
         for n in range(batches)
@@ -31,14 +31,14 @@ def log_of(batches: int, records: int = 10, epoch: int = 3, value: bytes = b"%d"
 
 
 def partition_state(purges: tuple[Purge, ...] = ()) -> PartitionState:
-    """One replica."""
+    """Return the state of a partition with one replica."""
     return PartitionState(
         purges=purges, partition=0, replicas=("n1",), isr=("n1",), leader="n1", leader_epoch=9, epoch=1
     )  # fmt: skip
 
 
 def store_file(store: Store, path: str, data: bytes) -> StoredFile:
-    """Put it there."""
+    """Write the file to the store."""
     store.put(path, data)
     return StoredFile(path=path, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
@@ -52,7 +52,7 @@ def copied(
     before: PartitionCopy | None = None,
     per_piece: int = 3,
 ) -> PartitionCopy:
-    """Partition 0 of ``orders``, ``per_piece`` batches in each piece."""
+    """Write partition 0 of ``orders`` to the store, with ``per_piece`` batches in each piece."""
     size_bytes = per_piece * log[0].header.size_bytes
     high_watermark = log[-1].last_offset
     chain, kept = kept_pieces(before, start, high_watermark, size_bytes)
@@ -74,7 +74,7 @@ def copied(
 
 
 def put_backup(store: Store, backup: str, partition: PartitionCopy, since: str = "") -> Manifest:
-    """With its image, and the manifest last."""
+    """Write the metadata image and then the manifest of a backup."""
     stream = StreamImage("orders", UID, "shop.orders", StreamConfig(), (partition_state(),))
     image = replace(born_image(), index=7).with_stream(stream)
     manifest = Manifest(
@@ -87,7 +87,7 @@ def put_backup(store: Store, backup: str, partition: PartitionCopy, since: str =
 
 
 def two_backups(folder: Path) -> tuple[Store, Manifest, Manifest]:
-    """The second uses the two full pieces of the first."""
+    """Write two backups. The second one uses the two full pieces of the first one."""
     store = Store.at(str(folder))
     one = put_backup(store, FIRST, copied(store, FIRST, log_of(8)))
     two = put_backup(store, SECOND, copied(store, SECOND, log_of(10), before=one.streams[0].partitions[0]), FIRST)

@@ -159,7 +159,7 @@ def test_backup_verify_with_a_flipped_bit_in_any_file_reports_the_file(tmp_path:
         store.newest()
 
 
-def test_backup_verify_reports_a_piece_with_the_content_of_another_piece(tmp_path: Path) -> None:
+def test_backup_verify_reports_a_piece_of_another_log(tmp_path: Path) -> None:
     """Each piece is whole. The chain shows that it belongs to another log."""
     store, one, _ = two_backups(tmp_path)
     for other, says in (
@@ -247,7 +247,7 @@ def test_backup_prune_keeps_files_of_a_running_backup(tmp_path: Path) -> None:
 
 
 class Meanwhile(Store):
-    """Somebody does ``happens`` while a prune is at its first removal."""
+    """A store that calls ``happens`` before the first removal of a prune."""
 
     happens: Callable[[], None]
 

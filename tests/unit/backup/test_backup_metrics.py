@@ -19,7 +19,7 @@ Look = Callable[..., tuple[int, dict[str, float]]]
 
 @pytest.fixture
 def looked(tmp_path: Path) -> Look:
-    """Runs the command on a store; says its exit code and the figures of the file."""
+    """Run the command on a store. Return its exit code and the metrics of the file."""
 
     def look(store: Path, prom: Path = tmp_path / "liftpy.prom") -> tuple[int, dict[str, float]]:
         done = CliRunner().invoke(liftpy, ["backup", "list", str(store), "--metrics-file", str(prom)], standalone_mode=False)

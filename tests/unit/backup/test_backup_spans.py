@@ -47,7 +47,7 @@ def test_backup_step_span_ends_when_the_next_step_starts(monkeypatch: pytest.Mon
 
 
 class Kept:
-    """An exporter in memory."""
+    """A span exporter in memory."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []

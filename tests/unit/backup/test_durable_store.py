@@ -1,4 +1,4 @@
-"""Test that written objects survive a power cut as a whole, and the order of a backup's requests."""
+"""Test that files of a store survive a power cut, and the order of the requests of a backup."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, log_of, partitio
 
 
 class Watched:
-    """A file system whose moves are noted."""
+    """A file system that records its renames."""
 
     def __init__(self, inner: Any, note: Callable[[str], None]) -> None:
         self._inner, self._note = inner, note
@@ -233,7 +233,7 @@ async def test_backup_omits_streams_and_groups_that_are_deleted_during_the_backu
 
 
 class SmallDisk:
-    """A file system with room for ``room_bytes`` in all."""
+    """A file system with a capacity of ``room_bytes``."""
 
     def __init__(self, inner: Any, root: Path, room_bytes: int) -> None:
         self._inner, self._root, self.room_bytes = inner, root, room_bytes
@@ -256,7 +256,7 @@ class SmallDisk:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Of a cluster whose stream ``orders`` has one partition: ``log``, and the pending ``purges``."""
+    """Return a client of a cluster whose stream ``orders`` has one partition with ``log`` and pending ``purges``."""
     made: Any = SimpleNamespace(transport=None, log=log_of(8), purges=())
 
     async def described(**_: Any) -> Any:
@@ -292,7 +292,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
 async def test_backup_to_a_full_disk_removes_its_partial_files(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next backup finds room and no mark of the failed one."""
+    """The next backup has space and finds no marker of the failed one."""
     store, _, _ = two_backups(tmp_path)
     before = store.sizes("")
     disk = SmallDisk(store._fs, tmp_path, 0)

@@ -1,4 +1,4 @@
-"""Test the backup of one partition: from any replica, at a limited rate, while retention deletes."""
+"""Test the backup of one partition: from any replica, at a limited rate, during retention."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOG = log_of(8)
 
 
 class World:
-    """Three replicas of one log; ``fails``: what asking a node meets."""
+    """Three replicas of one log. ``fails`` has the errors of requests per node."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.log = LOG

@@ -1,4 +1,4 @@
-"""Test what a restore may change, and in which order it acts."""
+"""Test what a restore may change, and the order of its steps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NEW_UID = "00000b-20"
 
 
 class World(FlatClient):
-    """The cluster as a restore asks it; what it has done is noted."""
+    """A cluster that records the changes of a restore."""
 
     def __init__(self) -> None:
         self.done: list[Any] = []
@@ -83,7 +83,7 @@ def a_restore(world: Any, manifest: Manifest, *into: str) -> Restore:
 
 
 async def begin(world: World, manifest: Manifest) -> None:
-    """Let a restore make room for its streams."""
+    """Run the first step of a restore, which removes remains of earlier restores."""
     await a_restore(world, manifest)._make_room(world.image)
 
 

@@ -1,4 +1,4 @@
-"""Test the restore of group positions and cluster settings: failures are reported and end nothing."""
+"""Test the restore of group positions and cluster settings: a failure is reported and the restore continues."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_backup_of_unchanged_session_times_omits_them() -> None:
     "settings",
     [[], [RestoredSetting(QUOTA), RestoredSetting(TIMES)], [RestoredSetting(TIMES), RestoredSetting(QUOTA, "level 3")]],
 )
-def test_restore_with_remaining_manual_steps_exits_with_its_own_exit_code(
+def test_restore_with_remaining_manual_steps_exits_with_4(
     cursors: dict[str, str], settings: list[RestoredSetting], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two_backups(tmp_path)

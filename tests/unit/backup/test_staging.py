@@ -1,4 +1,4 @@
-"""Test logs made of pieces: byte for byte, where they end, and nothing of a damaged backup."""
+"""Test logs that a restore builds from backup pieces: content, end offset, and damaged pieces."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_restored_empty_log_has_the_log_start_of_the_backup(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("last", "whole"), [(46, 4), (49, 5), (50, 5), (0, 0), (98, 9), (99, 10), (500, 10)])
-def test_restore_until_an_offset_ends_before_the_offset(tmp_path: Path, last: int, whole: int) -> None:
+def test_restore_until_an_offset_includes_the_record_at_the_offset(tmp_path: Path, last: int, whole: int) -> None:
     """Only the last batch changes."""
     copy = two_backups(tmp_path / "store")[2].streams[0].partitions[0]
     done, found, log = staged(tmp_path, copy, Until(offset=last))
@@ -163,7 +163,7 @@ def test_restore_until_option_is_parsed() -> None:
 
 @pytest.fixture
 async def jobs(tmp_path: Path) -> AsyncIterator[tuple[Client, Store]]:
-    """A stream whose producer ``job`` has published 30 records, of which none is left."""
+    """Return a stream whose producer ``job`` published 30 records. All records are deleted."""
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("jobs", "shop.jobs")
         async with client.producer("jobs", id="job") as producer:
@@ -173,7 +173,7 @@ async def jobs(tmp_path: Path) -> AsyncIterator[tuple[Client, Store]]:
 
 
 def next_sequence(staged: StagedLog) -> int:
-    """Of the only producer in the state beside a restored log; 0: nothing is known of it."""
+    """Return the next sequence of the only producer in the state of a restored log, or 0 without a state."""
     producers = Producers(0, 1000)
     if staged.state is not None:
         producers.restore(staged.state.parts[producers.name][1], staged.state.end_offset)

@@ -1,4 +1,4 @@
-"""A real nats-server on a free port, and a responder that a test scripts: the client against NATS without a sidecar."""
+"""Fixtures with a real nats-server on a free port and a scripted responder. They test the client without a sidecar."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def transport(nats_url: str) -> AsyncIterator[Transport]:
 
 @pytest.fixture
 async def server_side(nats_url: str) -> AsyncIterator[Transport]:
-    """The other side's own connection."""
+    """Return a second NATS connection, for the responder."""
     transport = Transport(await open_connection(nats_url, name="other-side"))
     yield transport
     await transport.close()

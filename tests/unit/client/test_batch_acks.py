@@ -1,4 +1,4 @@
-"""What a publisher makes of an Ack of a run: each message of it has its answer, once, and no other has [A1, A8, A9]."""
+"""Test acks for several consecutive messages: each message completes once with its own offset [A1, A8, A9]."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_batch_ack_completes_only_messages_that_have_no_ack() -> None:
 
 
 async def test_batch_ack_with_a_count_above_the_sent_messages_completes_only_sent_messages() -> None:
-    """Anybody may write to an inbox."""
+    """Any NATS client may publish to an inbox."""
     made, _, _ = publisher()
     answers = await sent(made, 2)
     await made._on_ack(ack(1, offset=5, recordCount=(1 << 32) - 1))
@@ -119,7 +119,7 @@ async def test_batch_ack_with_an_error_fails_only_its_first_message() -> None:
 
 
 async def test_publisher_without_received_acks_sends_at_most_its_window() -> None:
-    """Back-pressure: who sends beyond it waits; memory does not grow, however many want to send."""
+    """Further sends wait, so the memory does not grow."""
     made, wire, _ = publisher(window=100, window_bytes=1 << 20)
     await sent(made, 100)
     waiting = [asyncio.ensure_future(made.send(b"w")) for _ in range(50)]

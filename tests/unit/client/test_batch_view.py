@@ -1,4 +1,4 @@
-"""What is cut out of a batch: by offset, by time, with holes; what is left says truly which records it holds."""
+"""Test slices of a batch by offset and by time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_batch_slice_of_a_control_batch_has_no_records() -> None:
 
 
 class _Stamped:
-    """A batch whose records have times of their own, as those of a compacted log."""
+    """A batch whose records have individual timestamps, as in a compacted log."""
 
     base_offset, next_offset, record_count, header = 10, 20, 4, None
 

@@ -42,7 +42,7 @@ Answer = Callable[[pb.ControlRequest], "pb.ControlResponse | None"]
 
 
 class Controller:
-    """The metadata leader as a test scripts it; what is asked is kept."""
+    """A scripted metadata leader that records all requests."""
 
     def __init__(self, transport: Transport, subjects: Subjects) -> None:
         self.transport, self.subjects = transport, subjects
@@ -150,7 +150,7 @@ async def test_admin_request_with_an_unknown_outcome_is_retried_with_the_same_op
 async def test_admin_request_with_an_undecodable_answer_is_retried_with_the_same_operation_id(
     admin: Admin, controller: Controller, transport: Transport
 ) -> None:
-    """The change may have been made: its outcome is unknown, and the same operation id makes it once."""
+    """The change may be applied already. The metadata group applies an operation id once."""
     another: Answer = lambda _: pb.ControlResponse(operationId=b"another request!")  # noqa: E731
     controller.script = [another, another, made]
     assert (await admin.create_stream("orders", "shop.orders", ready_s=0)).uid == "u1"
@@ -167,7 +167,7 @@ async def test_admin_request_with_an_undecodable_answer_is_retried_with_the_same
 async def test_admin_stream_change_is_retried_while_nodes_are_fenced(
     admin: Admin, controller: Controller, change: str, fenced: list[bool], refusals: int
 ) -> None:
-    """After a restart of NATS no node is live for a moment."""
+    """After a restart of NATS, all nodes are fenced for a moment."""
 
     def described(is_fenced: bool) -> Answer:
         image = pb.Image(nodes=[pb.Node(nodeId="n1", fenced=is_fenced)], streams=[pb.Stream(name="orders")])
@@ -324,7 +324,7 @@ WITHOUT_MAJORITY = (
 async def test_cli_command_without_a_controller_majority_raises_no_majority(
     controller: Controller, subjects: Subjects, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No request is answered but the question who is there."""
+    """The controller answers only requests for the cluster description."""
     monkeypatch.setattr(session, "WATCH_AFTER_S", 0.05)
     monkeypatch.setattr(requests_module, "MAJORITY_S", 0.3)
     members = [pb.ControllerStatus(nodeId=name, connected=name == "n1") for name in ("n1", "n2", "n3")]
@@ -355,7 +355,7 @@ async def test_cli_command_error_without_a_controller_majority_becomes_no_majori
     up: tuple[str, ...],
     raised: type[LiftError],
 ) -> None:
-    """`partition elect` says "is led by n1" of an old image, `group show` "there is no group": no node knows better."""
+    """Without a majority, a controller may answer from outdated metadata."""
     monkeypatch.setattr(requests_module, "MAJORITY_S", 0.1)
     members = [pb.ControllerStatus(nodeId=name, connected=name in up) for name in ("n1", "n2", "n3")]
     controller.knows = pb.ClusterDescription(controllers=members, metadataLeader="n1" if len(up) > 1 else "")

@@ -1,4 +1,4 @@
-"""What a client leaves behind, wakes and asks twice: windows, closes, questions whether a stream exists, answers that are none."""
+"""Test the close of clients, publishers and connections, and the checks whether a stream exists."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_client_close_leaves_an_application_connection_open_without_subscr
 
 
 async def test_client_close_fails_unanswered_messages_of_open_publishers(nats_url: str) -> None:
-    """Nobody listens: it would be sent again until the patience is over, by a publisher that has no connection any more."""
+    """No node subscribes to the subject. Without the close, the publisher resends until its timeout."""
     client = Client(Transport(await open_connection(nats_url)), Subjects("ns"), owns_connection=True)
     publisher = await client.publisher("s", subject="nobody.there", options=PublishOptions(window=1))
     first = await publisher.send(b"1")
@@ -185,7 +185,7 @@ async def test_node_status_answer_that_is_invalid_raises_protocol_error(answer: 
 
 # ---- answers to publishes --------------------------------------------------------------------------------------------
 class Answered(Publisher):
-    """With one message in flight; ``told`` is what came of an answer."""
+    """A publisher with one message in flight. ``told`` is the outcome of an answer."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

@@ -36,7 +36,7 @@ _numbers = count()
 
 
 class Replica:
-    """A replica as readers see it, with values v0, v1... ``high_watermark`` inclusive."""
+    """A scripted replica with the values v0, v1... ``high_watermark`` is inclusive."""
 
     def __init__(self, transport: Transport, subjects: Subjects, name: str, leader: str = "n1") -> None:
         self.transport, self.subjects, self.name, self.leader = transport, subjects, name, leader
@@ -375,7 +375,7 @@ async def test_consumer_read_ahead_requests_are_bounded_and_end_on_close(client:
 
 
 async def _take(consumer: Consumer, got: list[bytes], by_batch: bool, limit: int, how: str) -> None:
-    """Read on with ``consumer`` until ``limit`` more were got, then leave by ``how``."""
+    """Read with ``consumer`` until ``limit`` more records are in ``got``. Then leave the iteration as ``how`` says."""
     end = len(got) + limit
     async for item in consumer.batches() if by_batch else consumer:
         got += [value or b"" for value in item.values()] if isinstance(item, BatchSlice) else [item.value or b""]

@@ -1,4 +1,4 @@
-"""Who a client is and where it goes: files of secrets, and URLs; each is checked before anything connects, and never shown."""
+"""Test credential files and NATS URLs: they are checked before a connection, and secrets are never shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client's small decisions, each at its bound: what a reader asks and believes, what a parser waits for, what an end leaves."""
+"""Test limits and rare answers of readers, parsers, iterations, publishers and connections."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_read_answer_with_an_error_code_raises_the_matching_exception(
 
 # ---- iterations -------------------------------------------------------------------------------------------------------------
 class Ahead:
-    """What was read ahead: lists of numbers."""
+    """A read-ahead buffer with lists of numbers."""
 
     def __init__(self, *pieces: list[int]) -> None:
         self.pieces = list(pieces)
@@ -258,7 +258,7 @@ async def test_consumer_iteration_resumes_after_a_cancelled_wait() -> None:
 
 # ---- the parser ---------------------------------------------------------------------------------------------------------------
 class Connection:
-    """As much of nats-py's as the parser touches."""
+    """The part of a nats-py connection that the parser uses."""
 
     def __init__(self) -> None:
         self._subs: dict[int, Any] = {}
@@ -390,7 +390,7 @@ async def test_publisher_of_a_recreated_stream_resends_rejected_messages_without
 
 # ---- connecting -----------------------------------------------------------------------------------------------------------------
 class Strict:
-    """In the place of nats-py's connection: its ``connect`` does what the test says."""
+    """A replacement of the nats-py connection. Its ``connect`` does what the test sets."""
 
     error: BaseException | None = None
     last: Any = None

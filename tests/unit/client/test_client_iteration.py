@@ -1,4 +1,4 @@
-"""Break, cancel and raise at every await of a reader: every record comes once, and nothing is left running."""
+"""Test break, cancellation and errors at every await of a consumer: each record is returned once, and no task remains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORDS, PER_BATCH, PER_ANSWER = 18, 2, 2
 
 
 class Reader(PartitionReader):
-    """A partition in memory. Each answer takes some turns of the loop; ``failing``: number of a fetch -> what it raises."""
+    """A partition in memory. Each fetch takes several turns of the event loop. ``failing`` maps a fetch number to its error."""
 
     def __init__(self) -> None:
         self.stream, self.partition, self.options = "s", 0, ReadOptions(read_ahead=2)
@@ -57,7 +57,7 @@ class Reader(PartitionReader):
 
 
 class Stepping:
-    """Awaits ``work`` and cancels its own task at the ``at``-th time that it waits: at once, or when what it waits for is there."""
+    """An awaitable that cancels its own task at wait number ``at``: immediately, or when the awaited result is ready."""
 
     def __init__(self, work: Coroutine[Any, Any, None], at: int, late: bool) -> None:
         self.work, self.at, self.late = work, at, late

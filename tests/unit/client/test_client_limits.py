@@ -1,4 +1,4 @@
-"""What a client may use: time, also when nothing can be written; memory; rights; its own event loop."""
+"""Test the limits of a client: timeouts on a blocked connection, memory, permissions and the event loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from sidecar.dev.nats_server import NatsServer
 
 
 class Blocked:
-    """A NATS server that shakes hands and then reads nothing more."""
+    """A NATS server that completes the handshake and then reads no more bytes."""
 
     async def __aenter__(self) -> Blocked:
         self.writers: list[asyncio.StreamWriter] = []
@@ -122,7 +122,7 @@ async def test_large_request_on_a_blocked_nats_connection_raises_timeout(monkeyp
 
 
 async def test_nats_transport_flush_cancelled_during_its_pong_raises_cancelled_error(transport: Transport) -> None:
-    """``asyncio.wait_for`` gives its result when it is cancelled in the turn in which that comes: a PONG, say."""
+    """``asyncio.wait_for`` returns its result if the result and the cancellation arrive in one turn."""
     connection, met = transport.connection, 0
     pongs = connection._pongs
 

@@ -1,4 +1,4 @@
-"""A publish under a message id: sent again where it may be stored, never where the leader would not know the id; and the order."""
+"""Test publishes with a message id: resends inside the dedup window, outcomes, and the order of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client's connection against publishers that write bytes which nats-py can't read: counted, never the end of reading."""
+"""Test that messages which nats-py cannot decode are counted and do not end the connection."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNREADABLE = 4
 
 
 async def publish_raw(url: str, lines: bytes) -> None:
-    """Write ``lines`` as any client of the server may, and wait until it has taken them."""
+    """Write ``lines`` to the server as any client may, and wait until the server has processed them."""
     host, _, port = url.removeprefix("nats://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n' + lines + b"PING\r\n")
@@ -37,7 +37,7 @@ async def publish_raw(url: str, lines: bytes) -> None:
 
 
 async def attacked(connection: Any, url: str) -> tuple[list[str], list[bytes], int]:
-    """Subscribe to a wildcard and to a private subject, be attacked, hear an honest message: (subjects, forged, reconnects)."""
+    """Receive forged and valid messages on two subscriptions. Return (subjects, forged count, reconnects)."""
     heard: list[str] = []
     private: list[bytes] = []
     last = asyncio.Event()

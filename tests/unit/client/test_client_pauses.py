@@ -1,4 +1,4 @@
-"""``client.admin.pause`` and ``client.admin.resume`` on a cluster in memory: the requests, and what publishers meet."""
+"""Test ``client.admin.pause`` and ``client.admin.resume`` on a cluster in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an application imports and opens, and the client without asyncio."""
+"""Test the public names of the package, the ways to open a client, and the synchronous client."""
 
 from __future__ import annotations
 

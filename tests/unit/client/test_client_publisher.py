@@ -31,7 +31,7 @@ def quick_sweeper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Leader:
-    """Answers publishes the way its script says; without a script, with the next offset."""
+    """A scripted leader. Without a script, each publish gets the next offset."""
 
     def __init__(self, transport: Transport, subject: str) -> None:
         self.transport, self.subject = transport, subject
@@ -181,7 +181,7 @@ async def test_publisher_answer_that_is_not_an_ack_raises_outcome_unknown(transp
 async def test_publisher_ignores_an_ack_of_another_stream_and_waits_for_its_ack(
     transport: Transport, server_side: Transport, leader: Leader, foreign: _Ack | bytes
 ) -> None:
-    """Two streams on one subject: the ack of the one says nothing about the other [A9]."""
+    """Two streams share one subject [A9]."""
     ours = leader.on_message
 
     async def both(message: Any) -> None:
@@ -330,7 +330,7 @@ def test_publisher_options_with_values_out_of_range_raise() -> None:
 
 
 async def test_publisher_resends_unacked_messages_when_a_stalled_nats_server_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server stands still and keeps its connections, and the ack of the first attempt is lost."""
+    """The server process is stopped and keeps its connections. The ack of the first attempt is lost."""
     monkeypatch.setattr(transport_module, "SILENT_S", 0.2)
     monkeypatch.setattr(publisher_module, "SILENT_S", 0.2)
     with NatsServer() as server:
@@ -358,7 +358,7 @@ async def test_publisher_resends_unacked_messages_when_a_stalled_nats_server_res
 
 @pytest.mark.parametrize("has_ids", [True, False])
 async def test_publisher_after_a_nats_server_restart_gets_acks_within_two_seconds(has_ids: bool) -> None:
-    """A leader that is not ready again swallows a probe: the next one goes out within a fraction of a second."""
+    """The leader is not ready at first and loses the first message. The next resend follows within a fraction of a second."""
     loop = asyncio.get_running_loop()
     with NatsServer() as server:
         ours, theirs = Transport(await open_connection(server.url)), Transport(await open_connection(server.url))

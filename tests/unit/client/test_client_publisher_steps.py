@@ -1,4 +1,4 @@
-"""A publisher step by step, without a server: what goes out, what is waited for, sent again, given up, and who is told."""
+"""Test the steps of a publisher without a server: sends, acks, resends, timeouts and errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _Ack = client_pb2.Ack
 
 @pytest.fixture(autouse=True)
 def no_sweeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent again is for a test to say; those of the sweeper have their own."""
+    """Disable the timeout task. The tests of the task enable it again."""
     monkeypatch.setattr(publisher_module, "_SWEEP_S", 3600.0)
 
 
@@ -43,7 +43,7 @@ async def turns(count: int = 5) -> None:
 
 
 class Wire:
-    """In the place of a Transport; ``fails``: what the next writes raise."""
+    """A replacement of Transport. ``fails`` has the errors of the next writes."""
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
@@ -110,7 +110,7 @@ class Wire:
 
 
 class Found:
-    """What the metadata group says of the address."""
+    """The address that the metadata group returns."""
 
     def __init__(self) -> None:
         self.answer: Address | LiftError = Address("shop.s", "u1")

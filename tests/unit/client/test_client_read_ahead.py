@@ -1,4 +1,4 @@
-"""What is fetched ahead of an iteration: begun once, ended whatever it does, and never read through a client that is closed."""
+"""Test the read-ahead of a consumer: it starts once, stays within its depth, and ends on close."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.client.test_service_commands import COMMAND, Wire, reply
 
 
 class Home:
-    """The client, as far as an iteration knows it."""
+    """The part of the client that an iteration uses."""
 
     def __init__(self) -> None:
         self.closed: ClientClosedError | None = None
@@ -33,7 +33,7 @@ class Home:
 
 
 class Source:
-    """Answers in turn: a list, an error, None at the end, or a future to wait for."""
+    """A scripted fetch. Each answer is a list, an error, None at the end, or a future."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -147,7 +147,7 @@ async def test_client_close_with_a_full_read_ahead_buffer_ends_the_consumer() ->
 
 
 async def test_client_close_cancels_read_ahead_again_if_the_cancellation_is_swallowed() -> None:
-    """nats-py does, here and there."""
+    """nats-py swallows some cancellations."""
     swallowed: list[str] = []
     home = Home()
 

@@ -1,4 +1,4 @@
-"""What the client asks for and what it makes of answers and errors: queries, the operator's requests, readiness, endings."""
+"""Test requests of the client and their answers: service queries, admin requests, readiness, errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.unit.client.admins import admin_over
 
 # ---- queries -----------------------------------------------------------------------------------------------------------------
 class Exchange:
-    """A transport whose answers the test gives: (payload, headers), or an error."""
+    """A scripted transport. Each answer is (payload, headers) or an error."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)

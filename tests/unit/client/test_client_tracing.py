@@ -1,4 +1,4 @@
-"""A client that is traced: which spans there are, what is put into messages, and what is left as it is."""
+"""Test the spans and trace headers of a traced client."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def cluster() -> Iterator[MemoryCluster]:
 
 
 class Traced:
-    """A client, what it has told of, and a stream of its own."""
+    """A traced client, its exported spans, and its own stream."""
 
     def __init__(self, client: Client, provider: TracerProvider, exporter: InMemorySpanExporter, stream: str) -> None:
         self.client, self.provider, self._exporter, self.stream = client, provider, exporter, stream
@@ -182,7 +182,7 @@ async def test_client_outside_the_trace_sample_sends_no_trace_headers(cluster: M
 
 
 async def test_traced_publish_without_the_opentelemetry_sdk_sends_trace_headers(cluster: MemoryCluster, traced: Traced) -> None:
-    """OpenTelemetry's API without its SDK; ``tracestate`` goes along with it."""
+    """Only the API package of OpenTelemetry is used. ``tracestate`` is sent, too."""
     state = TraceState([("vendor", "1")])
     around = NonRecordingSpan(SpanContext(5, 6, is_remote=True, trace_flags=TraceFlags(1), trace_state=state))
     async with cluster.client(trace=trace.NoOpTracerProvider()) as client:
@@ -218,7 +218,7 @@ async def test_traced_producer_with_a_resumable_id_sends_no_trace_headers(traced
 
 
 async def test_traced_receive_span_links_at_most_64_records(traced: Traced) -> None:
-    """64 at most, of a batch that is compressed too; a range is told of as well."""
+    """The limit also applies to compressed batches and to ``read_range``."""
     contexts = [TraceContext(1000 + number, 7, 1) for number in range(100)]
     async with traced.client.producer(traced.stream, options=ProducerOptions(linger_s=30.0)) as producer:
         for context in contexts:
@@ -238,7 +238,7 @@ async def test_traced_receive_span_links_at_most_64_records(traced: Traced) -> N
 
 
 async def test_traced_producer_batch_of_maximum_size_has_trace_headers(traced: Traced) -> None:
-    """Also for the longest state."""
+    """The trace state has its maximum length."""
     most = traced.client.transport.max_payload_bytes - BATCH_BYTES - RECORD_BYTES
     state = TraceState([("vendor", "x" * 250), ("other", "x" * 240)])
     around = NonRecordingSpan(SpanContext(5, 6, is_remote=True, trace_flags=TraceFlags(1), trace_state=state))

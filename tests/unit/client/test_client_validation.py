@@ -1,4 +1,4 @@
-"""What applications are promised at the edge: places, times, ranges, answers, headers, each at its bound."""
+"""Test the validation of positions, times, ranges, answers and headers at their limits."""
 
 from __future__ import annotations
 

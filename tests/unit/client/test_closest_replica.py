@@ -1,4 +1,4 @@
-"""A reader in a rack: whom it asks, when it goes elsewhere, and when it comes back."""
+"""Test a reader near a rack: its choice of a replica, the change after a failure, and the return."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Time:
 
 @pytest.fixture(autouse=True)
 async def time(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Of the loop as the module sees it; time-outs go by the true one."""
+    """Replace the loop time of the module. Timeouts still use the real time."""
     made = Time()
     proxy = SimpleNamespace(get_running_loop=lambda: made, wait_for=asyncio.wait_for)
     monkeypatch.setattr(nearest_module, "asyncio", proxy)

@@ -1,4 +1,4 @@
-"""A client's connection puts together what comes where it arrives, and wakes its reading task for whole messages."""
+"""Test that the receiver of a NATS connection joins bytes to whole messages and wakes its read task for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LINE = b"MSG a.b 1 %d\r\n" % len(PAYLOAD)
 
 
 class Transport(asyncio.Transport):
-    """A socket that is fed by the test."""
+    """A socket whose bytes come from the test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Transport(asyncio.Transport):
 
 
 class Streams:
-    """nats-py's transport around it."""
+    """The stream reader of nats-py over the socket."""
 
     def __init__(self) -> None:
         self.socket = Transport()
@@ -157,7 +157,7 @@ async def test_nats_connection_over_an_unknown_transport_reads_with_nats_py() ->
 
 
 async def test_nats_receiver_delivers_bytes_buffered_by_nats_py_first() -> None:
-    """The first message may have come behind the handshake's last line, in one piece with it."""
+    """The first message may arrive in one packet with the last line of the handshake."""
     streams = Streams()
     streams._io_reader.feed_data(b"first ")
     receiver = await receiving.receive(type("C", (), {"_transport": streams})(), lambda data: data, 10)

@@ -1,4 +1,4 @@
-"""Several partitions as one: each in its order, none left out, positions that can be stored, what comes later, pauses, bounds."""
+"""Test a consumer of several partitions: order, completeness, stored positions, new streams, pauses and limits."""
 
 from __future__ import annotations
 

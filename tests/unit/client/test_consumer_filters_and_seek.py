@@ -1,4 +1,4 @@
-"""A Consumer of one partition whose node is the real rule of reads over a log in memory: filters, backwards, positions, seek, lag."""
+"""Test filters, backward reads, positions, seek and lag of a consumer over the read rules of a node in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BEGAN_NS = int(BEGAN.timestamp()) * 10**9
 
 
 class Node:
-    """Serves one partition and is the way to it: a ReadSource, a ReadShell and a Transport."""
+    """A node in memory with one partition. It is ReadSource, ReadShell and Transport in one object."""
 
     compacted, leader_epoch, leader, leads, may_serve, has_room = False, 3, "n1", True, True, True
     closed = False
@@ -435,7 +435,7 @@ async def test_consumer_passed_offset_never_exceeds_the_next_buffered_record() -
 
 
 async def test_consumer_seek_clears_the_old_leader_epoch() -> None:
-    """The node refuses an epoch that is not that of the record before."""
+    """The node rejects a leader epoch that differs from the epoch of the record before the offset."""
     node = Node()
     node.append(*[b"k"] * 50)
     node.append(*[b"k"] * 20)

@@ -1,4 +1,4 @@
-"""Records that are taken many at a time, and a slice whose records can't be had."""
+"""Test a consumer that takes many records at once and meets a corrupt batch or a fetch error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from liftpy.errors import CorruptionError, LiftError, UnavailableError
 
 
 async def test_consumer_returns_records_before_a_corrupt_batch_and_raises_until_the_batch_decodes() -> None:
-    """Who reads on after a damaged batch would have a gap [R2]."""
+    """A consumer that continued after the corrupt batch would lose its records [R2]."""
     batches = [build_batch([b"%d" % n, b"x"], base_offset=2 * n, leader_epoch=1) for n in range(4)]
     pieces = [BatchSlice(parse_batch(batch), 0, 2) for batch in batches]
     ahead = ReadAhead("s/0", Home(), 4, Source(pieces).begin)
@@ -46,7 +46,7 @@ class Home:
 
 
 class Source:
-    """All pieces in one answer, then the end."""
+    """A fetch with all slices in one answer, and then the end."""
 
     def __init__(self, pieces: list[BatchSlice]) -> None:
         self.answers: list[list[BatchSlice] | None] = [pieces, None]

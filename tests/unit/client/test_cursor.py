@@ -1,4 +1,4 @@
-"""Cursors against the shipped coordinator in a cluster in memory: held by one, never back, kept."""
+"""Test cursors with the real coordinator in a cluster in memory: one owner, positions that never decrease."""
 
 from __future__ import annotations
 

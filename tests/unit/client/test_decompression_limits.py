@@ -1,4 +1,4 @@
-"""An answer of some KB that stands for hundreds of MB: read batch by batch, within a bound, and whole all the same [L7]."""
+"""Test the memory of a read whose answer has some KB and decompresses to hundreds of MB [L7]."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def log() -> list[bytes]:
 
 
 def answer(batches: list[bytes], request: client_pb2.ReadRequest) -> bytes:
-    """Everything from the wanted offset on, as a node answers."""
+    """Return all batches from the requested offset on, as a node does."""
     head = client_pb2.ReadResponse(streamUid="u", node="n1", highWatermark=BATCHES - 1, nextOffset=BATCHES, leader="n1")
     return frames.read_response_header(head) + b"".join(batches[request.offset :])
 

@@ -1,4 +1,4 @@
-"""Messages that go the short way: the bytes that nats-py and protobuf would make, and everything else goes the long way."""
+"""Test the fast path of a publish: it writes the bytes of nats-py and protobuf. Other messages use the normal path."""
 
 from __future__ import annotations
 

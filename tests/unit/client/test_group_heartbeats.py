@@ -1,4 +1,4 @@
-"""A member of a group whose coordinator is the machine itself: heartbeats wait for nothing."""
+"""Test heartbeats, commits and rebalances of a group member with the coordinator state machine in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.client.test_consumer_filters_and_seek import Node, consumer
 
 
 class Coordinated:
-    """One stream, by default of one partition, and a coordinator; ``stuck``: nobody answers a commit."""
+    """One stream with one partition by default, and a coordinator. ``stuck``: the coordinator answers no commit."""
 
     def __init__(self, partitions: int = 1) -> None:
         self.machine = GroupMachine()
@@ -262,7 +262,7 @@ async def test_group_member_with_a_possibly_expired_session_returns_no_records(m
 
 
 async def test_group_member_retries_a_read_that_times_out() -> None:
-    """So it is for a process that was stopped for longer than its patience: its group goes on, if its session does."""
+    """A process that was suspended longer than the read timeout continues if its session is still valid."""
     home, failures = Coordinated(), [RequestTimeoutError("no answer"), UnavailableError("nobody")]
     made = home.consume
 

@@ -1,4 +1,4 @@
-"""Where a member of a group begins, and goes on, in streams that change while it runs; in a cluster in memory."""
+"""Test the start positions of a group in streams that change while the group runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def client() -> AsyncIterator[Client]:
 
 
 async def taken(group: Group, count: int) -> list[bytes | None]:
-    """The values of the next records, ``count`` at least; committed."""
+    """Return the values of at least ``count`` next records, and commit them."""
     found: list[bytes | None] = []
     async with asyncio.timeout(40):
         while len(found) < count:
@@ -40,7 +40,7 @@ async def committed(client: Client) -> dict[tuple[str, int], int]:
 
 
 async def until_begun(client: Client, group: Group) -> None:
-    """Wait until ``group`` has committed that it begins behind the first record."""
+    """Wait until ``group`` has committed a start position after the first record."""
     async with asyncio.timeout(40):
         while not group.owned or await committed(client) != {("orders", 0): 1}:
             await asyncio.sleep(0)
@@ -134,7 +134,7 @@ async def test_group_with_start_new_commits_its_start_before_delivering_records(
 
 
 async def test_group_member_that_joins_after_added_partitions_reads_them_from_their_first_record(client: Client) -> None:
-    """The other member has not noticed them."""
+    """The first member does not yet know the added partitions."""
     options = GroupOptions(start="new", auto_commit_s=0)
     await client.publish("orders", b"old")
     async with client.group("billing", ["orders"], options=options) as first, asyncio.timeout(40):

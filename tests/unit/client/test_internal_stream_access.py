@@ -1,4 +1,4 @@
-"""What a client does with internal streams, in a cluster in memory: hidden, guarded, read by name; that of groups made on demand."""
+"""Test the access of a client to internal streams, and the creation of the stream of groups, in a cluster in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A name that is none is told before anybody is asked: as a part of a subject it would ask for something else."""
+"""Test that invalid names are rejected before a request. Such a name could select another subject."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WRONG = ("", "a.b", "a b", "*", ">", "a\r\nPUB x 0")
 
 
 class Silent:
-    """A transport that nothing may be asked of."""
+    """A transport that fails each request."""
 
     max_payload_bytes = 1 << 20
 

@@ -1,4 +1,4 @@
-"""JetStream's read API, answered from a cluster in memory: what is given, where it ends, and what is not there."""
+"""Test the read API of JetStream on a cluster in memory: answers, limits and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of JetStream's read API: what they ask, and which are refused, as nats-server 2.15.1 refuses them where it does."""
+"""Test the requests of JetStream's read API. Invalid ones get the errors of nats-server 2.15.1."""
 
 from __future__ import annotations
 

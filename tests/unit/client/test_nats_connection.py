@@ -1,4 +1,4 @@
-"""A connection as the client holds it, without a server: what it reads, refuses, counts, and what it waits for."""
+"""Test the NATS connection, parser and transport of the client without a server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_subject_pattern_cache_does_not_change_the_matches() -> None:
 
 
 class Connection:
-    """As much of nats-py's as a parser touches; ``on_ping`` is what its PING leads to."""
+    """The part of a nats-py connection that the parser uses. The parser calls ``on_ping`` for a PING."""
 
     def __init__(self, *subjects: str) -> None:
         self._subs: dict[int, Any] = {n: SimpleNamespace(subject=s) for n, s in enumerate(subjects, 1)}
@@ -125,7 +125,7 @@ async def test_nats_parser_drops_cached_patterns_of_removed_subscriptions() -> N
 
 # ---- a connection of our own ---------------------------------------------------------------------------------------------------
 def strict(monkeypatch: pytest.MonkeyPatch, *, connected: bool = True) -> tuple[Any, list[Any]]:
-    """(a connection without a server, what nats-py's part of it was told)."""
+    """Return a connection without a server, and the list of calls to the nats-py part."""
     made: Any = StrictConnection()
     told: list[Any] = []
 
@@ -318,7 +318,7 @@ async def test_permission_denial_fails_waiting_requests_of_the_denied_subject() 
 
 
 class Nats:
-    """In the place of nats-py's client, below a Transport."""
+    """A replacement of the nats-py client below a Transport."""
 
     def __init__(self) -> None:
         self.max_payload = 1 << 20

@@ -1,4 +1,4 @@
-"""A producer's lane against the leader's own rules, over a wire that loses, delays and repeats, and leaders that forget their tails."""
+"""Test the partition queue of a producer with the rules of a leader, lost and repeated messages, and leader changes."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ def test_producer_partition_queue_over_quota_after_a_reconnect_still_waits_for_t
 # ---- with a leader -----------------------------------------------------------------------------------------------------------
 @dataclass
 class Leader:
-    """The leader's rules over a log whose end may be cut at a fail-over, down to what is committed."""
+    """The producer rules of a leader. A failover may truncate the log down to the committed records."""
 
     log: list[tuple[RecordBatch, bool]] = field(default_factory=list)
     producers: Producers = field(default_factory=lambda: Producers(0, 10))
@@ -368,7 +368,7 @@ class Leader:
         self.producers.committed(self.end - 1)
 
     def fail_over(self, rng: random.Random) -> None:
-        """The next leader has what is committed, and perhaps some more."""
+        """The next leader has the committed records and possibly some later ones."""
         ends = [batch.next_offset for batch, _ in self.log if batch.next_offset >= self.committed] or [self.committed]
         self.end = rng.choice([self.committed, *ends])
         self.log = [(batch, known) for batch, known in self.log if batch.next_offset <= self.end]
@@ -435,7 +435,7 @@ def test_producer_partition_queue_without_a_known_digest_sends_no_digest() -> No
 
 
 def test_producer_partition_queue_batch_age_counts_from_its_first_send() -> None:
-    """By it patience is counted: a batch that is sent again and again is given up at last."""
+    """The producer timeout uses this age, so a batch that is resent often fails in the end."""
     lane = a_lane()
     fill(lane, b"a")
     for now in (5.0, 7.0, 11.0):

@@ -1,4 +1,4 @@
-"""A reader step by step, without a server: whom it asks, what it believes, when it asks others, and where it goes on."""
+"""Test the steps of a partition reader without a server: choice of the node, checks of answers, retries."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def a_reader(options: ReadOptions | None = None, **transport: Any) -> Any:
 
 
 class Asked:
-    """In the place of a reader's ``_answer``: ``script`` has a frame's body and head, or an error, for each question."""
+    """A replacement of ``_answer``. ``script`` has the body and header of each answer, or an error."""
 
     def __init__(self, reader: Any, *script: Any) -> None:
         self.script = list(script)
@@ -221,7 +221,7 @@ async def test_partition_reader_bounds_confirm_a_truncation_with_a_second_answer
 
 # ---- one question --------------------------------------------------------------------------------------------------------------
 class Requests:
-    """In the place of a Transport: requests that a test answers."""
+    """A replacement of Transport. The test answers its requests."""
 
     def __init__(self) -> None:
         self.max_payload_bytes = 1 << 20

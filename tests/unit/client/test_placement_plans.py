@@ -1,4 +1,4 @@
-"""What is asked of placement and of nodes, and what a dry run answers; and what a client does with a stream that it has made."""
+"""Test placement plans, admin requests for placement and nodes, and the readiness of created streams."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_assignment_file_with_an_invalid_entry_raises_with_the_entry_number(text
 
 # ---- what is asked of the metadata group -----------------------------------------------------------------------------------------
 class Group:
-    """In the place of a Transport: each request is answered by the next of ``script``."""
+    """A replacement of Transport. ``script`` has the answers."""
 
     def __init__(self, *script: pb.ControlResponse) -> None:
         self.script = list(script)
@@ -326,7 +326,7 @@ def image(count: int = 2, *, waiting: int = 0, led: int | None = None, **fields:
 
 
 class Told:
-    """In the place of an Admin: keeps what it is asked, and gives what ``script`` has for it."""
+    """A replacement of Admin. It records requests. ``script`` has the answers."""
 
     def __init__(self, **script: list[Any]) -> None:
         self.script = script
@@ -409,7 +409,7 @@ async def test_stream_readiness_wait_polls_a_stream_without_replicas_until_place
 
 
 async def test_stream_readiness_wait_sleeps_at_most_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor than the time between two looks."""
+    """The sleep is also at most the poll interval."""
     now, slept = [100.0], []
 
     async def sleep(seconds: float) -> None:

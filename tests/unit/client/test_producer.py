@@ -1,4 +1,4 @@
-"""A producer against the nodes' own ingest, over a wire that loses what it is told to: each record once, in order, each answered."""
+"""Test a producer with the real ingest of nodes and lost messages: each record is stored once, in order, with an ack."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PATIENT: dict[str, Any] = {"attempt_s": 0.05, "patience_s": 30.0}
 
 
 class Wire:
-    """In the place of a Transport: what is published reaches the ingest of its partition at once, and is committed then."""
+    """A replacement of Transport. Each publish is stored and committed by the ingest immediately."""
 
     max_payload_bytes = 64 * 1024
 
@@ -127,7 +127,7 @@ class Wire:
         return [value for batch in self.nodes[partition].batches for value in batch.values()]
 
     def another_leader(self, partition: int = 0) -> None:
-        """With the whole log, and nothing that the one before had promised."""
+        """Change to a leader that has the whole log but no producer epochs of its predecessor."""
         ingest = self.nodes[partition].ingest
         ingest.stop()
         ingest._listener = None

@@ -1,4 +1,4 @@
-"""Whom a producer doubts, and what it leaves behind: timers, callbacks, tasks, room."""
+"""Test address lookups of a producer, and that it leaves no timers, callbacks, tasks or buffer space behind."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_producer_buffer_size_includes_headers() -> None:
 
 
 class Counted(asyncio.Future[None]):
-    """How many callbacks it has."""
+    """A future that counts its callbacks."""
 
     count = 0
 
@@ -164,7 +164,7 @@ async def test_producer_registers_one_reconnect_callback() -> None:
 
 @pytest.mark.parametrize("has_sent", [True, False])
 async def test_producer_without_a_digest_sends_no_digest_to_the_next_leader(has_sent: bool) -> None:
-    """One leader reads a compacted log, the next one has seen all of it: what the first did not know is no difference to the second."""
+    """The first leader read a compacted log and has no digest. The next leader has the digest of all records."""
     wire = Wire()
     async with await a_producer(wire) as p:
         await p.send_many([b"a", b"b"])
@@ -247,7 +247,7 @@ async def test_producer_flush_does_not_wait_for_the_linger_time() -> None:
 
 
 async def test_producer_send_that_is_cancelled_stores_nothing() -> None:
-    """Whoever sends it again after a time-out would store it twice."""
+    """The application may repeat a send after a timeout."""
     wire = Wire()
     p = await a_producer(wire, batch_records=1)
     taken, cancelled = [], 0

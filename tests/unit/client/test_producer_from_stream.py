@@ -1,4 +1,4 @@
-"""A producer with a source: killed at any point, each source record counts once in every target partition [A3]."""
+"""Test a producer with a source: after a crash at any step, each source record counts once per target partition [A3]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a producer's records go, and what is no record."""
+"""Test the choice of the partition, and invalid records and options."""
 
 from __future__ import annotations
 

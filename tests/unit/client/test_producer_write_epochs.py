@@ -1,4 +1,4 @@
-"""Rounds of a producer: whatever dies in one, and however often it is begun again, each of its records is stored once [A4]."""
+"""Test repeated write epochs of a producer: after crashes at any step, each record is stored once [A4]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom a publisher believes, and where it goes on when its stream is not where it was: deleted, made again, elsewhere [A9]."""
+"""Test the stream address of a publisher: deleted, recreated and moved streams, and acks of other streams [A9]."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _names = count()
 
 
 class Node:
-    """Metadata group and leader of everything: streams by name, and what each has stored, by its uid."""
+    """A metadata group and the leader of all streams. It has the streams by name and the stored messages by uid."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport

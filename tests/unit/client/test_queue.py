@@ -1,4 +1,4 @@
-"""Workers of a queue, against the shipped coordinator in a cluster in memory: each record with one worker, until it is done [Q1-Q6]."""
+"""Test workers of a queue with the real coordinator in a cluster in memory [Q1-Q6]."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHORT = QueueOptions(ack_wait_s=0.2)
 
 
 def report_through(monkeypatch: pytest.MonkeyPatch, queue: Queue, report: Any) -> None:
-    """Let a queue send what it tells its coordinator through another function."""
+    """Replace the function that sends the settlements of a queue."""
     monkeypatch.setattr(queue, "_say", report)
 
 
@@ -58,7 +58,7 @@ def numbers(jobs: list[Job]) -> list[int]:
 
 
 async def all_of(queue: Queue, count: int, each: Callable[[Job], Any]) -> list[int]:
-    """What is taken until ``count`` were, each settled by ``each``."""
+    """Take ``count`` records and settle each with ``each``."""
     found: list[int] = []
     async with asyncio.timeout(60):
         async for job in queue:
@@ -173,7 +173,7 @@ async def test_queue_record_beyond_max_deliveries_is_a_dead_letter(client: Clien
 
 
 async def test_queue_dead_letter_above_the_message_size_is_stored_without_its_value(client: Client) -> None:
-    """A record that fills a message leaves no room for the headers that say where it is from."""
+    """The record has the maximum message size, so the dead-letter headers do not fit."""
     largest = 1024 * 1024
     async with asyncio.timeout(30):
         while True:  # the largest that is taken
@@ -215,7 +215,7 @@ async def test_queue_dead_letter_with_a_too_long_reason_is_stored_without_the_re
 async def test_queue_with_a_missing_dead_letter_stream_delivers_other_records(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, state: str
 ) -> None:
-    """A record that can't be stored as a dead letter keeps nobody waiting, is named, and is stored when the stream is back."""
+    """The dead letter is stored when the stream exists again."""
     monkeypatch.setattr(module, "_BURY_AGAIN_S", 0.1)
     monkeypatch.setattr(module, "_BURY_S", 1.0)
     await fill(client, 4)
@@ -311,7 +311,7 @@ async def test_queue_ack_wait_starts_before_the_take_request(client: Client, mon
 async def test_queue_dead_letter_stored_by_two_workers_has_one_message_id(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker that buried it died before it could say so: the next one buries it under another lease."""
+    """The first worker ends before it reports the dead letter. The next worker stores it under another lease."""
     await fill(client, 1)
     ids: list[str] = []
 
@@ -452,7 +452,7 @@ async def test_queue_with_start_new_reads_added_partitions_from_their_first_reco
 
 
 async def test_queue_worker_opened_after_added_partitions_reads_them_from_their_first_record(client: Client) -> None:
-    """No worker that was there before has noticed them. The same where the stream was made again."""
+    """The first worker does not yet know them. A recreated stream is read in the same way."""
     options = QueueOptions(start="new")
     await fill(client, 3)
     async with client.queue("jobs", "w", options=options) as first:
@@ -543,7 +543,7 @@ async def test_queue_rejects_invalid_names_and_options(client: Client) -> None:
 
 
 def said_by(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What each of its commands says, from here on."""
+    """Return a list that records the content of each later command."""
     said: list[list[str]] = []
     real = queue._say
 
@@ -619,7 +619,7 @@ async def test_queue_take_that_is_cancelled_loses_no_records(client: Client) -> 
 async def test_queue_ack_is_stored_if_the_take_in_its_request_is_rejected(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another worker has begun to keep the order of keys."""
+    """Another worker has enabled the order of keys."""
     monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 10)
     await fill(client, 30)
     async with client.queue("jobs", "w", options=QueueOptions(max_own_pending=3)) as queue:

@@ -1,4 +1,4 @@
-"""One partition as a worker of a queue reads it: what is kept is bounded, what retention took is left out, the end is waited for."""
+"""Test the log of one partition as a queue worker reads it: cache limits, deleted records, waiting for the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from liftpy.errors import LiftError, OffsetOutOfRangeError, UnavailableError
 
 
 class Reader:
-    """In the place of a PartitionReader: batches of two records, one for each answer; ``fails``: what the next fetches raise."""
+    """A replacement of PartitionReader with two records per answer. ``fails`` has the errors of the next fetches."""
 
     def __init__(self, count: int = 40) -> None:
         self.count = count
@@ -115,7 +115,7 @@ async def test_queue_log_end_watch_runs_once_until_the_end_advances() -> None:
 
 
 async def test_queue_log_end_watch_that_fails_ends_after_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else who takes in a loop asks without a pause."""
+    """Without the delay, a worker that takes in a loop sends requests without a pause."""
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Workers of a queue with order per key, against the shipped coordinator in a cluster in memory [Q7]."""
+"""Test queue workers with order per key and the real coordinator in a cluster in memory [Q7]."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
 
 
 async def fill(client: Client, keys: str, first: int = 0) -> None:
-    """One record for each character, its key; '-': none."""
+    """Publish one record per character, with the character as key. '-' means no key."""
     async with client.publisher("jobs") as publisher:
         for number, key in enumerate(keys, first):
             await publisher.send(b"%d" % number, key=None if key == "-" else key.encode())
@@ -68,7 +68,7 @@ async def test_ordered_queue_dead_letter_unblocks_its_key(client: Client) -> Non
 async def test_ordered_queue_with_many_workers_delivers_all_records_in_key_order(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Iterating, with windows of keys that are smaller than what is held."""
+    """The key windows of the workers are smaller than the number of their records."""
     monkeypatch.setattr(module, "_AHEAD", 3)
     keys = "aaaaaaaaaaaaaaab-cbca" * 4
     await fill(client, keys)

@@ -1,4 +1,4 @@
-"""How much a worker of a queue takes ahead of what it is asked for."""
+"""Test how many records a queue worker prefetches."""
 
 from __future__ import annotations
 

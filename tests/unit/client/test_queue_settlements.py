@@ -1,4 +1,4 @@
-"""What a worker says of its records: together, and each answered for itself."""
+"""Test the settlements of a queue worker: they share requests, and each gets its own result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is believed of an answer about a range."""
+"""Test the checks of an answer about the size of a range."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def test_read_request_contains_the_last_record_and_a_truncation_raises() -> None
 
 
 def test_read_request_of_a_compacted_log_contains_the_last_returned_record() -> None:
-    """With compaction the records before the offset may be gone."""
+    """Compaction may have deleted the records before the next offset."""
     progress = ReadProgress("s", 0, 0, compacted=True)
     progress.accept(answer(batch(0, 2, epoch=3), hw=9, compacted=True, nextOffset=8))
     request = progress.request(1000, 0)
@@ -246,7 +246,7 @@ def test_read_request_of_a_compacted_log_contains_the_last_returned_record() -> 
 
 
 def test_partition_reader_above_the_decompression_limit_skips_no_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches that decompress to too much are left for the next question: the answer's own next offset lies behind them."""
+    """The next request starts at the remaining batches, not at the next offset of the answer."""
     monkeypatch.setattr(progress_module, "MAX_DECOMPRESSED_BYTES", 10)
     progress = ReadProgress("s", 0, 0, compacted=True)
     batches = batch(0, 3), batch(3, 2), batch(5, 1)

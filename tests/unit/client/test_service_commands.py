@@ -1,4 +1,4 @@
-"""A command to a service: what goes out, whose answer counts, what is sent again and what is not."""
+"""Test commands to a service: the sent message, acks and answers, and retries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reply(data: bytes = b"done", **headers: str) -> Any:
 
 
 class Wire:
-    """In the place of a Transport: each attempt is answered by the next of ``script``, (ack, reply) of which each may be None."""
+    """A replacement of Transport. ``script`` has (ack, reply) of each attempt. Both may be None."""
 
     def __init__(self, *script: tuple[Any, Any]) -> None:
         self.script = list(script)
@@ -151,7 +151,7 @@ async def test_service_command_ignores_an_ack_of_another_stream_and_returns_the_
 
 
 async def test_service_command_with_ack_and_answer_returns_the_answer() -> None:
-    """Both are there: it was carried out, by whichever attempt."""
+    """The service applied the command in one of the attempts."""
     assert (await Wire((ack(ackError=_Ack.READ_ONLY), reply())).call()).value == b"done"
 
 

@@ -1,4 +1,4 @@
-"""Calls with a short timeout, against a cluster in memory: they give up the wait, and the next call has what has come."""
+"""Test calls with a short timeout on a cluster in memory: the next call returns the records that arrived."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An application that stands still makes the reading stand still: memory is flat, in bytes as decompressed, with records of 1 MB."""
+"""Test that the client stops fetching while the application reads no records of 1 MB."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONS = ReadOptions(read_ahead=4)
 
 
 class Partition(PartitionReader):
-    """A partition in memory, which answers as a node does; every record of 1 MiB. ``sent_bytes``: what it has answered."""
+    """A partition in memory with records of 1 MiB. ``sent_bytes`` counts the answered bytes."""
 
     def __init__(self, values: list[bytes]) -> None:
         self.stream, self.partition, self.options, self.node = "s", 0, OPTIONS, ""
@@ -64,7 +64,7 @@ class Partition(PartitionReader):
 
 
 def values(kind: str) -> list[bytes]:
-    """``small``: 1 MiB that compresses to nothing; ``large``: that does not compress, so that a message holds no whole batch more."""
+    """Return values of 1 MiB. ``small`` ones compress well. ``large`` ones do not, so a message has one batch."""
     return [bytes(MIB)] if kind == "small" else [random.Random(n).randbytes(MIB) for n in range(3)]
 
 

@@ -1,4 +1,4 @@
-"""From stream to stream by a group, in a cluster in memory: what each record yields once, whoever leaves, dies or is refused."""
+"""Test ``group.into`` in a cluster in memory: each record is copied once, despite failures of members and leaders."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ async def cluster() -> AsyncIterator[MemoryCluster]:
 
 
 def bills(record: Record) -> Iterator[tuple[bytes | None, bytes | None]]:
-    """None, one or two of each."""
+    """Return none, one or two output records for a source record."""
     yield from made_of(record.value or b"")
 
 
 def made_of(value: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The same of a value."""
+    """Return the output values for a source value."""
     number = int(value.partition(b".")[2])
     for each in range(number % 3):
         yield b"%d" % (number % 17 + each), value + b".%d" % each
@@ -46,7 +46,7 @@ async def feed(client: Client, first: int, count: int) -> None:
 
 
 def wanted(count: int) -> list[list[list[bytes]]]:
-    """Target partition -> source partition -> what is to be there, in order."""
+    """Return the expected values: target partition -> source partition -> values in order."""
     found: list[list[list[bytes]]] = [[[] for _ in range(SOURCES)] for _ in range(TARGETS)]
     for source in range(SOURCES):
         for number in range(count):
@@ -56,7 +56,7 @@ def wanted(count: int) -> list[list[list[bytes]]]:
 
 
 async def copied(client: Client) -> list[list[list[bytes]]]:
-    """The same, as it is."""
+    """Return the stored values: target partition -> source partition -> values in order."""
     found: list[list[list[bytes]]] = [[[] for _ in range(SOURCES)] for _ in range(TARGETS)]
     for target in range(TARGETS):
         async for record in client.consume("bills", target, until="end"):
@@ -66,7 +66,7 @@ async def copied(client: Client) -> list[list[list[bytes]]]:
 
 
 async def until_copied(client: Client, count: int) -> None:
-    """Wait for as many as are wanted; then they are those that are."""
+    """Wait until the number of stored values is the expected number. Then compare the values."""
     right = wanted(count)
     total = sum(len(values) for sources in right for values in sources)
     async with asyncio.timeout(40):
@@ -113,7 +113,7 @@ async def test_group_into_copies_each_record_once_while_members_and_leaders_fail
 
 
 async def test_group_into_without_committed_positions_skips_records_already_in_the_target(cluster: MemoryCluster) -> None:
-    """Nothing was ever committed: what each partition of the target has is left out there."""
+    """The group never committed a position."""
     async with cluster.client() as client:
         await feed(client, 0, 50)
         group, task = await copying(client, GroupOptions(session_s=3.0, auto_commit_s=0))
@@ -143,7 +143,7 @@ async def test_group_into_with_a_fenced_producer_opens_a_new_producer(cluster: M
 
 
 async def close(client: Client, how: str) -> None:
-    """The target takes nothing from now on."""
+    """Make the target reject all publishes."""
     await (client.admin.pause("bills") if how == "PAUSED" else client.admin.alter_stream("bills", read_only=True))
 
 

@@ -1,4 +1,4 @@
-"""The client's own descriptions of streams and partitions."""
+"""Test the descriptions of streams and partitions that the client returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The synchronous client has each method of the asynchronous one, with its parameters and its text."""
+"""Test that the synchronous client has the methods, parameters and docstrings of the asynchronous client."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def named(one: Any) -> str:
 
 
 class Asked:
-    """In the place of the asynchronous one: what was called, on which thread, and an answer for each."""
+    """A replacement of an asynchronous object. It records each call with its thread and returns an answer."""
 
     counters = {"odd": 3}  # noqa: RUF012
     admin = services = groups = queues = cursors = None
@@ -203,7 +203,7 @@ def test_sync_connect_that_fails_ends_its_thread(monkeypatch: pytest.MonkeyPatch
 
 
 def test_sync_call_during_close_in_another_thread_raises_client_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It had looked whether the client is closed, and its work came to a loop that has stopped."""
+    """The call passed the check for a closed client before the event loop stopped."""
     loop, real = sync._Loop(), asyncio.run_coroutine_threadsafe
     looked, ending, told = threading.Event(), threading.Event(), list[BaseException]()
 

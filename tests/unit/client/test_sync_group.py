@@ -1,4 +1,4 @@
-"""Groups, cursors and readers of many partitions without asyncio, over the cluster in memory."""
+"""Test groups, cursors and consumers of many partitions in the synchronous client, on a cluster in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work queues without asyncio, over the cluster in memory: each call is the asynchronous one's, and waits."""
+"""Test work queues in the synchronous client, on a cluster in memory."""
 
 from __future__ import annotations
 

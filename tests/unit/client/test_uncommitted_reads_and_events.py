@@ -1,4 +1,4 @@
-"""Reading past HW from the leader, and what an application is told of a reading."""
+"""Test reads of uncommitted records from the leader, and the read events of an application."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Log:
         self.reader._answer = self.answer  # type: ignore[method-assign]
 
     def lose(self, from_offset: int) -> None:
-        """Another one leads, whose log ends there."""
+        """Change to a leader whose log ends at this offset."""
         self.batches = [batch for batch in self.batches if parse_batch(batch).base_offset < from_offset]
         self.leader, self.epoch = "n2", 2
         self.batches.append(build_batch([b"new"], base_offset=from_offset, leader_epoch=2))

@@ -1,4 +1,4 @@
-"""Test outputs at their limits: sizes, the last partition, and the texts of errors."""
+"""Test outputs of a service at their limits: sizes, the last partition, error texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test routes: outputs reach other streams once and in order, whoever copies them."""
+"""Test routes of a service: each output is copied to another stream once, in order."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_output_route_copy_headers_contain_the_output_number() -> None:
 
 
 class World:
-    """An input of one partition, an output stream, and a route's stream of two, all in memory; as faulty as ``rng`` says."""
+    """An input partition, an output stream and a target stream of two partitions in memory. ``rng`` injects faults."""
 
     max_payload_bytes = 1 << 20
 
@@ -204,7 +204,7 @@ async def test_output_router_of_a_follower_copies_nothing() -> None:
 
 
 async def test_output_router_buffers_at_most_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4,096 outputs may have a gigabyte."""
+    """Without the limit, 4,096 outputs may use a gigabyte."""
     world = World()
     world.logs["out", 0] = [output(number) for number in range(30)]
     written: list[int] = []

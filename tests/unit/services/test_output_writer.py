@@ -1,4 +1,4 @@
-"""Test the emitter over a partition that loses, delays and repeats: each output is stored once, in order."""
+"""Test the output writer over a partition that loses, delays and repeats messages: each output is stored once, in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOTAL = 120
 
 
 class Partition:
-    """An output partition: appends what expects its log end, commits a little later; as faulty as ``rng`` says."""
+    """An output partition. It accepts appends at its log end and commits them later. ``rng`` injects faults."""
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self.log: list[Record] = []
@@ -91,7 +91,7 @@ class Partition:
 
 
 class Sender:
-    """One node's emitter."""
+    """The output writer of one node."""
 
     def __init__(self, partition: Partition, *, leads: bool = True, values: str = "v") -> None:
         self.outbox = Outbox("u/0")

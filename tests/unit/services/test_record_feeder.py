@@ -1,4 +1,4 @@
-"""Test the feeder over a log in memory: stops, the high watermark, and the return to a snapshot."""
+"""Test the record feeder over a log in memory: stops, the high watermark, and the return to a snapshot."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Sum(Service):
 
 
 class FakeLog:
-    """One record per batch. ``fetch`` is what PartitionReader has."""
+    """A log with one record per batch. ``fetch`` has the interface of PartitionReader."""
 
     def __init__(self) -> None:
         self.batches: list[bytes] = []
@@ -81,7 +81,7 @@ class FakeLog:
 
 
 class Node:
-    """A feeder with its machine, as the host would have it."""
+    """A record feeder with its service machine, as a host creates them."""
 
     def __init__(self, log: FakeLog, data: Path, kept: int = 2, **bounds: int) -> None:
         self.log = log
@@ -397,7 +397,7 @@ async def test_record_feeder_with_a_log_start_equal_to_its_snapshot_position_res
 
 # ---- snapshots, not on all nodes at once -----------------------------------------------------------------------------------
 class Slow(Sum):
-    """Its snapshot blocks everything for a moment."""
+    """A service whose snapshot blocks the event loop for a moment."""
 
     def take_snapshot(self) -> bytes:
         time.sleep(0.02)
@@ -515,7 +515,7 @@ async def test_record_feeder_with_a_snapshot_that_is_not_bytes_ends_the_service(
 
 
 class SlowToStart(Sum):
-    """Needs the event loop to go on while ``on_start`` runs."""
+    """A service whose ``on_start`` needs a running event loop."""
 
     starts_in_thread, emits = True, False
     loop_went_on = threading.Event()

@@ -1,4 +1,4 @@
-"""Test the steps of the feeder: verification, rewinds, skipped records and reads."""
+"""Test the steps of the record feeder: the epoch check, rewinds, skipped records and reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.services.test_record_feeder import FakeLog, Node
 
 
 class Emitting:
-    """An emitter that counts what it is told."""
+    """An output writer that counts its calls."""
 
     def __init__(self) -> None:
         self.said: list[str] = []

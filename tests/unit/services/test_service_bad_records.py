@@ -71,7 +71,7 @@ class Brittle(Service):
 
 
 class Skipping(Brittle):
-    """The same, and goes on."""
+    """A service like ``Brittle`` with ``on_error`` set to skip."""
 
     on_error = "skip"
 
@@ -287,7 +287,7 @@ def test_dead_letter_of_a_service_contains_its_source_and_drops_other_lift_heade
 
 # ---- the feeder --------------------------------------------------------------------------------------------------------------
 class FakeLog:
-    """One record per batch; a read at HW ends after a moment, as a long poll does."""
+    """A log with one record per batch. A read at the high watermark ends after a moment, as a long poll does."""
 
     def __init__(self) -> None:
         self.batches: list[bytes] = []

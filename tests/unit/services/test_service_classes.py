@@ -30,7 +30,7 @@ from sidecar.cli.service import DO_NOT_RESTART, TABLE, exit_code, read_parameter
 
 
 class Still(Service):
-    """Emits nothing."""
+    """A service without outputs."""
 
     def __init__(self, limit: int = 5, name: str = "x", *, words: tuple[str, ...] = ()) -> None:
         self.limit, self.name, self.words = limit, name, words
@@ -51,7 +51,7 @@ class Loud(Still):
 
 
 class Louder(Loud):
-    """What it inherits emits."""
+    """A service whose base class emits outputs."""
 
 
 class Quietened(Loud):

@@ -35,7 +35,7 @@ def test_load_service_with_a_name_that_is_no_service_raises(name: str) -> None:
 
 
 class Later(Bank):
-    """Its records would never be applied."""
+    """A service with an async callback."""
 
     async def on_record(self, record: object) -> None:  # type: ignore[override]
         raise NotImplementedError
@@ -93,7 +93,7 @@ def test_service_command_with_partition_and_partitions_is_rejected(capsys: pytes
 
 
 class Instances:
-    """As ServiceHost: what runs over each partition, until it is stopped or fails."""
+    """A replacement of ServiceHost. It records the instance of each partition until it is stopped or fails."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.running: dict[int, asyncio.Future[None]] = {}

@@ -1,4 +1,4 @@
-"""Test effects, offers and ticks: what a service does outside, and which results return."""
+"""Test effects, offers and ticks: actions outside the service, and the results that return to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHO = Identity("shop", "orders", "u", 0)
 
 
 class Shop(Service):
-    """Charges a card for each order, and says what came of it; an order of nothing is offered to itself as a reminder."""
+    """A service that charges a card for each order and stores the result. An empty order offers a reminder."""
 
     on_error = "skip"
 
@@ -191,7 +191,7 @@ def test_service_machine_rejects_effects_from_another_thread() -> None:
 
 # ---- the LEADER ------------------------------------------------------------------------------------------------------------
 class Writer:
-    """Appends to a log in memory, and applies it. ``deaf``: what is appended is not acknowledged."""
+    """A writer to a log in memory that applies each record. ``deaf``: appends are not acknowledged."""
 
     def __init__(self, machine: ServiceMachine) -> None:
         self.machine = machine

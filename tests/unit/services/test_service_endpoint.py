@@ -1,4 +1,4 @@
-"""Test the node's end of the service protocol: frames, replies to inboxes, and events for the replica."""
+"""Test the service protocol of a node: frames, answers to inboxes, and events for the replica."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def hello(**fields: Any) -> bytes:
 
 
 def test_service_endpoint_rejects_a_hello_whose_service_or_stream_differs_from_the_subject(world: World) -> None:
-    """The permissions of NATS bind the subject, and so the stream and the name."""
+    """NATS permissions apply to the subject, which contains the stream and the service."""
     world.say_bound("s.bank", hello())
     assert world.last(pb.JoinLog).service == "bank"
     world.sent.clear()

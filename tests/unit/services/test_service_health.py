@@ -1,4 +1,4 @@
-"""Test to which node a leader with failing services transfers, and that it does so once per record."""
+"""Test the choice of the node to which a leader with a failing service transfers its leadership."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def seconds(at_s: float) -> int:
 def after_a_while(
     own: dict[str, Wellbeing], told: dict[str, dict[str, Wellbeing]], until_s: float = GRACE_S
 ) -> tuple[str, str]:
-    """What a leader does at ``until_s``, having looked and heard each second."""
+    """Return the decision of a leader at ``until_s``, after one check and one report per second."""
     wellness = Wellness(seconds(GRACE_S))
     found = ("", "")
     for at_s in range(round(until_s) + 1):

@@ -31,14 +31,14 @@ from tests.unit.services.test_service_sessions import CANDIDATE, FOLLOWS, LEADS,
 
 
 class Quiet(Sum):
-    """It has no output stream."""
+    """A service without an output stream."""
 
     def on_record(self, record: Record) -> None:
         self.values.append((record.value or b"").decode())
 
 
 class Bus:
-    """A Transport and its connection; ``said`` are the frames that were published, opened."""
+    """A Transport and its connection. ``said`` has the decoded frames that were published."""
 
     def __init__(self) -> None:
         self.connection = self

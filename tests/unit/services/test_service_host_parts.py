@@ -1,4 +1,4 @@
-"""Test how a host connects its parts: settings, identity and calls between them."""
+"""Test how a service host connects its components: settings, identity and calls between them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Answering(Sum):
 
 
 class Quiet(Service):
-    """It answers no queries, and emits nothing."""
+    """A service without queries and outputs."""
 
     def on_record(self, record: Record) -> None: ...
 
@@ -39,14 +39,14 @@ class Quiet(Service):
 
 
 class AnsweringQuietly(Quiet):
-    """It emits nothing."""
+    """A service with queries and without outputs."""
 
     def on_query(self, body: bytes) -> bytes:
         return body
 
 
 class Part:
-    """Stands for any part: what it was made with, and what it is told."""
+    """A replacement of a component. It records its arguments and calls."""
 
     def __init__(self, kind: str, *args: Any, **named: Any) -> None:
         self.kind, self.args, self.named = kind, args, named
@@ -69,7 +69,7 @@ class Part:
 
 
 class Made:
-    """A host whose parts are recorded."""
+    """A host whose components are recorded."""
 
     def __init__(self) -> None:
         self.parts: list[Part] = []

@@ -60,7 +60,7 @@ def test_service_setting_outside_its_bounds_is_rejected(name: str, low: float, h
 
 # ---- what a callback may ask for ---------------------------------------------------------------------------------------------
 class Asking(Service):
-    """Does what it is told to do with each record, and answers with what that raised."""
+    """A service that calls the given function with each record and replies with the error."""
 
     ask: Callable[[Any, Record], None]
 
@@ -77,7 +77,7 @@ class Asking(Service):
 
 
 def refused(ask: Callable[[Any, Record], None], outbox: Outbox | None = None) -> str:
-    """Why ``ask`` is refused; '': it is not."""
+    """Return the error text of ``ask``, or '' without an error."""
 
     class Told(Asking):
         pass
@@ -286,7 +286,7 @@ def test_service_without_on_effect_raises_not_implemented() -> None:
 
 def test_service_without_callbacks_raises_not_implemented_when_called() -> None:
     class Bare(Service):
-        """It has nothing of its own."""
+        """A service without any callbacks."""
 
     for ask in (lambda: Bare().on_record(Record(0, 0, None, b"", (), "", None, 1)), Bare().take_snapshot):
         with pytest.raises(NotImplementedError):

@@ -20,7 +20,7 @@ def record(offset: int, value: bytes = b"x", at_ns: int = 0, epoch: int = 1) -> 
 
 
 class Journal(Service):
-    """Keeps everything that happens to it; a value ``t:<name>:<ns>`` sets a timer, ``c:<name>`` cancels, ``e:...`` emits."""
+    """A service that records all its calls. ``t:<name>:<ns>`` sets a timer, ``c:<name>`` cancels it, ``e:...`` emits."""
 
     def on_start(self, snapshot: bytes | None) -> None:
         self.seen: list[Any] = json.loads(snapshot) if snapshot else []
@@ -236,7 +236,7 @@ def test_service_machine_rejects_invalid_output_header_names(headers: list[tuple
 
 @pytest.mark.parametrize("name", ["Nats-TTL", "Nats-Expected-Last-Msg-Id", "Nats-Rollup", "Nats-Schedule-Target"])
 def test_service_machine_rejects_publish_control_headers_on_outputs(name: str) -> None:
-    """No output stream would ever store it."""
+    """The output stream would reject the output."""
     service, machine = started()
     service.on_record = lambda record: service.emit(b"x", headers=[("a", b""), (name, b"1")])  # type: ignore[method-assign]
     with pytest.raises(ServiceFailedError, match="An output cannot have the"):

@@ -1,4 +1,4 @@
-"""Test which orders a service obeys, and every field of an order, a rejection and an ack [A9, R9]."""
+"""Test which orders of the node a service accepts, and every field of an order, a rejection and an ack [A9, R9]."""
 
 from __future__ import annotations
 

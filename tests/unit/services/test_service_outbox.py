@@ -1,4 +1,4 @@
-"""Test the outbox: output n is stored at offset n by any sender, within a bound, and compared with the stream."""
+"""Test the outbox: output n is stored at offset n by any sender, the memory is bounded, and outputs are compared."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def as_written(outbox: Outbox, kept: Output) -> Record:
 
 
 def stream_of(count: int, value: Callable[[int], bytes] = lambda _: b"v", **settings: str) -> list[Record]:
-    """What a LEADER has written of ``count`` outputs."""
+    """Return the records of ``count`` outputs that a leader has written."""
     outbox = Outbox("u/0", **settings)  # type: ignore[arg-type]
     for number in range(count):
         outbox.add(output(number, value(number)))

@@ -1,4 +1,4 @@
-"""Test queries: what they wait for, what limits them, and what their answers hold."""
+"""Test queries of a service: when they are answered, their limits, and the content of answers."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_bank_example_query_returns_the_balance() -> None:
 
 # ---- the server ------------------------------------------------------------------------------------------------------
 class Bus:
-    """A connection and a client in memory. ``end_offset``: what the leader says is committed; None: nobody leads."""
+    """A connection and a client in memory. ``end_offset`` is the committed end of the leader. None: no leader."""
 
     def __init__(self, max_payload: int = 1 << 20) -> None:
         self.connection = SimpleNamespace(max_payload=max_payload, subscribe=self.subscribe)

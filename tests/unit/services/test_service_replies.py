@@ -1,4 +1,4 @@
-"""Test replies: who gets one, when and how often, for repeated commands too, and the client's side."""
+"""Test replies of a service: recipients, repeated commands, and the client side."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NS = 1_000_000_000
 
 
 class Adder(Service):
-    """Replies with the sum, and emits it."""
+    """A service that replies with the sum and emits it."""
 
     on_error = "skip"
 
@@ -236,7 +236,7 @@ def test_message_id_of_a_record_with_an_invalid_id_is_empty(value: bytes) -> Non
 
 # ---- the LEADER ------------------------------------------------------------------------------------------------------------
 class Bus:
-    """A transport. ``deaf``: nothing can be sent; ``limit``: of a message."""
+    """A transport. ``deaf``: sends fail. ``limit``: maximum message size."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, bytes, dict[str, str]]] = []
@@ -313,7 +313,7 @@ def test_publish_with_lift_reply_to_header_keeps_ack_inbox_and_reply_inbox() -> 
 
 # ---- the client ------------------------------------------------------------------------------------------------------------
 class Asking:
-    """A client's transport: ``script`` says what becomes of each message that is sent."""
+    """The transport of a client. ``script`` has the outcome of each sent message."""
 
     def __init__(self, *script: Any) -> None:
         self.script = list(script)

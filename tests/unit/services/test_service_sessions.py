@@ -19,7 +19,7 @@ LEADS = replace(CANDIDATE, candidate=False, leads=True)
 
 
 def sessions(*caught_up: str) -> ServiceSessions:
-    """Those of a replica, beside which services of these names have caught up once."""
+    """Return the sessions of a replica. The named services have caught up before."""
     made = ServiceSessions(KEY, "n1", first_ack_id=100, session_ns=3000, lease_ms=1500, patience_ns=2000)
     for name in caught_up:
         made.hello(hello(name, position=10), "_INBOX.a", FOLLOWS, 0)

@@ -1,4 +1,4 @@
-"""Test snapshots as bytes: they are read whole or rejected."""
+"""Test the encoding of service snapshots: any damaged file is rejected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHOLE = Snapshot(WHO, 4096, 7, 123456789, 55, ((5, "a"), (6, "zwölf")), b"the s
 
 
 class Everything(Service):
-    """Does to its snapshot whatever the words of a record say."""
+    """A service that adds to its snapshot what the words of a record name."""
 
     version = 2
 
@@ -52,7 +52,7 @@ class Everything(Service):
 
 
 def machine_that(does: tuple[str, ...]) -> ServiceMachine:
-    """One that has done everything that ``does`` names."""
+    """Return a machine that has executed everything that ``does`` names."""
     parameters = b"p" * 16 if "parameters" in does else b""
     outbox = Outbox(f"{WHO.uid}/{WHO.partition}") if "emit" in does else None
     machine = ServiceMachine(Everything(), WHO, snapshot_interval_records=1000, outbox=outbox, parameters_digest=parameters)

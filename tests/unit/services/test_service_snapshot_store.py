@@ -1,4 +1,4 @@
-"""Test snapshots on disk: they are whole and locked, and the newest ones are kept."""
+"""Test snapshot files on disk: locks, flushes, quarantine and retention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the steps of effects, replies, queries and decisions, and what a failure changes."""
+"""Test the background tasks of a service: effects, replies, queries and decisions, and their retries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WHO = Identity("shop", "orders", "u", 0)
 
 
 class Shop(Service):
-    """Asks for an effect, an offer, or a timer, as the record says; has whatever effect it is told to have."""
+    """A service that requests an effect, an offer or a timer, as the record says."""
 
     outcome: Any = b"done"
 
@@ -73,7 +73,7 @@ def machine_of(*values: bytes) -> ServiceMachine:
 
 
 class Acting:
-    """An effect runner whose writer remembers; ``error``: what an append ends with."""
+    """An effect runner whose writer records its appends. ``error``: the error of an append."""
 
     def __init__(self, machine: ServiceMachine, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         self.machine, self.emitted = machine, None
@@ -91,7 +91,7 @@ class Acting:
         return 0
 
     async def act(self) -> None:
-        """One turn, and all that it begins."""
+        """Run one turn and the tasks that it starts."""
         self.runner._begin(self.machine)
         while begun := [one.task for one in self.runner._tries.values() if one.task is not None]:
             await asyncio.wait(begun)
@@ -332,7 +332,7 @@ async def test_effect_runner_reports_a_rejected_tick_and_writes_the_tick_later(m
 
 # ---- queries ---------------------------------------------------------------------------------------------------------------
 class Answers:
-    """A transport and its connection: what is published is remembered; ``deaf``: not connected."""
+    """A transport and its connection that record publishes. ``deaf``: not connected."""
 
     def __init__(self, max_payload: int = 2000) -> None:
         self.connection = SimpleNamespace(max_payload=max_payload)
@@ -504,7 +504,7 @@ async def test_reply_sender_sends_a_new_reply_without_waiting_for_the_next_check
 
 # ---- what is said in the log -----------------------------------------------------------------------------------------------
 class Log:
-    """A client of one stream, whose ack is ``ack``."""
+    """A client of one stream. Each publish returns ``ack``."""
 
     def __init__(self, **stream: Any) -> None:
         self.found = SimpleNamespace(

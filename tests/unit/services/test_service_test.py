@@ -14,7 +14,7 @@ from tests.examples.bank import Bank
 
 
 class Echo(Service):
-    """Counts, and says what it was told."""
+    """A service that counts records and emits each value."""
 
     def on_start(self, snapshot: bytes | None) -> None:
         self.words: list[str] = json.loads(snapshot or b"[]")
@@ -60,7 +60,7 @@ class Unsteady(Echo):
 
 
 class WithoutState(Echo):
-    """The same outputs, and a snapshot whose order nobody has fixed."""
+    """A service with the outputs of ``Echo``, and a snapshot in an undefined order."""
 
     def take_snapshot(self) -> bytes:
         return ",".join({*"abcdefgh"}).encode()

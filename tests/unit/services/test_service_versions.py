@@ -32,7 +32,7 @@ def says(offset: int, version: int, epoch: int = 5, service: str = "sum", append
 
 
 class One(Service):
-    """Version 1 counts; 2 counts double, and has told so; 3 counts triple."""
+    """A service whose version 1 counts records once, version 2 twice, and version 3 three times."""
 
     version: ClassVar[int] = 1
 
@@ -134,7 +134,7 @@ def test_service_version_starts_at_any_number_and_increases_by_one() -> None:
     ],
 )
 def test_service_version_record_of_another_epoch_or_service_is_ignored(decision: Record) -> None:
-    """It has another LeaderEpoch, names another service, or is no decision."""
+    """The record has another leader epoch, another service, or an invalid header."""
     service = Two()
     machine = started(service)
     machine.apply([record(0), record(1), record(2), decision])

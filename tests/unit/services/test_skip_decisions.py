@@ -1,4 +1,4 @@
-"""Test the decision record of a skipped record, and the requests of operators that are rejected."""
+"""Test the decision record of a skipped record, and rejected requests of operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BAD = Record(17, 5, b"k", b"bad", (("a", b"1"),), "", None, 3)
 
 
 class Cluster(FlatClient):
-    """Streams with two partitions each; what is published is remembered, and acknowledged."""
+    """Streams with two partitions each. Publishes are recorded and acknowledged."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, client_pb2.Message]] = []
@@ -137,7 +137,7 @@ async def test_snapshot_command_waits_for_a_new_snapshot_of_each_service(cluster
 
 
 async def _nothing() -> None:
-    """It does not arrive."""
+    """Drop the message."""
 
 
 async def test_service_upgrade_writes_a_version_record(cluster: Any) -> None:

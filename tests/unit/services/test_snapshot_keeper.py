@@ -1,4 +1,4 @@
-"""Test when a state is stored, and which part of the log it still needs."""
+"""Test when a service stores a snapshot, and from which offset the log is retained."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Count(Service):
 
 
 class World:
-    """A keeper with its machine."""
+    """A snapshot keeper with its service machine."""
 
     def __init__(self, data: Path, **settings: Any) -> None:
         given = ServiceSettings("count", "in", "n1", data, **settings)
@@ -123,7 +123,7 @@ async def test_snapshot_keeper_after_a_failed_store_retains_the_whole_log(
 
 
 class Forgetful(Count):
-    """Its snapshots can't be restored."""
+    """A service whose snapshots cannot be restored."""
 
     @classmethod
     def check_snapshot(cls, state: bytes) -> None:

@@ -113,7 +113,7 @@ def test_snapshot_peer_search_keeps_a_bounded_number_of_offers() -> None:
 
 # ---- between processes -----------------------------------------------------------------------------------------------------
 class Bus:
-    """Requests and answers between fetchers and givers; ``spoil`` changes answers."""
+    """Requests and answers between snapshot fetchers and servers. ``spoil`` changes answers."""
 
     def __init__(self) -> None:
         self.connection = self
@@ -158,7 +158,7 @@ class Bus:
 
 
 class Peer:
-    """What one process has: a store, and a giver over it."""
+    """The snapshot store and the snapshot server of one process."""
 
     def __init__(self, bus: Bus, node: str, folder: Path, **settings: Any) -> None:
         self.settings = ServiceSettings("sum", "in", node, folder / node, **({"snapshot_fetch_timeout_s": 0.0} | settings))
@@ -173,7 +173,7 @@ class Peer:
         self.task: asyncio.Task[None] | None = None
 
     async def has(self, *snapshots: Snapshot) -> list[bytes]:
-        """Digests of what is stored now."""
+        """Store snapshots and return their digests."""
         for snapshot in snapshots:
             await self.keeper.save(snapshot)
         self.task = asyncio.create_task(self.giver.run())
@@ -219,7 +219,7 @@ async def test_snapshot_fetch_copies_a_snapshot_in_chunks(bus: Bus, tmp_path: Pa
 
 
 async def _spoiled(bus: Bus, tmp_path: Path, spoil: Any) -> tuple[Peer, bytes]:
-    """n3 is asked first and is spoiled, n2 is whole."""
+    """Return two nodes: n3 is requested first and sends wrong data, n2 sends correct data."""
     peers = [Peer(bus, node, tmp_path) for node in ("n1", "n2", "n3")]
     for peer in peers[1:]:
         (digest,) = await peer.has(snapshot(30))

@@ -1,4 +1,4 @@
-"""Test that nodes compare the states of a service, also without outputs, and find the one that diverged."""
+"""Test that nodes compare the states of a service and find the node that diverged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A nats-server for the whole run, and per test a node that serves streams from memory in a namespace of its own."""
+"""Fixtures: a nats-server for the whole run, and per test a node that serves streams from memory in its own namespace."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def link(access: Access) -> Link:
 
 @pytest.fixture
 def source(access: Access) -> Callable[..., Any]:
-    """Makes a LiftDataSource on the test's node as Spark does, with these options."""
+    """Return a function that creates a LiftDataSource for the node of the test."""
     from liftpy.spark.source import LiftDataSource
 
     def opened(stream: str = "orders", **options: str) -> LiftDataSource:

@@ -1,4 +1,4 @@
-"""What an archive decides and writes, without a JVM: names, marks, cut-over, files, orphans, Delta's transactions."""
+"""Test the Spark archive without a JVM: file names, offsets, cutover, orphans, Delta transactions."""
 
 from __future__ import annotations
 

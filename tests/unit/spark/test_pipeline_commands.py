@@ -1,4 +1,4 @@
-"""``liftpy spark ...`` as far as it goes without a JVM: dry runs, errors and their exit codes, where secrets go."""
+"""Test ``liftpy spark`` commands without a JVM: dry runs, exit codes, secret files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HERE = SparkPlace("local[2]", {})
 
 
 def run(access: Access, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error."""
+    """Run the command. Return exit code, standard output and standard error."""
     with pytest.raises(SystemExit) as ended:
         main(["spark", *arguments, "--nats", access.servers, "--namespace", access.namespace])
     shown = capsys.readouterr()

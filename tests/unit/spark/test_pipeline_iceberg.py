@@ -1,4 +1,4 @@
-"""Iceberg tables of an archive, without a JVM and without a server: marks and files in one transaction, and who is late is fenced."""
+"""Test Iceberg tables of an archive without a JVM: offsets and files in one transaction, and fencing of a second writer."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_iceberg_table_can_be_read_by_pyiceberg_and_a_corrupt_catalog_raises_sto
 
 
 def latest(root: Path, first: int) -> tuple[Commit, str]:
-    """Ten records as compaction writes them, and their file."""
+    """Write a file with ten records as compaction does. Return its commit and its path."""
     path = f"{DATA}/latest-{first}.parquet"
     rows, size_bytes = write_file(root / path, batches(range(first, first + 10)), SCHEMA, "zstd")
     return Commit((TableFile(path, size_bytes, rows),), {"end": first + 10}), str(root / path)

@@ -1,4 +1,4 @@
-"""What replay and compact decide, without a JVM: shares of files, places, pace, what is new, dry runs."""
+"""Test replay and compact without a JVM: files of a task, target partitions, rate, new records, dry runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``audit`` against nodes that serve from memory: a difference of one bit is found, and where; what may differ is no difference."""
+"""Test ``audit`` with nodes that serve from memory: it finds each different record, and ignores allowed differences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def batch(first: int, values: list[bytes], *, epoch: int = 1, keyed: int = 0, **
 
 
 def log_of(sizes: list[int], change: Change = lambda first, values: values, **more: Any) -> FakePartition:
-    """Batches of these record counts; what ``change`` makes of the values of each."""
+    """Return a log with batches of these record counts. ``change`` may replace the values."""
     log = FakePartition()
     for size in sizes:
         first = log.log_end_offset
@@ -40,7 +40,7 @@ def log_of(sizes: list[int], change: Change = lambda first, values: values, **mo
 
 
 def at(offset: int, value: bytes) -> Change:
-    """Another value of one record."""
+    """Return a function that replaces the value at one offset."""
 
     def change(first: int, values: list[bytes]) -> list[bytes]:
         return [value if first + i == offset else old for i, old in enumerate(values)]
@@ -265,7 +265,7 @@ def test_spark_audit_checks_only_the_selected_streams(access: Access, node: Fake
 
 # ---- compaction -------------------------------------------------------------------------------------------------------------
 def compacted(log: FakePartition, drops: Callable[[int], bool]) -> FakePartition:
-    """``log`` after a run of compaction that drops these offsets."""
+    """Return ``log`` after a compaction that deletes these offsets."""
     made = FakePartition(compacted=True)
     for header, data in log.batches:
         keep: Mask = np.array([not drops(header.base_offset + i) for i in range(header.record_count)])
@@ -305,7 +305,7 @@ def test_spark_audit_of_a_compacted_log_reports_a_missing_record_without_a_newer
 
 
 def deleted_on(log: FakePartition, *, deletes_end: int) -> FakePartition:
-    """``log``, whose compaction has looked at all of it, and has dropped delete markers below ``deletes_end``."""
+    """Return ``log`` after a complete compaction that deleted tombstones below ``deletes_end``."""
     return replace(log, compacted=True, compacted_end=log.log_end_offset, deletes_end=deletes_end)
 
 

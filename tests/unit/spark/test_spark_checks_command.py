@@ -1,4 +1,4 @@
-"""``liftpy spark audit`` and ``stats``: what they print, and with which exit code, against nodes that serve from memory."""
+"""Test the output and exit codes of ``liftpy spark audit`` and ``stats``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A streaming query's cursor: set after each micro-batch, and no reason to fail."""
+"""Test the cursor of a streaming query: it is set after each micro-batch, and its failure does not fail the query."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OFFSETS = StreamOffsets({("a", 0): 5, ("a", 1): 7, ("b", 0): 9}, {"a": "u1", "b"
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the cluster was told; an Exception put in front is raised once."""
+    """Return the list of commits. An exception at its front is raised once."""
     said: list[Any] = []
 
     async def set_cursor(cursors: Cursors, name: str, positions: dict[PartitionKey, int]) -> None:

@@ -1,4 +1,4 @@
-"""Reading planned ranges over NATS from a node that serves from memory: order, fail-over, losses. No Spark here."""
+"""Test reads of planned ranges over NATS from a node in memory, without Spark: order, failover, data loss."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def planned(start: int, end: int, *, uid: str = "uid-orders", epoch: int = 1) ->
 
 
 def read_range(link: Link, wanted: PlannedRange, rules: FetchRules) -> Any:
-    """Read as a task does."""
+    """Read a range as a Spark task does."""
     return RangeReader(link, wanted, rules).read()
 
 
 def fetch_range(link: Link, wanted: PlannedRange, rules: FetchRules) -> Any:
-    """Read with retries only."""
+    """Read a range with single requests and retries only."""
     return RangeReader(link, wanted, rules, [RetryingRequests]).read()
 
 

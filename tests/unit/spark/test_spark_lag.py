@@ -1,4 +1,4 @@
-"""How far a streaming query is behind, from its progress."""
+"""Test the lag of a streaming query, calculated from its progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges read from the segment files of a replica on this host: the same records, checked as over NATS, and never fewer."""
+"""Test reads from the segment files of a replica on the same host."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_local_file_read_stops_at_records_rewritten_after_planning(log: Log, fol
 
 @pytest.fixture
 def there(node: FakeNode, log: Log, folder: Path) -> FakeNode:
-    """A cluster with the same records, of which n2 is on this host."""
+    """Return a cluster with these records. Its node n2 is on this host."""
     served = node.add_stream("orders").partitions[0]
     served.leader_epoch = 3
     for first in range(0, RECORDS, 10):
@@ -182,7 +182,7 @@ def there(node: FakeNode, log: Log, folder: Path) -> FakeNode:
 def read(
     link: Link, rules: FetchRules = RULES, what: PlannedRange | None = None, strategies: Any = None
 ) -> tuple[list[int], int, int]:
-    """(offsets, how many came from files, how many over NATS)."""
+    """Return (offsets, number of records from files, number of records over NATS)."""
     before = dict(counts)
     pieces = RangeReader(link, what or planned(), rules, strategies).read()
     found = [int(offset) for batch in pieces for piece in batch for offset in piece.offsets()]

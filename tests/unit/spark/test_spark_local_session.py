@@ -1,4 +1,4 @@
-"""The parts around a Spark read that need no Spark: a session's settings, how errors get their codes, one range read into rows."""
+"""Test the settings of a local Spark session, error codes, and the read of one range to rows, without Spark."""
 
 from __future__ import annotations
 

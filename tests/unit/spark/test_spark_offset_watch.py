@@ -1,4 +1,4 @@
-"""The watch of committed ends: it reports new records at once, asks rarely, and ends after any other change."""
+"""Test the offset watch: it reports new end offsets, limits its requests, and ends after other changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VIEW = PartitionView(
 
 
 class Leader:
-    """Answers when it is told to. ``asked``: the ends that were known to who asked."""
+    """A leader that answers when the test says so. ``asked`` has the end offsets of the requests."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []

@@ -1,4 +1,4 @@
-"""Streaming queries whose requests wait at the leaders: they notice each change, and no micro-batch sends a request."""
+"""Test streaming queries with long polls at the leaders: they notice each change without a request per micro-batch."""
 
 from __future__ import annotations
 

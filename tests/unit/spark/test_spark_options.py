@@ -1,4 +1,4 @@
-"""Options, columns and offsets of the Spark source, without Spark."""
+"""Test options, columns and offsets of the Spark source, without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipelined requests of planned ranges: the node sends each batch once, and retries fetch all that is missing. No Spark here."""
+"""Test pipelined requests of planned ranges, without Spark: each batch is sent once, and retries fetch missing records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.spark.test_spark_fetching import fill, offsets, planned, read_ra
 
 @pytest.fixture(autouse=True)
 def retried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the ends of spans that are fetched with retries, and forget the size of records."""
+    """Return the list of end offsets that are fetched with retries. Reset the size estimate."""
     found: list[int] = []
     real = RetryingRequests.fetch
 
@@ -35,7 +35,7 @@ def retried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def sent_batches(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Base offsets of what the node sends, as it goes."""
+    """Return a list that gets the base offset of each batch that the node sends."""
     found: list[int] = []
     real = node.answer
 

@@ -1,4 +1,4 @@
-"""Planning of the Spark source: offsets in checkpoints, limits, ranges, losses. Pure, so no Spark here."""
+"""Test the planning of the Spark source, without Spark: checkpoint offsets, limits, ranges, data loss."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_planned_range_past_a_shrunk_log_raises_data_loss() -> None:
 
 
 def test_planned_range_lost_by_an_unclean_election_raises_data_loss() -> None:
-    """The log of the new leader is that which was read up to 40 at most."""
+    """The logs of the old and new leader are equal up to offset 40 at most."""
     both = views(view(0, 0, 100, cut_at=40, lost_ends=(60, 80)))
     for start in (10, 60):
         with pytest.raises(

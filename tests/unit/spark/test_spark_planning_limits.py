@@ -1,4 +1,4 @@
-"""Edges of planning and fetching that one wrong sign would move: a partition that is new, an end before its time, a log of refusals."""
+"""Test boundary values of planning and fetching: new partitions, end times, leader epochs, deleted records."""
 
 from __future__ import annotations
 

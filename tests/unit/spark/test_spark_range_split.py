@@ -1,4 +1,4 @@
-"""Where ranges are cut and micro-batches end: by bytes, between batches; the log answers as a node does. Pure."""
+"""Test the split of ranges and micro-batches by bytes at batch boundaries, without Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UIDS = {"s": "u"}
 
 
 class Logs:
-    """The partitions of the stream ``s``, each of batches of so many records, of ``size`` bytes each. ``asked``: all questions."""
+    """The partitions of stream ``s`` with batches of these record counts. Each record has ``size`` bytes."""
 
     def __init__(self, *partitions: Sequence[int], size: int = 100) -> None:
         self.asked: list[RangeQuestion] = []

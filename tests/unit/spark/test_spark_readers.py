@@ -1,4 +1,4 @@
-"""The readers' driver side as Spark calls it, without a JVM: offsets, where a query begins [R10], limits, AvailableNow, refusals."""
+"""Test the driver side of the Spark readers without a JVM: offsets, the start of a query [R10], limits, AvailableNow, errors."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def ranges(partitions: list[Any]) -> list[tuple[int, int, int]]:
 
 
 def offsets(reader: LiftReader | LiftStreamReader, partitions: list[Any]) -> list[int]:
-    """Read as Spark does: by another object, from a pickled partition."""
+    """Read as Spark does: with another reader object and a pickled partition."""
     other = pickle.loads(pickle.dumps(type(reader)(reader.options)))
     return [i for p in pickle.loads(pickle.dumps(partitions)) for b in other.read(p) for i in b["offset"].to_pylist()]
 
 
 def without_start(end: dict[str, Any]) -> dict[str, Any]:
-    """An end as later micro-batches have it: that of the first one also says where the query began."""
+    """Return an end offset without the start of the query, as in later micro-batches."""
     return {stream: {key: value for key, value in entries.items() if key != "began"} for stream, entries in end.items()}
 
 
@@ -74,13 +74,13 @@ def test_batch_query_returns_only_records_that_were_committed_at_planning(source
 
 
 def keyed(log: FakePartition, value: bytes, *, epoch: int = 1) -> None:
-    """One more batch, of ten keys."""
+    """Append one batch with ten keys."""
     first, keys = log.log_end_offset, [b"k%d" % i for i in range(10)]
     log.append(build_batch([value] * 10, keys=keys, base_offset=first, leader_epoch=epoch))
 
 
 def rewrite_keys(log: FakePartition) -> None:
-    """All keys are written again, under another leader, and compaction drops what that supersedes."""
+    """Write all keys again under another leader, and compact the log."""
     end = log.log_end_offset
     keyed(log, b"new", epoch=2)
     log.batches[:-1] = []
@@ -173,7 +173,7 @@ def test_streaming_query_returns_initial_and_latest_offsets_and_plans_the_range(
 
 
 def rewrite(log: FakePartition, end_offset: int, epoch: int, count: int) -> None:
-    """An unclean election: the log is cut at ``end_offset``, and its new leader writes on."""
+    """Simulate an unclean election: truncate the log at ``end_offset``, and append as the new leader."""
     while log.batches and log.batches[-1][0].next_offset > end_offset:
         log.batches.pop()
     log.leader_epoch, log.high_watermark = epoch, end_offset - 1
@@ -183,7 +183,7 @@ def rewrite(log: FakePartition, end_offset: int, epoch: int, count: int) -> None
 
 @pytest.fixture
 def cut_query(source: Open, node: FakeNode) -> tuple[FakePartition, Callable[..., LiftStreamReader], Any, Any]:
-    """A log of three batches of ten; a query from 10 to 20 and on to 30, as the checkpoint has it."""
+    """Return a log of three batches of ten records, and a query with a checkpoint at 10, 20 and 30."""
     log = node.add_stream("orders").partitions[0]
     for epoch in (1, 2, 2):
         log.leader_epoch = epoch

@@ -1,4 +1,4 @@
-"""Reads of one replica, over a cluster in memory: large batches in pieces, replicas that are gone, blocks that follow on each other."""
+"""Test reads of one replica in a cluster in memory: large batches, removed replicas, consecutive blocks."""
 
 from __future__ import annotations
 

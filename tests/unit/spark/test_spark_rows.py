@@ -1,4 +1,4 @@
-"""Arrow batches from record batches: the same records as one by one, exactly the declared schema. No Spark, no NATS."""
+"""Test Arrow batches built from record batches, without Spark and NATS: equal records and the declared schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether Spark can start here, told without starting it."""
+"""Test the checks whether Spark can start on this host, without starting it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_spark_planning_modules_can_be_imported_without_pyspark() -> None:
 
 
 def test_editable_install_adds_the_source_directory_to_the_python_path(tmp_path: Path) -> None:
-    """Spark looks for modules ``pyspark_*`` in the folders of the path: what an import hook finds is not there for it."""
+    """Spark searches modules ``pyspark_*`` in the directories of the path and ignores import hooks."""
     root = Path(__file__).resolve().parents[3]
     for name in ("pyproject.toml", "README.md", "LICENSE", "pyspark_liftpy.py"):
         shutil.copy(root / name, tmp_path / name)

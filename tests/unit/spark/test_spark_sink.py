@@ -1,4 +1,4 @@
-"""The sink without Spark: its options, its columns, its order and its partitions, and what tasks leave in a cluster in memory."""
+"""Test the Spark sink without Spark: options, columns, row order, partitions, and the rows that tasks store."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ async def test_spark_sink_task_retried_after_a_crash_stores_the_remaining_rows_o
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_spark_sink_concurrent_attempts_of_a_task_store_each_row_once(client: Client, seed: int) -> None:
-    """As speculation has it, and an executor that was given up and lives."""
+    """Spark runs two attempts with speculation, or after it lost an executor that still runs."""
     rng, wanted = random.Random(seed), Counter[tuple[bytes, bytes]]()
     for number in range(4):
         rows = some(number, 400)

@@ -1,4 +1,4 @@
-"""What Spark calls when a stream is written, over a cluster in memory: errors, inputs that fail [A14], tasks that change [A17]."""
+"""Test the writers that Spark calls, on a cluster in memory: errors, failed inputs [A14], changed tasks [A17]."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def source(**options: str) -> LiftDataSource:
 
 
 def batches(*values: bytes) -> list[pa.RecordBatch]:
-    """One row each, as a shuffle may give them."""
+    """Return one Arrow batch per row."""
     return [pa.record_batch([pa.array([b"k"]), pa.array([value])], schema=SCHEMA_OF_BATCHES) for value in values]
 
 

@@ -1,4 +1,4 @@
-"""``stats``: what is measured by columns is what a count of each record says, however it is cut into pieces; and its plot."""
+"""Test ``stats``: results equal a count of each record for any split into pieces. Test its plot."""
 
 from __future__ import annotations
 

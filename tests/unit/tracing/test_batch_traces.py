@@ -1,4 +1,4 @@
-"""Which spans a traced batch has, and what bounds them."""
+"""Test the spans of a traced batch and their limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class World:
         self.traces.appended(batch, offset, 5, 4, **said)
 
     def steps(self) -> dict[str, tuple[float, float]]:
-        """Name -> (start, end) in ms since the batch arrived."""
+        """Return span name -> (start, end) in ms since the arrival of the batch."""
         (tree,) = self.trees
         begun = tree.root.start_ns
         return {s.name: ((s.start_ns - begun) / MS, (s.end_ns - begun) / MS) for s in (tree.root, *tree.children)}

@@ -1,4 +1,4 @@
-"""The context in one message's headers, and in the first record of a batch by columns."""
+"""Test the trace context in the headers of a message, and in the first record of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is a traceparent, and which messages of a batch bear one that is sampled."""
+"""Test the parser of traceparent headers, and the search for sampled messages in a batch."""
 
 from __future__ import annotations
 
