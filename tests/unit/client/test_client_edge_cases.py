@@ -186,7 +186,7 @@ class Ahead:
 
 
 class Noted(HandedOn):
-    """All that was ever the last."""
+    """Record every value of ``last``."""
 
     def __init__(self) -> None:
         self.all: list[Any] = []

@@ -68,7 +68,7 @@ async def test_nats_connection_counts_undecodable_messages_and_continues_reading
     await connection.close()
 
 
-async def test_nats_connection_of_the_application_gets_the_strict_parser(nats_url: str) -> None:
+async def test_client_over_an_application_connection_installs_the_strict_nats_parser(nats_url: str) -> None:
     theirs = await nats.connect(nats_url)
     client = await connect(theirs)
     heard, private, reconnects = await attacked(theirs, nats_url)
@@ -95,7 +95,7 @@ class _Heard:
 
 
 @pytest.mark.parametrize("frame", [b"MSG a 1 5\r\nhello\r\n", b"HMSG a 1 r 12 17\r\nNATS/1.0\r\n\r\nhello\r\n", b"PING\r\n"])
-async def test_make_strict_on_an_open_connection_delivers_a_partly_received_message(frame: bytes) -> None:
+async def test_strict_nats_parser_installed_on_an_open_connection_delivers_a_partly_received_message(frame: bytes) -> None:
     for cut in range(len(frame)):
         connection: Any = _Heard()
         connection._subs[1] = object()
@@ -107,14 +107,14 @@ async def test_make_strict_on_an_open_connection_delivers_a_partly_received_mess
         assert connection.got in ([b"hello", b"PING"], [b"PING", b"PING"]), cut
 
 
-def test_make_strict_on_a_nats_py_connection_without_a_parser_raises() -> None:
+def test_strict_nats_parser_installed_on_a_connection_without_a_parser_raises() -> None:
     connection: Any = _Heard()
     connection._ps = None
     with pytest.raises(ConfigError, match="nats-py"):
         make_strict(connection)
 
 
-def test_make_strict_called_twice_keeps_the_parser_and_its_counters() -> None:
+def test_strict_nats_parser_installed_twice_keeps_its_counters() -> None:
     connection: Any = _Heard()
     errors = make_strict(connection)
     assert make_strict(connection) is errors is connection._ps.errors

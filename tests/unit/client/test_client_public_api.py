@@ -20,7 +20,7 @@ from liftpy.errors import AlreadyExistsError, ClientClosedError, ConfigError, No
 from tests.unit.client.test_client_publisher import Leader
 
 
-def test_package_attributes_are_the_documented_public_names() -> None:
+def test_package_exports_connect_and_raises_for_an_unknown_attribute() -> None:
     assert {name: getattr(liftpy, name) for name in liftpy.__all__}["connect"] is client_module.connect
     assert liftpy.OutcomeUnknownError.code == "OUTCOME_UNKNOWN"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -81,7 +81,7 @@ def image(**fields: Any) -> StreamImage:
     )
 
 
-def test_stream_differences_list_each_setting_that_differs_from_the_request() -> None:
+def test_create_stream_with_exist_ok_and_other_settings_lists_each_difference() -> None:
     there = image(replication_factor=3)
     assert differences(there, "a.b", 2, 0, None) == []
     assert differences(there, "a.b", 2, 3, StreamConfig()) == []

@@ -92,7 +92,7 @@ async def test_service_query_with_an_error_answer_raises_the_matching_error(
 
 
 # ---- what an operator asks for -------------------------------------------------------------------------------------------------
-async def test_admin_requests_contain_the_arguments_of_the_call() -> None:
+async def test_admin_delete_remove_and_elect_requests_contain_the_arguments_of_the_call() -> None:
     asked: list[pb.ControlRequest] = []
     admin = admin_over(None, Subjects("ns"))
     requests: Any = admin._requests
@@ -187,7 +187,7 @@ async def test_retry_attempts_repeats_only_retryable_errors(error: Exception, tr
     assert attempts == (3 if (as_read if reads else tried) else 1)
 
 
-async def test_end_tasks_cancels_a_task_again_until_the_task_ends(
+async def test_end_tasks_cancels_a_task_that_swallows_cancellations_until_the_task_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cancellation, "_TRY_AGAIN_S", 0.001)

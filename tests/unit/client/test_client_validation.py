@@ -171,7 +171,7 @@ def test_message_envelope_encodes_a_missing_key_or_value_differently_from_empty(
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\rb", " a", "a ", "\ta"])
-def test_plain_message_with_headers_that_nats_would_change_is_rejected(value: str) -> None:
+def test_plain_nats_message_with_headers_that_nats_would_change_is_rejected(value: str) -> None:
     with pytest.raises(ConfigError):
         plain(b"x", {"name": value})
     assert plain(b"x", {"name": "a b"})[1] == {"name": "a b"}
@@ -180,7 +180,7 @@ def test_plain_message_with_headers_that_nats_would_change_is_rejected(value: st
             plain(b"x", {wrong: "a"})
 
 
-def test_plain_message_with_the_magic_bytes_of_an_envelope_is_rejected() -> None:
+def test_plain_nats_message_with_the_magic_bytes_of_an_envelope_is_rejected() -> None:
     for value in (envelope.MAGIC, envelope.MAGIC + b"more"):
         with pytest.raises(ConfigError):
             plain(value, None)
@@ -210,7 +210,7 @@ class Message:
         self.subject, self.data, self.headers = subject, b"x", None
 
 
-async def test_nats_answers_complete_their_request_once() -> None:
+async def test_nats_answer_received_twice_completes_its_request_once() -> None:
     answers = Answers()
     answers.begin("_INBOX.a", None)
     one, reply, first = answers.expect("s.one")
@@ -393,7 +393,7 @@ def test_credentials_with_contradictory_fields_raise(wrong: dict[str, str]) -> N
         Credentials(**wrong)
 
 
-def test_subject_pattern_cache_is_bounded() -> None:
+def test_nats_subject_pattern_cache_is_bounded() -> None:
     pattern = Pattern("a.*.>")
     for number in range(3 * _REMEMBERED_SUBJECTS):
         assert pattern.matches(b"a.b.%d" % number)
@@ -544,7 +544,7 @@ async def test_admin_request_for_a_missing_node_raises_not_found_with_its_name()
                 await asked
 
 
-async def test_describe_of_a_missing_cursor_raises_not_found_that_says_cursor() -> None:
+async def test_cursors_describe_of_a_missing_cursor_raises_not_found_that_says_cursor() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await asyncio.to_thread(cluster.serve_groups)
         await client.create_stream("orders", "shop.orders")

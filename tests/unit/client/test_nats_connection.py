@@ -28,7 +28,7 @@ from liftpy.nats.transport import Answers, NoRespondersError, Transport
 
 
 # ---- what is read --------------------------------------------------------------------------------------------------------------
-def test_subject_pattern_cache_does_not_change_the_matches() -> None:
+def test_nats_subject_pattern_cache_does_not_change_the_matches() -> None:
     exact = Pattern("a.b")
     assert (exact.matches(b"a.b"), exact.matches(b"a.c"), exact.matches(b"a.b.c")) == (True, False, False)
     one = Pattern("a.*")
@@ -256,7 +256,7 @@ async def test_nats_connection_joins_several_buffers_into_one_write(monkeypatch:
     assert written == [b"ab"]
 
 
-async def test_permission_denial_callback_is_called_until_the_callback_is_removed() -> None:
+async def test_nats_permission_denial_callback_is_called_until_removed() -> None:
     made: Any = StrictConnection()
     told: list[Any] = []
     unwatch = watch_denials(made, lambda *what: told.append(what))
@@ -279,7 +279,7 @@ def test_nats_connection_cut_off_aborts_the_socket() -> None:
 
 
 # ---- answers and rights --------------------------------------------------------------------------------------------------------
-async def test_permission_denial_fails_waiting_requests_of_the_denied_subject() -> None:
+async def test_nats_permission_denial_fails_waiting_requests_of_the_denied_subject() -> None:
     answers = Answers()
     answers.begin("_INBOX.a", None)
 

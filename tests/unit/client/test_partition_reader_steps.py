@@ -534,7 +534,7 @@ async def test_node_status_with_an_empty_second_page_has_no_more_pages() -> None
     assert await nodes.node_status("n1") == {"partitions": [{"stream": "s", "partition": 0}], "more": False}
 
 
-def test_not_served_error_contains_the_leader_and_the_high_watermark() -> None:
+def test_not_served_error_of_a_replica_contains_the_leader_and_the_high_watermark() -> None:
     error = NotServedError("x", "n1", 7)
     assert (error.leader, error.high_watermark) == ("n1", 7)
 

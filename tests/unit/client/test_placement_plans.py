@@ -424,7 +424,7 @@ async def test_stream_readiness_wait_sleeps_at_most_the_remaining_time(monkeypat
     assert slept == [0.25, 0.25, 0.125]
 
 
-async def test_service_call_sends_the_command_to_the_stream_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_call_sends_the_command_to_the_input_stream_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     made, told, _ = led_client(stream=[image(3), image(3, uid="u2"), image(3, uid="u2")])
     called: list[Any] = []
     anew = False

@@ -176,7 +176,7 @@ def test_sync_connect_has_the_parameters_of_connect() -> None:
     assert ours == theirs
 
 
-def test_sync_connect_that_fails_ends_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_connect_forwards_every_argument_and_ends_its_thread_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     client = Asked(Client)
 

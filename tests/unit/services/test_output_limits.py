@@ -38,7 +38,7 @@ def test_service_outbox_is_full_exactly_at_its_limits() -> None:
         assert outbox.full is full
 
 
-def test_output_batch_above_the_message_size_is_split() -> None:
+def test_service_output_batch_above_the_message_size_is_split() -> None:
     to = Destination("out", "u1", 0, "out.here")
     rows: list[Any] = [(b"a" * 500, None, ()), (b"b" * 500, b"key", ()), (b"c" * 500, None, ())]
     sizes = [len(frame_of(to, 7, rows[:count])) for count in (1, 2, 3)]
@@ -58,7 +58,7 @@ def test_output_batch_above_the_message_size_is_split() -> None:
         ({"compaction": True}, 1, "is compacted"),
     ],
 )  # fmt: skip
-async def test_output_destination_with_a_missing_or_unsuitable_partition_raises(
+async def test_service_output_destination_with_a_missing_or_unsuitable_partition_raises(
     stream: dict[str, Any], partition: int, error: str | None
 ) -> None:
     given = {"subject": "shop.out", "answers": True, "compaction": False} | stream

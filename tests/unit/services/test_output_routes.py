@@ -52,12 +52,12 @@ def output(number: int, to: str = "alerts", key: bytes | None = None) -> Record:
      (b"a-little-bit-longer-string", -1486304829), (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
      (b"abc", 479470107)],
 )  # fmt: skip
-def test_output_route_partition_of_a_key_equals_the_murmur2_partition_of_kafka(key: bytes, hashed: int) -> None:
+def test_service_output_route_partition_of_a_key_equals_the_murmur2_partition_of_kafka(key: bytes, hashed: int) -> None:
     assert murmur2(key) == hashed % (1 << 32)
     assert place_of(key, range(7)) == (hashed & 0x7FFF_FFFF) % 7
 
 
-def test_output_route_assigns_disjoint_target_partitions_to_service_partitions() -> None:
+def test_service_output_route_assigns_disjoint_target_partitions_to_service_partitions() -> None:
     assert [partitions_of(p, 2, 4, ALERTS) for p in (0, 1)] == [(0, 2), (1, 3)]
     assert partitions_of(0, 1, 3, ALERTS) == (0, 1, 2)
     with pytest.raises(ConfigError, match="partitions cannot be shared by"):
@@ -65,13 +65,13 @@ def test_output_route_assigns_disjoint_target_partitions_to_service_partitions()
     assert place_of(None, (1, 3)) == 1
 
 
-def test_output_route_skips_copied_outputs_and_outputs_of_other_routes() -> None:
+def test_service_output_route_skips_copied_outputs_and_outputs_of_other_routes() -> None:
     places = {0: Place(5, 2)}
     sort_in([output(n, to) for n, to in ((1, "alerts"), (2, "alerts"), (3, ""), (4, "other"), (5, "alerts"))], ALERTS, places)
     assert [record.offset for record in places[0].waiting] == [5]
 
 
-def test_output_route_copy_headers_contain_the_output_number() -> None:
+def test_service_output_route_copy_headers_contain_the_output_number() -> None:
     copy = output(7)._replace(offset=0, headers=headers_of(output(7)))
     assert [name for name, _ in copy.headers] == ["Lift-Output", "Lift-Output-Number", "x", "Lift-Output-Service"]
     assert number_of(copy, SOURCE, "bank", ALERTS) == 7
@@ -156,7 +156,7 @@ def numbers(world: World, partition: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_output_router_with_overlapping_leaders_copies_each_output_once(seed: int) -> None:
+async def test_service_output_router_with_overlapping_leaders_copies_each_output_once(seed: int) -> None:
     rng = random.Random(seed)
     world = World(rng)
     copiers = [Copier(world) for _ in range(3)]
@@ -185,7 +185,7 @@ async def test_output_router_with_overlapping_leaders_copies_each_output_once(se
     }  # fmt: skip
 
 
-async def test_output_router_of_a_follower_copies_nothing() -> None:
+async def test_service_output_router_of_a_follower_copies_nothing() -> None:
     world = World()
     world.logs["out", 0] = [output(0)]
     copier = Copier(world)
@@ -203,7 +203,7 @@ async def test_output_router_of_a_follower_copies_nothing() -> None:
     task.cancel()
 
 
-async def test_output_router_buffers_at_most_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_output_router_buffers_at_most_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the limit, 4,096 outputs may use a gigabyte."""
     world = World()
     world.logs["out", 0] = [output(number) for number in range(30)]
@@ -226,7 +226,7 @@ async def test_output_router_buffers_at_most_one_batch(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("subject", "foreign", "error"), [("warn.*", False, ConfigError), ("warn", True, OutputConflictError)])
-async def test_output_router_with_an_unusable_target_stream_ends_the_service(
+async def test_service_output_router_with_an_unusable_target_stream_ends_the_service(
     subject: str, foreign: bool, error: type[LiftError]
 ) -> None:
     world = World(subject=subject)
@@ -240,7 +240,9 @@ async def test_output_router_with_an_unusable_target_stream_ends_the_service(
     assert world.logs["warnings", 0] == []
 
 
-async def test_output_router_logs_outputs_deleted_by_retention_before_the_copy(caplog: pytest.LogCaptureFixture) -> None:
+async def test_service_output_router_logs_outputs_deleted_by_retention_before_the_copy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world = World()
     world.logs["out", 0] = [output(number) for number in range(6)]
     world.starts["out"] = 4
@@ -298,7 +300,7 @@ def test_service_settings_with_a_route_but_no_output_stream_raise() -> None:
         ServiceSettings("s", "in", "n1", Path("/x"), routes=(ALERTS,))
 
 
-async def test_output_router_that_lost_leadership_stops_writing_and_reads_the_target_stream(
+async def test_service_output_router_that_lost_leadership_stops_writing_and_reads_the_target_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World()
@@ -326,7 +328,9 @@ async def test_output_router_that_lost_leadership_stops_writing_and_reads_the_ta
     assert (looks[0], copier.router._places) == (4, {})
 
 
-async def test_output_router_batches_contain_consecutive_outputs_up_to_the_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_output_router_batches_contain_consecutive_outputs_up_to_the_size_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("liftpy.service.output_writer._BATCH_RECORDS", 4)
     world = World()
     copier: Any = Copier(world)
@@ -352,7 +356,7 @@ async def test_output_router_batches_contain_consecutive_outputs_up_to_the_size_
     assert sizes == []
 
 
-async def test_output_router_reports_a_failure_until_a_copy_succeeds() -> None:
+async def test_service_output_router_reports_a_failure_until_a_copy_succeeds() -> None:
     world = World()
     copier: Any = Copier(world)
     world.logs["out", 0] = [output(0)]
@@ -372,7 +376,7 @@ async def test_output_router_reports_a_failure_until_a_copy_succeeds() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"answers": False}, {"config": SimpleNamespace(compaction=True)}])
-async def test_output_router_rejects_a_target_stream_with_compaction_or_without_acks(
+async def test_service_output_router_rejects_a_target_stream_with_compaction_or_without_acks(
     wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World()

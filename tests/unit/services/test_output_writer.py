@@ -146,7 +146,7 @@ async def start() -> AsyncIterator[Any]:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_output_writer_of_the_leader_writes_outputs_and_a_follower_reads_them(start: Any) -> None:
+async def test_service_output_writer_of_the_leader_writes_outputs_and_a_follower_reads_them(start: Any) -> None:
     partition = Partition()
     leader, follower = start(Sender(partition)), start(Sender(partition, leads=False))
     for sender in (leader, follower):
@@ -155,7 +155,7 @@ async def test_output_writer_of_the_leader_writes_outputs_and_a_follower_reads_t
     assert (len(partition.log), partition.sizes, follower.outbox.waiting_count) == (40, [4] * 10, 0)
 
 
-async def test_output_writer_batches_outputs_up_to_the_maximum_message_size(
+async def test_service_output_writer_batches_outputs_up_to_the_maximum_message_size(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("liftpy.service.output_writer._BATCH_RECORDS", 1000)
@@ -177,7 +177,7 @@ async def test_output_writer_batches_outputs_up_to_the_maximum_message_size(
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_output_writers_of_two_overlapping_leaders_write_each_output_once(start: Any, seed: int) -> None:
+async def test_service_output_writers_of_two_overlapping_leaders_write_each_output_once(start: Any, seed: int) -> None:
     rng = random.Random(seed)
     partition = Partition(rng)
     senders = [start(Sender(partition, leads=False)) for _ in range(3)]
@@ -196,7 +196,7 @@ async def test_output_writers_of_two_overlapping_leaders_write_each_output_once(
     assert not any(sender.failed for sender in senders)
 
 
-async def test_output_writer_of_a_follower_with_a_different_output_raises_diverged(start: Any) -> None:
+async def test_service_output_writer_of_a_follower_with_a_different_output_raises_diverged(start: Any) -> None:
     partition = Partition()
     start(Sender(partition)).produce(5)
     wrong = start(Sender(partition, leads=False, values="w"))
@@ -205,7 +205,7 @@ async def test_output_writer_of_a_follower_with_a_different_output_raises_diverg
     assert isinstance(wrong.failed[0], DivergedError)
 
 
-async def test_output_writer_with_a_foreign_record_in_the_output_stream_writes_no_outputs(start: Any) -> None:
+async def test_service_output_writer_with_a_foreign_record_in_the_output_stream_writes_no_outputs(start: Any) -> None:
     partition = Partition()
     partition.log.append(Record(0, 0, None, b"foreign", (), "", None, 1))
     sender = start(Sender(partition))
@@ -214,7 +214,7 @@ async def test_output_writer_with_a_foreign_record_in_the_output_stream_writes_n
     assert (len(partition.log), sender.failed) == (1, [])
 
 
-async def test_output_writer_treats_outputs_deleted_by_retention_as_written(start: Any) -> None:
+async def test_service_output_writer_treats_outputs_deleted_by_retention_as_written(start: Any) -> None:
     partition = Partition()
     start(Sender(partition)).produce(20)
     await until(lambda: len(partition.log) == 20)
@@ -225,7 +225,7 @@ async def test_output_writer_treats_outputs_deleted_by_retention_as_written(star
     assert late.outbox.first_kept == 20
 
 
-async def test_output_writer_of_a_leader_without_the_next_output_requests_a_rewind(start: Any) -> None:
+async def test_service_output_writer_of_a_leader_without_the_next_output_requests_a_rewind(start: Any) -> None:
     partition = Partition()
     sender = Sender(partition)
     sender.outbox.restart(10)  # from a snapshot after ten outputs, of which nobody has written any
@@ -236,7 +236,7 @@ async def test_output_writer_of_a_leader_without_the_next_output_requests_a_rewi
     assert partition.writes == 0
 
 
-async def test_output_writer_ignores_an_ack_of_another_stream(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_output_writer_ignores_an_ack_of_another_stream(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another stream answers first, while the output was lost [A9]."""
     partition = Partition()
     ours, lost = partition.append, set[int]()
@@ -266,7 +266,7 @@ async def written_by_another(start: Any, partition: Partition, count: int, value
 
 
 @pytest.mark.parametrize("values", ["v", "w"])
-async def test_output_writer_after_a_restore_compares_snapshot_outputs_before_sending(start: Any, values: str) -> None:
+async def test_service_output_writer_after_a_restore_compares_snapshot_outputs_before_sending(start: Any, values: str) -> None:
     partition = Partition()
     await written_by_another(start, partition, 20)
     copy = Outbox("u/0")
@@ -288,7 +288,7 @@ async def test_output_writer_after_a_restore_compares_snapshot_outputs_before_se
         assert "SERVICE_DIVERGED" in again.emitter.problem
 
 
-async def test_output_writer_after_a_truncation_of_the_output_stream_writes_outputs_again(
+async def test_service_output_writer_after_a_truncation_of_the_output_stream_writes_outputs_again(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unclean election truncated it. A new leader reports less for a moment, so the emitter waits."""
@@ -310,7 +310,9 @@ async def test_output_writer_after_a_truncation_of_the_output_stream_writes_outp
     assert not sender.failed
 
 
-async def test_output_writer_retries_rejected_outputs_with_growing_delays(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_output_writer_retries_rejected_outputs_with_growing_delays(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     partition = Partition()
     refusing = True
     ours = partition.append
@@ -343,7 +345,7 @@ async def test_output_writer_retries_rejected_outputs_with_growing_delays(start:
     assert waits[0] == 0.002
 
 
-async def test_output_writer_rejects_a_compacted_output_stream(start: Any) -> None:
+async def test_service_output_writer_rejects_a_compacted_output_stream(start: Any) -> None:
     partition = Partition()
     partition.config.compaction = True
     sender = start(Sender(partition))
@@ -354,7 +356,7 @@ async def test_output_writer_rejects_a_compacted_output_stream(start: Any) -> No
     assert partition.writes == 0
 
 
-async def test_output_writer_notifies_routes_after_each_written_batch(start: Any) -> None:
+async def test_service_output_writer_notifies_routes_after_each_written_batch(start: Any) -> None:
     partition = Partition()
     leader, follower = Sender(partition), Sender(partition, leads=False)
     ends: dict[str, list[int]] = {"leader": [], "follower": []}
@@ -368,7 +370,7 @@ async def test_output_writer_notifies_routes_after_each_written_batch(start: Any
     assert (ends["follower"], follower.emitter.advanced.is_set()) == ([10], True)
 
 
-async def test_output_writer_retries_a_rejected_append_before_the_next_poll(start: Any) -> None:
+async def test_service_output_writer_retries_a_rejected_append_before_the_next_poll(start: Any) -> None:
     partition = Partition()
     sender = Sender(partition)
     object.__setattr__(sender.emitter._settings, "emit_poll_interval_s", 3600.0)
@@ -392,7 +394,9 @@ async def test_output_writer_retries_a_rejected_append_before_the_next_poll(star
         (RuntimeError("broken"), OutputNotWrittenError, "Output 0 was not stored: broken. The service retries."),
     ],
 )
-async def test_output_writer_append_error_raises_and_marks_no_output_as_written(answer: Any, raised: Any, text: str) -> None:
+async def test_service_output_writer_append_error_raises_and_marks_no_output_as_written(
+    answer: Any, raised: Any, text: str
+) -> None:
     sender: Any = Sender(Partition())
     sender.produce(6)
     sender.outbox.known, sender.emitter._must_look = True, False
@@ -408,7 +412,7 @@ async def test_output_writer_append_error_raises_and_marks_no_output_as_written(
 
 
 @pytest.mark.parametrize(("tell", "must_look"), [("wake", False), ("look_again", True)])
-async def test_output_writer_wakes_on_each_notification(tell: str, must_look: bool) -> None:
+async def test_service_output_writer_that_sleeps_wakes_on_each_notification(tell: str, must_look: bool) -> None:
     sender: Any = Sender(Partition())
     sender.emitter._must_look = False
     sender.emitter._wake.clear()
@@ -417,7 +421,7 @@ async def test_output_writer_wakes_on_each_notification(tell: str, must_look: bo
 
 
 @pytest.mark.parametrize("purged", [range(5, 8), range(6, 10), range(10)])
-async def test_output_writer_resumes_after_purged_outputs(start: Any, purged: range) -> None:
+async def test_service_output_writer_resumes_after_purged_outputs(start: Any, purged: range) -> None:
     partition = Partition()
     start(Sender(partition)).produce(10)
     await until(lambda: len(partition.log) == 10)
@@ -434,7 +438,7 @@ async def test_output_writer_resumes_after_purged_outputs(start: Any, purged: ra
     assert (late.emitter.problem, late.failed) == ("", [])
 
 
-async def test_output_writer_raises_stream_replaced_if_the_output_stream_was_recreated(start: Any) -> None:
+async def test_service_output_writer_raises_stream_replaced_if_the_output_stream_was_recreated(start: Any) -> None:
     partition = Partition()
     sender = start(Sender(partition))
     sender.produce(3)

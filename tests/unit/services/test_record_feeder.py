@@ -159,7 +159,7 @@ async def node(log: FakeLog, tmp_path: Path) -> AsyncIterator[Node]:
     await made.close()
 
 
-async def test_record_feeder_stops_at_the_stop_position_and_resumes_when_the_stop_is_removed(node: Node) -> None:
+async def test_service_record_feeder_stops_at_the_stop_position_and_resumes_when_the_stop_is_removed(node: Node) -> None:
     node.log.append(30)
     await node.feeder.restart(0)
     node.feeder.stop_at(12)
@@ -175,7 +175,9 @@ async def test_record_feeder_stops_at_the_stop_position_and_resumes_when_the_sto
     await node.stored(20, 30)
 
 
-async def test_record_feeder_of_the_next_process_resumes_from_the_snapshot(node: Node, log: FakeLog, tmp_path: Path) -> None:
+async def test_service_record_feeder_of_the_next_process_resumes_from_the_snapshot(
+    node: Node, log: FakeLog, tmp_path: Path
+) -> None:
     log.append(25)
     await node.start()
     await node.at(25)
@@ -190,7 +192,7 @@ async def test_record_feeder_of_the_next_process_resumes_from_the_snapshot(node:
     await again.close()
 
 
-async def test_record_feeder_after_a_log_truncation_rewinds_to_a_snapshot_before_the_truncation(node: Node) -> None:
+async def test_service_record_feeder_after_a_log_truncation_rewinds_to_a_snapshot_before_the_truncation(node: Node) -> None:
     node.log.append(25)
     await node.start()
     await node.at(25)
@@ -204,7 +206,7 @@ async def test_record_feeder_after_a_log_truncation_rewinds_to_a_snapshot_before
     assert [json.loads(s.state)[-1] for s in [node.store.newest()] if s] == ["w29"]
 
 
-async def test_record_feeder_with_a_state_past_the_log_end_of_the_leader_rewinds(node: Node) -> None:
+async def test_service_record_feeder_with_a_state_past_the_log_end_of_the_leader_rewinds(node: Node) -> None:
     node.log.append(25)
     await node.start()
     await node.at(25)
@@ -216,7 +218,7 @@ async def test_record_feeder_with_a_state_past_the_log_end_of_the_leader_rewinds
     await node.stored(10)
 
 
-async def test_record_feeder_ask_again_cancels_a_pending_fetch_and_fetches_again(node: Node) -> None:
+async def test_service_record_feeder_ask_again_cancels_a_pending_fetch_and_fetches_again(node: Node) -> None:
     node.log.deaf = True
     node.log.append(5)
     await node.start()
@@ -231,7 +233,7 @@ async def test_record_feeder_ask_again_cancels_a_pending_fetch_and_fetches_again
 
 
 @pytest.mark.parametrize("end_offset", [17, 30])
-async def test_record_feeder_rewinds_when_the_reader_reports_a_truncation(node: Node, end_offset: int) -> None:
+async def test_service_record_feeder_rewinds_when_the_reader_reports_a_truncation(node: Node, end_offset: int) -> None:
     """The node may report the new epoch later. A truncation behind the state changes nothing."""
     node.log.append(25)
     await node.start()
@@ -251,7 +253,7 @@ async def test_record_feeder_rewinds_when_the_reader_reports_a_truncation(node: 
     assert node.services[-1].values == [f"v{n}" for n in range(kept)] + [f"w{n}" for n in range(kept, kept + 4)]
 
 
-async def test_record_feeder_with_a_new_epoch_of_the_same_log_keeps_its_service_instance(node: Node) -> None:
+async def test_service_record_feeder_with_a_new_epoch_of_the_same_log_keeps_its_service_instance(node: Node) -> None:
     node.log.append(25)
     await node.start()
     await node.at(25)
@@ -262,7 +264,7 @@ async def test_record_feeder_with_a_new_epoch_of_the_same_log_keeps_its_service_
     assert len(node.services) == 1
 
 
-async def test_record_feeder_of_the_leader_waits_while_the_outbox_is_full(log: FakeLog, tmp_path: Path) -> None:
+async def test_service_record_feeder_of_the_leader_waits_while_the_outbox_is_full(log: FakeLog, tmp_path: Path) -> None:
     node = Node(log, tmp_path, max_records=8)
     node.role = Role.LEADER
     log.append(100)
@@ -282,7 +284,9 @@ async def test_record_feeder_of_the_leader_waits_while_the_outbox_is_full(log: F
     await node.close()
 
 
-async def test_record_feeder_of_a_promoted_follower_produces_dropped_outputs_again(log: FakeLog, tmp_path: Path) -> None:
+async def test_service_record_feeder_of_a_promoted_follower_produces_dropped_outputs_again(
+    log: FakeLog, tmp_path: Path
+) -> None:
     node = Node(log, tmp_path, max_records=5)
     log.append(58)
     await node.start()
@@ -298,7 +302,7 @@ async def test_record_feeder_of_a_promoted_follower_produces_dropped_outputs_aga
     await node.close()
 
 
-async def test_record_feeder_after_a_diverged_output_restores_an_earlier_snapshot(log: FakeLog, tmp_path: Path) -> None:
+async def test_service_record_feeder_after_a_diverged_output_restores_an_earlier_snapshot(log: FakeLog, tmp_path: Path) -> None:
     """Later snapshots are discarded, too. The earlier one leads to the right state."""
     node = Node(log, tmp_path, kept=5)
     log.append(25)
@@ -326,7 +330,7 @@ async def test_record_feeder_after_a_diverged_output_restores_an_earlier_snapsho
     await again.close()
 
 
-async def test_record_feeder_after_a_divergence_restores_only_compared_snapshots(log: FakeLog, tmp_path: Path) -> None:
+async def test_service_record_feeder_after_a_divergence_restores_only_compared_snapshots(log: FakeLog, tmp_path: Path) -> None:
     node = Node(log, tmp_path)
     log.append(25)
     await node.start()
@@ -338,7 +342,7 @@ async def test_record_feeder_after_a_divergence_restores_only_compared_snapshots
     await node.close()
 
 
-async def test_record_feeder_applies_records_if_a_snapshot_cannot_be_written(
+async def test_service_record_feeder_applies_records_if_a_snapshot_cannot_be_written(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = node.store.save
@@ -360,7 +364,9 @@ async def test_record_feeder_applies_records_if_a_snapshot_cannot_be_written(
             await asyncio.sleep(0.002)
 
 
-async def test_record_feeder_yields_to_the_event_loop_between_slow_records(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_record_feeder_yields_to_the_event_loop_between_slow_records(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Sum, "on_record", lambda self, record: time.sleep(0.005))
     node.log.append(60)
     applied_at_beats: list[int] = []
@@ -373,14 +379,14 @@ async def test_record_feeder_yields_to_the_event_loop_between_slow_records(node:
     assert max(steps) == 1
 
 
-async def test_record_feeder_with_a_log_start_above_its_snapshot_raises_data_loss(node: Node) -> None:
+async def test_service_record_feeder_with_a_log_start_above_its_snapshot_raises_data_loss(node: Node) -> None:
     node.log.append(25)
     node.log.log_start = 5
     with pytest.raises(DataLossError, match="its snapshot"):
         await node.start()
 
 
-async def test_record_feeder_with_a_log_start_equal_to_its_snapshot_position_resumes(
+async def test_service_record_feeder_with_a_log_start_equal_to_its_snapshot_position_resumes(
     node: Node, log: FakeLog, tmp_path: Path
 ) -> None:
     log.append(20)
@@ -404,7 +410,7 @@ class Slow(Sum):
         return super().take_snapshot()
 
 
-async def test_record_feeder_of_a_follower_stores_its_snapshot_after_the_leader(
+async def test_service_record_feeder_of_a_follower_stores_its_snapshot_after_the_leader(
     log: FakeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A snapshot that takes only a moment, or a waiting promotion, is an exception."""
@@ -447,7 +453,9 @@ async def test_record_feeder_of_a_follower_stores_its_snapshot_after_the_leader(
     await node.close()
 
 
-async def test_record_feeder_waiting_for_its_snapshot_turn_rewinds_after_a_truncation(log: FakeLog, tmp_path: Path) -> None:
+async def test_service_record_feeder_waiting_for_its_snapshot_turn_rewinds_after_a_truncation(
+    log: FakeLog, tmp_path: Path
+) -> None:
     node = Node(log, tmp_path)
     log.append(8)
     await node.start()
@@ -474,7 +482,7 @@ async def test_record_feeder_waiting_for_its_snapshot_turn_rewinds_after_a_trunc
     await node.close()
 
 
-async def test_record_feeder_encodes_a_deferred_snapshot_in_another_thread(log: FakeLog, tmp_path: Path) -> None:
+async def test_service_record_feeder_encodes_a_deferred_snapshot_in_another_thread(log: FakeLog, tmp_path: Path) -> None:
     class Later(Sum):
         threads: ClassVar[list[int]] = []
 
@@ -502,7 +510,7 @@ async def test_record_feeder_encodes_a_deferred_snapshot_in_another_thread(log: 
 
 
 @pytest.mark.parametrize("made", [7, lambda: 7, lambda: 1 // 0])
-async def test_record_feeder_with_a_snapshot_that_is_not_bytes_ends_the_service(
+async def test_service_record_feeder_with_a_snapshot_that_is_not_bytes_ends_the_service(
     node: Node, made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Sum, "take_snapshot", lambda self: made)
@@ -525,7 +533,9 @@ class SlowToStart(Sum):
         assert self.loop_went_on.wait(20), "the event loop stands still while the service starts"
 
 
-async def test_record_feeder_with_a_slow_service_start_does_not_block_the_event_loop(log: FakeLog, tmp_path: Path) -> None:
+async def test_service_record_feeder_with_a_slow_service_start_does_not_block_the_event_loop(
+    log: FakeLog, tmp_path: Path
+) -> None:
     settings = ServiceSettings("sum", "in", "n1", tmp_path, snapshot_interval_records=EVERY, step_s=0.001)
     keeper = SnapshotKeeper(SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20), settings, None)
     reader: Any = log

@@ -73,7 +73,7 @@ def slices(first: int, *epochs: int) -> list[BatchSlice]:
 
 
 # ---- what it asks for ------------------------------------------------------------------------------------------------------
-async def test_record_feeder_restart_reads_from_the_record_before_its_snapshot(node: Any) -> None:
+async def test_service_record_feeder_restart_reads_from_the_record_before_its_snapshot(node: Any) -> None:
     await node.feeder.restart(0)
     progress = node.feeder._progress
     assert (progress.stream, progress.partition, progress.next_offset, progress.uid) == ("in", 0, 0, "u1")
@@ -87,7 +87,7 @@ async def test_record_feeder_restart_reads_from_the_record_before_its_snapshot(n
     assert [at for at, _ in node.keeper.digests] == [10], "there is no record to look at"
 
 
-async def test_record_feeder_with_another_epoch_before_its_snapshot_rewinds(node: Any) -> None:
+async def test_service_record_feeder_with_another_epoch_before_its_snapshot_rewinds(node: Any) -> None:
     await node.feeder.restart(0)
     await saved(node, 10)
     await node.feeder.restart(0)
@@ -121,7 +121,9 @@ async def test_record_feeder_skips_the_epoch_check_if_retention_deleted_the_reco
 
 
 @pytest.mark.parametrize(("log_start", "verifying"), [(0, True), (9, True), (10, False)])
-async def test_record_feeder_in_a_new_leader_epoch_repeats_the_epoch_check(node: Any, log_start: int, verifying: bool) -> None:
+async def test_service_record_feeder_in_a_new_leader_epoch_repeats_the_epoch_check(
+    node: Any, log_start: int, verifying: bool
+) -> None:
     await node.feeder.restart(0)
     applied(node, 10)
     node.feeder._verifying = False
@@ -143,14 +145,14 @@ async def test_record_feeder_in_a_new_leader_epoch_repeats_the_epoch_check(node:
         (lambda feeder: feeder.ask_again(), True),
     ],
 )
-async def test_record_feeder_wakes_on_each_change_of_stop_truncation_or_role(node: Any, tell: Any, wakes: bool) -> None:
+async def test_service_record_feeder_wakes_on_each_change_of_stop_truncation_or_role(node: Any, tell: Any, wakes: bool) -> None:
     await node.feeder.restart(0)
     node.feeder._wake.clear()
     tell(node.feeder)
     assert node.feeder._wake.is_set() is wakes
 
 
-async def test_record_feeder_reports_each_reached_stop_position_once(node: Any) -> None:
+async def test_service_record_feeder_reports_each_reached_stop_position_once(node: Any) -> None:
     await node.feeder.restart(0)
     node.feeder.stop_at(5)
     applied(node, 5)
@@ -169,7 +171,7 @@ async def test_record_feeder_reports_each_reached_stop_position_once(node: Any) 
 
 
 # ---- a new machine -----------------------------------------------------------------------------------------------------------
-async def test_record_feeder_restart_passes_routes_parameters_and_later_skip_decisions(node: Any) -> None:
+async def test_service_record_feeder_restart_passes_routes_parameters_and_later_skip_decisions(node: Any) -> None:
     settings = node.settings
     object.__setattr__(settings, "routes", (Route("a", "s1"), Route("b", "s2")))
     object.__setattr__(settings, "parameters_digest", b"p" * 16)
@@ -188,7 +190,7 @@ async def test_record_feeder_restart_passes_routes_parameters_and_later_skip_dec
 
 
 # ---- ways back ---------------------------------------------------------------------------------------------------------------
-async def test_record_feeder_after_a_truncation_drops_failures_and_skip_decisions(node: Any) -> None:
+async def test_service_record_feeder_after_a_truncation_drops_failures_and_skip_decisions(node: Any) -> None:
     await node.feeder.restart(0)
     await saved(node, 25)
     node.feeder._decided = {Unit(3)}
@@ -203,7 +205,7 @@ async def test_record_feeder_after_a_truncation_drops_failures_and_skip_decision
     assert not await node.feeder._go_back()
 
 
-async def test_record_feeder_overtaken_by_retention_restores_a_later_snapshot(node: Any) -> None:
+async def test_service_record_feeder_overtaken_by_retention_restores_a_later_snapshot(node: Any) -> None:
     await node.feeder.restart(0)
     applied(node, 5)
     later = Node(FakeLog(), node.settings.data)
@@ -216,7 +218,7 @@ async def test_record_feeder_overtaken_by_retention_restores_a_later_snapshot(no
     assert (node.machine.position, node.told.said) == (20, ["look again"])
 
 
-async def test_record_feeder_quarantines_a_diverged_snapshot_and_later_snapshots(node: Any) -> None:
+async def test_service_record_feeder_quarantines_a_diverged_snapshot_and_later_snapshots(node: Any) -> None:
     node.store._kept = 5
     await node.feeder.restart(0)
     await saved(node, 20)
@@ -228,7 +230,7 @@ async def test_record_feeder_quarantines_a_diverged_snapshot_and_later_snapshots
     assert not await node.feeder._go_back(), "once"
 
 
-async def test_record_feeder_with_missing_outputs_rewinds_only_as_leader(node: Any) -> None:
+async def test_service_record_feeder_with_missing_outputs_rewinds_only_as_leader(node: Any) -> None:
     node.store._kept = 5
     await node.feeder.restart(0)
     await saved(node, 30)
@@ -252,7 +254,7 @@ def decider(decided: list[Failing], error: Exception | None = None) -> Decider:
     return Decider(lambda: True, decide)
 
 
-async def test_record_feeder_writes_a_skip_decision_once_and_reports_a_rejected_decision(node: Any) -> None:
+async def test_service_record_feeder_writes_a_skip_decision_once_and_reports_a_rejected_decision(node: Any) -> None:
     await node.feeder.restart(0)
     what, decided = failing(3), []
     node.feeder._decider = decider(decided)
@@ -272,7 +274,7 @@ async def test_record_feeder_writes_a_skip_decision_once_and_reports_a_rejected_
     assert (node.waited, refused.decided_s, decided) == ([_PAUSE_S] * 3, None, [what])
 
 
-async def test_record_feeder_retries_a_failing_record_from_the_snapshot_before_the_record(node: Any) -> None:
+async def test_service_record_feeder_retries_a_failing_record_from_the_snapshot_before_the_record(node: Any) -> None:
     node.store._kept = 5
     await node.feeder.restart(0)
     await saved(node, 30)
@@ -284,7 +286,7 @@ async def test_record_feeder_retries_a_failing_record_from_the_snapshot_before_t
 
 
 @pytest.mark.parametrize(("timer", "more"), [("", ""), ("a b", " --timer 'a b'")])
-async def test_record_feeder_with_on_error_stop_raises_with_the_skip_command(node: Any, timer: str, more: str) -> None:
+async def test_service_record_feeder_with_on_error_stop_raises_with_the_skip_command(node: Any, timer: str, more: str) -> None:
     await node.feeder.restart(0)
     with pytest.raises(ServiceFailedError) as raised:
         await node.feeder._do(Next.STOP, failing(7, timer))
@@ -294,7 +296,7 @@ async def test_record_feeder_with_on_error_stop_raises_with_the_skip_command(nod
     )
 
 
-async def test_record_feeder_that_missed_a_skip_decision_rewinds_before_the_skipped_record(
+async def test_service_record_feeder_that_missed_a_skip_decision_rewinds_before_the_skipped_record(
     node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.store._kept = 5
@@ -310,7 +312,7 @@ async def test_record_feeder_that_missed_a_skip_decision_rewinds_before_the_skip
     assert (list(node.machine._skips), node.told.said) == ([Unit(12)], ["look again"])
 
 
-async def test_record_feeder_counts_repeated_failures_of_one_record(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_record_feeder_counts_repeated_failures_of_one_record(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     await node.feeder.restart(0)
     raised: list[BadRecordError] = [failing(5).error, failing(5).error, failing(8).error]
 
@@ -332,7 +334,7 @@ async def test_record_feeder_counts_repeated_failures_of_one_record(node: Any, m
     assert (node.feeder._failing.unit, node.feeder._failing.tries, node.feeder._failing.scanned) == (Unit(8), 1, 9)
 
 
-async def test_record_feeder_clears_the_failing_record_after_the_record_is_applied(node: Any) -> None:
+async def test_service_record_feeder_clears_the_failing_record_after_the_record_is_applied(node: Any) -> None:
     await node.feeder.restart(0)
     node.feeder._failing = what = failing(5)
     applied(node, 5)
@@ -345,7 +347,7 @@ async def test_record_feeder_clears_the_failing_record_after_the_record_is_appli
     ("stop", "at", "stored", "until"),
     [(None, 7, False, 7), (5, 7, False, 5), (9, 7, False, 7), (9, 7, True, 9), (None, 7, True, None), (9, None, False, 9)],
 )
-async def test_record_feeder_stops_once_before_a_failing_record_for_a_snapshot(
+async def test_service_record_feeder_stops_once_before_a_failing_record_for_a_snapshot(
     node: Any, stop: int | None, at: int | None, stored: bool, until: int | None
 ) -> None:
     await node.feeder.restart(0)
@@ -354,7 +356,7 @@ async def test_record_feeder_stops_once_before_a_failing_record_for_a_snapshot(
     assert node.feeder._stop_before_failing() == until
 
 
-async def test_record_feeder_stores_a_snapshot_at_the_position_of_the_failing_record(node: Any) -> None:
+async def test_service_record_feeder_stores_a_snapshot_at_the_position_of_the_failing_record(node: Any) -> None:
     await node.feeder.restart(0)
     assert not await node.feeder._keep_below_failing()
     node.feeder._failing = what = failing(7)
@@ -370,7 +372,7 @@ async def test_record_feeder_stores_a_snapshot_at_the_position_of_the_failing_re
     assert (what.stored, node.store.positions()) == (True, [7]), "it is past it already: nothing to store"
 
 
-async def test_record_feeder_scan_for_a_skip_decision_resumes_at_the_last_scanned_offset(node: Any) -> None:
+async def test_service_record_feeder_scan_for_a_skip_decision_resumes_at_the_last_scanned_offset(node: Any) -> None:
     await node.feeder.restart(0)
     node.feeder._failing = what = failing(3, scanned=4)
     asked: list[tuple[Any, ...]] = []
@@ -396,7 +398,7 @@ async def test_record_feeder_scan_for_a_skip_decision_resumes_at_the_last_scanne
 
 
 # ---- what comes ----------------------------------------------------------------------------------------------------------------
-async def test_record_feeder_of_the_leader_counts_read_bytes_and_wakes_the_output_writer(node: Any) -> None:
+async def test_service_record_feeder_of_the_leader_counts_read_bytes_and_wakes_the_output_writer(node: Any) -> None:
     node.role = Role.LEADER
     await node.feeder.restart(0)
     came = slices(0, 1, 1, 1)
@@ -406,13 +408,13 @@ async def test_record_feeder_of_the_leader_counts_read_bytes_and_wakes_the_outpu
     assert (node.machine.position, node.told.said) == (3, ["wake"])
 
 
-async def test_record_feeder_of_a_follower_does_not_wake_the_output_writer(node: Any) -> None:
+async def test_service_record_feeder_of_a_follower_does_not_wake_the_output_writer(node: Any) -> None:
     await node.feeder.restart(0)
     await node.feeder._take(slices(0, 1, 1, 1))
     assert (node.machine.position, node.told.said) == (3, [])
 
 
-async def test_record_feeder_of_the_leader_with_a_full_outbox_waits_and_wakes_the_output_writer(node: Any) -> None:
+async def test_service_record_feeder_of_the_leader_with_a_full_outbox_waits_and_wakes_the_output_writer(node: Any) -> None:
     node.role = Role.LEADER
     await node.feeder.restart(0)
     node.outbox._max_records = 2
@@ -438,7 +440,7 @@ async def test_record_feeder_of_the_leader_with_a_full_outbox_waits_and_wakes_th
         (lambda feeder: feeder.stop_at(3), 3),
     ],
 )
-async def test_record_feeder_yields_between_records_and_stops_applying_after_a_truncation(
+async def test_service_record_feeder_yields_between_records_and_stops_applying_after_a_truncation(
     node: Any, meanwhile: Any, position: int
 ) -> None:
     await node.feeder.restart(0)
@@ -462,7 +464,7 @@ async def test_record_feeder_yields_between_records_and_stops_applying_after_a_t
         assert turns[:5] == [1, 2, 3, 4, 5]
 
 
-async def test_record_feeder_waits_for_its_snapshot_turn_or_a_stop_position(node: Any) -> None:
+async def test_service_record_feeder_waits_for_its_snapshot_turn_or_a_stop_position(node: Any) -> None:
     await node.feeder.restart(0)
     left_s, waits = [30.0], []
     node.keeper.turn_s = lambda: left_s[0]
@@ -493,7 +495,7 @@ async def test_record_feeder_waits_for_its_snapshot_turn_or_a_stop_position(node
     assert await node.feeder._is_its_turn(), "a leader waits for nobody"
 
 
-async def test_record_feeder_stores_a_snapshot_in_a_range_of_compacted_offsets(node: Any) -> None:
+async def test_service_record_feeder_stores_a_snapshot_in_a_range_of_compacted_offsets(node: Any) -> None:
     await node.feeder.restart(0)
     await node.feeder._skip(9)
     assert node.store.positions() == []
@@ -501,7 +503,7 @@ async def test_record_feeder_stores_a_snapshot_in_a_range_of_compacted_offsets(n
     assert (node.machine.position, node.store.positions()) == (25, [20])
 
 
-async def test_record_feeder_of_a_service_without_outputs_rewinds_after_a_truncation(tmp_path: Path) -> None:
+async def test_service_record_feeder_of_a_service_without_outputs_rewinds_after_a_truncation(tmp_path: Path) -> None:
     class Plain(Service):
         def on_start(self, snapshot: bytes | None) -> None: ...
 
@@ -520,7 +522,7 @@ async def test_record_feeder_of_a_service_without_outputs_rewinds_after_a_trunca
     assert (node.machine.position, isinstance(node.machine.outbox, Outbox)) == (0, False)
 
 
-async def test_record_feeder_scan_for_a_skip_decision_that_is_interrupted_cancels_its_fetch(node: Any) -> None:
+async def test_service_record_feeder_scan_for_a_skip_decision_that_is_interrupted_cancels_its_fetch(node: Any) -> None:
     await node.feeder.restart(0)
     asked: list[Any] = []
 

@@ -117,7 +117,7 @@ def test_service_skips_a_record_of_an_earlier_skip_decision() -> None:
     assert machine.position == 6
 
 
-def test_skip_decision_for_an_applied_record_raises_decision_missed() -> None:
+def test_service_skip_decision_for_an_applied_record_raises_decision_missed() -> None:
     machine = machine_of(Brittle())
     with pytest.raises(DecisionMissedError):
         machine.apply([record(0), record(1, b"", headers=SkipDecision("brittle", Unit(0)).headers())])
@@ -137,14 +137,14 @@ def test_skip_decision_for_an_applied_record_raises_decision_missed() -> None:
         b"",
     ],
 )
-def test_skip_decision_that_is_invalid_is_ignored(header: bytes) -> None:
+def test_service_skip_decision_that_is_invalid_is_ignored(header: bytes) -> None:
     service = Brittle()
     machine = machine_of(service)
     machine.apply([record(0), record(1, b"bad", headers=(("Lift-Service-Skip", header),))])
     assert (service.seen, machine.position) == (["x"], 2)
 
 
-def test_skip_decision_of_another_leader_epoch_is_ignored() -> None:
+def test_service_skip_decision_of_another_leader_epoch_is_ignored() -> None:
     headers = SkipDecision("brittle", Unit(3, "a/b"), 5).headers()
     assert decided_unit(record(9, b"", epoch=5, headers=headers), "brittle") == Unit(3, "a/b")
     assert decided_unit(record(9, b"", epoch=6, headers=headers), "brittle") is None
@@ -193,7 +193,7 @@ def test_service_snapshot_contains_the_applied_skip_decisions() -> None:
     assert again.position == 4
 
 
-def test_skip_decisions_are_bounded_in_number() -> None:
+def test_service_skip_decisions_are_bounded_in_number() -> None:
     skips = Skips()
     for offset in range(MAX_SKIPS + 5):
         skips.add(Unit(offset))
@@ -238,7 +238,7 @@ def test_bank_example_version_2_applies_the_record_that_fails_in_version_1() -> 
 
 
 # ---- what is done about it ---------------------------------------------------------------------------------------------------
-def test_failing_record_is_retried_by_the_leader_before_a_skip_decision() -> None:
+def test_service_failing_record_is_retried_by_the_leader_before_a_skip_decision() -> None:
     error = BadRecordError(Unit(3), record(3), "x")
     failing = Failing(error)
     assert failing.next(OnError.STOP, leads=True, now_s=0) is Next.STOP
@@ -393,7 +393,7 @@ def expected() -> list[str]:
     return [value.decode() for value in [*BEFORE, *AFTER]]
 
 
-async def test_skip_decision_of_the_leader_is_applied_on_all_nodes(nodes: Any) -> None:
+async def test_service_skip_decision_of_the_leader_is_applied_on_all_nodes(nodes: Any) -> None:
     leader, follower = nodes(Skipping, leads=True), nodes(Skipping)
     leader.log.append(*BEFORE, b"bad", *AFTER)
     await follower.start()
@@ -412,7 +412,7 @@ async def test_skip_decision_of_the_leader_is_applied_on_all_nodes(nodes: Any) -
     assert late.machine.snapshot().encode() == leader.machine.snapshot().encode()
 
 
-async def test_record_feeder_that_applied_a_skipped_record_rewinds_to_a_snapshot(
+async def test_service_record_feeder_that_applied_a_skipped_record_rewinds_to_a_snapshot(
     nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record failed on another node only."""
@@ -433,7 +433,7 @@ async def test_record_feeder_that_applied_a_skipped_record_rewinds_to_a_snapshot
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.02])
-async def test_record_feeder_drops_skip_decisions_of_truncated_records(nodes: Any, late_s: float) -> None:
+async def test_service_record_feeder_drops_skip_decisions_of_truncated_records(nodes: Any, late_s: float) -> None:
     """A read of the new log may come together with the news of the truncation."""
     node = nodes(Skipping)
     node.log.append(*BEFORE, b"bad", *AFTER)
@@ -448,7 +448,7 @@ async def test_record_feeder_drops_skip_decisions_of_truncated_records(nodes: An
     assert node.services[-1].seen == [*expected()[:20], *[f"c{offset}" for offset in range(20, 40)]]
 
 
-async def test_on_error_stop_ends_the_service_with_an_error_that_contains_the_skip_command(nodes: Any) -> None:
+async def test_service_on_error_stop_ends_the_service_with_an_error_that_contains_the_skip_command(nodes: Any) -> None:
     node = nodes(Brittle, leads=True)
     node.log.append(*BEFORE, b"bad", *AFTER)
     await node.start()
@@ -462,7 +462,9 @@ async def test_on_error_stop_ends_the_service_with_an_error_that_contains_the_sk
     assert again.services[-1].seen == expected()
 
 
-async def test_failing_record_that_succeeds_on_retry_is_not_skipped(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_failing_record_that_succeeds_on_retry_is_not_skipped(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = nodes(Skipping, leads=True)
     node.log.append(*BEFORE, b"bad", *AFTER)
     await node.feeder.restart(0)
@@ -480,7 +482,7 @@ async def test_failing_record_that_succeeds_on_retry_is_not_skipped(nodes: Any, 
     assert "bad" in node.services[-1].seen
 
 
-async def test_skip_decision_rejected_by_the_stream_is_written_again(nodes: Any) -> None:
+async def test_service_skip_decision_rejected_by_the_stream_is_written_again(nodes: Any) -> None:
     node = nodes(Skipping, leads=True)
     node.refuse_decisions = True
     node.log.append(*BEFORE, b"bad", *AFTER)
@@ -490,7 +492,7 @@ async def test_skip_decision_rejected_by_the_stream_is_written_again(nodes: Any)
     await node.at(len(BEFORE) + 1 + len(AFTER) + 1)
 
 
-async def test_failing_record_retry_starts_at_the_last_snapshot_before_the_record(nodes: Any) -> None:
+async def test_service_failing_record_retry_starts_at_the_last_snapshot_before_the_record(nodes: Any) -> None:
     """The service takes a snapshot right before the failing record."""
     node = nodes(Skipping, leads=True)
     node.log.append(*BEFORE, b"bad", b"bad", *AFTER)
@@ -500,7 +502,7 @@ async def test_failing_record_retry_starts_at_the_last_snapshot_before_the_recor
     assert node.services[-1].seen == expected()
 
 
-def test_skip_decision_with_an_invalid_header_is_ignored() -> None:
+def test_service_skip_decision_with_an_invalid_header_is_ignored() -> None:
     for header in (b"../x/0/0/", b"brittle/x/0/", b"brittle/0/", b"\xff/0/0/", b"brittle/-1/0/"):
         assert decided_unit(record(5, b"", headers=(("Lift-Service-Skip", header),)), "brittle") is None
     other = (("trace", b"brittle/0/0/"), *SkipDecision("brittle", Unit(4)).headers())
@@ -508,7 +510,7 @@ def test_skip_decision_with_an_invalid_header_is_ignored() -> None:
     assert str(DecisionMissedError(Unit(4, "t"))) == "offset 4, timer 't' was applied, and is passed over by a later record"
 
 
-def test_failing_record_retries_wait_1_to_60_seconds_with_exponential_backoff() -> None:
+def test_service_failing_record_retries_wait_1_to_60_seconds_with_exponential_backoff() -> None:
     failing = Failing(BadRecordError(Unit(1), record(1), "it raised"))
     assert failing.next(OnError.SKIP, leads=False, now_s=0.0) is Next.TRY
     failing.record_failure(failing.error, 100.0)
@@ -526,7 +528,7 @@ def test_failing_record_retries_wait_1_to_60_seconds_with_exponential_backoff() 
 
 
 @pytest.mark.parametrize("kind", [Skipping, Brittle])
-async def test_failing_record_is_skipped_while_new_records_arrive(nodes: Any, kind: type[Brittle]) -> None:
+async def test_service_failing_record_is_skipped_while_new_records_arrive(nodes: Any, kind: type[Brittle]) -> None:
     node = nodes(kind, leads=True)
     node.log.is_busy = True
     node.log.append(*BEFORE, b"bad", *AFTER)
@@ -539,7 +541,7 @@ async def test_failing_record_is_skipped_while_new_records_arrive(nodes: Any, ki
             await node.until(lambda: False)
 
 
-async def test_skip_decision_with_a_long_error_that_is_not_utf_8_is_stored() -> None:
+async def test_service_skip_decision_with_a_long_error_that_is_not_utf_8_is_stored() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         uid = (await client.create_stream("in", "data.in")).uid
         await client.create_stream("dead", "data.dead")

@@ -107,7 +107,7 @@ def test_service_offer_with_a_repeated_result_is_applied_as_a_record_once() -> N
     assert test.snapshot() == b"order:remind order:reminder"
 
 
-def test_service_test_run_effects_applies_the_effect_results() -> None:
+def test_service_test_harness_run_effects_applies_the_effect_results() -> None:
     test = ServiceTest(Shop).send(b"a").run_effects()
     assert test.snapshot() == b"order:a charge:a:paid-a"
     test.send(b"b").result(test.effects[0], b"refused")
@@ -227,7 +227,7 @@ class Bench:
                 await asyncio.sleep(0.001)
 
 
-async def test_effect_runner_of_the_leader_runs_handlers_in_threads_and_appends_results() -> None:
+async def test_service_effect_runner_of_the_leader_runs_handlers_in_threads_and_appends_results() -> None:
     where: list[int] = []
 
     class Seen(Shop):
@@ -259,7 +259,7 @@ async def test_effect_runner_of_the_leader_runs_handlers_in_threads_and_appends_
     bench.task.cancel()
 
 
-async def test_effect_runner_retries_a_failing_or_hanging_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_effect_runner_retries_a_failing_or_hanging_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.service.effect_runner._FIRST_WAIT_S", 0.01)
     tries: list[str] = []
     hang = threading.Event()
@@ -288,7 +288,7 @@ async def test_effect_runner_retries_a_failing_or_hanging_handler(monkeypatch: p
     bench.task.cancel()
 
 
-async def test_effect_runner_appends_the_result_again_after_a_lost_append(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_effect_runner_appends_the_result_again_after_a_lost_append(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.service.effect_runner._FIRST_WAIT_S", 0.01)
     monkeypatch.setattr("liftpy.service.effect_runner._APPLIED_WITHIN_S", 0.05)
     bench = Bench(machine_of())
@@ -303,7 +303,7 @@ async def test_effect_runner_appends_the_result_again_after_a_lost_append(monkey
     bench.task.cancel()
 
 
-async def test_effect_runner_limits_the_number_of_concurrent_handlers() -> None:
+async def test_service_effect_runner_limits_the_number_of_concurrent_handlers() -> None:
     running, most = [0], [0]
     lock, go = threading.Lock(), threading.Event()
 
@@ -327,7 +327,9 @@ async def test_effect_runner_limits_the_number_of_concurrent_handlers() -> None:
     bench.task.cancel()
 
 
-async def test_effect_runner_with_due_timers_appends_ticks_at_the_tick_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_effect_runner_with_due_timers_appends_ticks_at_the_tick_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("liftpy.service.effect_runner._IDLE_LOOK_S", 0.001)
     bench = Bench(machine_of(), tick_interval_s=0.05)
     await asyncio.sleep(0.2)

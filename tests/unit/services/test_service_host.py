@@ -339,7 +339,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
     ("before", "took_steps", "after"),
     [(16, 1.01, 8), (16, 1.0, 16), (16, 0.25, 16), (16, 0.24, 32), (1, 2.0, 1), (1, 0.0, 2), (128, 0.0, 128), (3, 9.0, 1)],
 )
-async def test_record_feeder_chunk_size_shrinks_for_slow_and_grows_for_fast_services(
+async def test_service_record_feeder_chunk_size_shrinks_for_slow_and_grows_for_fast_services(
     before: int, took_steps: float, after: int, node: Node
 ) -> None:
     made: Any = node.feeder
@@ -349,7 +349,7 @@ async def test_record_feeder_chunk_size_shrinks_for_slow_and_grows_for_fast_serv
     assert made._chunk_records == after
 
 
-async def test_record_feeder_replay_over_compacted_offsets_ends_at_the_stop_position(node: Node) -> None:
+async def test_service_record_feeder_replay_over_compacted_offsets_ends_at_the_stop_position(node: Node) -> None:
     await node.feeder.restart(0)
     made: Any = node.feeder
     made.stop_at(8)
@@ -365,7 +365,7 @@ async def test_record_feeder_replay_over_compacted_offsets_ends_at_the_stop_posi
     assert node.stops == 2
 
 
-async def test_record_feeder_reports_a_read_error_until_a_read_succeeds(node: Node) -> None:
+async def test_service_record_feeder_reports_a_read_error_until_a_read_succeeds(node: Node) -> None:
     log = node.log
     log.truncated = NotServedError("nobody in sync")  # type: ignore[assignment]
     await node.start()
@@ -378,7 +378,7 @@ async def test_record_feeder_reports_a_read_error_until_a_read_succeeds(node: No
     assert node.feeder.problem == ""
 
 
-async def test_record_feeder_truncation_at_a_snapshot_position_keeps_the_snapshot(node: Node) -> None:
+async def test_service_record_feeder_truncation_at_a_snapshot_position_keeps_the_snapshot(node: Node) -> None:
     node.log.append(25)
     await node.start()
     await node.at(25)
@@ -391,7 +391,7 @@ async def test_record_feeder_truncation_at_a_snapshot_position_keeps_the_snapsho
 
 
 # ---- outputs ---------------------------------------------------------------------------------------------------------------
-async def test_output_writer_after_a_role_change_reads_the_output_stream_before_sending(tmp_path: Path) -> None:
+async def test_service_output_writer_after_a_role_change_reads_the_output_stream_before_sending(tmp_path: Path) -> None:
     """The role changed while a window of outputs was in flight. The stream may hold outputs of another leader."""
     settings = ServiceSettings("s", "in", "n1", tmp_path, output_stream="out", emit_window=1)
     outbox = Outbox("u/0")
@@ -547,7 +547,7 @@ def test_service_sessions_ignore_a_replay_ack_of_an_earlier_promotion() -> None:
     assert lead.role == pb.SERVICE_LEADER
 
 
-def test_service_sessions_promotion_wait_ends_with_the_candidate_epoch() -> None:
+def test_service_sessions_stop_waiting_for_a_promotion_in_a_new_candidate_epoch() -> None:
     s = sessions()
     s.hello(hello("bank", position=10), "_INBOX.a", FOLLOWS, 0)
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)

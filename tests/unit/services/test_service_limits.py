@@ -200,7 +200,7 @@ def test_service_pending_effects_above_the_number_or_byte_limit_are_rejected() -
     assert pending.has_room(10_000, 8 * MIB)
 
 
-def test_log_timers_reject_more_than_a_million_timers() -> None:
+def test_service_log_timers_reject_more_than_a_million_timers() -> None:
     class Many(dict[str, int]):
         def __len__(self) -> int:
             return self.extra + super().__len__()
@@ -215,7 +215,7 @@ def test_log_timers_reject_more_than_a_million_timers() -> None:
         timers.set("more", 5)
 
 
-def test_log_timers_moved_many_times_do_not_grow_the_heap() -> None:
+def test_service_log_timers_moved_many_times_do_not_grow_the_heap() -> None:
     timers = LogTimers()
     for at_ns in range(67):
         timers.set("t", at_ns)
@@ -224,12 +224,12 @@ def test_log_timers_moved_many_times_do_not_grow_the_heap() -> None:
     assert (len(timers), timers.due_ns) == (0, 1 << 63)
 
 
-def test_pending_queries_have_default_limits_of_number_bytes_and_wait_time() -> None:
+def test_service_pending_queries_have_default_limits_of_number_bytes_and_wait_time() -> None:
     desk = QueryDesk()
     assert (desk._max_queries, desk._max_bytes, desk._patience_s) == (1024, 8 * MIB, 2.0)
 
 
-def test_answer_table_and_pending_replies_have_default_limits() -> None:
+def test_service_answer_table_and_pending_replies_have_default_limits() -> None:
     table, desk = AnswerTable(), ReplyDesk()
     assert (table._max_answers, table._max_bytes) == (10_000, 4 * MIB)
     assert (desk._max_replies, desk._max_bytes) == (4096, 8 * MIB)
@@ -242,7 +242,7 @@ def test_answer_table_and_pending_replies_have_default_limits() -> None:
     assert message_id_of(Record(0, 0, None, b"", (("Nats-Msg-Id", b"x" * 257),), "", None, 1)) == ""
 
 
-def test_answer_table_without_space_drops_the_oldest_answers_and_frees_their_bytes() -> None:
+def test_service_answer_table_without_space_drops_the_oldest_answers_and_frees_their_bytes() -> None:
     size = Answer(0, "a", b"v").size_bytes
     assert size == 14 + 1 + 1
     table = AnswerTable(max_answers=10, max_bytes=3 * size)

@@ -304,7 +304,7 @@ def test_service_machine_fires_a_due_timer_before_the_record_and_no_cancelled_ti
     ]
 
 
-def test_service_machine_reports_how_far_log_time_is_ahead_of_records() -> None:
+def test_service_machine_with_a_future_record_timestamp_reports_log_time_ahead() -> None:
     _, machine = started()
     assert machine.ahead_ns == 0
     machine.apply([record(0, at_ns=100), record(1, at_ns=3_600_000), record(2, at_ns=200)])

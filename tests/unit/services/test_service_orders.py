@@ -147,7 +147,7 @@ RIGHT = {"stream": "out", "partition": 0, "streamUid": "o1", "offset": 3, "recor
      ({"recordCount": 1}, OutputConflictError), ({"recordCount": 0}, OutputConflictError),
      ({"ackError": client_pb2.Ack.INCORRECT_OFFSET}, OutputNotWrittenError)],
 )  # fmt: skip
-async def test_output_writer_rejects_an_ack_of_another_stream_or_partition(
+async def test_service_output_writer_rejects_an_ack_of_another_stream_or_partition(
     wrong: dict[str, Any], error: type[LiftError] | None
 ) -> None:
     made, asked = emitter(client_pb2.Ack(**(RIGHT | wrong)))
@@ -166,7 +166,7 @@ async def test_output_writer_rejects_an_ack_of_another_stream_or_partition(
     ]
 
 
-async def test_output_writer_sends_the_first_output_with_expected_offset_zero() -> None:
+async def test_service_output_writer_sends_the_first_output_with_expected_offset_zero() -> None:
     made, asked = emitter(client_pb2.Ack(**(RIGHT | {"offset": 0, "recordCount": 1})))
     (batch,) = made._outputs_in_batches([Output(0, 9, 0, b"v", None, ())])
     await made._write(batch)
@@ -174,7 +174,7 @@ async def test_output_writer_sends_the_first_output_with_expected_offset_zero() 
     assert asked[0][1].expectedOffset == 0
 
 
-async def test_output_writer_with_another_output_stream_uid_raises_stream_replaced() -> None:
+async def test_service_output_writer_with_another_output_stream_uid_raises_stream_replaced() -> None:
     made, _ = emitter(uid="o2")
     with pytest.raises(StreamReplacedError):
         await made._learn()
@@ -203,14 +203,14 @@ class Ended:
 
 
 @pytest.mark.parametrize(("end", "told"), [(8, ("cut", 8)), (9, ("cut", 9)), (10, "aligned"), (11, "aligned")])
-def test_record_feeder_with_a_truncation_below_its_state_rewinds(end: int, told: Any) -> None:
+def test_service_record_feeder_with_a_truncation_below_its_state_rewinds(end: int, told: Any) -> None:
     made = feeder(10)
     assert made._result(Ended(LogTruncatedError("cut", end))) is None
     assert made.told == [told]
 
 
 @pytest.mark.parametrize(("epoch", "kept"), [(4, [10, 11]), (3, []), (5, [])])
-def test_record_feeder_with_another_epoch_in_the_record_before_its_state_rewinds(epoch: int, kept: list[int]) -> None:
+def test_service_record_feeder_with_another_epoch_in_the_record_before_its_state_rewinds(epoch: int, kept: list[int]) -> None:
     made = feeder(10)
     made._verifying = True
     records = [SimpleNamespace(offset=offset, leader_epoch=epoch) for offset in (9, 10, 11)]
@@ -218,7 +218,7 @@ def test_record_feeder_with_another_epoch_in_the_record_before_its_state_rewinds
     assert made.told == ([] if kept else [("cut", 9)])
 
 
-def test_record_feeder_reports_a_reached_stop_once() -> None:
+def test_service_record_feeder_reports_a_reached_stop_once() -> None:
     made = feeder(10)
     for stop, count in ((11, 0), (10, 1), (10, 1)):
         made._stop_position = stop
@@ -228,7 +228,7 @@ def test_record_feeder_reports_a_reached_stop_once() -> None:
 
 
 @pytest.mark.parametrize(("log_start", "lost"), [(0, False), (9, False), (10, False), (11, True)])
-async def test_record_feeder_restart_with_a_log_start_above_the_snapshot_raises_data_loss(
+async def test_service_record_feeder_restart_with_a_log_start_above_the_snapshot_raises_data_loss(
     log_start: int, lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def newest(wanted: object) -> SimpleNamespace:
@@ -252,7 +252,7 @@ def popped(timers: LogTimers, now_ns: int) -> Iterator[tuple[int, str]]:
         yield due
 
 
-def test_log_timers_after_random_operations_equal_a_reference_table() -> None:
+def test_service_log_timers_after_random_operations_equal_a_reference_table() -> None:
     draw, timers, table = random.Random(1), LogTimers(), dict[str, int]()
     for now_ns in range(3000):
         name = f"t{draw.randrange(8)}"
@@ -272,7 +272,7 @@ def test_log_timers_after_random_operations_equal_a_reference_table() -> None:
         assert len(timers._heap) <= 64 + 2 * 8 + 2, "what was cancelled takes no space"
 
 
-def test_log_timers_at_their_limit_reject_new_timers_but_move_existing_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_log_timers_at_their_limit_reject_new_timers_but_move_existing_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.core.services.machine.MAX_TIMERS", 3)
     timers = LogTimers()
     for name in "abc":

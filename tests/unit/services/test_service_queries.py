@@ -28,7 +28,7 @@ def query(body: bytes = b"q", position: int | None = None, at_s: float = 0.0) ->
 
 
 # ---- the desk --------------------------------------------------------------------------------------------------------
-def test_pending_query_waits_for_the_high_watermark_at_its_arrival() -> None:
+def test_service_pending_query_waits_for_the_high_watermark_at_its_arrival() -> None:
     desk, early, late = QueryDesk(), query(), query()
     assert desk.take(early)
     asked = desk.without_position()
@@ -41,7 +41,7 @@ def test_pending_query_waits_for_the_high_watermark_at_its_arrival() -> None:
     assert len(desk) == 1
 
 
-def test_pending_query_with_a_position_needs_no_leader() -> None:
+def test_service_pending_query_with_a_position_needs_no_leader() -> None:
     desk, one = QueryDesk(), query(position=3)
     assert desk.take(one)
     assert desk.without_position() == []
@@ -50,7 +50,7 @@ def test_pending_query_with_a_position_needs_no_leader() -> None:
     assert not len(desk)
 
 
-def test_pending_queries_are_limited_in_number_bytes_and_wait_time() -> None:
+def test_service_pending_queries_are_limited_in_number_bytes_and_wait_time() -> None:
     desk = QueryDesk(max_queries=2, max_bytes=10, patience_s=2.0)
     first, second = query(b"12345", at_s=1.0), query(b"12345", at_s=1.5)
     assert desk.take(first)
@@ -65,12 +65,12 @@ def test_pending_queries_are_limited_in_number_bytes_and_wait_time() -> None:
 
 
 @pytest.mark.parametrize(("header", "position"), [(None, None), ("0", 0), ("41", 41), ("9" * 19, int("9" * 19))])
-def test_query_position_header_with_an_offset_is_parsed(header: str | None, position: int | None) -> None:
+def test_service_query_position_header_with_an_offset_is_parsed(header: str | None, position: int | None) -> None:
     assert position_in(header) == position
 
 
 @pytest.mark.parametrize("header", ["", "-1", "1.5", "x", "٣", "9" * 20, " 1"])
-def test_query_position_header_without_an_offset_is_rejected(header: str) -> None:
+def test_service_query_position_header_without_an_offset_is_rejected(header: str) -> None:
     with pytest.raises(QueryFailedError, match="Lift-At-Least"):
         position_in(header)
 
@@ -126,7 +126,7 @@ def test_service_machine_query_reads_the_state_and_returns_its_errors() -> None:
     assert machine.query(b"?") == b"42", "it goes on"
 
 
-def test_service_test_query_that_changes_the_state_raises_diverged() -> None:
+def test_service_test_harness_query_that_changes_the_state_raises_diverged() -> None:
     test = ServiceTest(Sum).send(b"5")
     assert test.query(b"?") == b"5"
     with pytest.raises(DivergedError, match="on_query changes the state"):
@@ -210,7 +210,7 @@ def record(offset: int) -> Record:
     return Record(offset, 1, None, b"1", (), "", None, 1)
 
 
-async def test_query_server_answer_includes_all_records_committed_when_the_query_arrived() -> None:
+async def test_service_query_server_answer_includes_all_records_committed_when_the_query_arrived() -> None:
     bus, machine = Bus(), machine_of(Sum())
     task = await served(bus, machine)
     assert bus.groups == [("liftpy.service.sum.query.2", "queries")]
@@ -226,7 +226,7 @@ async def test_query_server_answer_includes_all_records_committed_when_the_query
     task.cancel()
 
 
-async def test_query_server_answers_a_query_with_a_position_without_a_leader() -> None:
+async def test_service_query_server_answers_a_query_with_a_position_without_a_leader() -> None:
     bus, machine = Bus(), machine_of(Sum())
     task = await served(bus, machine)
     bus.end_offset = None
@@ -243,7 +243,7 @@ async def test_query_server_answers_a_query_with_a_position_without_a_leader() -
     ("body", "at_least", "code"),
     [(b"fail", "0", "QUERY_FAILED"), (b"?", "x", "QUERY_FAILED"), (b"?", None, "QUERY_REJECTED")],
 )
-async def test_query_server_error_answer_contains_code_and_reason(body: bytes, at_least: str | None, code: str) -> None:
+async def test_service_query_server_error_answer_contains_code_and_reason(body: bytes, at_least: str | None, code: str) -> None:
     bus, machine = Bus(), machine_of(Sum())
     server = server_of(bus, machine)
     task = await served(bus, machine, server=server)
@@ -259,7 +259,7 @@ async def test_query_server_error_answer_contains_code_and_reason(body: bytes, a
     task.cancel()
 
 
-async def test_query_server_with_an_answer_above_the_message_size_sends_an_error() -> None:
+async def test_service_query_server_with_an_answer_above_the_message_size_sends_an_error() -> None:
     bus, machine = Bus(max_payload=1000), machine_of(Sum())
     task = await served(bus, machine)
     await bus.ask(b"?", at_least="0")
@@ -267,7 +267,7 @@ async def test_query_server_with_an_answer_above_the_message_size_sends_an_error
     task.cancel()
 
 
-async def test_query_server_of_a_lagging_service_unsubscribes_until_the_service_catches_up(
+async def test_service_query_server_of_a_lagging_service_unsubscribes_until_the_service_catches_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("liftpy.service.query_server.QueryDesk", partial(QueryDesk, patience_s=0.05))
@@ -287,7 +287,7 @@ async def test_query_server_of_a_lagging_service_unsubscribes_until_the_service_
     task.cancel()
 
 
-async def test_query_server_that_lost_its_node_unsubscribes_and_rejects_waiting_queries() -> None:
+async def test_service_query_server_that_lost_its_node_unsubscribes_and_rejects_waiting_queries() -> None:
     bus, machine, node = Bus(), machine_of(Sum()), [True]
     task = await served(bus, machine, hears=lambda: node[0])
     await bus.ask(b"?", at_least="9")
@@ -307,7 +307,7 @@ async def test_query_server_that_lost_its_node_unsubscribes_and_rejects_waiting_
     task.cancel()
 
 
-async def test_query_server_of_a_failed_service_sends_no_answer() -> None:
+async def test_service_query_server_of_a_failed_service_sends_no_answer() -> None:
     """A callback raised in the middle of a change. The service rebuilds its state and answers from that."""
     bus, machine = Bus(), machine_of(Sum())
     task = await served(bus, machine)
@@ -324,7 +324,7 @@ async def test_query_server_of_a_failed_service_sends_no_answer() -> None:
     task.cancel()
 
 
-async def test_query_server_with_several_waiting_queries_sends_one_request_to_the_leader() -> None:
+async def test_service_query_server_with_several_waiting_queries_sends_one_request_to_the_leader() -> None:
     bus, machine = Bus(), machine_of(Sum())
     task = await served(bus, machine)
     for number in range(50):
@@ -335,7 +335,7 @@ async def test_query_server_with_several_waiting_queries_sends_one_request_to_th
 
 
 @pytest.mark.parametrize("reply", ["orders", "liftpy.control.admin", "_INBOXX.a", "_INBOX.>", "liftpy.inbox.n1.x"])
-async def test_query_server_sends_no_answer_to_a_reply_subject_that_is_no_inbox(reply: str) -> None:
+async def test_service_query_server_sends_no_answer_to_a_reply_subject_that_is_no_inbox(reply: str) -> None:
     bus, machine = Bus(), machine_of(Sum())
     task = await served(bus, machine)
     for header in ("x", "0", None):  # one of them is rejected at once, and its text is the asker's choice

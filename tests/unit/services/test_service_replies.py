@@ -159,7 +159,7 @@ def test_service_reply_from_a_timer_or_query_is_rejected() -> None:
         test.advance(2).send(b"1")
 
 
-def test_service_test_replies_contains_all_replies_and_verify_compares_them() -> None:
+def test_service_test_harness_replies_contains_all_replies_and_verify_compares_them() -> None:
     test = ServiceTest(Adder).send(b"4").send(b"5", headers=[("Nats-Msg-Id", b"c")]).send(b"5", headers=[("Nats-Msg-Id", b"c")])
     assert [(reply.offset, reply.value) for reply in test.replies] == [(0, b"4"), (1, b"9"), (2, b"9")]
     test.verify(hash_seeds=1)
@@ -177,7 +177,7 @@ def reply(offset: int, size: int = 1, at_ns: int = 0) -> Reply:
     return Reply(offset, "_INBOX.a.1", b"x" * size, at_ns=at_ns)
 
 
-def test_pending_replies_above_the_limits_drop_the_oldest_reply() -> None:
+def test_service_pending_replies_above_the_limits_drop_the_oldest_reply() -> None:
     desk = ReplyDesk(max_replies=3, max_bytes=1000)
     for offset in range(5):
         desk.add(reply(offset))
@@ -192,7 +192,7 @@ def test_pending_replies_above_the_limits_drop_the_oldest_reply() -> None:
     assert [offset for offset, *_ in all_of(desk)] == [11], "nobody waits for so long"
 
 
-def test_pending_replies_after_a_restart_do_not_contain_sent_replies() -> None:
+def test_service_pending_replies_after_a_restart_do_not_contain_sent_replies() -> None:
     desk = ReplyDesk()
     desk.add(reply(0))
     desk.add(reply(1))
@@ -208,7 +208,7 @@ def test_pending_replies_after_a_restart_do_not_contain_sent_replies() -> None:
     assert [offset for offset, *_ in all_of(desk)] == [1, 2], "other records, where the log was cut"
 
 
-def test_answer_table_above_its_limit_drops_the_oldest_answer() -> None:
+def test_service_answer_table_above_its_limit_drops_the_oldest_answer() -> None:
     table = AnswerTable(max_answers=2)
     for number in range(3):
         table.add(Answer(number, f"ü{number}", b"v" * number))
@@ -230,7 +230,7 @@ def test_answer_table_above_its_limit_drops_the_oldest_answer() -> None:
 
 
 @pytest.mark.parametrize("value", [b"\xff", b"x" * 257, b""])
-def test_message_id_of_a_record_with_an_invalid_id_is_empty(value: bytes) -> None:
+def test_service_message_id_of_a_record_with_an_invalid_id_is_empty(value: bytes) -> None:
     assert message_id_of(Record(0, 0, None, b"", (("Nats-Msg-Id", value),), "in", None, 1)) == ""
 
 
@@ -257,7 +257,7 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_reply_sender_sends_only_as_leader_and_waits_for_the_connection() -> None:
+async def test_service_reply_sender_sends_only_as_leader_and_waits_for_the_connection() -> None:
     bus, desk, leads, emitted = Bus(), ReplyDesk(), [False], [1]
     settings = ServiceSettings("adder", "in", "n1", Path("unused"))
     replier = Replier(bus, settings, desk, lambda: leads[0], lambda: emitted[0])  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ def snapshot(position: int, outputs: int = 0) -> Snapshot:
     return Snapshot(WHO, position, 1, 0, outputs, (), b"state %d" % position)
 
 
-def test_snapshot_store_opened_by_the_next_process_returns_the_newest_snapshot(tmp_path: Path) -> None:
+def test_service_snapshot_store_opened_by_the_next_process_returns_the_newest_snapshot(tmp_path: Path) -> None:
     first = store(tmp_path)
     assert first.newest() is None
     for position in (10, 20, 30):
@@ -45,7 +45,7 @@ def test_service_lock_held_by_another_process_raises(tmp_path: Path) -> None:
     ServiceLock(tmp_path, "bank", "orders", 0).close()
 
 
-def test_snapshot_store_keeps_the_newest_snapshot_before_unwritten_outputs(tmp_path: Path) -> None:
+def test_service_snapshot_store_keeps_the_newest_snapshot_before_unwritten_outputs(tmp_path: Path) -> None:
     found = store(tmp_path)
     for position in range(10, 100, 10):
         found.save(snapshot(position, outputs=position), compared_end=25)
@@ -55,7 +55,9 @@ def test_snapshot_store_keeps_the_newest_snapshot_before_unwritten_outputs(tmp_p
 
 
 @pytest.mark.parametrize("damage", [b"", b"LIFTSNAP", b"x" * 200])
-def test_snapshot_store_quarantines_a_damaged_snapshot_and_returns_the_older_snapshot(tmp_path: Path, damage: bytes) -> None:
+def test_service_snapshot_store_quarantines_a_damaged_snapshot_and_returns_the_older_snapshot(
+    tmp_path: Path, damage: bytes
+) -> None:
     found = store(tmp_path)
     found.save(snapshot(10), 0)
     found.save(snapshot(20), 0)
@@ -67,7 +69,7 @@ def test_snapshot_store_quarantines_a_damaged_snapshot_and_returns_the_older_sna
     assert found.newest() == snapshot(20)
 
 
-def test_snapshot_store_restores_a_quarantined_snapshot_that_can_be_read_again(tmp_path: Path) -> None:
+def test_service_snapshot_store_restores_a_quarantined_snapshot_that_can_be_read_again(tmp_path: Path) -> None:
     """Commit 6ef61ecd quarantined whole files."""
     found = store(tmp_path)
     found.save(snapshot(10), 0)
@@ -80,7 +82,7 @@ def test_snapshot_store_restores_a_quarantined_snapshot_that_can_be_read_again(t
     assert found.positions() == [10, 20]
 
 
-def test_snapshot_store_deletes_quarantined_snapshots_past_the_log_end(tmp_path: Path) -> None:
+def test_service_snapshot_store_deletes_quarantined_snapshots_past_the_log_end(tmp_path: Path) -> None:
     found = store(tmp_path)
     found.save(snapshot(10), 0)
     path = found.folder / f"{10:020d}.snapshot"
@@ -92,7 +94,7 @@ def test_snapshot_store_deletes_quarantined_snapshots_past_the_log_end(tmp_path:
 UNREADABLE = replace(snapshot(20), sections=((Section.ANSWERS, b"what no reader takes"),))
 
 
-def test_snapshot_store_keeps_older_snapshots_if_the_new_snapshot_cannot_be_read_back(tmp_path: Path) -> None:
+def test_service_snapshot_store_keeps_older_snapshots_if_the_new_snapshot_cannot_be_read_back(tmp_path: Path) -> None:
     found = store(tmp_path)
     found.save(snapshot(10), 0)
     with pytest.raises(StorageError, match="not stored"):
@@ -101,7 +103,7 @@ def test_snapshot_store_keeps_older_snapshots_if_the_new_snapshot_cannot_be_read
     assert store(tmp_path).newest() == snapshot(10)
 
 
-def test_snapshot_store_with_a_snapshot_of_a_newer_format_raises_and_keeps_the_file(tmp_path: Path) -> None:
+def test_service_snapshot_store_with_a_snapshot_of_a_newer_format_raises_and_keeps_the_file(tmp_path: Path) -> None:
     found = store(tmp_path)
     found.save(snapshot(10), 0)
     path = found.folder / f"{10:020d}.snapshot"
@@ -113,7 +115,7 @@ def test_snapshot_store_with_a_snapshot_of_a_newer_format_raises_and_keeps_the_f
     assert path.read_bytes() == bytes(data)
 
 
-def test_snapshot_store_deletes_snapshots_above_a_truncation_and_rejects_too_large_snapshots(tmp_path: Path) -> None:
+def test_service_snapshot_store_deletes_snapshots_above_a_truncation_and_rejects_too_large_snapshots(tmp_path: Path) -> None:
     found = store(tmp_path, kept=5)
     for position in (10, 20, 30):
         found.save(snapshot(position), 0)
@@ -123,7 +125,7 @@ def test_snapshot_store_deletes_snapshots_above_a_truncation_and_rejects_too_lar
         found.save(Snapshot(WHO, 40, 1, 0, 0, (), b"x" * 20_000), 0)
 
 
-def test_snapshot_store_ignores_the_file_of_an_interrupted_write(tmp_path: Path) -> None:
+def test_service_snapshot_store_ignores_the_file_of_an_interrupted_write(tmp_path: Path) -> None:
     found = store(tmp_path)
     found.save(snapshot(10), 0)
     (found.folder / f"{20:020d}.tmp").write_bytes(b"half")
@@ -133,7 +135,7 @@ def test_snapshot_store_ignores_the_file_of_an_interrupted_write(tmp_path: Path)
 
 
 @pytest.mark.parametrize("what", ["newest", "drop_above", "set_aside"])
-def test_snapshot_store_on_a_read_only_disk_raises_storage_error(
+def test_service_snapshot_store_on_a_read_only_disk_raises_storage_error(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = store(tmp_path)
@@ -157,7 +159,7 @@ def test_snapshot_store_on_a_read_only_disk_raises_storage_error(
 
 
 @pytest.mark.parametrize("way", ["own", "of another node"])
-def test_snapshot_store_renames_a_snapshot_only_after_its_flush(
+def test_service_snapshot_store_renames_a_snapshot_only_after_its_flush(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = store(tmp_path)
@@ -187,7 +189,9 @@ def test_snapshot_store_renames_a_snapshot_only_after_its_flush(
     assert found.newest() == snapshot(10)
 
 
-def test_snapshot_store_flushes_all_new_directories_of_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_snapshot_store_flushes_all_new_directories_of_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flushed: list[str] = []
     monkeypatch.setattr(
         "liftpy.service.snapshots._flush_names", lambda folder: flushed.append(str(folder.relative_to(tmp_path)))

@@ -98,7 +98,7 @@ class Acting:
 
 
 # ---- effects ---------------------------------------------------------------------------------------------------------------
-async def test_effect_runner_appends_results_and_offers_to_its_own_log(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_effect_runner_appends_results_and_offers_to_its_own_log(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Acting(machine_of(b"pay", b"offer"), monkeypatch)
     await bench.act()
     assert sorted(bench.appended, key=str) == [
@@ -115,7 +115,7 @@ async def test_effect_runner_appends_results_and_offers_to_its_own_log(monkeypat
     assert len(bench.appended) == 4, "a result that is not in the state by now was lost"
 
 
-async def test_effect_runner_with_a_failing_handler_retries_with_backoff_and_reports_the_error(
+async def test_service_effect_runner_with_a_failing_handler_retries_with_backoff_and_reports_the_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Acting(machine_of(b"pay"), monkeypatch)
@@ -156,7 +156,7 @@ async def test_effect_runner_with_a_failing_handler_retries_with_backoff_and_rep
         (b"", ""),
     ],
 )
-async def test_effect_runner_rejects_a_handler_result_that_is_not_bytes(
+async def test_service_effect_runner_rejects_a_handler_result_that_is_not_bytes(
     outcome: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Shop, "outcome", outcome)
@@ -167,7 +167,7 @@ async def test_effect_runner_rejects_a_handler_result_that_is_not_bytes(
     assert bench.runner._threads == 0
 
 
-async def test_effect_runner_runs_an_effect_after_the_outputs_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_effect_runner_runs_an_effect_after_the_outputs_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Acting(machine_of(b"pay", b"output", b"late"), monkeypatch)
     bench.emitted = 0
     await bench.act()
@@ -178,7 +178,7 @@ async def test_effect_runner_runs_an_effect_after_the_outputs_before_it(monkeypa
 
 
 @pytest.mark.parametrize(("threads", "begun"), [(0, 2), (1, 2), (2, 0)])
-async def test_effect_runner_includes_hanging_threads_in_the_thread_limit(
+async def test_service_effect_runner_includes_hanging_threads_in_the_thread_limit(
     threads: int, begun: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Acting(machine_of(b"a", b"b", b"c"), monkeypatch, max_concurrent_effects=2)
@@ -192,7 +192,7 @@ async def test_effect_runner_includes_hanging_threads_in_the_thread_limit(
     assert all(task.cancelled() for task in running)
 
 
-async def test_effect_runner_result_from_another_node_cancels_the_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_effect_runner_result_from_another_node_cancels_the_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Acting(machine_of(b"a", b"b"), monkeypatch)
     bench.runner._begin(bench.machine)
     tasks = [one.task for one in bench.runner._tries.values()]
@@ -203,7 +203,7 @@ async def test_effect_runner_result_from_another_node_cancels_the_handler(monkey
     assert [task.cancelled() for task in tasks] == [True, False]
 
 
-async def test_effect_runner_stops_without_leadership_or_with_failed_state(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_effect_runner_stops_without_leadership_or_with_failed_state(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, leads, waits = machine_of(b"a"), [True], []
     made: Any = EffectRunner(
         None, ServiceSettings("shop", "orders", "n1", Path("x")), lambda: machine, lambda: leads[0], lambda: None
@@ -234,7 +234,7 @@ async def test_effect_runner_stops_without_leadership_or_with_failed_state(monke
     [(1.0, 100.2, 0.0, 0.2), (1.0, 99.0, 0.0, 0.05), (1.0, 99.0, -0.9, 0.1), (1.0, 207.0, 0.0, 30.0), (0.0, 100.2, 0.0, 30.0),
      (1.0, None, 0.0, 30.0)],
 )  # fmt: skip
-async def test_effect_runner_sleeps_until_the_next_timer_is_due(
+async def test_service_effect_runner_sleeps_until_the_next_timer_is_due(
     tick_interval_s: float, timer_s: float | None, ticked_s: float, rest_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = machine_of(b"timer %d" % round(timer_s * 10**9)) if timer_s is not None else machine_of()
@@ -247,12 +247,14 @@ async def test_effect_runner_sleeps_until_the_next_timer_is_due(
     assert bench.runner._rest_s(machine) == 30.0
 
 
-async def test_effect_runner_with_pending_outputs_sleeps_50_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_effect_runner_with_pending_outputs_sleeps_50_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machine_of(b"a")
     assert Acting(machine, monkeypatch, tick_interval_s=0.0).runner._rest_s(machine) == 0.05
 
 
-async def test_effect_runner_starts_a_new_effect_without_waiting_for_the_next_check(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_effect_runner_starts_a_new_effect_without_waiting_for_the_next_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(effect_runner, "_IDLE_LOOK_S", 3600.0)
     machine, leads, ran = machine_of(), [True], []
     settings = ServiceSettings("shop", "orders", "n1", Path("x"))
@@ -286,7 +288,9 @@ async def test_effect_runner_starts_a_new_effect_without_waiting_for_the_next_ch
     running.cancel()
 
 
-async def test_effect_runner_wakes_for_a_new_timer_only_if_due_before_the_next_check(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_effect_runner_wakes_for_a_new_timer_only_if_due_before_the_next_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     machine = machine_of()
     bench = Acting(machine, monkeypatch, tick_interval_s=1.0)
     only_in(monkeypatch, effect_runner, "time", time_ns=lambda: 100 * 10**9)
@@ -310,7 +314,7 @@ async def test_effect_runner_wakes_for_a_new_timer_only_if_due_before_the_next_c
     ("tick_interval_s", "timer_s", "passed_s", "ticks"),
     [(5.0, 100, 5.0, 1), (5.0, 100, 4.9, 0), (0.0, 100, 60.0, 0), (5.0, 101, 60.0, 0), (5.0, None, 60.0, 0)],
 )
-async def test_effect_runner_appends_a_tick_when_a_timer_is_due_by_wall_clock_time(
+async def test_service_effect_runner_appends_a_tick_when_a_timer_is_due_by_wall_clock_time(
     tick_interval_s: float, timer_s: int | None, passed_s: float, ticks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = machine_of(b"timer %d" % (timer_s * 10**9)) if timer_s is not None else machine_of()
@@ -323,7 +327,7 @@ async def test_effect_runner_appends_a_tick_when_a_timer_is_due_by_wall_clock_ti
     assert len(bench.appended) == ticks, "not twice in tick_interval_s"
 
 
-async def test_effect_runner_reports_a_rejected_tick_and_writes_the_tick_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_effect_runner_reports_a_rejected_tick_and_writes_the_tick_later(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Acting(machine_of(b"timer 1"), monkeypatch, tick_interval_s=5.0)
     bench.error = UnavailableError("no ack")
     await bench.runner._tick(bench.machine)
@@ -354,7 +358,7 @@ def message(reply: str = "_INBOX.r", headers: dict[str, str] | None = None, data
     return SimpleNamespace(data=data, reply=reply, headers=headers)
 
 
-async def test_query_server_drops_queries_without_reply_subject_and_rejects_invalid_queries(
+async def test_service_query_server_drops_queries_without_reply_subject_and_rejects_invalid_queries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bus = Answers()
@@ -384,7 +388,7 @@ async def test_query_server_drops_queries_without_reply_subject_and_rejects_inva
     ]
 
 
-async def test_query_server_answer_limit_includes_the_headers() -> None:
+async def test_service_query_server_answer_limit_includes_the_headers() -> None:
     bus = Answers(max_payload=2000)
     server = server_of(bus, machine_of(b"pay"))
     for size, fits in ((488, True), (489, False)):
@@ -407,7 +411,7 @@ async def test_query_server_answer_limit_includes_the_headers() -> None:
     assert (server.answered_count, server.refused_count, bus.said) == (2, 3, []), "who asked asks again"
 
 
-async def test_query_server_without_a_leader_rejects_only_queries_that_wait_for_a_leader_position() -> None:
+async def test_service_query_server_without_a_leader_rejects_only_queries_that_wait_for_a_leader_position() -> None:
     bus = Answers()
     server = server_of(bus, machine_of(b"pay"))
     asked: list[Any] = []
@@ -443,7 +447,7 @@ def replier(bus: Answers, desk: ReplyDesk) -> Any:
     return Replier(bus, ServiceSettings("shop", "orders", "n1", Path("x")), desk, lambda: True, lambda: None)  # type: ignore[arg-type]
 
 
-async def test_reply_sender_retries_only_replies_that_were_not_sent(caplog: pytest.LogCaptureFixture) -> None:
+async def test_service_reply_sender_retries_only_replies_that_were_not_sent(caplog: pytest.LogCaptureFixture) -> None:
     bus = Answers()
     made = replier(bus, ReplyDesk())
     await made._send(Reply(5, "_INBOX.a", b"v", error="E"))
@@ -465,7 +469,7 @@ async def test_reply_sender_retries_only_replies_that_were_not_sent(caplog: pyte
     )
 
 
-async def test_reply_sender_yields_between_replies_and_retries_a_failed_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_reply_sender_yields_between_replies_and_retries_a_failed_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     bus, desk, waits = Answers(), ReplyDesk(), []
     for offset in range(300):
         desk.add(Reply(offset, "_INBOX.a", b"", leader_epoch=1))
@@ -489,7 +493,9 @@ async def test_reply_sender_yields_between_replies_and_retries_a_failed_reply(mo
     assert [headers["Lift-Offset"] for _, _, headers in bus.said] == [str(offset) for offset in range(300)]
 
 
-async def test_reply_sender_sends_a_new_reply_without_waiting_for_the_next_check(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_reply_sender_sends_a_new_reply_without_waiting_for_the_next_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("liftpy.service.reply_sender._IDLE_LOOK_S", 3600.0)
     bus, desk = Answers(), ReplyDesk()
     running = asyncio.create_task(replier(bus, desk).run())

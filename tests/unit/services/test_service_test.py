@@ -87,7 +87,7 @@ def fed(service: type[Service]) -> ServiceTest:
     return test
 
 
-def test_service_test_returns_outputs_with_their_source_offset() -> None:
+def test_service_test_harness_returns_outputs_with_their_source_offset() -> None:
     test = ServiceTest(Echo).send(b"one", key=b"k").send(None)
     assert [(out.offset, out.index, out.value, out.key) for out in test.outputs] == [(0, 0, b"one", b"k"), (1, 0, b"-", None)]
     assert test.outputs[1].headers == (("n", b"2"),)
@@ -95,7 +95,7 @@ def test_service_test_returns_outputs_with_their_source_offset() -> None:
     assert isinstance(test.service, Echo)
 
 
-def test_service_test_fires_timers_by_the_timestamps_of_records() -> None:
+def test_service_test_harness_fires_timers_by_the_timestamps_of_records() -> None:
     test = ServiceTest(Bank)
     for command in (
         {"do": "open"},
@@ -115,7 +115,7 @@ def test_service_test_fires_timers_by_the_timestamps_of_records() -> None:
     ]
 
 
-def test_service_test_restart_restores_a_new_instance_from_the_snapshot() -> None:
+def test_service_test_harness_restart_restores_a_new_instance_from_the_snapshot() -> None:
     test = ServiceTest(Echo).send(b"one")
     first = test.service
     test.restart().send(b"two")
@@ -124,7 +124,7 @@ def test_service_test_restart_restores_a_new_instance_from_the_snapshot() -> Non
     assert [output.number for output in test.outputs] == [0, 1]
 
 
-def test_service_test_callback_error_raises_with_the_offset_and_ends_the_test() -> None:
+def test_service_test_harness_callback_error_raises_with_the_offset_and_ends_the_test() -> None:
     test = ServiceTest(Broken)
     with pytest.raises(ServiceFailedError, match="on_record failed at offset 0: KeyError"):
         test.send(b"x")
@@ -132,7 +132,7 @@ def test_service_test_callback_error_raises_with_the_offset_and_ends_the_test() 
         test.send(b"y")
 
 
-def test_service_test_verify_accepts_a_deterministic_service() -> None:
+def test_service_test_harness_verify_accepts_a_deterministic_service() -> None:
     fed(Echo).verify(hash_seeds=1)
 
 
@@ -145,12 +145,12 @@ def test_service_test_verify_accepts_a_deterministic_service() -> None:
         (Unsteady, "take_snapshot returned other bytes at"),
     ],
 )
-def test_service_test_verify_of_a_nondeterministic_service_raises(service: type[Service], why: str) -> None:
+def test_service_test_harness_verify_of_a_nondeterministic_service_raises(service: type[Service], why: str) -> None:
     with pytest.raises(DivergedError, match=why):
         fed(service).verify(hash_seeds=0)
 
 
-def test_service_test_verify_of_a_snapshot_that_restores_another_state_raises() -> None:
+def test_service_test_harness_verify_of_a_snapshot_that_restores_another_state_raises() -> None:
     class Silent(Forgetful):
         def on_record(self, record: Record) -> None:
             self.words.append("x")
@@ -163,14 +163,16 @@ def test_service_test_verify_of_a_snapshot_that_restores_another_state_raises() 
 
 
 @pytest.mark.parametrize(("service", "why"), [(OfASet, "output [0-9]+ "), (WithoutState, "the snapshot after 6 records ")])
-def test_service_test_verify_of_outputs_in_set_order_raises_in_another_process(service: type[Service], why: str) -> None:
+def test_service_test_harness_verify_of_outputs_in_set_order_raises_in_another_process(
+    service: type[Service], why: str
+) -> None:
     test = fed(service)
     test.verify(hash_seeds=0)
     with pytest.raises(DivergedError, match="in another process with other"):
         test.verify(hash_seeds=2, restarts=2)
 
 
-def test_service_test_verify_rejects_a_class_that_cannot_be_imported() -> None:
+def test_service_test_harness_verify_rejects_a_class_that_cannot_be_imported() -> None:
     class Local(Echo):
         pass
 

@@ -169,7 +169,7 @@ def test_service_version_that_is_not_a_positive_number_is_rejected() -> None:
 
 
 # ---- who decides, and when -------------------------------------------------------------------------------------------------
-def test_lowest_code_version_without_a_recent_report_of_each_replica_is_unknown() -> None:
+def test_service_lowest_code_version_without_a_recent_report_of_each_replica_is_unknown() -> None:
     now_ns, second = 10_000_000_000, 1_000_000_000
     versions = CodeVersions()
     for node, version in (("n1", 3), ("n2", 2)):
@@ -227,7 +227,7 @@ def test_service_version_record_with_an_invalid_header_is_ignored() -> None:
         assert decided_version(Record(3, 0, None, b"", (("Lift-Service-Version", header),), "", None, 5), "sum") is None
 
 
-def test_code_version_reports_expire_after_4_seconds_and_are_bounded_in_number() -> None:
+def test_service_code_version_reports_expire_after_4_seconds_and_are_bounded_in_number() -> None:
     second, known = 1_000_000_000, CodeVersions()
     known.note_version("sum", "n1", 3, 0)
     known.note_version("sum", "n2", 2, second)

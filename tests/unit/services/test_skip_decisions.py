@@ -72,7 +72,7 @@ def cluster() -> Any:
     return Cluster()
 
 
-async def test_skip_command_writes_the_dead_letter_before_the_skip_decision(cluster: Any) -> None:
+async def test_service_skip_command_writes_the_dead_letter_before_the_skip_decision(cluster: Any) -> None:
     decision = SkipDecision("bank", Unit(17), 3)
     offset = await DecisionWriter(cluster, "dead").pass_over(WHO, decision, BAD, "ValueError: bad")
     (dead_subject, dead), (subject, said) = cluster.sent
@@ -91,20 +91,20 @@ async def test_skip_command_writes_the_dead_letter_before_the_skip_decision(clus
 
 
 @pytest.mark.parametrize("refused", ["dead", "in"])
-async def test_skip_command_fails_if_the_dead_letter_or_the_decision_is_rejected(cluster: Any, refused: str) -> None:
+async def test_service_skip_command_fails_if_the_dead_letter_or_the_decision_is_rejected(cluster: Any, refused: str) -> None:
     cluster.refused = refused
     with pytest.raises(UnavailableError):
         await DecisionWriter(cluster, "dead").pass_over(WHO, SkipDecision("bank", Unit(17)), BAD, "x")
     assert [message.stream for _, message in cluster.sent] == ([] if refused == "dead" else ["dead"])
 
 
-async def test_skip_command_for_a_recreated_stream_raises(cluster: Any) -> None:
+async def test_service_skip_command_for_a_recreated_stream_raises(cluster: Any) -> None:
     other = Identity("bank", "in", "u0", 1)
     with pytest.raises(ConfigError, match="created again"):
         await DecisionWriter(cluster, "").pass_over(other, SkipDecision("bank", Unit(17)), BAD, "x")
 
 
-async def test_skip_command_for_an_applied_record_without_force_raises(cluster: Any) -> None:
+async def test_service_skip_command_for_an_applied_record_without_force_raises(cluster: Any) -> None:
     assert await pass_over(cluster, "bank", "in", 1, Unit(17)) == 41
     assert cluster.sent[0][1].headers[0].value == b"bank/17/0/"
     cluster.position = 18
@@ -114,7 +114,7 @@ async def test_skip_command_for_an_applied_record_without_force_raises(cluster: 
 
 
 @pytest.mark.parametrize(("partition", "offset", "error"), [(2, 17, NotFoundError), (1, 4, ConfigError), (1, 30, ConfigError)])
-async def test_skip_command_for_an_unknown_record_raises(
+async def test_service_skip_command_for_an_unknown_record_raises(
     cluster: Any, partition: int, offset: int, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -122,7 +122,7 @@ async def test_skip_command_for_an_unknown_record_raises(
     assert cluster.sent == []
 
 
-async def test_snapshot_command_waits_for_a_new_snapshot_of_each_service(cluster: Any) -> None:
+async def test_service_snapshot_command_waits_for_a_new_snapshot_of_each_service(cluster: Any) -> None:
     assert await store_now(cluster, "bank", "in", 1, (), 30, "ns") == {"n1": 17}
     ((subject, request),) = cluster.told
     assert (subject, request.service, request.stream, request.partition) == ("ns.service.n1.session.in.bank", "bank", "in", 1)

@@ -52,7 +52,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-async def test_snapshot_keeper_called_twice_at_one_position_stores_one_snapshot(world: World) -> None:
+async def test_service_snapshot_keeper_called_twice_at_one_position_stores_one_snapshot(world: World) -> None:
     await world.keeper.keep(world.machine)
     assert world.store.positions() == []  # there is none
     world.apply(7)
@@ -68,7 +68,7 @@ async def test_snapshot_keeper_called_twice_at_one_position_stores_one_snapshot(
     assert newest.state == b"7"
 
 
-async def test_snapshot_keeper_is_due_after_snapshot_bytes_or_snapshot_interval(tmp_path: Path) -> None:
+async def test_service_snapshot_keeper_is_due_after_snapshot_bytes_or_snapshot_interval(tmp_path: Path) -> None:
     by_bytes = World(tmp_path / "a", snapshot_bytes=5000)
     by_bytes.apply(1)
     by_bytes.keeper.came(4999)
@@ -86,7 +86,7 @@ async def test_snapshot_keeper_is_due_after_snapshot_bytes_or_snapshot_interval(
     assert by_time.store.positions() == [1]
 
 
-async def test_snapshot_keeper_of_a_failed_service_stores_no_snapshot(world: World) -> None:
+async def test_service_snapshot_keeper_of_a_failed_service_stores_no_snapshot(world: World) -> None:
     world.apply(3)
     with pytest.raises(Exception, match="can't be applied"):
         world.machine.apply([Record(3, 0, None, b"bad", (), "", None, 1)])
@@ -94,7 +94,7 @@ async def test_snapshot_keeper_of_a_failed_service_stores_no_snapshot(world: Wor
     assert world.store.positions() == []
 
 
-async def test_snapshot_keeper_retains_the_log_from_the_newest_compared_snapshot(world: World) -> None:
+async def test_service_snapshot_keeper_retains_the_log_from_the_newest_compared_snapshot(world: World) -> None:
     assert world.keeper.held_from() == 0
     for _ in range(3):
         world.apply(5)
@@ -108,7 +108,7 @@ async def test_snapshot_keeper_retains_the_log_from_the_newest_compared_snapshot
     assert without.held_from() == 10
 
 
-async def test_snapshot_keeper_after_a_failed_store_retains_the_whole_log(
+async def test_service_snapshot_keeper_after_a_failed_store_retains_the_whole_log(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(snapshot: Snapshot, compared_end: int) -> None:
@@ -131,7 +131,9 @@ class Forgetful(Count):
 
 
 @pytest.mark.parametrize("forgetful", [False, True])
-async def test_snapshot_keeper_retains_the_log_if_a_snapshot_cannot_be_read_back(tmp_path: Path, *, forgetful: bool) -> None:
+async def test_service_snapshot_keeper_retains_the_log_if_a_snapshot_cannot_be_read_back(
+    tmp_path: Path, *, forgetful: bool
+) -> None:
     world = World(tmp_path)
     world.outbox.compared_end = 1_000
     if forgetful:

@@ -33,7 +33,7 @@ def offer(node: str, position: int, digest: bytes = A, size_bytes: int = 10) -> 
 
 
 # ---- which one -----------------------------------------------------------------------------------------------------------
-def test_snapshot_peer_search_prefers_snapshots_that_more_nodes_agree_on() -> None:
+def test_service_snapshot_peer_search_prefers_snapshots_that_more_nodes_agree_on() -> None:
     search = PeerSearch()
     search.set_offers("n2", [offer("n2", 400), offer("n2", 500, B)])
     search.set_offers("n3", [offer("n3", 400), offer("n3", 450, B)])
@@ -62,7 +62,9 @@ def test_snapshot_peer_search_prefers_snapshots_that_more_nodes_agree_on() -> No
         (SnapshotRange(0, 400, 1), "those at 400 from 0 on"),
     ],
 )
-def test_snapshot_peer_search_without_a_result_explains_the_answer_of_each_node(reach: SnapshotRange, told: str) -> None:
+def test_service_snapshot_peer_search_without_a_result_explains_the_answer_of_each_node(
+    reach: SnapshotRange, told: str
+) -> None:
     search = PeerSearch()
     search.set_agreed({400: (A, 2), 600: (B, 1)})
     search.note_answer("n3", "does not answer")
@@ -79,7 +81,7 @@ def test_snapshot_peer_search_without_a_result_explains_the_answer_of_each_node(
         (SnapshotRange(0, 900, 9), False),
     ],
 )
-def test_snapshot_peer_search_ignores_snapshots_outside_the_log_or_above_the_size_limit(
+def test_service_snapshot_peer_search_ignores_snapshots_outside_the_log_or_above_the_size_limit(
     wanted: SnapshotRange, found: bool
 ) -> None:
     search = PeerSearch()
@@ -88,7 +90,7 @@ def test_snapshot_peer_search_ignores_snapshots_outside_the_log_or_above_the_siz
     assert (search.best(wanted) == offer("n2", 400)) is found
 
 
-def test_snapshot_peer_search_retries_a_node_after_a_timeout_but_not_after_wrong_bytes() -> None:
+def test_service_snapshot_peer_search_retries_a_node_after_a_timeout_but_not_after_wrong_bytes() -> None:
     search = PeerSearch(barred=frozenset([B]))
     search.set_agreed({400: (A, 2), 500: (B, 2)})
     offers = {node: [offer(node, 400), offer(node, 500, B)] for node in ("n2", "n3")}
@@ -102,7 +104,7 @@ def test_snapshot_peer_search_retries_a_node_after_a_timeout_but_not_after_wrong
     assert search.best(ALL) == offer("n2", 400)
 
 
-def test_snapshot_peer_search_keeps_a_bounded_number_of_offers() -> None:
+def test_service_snapshot_peer_search_keeps_a_bounded_number_of_offers() -> None:
     search = PeerSearch()
     search.set_offers("n2", (offer("n2", at) for at in range(10_000)))
     search.set_agreed(dict.fromkeys(range(10000), (A, 1)))
@@ -200,7 +202,7 @@ def anything(_: Snapshot) -> bool:
     return True
 
 
-async def test_snapshot_fetch_copies_a_snapshot_in_chunks(bus: Bus, tmp_path: Path) -> None:
+async def test_service_snapshot_fetch_copies_a_snapshot_in_chunks(bus: Bus, tmp_path: Path) -> None:
     new, old = Peer(bus, "n1", tmp_path, snapshot_chunk_bytes=4096), Peer(bus, "n2", tmp_path)
     state = os.urandom(30_000)
     first, newest = await old.has(snapshot(30, state), snapshot(40, state, outputs=5))
@@ -246,7 +248,9 @@ def silent(answer: pb.PeerSnapshotAnswer) -> Exception:
 
 
 @pytest.mark.parametrize("spoil", [changed, empty, too_long, silent])
-async def test_snapshot_fetch_after_invalid_data_continues_with_the_next_node(bus: Bus, tmp_path: Path, spoil: Any) -> None:
+async def test_service_snapshot_fetch_after_invalid_data_continues_with_the_next_node(
+    bus: Bus, tmp_path: Path, spoil: Any
+) -> None:
     new, _ = await _spoiled(bus, tmp_path, spoil)
     assert await new.fetcher.fetch(20, anything)
     assert new.store.newest() == snapshot(30)
@@ -256,7 +260,7 @@ async def test_snapshot_fetch_after_invalid_data_continues_with_the_next_node(bu
     assert not list(new.store.folder.glob("*.incoming"))
 
 
-async def test_snapshot_fetch_without_an_agreed_snapshot_raises_with_the_tried_nodes(bus: Bus, tmp_path: Path) -> None:
+async def test_service_snapshot_fetch_without_an_agreed_snapshot_raises_with_the_tried_nodes(bus: Bus, tmp_path: Path) -> None:
     new, digest = await _spoiled(bus, tmp_path, changed)
     bus.agree((30, C, 2))
     assert not await new.fetcher.fetch(20, anything)
@@ -275,7 +279,7 @@ async def test_snapshot_fetch_without_an_agreed_snapshot_raises_with_the_tried_n
     assert not await new.fetcher.fetch(20, anything), "it was taken a moment ago, and was of no use"
 
 
-async def test_snapshot_fetch_retries_until_a_node_has_a_snapshot(
+async def test_service_snapshot_fetch_retries_until_a_node_has_a_snapshot(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "_FIRST_PAUSE_S", 0.001)
@@ -290,7 +294,9 @@ async def test_snapshot_fetch_retries_until_a_node_has_a_snapshot(
         assert await task
 
 
-async def test_snapshot_fetch_completes_if_the_snapshot_is_deleted_during_the_transfer(bus: Bus, tmp_path: Path) -> None:
+async def test_service_snapshot_fetch_completes_if_the_snapshot_is_deleted_during_the_transfer(
+    bus: Bus, tmp_path: Path
+) -> None:
     new, old = Peer(bus, "n1", tmp_path), Peer(bus, "n2", tmp_path)
     (digest,) = await old.has(snapshot(30))
     bus.agree((30, digest, 1))
@@ -306,7 +312,7 @@ async def test_snapshot_fetch_completes_if_the_snapshot_is_deleted_during_the_tr
     assert new.store.newest() == snapshot(30)
 
 
-async def test_snapshot_server_rejects_requests_for_another_partition_or_stream(bus: Bus, tmp_path: Path) -> None:
+async def test_service_snapshot_server_rejects_requests_for_another_partition_or_stream(bus: Bus, tmp_path: Path) -> None:
     old = Peer(bus, "n2", tmp_path)
     (digest,) = await old.has(snapshot(30))
     arrived = bus.listening["ns.service.sum.snapshot.n2"]
@@ -333,7 +339,7 @@ async def test_snapshot_server_rejects_requests_for_another_partition_or_stream(
 
 
 # ---- the store -------------------------------------------------------------------------------------------------------------
-def test_snapshot_store_rejects_incomplete_or_foreign_incoming_snapshots(tmp_path: Path) -> None:
+def test_service_snapshot_store_rejects_incomplete_or_foreign_incoming_snapshots(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20)
     other = SnapshotStore(tmp_path / "other", WHO, kept=2, max_bytes=1 << 20)
     digest = other.save(snapshot(30), 0).digest
@@ -364,7 +370,7 @@ def test_snapshot_store_rejects_incomplete_or_foreign_incoming_snapshots(tmp_pat
 
 
 # ---- the feeder ------------------------------------------------------------------------------------------------------------
-async def test_record_feeder_with_a_log_start_above_its_snapshots_fetches_one_from_another_node(
+async def test_service_record_feeder_with_a_log_start_above_its_snapshots_fetches_one_from_another_node(
     bus: Bus, tmp_path: Path
 ) -> None:
     log = FakeLog()
@@ -396,7 +402,7 @@ async def test_record_feeder_with_a_log_start_above_its_snapshots_fetches_one_fr
     await healthy.close()
 
 
-async def test_record_feeder_overtaken_by_retention_fetches_a_later_snapshot(bus: Bus, tmp_path: Path) -> None:
+async def test_service_record_feeder_overtaken_by_retention_fetches_a_later_snapshot(bus: Bus, tmp_path: Path) -> None:
     log = FakeLog()
     log.append(5)
     behind = Node(log, tmp_path / "n1")
@@ -419,7 +425,7 @@ async def test_record_feeder_overtaken_by_retention_fetches_a_later_snapshot(bus
     await behind.close()
 
 
-async def test_snapshot_server_closes_only_snapshots_that_are_not_being_read(
+async def test_service_snapshot_server_closes_only_snapshots_that_are_not_being_read(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [1000.0]
@@ -460,7 +466,7 @@ async def test_snapshot_server_closes_only_snapshots_that_are_not_being_read(
     assert giver._held == {}
 
 
-async def test_snapshot_server_keeps_the_eight_last_requested_snapshots_open(bus: Bus, tmp_path: Path) -> None:
+async def test_service_snapshot_server_keeps_the_eight_last_requested_snapshots_open(bus: Bus, tmp_path: Path) -> None:
     old = Peer(bus, "n2", tmp_path)
     old.store._kept = 20
     giver: Any = old.giver
@@ -478,7 +484,7 @@ async def test_snapshot_server_keeps_the_eight_last_requested_snapshots_open(bus
 
 
 @pytest.mark.parametrize(("passed_s", "taken"), [(10.0, True), (10.1, False)])
-async def test_snapshot_fetch_from_a_too_slow_node_continues_with_another_node(
+async def test_service_snapshot_fetch_from_a_too_slow_node_continues_with_another_node(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passed_s: float, taken: bool
 ) -> None:
     """The limit is 64 KiB a second on average, after a slow start."""

@@ -14,19 +14,19 @@ def agreement(**told: dict[int, bytes]) -> Agreement:
     return made
 
 
-def test_state_comparison_of_equal_or_unique_states_finds_no_difference() -> None:
+def test_service_state_comparison_of_equal_or_unique_states_finds_no_difference() -> None:
     same = agreement(n1={10: A, 20: B}, n2={10: A}, n3={20: B, 30: C})
     assert [same.difference(node) for node in ("n1", "n2", "n3", "n4")] == [None] * 4
 
 
-def test_state_comparison_of_one_state_against_two_reports_divergence() -> None:
+def test_service_state_comparison_of_one_state_against_two_reports_divergence() -> None:
     made = agreement(n1={10: A, 20: A}, n2={10: A, 20: A}, n3={10: A, 20: B})
     assert made.difference("n3") == Difference(20, ("n1", "n2"), diverged=True)
     assert made.difference("n1") is None
     assert "this service has diverged" in str(made.difference("n3"))
 
 
-def test_state_comparison_of_two_different_states_reports_a_difference_without_divergence() -> None:
+def test_service_state_comparison_of_two_different_states_reports_a_difference_without_divergence() -> None:
     made = agreement(n1={10: A}, n2={10: B})
     assert made.difference("n1") == Difference(10, ("n2",), diverged=False)
     assert made.difference("n2") == Difference(10, ("n1",), diverged=False)
@@ -34,7 +34,7 @@ def test_state_comparison_of_two_different_states_reports_a_difference_without_d
     assert [three.difference(node).diverged for node in ("n1", "n2", "n3")] == [False] * 3  # type: ignore[union-attr]
 
 
-def test_state_comparison_after_a_state_rebuild_drops_older_digests() -> None:
+def test_service_state_comparison_after_a_state_rebuild_drops_older_digests() -> None:
     """The log may have been truncated."""
     made = agreement(n1={10: B}, n2={10: A}, n3={10: A})
     made.set_digests("n1", 2, {})
@@ -47,7 +47,7 @@ def test_state_comparison_after_a_state_rebuild_drops_older_digests() -> None:
     assert made.difference("n1") == Difference(10, ("n2", "n3"), diverged=True)  # what it told of this life is kept
 
 
-def test_state_comparison_keeps_a_bounded_number_of_nodes_and_positions() -> None:
+def test_service_state_comparison_keeps_a_bounded_number_of_nodes_and_positions() -> None:
     made = Agreement()
     for number in range(100):
         made.set_digests(f"n{number}", 1, dict.fromkeys(range(100), A) | {1000: b"short"})
@@ -55,7 +55,7 @@ def test_state_comparison_keeps_a_bounded_number_of_nodes_and_positions() -> Non
     assert sorted(made._told["n0"]) == [BEGINNING, *range(100 - MAX_POSITIONS, 100)]
 
 
-def test_state_comparison_of_different_service_parameters_reports_divergence() -> None:
+def test_service_state_comparison_of_different_service_parameters_reports_divergence() -> None:
     same = dict.fromkeys(range(1, 50), A)
     made = agreement(n1={0: A} | same, n2={0: A} | same, n3={0: B} | same)
     found = made.difference("n3")
@@ -65,7 +65,7 @@ def test_state_comparison_of_different_service_parameters_reports_divergence() -
     assert "give all nodes the same" in str(agreement(n1={0: A}, n2={0: B}).difference("n1"))
 
 
-def test_state_comparison_agreed_digest_is_the_digest_of_most_other_nodes() -> None:
+def test_service_state_comparison_agreed_digest_is_the_digest_of_most_other_nodes() -> None:
     made = agreement(n1={10: C, 20: C, 40: A}, n2={10: A, 20: A, 30: B}, n3={10: A, 20: B}, n4={20: B})
     assert made.agreed("n1") == {10: (A, 2), 20: (B, 2), 30: (B, 1)}, "its own does not count"
     assert made.agreed("n4") == {10: (A, 2), 30: (B, 1), 40: (A, 1)}, "three of a kind each at 20"

@@ -280,7 +280,7 @@ def committed(root: Path, start: int, end: int, batch: int, query: str = "q") ->
     return found
 
 
-def test_delta_table_commit_stores_offsets_and_files_in_one_transaction(tmp_path: Path) -> None:
+def test_spark_delta_table_commit_stores_offsets_and_files_in_one_transaction(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
     table = table_at(tmp_path)
     assert table.state() is None
@@ -316,7 +316,7 @@ def test_spark_archive_of_one_partition_by_two_queries_fences_one_query(tmp_path
     assert state_of(other).record_count == 20
 
 
-def test_delta_table_unreferenced_files_are_listed_as_orphans(tmp_path: Path) -> None:
+def test_spark_delta_table_unreferenced_files_are_listed_as_orphans(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
     table = table_at(tmp_path)
     assert find_orphans(table, 0.0).files == ()

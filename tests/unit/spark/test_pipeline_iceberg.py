@@ -42,7 +42,7 @@ def committed(root: Path, start: int, end: int, batch: int, query: str = QUERY) 
     return found
 
 
-def test_iceberg_table_commit_stores_offsets_and_files_in_one_transaction(tmp_path: Path) -> None:
+def test_spark_iceberg_table_commit_stores_offsets_and_files_in_one_transaction(tmp_path: Path) -> None:
     table = opened(tmp_path)
     assert table.state() is None
     with pytest.raises(NotFoundError, match=f"No table in {tmp_path}"):
@@ -62,7 +62,7 @@ def test_iceberg_table_commit_stores_offsets_and_files_in_one_transaction(tmp_pa
         table_at(tmp_path, "delta")
 
 
-def test_iceberg_table_commit_without_files_stores_offsets(tmp_path: Path) -> None:
+def test_spark_iceberg_table_commit_without_files_stores_offsets(tmp_path: Path) -> None:
     table, other = opened(tmp_path), opened(tmp_path)
     table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
     assert other.state() is not None
@@ -75,7 +75,7 @@ def test_iceberg_table_commit_without_files_stores_offsets(tmp_path: Path) -> No
     assert state_of(table, [QUERY]).marks == {QUERY: 7}
 
 
-def test_iceberg_archive_of_one_partition_by_two_queries_fences_one_query(tmp_path: Path) -> None:
+def test_spark_iceberg_archive_of_one_partition_by_two_queries_fences_one_query(tmp_path: Path) -> None:
     one, other = opened(tmp_path), opened(tmp_path)
     assert one.state() is other.state() is None
     first = committed(tmp_path, 0, 10, 0)
@@ -89,7 +89,7 @@ def test_iceberg_archive_of_one_partition_by_two_queries_fences_one_query(tmp_pa
     assert state_of(other).record_count == 20
 
 
-def test_iceberg_table_can_be_read_by_pyiceberg_and_a_corrupt_catalog_raises_storage_error(tmp_path: Path) -> None:
+def test_spark_iceberg_table_can_be_read_by_pyiceberg_and_a_corrupt_catalog_raises_storage_error(tmp_path: Path) -> None:
     table = opened(tmp_path)
     table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
     read = SqlCatalog("liftpy", uri=f"sqlite:///{tmp_path / CATALOG}").load_table("liftpy.archive").scan().to_arrow()
@@ -106,7 +106,7 @@ def latest(root: Path, first: int) -> tuple[Commit, str]:
     return Commit((TableFile(path, size_bytes, rows),), {"end": first + 10}), str(root / path)
 
 
-def test_iceberg_table_replace_commit_swaps_all_files_in_one_transaction(tmp_path: Path) -> None:
+def test_spark_iceberg_table_replace_commit_swaps_all_files_in_one_transaction(tmp_path: Path) -> None:
     table, other = opened(tmp_path), opened(tmp_path)
     (one, old), (two, new) = latest(tmp_path, 0), latest(tmp_path, 10)
     first = table.commit(one, SCHEMA, replace=True)
@@ -125,7 +125,7 @@ def test_iceberg_table_replace_commit_swaps_all_files_in_one_transaction(tmp_pat
     assert Path(old).is_file()
 
 
-def test_iceberg_table_cleanup_deletes_files_of_old_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_iceberg_table_cleanup_deletes_files_of_old_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = opened(tmp_path)
     (one, old), (two, new) = latest(tmp_path, 0), latest(tmp_path, 10)
     table.commit(one, SCHEMA, replace=True)
@@ -144,7 +144,7 @@ def test_iceberg_table_cleanup_deletes_files_of_old_snapshots(tmp_path: Path, mo
     assert state_of(table).files == (new,)
 
 
-def test_iceberg_table_accepts_all_archive_columns(tmp_path: Path) -> None:
+def test_spark_iceberg_table_accepts_all_archive_columns(tmp_path: Path) -> None:
     schema = arrow_schema(("key", "value", "headers", "subject", "stream", "partition", "offset", "timestamp", "leader_epoch"))
     row = {"key": None, "value": b"v", "headers": [{"key": "h", "value": b"1"}], "subject": "s", "stream": "orders"}
     row |= {"partition": PLANNED.partition, "offset": 0, "timestamp": datetime(2026, 1, 1, tzinfo=UTC), "leader_epoch": 1}

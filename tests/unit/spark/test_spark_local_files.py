@@ -99,7 +99,7 @@ def test_segment_file_ranges_over_too_many_files_are_empty(log: Log, monkeypatch
 
 
 @pytest.mark.parametrize("block_bytes", [200, 4000, 1 << 20])
-def test_local_file_read_returns_exactly_the_range(
+def test_spark_local_file_read_returns_exactly_the_range(
     log: Log, folder: Path, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(range_reader, "BLOCK_BYTES", block_bytes)
@@ -109,7 +109,7 @@ def test_local_file_read_returns_exactly_the_range(
         assert course.position == end
 
 
-def test_local_file_read_returns_all_records_if_retention_deletes_files_during_the_read(log: Log, folder: Path) -> None:
+def test_spark_local_file_read_returns_all_records_if_retention_deletes_files_during_the_read(log: Log, folder: Path) -> None:
     course = from_files(planned(), files(log, folder))
     pieces = course.read()
     found = [int(offset) for piece in next(pieces) for offset in piece.offsets()]
@@ -137,7 +137,9 @@ def spoil(folder: Path, name: str, at: int) -> None:
     (folder / name).write_bytes(bytes(data))
 
 
-def test_local_file_read_stops_at_foreign_or_damaged_files(log: Log, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_spark_local_file_read_stops_at_foreign_or_damaged_files(
+    log: Log, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     own, one = files(log, folder), len(a_batch(0))
     shutil.copytree(folder, folder.parent.parent / "orders-u2" / "0")
     wrong = {
@@ -159,7 +161,7 @@ def test_local_file_read_stops_at_foreign_or_damaged_files(log: Log, folder: Pat
     assert offsets(from_files(planned(), own)) == list(range(30)), "a log that was cut"
 
 
-def test_local_file_read_stops_at_records_rewritten_after_planning(log: Log, folder: Path) -> None:
+def test_spark_local_file_read_stops_at_records_rewritten_after_planning(log: Log, folder: Path) -> None:
     log.cut_to(60)
     log.append(a_batch(60, epoch=4))
     course = from_files(planned(0, 70), files(log, folder, 0, 70))
@@ -189,7 +191,7 @@ def read(
     return found, counts[FILES] - before.get(FILES, 0), counts[NATS] - before.get(NATS, 0)
 
 
-def test_local_file_read_reads_the_segment_files_of_the_replica_on_its_host(
+def test_spark_local_file_read_reads_the_segment_files_of_the_replica_on_its_host(
     link: Link, there: FakeNode, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -200,7 +202,7 @@ def test_local_file_read_reads_the_segment_files_of_the_replica_on_its_host(
     assert there.asked == {"n2": 1}, "others are known to be elsewhere"
 
 
-def test_local_file_read_fetches_missing_records_over_nats(
+def test_spark_local_file_read_fetches_missing_records_over_nats(
     link: Link, there: FakeNode, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / log_name(40)).rename(folder / "away")
@@ -212,12 +214,12 @@ def test_local_file_read_fetches_missing_records_over_nats(
     assert [record.levelname for record in caplog.records if "60 over NATS" in record.message] == ["WARNING"]
 
 
-def test_local_file_read_is_not_used_for_the_leader_or_a_compacted_log(link: Link, there: FakeNode) -> None:
+def test_spark_local_file_read_is_not_used_for_the_leader_or_a_compacted_log(link: Link, there: FakeNode) -> None:
     assert read(link, FetchRules(patience_s=3)) == (list(range(RECORDS)), 0, RECORDS)
     assert read(link, what=replace(planned(), compacted=True)) == (list(range(RECORDS)), 0, RECORDS)
 
 
-def test_local_file_read_is_not_used_for_a_replica_without_the_whole_range(link: Link, there: FakeNode) -> None:
+def test_spark_local_file_read_is_not_used_for_a_replica_without_the_whole_range(link: Link, there: FakeNode) -> None:
     there.lagging["n2"] = 50
     assert find_offered_files(link, planned()) is None
     assert set(link.elsewhere) == {"n1", "n2", "n3"}
@@ -226,7 +228,7 @@ def test_local_file_read_is_not_used_for_a_replica_without_the_whole_range(link:
     assert find_offered_files(link, replace(planned(0, 51), uid="u2")) is None, "another stream of that name"
 
 
-def test_local_file_read_of_deleted_records_raises_data_loss(link: Link, there: FakeNode, log: Log) -> None:
+def test_spark_local_file_read_of_deleted_records_raises_data_loss(link: Link, there: FakeNode, log: Log) -> None:
     log.drop_prefix(40)
     there.streams["orders"].partitions[0].log_start_offset = 40
     with pytest.raises(DataLossError, match=r"offsets \[0, 40\) were deleted"):
@@ -235,7 +237,7 @@ def test_local_file_read_of_deleted_records_raises_data_loss(link: Link, there: 
         read(link, FetchRules(patience_s=3))
 
 
-def test_local_file_read_with_retention_before_opening_raises_data_loss(
+def test_spark_local_file_read_with_retention_before_opening_raises_data_loss(
     link: Link, there: FakeNode, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
     def then_retention(to: Link, wanted: PlannedRange) -> RangeFiles | None:

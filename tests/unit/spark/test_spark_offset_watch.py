@@ -60,7 +60,7 @@ def end_of(watch: Watch) -> int:
     return -1 if views is None else views[VIEW.key].end_offset
 
 
-def test_offset_watch_reports_new_end_offsets_and_never_decreases() -> None:
+def test_spark_offset_watch_reports_new_end_offsets_and_never_decreases() -> None:
     async def body(watch: Watch, leader: Leader) -> None:
         assert end_of(watch) == 10
         await until(lambda: leader.asked)
@@ -85,7 +85,7 @@ def test_offset_watch_reports_new_end_offsets_and_never_decreases() -> None:
     ],
     ids=["error", "epoch", "leader", "uid"],
 )
-def test_offset_watch_with_an_unexpected_answer_ends_all_its_requests(answer: PartitionView | Exception) -> None:
+def test_spark_offset_watch_with_an_unexpected_answer_ends_all_its_requests(answer: PartitionView | Exception) -> None:
     async def body(watch: Watch, leader: Leader) -> None:
         other = replace(VIEW, partition=1)
         watch.follow({VIEW.key: VIEW, other.key: other})
@@ -99,7 +99,7 @@ def test_offset_watch_with_an_unexpected_answer_ends_all_its_requests(answer: Pa
     run(body)
 
 
-def test_offset_watch_waits_between_requests_to_nodes_that_answer_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_offset_watch_waits_between_requests_to_nodes_that_answer_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
     async def body(watch: Watch, leader: Leader) -> None:
@@ -118,7 +118,7 @@ def test_offset_watch_waits_between_requests_to_nodes_that_answer_immediately(mo
     run(body)
 
 
-def test_offset_watch_of_an_ended_query_sends_no_requests() -> None:
+def test_spark_offset_watch_of_an_ended_query_sends_no_requests() -> None:
     now = [0.0]
 
     async def body(watch: Watch, leader: Leader) -> None:

@@ -45,7 +45,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def test_offset_watch_of_a_streaming_query_reports_new_records_without_polling(source: Open, node: FakeNode) -> None:
+def test_spark_offset_watch_of_a_streaming_query_reports_new_records_without_polling(source: Open, node: FakeNode) -> None:
     stream = node.add_stream("orders", partitions=2)
     append(stream.partitions[0], 10)
     reader = streaming(source(startingOffsets="earliest"))
@@ -64,7 +64,7 @@ def test_offset_watch_of_a_streaming_query_reports_new_records_without_polling(s
     assert ranges(restarted.partitions(end, later)) == [(0, 10, 17)], "who knows nothing asks"
 
 
-def test_offset_watch_of_a_recreated_or_truncated_stream_raises(source: Open, node: FakeNode) -> None:
+def test_spark_offset_watch_of_a_recreated_or_truncated_stream_raises(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     for _ in range(3):
         append(log, 10)
@@ -88,7 +88,7 @@ def test_offset_watch_of_a_recreated_or_truncated_stream_raises(source: Open, no
     wait_for(lambda: refused() == "NOT_FOUND")
 
 
-def test_offset_watch_polls_nodes_that_do_not_support_long_polls(source: Open, node: FakeNode) -> None:
+def test_spark_offset_watch_polls_nodes_that_do_not_support_long_polls(source: Open, node: FakeNode) -> None:
     node.waits = False
     log = node.add_stream("orders").partitions[0]
     reader = streaming(source(startingOffsets="earliest"))
@@ -98,7 +98,7 @@ def test_offset_watch_polls_nodes_that_do_not_support_long_polls(source: Open, n
     wait_for(lambda: reader.latestOffset(start, ALL)["orders"]["0"] == 5)
 
 
-def test_offset_watch_after_a_log_truncation_requests_the_offsets_again(source: Open, node: FakeNode) -> None:
+def test_spark_offset_watch_after_a_log_truncation_requests_the_offsets_again(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 10)
     reader = streaming(source(startingOffsets="earliest", failOnDataLoss="false"))
@@ -111,7 +111,7 @@ def test_offset_watch_after_a_log_truncation_requests_the_offsets_again(source: 
     assert restarted._open_catalog()._watched_views([]) is None
 
 
-def test_offset_watch_requests_planned_offsets_that_are_not_yet_reported(source: Open, node: FakeNode) -> None:
+def test_spark_offset_watch_requests_planned_offsets_that_are_not_yet_reported(source: Open, node: FakeNode) -> None:
     node.waits = False
     log = node.add_stream("orders").partitions[0]
     append(log, 10)

@@ -141,13 +141,13 @@ def test_spark_source_micro_batch_limits_are_parsed() -> None:
         parse(minOffsetsPerTrigger="5").check_batch()
 
 
-def test_on_recreated_earliest_option_accepts_a_recreated_stream() -> None:
+def test_spark_on_recreated_earliest_option_accepts_a_recreated_stream() -> None:
     assert not parse().take_recreated
     assert parse(onRecreated="earliest").take_recreated
     assert parse(failOnDataLoss="false").take_recreated
 
 
-def test_topic_column_option_adds_a_topic_column() -> None:
+def test_spark_topic_column_option_adds_a_topic_column() -> None:
     assert "topic" not in parse(includeHeaders="true").columns
     assert "topic" in parse(topicColumn="true").columns
     assert parse(columns="topic,value").columns == ("topic", "value")
@@ -234,7 +234,7 @@ def test_spark_source_planned_options_contain_no_secrets() -> None:
     assert options.access.creds_file == "/etc/nats/reader.creds"
 
 
-def test_spark_source_options_of_the_other_kind_of_query_raise() -> None:
+def test_spark_source_with_streaming_options_in_a_batch_query_raises() -> None:
     parse(startingOffsets="latest").check_streaming()
     for wrong in ({"startingOffsets": "latest"}, {"startingOffsets": '{"orders": {"0": -1}}'}, {"maxOffsetsPerTrigger": "5"}):
         with pytest.raises(ConfigError):
@@ -244,7 +244,7 @@ def test_spark_source_options_of_the_other_kind_of_query_raise() -> None:
             parse(**wrong).check_streaming()
 
 
-def test_starting_timestamp_option_in_milliseconds_overrides_starting_offsets() -> None:
+def test_spark_starting_timestamp_option_in_milliseconds_overrides_starting_offsets() -> None:
     options = parse(startingTimestamp="1700000000123", startingOffsets="earliest")
     assert options.starting is not None
     assert options.starting.timestamp_ns == 1_700_000_000_123_000_000
@@ -272,12 +272,12 @@ def test_spark_source_arrow_schema_equals_that_of_spark() -> None:
     ("text", "size_bytes"),
     [("1", 1), ("268435456", 1 << 28), ("256m", 256 << 20), ("3K", 3 << 10), ("2gb", 2 << 30), (" 5m ", 5 << 20)],
 )
-def test_byte_size_option_accepts_units_of_spark(text: str, size_bytes: int) -> None:
+def test_spark_byte_size_option_accepts_units_of_spark(text: str, size_bytes: int) -> None:
     assert parse(maxBytesPerTrigger=text).max_bytes_per_trigger == size_bytes
 
 
 @pytest.mark.parametrize("text", ["0", "", "-5", "5t", "1.5m", "m", "1e9", "٣", "9" * 20, f"{1 << 61}"])
-def test_byte_size_option_that_is_invalid_raises_with_the_accepted_format(text: str) -> None:
+def test_spark_byte_size_option_that_is_invalid_raises_with_the_accepted_format(text: str) -> None:
     with pytest.raises(ConfigError, match="Use bytes such as 268435456"):
         parse(maxBytesPerTrigger=text)
 
@@ -296,7 +296,7 @@ def test_spark_source_with_uncommitted_isolation_raises() -> None:
         parse(isolation="dirty")
 
 
-def test_starting_offsets_option_with_epochs_without_offsets_raises() -> None:
+def test_spark_starting_offsets_option_with_epochs_without_offsets_raises() -> None:
     given = parse(startingOffsets='{"orders": {"0": 20, "1": -2, "epochs": {"0": 3}, "uid": "u"}}').starting
     assert given is not None
     assert given.known is not None
@@ -307,7 +307,7 @@ def test_starting_offsets_option_with_epochs_without_offsets_raises() -> None:
         parse(startingOffsets='{"orders": {"0": 20, "epochs": {"0": 0}}}')
 
 
-def test_cursor_option_in_a_batch_query_raises() -> None:
+def test_spark_cursor_option_in_a_batch_query_raises() -> None:
     assert parse(cursor="nightly").cursor == "nightly"
     parse(cursor="nightly").check_streaming()
     with pytest.raises(ConfigError, match="cursor is for streaming queries"):
@@ -352,11 +352,11 @@ def test_spark_source_without_a_stream_raises_with_the_stream_option() -> None:
         SourceOptions.parse({"stream": "a", "subscribe": "b"})
 
 
-def test_subscribe_pattern_option_matches_whole_stream_names() -> None:
+def test_spark_subscribe_pattern_option_matches_whole_stream_names() -> None:
     assert Selection(pattern="a.*b|c").among(["ab", "abc", "a1b", "c", "cc", "xc"]) == ["a1b", "ab", "c"]
 
 
-def test_assign_option_selects_only_the_given_partitions() -> None:
+def test_spark_assign_option_selects_only_the_given_partitions() -> None:
     some = Selection(("a",), partitions=(("a", 1), ("b", 2)))
     assert [some.takes("a", 1), some.takes("a", 2), some.takes("b", 1), some.takes("b", 2)] == [True, False, False, True]
     assert Selection(("a",)).takes("a", 7)
@@ -365,18 +365,18 @@ def test_assign_option_selects_only_the_given_partitions() -> None:
 @pytest.mark.parametrize(
     "text", ["[]", "null", "1", '"x"', "{", "", '{"a": {"0": -3}}', '{"a": {"0": -1}}', '{"a": {"0": -4}}']
 )
-def test_offsets_option_that_is_invalid_raises_with_the_option_name(text: str) -> None:
+def test_spark_offsets_option_that_is_invalid_raises_with_the_option_name(text: str) -> None:
     with pytest.raises(ConfigError, match="startingOffsets"):
         parse_spec(text, "startingOffsets", words=("earliest", "latest"), specials=(-2,))
 
 
-def test_offsets_option_accepts_words_and_json_objects() -> None:
+def test_spark_offsets_option_accepts_words_and_json_objects() -> None:
     found = parse_spec('{"b": {"1": 0}, "a": {"0": -2}}', "startingOffsets", words=("earliest",), specials=(-2,))
     assert found.offsets == ((("a", 0), -2), (("b", 1), 0))
     assert parse_spec("EARLIEST", "startingOffsets", words=("earliest",), specials=(-2,)).word == "earliest"
 
 
 @pytest.mark.parametrize("text", ["a{99999999999999}", "(" * 20_000, "(?P<", "[", "x" + ")" * 3])
-def test_subscribe_pattern_option_that_is_invalid_raises_with_the_option_name(text: str) -> None:
+def test_spark_subscribe_pattern_option_that_is_invalid_raises_with_the_option_name(text: str) -> None:
     with pytest.raises(ConfigError, match="subscribePattern"):
         SourceOptions.parse({"subscribePattern": text, "nats": "nats://x"})

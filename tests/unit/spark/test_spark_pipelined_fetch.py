@@ -48,7 +48,7 @@ def sent_batches(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_pipelined_fetch_with_unaligned_requests_receives_each_batch_once(
+def test_spark_pipelined_fetch_with_unaligned_requests_receives_each_batch_once(
     link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
     sizes = [random.Random(3).randint(50, 900) for _ in range(120)]
@@ -59,7 +59,7 @@ def test_pipelined_fetch_with_unaligned_requests_receives_each_batch_once(
     assert sorted(sent) == sorted(set(sent)), "a batch was sent twice"
 
 
-def test_pipelined_fetch_of_records_of_increasing_size_returns_all_records(link: Link, node: FakeNode) -> None:
+def test_spark_pipelined_fetch_of_records_of_increasing_size_returns_all_records(link: Link, node: FakeNode) -> None:
     stream, source = node.add_stream("orders"), random.Random(1)
     for _ in range(150):
         fill(stream, [source.randint(1, 40)], value_bytes=source.choice([20, 500, 20_000]))
@@ -67,7 +67,7 @@ def test_pipelined_fetch_of_records_of_increasing_size_returns_all_records(link:
     assert offsets(link, planned(0, end)) == list(range(end))
 
 
-def test_pipelined_fetch_of_batches_larger_than_an_answer_continues_with_single_requests(
+def test_spark_pipelined_fetch_of_batches_larger_than_an_answer_continues_with_single_requests(
     link: Link, node: FakeNode, retried: list[int]
 ) -> None:
     stream = node.add_stream("orders")
@@ -76,7 +76,7 @@ def test_pipelined_fetch_of_batches_larger_than_an_answer_continues_with_single_
     assert offsets(link, planned(0, 45)) == list(range(45))
 
 
-def test_pipelined_fetch_whose_connection_ends_continues_with_single_requests(
+def test_spark_pipelined_fetch_whose_connection_ends_continues_with_single_requests(
     link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
     fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
@@ -95,7 +95,7 @@ def test_pipelined_fetch_whose_connection_ends_continues_with_single_requests(
     assert link.line() is not None
 
 
-def test_pipelined_fetch_without_an_answer_continues_with_single_requests(
+def test_spark_pipelined_fetch_without_an_answer_continues_with_single_requests(
     link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, retried: list[int]
 ) -> None:
     monkeypatch.setattr(range_reader, "ANSWER_S", 0.05)
@@ -106,7 +106,7 @@ def test_pipelined_fetch_without_an_answer_continues_with_single_requests(
     assert node.asked["n1"] < 8, "who does not answer is not asked for all of it"
 
 
-def test_pipelined_fetch_size_estimate_is_reused_by_the_next_task(link: Link, node: FakeNode) -> None:
+def test_spark_pipelined_fetch_size_estimate_is_reused_by_the_next_task(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
     for _ in range(2):
         node.asked.clear()
@@ -116,7 +116,7 @@ def test_pipelined_fetch_size_estimate_is_reused_by_the_next_task(link: Link, no
     assert 300 < guess.bytes_per_record < 310
 
 
-def test_pipelined_fetch_closed_early_leaves_no_requests_in_flight(link: Link, node: FakeNode) -> None:
+def test_spark_pipelined_fetch_closed_early_leaves_no_requests_in_flight(link: Link, node: FakeNode) -> None:
     fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
     assert offsets(link, planned(0, 3000)) == list(range(3000))  # now several are asked for at once
     reading = read_range(link, planned(0, 30_000), FetchRules())
@@ -127,7 +127,7 @@ def test_pipelined_fetch_closed_early_leaves_no_requests_in_flight(link: Link, n
     assert line.waiting_count == 0
 
 
-def test_pipelined_fetch_requests_only_the_selected_columns(link: Link, node: FakeNode) -> None:
+def test_spark_pipelined_fetch_requests_only_the_selected_columns(link: Link, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     for base in range(0, 2000, 100):
         stream.partitions[0].append(build_batch([b"x" * 1000] * 100, keys=[b"k"] * 100, base_offset=base, leader_epoch=1))

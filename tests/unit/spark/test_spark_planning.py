@@ -40,19 +40,19 @@ def spec(text: str) -> OffsetSpec:
 
 
 # ---- checkpoint offsets ------------------------------------------------------------------------------------------------
-def test_stream_offsets_with_equal_values_have_equal_json() -> None:
+def test_spark_stream_offsets_with_equal_values_have_equal_json() -> None:
     one = StreamOffsets({("b", 1): 5, ("a", 0): 1, ("a", 10): 2, ("a", 2): 3}, {"b": "u2", "a": "u1"})
     two = StreamOffsets({("a", 2): 3, ("a", 10): 2, ("a", 0): 1, ("b", 1): 5}, {"a": "u1", "b": "u2"})
     assert json.dumps(one.to_json()) == json.dumps(two.to_json())
     assert json.dumps(one.to_json()) == '{"a": {"0": 1, "10": 2, "2": 3, "uid": "u1"}, "b": {"1": 5, "uid": "u2"}}'
 
 
-def test_stream_offsets_read_from_a_checkpoint_equal_the_written_offsets() -> None:
+def test_spark_stream_offsets_read_from_a_checkpoint_equal_the_written_offsets() -> None:
     offsets = StreamOffsets({("orders", 0): 7, ("orders", 1): 0}, {"orders": "u"})
     assert StreamOffsets.from_json(json.loads(json.dumps(offsets.to_json()))) == offsets
 
 
-def test_stream_offsets_contain_known_leader_epochs() -> None:
+def test_spark_stream_offsets_contain_known_leader_epochs() -> None:
     offsets = StreamOffsets(
         {("orders", 0): 7, ("orders", 1): 3, ("b", 0): 0}, {"orders": "u", "b": "v"}, {("orders", 1): 4, ("orders", 0): 0}
     )
@@ -65,25 +65,25 @@ def test_stream_offsets_contain_known_leader_epochs() -> None:
 
 
 @pytest.mark.parametrize("document", [{"orders": {"0": 1}}, {"orders": 5}, {"orders": {"0": "1", "uid": "u"}}, {"a b": {}}])
-def test_stream_offsets_of_another_source_are_rejected(document: dict[str, object]) -> None:
+def test_spark_stream_offsets_of_another_source_are_rejected(document: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         StreamOffsets.from_json(document)
 
 
-def test_stream_offsets_of_a_recreated_stream_are_rejected() -> None:
+def test_spark_stream_offsets_of_a_recreated_stream_are_rejected() -> None:
     check_uids({"orders": "u1", "gone": "x"}, {"orders": "u1", "new": "u2"})
     with pytest.raises(NotFoundError, match="deleted and created again"):
         check_uids({"orders": "u1"}, {"orders": "u2"})
 
 
-def test_planned_offsets_never_decrease_and_contain_all_earlier_partitions() -> None:
+def test_spark_planned_offsets_never_decrease_and_contain_all_earlier_partitions() -> None:
     assert never_back({("s", 0): 3, ("s", 1): 9, ("s", 2): 1}, {("s", 0): 5, ("s", 1): 9, ("s", 9): 4}) == {
         ("s", 0): 5, ("s", 1): 9, ("s", 2): 1, ("s", 9): 4,
     }  # fmt: skip
 
 
 # ---- limits ------------------------------------------------------------------------------------------------------------
-def test_micro_batch_record_limit_is_divided_in_proportion_to_the_backlog() -> None:
+def test_spark_micro_batch_record_limit_is_divided_in_proportion_to_the_backlog() -> None:
     start, end = {("s", 0): 0, ("s", 1): 100}, {("s", 0): 900, ("s", 1): 200}
     assert share_out(100, start, end) == {("s", 0): 90, ("s", 1): 110}
     assert share_out(1000, start, end) == end
@@ -91,7 +91,7 @@ def test_micro_batch_record_limit_is_divided_in_proportion_to_the_backlog() -> N
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 200)), min_size=1, max_size=6), st.integers(1, 300))
-def test_micro_batch_with_a_record_limit_has_exactly_that_many_records_until_the_last(
+def test_spark_micro_batch_with_a_record_limit_has_exactly_that_many_records_until_the_last(
     sizes: list[tuple[int, int]], limit: int
 ) -> None:
     start = {("s", i): first for i, (first, _) in enumerate(sizes)}
@@ -108,7 +108,7 @@ def test_micro_batch_with_a_record_limit_has_exactly_that_many_records_until_the
 
 
 # ---- starts and ends ---------------------------------------------------------------------------------------------------
-def test_offset_words_and_kafka_values_resolve_to_offsets() -> None:
+def test_spark_offset_words_and_kafka_values_resolve_to_offsets() -> None:
     both = views(view(0, 10, 100), view(1, 0, 50))
     assert resolve_starts(spec("earliest"), both) == {("orders", 0): 10, ("orders", 1): 0}
     assert resolve_starts(spec("latest"), both) == {("orders", 0): 100, ("orders", 1): 50}
@@ -117,14 +117,14 @@ def test_offset_words_and_kafka_values_resolve_to_offsets() -> None:
     assert resolve_ends(spec('{"orders": {"0": -1, "1": 50}}'), both) == {("orders", 0): 100, ("orders", 1): 50}
 
 
-def test_starting_timestamp_after_the_last_record_resolves_to_the_end() -> None:
+def test_spark_starting_timestamp_after_the_last_record_resolves_to_the_end() -> None:
     timed = OffsetSpec(timestamp_ns=5)
     assert resolve_starts(timed, views(view(0, starting_at=42))) == {("orders", 0): 42}
     assert resolve_ends(timed, views(view(0, ending_at=77))) == {("orders", 0): 77}
     assert resolve_ends(timed, views(view(0))) == {("orders", 0): 100}
 
 
-def test_partition_timestamps_without_a_partition_raise() -> None:
+def test_spark_source_timestamps_without_an_entry_for_each_partition_raise() -> None:
     at = OffsetSpec(times=((("orders", 0), 5), (("orders", 1), 7)))
     both = views(view(0, starting_at=42), view(1, starting_at=100))
     assert resolve_starts(at, both) == {("orders", 0): 42, ("orders", 1): 100}
@@ -136,7 +136,7 @@ def test_partition_timestamps_without_a_partition_raise() -> None:
         resolve_starts(at, views(view(0)))
 
 
-def test_relative_offsets_resolve_to_offsets_before_the_end() -> None:
+def test_spark_relative_offsets_resolve_to_offsets_before_the_end() -> None:
     both = views(view(0, 10, 100), view(1, 95, 100))
     assert resolve_starts(OffsetSpec(back_records=30), both) == {("orders", 0): 70, ("orders", 1): 95}
     assert resolve_ends(OffsetSpec(back_records=30), both) == {("orders", 0): 70, ("orders", 1): 95}
@@ -145,12 +145,12 @@ def test_relative_offsets_resolve_to_offsets_before_the_end() -> None:
 @pytest.mark.parametrize(
     "text", ['{"orders": {"0": 3}}', '{"orders": {"0": 3, "1": 3, "2": 3}}', '{"orders": {"0": 3, "1": 3}, "x": {"0": 1}}']
 )
-def test_offset_map_with_missing_or_unknown_partitions_raises(text: str) -> None:
+def test_spark_offset_map_with_missing_or_unknown_partitions_raises(text: str) -> None:
     with pytest.raises(ConfigError, match="startingOffsets"):
         resolve_starts(spec(text), views(view(0), view(1)))
 
 
-def test_starting_offset_past_the_high_watermark_raises() -> None:
+def test_spark_starting_offset_past_the_high_watermark_raises() -> None:
     past = spec('{"orders": {"0": 101}}')
     for resolve in (resolve_starts, resolve_ends):
         with pytest.raises(OffsetOutOfRangeError, match="offset 101 of orders/0 is beyond the committed end 100"):
@@ -158,20 +158,20 @@ def test_starting_offset_past_the_high_watermark_raises() -> None:
 
 
 # ---- ranges ------------------------------------------------------------------------------------------------------------
-def test_planned_range_contains_stream_offsets_leader_and_replicas() -> None:
+def test_spark_planned_range_contains_stream_offsets_leader_and_replicas() -> None:
     ranges, losses = plan_ranges(views(view(0)), {("orders", 0): 5}, {("orders", 0): 9}, fail_on_data_loss=True)
     assert ranges == [PlannedRange("orders", "uid-orders", 0, 5, 9, 4, "n1", ("n1", "n2", "n3"))]
     assert not losses
     assert pickle.loads(pickle.dumps(ranges)) == ranges
 
 
-def test_planned_range_that_is_empty_creates_no_task() -> None:
+def test_spark_planned_range_that_is_empty_creates_no_task() -> None:
     both = views(view(0), view(1, 20, 30))
     ranges, _ = plan_ranges(both, {("orders", 0): 100}, {("orders", 0): 100, ("orders", 1): 30}, fail_on_data_loss=True)
     assert [(r.partition, r.start_offset, r.end_offset) for r in ranges] == [(1, 20, 30)]
 
 
-def test_planned_range_below_the_log_start_raises_data_loss_or_skips_by_option() -> None:
+def test_spark_planned_range_below_the_log_start_raises_data_loss_or_skips_by_option() -> None:
     cut = views(view(0, 40, 100))
     with pytest.raises(DataLossError, match=r"OFFSET_OUT_OF_RANGE orders/0: offsets \[10, 40\) were deleted"):
         plan_ranges(cut, {("orders", 0): 10}, {("orders", 0): 80}, fail_on_data_loss=True)
@@ -180,20 +180,20 @@ def test_planned_range_below_the_log_start_raises_data_loss_or_skips_by_option()
     assert len(losses) == 1
 
 
-def test_planned_range_deleted_completely_is_skipped_with_a_warning() -> None:
+def test_spark_planned_range_deleted_completely_is_skipped_with_a_warning() -> None:
     cut = views(view(0, 90, 100))
     ranges, losses = plan_ranges(cut, {("orders", 0): 10}, {("orders", 0): 20}, fail_on_data_loss=False)
     assert ranges == []
     assert "offsets [10, 20) were deleted" in losses[0]
 
 
-def test_planned_range_past_a_shrunk_log_raises_data_loss() -> None:
+def test_spark_planned_range_past_a_shrunk_log_raises_data_loss() -> None:
     shrunk = views(view(0, 0, 50))
     with pytest.raises(DataLossError, match=r"offsets \[50, 80\) were committed"):
         plan_ranges(shrunk, {("orders", 0): 10}, {("orders", 0): 80}, fail_on_data_loss=True)
 
 
-def test_planned_range_lost_by_an_unclean_election_raises_data_loss() -> None:
+def test_spark_planned_range_lost_by_an_unclean_election_raises_data_loss() -> None:
     """The logs of the old and new leader are equal up to offset 40 at most."""
     both = views(view(0, 0, 100, cut_at=40, lost_ends=(60, 80)))
     for start in (10, 60):
@@ -211,19 +211,19 @@ def test_planned_range_lost_by_an_unclean_election_raises_data_loss() -> None:
     assert plan_ranges(both, {("orders", 0): 10}, {("orders", 0): 30}, fail_on_data_loss=True)[1] == []
 
 
-def test_planned_range_contains_the_known_leader_epochs_of_both_ends() -> None:
+def test_spark_planned_range_contains_the_known_leader_epochs_of_both_ends() -> None:
     whole = [PlannedRange("orders", "u", 0, 5, 90, 7, "n1", ("n1",)), PlannedRange("orders", "u", 1, 5, 90, 7, "n1", ("n1",))]
     one, other = with_epochs(whole, {("orders", 0): 2}, {("orders", 0): 4, ("orders", 1): 0})
     assert (one.start_epoch, one.leader_epoch, one.last) == (2, 4, (89, 4))
     assert other == whole[1]
 
 
-def test_planned_range_of_a_deleted_stream_raises_data_loss() -> None:
+def test_spark_planned_range_of_a_deleted_stream_raises_data_loss() -> None:
     with pytest.raises(DataLossError, match="orders/3 does not exist anymore"):
         plan_ranges(views(view(0)), {("orders", 3): 10}, {("orders", 3): 80}, fail_on_data_loss=True)
 
 
-def test_min_partitions_option_splits_ranges_as_in_the_docs_example() -> None:
+def test_spark_min_partitions_option_splits_ranges_as_in_the_docs_example() -> None:
     ranges = [
         PlannedRange("s", "u", 0, 0, 900, 1, "n1", ("n1",)),
         PlannedRange("s", "u", 1, 0, 100, 1, "n1", ("n1",)),
@@ -240,7 +240,9 @@ def test_min_partitions_option_splits_ranges_as_in_the_docs_example() -> None:
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=5), st.integers(0, 40), st.integers(0, 300))
-def test_planned_range_pieces_cover_the_range_without_gap_or_overlap(sizes: list[int], min_partitions: int, most: int) -> None:
+def test_spark_planned_range_pieces_cover_the_range_without_gap_or_overlap(
+    sizes: list[int], min_partitions: int, most: int
+) -> None:
     ranges = [PlannedRange("s", "u", i, 7, 7 + size, 1, "n1", ("n1",)) for i, size in enumerate(sizes)]
     pieces = split_ranges(ranges, min_partitions, most)
     assert len(pieces) >= min(min_partitions, sum(sizes))

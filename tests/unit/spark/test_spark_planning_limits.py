@@ -42,12 +42,12 @@ def piece(base: int, count: int, epoch: int, deltas: list[int] | None = None) ->
         ({A: 1}, {}, {A: 1}),
     ],
 )
-def test_planned_range_end_is_never_below_its_start(end: Any, start: Any, found: Any) -> None:
+def test_spark_planned_range_end_is_never_below_its_start(end: Any, start: Any, found: Any) -> None:
     assert never_back(end, start) == found
 
 
 @pytest.mark.parametrize(("ending_at", "end"), [(None, None), (3, 3), (20, 20), (21, 20), (99, 20)])
-def test_planned_range_end_by_timestamp_is_limited_to_committed_records(ending_at: int | None, end: int | None) -> None:
+def test_spark_planned_range_end_by_timestamp_is_limited_to_committed_records(ending_at: int | None, end: int | None) -> None:
     stream: Any = SimpleNamespace(name="s")
     partition: Any = SimpleNamespace(partition=4, replicas=("n1", "n2"))
     view = _view_of(stream, partition, Bounds("u1", "n1", "n2", 7, 5, 19), 6, ending_at)
@@ -96,7 +96,7 @@ def test_spark_fetch_of_deleted_records_raises_data_loss_only_with_fail_on_data_
         assert progress.next_offset == goes_on
 
 
-def test_include_headers_option_adds_the_headers_column() -> None:
+def test_spark_include_headers_option_adds_the_headers_column() -> None:
     def columns(**given: str) -> tuple[str, ...]:
         return SourceOptions.parse({"stream": "s", **given}).columns
 

@@ -65,14 +65,14 @@ def pieces(ranges: list[PlannedRange]) -> list[tuple[int, int, int]]:
     return [(r.partition, r.start_offset, r.end_offset) for r in ranges]
 
 
-def test_planned_range_split_equals_the_docs_example() -> None:
+def test_spark_planned_range_split_equals_the_docs_example() -> None:
     logs = Logs([10] * 90, [10] * 10)
     assert pieces(split_at_borders(logs.whole(), 5, 0, logs.measure)) == [
         (0, 0, 180), (0, 180, 360), (0, 360, 540), (0, 540, 720), (0, 720, 900), (1, 0, 100),
     ]  # fmt: skip
 
 
-def test_planned_range_split_is_even_by_bytes() -> None:
+def test_spark_planned_range_split_is_even_by_bytes() -> None:
     log, _ = Log.open(MemoryStorage(), StreamConfig())
     for size in (10, 2000):
         for _ in range(50):
@@ -86,14 +86,14 @@ def test_planned_range_split_is_even_by_bytes() -> None:
     )
 
 
-def test_planned_range_split_into_one_piece_per_range_sends_no_request() -> None:
+def test_spark_planned_range_split_into_one_piece_per_range_sends_no_request() -> None:
     logs = Logs([10] * 9, [10])
     assert split_at_borders(logs.whole(), 2, 90, logs.measure) == logs.whole()
     assert split_at_borders([], 5, 5, logs.measure) == []
     assert logs.asked == []
 
 
-def test_planned_range_split_inside_a_batch_happens_only_without_a_batch_boundary() -> None:
+def test_spark_planned_range_split_cuts_inside_a_batch_only_without_a_batch_boundary() -> None:
     logs = Logs([50, 50])
     found = pieces(split_at_borders(logs.whole(), 5, 0, logs.measure))
     assert len(found) >= 5
@@ -104,7 +104,7 @@ def test_planned_range_split_inside_a_batch_happens_only_without_a_batch_boundar
     ]  # fmt: skip
 
 
-def test_planned_range_split_into_many_pieces_sends_several_requests() -> None:
+def test_spark_planned_range_split_into_many_pieces_sends_several_requests() -> None:
     logs = Logs([1] * 1000)
     assert [r.record_count for r in split_at_borders(logs.whole(), 500, 0, logs.measure)] == [2] * 500
     assert pieces(split_at_borders(logs.whole(), 0, 1, logs.measure)) == [(0, i, i + 1) for i in range(1000)]
@@ -115,7 +115,7 @@ def test_planned_range_split_into_many_pieces_sends_several_requests() -> None:
 
 
 @pytest.mark.parametrize("compacted", [True, False])
-def test_planned_range_split_of_compacted_partitions_or_older_nodes_is_even_by_offsets(compacted: bool) -> None:
+def test_spark_planned_range_split_of_compacted_partitions_or_older_nodes_is_even_by_offsets(compacted: bool) -> None:
     logs = Logs([70, 30])
 
     def silent(questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
@@ -126,7 +126,7 @@ def test_planned_range_split_of_compacted_partitions_or_older_nodes_is_even_by_o
     assert pieces(split_at_borders(logs.whole(compacted=compacted), 0, 60, asked)) == [(0, 0, 50), (0, 50, 100)]
 
 
-def test_planned_range_split_into_too_many_pieces_raises_before_a_request() -> None:
+def test_spark_planned_range_split_into_too_many_pieces_raises_before_a_request() -> None:
     logs = Logs([1])
     huge = [PlannedRange("s", "u", 0, 0, 1 << 40, 1, "n1", ("n1",))]
     with pytest.raises(ConfigError, match="would be divided into"):
@@ -138,7 +138,7 @@ counts = st.lists(st.lists(st.sampled_from([1, 2, 7, 60]), min_size=1, max_size=
 
 
 @given(counts, st.integers(0, 40), st.integers(0, 80))
-def test_planned_range_split_covers_the_range_and_prefers_batch_boundaries(
+def test_spark_planned_range_split_covers_the_range_and_prefers_batch_boundaries(
     sizes: list[list[int]], least: int, most: int
 ) -> None:
     logs = Logs(*sizes)
@@ -160,7 +160,7 @@ def test_planned_range_split_covers_the_range_and_prefers_batch_boundaries(
 
 
 # ---- maxBytesPerTrigger --------------------------------------------------------------------------------------------------
-def test_micro_batch_byte_limit_is_divided_evenly_after_small_partitions() -> None:
+def test_spark_micro_batch_byte_limit_is_divided_evenly_after_small_partitions() -> None:
     logs = Logs([10] * 90, [10] * 3, [10] * 20)
     one = logs.bytes_of({("s", 0): 0}, {("s", 0): 10})
     ends = end_within_bytes(33 * one, dict.fromkeys(logs.ends(), 0), logs.ends(), UIDS, logs.measure)
@@ -168,7 +168,7 @@ def test_micro_batch_byte_limit_is_divided_evenly_after_small_partitions() -> No
     assert end_within_bytes(113 * one, dict.fromkeys(ends, 0), logs.ends(), UIDS, logs.measure) == logs.ends()
 
 
-def test_micro_batch_byte_limit_below_one_batch_reads_one_batch_of_the_largest_backlog() -> None:
+def test_spark_micro_batch_byte_limit_below_one_batch_reads_one_batch_of_the_largest_backlog() -> None:
     logs = Logs([10] * 3, [10] * 9)
     starts = {("s", 0): 0, ("s", 1): 0}
     assert end_within_bytes(1, starts, logs.ends(), UIDS, logs.measure) == {("s", 0): 0, ("s", 1): 10}
@@ -176,7 +176,7 @@ def test_micro_batch_byte_limit_below_one_batch_reads_one_batch_of_the_largest_b
 
 
 @given(counts, st.integers(1, 20_000))
-def test_micro_batch_with_a_byte_limit_exceeds_the_limit_only_for_one_batch(sizes: list[list[int]], limit: int) -> None:
+def test_spark_micro_batch_with_a_byte_limit_exceeds_the_limit_only_for_one_batch(sizes: list[list[int]], limit: int) -> None:
     logs = Logs(*sizes)
     starts = dict.fromkeys(logs.ends(), 0)
     borders = [logs.borders(number) for number in range(len(sizes))]
@@ -193,6 +193,6 @@ def test_micro_batch_with_a_byte_limit_exceeds_the_limit_only_for_one_batch(size
     raise AssertionError("it does not come to an end")
 
 
-def test_micro_batch_byte_limit_with_older_nodes_raises() -> None:
+def test_spark_micro_batch_byte_limit_with_older_nodes_raises() -> None:
     with pytest.raises(ConfigError, match="maxBytesPerTrigger needs nodes that report"):
         end_within_bytes(5, {("s", 0): 0}, {("s", 0): 9}, UIDS, lambda asked: [RangeFacts(q.start, q.end) for q in asked])

@@ -482,7 +482,7 @@ def test_streaming_query_with_a_log_end_below_the_committed_offset_raises_data_l
         streaming(source(patience="0.3")).partitions(start, end)
 
 
-def test_query_of_a_recreated_stream_raises_not_found_in_planning_and_reading(source: Open, node: FakeNode) -> None:
+def test_spark_query_of_a_recreated_stream_raises_not_found_in_planning_and_reading(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders", uid="first").partitions[0], 50)
     reader = streaming(source(startingOffsets="earliest"))
     start = reader.initialOffset()
@@ -504,7 +504,7 @@ def test_query_of_a_recreated_stream_raises_not_found_in_planning_and_reading(so
         batch(source(startingOffsets=json.dumps(start))).partitions()
 
 
-def test_query_with_on_recreated_earliest_reads_a_recreated_stream_from_its_first_record(
+def test_spark_query_with_on_recreated_earliest_reads_a_recreated_stream_from_its_first_record(
     source: Open, access: Access, node: FakeNode, link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
     append(node.add_stream("a1", uid="first").partitions[0], 50)
@@ -537,7 +537,7 @@ def test_query_with_on_recreated_earliest_reads_a_recreated_stream_from_its_firs
         }
 
 
-def test_micro_batch_below_the_minimum_record_count_is_delayed_up_to_max_trigger_delay(
+def test_spark_micro_batch_below_the_minimum_record_count_is_delayed_up_to_max_trigger_delay(
     source: Open, node: FakeNode, link: Link
 ) -> None:
     log = node.add_stream("orders").partitions[0]
@@ -594,7 +594,7 @@ def test_batch_query_with_a_plan_older_than_five_minutes_logs_the_age(
     assert "was planned 400 s ago, when its DataFrame first ran" in caplog.text
 
 
-def test_query_of_a_stream_deleted_after_planning_raises_not_found(source: Open, node: FakeNode) -> None:
+def test_spark_query_of_a_stream_deleted_after_planning_raises_not_found(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders").partitions[0], 10)
     reader = batch(source(patience="0.3"))
     plan = reader.partitions()
@@ -603,13 +603,13 @@ def test_query_of_a_stream_deleted_after_planning_raises_not_found(source: Open,
         offsets(reader, plan)
 
 
-def test_query_in_a_namespace_without_nodes_raises_no_responders(access: Access, spark_nats: str) -> None:
+def test_spark_query_in_a_namespace_without_nodes_raises_no_responders(access: Access, spark_nats: str) -> None:
     given = {"nats": spark_nats, "namespace": "elsewhere", "stream": "orders", "patience": "0.3"}
     with pytest.raises(SourceError, match=r"^\[NO_RESPONDERS\] NATS answers at .*, but no node of namespace 'elsewhere'"):
         batch(LiftDataSource(given)).partitions()
 
 
-def test_patience_option_limits_the_connection_time() -> None:
+def test_spark_patience_option_limits_the_connection_time() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         given = {"nats": f"nats://127.0.0.1:{nobody.getsockname()[1]}", "stream": "orders", "patience": "0.3"}
@@ -619,7 +619,7 @@ def test_patience_option_limits_the_connection_time() -> None:
         assert time.monotonic() - begun < 8  # 10 s for the connection alone without it
 
 
-def test_query_of_a_deleted_stream_raises_not_found(source: Open, node: FakeNode) -> None:
+def test_spark_query_of_a_deleted_stream_raises_not_found(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders").partitions[0], 50)
     reader = streaming(source())
     start = reader.initialOffset()
@@ -636,7 +636,7 @@ def test_streaming_query_with_a_start_below_the_log_start_raises_at_planning(sou
         streaming(source(startingOffsets='{"orders": {"0": 5}}')).initialOffset()
 
 
-def test_query_with_a_user_schema_returns_only_its_columns(source: Open, node: FakeNode) -> None:
+def test_spark_query_with_a_user_schema_returns_only_its_columns(source: Open, node: FakeNode) -> None:
     types = pytest.importorskip("pyspark.sql.types")
     append(node.add_stream("orders").partitions[0], 3)
     own = types.StructType().add("offset", "long").add("value", "binary")
@@ -686,7 +686,7 @@ def test_spark_format_liftpy_resolves_to_the_default_source_of_the_module() -> N
     assert not hasattr(pyspark_liftpy, "Nothing")
 
 
-def test_query_with_an_outdated_leader_epoch_in_its_offsets_raises_data_loss(cut_query: Any, source: Open) -> None:
+def test_spark_query_with_an_outdated_leader_epoch_in_its_offsets_raises_data_loss(cut_query: Any, source: Open) -> None:
     log, _, start, _ = cut_query
     given = json.dumps(start)
     assert ranges(batch(source(startingOffsets=given)).partitions()) == [(0, 20, 30)]

@@ -20,7 +20,7 @@ def reads(client: Client, uid: str, node: str, patience_s: float = 10.0) -> Repl
     return ReplicaReads(client.transport, Subjects(), address)
 
 
-async def test_replica_read_joins_a_batch_that_arrives_in_several_messages() -> None:
+async def test_spark_replica_read_joins_a_batch_that_arrives_in_several_messages() -> None:
     async with memory_cluster(max_payload=65_536) as cluster, cluster.client() as client:
         uid = (await client.create_stream("orders", "data.orders")).uid
         values = [b"%d" % number + bytes(61_400) for number in range(20)]
@@ -40,7 +40,7 @@ async def test_replica_read_joins_a_batch_that_arrives_in_several_messages() -> 
         assert all((block.records, block.end_offset, block.is_whole) == (20, 20, True) for block in found.values())
 
 
-async def test_replica_read_blocks_of_any_size_contain_each_batch_once() -> None:
+async def test_spark_replica_read_blocks_of_any_size_contain_each_batch_once() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         uid = (await client.create_stream("orders", "data.orders")).uid
         for number in range(20):
@@ -61,7 +61,7 @@ async def test_replica_read_blocks_of_any_size_contain_each_batch_once() -> None
             assert block.records == records, "a batch is of the block in which it begins"
 
 
-async def test_replica_read_of_a_removed_replica_or_recreated_stream_raises() -> None:
+async def test_spark_replica_read_of_a_removed_replica_or_recreated_stream_raises() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         uid = (await client.create_stream("orders", "data.orders")).uid
         await client.publish("orders", b"a")

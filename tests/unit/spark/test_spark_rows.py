@@ -87,18 +87,18 @@ def sliced_batches(draw: st.DrawFn) -> list[BatchSlice]:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(sliced_batches())
-def test_arrow_columns_of_a_batch_equal_the_fields_of_each_record(pieces: list[BatchSlice]) -> None:
+def test_spark_arrow_columns_of_a_batch_equal_the_fields_of_each_record(pieces: list[BatchSlice]) -> None:
     assert by_columns(pieces) == one_by_one(pieces)
 
 
-def test_arrow_rows_of_small_batches_are_joined() -> None:
+def test_spark_arrow_rows_of_small_batches_are_joined() -> None:
     pieces = [whole(build_batch([b"v"] * 8, base_offset=first)) for first in range(0, 20_000, 8)]
     batches = list(RowBuilder("orders", 0, ("offset", "value")).batches(pieces))
     assert [b.num_rows for b in batches] == [range_reader.MAX_ROWS, 20_000 - range_reader.MAX_ROWS]
     assert batches[1].column("offset").to_pylist()[-1] == 19_999
 
 
-def test_arrow_rows_of_large_batches_are_split_by_rows_and_bytes() -> None:
+def test_spark_arrow_rows_of_large_batches_are_split_by_rows_and_bytes() -> None:
     many = whole(build_batch([b"x"] * 40_000, base_offset=7))
     assert max(b.num_rows for b in BUILDER.batches([many])) <= range_reader.MAX_ROWS
     assert by_columns([many], RowBuilder("s", 0, ("offset",))) == [{"offset": i} for i in range(7, 40_007)]
@@ -110,7 +110,7 @@ def test_arrow_rows_of_large_batches_are_split_by_rows_and_bytes() -> None:
     assert [b.num_rows for b in RowBuilder("s", 0, ("value",)).batches([six, fourteen])] == [6, 14], "joined they are too much"
 
 
-def test_arrow_rows_of_an_uncompressed_batch_are_not_copied() -> None:
+def test_spark_arrow_rows_of_an_uncompressed_batch_are_not_copied() -> None:
     batch = whole(build_batch([b"0123456789" * 100] * 1000))
     made = list(RowBuilder("s", 0, ("value",)).batches([batch]))
     sealed = pa.py_buffer(batch.batch.view)
@@ -119,7 +119,7 @@ def test_arrow_rows_of_an_uncompressed_batch_are_not_copied() -> None:
 
 
 @pytest.mark.parametrize("columns", [("offset",), ("timestamp", "offset"), ("headers",), ("stream", "partition")])
-def test_arrow_rows_contain_the_selected_columns_in_order(columns: tuple[str, ...]) -> None:
+def test_spark_arrow_rows_contain_the_selected_columns_in_order(columns: tuple[str, ...]) -> None:
     piece = whole(build_batch([b"a", b"b"], base_offset=5))
     expected = [{name: row[name] for name in columns} for row in one_by_one([piece])]
     assert by_columns([piece], RowBuilder("orders", 3, columns)) == expected

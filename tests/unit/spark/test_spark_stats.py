@@ -192,14 +192,14 @@ def test_spark_stats_of_an_offset_range_include_only_the_range(access: Access, n
         stats(access, Selection(("none",)))
 
 
-def test_parallel_jobs_without_spark_run_in_threads_and_return_results_in_order() -> None:
+def test_spark_parallel_jobs_without_spark_run_in_threads_and_return_results_in_order() -> None:
     assert spread(lambda n: n * n, list(range(20)), spark=None, tasks=3) == [n * n for n in range(20)]
     assert spread(lambda n: n, [], spark=None) == []
     with pytest.raises(ConfigError, match="tasks"):
         spread(lambda n: n, [1], spark=None, tasks=65)
 
 
-def test_parallel_job_error_in_an_executor_is_raised_as_the_original_error() -> None:
+def test_spark_parallel_job_error_in_an_executor_is_raised_as_the_original_error() -> None:
     raised = type("PythonException", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})
 
     class Job:
