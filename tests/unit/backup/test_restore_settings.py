@@ -128,7 +128,7 @@ async def test_restore_into_an_empty_cluster_sets_changed_session_times(
     assert found.json_value == {"session_ms": 5500, "lease_ms": 4000, "why_not": why}
 
 
-def test_backup_of_unchanged_session_times_omits_them() -> None:
+def test_backup_of_unchanged_session_times_contains_no_session_times() -> None:
     assert cluster_wide_of(ClusterImage(session_times=TIMES, default_quota=QUOTA)) == ClusterWide(QUOTA, TIMES)
     assert cluster_wide_of(ClusterImage(session_times=SessionTimes(900, 500))) == NOTHING_WIDE
     assert cluster_wide_of(ClusterImage()) == NOTHING_WIDE

@@ -66,7 +66,7 @@ def test_restored_log_has_the_bytes_of_its_pieces(tmp_path: Path) -> None:
     assert done.size_bytes == digest.size_bytes
 
 
-def test_restored_log_starts_at_the_first_batch_of_its_first_piece(tmp_path: Path) -> None:
+def test_restored_log_starts_at_the_first_offset_of_its_first_piece(tmp_path: Path) -> None:
     """The first piece begins below the log start."""
     old = two_backups(tmp_path / "store")[2].streams[0].partitions[0]
     done, found, log = staged(tmp_path, replace(old, start=25))

@@ -103,7 +103,7 @@ def committed(home: Coordinated) -> dict[int, int]:
     return {at.partition: at.position for at in home.machine.groups["bills"].readers.all_positions()}
 
 
-async def test_group_rebalance_leaves_a_partition_with_unfinished_records_to_its_member() -> None:
+async def test_group_rebalance_moves_a_partition_only_after_its_unfinished_records_are_committed() -> None:
     home = Coordinated(partitions=2)
     home.node.append(b"a", b"b")
     options = GroupOptions(session_s=commands.MIN_SESSION_MS / 1000, auto_commit_s=0)

@@ -157,7 +157,7 @@ def strict(monkeypatch: pytest.MonkeyPatch, *, connected: bool = True) -> tuple[
         ("nats://a", {}, False),
     ],
 )
-async def test_nats_connection_requires_tls_if_the_url_or_an_option_says_so(
+async def test_nats_connection_with_a_tls_url_or_tls_option_requires_tls(
     servers: Any, options: Any, wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, told = strict(monkeypatch)

@@ -139,7 +139,9 @@ def test_spark_pipelined_fetch_requests_only_the_selected_columns(link: Link, no
     assert left_out(("value",)) == 0, "all or nothing: the rest is little beside the values"
 
 
-async def test_blocking_connection_without_an_answer_raises_the_reason(access: Any, node: FakeNode, link: Link) -> None:
+async def test_blocking_connection_raises_no_responders_or_connection_closed_without_an_answer(
+    access: Any, node: FakeNode, link: Link
+) -> None:
     line = await line_module.open_line(access.servers)
     assert line is not None
     nobody = line.ask("liftpy.nobody.listens", b"")

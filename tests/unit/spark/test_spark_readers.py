@@ -654,7 +654,7 @@ def test_spark_source_with_several_streams_returns_records_of_all_streams(source
     assert [(p.value.stream, p.value.end_offset) for p in reader.partitions()] == [("a", 10), ("b", 10)]
 
 
-def test_spark_source_with_assigned_partitions_reads_only_them(access: Access, node: FakeNode) -> None:
+def test_spark_source_with_assigned_partitions_reads_only_these_partitions(access: Access, node: FakeNode) -> None:
     for log in node.add_stream("a", partitions=3).partitions:
         append(log, 10)
     given = {"nats": access.servers, "namespace": access.namespace, "assign": '{"a": [0, 2]}'}

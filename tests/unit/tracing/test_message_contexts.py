@@ -70,7 +70,7 @@ def test_trace_context_of_a_batch_is_inserted_before_the_headers_of_the_first_re
     assert [record.value for record in made.records()] == [b"v"] * len(headers)
 
 
-def test_span_budget_with_returned_spans_allows_them_again() -> None:
+def test_span_budget_after_returned_spans_allows_new_spans() -> None:
     budget = SpanBudget(2.0)
     assert budget.takes(2, 0)
     assert not budget.takes(1, 0)
