@@ -209,7 +209,7 @@ async def test_service_host_metrics_contain_the_values_of_its_components(running
     assert (hello.life, hello.failing, hello.fetching) == (keeper.life, False, False)
 
 
-async def test_service_host_after_a_divergence_reports_output_end_zero(running: Any) -> None:
+async def test_service_host_after_a_divergence_reports_zero_written_outputs(running: Any) -> None:
     server, _, _ = running
     server.machine.outbox.emitted_end = 4
     assert server._emitted_end() == 4

@@ -317,7 +317,7 @@ def test_service_machine_with_a_future_record_timestamp_reports_log_time_ahead()
     assert again.ahead_ns == 0
 
 
-def test_service_machine_snapshot_contains_all_parts_of_the_state() -> None:
+def test_service_machine_snapshot_contains_position_time_timers_outputs_and_service_state() -> None:
     _, machine = started()
     machine.apply([record(0, b"e:a,b", at_ns=5, epoch=3), record(1, b"t:late:99", at_ns=7, epoch=4)])
     made = machine.snapshot()
