@@ -52,7 +52,7 @@ def _told(bench: Bench) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_run_ack_answers_consecutive_messages_of_one_inbox() -> None:
+def test_run_ack_acknowledges_consecutive_messages_of_one_inbox_in_one_message() -> None:
     bench = Bench()
     bench.arrive(*(counted(number) for number in range(98, 103)))
     assert bench.acks.count == 5
@@ -81,7 +81,7 @@ def test_run_ack_includes_messages_with_keys_and_headers() -> None:
         ((b"", b"plain", b""), {"_INBOX.x.1": (0, 0), "_INBOX.x.2": (2, 0)}),
     ],
 )
-def test_run_ack_ends_at_a_message_of_another_inbox_or_number(
+def test_run_ack_stops_before_a_message_of_another_inbox_or_number(
     between: tuple[bytes, bytes, bytes], answers: dict[str, tuple[int, int]]
 ) -> None:
     bench = Bench()
@@ -106,7 +106,7 @@ def test_run_ack_excludes_messages_with_other_ack_options(single: tuple[bytes, b
     assert leader | everybody == {"_INBOX.x.1": (0, 0), "_INBOX.x.2": (1, 0), "_INBOX.x.3": (2, 2)}
 
 
-def test_run_ack_ends_at_a_rejected_message_with_its_own_error() -> None:
+def test_run_ack_stops_before_a_rejected_message_which_gets_its_own_error() -> None:
     bench = Bench()
     bench.arrive(counted(1), counted(2), other(3, tombstone=True), counted(4), counted(5))
     answers = told(bench)
@@ -115,7 +115,7 @@ def test_run_ack_ends_at_a_rejected_message_with_its_own_error() -> None:
     assert bench.end == 4
 
 
-def test_run_ack_ends_at_a_duplicate_with_its_own_ack() -> None:
+def test_run_ack_stops_before_a_duplicate_which_gets_its_own_ack() -> None:
     bench = Bench()
     bench.arrive(counted(1, msg_id=b"a"))
     assert told(bench) == {"_INBOX.x.1": (0, 0)}
@@ -123,14 +123,14 @@ def test_run_ack_ends_at_a_duplicate_with_its_own_ack() -> None:
     assert told(bench) == {"_INBOX.x.3": (0, 0), "_INBOX.x.2": (1, 0), "_INBOX.x.4": (2, 2)}
 
 
-def test_run_of_rejected_messages_gets_one_error_each() -> None:
+def test_run_ack_of_rejected_messages_is_replaced_by_one_error_per_message() -> None:
     bench = Bench()
     bench.ingest.reader.max_message_bytes = 1
     bench.arrive(*(counted(number) for number in range(3)))
     assert told(bench) == {f"_INBOX.x.{number}": (-1, _Ack.TOO_LARGE) for number in range(3)}
 
 
-def test_run_batch_rejected_by_the_core_gets_one_error_per_publisher() -> None:
+def test_pending_acks_of_a_batch_rejected_by_the_leader_send_one_error_per_publisher() -> None:
     bench, wanted = Bench(), Envelope("", "", "ev.1", AckPolicy.ALL, 0, takes_runs=True)
     replies = [b"_INBOX.x.%d" % number for number in range(3)]
     bench.acks.reject(Publishers(AckPolicy.ALL, replies, [wanted] * 3), Rejection(RejectReason.NOT_LEADER, ""), "n2", 4)
@@ -146,7 +146,7 @@ def test_run_acks_are_not_sent_to_older_clients() -> None:
     assert [line.split(b" ", 2)[1] for line in bench.lines] == [b"_INBOX.x.3", b"_INBOX.x.4", b"_INBOX.x.6"]
 
 
-def test_run_acks_of_the_leader_policy_are_separate() -> None:
+def test_run_ack_does_not_mix_the_leader_and_the_all_ack_policy() -> None:
     bench = Bench()
     ordinary = Ordinary("s", 1, "u1", AckPolicy.LEADER, runs=True)
     bench.arrive(*((b"_INBOX.x.%d" % number, ordinary.envelope(b"v", b""), b"") for number in range(3)))
@@ -154,7 +154,7 @@ def test_run_acks_of_the_leader_policy_are_separate() -> None:
     assert told(bench) == {}
 
 
-def test_message_ids_follow_the_record_order_of_a_mixed_read() -> None:
+def test_message_decoder_maps_message_ids_to_record_indexes_in_arrival_order() -> None:
     bench = Bench()
     id_of = [client_pb2.Header(name="Nats-Msg-Id", value=b"odd")]
     bench.arrive(other(1, key=b"k", keyed=True, headers=id_of), counted(2, msg_id=b"even"))

@@ -132,7 +132,7 @@ async def test_stream_without_acks_stores_publishes_addressed_to_other_streams()
     assert [record.value for record in bench.records] == [b"v"]
 
 
-async def test_envelope_headers_are_ordered_pairs() -> None:
+async def test_envelope_headers_are_stored_in_order_with_repeated_names() -> None:
     bench = Bench()
     pairs = [("b", b"2"), ("a", b"\xff\r\n"), ("b", b" 1 ")]
     bench.publish(value=b"v", headers=[Header(name=n, value=v) for n, v in pairs])
@@ -159,7 +159,7 @@ async def test_envelope_with_reserved_nats_headers_is_rejected() -> None:
     assert traced.ackError == _Ack.OK
 
 
-async def test_envelope_that_is_invalid_is_rejected_with_an_envelope() -> None:
+async def test_envelope_that_is_invalid_gets_a_negative_ack_in_an_envelope() -> None:
     bench = Bench()
     for message in (
         {"value": b"x", "tombstone": True},

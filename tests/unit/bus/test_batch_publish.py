@@ -72,7 +72,7 @@ def test_batch_publish_needs_an_expected_offset_with_optimistic_concurrency() ->
     assert len(bench.batches) == 1
 
 
-def test_batch_publishes_and_single_messages_keep_their_order() -> None:
+def test_batch_publishes_and_single_messages_are_stored_in_arrival_order() -> None:
     bench = Bench()
     one = frames.encode(client_pb2.Message(offset=-1, value=b"one", ackPolicy=client_pb2.ALL))
     bench.arrive(
@@ -85,7 +85,7 @@ def test_batch_publishes_and_single_messages_keep_their_order() -> None:
     assert [(ack.offset, ack.recordCount) for ack in bench.commit()] == [(1, 3), (4, 0), (5, 3)]
 
 
-def test_batch_publish_is_committed_as_a_whole() -> None:
+def test_batch_publish_gets_one_ack_when_all_its_records_are_committed() -> None:
     bench = Bench()
     bench.arrive((REPLY, published(THREE), b""))
     bench.acks.release(AckPolicy.ALL, 1, 3, 0)
@@ -106,7 +106,7 @@ def test_batch_publish_with_an_expected_offset_is_stored_there_or_rejected(expec
         assert bench.ingest.counters.rejected == 3
 
 
-def test_batch_publish_in_flight_expects_the_end_of_the_previous_one() -> None:
+def test_batch_publish_may_expect_the_end_offset_of_a_batch_in_flight() -> None:
     bench = Bench()
     bench.arrive(*[(REPLY, published(THREE, expectedOffset=offset), b"") for offset in (0, 3, 6, 7)])
     assert [batch.base_offset for batch in bench.batches] == [0, 3, 6]
@@ -262,14 +262,14 @@ def test_stream_without_acks_stores_a_batch_for_another_stream_as_bytes() -> Non
 
 
 @pytest.mark.parametrize("frame", [published(THREE)[:11], published(THREE)[:8] + b"\xff" * 4, published(THREE)[:13]])
-def test_frame_that_only_looks_like_a_batch_is_stored_as_plain_bytes(frame: bytes) -> None:
+def test_publish_that_starts_like_a_batch_but_is_invalid_is_stored_as_plain_bytes(frame: bytes) -> None:
     bench = Bench()
     bench.arrive((b"", frame, b""))
     assert [r.value for r in bench.batches[0].records()] == [frame]
     assert bench.ingest.reader.poison_envelopes == 1
 
 
-def test_batch_publish_with_a_condition_never_waits_for_the_core() -> None:
+def test_batch_publish_with_an_expected_offset_is_never_held_back_by_the_leader() -> None:
     bench = Bench(takes=False)
     bench.arrive((REPLY, published(THREE, expectedOffset=0), b""))
     assert [event.conditional for event in bench.events] == [True], "the core says no: it does not wait"

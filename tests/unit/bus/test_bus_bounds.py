@@ -49,7 +49,7 @@ async def test_connection_send_writes_one_pub_line_with_the_size(sending: Any) -
     assert (sending.stats["out_msgs"], sending.stats["out_bytes"]) == (2, 6)
 
 
-async def test_connection_send_buffer_is_bounded(sending: Any) -> None:
+async def test_connection_send_above_the_buffer_or_max_payload_returns_false_and_counts_an_error(sending: Any) -> None:
     sending.waiting = 4900
     assert sending.send("s", [b"x" * 100])
     assert not sending.send("s", [b"x" * 101])
@@ -60,7 +60,7 @@ async def test_connection_send_buffer_is_bounded(sending: Any) -> None:
     assert [size for _, size in sending.written] == [100, 1000]
 
 
-async def test_connection_while_disconnected_keeps_only_messages_marked_to_keep(
+async def test_connection_while_disconnected_buffers_only_messages_sent_with_keep(
     sending: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_KEPT_BYTES", 300)
@@ -72,7 +72,7 @@ async def test_connection_while_disconnected_keeps_only_messages_marked_to_keep(
 
 
 @pytest.mark.parametrize(("up", "bound"), [(True, 5000), (False, 300)])
-async def test_connection_while_disconnected_keeps_acks_up_to_a_bound(
+async def test_connection_buffers_acks_up_to_a_bound_and_counts_the_dropped(
     up: bool, bound: int, sending: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_KEPT_BYTES", 300)
@@ -88,7 +88,7 @@ async def test_connection_while_disconnected_keeps_acks_up_to_a_bound(
     assert (sending.stats["out_msgs"], sending.stats["out_bytes"]) == (6, 2 * bound)
 
 
-async def test_connection_send_buffer_has_room_for_one_more_message_of_any_size(sending: Any) -> None:
+async def test_connection_has_room_only_if_a_message_of_max_payload_fits(sending: Any) -> None:
     sending.waiting = 4000
     assert sending.has_room
     sending.waiting = 4001
@@ -105,7 +105,9 @@ def watch() -> Any:
     return made
 
 
-def test_permission_denial_in_the_own_namespace_fails_the_start_once(watch: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_permission_denial_for_a_subject_of_liftpy_stops_the_starting_node_once(
+    watch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     watch.record_denial(True, "shop.orders")
     watch.record_denial(False, "nsx.raft.n1")
     assert watch.ended == []
@@ -136,7 +138,7 @@ def test_permission_denial_after_the_start_is_logged_once_per_subject(watch: Any
 
 
 # ---- what was dropped ------------------------------------------------------------------------------------------------------
-async def test_dropped_publishes_are_logged_at_intervals_with_the_largest_and_no_timer_remains(
+async def test_dropped_publishes_are_logged_once_per_interval_and_leave_no_timer(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers: list[Any] = []
@@ -174,7 +176,9 @@ async def test_dropped_publishes_are_logged_at_intervals_with_the_largest_and_no
     assert len(timers) == 4
 
 
-async def test_sink_failure_is_logged_at_intervals(sending: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_message_handler_error_is_counted_and_logged_once_per_interval(
+    sending: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     for _ in range(3):
         sending.sink_failed(b"s" * 5000, KeyError("bug"))
     assert sending.errors == {"messages not taken": 3}
@@ -185,7 +189,7 @@ async def test_sink_failure_is_logged_at_intervals(sending: Any, caplog: pytest.
     assert len(caplog.messages) == 2
 
 
-async def test_callback_behind_a_read_runs_in_order_or_in_the_next_turn(sending: Any) -> None:
+async def test_after_read_callback_outside_a_read_runs_in_the_next_loop_turn(sending: Any) -> None:
     done: list[int] = []
     sending.behind_read(lambda: done.append(1))
     assert done == []

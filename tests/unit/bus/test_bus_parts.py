@@ -58,7 +58,7 @@ async def receiver() -> Any:
     return made
 
 
-async def test_receiver_pauses_and_resumes_the_socket_once(receiver: Any) -> None:
+async def test_receiver_pauses_the_socket_above_its_bound_and_resumes_after_a_read(receiver: Any) -> None:
     did = receiver.transport.did
     receiver.data_received(b"x" * 10)
     assert did == []
@@ -76,7 +76,7 @@ async def test_receiver_pauses_and_resumes_the_socket_once(receiver: Any) -> Non
     assert did[2:] == [("pause_reading",)], "one that closes is not read again"
 
 
-async def test_receiver_is_idle_only_without_waiting_bytes(receiver: Any) -> None:
+async def test_receiver_is_idle_only_while_open_with_no_unread_bytes(receiver: Any) -> None:
     assert receiver.is_idle
     receiver.data_received(b"x")
     assert not receiver.is_idle
@@ -90,7 +90,7 @@ async def test_receiver_is_idle_only_without_waiting_bytes(receiver: Any) -> Non
     assert (other.is_idle, list(other._left)) == (False, [])
 
 
-async def test_receiver_keeps_the_first_reason_of_its_end(receiver: Any) -> None:
+async def test_receiver_read_raises_the_first_error_of_a_lost_connection(receiver: Any) -> None:
     receiver.connection_lost(ConnectionResetError("first"))
     receiver.eof_received()
     receiver.data_received(b"late")
@@ -112,7 +112,7 @@ async def test_receiver_does_not_wake_a_cancelled_reading_task(receiver: Any) ->
     assert await receiver.read() == b"x"
 
 
-async def test_receiver_of_a_stream_at_its_end_reports_the_end() -> None:
+async def test_receiver_made_for_a_failed_stream_raises_its_error_on_read() -> None:
     def connection(reader: asyncio.StreamReader) -> Any:
         return SimpleNamespace(_transport=SimpleNamespace(_io_reader=reader, _io_writer=SimpleNamespace(transport=Transport())))
 
@@ -148,7 +148,7 @@ async def test_receiver_of_a_stream_at_its_end_reports_the_end() -> None:
         (OSError(), EarlierProcessSign.UNASKED),
     ],
 )
-async def test_absence_is_proven_only_by_no_responders(answer: Any, sign: EarlierProcessSign) -> None:
+async def test_node_is_absent_only_if_its_status_request_has_no_responders(answer: Any, sign: EarlierProcessSign) -> None:
     asked: list[Any] = []
 
     async def request(*given: Any, timeout: float) -> None:
@@ -162,7 +162,7 @@ async def test_absence_is_proven_only_by_no_responders(answer: Any, sign: Earlie
     assert asked == [("space.status.n1", QUESTION, 0.5)] * 2
 
 
-async def test_absence_probe_started_during_an_answer_is_not_completed_by_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_absence_probe_started_during_another_probe_sends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[asyncio.Future[bool]] = []
 
     async def asked(*_: Any) -> bool:
@@ -192,7 +192,9 @@ async def test_absence_probe_started_during_an_answer_is_not_completed_by_that_a
 
 
 # ---- what cuts cost ----------------------------------------------------------------------------------------------------------
-async def test_lost_connection_is_judged_by_its_own_received_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lost_message_count_of_a_connection_uses_only_that_connections_statistics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     judged: list[Any] = []
     monkeypatch.setattr(ingest_connection, "spawn", lambda work, name: (judged.append(work), work.close()))
     made: Any = Cuts(None, SimpleNamespace())  # type: ignore[arg-type]
@@ -209,7 +211,7 @@ async def test_lost_connection_is_judged_by_its_own_received_bytes(monkeypatch: 
     assert (second[0].server_id, second[0].client_id, second[0].last, *second[1:]) == ("s2", 8, told, 15)
 
 
-async def test_lost_connection_statistics_are_requested_until_the_server_reports_it_closed(
+async def test_lost_connection_statistics_are_requested_until_the_server_reports_the_close_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits: list[Any] = []
@@ -248,7 +250,7 @@ async def test_lost_connection_statistics_are_requested_until_the_server_reports
 
 
 # ---- the links ---------------------------------------------------------------------------------------------------------------
-async def test_node_connections_have_their_name_and_bound_and_are_all_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_connections_are_opened_with_name_and_buffer_size_and_all_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     closed: list[str] = []
 
@@ -303,7 +305,7 @@ def thread_of(given: Any) -> Any:
     return made
 
 
-def test_socket_thread_read_returns_the_size_and_reports_the_end_once() -> None:
+def test_socket_thread_read_returns_the_byte_count_and_reports_eof_once() -> None:
     made = thread_of(Socket(b"abc", BlockingIOError(), InterruptedError(), OSError("reset"), b"", b"never"))
     assert [made._read_once() for _ in range(5)] == [3, 0, 0, -1, -1]
     assert (made.took, made.said) == ([b"abc"], ["ended", "ended"])
@@ -313,7 +315,7 @@ def test_socket_thread_read_returns_the_size_and_reports_the_end_once() -> None:
     assert not made._reading.locked()
 
 
-def test_socket_thread_pauses_after_small_reads_and_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_thread_sleeps_after_small_reads_and_while_the_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(ingest_connection, "time", SimpleNamespace(sleep=slept.append))
     ours, theirs = socket.socketpair()

@@ -42,7 +42,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.002)
 
 
-async def test_connection_carries_subject_reply_headers_and_payload_pieces(bus: BusConnection, server: NatsServer) -> None:
+async def test_connection_delivers_subject_reply_headers_and_joined_payload(bus: BusConnection, server: NatsServer) -> None:
     got: list[Message] = []
     bus.listen("t.>", lambda *message: got.append(message))
     other = await nats.connect(server.url)
@@ -61,7 +61,7 @@ async def test_connection_carries_subject_reply_headers_and_payload_pieces(bus: 
     await other.close()
 
 
-async def test_listener_that_is_closed_receives_nothing(bus: BusConnection) -> None:
+async def test_listener_close_stops_the_delivery_at_once(bus: BusConnection) -> None:
     got: list[bytes] = []
     listener = bus.listen("c.x", lambda s, r, payload, h: got.append(payload))
     bus.send("c.x", [b"before"])
@@ -74,7 +74,7 @@ async def test_listener_that_is_closed_receives_nothing(bus: BusConnection) -> N
     assert got == [b"before"]
 
 
-async def test_listener_that_leaves_receives_messages_in_flight_only(bus: BusConnection) -> None:
+async def test_listener_leave_delivers_messages_in_flight_and_no_later_ones(bus: BusConnection) -> None:
     got: list[bytes] = []
     listener = bus.listen("l.x", lambda s, r, payload, h: got.append(payload))
     told: list[bytes] = []
@@ -91,7 +91,7 @@ async def test_listener_that_leaves_receives_messages_in_flight_only(bus: BusCon
     assert len(got) == 100
 
 
-async def test_listener_is_retired_when_no_messages_are_in_flight(bus: BusConnection) -> None:
+async def test_listener_retire_closes_the_subscription_after_messages_in_flight(bus: BusConnection) -> None:
     got: list[bytes] = []
     first, second = (bus.listen(subject, lambda s, r, payload, h: got.append(payload)) for subject in ("y.a", "y.b"))
     bus.send("y.a", [b"1"])
@@ -103,7 +103,7 @@ async def test_listener_is_retired_when_no_messages_are_in_flight(bus: BusConnec
     await until(lambda: not bus._sinks, "both have closed")
 
 
-async def test_subscription_is_reported_active_only_after_the_server_confirmed(bus: BusConnection, server: NatsServer) -> None:
+async def test_subscription_is_reported_active_only_after_the_server_confirms(bus: BusConnection, server: NatsServer) -> None:
     """A publish over another connection after that is received. A late confirmation is requested once more."""
     other, settled, tries = await nats.connect(server.url), bus.wait_until_processed, 0
 
@@ -129,7 +129,7 @@ async def test_subscription_is_reported_active_only_after_the_server_confirmed(b
     await other.close()
 
 
-async def test_queue_group_shares_messages(bus: BusConnection) -> None:
+async def test_queue_group_delivers_each_message_to_one_listener(bus: BusConnection) -> None:
     first: list[bytes] = []
     second: list[bytes] = []
     bus.listen("q.x", lambda s, r, payload, h: first.append(payload), queue="q.x")
@@ -147,7 +147,7 @@ async def test_request_without_responders_gets_a_503_status(bus: BusConnection) 
     assert got[0][3].startswith(b"NATS/1.0 503")
 
 
-async def test_connection_after_a_server_restart_resumes_and_sends_kept_acks(server: NatsServer) -> None:
+async def test_connection_after_a_server_restart_resubscribes_and_sends_buffered_acks(server: NatsServer) -> None:
     bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("test"))
     got: list[bytes] = []
     back: list[bool] = []
@@ -169,7 +169,9 @@ async def test_connection_after_a_server_restart_resumes_and_sends_kept_acks(ser
     await bus.close()
 
 
-async def test_connection_rejects_messages_above_max_payload_and_a_full_buffer(bus: BusConnection, server: NatsServer) -> None:
+async def test_connection_send_returns_false_above_max_payload_and_with_a_full_buffer(
+    bus: BusConnection, server: NatsServer
+) -> None:
     assert not bus.send("b.x", [b"x" * (bus.max_payload + 1)])
     assert bus.errors["larger than max_payload"] == 1
     bus._send_buffer_bytes = 2_000_000
@@ -185,7 +187,9 @@ async def test_connection_rejects_messages_above_max_payload_and_a_full_buffer(b
     assert bus.send("b.x", [b"x" * 1000])
 
 
-async def test_connection_sends_and_receives_without_waking_a_task(bus: BusConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_sends_and_receives_synchronously_without_a_reading_task(
+    bus: BusConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`send` gives the bytes to the transport at once, and a sink is called where the bytes arrive."""
     by_a_task: list[bytes] = []
     parse = bus._parser.parse
@@ -205,7 +209,7 @@ async def test_connection_sends_and_receives_without_waking_a_task(bus: BusConne
     assert b"".join(by_a_task) == b"", "but for commands, which it finds in the parser"
 
 
-async def test_callbacks_behind_a_read_run_once_after_all_its_messages(bus: BusConnection) -> None:
+async def test_after_read_callbacks_run_once_after_all_messages_of_the_read(bus: BusConnection) -> None:
     """A callback that fails does not affect the others."""
     await until(lambda: bus._receiver is not None, "the handshake is done")
     receiver = bus._receiver
@@ -232,7 +236,7 @@ async def test_callbacks_behind_a_read_run_once_after_all_its_messages(bus: BusC
     await until(lambda: told == ["later"], "the next turn")
 
 
-async def test_answers_to_one_read_leave_in_few_writes(
+async def test_connection_answers_to_one_socket_read_are_sent_in_few_writes(
     bus: BusConnection, server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus.listen("few.asked", lambda s, r, payload, h: bus.send("few.answered", (payload,)) or None)
@@ -281,7 +285,7 @@ class _Counted(asyncio.WriteTransport):
         return self._to.is_closing()
 
 
-async def test_messages_sent_behind_waiting_ones_keep_their_order(bus: BusConnection) -> None:
+async def test_connection_messages_mixed_with_nats_py_publishes_are_sent_in_order(bus: BusConnection) -> None:
     """The flusher of nats-py sends its own commands."""
     got: list[bytes] = []
     bus.listen("order.x", lambda s, r, payload, h: got.append(payload))
@@ -302,7 +306,7 @@ async def test_messages_sent_behind_waiting_ones_keep_their_order(bus: BusConnec
     assert got == [b"at once", b"waits", b"by the flusher", b"behind it"]
 
 
-async def test_connection_going_down_keeps_marked_messages_and_counts_the_others(bus: BusConnection) -> None:
+async def test_connection_that_is_closing_buffers_kept_messages_and_counts_the_dropped(bus: BusConnection) -> None:
     """nats-py does not know of the end yet. Marked messages leave with the next connection."""
     await until(lambda: bus._receiver is not None, "the handshake is done")
     receiver = bus._receiver
@@ -341,7 +345,9 @@ async def test_partial_message_of_an_abandoned_connection_is_discarded() -> None
     second.close()
 
 
-async def test_hostile_subjects_and_headers_reach_no_other_sink(bus: BusConnection, server: NatsServer) -> None:
+async def test_hostile_subjects_and_headers_reach_only_the_listener_of_their_subject(
+    bus: BusConnection, server: NatsServer
+) -> None:
     """A token of nats-server is a token for this parser. Bytes that are no text do not end the reading [A12]."""
     shop: list[Message] = []
     private: list[Message] = []
@@ -372,7 +378,7 @@ async def test_hostile_subjects_and_headers_reach_no_other_sink(bus: BusConnecti
     writer.close()
 
 
-async def test_messages_with_a_failing_sink_are_counted_and_logged_at_intervals(
+async def test_messages_whose_handler_raises_are_counted_and_logged_once_per_interval(
     bus: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A publisher that can trigger the bug can do so a million times."""

@@ -50,7 +50,7 @@ async def bus() -> Any:
 
 
 # ---- out ---------------------------------------------------------------------------------------------------------------------
-async def test_connection_unsent_bytes_sum_all_three_buffers(bus: Any) -> None:
+async def test_connection_unsent_bytes_is_the_sum_of_its_three_buffers(bus: Any) -> None:
     bus._pending_data_size, bus._outlet.waiting_bytes, bus._receiver.transport.waiting_bytes = 1, 20, 300
     assert bus.unsent_bytes == 321
     for receiver, outlet in ((None, None), (bus._receiver, None), (None, bus._outlet)):
@@ -73,14 +73,14 @@ async def test_connection_is_up_while_connected_with_an_open_transport(bus: Any)
     assert not bus._is_up
 
 
-async def test_connection_write_goes_to_the_outlet(bus: Any) -> None:
+async def test_connection_write_bypasses_the_nats_py_buffer(bus: Any) -> None:
     bus._write((b"ab", b"c"), 2)
     assert bus._outlet.did == [(b"abc", 2)]
     assert (bus._pending, bus._pending_data_size, bus._flush_queue.qsize()) == ([], 0, 0)
 
 
 @pytest.mark.parametrize("why", ["nats-py has something", "no outlet", "down"])
-async def test_connection_write_without_an_outlet_waits_for_the_flusher_in_order(bus: Any, why: str) -> None:
+async def test_connection_write_behind_pending_nats_py_bytes_is_appended_to_its_buffer(bus: Any, why: str) -> None:
     outlet = bus._outlet
     pending = [b"PING"] if why == "nats-py has something" else []
     bus._pending, bus._pending_data_size = list(pending), 10
@@ -96,14 +96,14 @@ async def test_connection_write_without_an_outlet_waits_for_the_flusher_in_order
     assert bus._flush_queue.qsize() == (why != "down"), "it is woken once"
 
 
-async def test_connection_write_before_the_flusher_exists_wakes_no_task(bus: Any) -> None:
+async def test_connection_write_before_the_nats_py_flusher_starts_is_buffered(bus: Any) -> None:
     bus._flush_queue = bus._outlet = None
     bus._write((b"a",), 1)
     assert bus._pending == [b"a"]
 
 
 # ---- subscriptions -----------------------------------------------------------------------------------------------------------
-async def test_subscription_is_written_and_removed_once(bus: Any) -> None:
+async def test_listener_closed_twice_unsubscribes_once(bus: Any) -> None:
     got: list[bytes] = []
     first = bus.listen("a.>", lambda s, r, payload, h: got.append(payload), queue="q")
     second = bus.listen("b", lambda *_: None)
@@ -125,7 +125,7 @@ async def test_subscription_is_written_and_removed_once(bus: Any) -> None:
     assert got == [b"1", b"3"]
 
 
-async def test_subscription_while_disconnected_is_only_recorded(bus: Any) -> None:
+async def test_listener_opened_while_disconnected_sends_nothing_until_the_reconnect(bus: Any) -> None:
     bus._status = BusConnection.RECONNECTING
     listener = bus.listen("a", lambda *_: None)
     assert sorted(bus._subs) == [1], "nats-py renews it"
@@ -135,7 +135,7 @@ async def test_subscription_while_disconnected_is_only_recorded(bus: Any) -> Non
 
 # ---- in ----------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("there", [True, False])
-async def test_reading_task_uses_a_receiver_only_while_it_owns_the_connection(
+async def test_reading_task_reads_with_a_receiver_if_possible_and_stops_it_at_the_end(
     there: bool, bus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []
@@ -178,7 +178,7 @@ async def test_reading_task_uses_a_receiver_only_while_it_owns_the_connection(
     assert (bus._receiver, bus._outlet) == (None, None)
 
 
-async def test_reading_task_keeps_the_receiver_of_the_next_connection(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reading_task_that_ends_late_leaves_the_next_receiver_in_place(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     old: Any = SimpleNamespace(transport=Transport(), stop=lambda: None)
     newer, outlet = object(), object()
 
@@ -194,7 +194,7 @@ async def test_reading_task_keeps_the_receiver_of_the_next_connection(bus: Any, 
     assert (bus._receiver, bus._outlet) == (newer, outlet)
 
 
-async def test_read_runs_its_callbacks_and_then_writes_waiting_bytes(bus: Any) -> None:
+async def test_connection_read_runs_callbacks_and_then_flushes_the_write_buffer(bus: Any) -> None:
     did = bus._outlet.did
 
     def feed(data: bytes) -> bool:
@@ -213,7 +213,9 @@ async def test_read_runs_its_callbacks_and_then_writes_waiting_bytes(bus: Any) -
 
 
 @pytest.mark.parametrize("state", ["is_closed", "is_reconnecting"])
-async def test_read_of_an_abandoned_connection_is_ignored(state: str, bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_read_while_closed_or_reconnecting_is_ignored(
+    state: str, bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     got: list[bytes] = []
     bus.listen("a", lambda *message: got.append(message[2]))
     monkeypatch.setattr(BusConnection, state, True)
@@ -223,7 +225,7 @@ async def test_read_of_an_abandoned_connection_is_ignored(state: str, bus: Any, 
     assert got == [b"2"]
 
 
-async def test_sink_failure_is_logged_again_after_a_delay(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_message_handler_error_is_logged_at_most_once_a_second(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     later: list[Any] = []
     loop = SimpleNamespace(call_later=lambda *given: later.append(given))
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
@@ -271,7 +273,7 @@ class Leaver:
         self.did.append(f"{self.name} closes")
 
 
-async def test_listeners_that_leave_together_share_one_settling(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listeners_retired_together_wait_for_one_server_flush(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[str] = []
     late = Leaver("late", did)
     settling = Settling(bus, monkeypatch, lambda: bus.retire([late]), TimeoutError())
@@ -289,7 +291,7 @@ async def test_listeners_that_leave_together_share_one_settling(bus: Any, monkey
 
 
 @pytest.mark.parametrize("error", [nats.errors.ConnectionClosedError(), TimeoutError(), OSError("gone")])
-async def test_listener_leaves_even_if_the_connection_fails(
+async def test_listener_retire_closes_even_if_the_server_flush_raises(
     error: Exception, bus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     did: list[str] = []
@@ -299,7 +301,7 @@ async def test_listener_leaves_even_if_the_connection_fails(
     assert did == ["a leaves", "a closes"]
 
 
-async def test_subscription_confirmation_is_reported_once_and_retried_with_longer_timeouts(
+async def test_subscription_confirmation_is_retried_with_longer_timeouts_and_reported_once(
     bus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
@@ -337,7 +339,7 @@ async def test_subscription_on_a_closed_connection_is_never_confirmed(bus: Any, 
     assert settling.asked == [1.0]
 
 
-async def test_connection_is_settled_after_two_flushes(bus: Any) -> None:
+async def test_connection_wait_until_processed_flushes_twice(bus: Any) -> None:
     did = bus._outlet.did
 
     async def flush(timeout_s: float) -> None:
@@ -376,7 +378,7 @@ async def test_reconnect_failure_is_logged_once_per_reason(bus: Any, caplog: pyt
     assert told()[7:] == ["expired"]
 
 
-async def test_connection_callbacks_report_loss_reconnect_and_denial(bus: Any) -> None:
+async def test_connection_calls_its_callbacks_on_loss_reconnect_and_denial(bus: Any) -> None:
     told: list[Any] = []
     bus.on_reconnect(lambda: told.append("back"))
     bus.on_change(told.append)
@@ -409,7 +411,7 @@ async def test_acks_sent_shortly_before_a_server_loss_are_sent_again(bus: Any, m
 
 
 @pytest.mark.parametrize(("after", "known", "all_have"), [("x", 1, False), ("y", 1, True), ("y", 2, False)])
-async def test_reconnect_tells_whether_every_subscriber_missed_the_messages(
+async def test_reconnect_marks_messages_as_lost_to_all_subscribers_if_the_only_server_restarted(
     after: str, known: int, all_have: bool, bus: Any
 ) -> None:
     assert bus.all_have_lost_it is False
@@ -430,13 +432,13 @@ async def test_closing_a_connection_is_not_reported_as_a_loss(
     assert (caplog.messages, bus.errors) == ([], {"disconnected": 1})
 
 
-async def test_connection_asks_for_its_credentials_only_if_the_server_requires_them(bus: Any) -> None:
+async def test_connection_reads_its_credentials_only_if_the_server_requires_them(bus: Any) -> None:
     assert bus.requires_credentials is False
     bus._server_info = {"auth_required": True}
     assert bus.requires_credentials is True
 
 
-async def test_connection_stop_writes_waiting_bytes_first(bus: Any) -> None:
+async def test_connection_stop_writes_buffered_bytes_before_it_closes(bus: Any) -> None:
     async def close() -> None:
         bus._outlet.did.append("close")
 
@@ -446,7 +448,7 @@ async def test_connection_stop_writes_waiting_bytes_first(bus: Any) -> None:
 
 
 @pytest.mark.parametrize(("error", "text"), [(OSError("cut"), "cut"), (TimeoutError(), "TimeoutError")])
-async def test_connection_error_is_recorded_before_the_reconnect(
+async def test_connection_error_is_set_as_last_problem_before_the_reconnect(
     error: Exception, text: str, bus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []

@@ -70,7 +70,7 @@ class Bench(IngestBench):
         return found
 
 
-async def test_duplicate_message_id_is_stored_once_and_acknowledged_with_the_first() -> None:
+async def test_duplicate_message_id_is_stored_once_and_acked_with_the_first_sequence() -> None:
     bench = Bench()
     bench.send(b"v", "a", b"_INBOX.1")
     await turn()
@@ -90,7 +90,7 @@ async def test_duplicate_message_id_is_stored_once_and_acknowledged_with_the_fir
     assert not bench.ingest.counters.dropped
 
 
-async def test_duplicate_message_id_gets_the_jetstream_answer() -> None:
+async def test_duplicate_message_id_gets_the_duplicate_ack_of_jetstream() -> None:
     bench = Bench()
     for inbox in (b"_INBOX.1", b"_INBOX.2"):
         bench.send(b"v", "a", inbox)
@@ -119,7 +119,7 @@ async def test_duplicate_message_id_is_marked_in_an_ack_envelope() -> None:
     ]
 
 
-async def test_duplicate_message_ids_in_one_read_are_stored_once() -> None:
+async def test_duplicate_message_ids_in_one_socket_read_are_stored_once() -> None:
     bench = Bench()
     for number, message_id in enumerate("abaab"):
         bench.send(b"%d" % number, message_id, b"_INBOX.%d" % number)
@@ -129,7 +129,7 @@ async def test_duplicate_message_ids_in_one_read_are_stored_once() -> None:
     assert bench.answers() == {"_INBOX.0": 1, "_INBOX.1": 2, "_INBOX.2": "1D", "_INBOX.3": "1D", "_INBOX.4": "2D"}
 
 
-async def test_duplicate_of_a_message_in_flight_shares_its_outcome() -> None:
+async def test_duplicate_of_a_message_in_flight_gets_the_ack_or_the_error_of_the_first() -> None:
     bench = Bench(append=False)
     bench.send(b"x", "", b"_INBOX.0")
     bench.send(b"v", "a", b"_INBOX.1")
@@ -169,7 +169,7 @@ async def test_duplicate_of_a_message_in_flight_shares_its_outcome() -> None:
     assert len(bench.held) == 2, "after another leadership nothing is in hand"
 
 
-async def test_duplicate_in_one_read_is_stored_if_the_first_is_rejected() -> None:
+async def test_duplicate_in_one_socket_read_is_stored_if_the_first_is_rejected() -> None:
     bench = Bench()
     refused: list[int] = []
 
@@ -189,7 +189,7 @@ async def test_duplicate_in_one_read_is_stored_if_the_first_is_rejected() -> Non
     assert bench.answers() == {"_INBOX.1": 10167, "_INBOX.2": 1}
 
 
-async def test_duplicate_check_runs_after_the_expected_stream_and_before_the_sequence() -> None:
+async def test_duplicate_check_runs_after_expected_stream_and_before_expected_sequence() -> None:
     bench = Bench()
     bench.send(b"v", "a", b"_INBOX.1", "Nats-Expected-Last-Sequence: 0\r\n")
     await turn()
@@ -204,7 +204,7 @@ async def test_duplicate_check_runs_after_the_expected_stream_and_before_the_seq
     assert bench.answers() == {"_INBOX.1": 1} | expected
 
 
-async def test_duplicate_waits_for_its_own_ack_policy() -> None:
+async def test_duplicate_is_acked_by_its_own_ack_policy_not_that_of_the_first() -> None:
     bench = Bench()
     bench.send(b"v", "a", b"_INBOX.1")
     await turn()
@@ -217,7 +217,7 @@ async def test_duplicate_waits_for_its_own_ack_policy() -> None:
     assert bench.answers() == {"_INBOX.2": "1D", "_INBOX.1": 1, "_INBOX.3": "1D"}
 
 
-async def test_duplicate_waits_for_the_commit_of_its_whole_batch() -> None:
+async def test_duplicate_is_acked_when_the_whole_batch_of_the_first_is_committed() -> None:
     bench = Bench()
     for number in range(3):
         bench.send(b"%d" % number, f"m{number}")
@@ -231,7 +231,7 @@ async def test_duplicate_waits_for_the_commit_of_its_whole_batch() -> None:
     assert bench.answers() == {"_INBOX.1": "1D"}
 
 
-async def test_duplicate_waiting_at_the_end_of_the_leadership_gets_no_ack() -> None:
+async def test_duplicate_unacked_at_the_end_of_the_leadership_gets_no_ack() -> None:
     bench = Bench()
     bench.send(b"v", "a")
     await turn()
@@ -242,7 +242,7 @@ async def test_duplicate_waiting_at_the_end_of_the_leadership_gets_no_ack() -> N
     assert (bench.answers(), bench.acks.count) == ({}, 0)
 
 
-async def test_duplicate_acks_are_bounded() -> None:
+async def test_duplicate_acks_beyond_the_ingest_queue_limit_are_not_sent() -> None:
     bench = Bench(ingest_queue_records=16)
     bench.send(b"v", "a")
     await turn()

@@ -28,7 +28,7 @@ class Bench(DuplicatesBench):
         return found
 
 
-async def test_message_id_without_index_room_is_rejected_and_other_messages_stored() -> None:
+async def test_message_id_over_the_dedup_memory_limit_is_rejected_with_503() -> None:
     bench = Bench(2)
     for name in "ab":
         bench.send(b"v", name, b"_INBOX.%s" % name.encode())
@@ -48,7 +48,7 @@ async def test_message_id_without_index_room_is_rejected_and_other_messages_stor
     assert (counters.overloaded, counters.dropped, bench.node.refused) == (2, {"overloaded": 1}, {"ids": 2})
 
 
-async def test_message_id_room_counts_ids_in_flight_until_logged_or_rejected() -> None:
+async def test_dedup_memory_counts_message_ids_in_flight_until_stored_or_rejected() -> None:
     bench = Bench(1, append=False)
     bench.send(b"v", "a", b"_INBOX.a")
     await turn()
@@ -71,7 +71,7 @@ async def test_message_id_room_counts_ids_in_flight_until_logged_or_rejected() -
     assert bench.node.size_bytes == 296 + held_bytes, "what is not in the log is forgotten"
 
 
-async def test_message_id_that_may_have_been_evicted_is_dropped_without_an_answer() -> None:
+async def test_publish_whose_message_id_may_have_been_evicted_is_dropped_without_an_answer() -> None:
     """A record that may be stored is never rejected [A2]."""
     bench = Bench(2)
     bench.node.bound_bytes = 296 + size_of([b"a"])

@@ -23,7 +23,7 @@ async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 # ---- what has come -----------------------------------------------------------------------------------------------------------
-async def test_inflow_read_with_an_empty_buffer_is_parsed_at_once(bench: Bench) -> None:
+async def test_ingest_connection_with_an_empty_buffer_parses_a_read_at_once(bench: Bench) -> None:
     bus, data = bench.bus, message(b"1")
     assert bus._take(data) is None
     assert bench.got == [b"1"]
@@ -35,7 +35,7 @@ async def test_inflow_read_with_an_empty_buffer_is_parsed_at_once(bench: Bench) 
 
 
 @pytest.mark.parametrize("why", ["something waits", "something is being parsed", "it is large", "the gate"])
-async def test_inflow_read_that_cannot_be_parsed_at_once_is_buffered(bench: Bench, why: str) -> None:
+async def test_ingest_connection_buffers_a_read_that_is_large_or_behind_others(bench: Bench, why: str) -> None:
     bus = bench.bus
     data = bytes(module._PIECE_BYTES + (why == "it is large"))
     before = 0
@@ -55,14 +55,14 @@ async def test_inflow_read_that_cannot_be_parsed_at_once_is_buffered(bench: Benc
     assert bus._arrived.is_set(), "the pump is told"
 
 
-async def test_inflow_read_of_one_piece_is_parsed_at_once(bench: Bench) -> None:
+async def test_ingest_connection_parses_a_read_of_at_most_one_chunk_at_once(bench: Bench) -> None:
     parsed = bench.parsing()
     await bench.bus._process_data(bytes(module._PIECE_BYTES))
     assert parsed == [(module._PIECE_BYTES, False)]
     assert not bench.bus._arrived.is_set()
 
 
-async def test_inflow_remembers_the_largest_backlog(bench: Bench) -> None:
+async def test_ingest_connection_reports_its_largest_backlog_in_bytes(bench: Bench) -> None:
     bus = bench.bus
     bus._append(bytes(10))
     bus._append(bytes(20))
@@ -71,7 +71,7 @@ async def test_inflow_remembers_the_largest_backlog(bench: Bench) -> None:
     assert (bus.waiting_bytes, bus.most_waiting_bytes) == (25, 30)
 
 
-async def test_inflow_read_ending_in_a_command_is_not_handed_to_the_thread(bench: Bench) -> None:
+async def test_ingest_connection_hands_no_read_that_ends_in_a_command_to_the_thread(bench: Bench) -> None:
     looked: list[int] = []
     bench.monkeypatch.setattr(bench.bus, "_hand_over", lambda: looked.append(1) or False)
     assert bench.bus._take(message(b"1") + b"PING\r\n") == b""
@@ -81,7 +81,7 @@ async def test_inflow_read_ending_in_a_command_is_not_handed_to_the_thread(bench
     assert looked == [1]
 
 
-async def test_inflow_burst_begins_with_the_first_of_the_large_reads(bench: Bench) -> None:
+async def test_ingest_connection_burst_starts_at_the_first_of_consecutive_large_reads(bench: Bench) -> None:
     bus, began_ns = bench.bus, bench.now_ns
     bus._see(module._LARGE_BYTES - 1)
     assert (bus._large_ns, bus._burst_ns) == (0, 0)
@@ -97,7 +97,7 @@ async def test_inflow_burst_begins_with_the_first_of_the_large_reads(bench: Benc
 
 
 # ---- how full it is ----------------------------------------------------------------------------------------------------------
-async def test_inflow_counts_bytes_held_by_partitions_as_backlog(bench: Bench) -> None:
+async def test_ingest_connection_is_full_by_buffered_plus_bytes_held_by_partitions(bench: Bench) -> None:
     bus, half = bench.bus, BUFFER_BYTES // 2
     for waiting, held, fills, full in (
         (half - 1, 0, False, False),
@@ -112,7 +112,7 @@ async def test_inflow_counts_bytes_held_by_partitions_as_backlog(bench: Bench) -
         assert (bus._fills(), bus._is_full()) == (fills, full), (waiting, held)
 
 
-async def test_inflow_reads_while_there_is_room_or_bytes_must_be_dropped(bench: Bench) -> None:
+async def test_ingest_connection_above_half_its_buffer_reads_only_before_a_slow_consumer(bench: Bench) -> None:
     bus, asked = bench.bus, []
     alone = True
 
@@ -137,7 +137,7 @@ async def test_inflow_reads_while_there_is_room_or_bytes_must_be_dropped(bench: 
     assert not bus._reads(), "a full buffer takes nothing"
 
 
-async def test_inflow_reading_task_reports_a_full_buffer_once_and_checks_again(bench: Bench) -> None:
+async def test_ingest_connection_with_a_full_buffer_counts_it_once_and_retries(bench: Bench) -> None:
     bus, waits = bench.bus, []
 
     async def wait_for(waiting: Any, timeout_s: float) -> None:
@@ -166,7 +166,7 @@ async def test_inflow_reading_task_reports_a_full_buffer_once_and_checks_again(b
     assert sum(bus.errors.values()) == 1, "while it is not full nothing is said"
 
 
-async def test_inflow_reading_task_does_not_wait_while_a_thread_reads(bench: Bench) -> None:
+async def test_ingest_connection_read_by_a_thread_does_not_block_its_reading_task(bench: Bench) -> None:
     bench.takes = False
     bench.bus._thread = Thread()
     await bench.bus._process_data(bytes(BUFFER_BYTES))
@@ -174,7 +174,7 @@ async def test_inflow_reading_task_does_not_wait_while_a_thread_reads(bench: Ben
 
 
 # ---- a connection is lost ----------------------------------------------------------------------------------------------------
-async def test_inflow_lost_connection_is_marked_in_the_buffer(bench: Bench) -> None:
+async def test_ingest_connection_loss_is_processed_after_the_bytes_buffered_before_it(bench: Bench) -> None:
     bus, did = bench.bus, []
     thread = bus._thread = Thread()
     bus._server_info, bus._client_id = {"server_id": "s1"}, 7
@@ -197,13 +197,13 @@ async def test_inflow_lost_connection_is_marked_in_the_buffer(bench: Bench) -> N
     assert (bus._parser.lost, bench.got, bus.waiting_bytes) == (0, [b"new"], 0)
 
 
-async def test_inflow_of_an_unnamed_server_requests_no_statistics(bench: Bench) -> None:
+async def test_ingest_connection_to_a_server_without_an_id_has_an_empty_identity(bench: Bench) -> None:
     bench.bus._server_info, bench.bus._client_id = {}, None
     assert bench.bus._identity() == ("", 0)
 
 
 # ---- what is taken in a turn -------------------------------------------------------------------------------------------------
-async def test_inflow_turn_parses_a_bounded_number_of_bytes(bench: Bench) -> None:
+async def test_ingest_connection_turn_parses_a_bounded_number_of_bytes(bench: Bench) -> None:
     bus, pieces = bench.bus, bench.parsing()
     bus._append(bytes(300 * KIB))
     bus._append(bytes(10))
@@ -216,7 +216,7 @@ async def test_inflow_turn_parses_a_bounded_number_of_bytes(bench: Bench) -> Non
     assert (bus.taken_bytes, bus.waiting_bytes, bus._position, len(bus._chunks)) == (300 * KIB + 10, 0, 0, 0)
 
 
-async def test_inflow_turn_takes_a_bounded_time(bench: Bench) -> None:
+async def test_ingest_connection_turn_ends_after_its_time_limit(bench: Bench) -> None:
     bus, pieces = bench.bus, bench.parsing(each_ns=2 * MS)
     for _ in range(5):
         bus._append(bytes(1000))
@@ -227,7 +227,7 @@ async def test_inflow_turn_takes_a_bounded_time(bench: Bench) -> None:
     assert len(pieces) == 2, "nor more than partitions can hold"
 
 
-async def test_inflow_pump_makes_room_parses_and_yields(bench: Bench) -> None:
+async def test_ingest_connection_pump_drops_excess_parses_a_turn_and_yields(bench: Bench) -> None:
     bus, did = bench.bus, []
 
     async def idle() -> None:
@@ -267,7 +267,7 @@ async def test_inflow_pump_makes_room_parses_and_yields(bench: Bench) -> None:
         (1100 * KIB, 0, 70 * KIB, True, 70 * KIB),
     ],
 )
-async def test_inflow_drops_bytes_due_beyond_its_room(
+async def test_ingest_connection_drops_the_due_bytes_that_exceed_its_buffer(
     bench: Bench, waiting: int, held: int, due: int, full: bool, left_out: int
 ) -> None:
     bus, asked, told = bench.bus, [], []
@@ -294,7 +294,7 @@ async def test_inflow_drops_bytes_due_beyond_its_room(
     assert bus._pings_outstanding == 0, "the thread does not read while there is no room"
 
 
-async def test_inflow_drops_as_many_bytes_as_due_and_wakes_the_thread(bench: Bench) -> None:
+async def test_ingest_connection_drops_whole_chunks_up_to_the_due_bytes_and_wakes_the_thread(bench: Bench) -> None:
     bus, pieces = bench.bus, bench.parsing()
     for _ in range(5):
         bus._append(bytes(1000))
@@ -308,7 +308,7 @@ async def test_inflow_drops_as_many_bytes_as_due_and_wakes_the_thread(bench: Ben
     assert len(pieces) == 5
 
 
-async def test_inflow_dropping_stops_after_its_time_and_signals_no_room(bench: Bench) -> None:
+async def test_ingest_connection_dropping_stops_at_its_time_limit_without_waking_the_thread(bench: Bench) -> None:
     bus, pieces = bench.bus, bench.parsing(each_ns=4 * MS)
     thread = bus._thread = Thread()
     for _ in range(5):
@@ -319,7 +319,7 @@ async def test_inflow_dropping_stops_after_its_time_and_signals_no_room(bench: B
     assert (bus._room.is_set(), thread.did) == (False, [])
 
 
-async def test_inflow_dropping_stops_after_an_error(bench: Bench) -> None:
+async def test_ingest_connection_dropping_mode_ends_when_the_parser_raises(bench: Bench) -> None:
     async def fails(piece: bytes) -> None:
         raise asyncio.CancelledError
 
@@ -330,14 +330,14 @@ async def test_inflow_dropping_stops_after_an_error(bench: Bench) -> None:
     assert (bench.bus._parser.leaving_out, bench.bus._parsing) == (False, False)
 
 
-async def test_inflow_dropped_messages_are_counted_for_their_subscription(bench: Bench) -> None:
+async def test_ingest_connection_counts_dropped_messages_per_subscription(bench: Bench) -> None:
     bench.bus.listen("two", lambda *_: None)
     bench.bus._append(message(b"1") * 3 + message(b"wants an answer", b"_INBOX.a") + message(b"", subject=b"two", sid=2))
     await bench.bus._leave_out(1)
     assert (bench.given_up, bench.bus.left_out, bench.got) == ([3], 4, [b"wants an answer"])
 
 
-async def test_inflow_dropped_messages_are_counted_for_the_new_sink_after_a_takeover(bench: Bench) -> None:
+async def test_ingest_connection_counts_dropped_messages_for_the_new_handler_after_a_takeover(bench: Bench) -> None:
     before: list[int] = []
     after: list[int] = []
     listener = bench.bus.listen("two", lambda *_: None, given_up=before.append)
@@ -351,7 +351,7 @@ async def test_inflow_dropped_messages_are_counted_for_the_new_sink_after_a_take
     ("server", "client_id", "reason", "heard"),
     [("s1", 7, "", True), ("s1", 8, "", False), ("s2", 7, "", False), ("s1", 7, "Slow Consumer", False)],
 )
-async def test_inflow_accepts_statistics_only_of_its_open_connection(
+async def test_ingest_connection_ignores_server_statistics_of_another_connection(
     bench: Bench, server: str, client_id: int, reason: str, heard: bool
 ) -> None:
     bus = bench.bus
@@ -368,7 +368,7 @@ async def test_inflow_accepts_statistics_only_of_its_open_connection(
 # ---- what can't be read ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("error", [OSError("gone"), nats.errors.ProtocolError(), KeyError("a bug")])
 @pytest.mark.parametrize("lost", [0, 1])
-async def test_inflow_unreadable_bytes_end_the_connection_and_its_buffer(
+async def test_ingest_connection_with_unparsable_bytes_closes_and_clears_its_buffer(
     bench: Bench, error: Exception, lost: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     bus, ended = bench.bus, []
@@ -395,7 +395,7 @@ async def test_inflow_unreadable_bytes_end_the_connection_and_its_buffer(
 
 
 # ---- the end -----------------------------------------------------------------------------------------------------------------
-async def test_inflow_close_ends_the_thread_and_stop_ends_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ingest_connection_close_ends_its_thread_and_stop_also_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[Any] = []
 
     async def close(self: Any, *given: Any) -> None:
@@ -412,7 +412,9 @@ async def test_inflow_close_ends_the_thread_and_stop_ends_the_task(monkeypatch: 
     assert (task.cancelled(), closed[1:]) == (True, [(Inflow.CLOSED, True)])
 
 
-async def test_inflow_connects_its_parser_overflow_and_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ingest_connection_passes_its_parameters_to_parser_overflow_and_statistics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spawned: list[Any] = []
 
     def spawn(work: Any, name: str, *, endless: bool = False) -> None:
@@ -430,7 +432,7 @@ async def test_inflow_connects_its_parser_overflow_and_cuts(monkeypatch: pytest.
     assert (alone._backlog, alone.cuts._backlog) == (None, None)
 
 
-async def test_inflow_writes_caused_by_a_piece_wait_until_the_piece_is_parsed(bench: Bench) -> None:
+async def test_ingest_connection_is_marked_as_parsing_while_a_chunk_is_parsed(bench: Bench) -> None:
     states: list[bool] = []
 
     async def parse(piece: bytes) -> None:

@@ -106,7 +106,7 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-async def test_ingest_puts_messages_of_one_read_into_one_batch() -> None:
+async def test_ingest_stores_messages_of_one_socket_read_as_one_batch() -> None:
     bench = Bench()
     for number in range(5):
         bench.publish(b"%d" % number)
@@ -117,7 +117,7 @@ async def test_ingest_puts_messages_of_one_read_into_one_batch() -> None:
     assert parse_batch(bench.batches[0]).values() == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_ingest_is_subscribed_when_the_server_confirms_the_current_subscription() -> None:
+async def test_ingest_is_subscribed_only_after_the_server_confirms_its_current_subscription() -> None:
     bench = Bench()
     (first,) = bench.bus.unheard
     bench.ingest.stop()
@@ -132,7 +132,7 @@ async def test_ingest_is_subscribed_when_the_server_confirms_the_current_subscri
     assert not bench.ingest.heard
 
 
-async def test_ingest_that_leaves_stores_messages_in_flight_and_is_idle_after_their_acks() -> None:
+async def test_ingest_that_unsubscribes_is_idle_after_acks_of_messages_in_flight() -> None:
     bench = Bench()
     assert bench.ingest.idle
     bench.ingest.leave()
@@ -190,7 +190,7 @@ async def test_ingest_beyond_the_queue_bound_rejects_with_429_or_drops() -> None
     assert all(b'"code": 429' in line for line in bench.bus.lines)
 
 
-async def test_ingest_bounds_publishers_waiting_for_acks() -> None:
+async def test_ingest_rejects_publishes_beyond_the_limit_of_unacked_publishers() -> None:
     bench = Bench(ingest_queue_records=16)
     for _ in range(2):
         for number in range(10):
@@ -205,7 +205,7 @@ async def test_ingest_bounds_publishers_waiting_for_acks() -> None:
     assert bench.counts() == [10, 1]
 
 
-async def test_ingest_without_the_right_to_reject_sends_no_answer() -> None:
+async def test_ingest_that_may_not_reject_drops_excess_publishes_without_an_answer() -> None:
     bench = Bench(may_refuse=False, ingest_queue_records=16)
     for _ in range(20):
         bench.publish(b"x", b"_INBOX.a")
@@ -215,7 +215,7 @@ async def test_ingest_without_the_right_to_reject_sends_no_answer() -> None:
     assert bench.ingest.counters.overloaded == 5
 
 
-async def test_ingest_checks_the_expected_sequence_of_each_message() -> None:
+async def test_ingest_rejects_only_the_message_with_a_wrong_expected_sequence() -> None:
     bench = Bench()
 
     def expecting(last: int) -> bytes:
@@ -229,7 +229,7 @@ async def test_ingest_checks_the_expected_sequence_of_each_message() -> None:
     assert json.loads(bench.bus.lines[0].split(b"\r\n")[1])["error"]["err_code"] == 10071
 
 
-async def test_ingest_forgets_dropped_and_rejected_publishes() -> None:
+async def test_ingest_answers_a_publish_rejected_twice_only_once() -> None:
     bench = Bench(append=False)
     bench.publish(b"a", b"_INBOX.a")
     await turn()
@@ -251,7 +251,7 @@ async def test_ingest_after_stop_accepts_nothing() -> None:
     assert bench.batches == []
 
 
-async def test_ingest_message_that_breaks_the_decoder_is_skipped_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ingest_message_that_makes_the_decoder_raise_is_skipped_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     read = bench.ingest.reader.read
 
@@ -269,7 +269,7 @@ async def test_ingest_message_that_breaks_the_decoder_is_skipped_alone(monkeypat
     assert len(bench.bus.failed) == 1
 
 
-async def test_ingest_that_left_stores_messages_in_flight_and_can_return_once() -> None:
+async def test_ingest_that_unsubscribed_stores_messages_in_flight_and_resubscribes_once() -> None:
     bench = Bench()
     bench.ingest.come_back()
     assert bench.bus.listened == 1, "it has not left"
@@ -286,7 +286,7 @@ async def test_ingest_that_left_stores_messages_in_flight_and_can_return_once() 
     assert bench.counts() == [1, 1]
 
 
-async def test_ingest_that_left_and_stopped_does_not_return() -> None:
+async def test_ingest_that_unsubscribed_and_stopped_does_not_resubscribe() -> None:
     bench = Bench()
     bench.ingest.leave()
     bench.ingest.stop()
@@ -392,7 +392,7 @@ async def test_ingest_rejects_an_invalid_tombstone_header(flag: bytes, payload: 
         (b"orders", False),
     ],
 )
-def test_inbox_rule_allows_only_inboxes_that_fit_a_line(reply: bytes, answered: bool) -> None:
+def test_inbox_rule_rejects_reply_subjects_with_blanks_or_control_bytes(reply: bytes, answered: bool) -> None:
     assert INBOXES.allows(reply) is answered
 
 
@@ -408,7 +408,7 @@ class Holding(Bench):
         self.ingest.counters.on_drop = lambda reason, count: self.drops.append((reason, count))
 
 
-async def test_ingest_with_a_full_core_separates_publishes_with_and_without_reply() -> None:
+async def test_ingest_with_a_busy_leader_batches_publishes_with_and_without_reply_apart() -> None:
     bench = Holding()
     for number in range(7):
         bench.publish(b"%d" % number, b"_INBOX.%d" % number if number in (2, 3, 6) else b"")
@@ -418,7 +418,7 @@ async def test_ingest_with_a_full_core_separates_publishes_with_and_without_repl
     assert kept == [[b"", b""], [b"_INBOX.2", b"_INBOX.3"], [b"", b""], [b"_INBOX.6"]], "in their order"
 
 
-async def test_ingest_conditional_publish_is_fed_alone_and_never_waits() -> None:
+async def test_ingest_with_a_busy_leader_passes_a_conditional_publish_on_in_its_own_batch() -> None:
     bench = Holding()
     bench.publish(b"0", b"_INBOX.0")
     bench.publish(b"1", b"_INBOX.1", b"NATS/1.0\r\nNats-Expected-Last-Sequence: 1\r\n\r\n")
@@ -428,7 +428,7 @@ async def test_ingest_conditional_publish_is_fed_alone_and_never_waits() -> None
     assert len(bench.bus.lines) == 1, "one of them was wrong at once"
 
 
-async def test_ingest_dropped_publishes_are_counted_by_reason_without_an_answer() -> None:
+async def test_ingest_drop_counts_publishes_by_reason_and_sends_no_answer() -> None:
     bench = Holding()
     for payload, reply in ((b"a", b""), (b"b", b""), (b"c", b"_INBOX.c"), (b"d", b"_INBOX.d")):
         bench.publish(payload, reply)
@@ -444,7 +444,7 @@ async def test_ingest_dropped_publishes_are_counted_by_reason_without_an_answer(
     assert bench.ingest.idle
 
 
-async def test_ingest_stores_plain_publishes_while_acknowledged_ones_wait() -> None:
+async def test_ingest_at_the_limit_of_unacked_publishers_stores_publishes_without_reply() -> None:
     bench = Bench(ingest_queue_records=16)
     for number in range(16):
         bench.publish(b"x", b"_INBOX.%d" % number)

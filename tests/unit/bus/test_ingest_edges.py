@@ -34,7 +34,7 @@ def unfit(payload: bytes, block: bytes = b"") -> Any:
     return columns.unfit[0].reason if columns.unfit else None
 
 
-async def test_ingest_counts_unread_dropped_messages_as_overflow() -> None:
+async def test_ingest_counts_messages_dropped_by_its_connection_as_overflow() -> None:
     bench = Bench()
     told: list[Any] = []
     bench.ingest.counters.on_drop = lambda *what: told.append(what)
@@ -62,13 +62,13 @@ async def test_ingest_counts_unread_dropped_messages_as_overflow() -> None:
         ({"partition": 5}, b"", None),
     ],
 )
-def test_envelope_rejection_reason_does_not_depend_on_its_other_fields(
+def test_envelope_with_one_invalid_field_gets_the_reason_of_that_field(
     fields: dict[str, Any], block: bytes, reason: Any
 ) -> None:
     assert unfit(enveloped(**fields), block) is reason
 
 
-def test_envelope_that_is_rejected_contributes_no_columns() -> None:
+def test_envelope_that_is_rejected_adds_no_key_offset_or_header_columns() -> None:
     columns = reader().read([(b"ev", b"_INBOX.1", enveloped(stream="other", value=b"v", key=b"k", offset=9), b"")], 7)
     assert (columns.keys, columns.expected, columns.headers) == (None, {}, None)
     envelopes = columns.publishers.envelopes
@@ -77,7 +77,7 @@ def test_envelope_that_is_rejected_contributes_no_columns() -> None:
     assert (envelopes[0].subject, envelopes[0].policy, envelopes[0].received_wall_ns) == ("ev", AckPolicy.LEADER, 7)
 
 
-def test_stream_without_acks_stores_reply_subjects_and_answers_none() -> None:
+def test_stream_without_acks_stores_reply_subjects_and_sends_no_answers() -> None:
     columns = reader(AckPolicy.NONE).read(
         [(b"ev", b"_INBOX.1", b"a", b""), (b"ev", b"", b"b", b""), (b"ev", b"out.x", b"c", b"")], 7
     )
@@ -86,7 +86,7 @@ def test_stream_without_acks_stores_reply_subjects_and_answers_none() -> None:
     assert reader(AckPolicy.NONE).read([(b"ev", b"", b"a", b"")], 7).replies is None
 
 
-def test_reply_that_is_no_inbox_is_counted_and_not_answered() -> None:
+def test_reply_subject_outside_the_inbox_rule_is_counted_and_not_answered() -> None:
     ours = reader()
     columns = ours.read([(b"ev", b"_INBOX.1", b"a", b""), (b"ev", b"orders", b"b", b""), (b"ev", b"", b"c", b"")], 7)
     assert (list(columns.publishers.replies), ours.refused_replies, columns.replies) == ([b"_INBOX.1", b"", b""], 1, None)
@@ -120,7 +120,7 @@ def test_batch_publish_header_count_is_bounded_per_record(count: int, fits: bool
             body_to_store(batch, "ev", Codec.NONE)
 
 
-async def test_ingest_stop_forgets_messages_not_yet_stored() -> None:
+async def test_ingest_stop_discards_messages_not_yet_stored() -> None:
     bench = Bench()
     assert (bench.ingest.open, bench.ingest.idle) == (True, True)
     bench.publish(b"a", b"_INBOX.1")
@@ -161,7 +161,7 @@ def test_batch_publish_with_a_reserved_header_on_any_record_is_rejected(headers:
         (b"NATS/1.0\r\nLift-Tombstone: 2\r\nNats-Msg-Id: 1\r\n\r\n", RejectReason.MALFORMED),
     ],
 )
-def test_header_rejection_reason_does_not_depend_on_other_headers(block: bytes, reason: Any) -> None:
+def test_header_that_is_invalid_gets_its_own_reason_whatever_headers_surround_it(block: bytes, reason: Any) -> None:
     assert unfit(b"v", block) is reason
 
 

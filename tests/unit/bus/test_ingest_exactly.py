@@ -40,7 +40,7 @@ async def test_envelope_reply_subject_is_stored_in_a_column() -> None:
     assert batch.values() == [b"a", b"b", b"c"]
 
 
-async def test_ingest_counts_records_bytes_and_batches_in_the_log() -> None:
+async def test_ingest_counts_stored_records_bytes_and_batches() -> None:
     bench = Bench(batch_max_records=2)
     for _ in range(5):
         bench.publish(b"x" * 100)
@@ -97,7 +97,7 @@ async def test_ingest_batch_fits_a_replication_fetch_and_one_message(replicated:
     assert bench.ingest._batch_bytes == 4096, "one page at least"
 
 
-async def test_ingest_queue_is_bounded_in_bytes_and_empties() -> None:
+async def test_ingest_queue_above_its_byte_limit_rejects_and_accepts_again_when_empty() -> None:
     cost = OVERHEAD + 2 + 1000 + len(KEYED)
     bench = Bench(ingest_queue_bytes=3 * cost)
     for _ in range(2):  # the second time shows that nothing of the first one is left
@@ -108,7 +108,7 @@ async def test_ingest_queue_is_bounded_in_bytes_and_empties() -> None:
     assert bench.ingest.counters.dropped == {"overloaded": 2}
 
 
-async def test_ingest_accepts_as_many_waiting_publishers_as_the_bound() -> None:
+async def test_ingest_accepts_as_many_unacked_publishers_as_its_limit() -> None:
     bench = Bench(ingest_queue_records=16)
     for count in (15, 1, 1):
         for _ in range(count):
@@ -118,7 +118,7 @@ async def test_ingest_accepts_as_many_waiting_publishers_as_the_bound() -> None:
     assert (bench.acks.count, bench.ingest.counters.overloaded) == (16, 1)
 
 
-async def test_ingest_event_has_the_counts_and_conditions_of_the_batch() -> None:
+async def test_ingest_append_event_has_record_counts_and_conditional_flag_of_the_batch() -> None:
     bench = Holding()
     bench.ingest._takes = lambda: True
     bench.ingest.wall_ns = lambda: 77
@@ -157,7 +157,7 @@ async def test_ingest_rejections_are_counted_by_reason_and_reply() -> None:
     assert len(bench.bus.lines) == 2
 
 
-async def test_ingest_overloaded_batch_is_counted_whole() -> None:
+async def test_ingest_batch_dropped_as_overloaded_counts_each_of_its_records() -> None:
     bench = Holding()
     bench.ingest._takes = lambda: True
     for reply in (b"", b"_INBOX.a"):
@@ -168,7 +168,7 @@ async def test_ingest_overloaded_batch_is_counted_whole() -> None:
     assert bench.drops == [("overloaded", 1)]
 
 
-async def test_ingest_stop_frees_the_whole_queue() -> None:
+async def test_ingest_stop_releases_the_memory_of_its_queue() -> None:
     cost = OVERHEAD + 2 + 1000
     bench = Bench(ingest_queue_records=16, ingest_queue_bytes=16 * cost)
     for _ in range(16):
@@ -182,7 +182,7 @@ async def test_ingest_stop_frees_the_whole_queue() -> None:
     assert not bench.ingest.counters.dropped
 
 
-async def test_ingest_that_returns_has_one_subscription() -> None:
+async def test_ingest_that_resubscribes_closes_its_former_subscription() -> None:
     bench = Bench()
     closed: list[int] = []
 
@@ -238,7 +238,7 @@ def test_ack_envelope_has_the_position_of_the_record() -> None:
     ]  # fmt: skip
 
 
-def test_ack_envelope_is_sent_for_an_envelope_with_the_stream_policy() -> None:
+def test_ack_of_an_envelope_with_policy_all_is_sent_as_an_envelope_after_the_commit() -> None:
     acks, bus = pending()
     acks.add(3, Publishers(AckPolicy.ALL, [b"_INBOX.p", b"_INBOX.e"], [None, Envelope("c", "", "ev", AckPolicy.ALL, 5)]))
     acks.release(AckPolicy.ALL, 4, 9, 6)
@@ -250,7 +250,7 @@ def test_ack_envelope_is_sent_for_an_envelope_with_the_stream_policy() -> None:
     assert bus.take() == [("_INBOX.p", b'{"stream":"s","seq":6}')]
 
 
-async def test_ingest_rejects_an_oversized_message_and_keeps_no_state() -> None:
+async def test_ingest_rejects_a_message_of_64_mib_and_keeps_no_pending_token() -> None:
     bench = Bench(batch_max_bytes=64 << 20, ingest_queue_bytes=256 << 20)
     bench.bus.max_payload = 64 << 20
     bench.publish(bytes(64 << 20), b"_INBOX.a")
@@ -302,7 +302,7 @@ def test_rejection_for_a_jetstream_client_has_code_err_code_and_description(
     assert detailed["error"]["description"] == "the detail"
 
 
-def test_publishers_without_reply_or_policy_are_not_kept_as_pending() -> None:
+def test_pending_acks_count_only_publishers_with_reply_and_ack_policy() -> None:
     acks, bus = pending()
     acks.add(0, Publishers(AckPolicy.ALL, [b"", b""]))
     acks.add(2, Publishers(AckPolicy.NONE, [b"_INBOX.n"]))
@@ -351,7 +351,7 @@ def test_envelope_for_another_partition_is_rejected(fields: dict[str, Any], ours
     assert MessageDecoder(KEY, "ev", AckPolicy.NONE, RULE).read([raw], 0).unfit == {}, "that one answers nobody"
 
 
-def test_envelope_fields_are_kept_for_the_ack() -> None:
+def test_message_decoder_returns_the_ack_inbox_policy_and_correlation_of_an_envelope() -> None:
     raw = (
         b"ev.x",
         b"_INBOX.reply",
@@ -368,7 +368,7 @@ def test_envelope_fields_are_kept_for_the_ack() -> None:
     "headers",
     [[("Lift-Key", b"k")], [("", b"x")], [("a", b"1"), ("lift-anything", b"x")]],
 )
-def test_envelope_with_reserved_header_names_names_the_header(headers: list[tuple[str, bytes]]) -> None:
+def test_envelope_with_a_reserved_header_is_rejected_with_the_header_name(headers: list[tuple[str, bytes]]) -> None:
     named = [client_pb2.Header(name=name, value=value) for name, value in headers]
     columns = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE).read([(b"ev", b"", message(value=b"v", headers=named), b"")], 0)
     reason, detail, _ = columns.unfit[0]
@@ -387,7 +387,7 @@ def test_envelope_and_nats_headers_are_merged_and_checked() -> None:
     assert refused.unfit
 
 
-def test_reply_subject_is_kept_only_if_an_inbox() -> None:
+def test_message_decoder_returns_a_reply_subject_only_if_it_is_an_inbox() -> None:
     reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
     columns = reader.read([(b"ev", b"", b"a", b""), (b"ev", b"_INBOX.a", b"b", b""), (b"ev", b"elsewhere", b"c", b"")], 0)
     assert columns.publishers.replies == [b"", b"_INBOX.a", b""]
@@ -402,7 +402,7 @@ def test_bytes_that_only_start_like_an_envelope_are_a_plain_value() -> None:
     assert (reader.poison_envelopes, reader.protocol_frames) == (1, 0)
 
 
-def test_invalid_batch_error_has_a_reason() -> None:
+def test_invalid_batch_publish_is_rejected_with_a_reason_text() -> None:
     with pytest.raises(InvalidBatchError) as raised:
         body_to_store(memoryview(b"abc"), "ev", Codec.NONE)
     assert str(raised.value)
@@ -411,6 +411,6 @@ def test_invalid_batch_error_has_a_reason() -> None:
     assert InvalidBatchError("too large", RejectReason.TOO_LARGE).reason is RejectReason.TOO_LARGE
 
 
-def test_pending_acks_have_the_name_of_their_partition() -> None:
+def test_pending_acks_answer_with_the_name_of_their_partition() -> None:
     acks = PendingAcks(FakeBus(), KEY, "ev")
     assert acks.key == KEY

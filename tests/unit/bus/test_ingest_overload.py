@@ -81,7 +81,7 @@ def patient() -> Iterator[NatsServer]:
         yield running
 
 
-async def test_ingest_loop_that_is_late_loses_no_messages(patient: NatsServer) -> None:
+async def test_ingest_connection_with_a_blocked_event_loop_loses_no_messages(patient: NatsServer) -> None:
     """The server could not write for as long as it buffers if only the loop read."""
     server = patient
     asks = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("reads"))
@@ -117,7 +117,7 @@ def reading() -> int:
     return sum(thread.name == "liftpy-ingest-socket" for thread in threading.enumerate())
 
 
-async def test_ingest_connection_lost_during_a_burst_loses_nothing_and_reconnects(asks: BusConnection) -> None:
+async def test_ingest_connection_lost_during_a_burst_stores_all_received_and_reconnects(asks: BusConnection) -> None:
     fake, taker = FakeServer(), Taker()
     await taker.connect(await fake.start(), asks, 256 * MIB)
     sent = await burst_of(fake, taker)
@@ -134,7 +134,7 @@ async def test_ingest_connection_lost_during_a_burst_loses_nothing_and_reconnect
     fake.close()
 
 
-async def test_ingest_connection_with_tls_is_read_by_the_loop(asks: BusConnection) -> None:
+async def test_ingest_connection_with_tls_is_read_by_the_event_loop_without_a_thread(asks: BusConnection) -> None:
     fake, taker = FakeServer(), Taker()
     await taker.connect(await fake.start(), asks, 256 * MIB)
     await until(lambda: taker.bus._receiver is not None, "the handshake is done")
@@ -162,7 +162,9 @@ class Encrypted:
         return getattr(self._transport, name)
 
 
-async def test_ingest_overload_drops_and_counts_messages_without_a_disconnect(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ingest_connection_in_overload_drops_and_counts_messages_without_a_disconnect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The buffer is full and nothing is taken: the server is never made to cut. Its bound is so far above what it may hold that this
     process can be without a turn for a while; 77 MB are published."""
     monkeypatch.setattr("liftpy.core.replication.inflight_limits._PATIENCE_NS", 1 << 60)
@@ -185,7 +187,7 @@ async def test_ingest_overload_drops_and_counts_messages_without_a_disconnect(mo
         await asks.stop()
 
 
-async def test_ingest_disconnect_by_the_server_counts_the_lost_messages(
+async def test_ingest_connection_closed_as_slow_consumer_counts_the_lost_messages(
     server: NatsServer, asks: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("liftpy.core.replication.inflight_limits.Overflow.due_bytes", lambda *_: 0)
@@ -212,7 +214,9 @@ async def test_ingest_disconnect_by_the_server_counts_the_lost_messages(
     await taker.bus.stop()
 
 
-async def test_ingest_server_that_dies_leaves_an_unknown_loss(asks: BusConnection, caplog: pytest.LogCaptureFixture) -> None:
+async def test_ingest_connection_to_a_killed_server_logs_an_unknown_number_of_lost_messages(
+    asks: BusConnection, caplog: pytest.LogCaptureFixture
+) -> None:
     with NatsServer() as gone:
         taker = Taker()
         await taker.open(gone, asks, MIB)
@@ -262,7 +266,7 @@ STREAM = b"".join(
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 7, 61, 250, 4096, len(STREAM)])
-async def test_inflow_parser_in_overload_accepts_requests_and_counts_plain_messages(chunk_bytes: int) -> None:
+async def test_ingest_parser_in_overload_delivers_requests_and_counts_dropped_plain_messages(chunk_bytes: int) -> None:
     connection = Connection()
     got: list[bytes] = []
     counted = {1: 0, 2: 0}

@@ -104,7 +104,7 @@ def outcome(answer: dict[str, Any]) -> tuple[int, int] | str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_odd_header_values_get_the_answers_of_jetstream(name: str, server: Server) -> None:
+async def test_unusual_jetstream_header_values_get_the_same_answers_as_from_nats_server(name: str, server: Server) -> None:
     different = []
     for number, value in enumerate(VALUES):
         stream = f"s{NAMES.index(name)}x{number}"
@@ -120,7 +120,7 @@ async def test_odd_header_values_get_the_answers_of_jetstream(name: str, server:
     assert not different, f"(value, ours, theirs): {different}"
 
 
-async def test_message_id_with_a_trailing_blank_differs_as_in_jetstream(server: Server) -> None:
+async def test_message_id_with_blanks_around_is_deduplicated_as_by_nats_server(server: Server) -> None:
     made = json.dumps({"name": "blanks", "subjects": ["data.blanks"]}).encode()
     assert "error" not in server.request("$JS.API.STREAM.CREATE.blanks", b"", made)
     bench = Bench()

@@ -67,13 +67,13 @@ async def test_unsupported_jetstream_header_is_rejected_with_the_jetstream_error
 
 
 @pytest.mark.parametrize("first", range(len(ROWS) - 1))
-async def test_first_of_several_unsupported_headers_decides_the_error(first: int) -> None:
+async def test_publish_with_several_unsupported_headers_gets_the_error_jetstream_checks_first(first: int) -> None:
     name, _, err_code, _ = ROWS[first]
     later = [row[0] for row in ROWS[first + 1 :]]
     assert (await answered(Bench(), block(*reversed(later), name)))["error"]["err_code"] == err_code
 
 
-async def test_unsupported_header_after_a_correct_sequence_is_rejected() -> None:
+async def test_publish_with_correct_sequence_and_unsupported_header_is_rejected() -> None:
     bench = Bench()
     headers = block(Nats_Expected_Last_Sequence="0", Nats_Rollup="all")
     assert (await answered(bench, headers))["error"]["err_code"] == 10111
@@ -94,7 +94,7 @@ async def test_supported_jetstream_headers_are_stored_unchanged() -> None:
     }
 
 
-async def test_rejected_message_does_not_affect_its_neighbors() -> None:
+async def test_message_with_an_unsupported_header_is_rejected_and_its_neighbors_are_stored() -> None:
     bench = Bench()
     bench.publish(b"a", b"_INBOX.a")
     bench.publish(b"b", b"_INBOX.b", block("Nats-TTL"))
@@ -146,7 +146,7 @@ def test_stream_without_acks_stores_unsupported_headers() -> None:
     assert (columns.unfit, columns.unfit_after_sequence) == ({}, {})
 
 
-def test_jetstream_answers_name_each_partition_differently() -> None:
+def test_ack_to_a_jetstream_client_names_stream_and_partition() -> None:
     sent: list[bytes] = []
 
     class Bus:
@@ -165,7 +165,7 @@ def test_jetstream_answers_name_each_partition_differently() -> None:
     assert jetstream_headers.rejection_before_sequence([("Nats-Expected-Stream", b"s.2")], "s", 3) is not None
 
 
-async def test_rejected_message_is_not_accepted_because_of_a_later_one() -> None:
+async def test_message_with_an_invalid_tombstone_header_is_rejected_before_a_valid_message() -> None:
     bench = Bench()
     bench.publish(b"a", b"_INBOX.a", b"NATS/1.0\r\nLift-Tombstone: 2\r\n\r\n")
     bench.publish(b"b", b"_INBOX.b", block(Nats_Expected_Stream="s"))

@@ -40,7 +40,7 @@ def settings(server: NatsServer, credentials: Credentials) -> NodeSettings:
     return NodeSettings("n1", Path("unused"), nats=(server.url,), credentials=credentials)
 
 
-async def test_changed_credentials_reach_all_open_connections() -> None:
+async def test_credentials_renewal_reconnects_all_open_connections() -> None:
     with NatsServer(config=CONFIG) as server:
         keys = Keys(FIRST)
         heard: list[bytes] = []
@@ -116,7 +116,7 @@ async def test_changed_credentials_renew_each_connection_on_its_own_loop(
         other.close()
 
 
-async def test_trying_credentials_takes_bounded_time_and_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_credentials_trial_ends_at_its_timeout_and_closes_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     bounds: list[float] = []
     made: list[Fake] = []
 
@@ -133,7 +133,7 @@ async def test_trying_credentials_takes_bounded_time_and_leaves_no_connection(mo
     assert bounds == [PROVE_S, PROVE_S]
 
 
-async def test_credentials_that_do_not_work_are_rejected_and_the_old_ones_kept() -> None:
+async def test_credentials_that_fail_the_trial_are_rejected_and_the_old_ones_stay_in_use() -> None:
     with NatsServer(config=CONFIG) as server:
         subjects = Subjects("liftpy")
 
@@ -194,7 +194,7 @@ async def test_changed_certificate_under_the_same_path_is_used(tmp_path: Path) -
             await bus.stop()
 
 
-async def test_connection_with_a_rejected_certificate_closes_in_bounded_time(tmp_path: Path) -> None:
+async def test_connection_with_a_rejected_certificate_closes_within_its_timeout(tmp_path: Path) -> None:
     """A node that was cut off by TLS took 12 s to stop, and was not said to have stopped cleanly."""
     (held, key), (other, other_key) = certificate(tmp_path, "held"), certificate(tmp_path, "other")
     trusting = Credentials(tls_ca_file=str(held))

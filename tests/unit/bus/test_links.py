@@ -59,7 +59,7 @@ KINDS = ("metadata", "replication", "ingest", "reads")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_late_pong_is_counted(kind: str, server: NatsServer, tmp_path: Path) -> None:
+async def test_pong_after_its_timeout_is_counted(kind: str, server: NatsServer, tmp_path: Path) -> None:
     async with opened(kind, server, tmp_path) as connection:
         for _ in range(2):
             given_up: asyncio.Future[bool] = asyncio.Future()
@@ -73,7 +73,7 @@ async def test_late_pong_is_counted(kind: str, server: NatsServer, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_subject_that_is_no_text_is_counted(kind: str, server: NatsServer, tmp_path: Path) -> None:
+async def test_message_whose_subject_is_not_utf_8_is_counted_and_skipped(kind: str, server: NatsServer, tmp_path: Path) -> None:
     async with opened(kind, server, tmp_path) as connection:
         heard: list[bytes] = []
 
@@ -124,7 +124,7 @@ async def test_connection_closed_by_the_server_reconnects_and_logs_the_reconnect
     await bus.stop()
 
 
-async def test_bytes_read_before_a_connection_loss_are_parsed(fake: tuple[FakeServer, str]) -> None:
+async def test_ingest_connection_parses_bytes_read_before_its_loss(fake: tuple[FakeServer, str]) -> None:
     """Parsing waits for room; the server closes meanwhile. Neither the half message at the end nor old commands disturb the new one."""
     server, url = fake
     node = NodeIntake(full_count=1)
@@ -146,7 +146,7 @@ async def test_bytes_read_before_a_connection_loss_are_parsed(fake: tuple[FakeSe
     await bus.stop()
 
 
-async def test_ingest_read_does_not_overtake_buffered_bytes(
+async def test_ingest_connection_delivers_a_new_read_after_buffered_bytes(
     fake: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, url = fake
@@ -167,7 +167,7 @@ async def test_ingest_read_does_not_overtake_buffered_bytes(
     await bus.stop()
 
 
-async def test_full_ingest_buffer_leaves_bytes_in_the_server_without_loss(
+async def test_ingest_connection_with_a_full_buffer_leaves_messages_in_the_server(
     fake: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("liftpy.core.replication.inflight_limits._BLIND_NS", 1 << 60)
@@ -187,7 +187,7 @@ async def test_full_ingest_buffer_leaves_bytes_in_the_server_without_loss(
     await bus.stop()
 
 
-async def test_ingest_burst_is_parsed_in_small_steps(fake: tuple[FakeServer, str]) -> None:
+async def test_ingest_connection_parses_a_burst_in_small_steps(fake: tuple[FakeServer, str]) -> None:
     """Others on the loop have their turn within some milliseconds, however much has arrived."""
     server, url = fake
     bus = await inflow(url, buffer_bytes=64 * MIB)
@@ -209,7 +209,7 @@ async def test_ingest_burst_is_parsed_in_small_steps(fake: tuple[FakeServer, str
     await bus.stop()
 
 
-async def test_ingest_connection_loss_shorter_than_its_grace_keeps_the_data_path_up(
+async def test_ingest_connection_loss_within_its_grace_does_not_report_the_data_path_down(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(GRACES_NS, INGEST, 50_000_000)

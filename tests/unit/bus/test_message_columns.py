@@ -38,14 +38,14 @@ def test_message_columns_of_plain_messages_have_only_values_and_subjects() -> No
     assert columns.publishers.policies is None
 
 
-def test_message_columns_keep_headers_in_order_and_interpret_reserved_ones() -> None:
+def test_message_columns_have_headers_in_order_and_reserved_headers_as_columns() -> None:
     columns, _ = read((b"ev", b"", b"one", b""), (b"ev", b"_INBOX.a", b"two", HEADERS))
     assert columns.headers == [None, [("A", b"1"), ("A", b"2"), ("Lift-Key", b"k"), ("Lift-Ack", b"leader")]]
     assert columns.keys == [None, b"k"]
     assert columns.publishers.policies == [AckPolicy.ALL, AckPolicy.LEADER]
 
 
-def test_message_columns_open_an_envelope() -> None:
+def test_message_columns_have_the_fields_of_an_envelope() -> None:
     payload = message(
         offset=-1, key=b"k", value=b"v", headers=[header("b", b"2"), header("a", b"1")], correlationId="c", ackPolicy=0
     )
@@ -77,7 +77,7 @@ def test_message_columns_store_a_broken_envelope_as_plain_bytes(payload: bytes) 
     assert reader.poison_envelopes == 1
 
 
-def test_message_columns_answer_only_inboxes() -> None:
+def test_message_columns_have_only_reply_subjects_that_are_inboxes() -> None:
     columns, reader = read(
         (b"ev", b"orders.delete", b"a", b""),
         (b"ev", b"_INBOX.*.b", b"b", b""),
@@ -89,7 +89,7 @@ def test_message_columns_answer_only_inboxes() -> None:
     assert reader.refused_replies == 2
 
 
-def test_message_columns_find_expected_offsets() -> None:
+def test_message_columns_have_the_expected_offset_per_record() -> None:
     """[A7]"""
     header = b"NATS/1.0\r\nNats-Expected-Last-Sequence: 12\r\n\r\n"
     columns, _ = read((b"ev", b"", b"a", header), (b"ev", b"", message(offset=7), b""), (b"ev", b"", message(offset=0), b""))
@@ -98,12 +98,12 @@ def test_message_columns_find_expected_offsets() -> None:
     assert columns.expected == {0: -1}, "no record ever has that offset: refused"
 
 
-def test_message_columns_keep_headers_that_are_not_utf_8() -> None:
+def test_message_columns_return_non_utf_8_headers_unchanged() -> None:
     found = parse_headers(b"NATS/1.0\r\nname\xff: v\xfe\r\nno colon\r\n\r\n")
     assert found == [("name\udcff", b"v\xfe")]
 
 
-def test_status_message_of_the_server_is_distinguished_from_a_publish() -> None:
+def test_is_status_is_true_only_for_a_status_line_without_payload() -> None:
     assert is_status(b"NATS/1.0 503\r\n\r\n", b"")
     assert not is_status(b"NATS/1.0\r\nA: 1\r\n\r\n", b"")
     assert not is_status(b"NATS/1.0 503\r\n\r\n", b"x")
@@ -122,7 +122,9 @@ PROTOCOL = frames.encode(replication_pb2.ReplicationRequest(replicaID="n2", offs
     ],
 )
 @pytest.mark.parametrize("payload", [PROTOCOL, QUESTION, PROTOCOL[:7] + b"\xfe", PROTOCOL[:4] + b"\x07" + PROTOCOL[5:]])
-def test_frame_of_another_cluster_is_stored_and_never_answered(own: str, subject: bytes, payload: bytes) -> None:
+def test_envelope_of_another_cluster_is_stored_as_plain_bytes_and_gets_no_answer(
+    own: str, subject: bytes, payload: bytes
+) -> None:
     """Its nodes would take the ack for the answer of their peer [A8]."""
     reader = MessageDecoder(KEY, own, AckPolicy.ALL, INBOXES)
     columns = reader.read([(subject, b"_INBOX.a", payload, b""), (subject, b"_INBOX.b", b"plain", b"")], 77)
@@ -131,7 +133,7 @@ def test_frame_of_another_cluster_is_stored_and_never_answered(own: str, subject
     assert reader.protocol_frames == 1
 
 
-def test_stream_without_acks_answers_no_message_whatever_its_policy() -> None:
+def test_stream_without_acks_answers_no_message_with_any_ack_policy() -> None:
     reader = MessageDecoder(KEY, "ev", AckPolicy.NONE, INBOXES)
     enveloped = message(offset=-1, value=b"v", ackPolicy=client_pb2.ALL, ackInbox="_INBOX.c")
     columns = reader.read(

@@ -95,7 +95,7 @@ def test_parser_delivers_a_whole_message_and_continues_behind_it(line: bytes, co
         b"MSG ev 1 %d" % (LARGEST_MESSAGE_BYTES + 1),
     ],
 )
-def test_parser_leaves_lines_without_a_sink_to_nats_py(line: bytes) -> None:
+def test_parser_stops_before_a_line_without_a_handler_for_nats_py(line: bytes) -> None:
     made = Made()
     assert made.parser._messages(ONE + line + b"\r\na\r\n" + ONE, 0) == len(ONE)
     assert (made.values(), made.counted, made.parser._needed_bytes) == ([b"a"], (1, 1), 0)
@@ -106,20 +106,20 @@ def test_parser_leaves_lines_without_a_sink_to_nats_py(line: bytes) -> None:
         assert (leaving.values(), leaving.counted, leaving.parser.left_out) == ([], (1, 1), 1)
 
 
-def test_parser_waits_for_the_largest_message() -> None:
+def test_parser_waits_for_the_rest_of_a_message_of_the_largest_size() -> None:
     made, line = Made(), b"MSG ev 1 %d\r\n" % LARGEST_MESSAGE_BYTES
     assert made.parser._messages(line, 0) == 0
     assert made.parser._needed_bytes == len(line) + LARGEST_MESSAGE_BYTES + 2
 
 
-def test_parser_counts_a_message_whose_sink_fails() -> None:
+def test_parser_counts_a_message_whose_handler_raises() -> None:
     made = Made()
     stream = b"MSG ev 1 3\r\nbug\r\n" + ONE + b"HMSG ev 1 0 3\r\nbug\r\n"
     assert made.parser._messages(stream, 0) == len(stream)
     assert (made.values(), made.client.failed, made.counted) == ([b"a"], [b"ev", b"ev"], (3, 7))
 
 
-def test_parser_reads_messages_with_equal_lines_together() -> None:
+def test_parser_reads_consecutive_messages_with_equal_lines_in_one_pass() -> None:
     made = Made()
     calls: list[Any] = []
     repeats = made.parser._repeats
@@ -137,7 +137,7 @@ def test_parser_reads_messages_with_equal_lines_together() -> None:
     assert len(calls) == 2, "not those with headers"
 
 
-def test_parser_no_longer_calls_a_removed_sink() -> None:
+def test_parser_calls_a_removed_handler_no_more() -> None:
     made = Made()
     taken: list[bytes] = []
 
@@ -178,7 +178,9 @@ PLAIN = b"MSG ev 1 3\r\nabc\r\n"
         b"MSG ev",
     ],
 )
-def test_parser_dropping_stops_at_a_request_or_a_foreign_line(leaving: Any, other: bytes, first: bytes) -> None:
+def test_parser_dropping_plain_messages_stops_before_a_request_or_another_line(
+    leaving: Any, other: bytes, first: bytes
+) -> None:
     count = len(first) // len(PLAIN)
     assert leaving.parser._messages(b"##" + first + other + PLAIN, 2) == 2 + len(first)
     assert (leaving.got, leaving.parser._needed_bytes) == ([], 0)
@@ -186,7 +188,7 @@ def test_parser_dropping_stops_at_a_request_or_a_foreign_line(leaving: Any, othe
     assert (leaving.parser.left_out, leaving.parser.seen, leaving.counted) == (count, count, (count, 3 * count))
 
 
-def test_parser_dropping_counts_messages_per_subscription(leaving: Any) -> None:
+def test_parser_dropping_plain_messages_counts_them_per_subscription(leaving: Any) -> None:
     runs = PLAIN * 3 + b"MSG any 2 0\r\n\r\n" * 2 + b"HMSG ev 1 12 14\r\n%bab\r\n" % HEADERS + b"MSG w.a 3 3\r\nabc\r\n"
     assert leaving.parser._messages(runs, 0) == len(runs)
     assert leaving.given_up == [(1, 3), (2, 2), (1, 1)]
@@ -207,7 +209,7 @@ def test_parser_waits_for_the_rest_of_a_message(leaving: Any, first: bytes) -> N
     assert leaving.got == []
 
 
-async def test_parser_dropping_delivers_requests(leaving: Any) -> None:
+async def test_parser_dropping_plain_messages_delivers_requests(leaving: Any) -> None:
     await leaving.parser.parse(PLAIN + b"HMSG ev 1 r 12 14\r\n%bab\r\n" % HEADERS + b"MSG ev 1 r 3\r\nbug\r\n" + PLAIN)
     assert leaving.got == [(b"ev", b"r", b"ab", HEADERS)]
     assert leaving.client.failed == [b"ev"]
@@ -218,7 +220,7 @@ async def test_parser_dropping_delivers_requests(leaving: Any) -> None:
     assert leaving.parser.seen == 6
 
 
-async def test_parser_ignores_commands_of_a_lost_connection(leaving: Any) -> None:
+async def test_parser_skips_commands_buffered_from_a_lost_connection(leaving: Any) -> None:
     leaving.parser.lost = 1
     await leaving.parser.parse(b"PING\r\n" + PLAIN)
     assert (leaving.client.calls, leaving.parser.left_out) == ({}, 1)
@@ -227,7 +229,7 @@ async def test_parser_ignores_commands_of_a_lost_connection(leaving: Any) -> Non
     assert leaving.client.calls == {"ping": 1}
 
 
-async def test_parser_without_dropping_delivers_every_message() -> None:
+async def test_parser_outside_overload_delivers_every_message() -> None:
     made = Made(InflowParser)
     await made.parser.parse(PLAIN * 2 + b"MSG evx 1 1\r\na\r\n" + b"MSG a.x 7 3\r\nown\r\n")
     assert (made.values(), made.client.own) == ([b"abc", b"abc"], [b"own"])

@@ -69,7 +69,7 @@ def node() -> Node:
 
 
 @pytest.mark.parametrize("serves", [True, False])
-def test_notification_question_about_leadership_is_answered(node: Node, serves: bool) -> None:
+def test_leadership_question_on_the_notify_subject_gets_an_answer_to_its_inbox(node: Node, serves: bool) -> None:
     node.serves = serves
     node.hears(QUESTION)
     [(subject, answer)] = node.sent()
@@ -78,7 +78,7 @@ def test_notification_question_about_leadership_is_answered(node: Node, serves: 
     assert (node.asked, node.delivered, node.counters) == ([QUESTION], [], {})
 
 
-def test_notification_to_resign_is_answered_when_done(node: Node) -> None:
+def test_resign_request_on_the_notify_subject_is_answered_after_the_resignation(node: Node) -> None:
     node.hears(ASIDE)
     [(request, done)] = node.asked
     assert request == ASIDE
@@ -91,13 +91,13 @@ def test_notification_to_resign_is_answered_when_done(node: Node) -> None:
 
 @pytest.mark.parametrize("reply", [b"", b"orders.delete", b"_INBOX.*"])
 @pytest.mark.parametrize("question", [QUESTION, ASIDE])
-def test_notification_with_a_reply_outside_an_inbox_is_ignored(node: Node, question: Any, reply: bytes) -> None:
+def test_notify_subject_ignores_a_request_whose_reply_is_not_an_inbox(node: Node, question: Any, reply: bytes) -> None:
     node.hears(question, reply)
     assert (node.asked, node.sent(), node.delivered) == ([], [], [])
     assert node.counters == {REPLY: 1}
 
 
-def test_notification_notice_without_an_inbox_reaches_its_replica(node: Node) -> None:
+def test_leader_notice_without_reply_is_delivered_to_its_replica(node: Node) -> None:
     leader = Node()
     leader.notifications.send_notice(
         KEY,
@@ -114,7 +114,7 @@ def test_notification_notice_without_an_inbox_reaches_its_replica(node: Node) ->
     assert (node.delivered, node.asked, node.counters) == ([("orders", 2, "uid-1", event)], [], {})
 
 
-def test_notification_of_quiet_followers_and_services_is_passed_on(node: Node) -> None:
+def test_notify_subject_passes_combined_fetches_and_service_reports_to_their_handlers(node: Node) -> None:
     quiet = frames.encode(pb.QuietFetches(replicaID="n2"))
     node.hears(quiet, b"_INBOX.q")
     report = service_pb2.ServiceReport(node="n2")
@@ -128,14 +128,14 @@ def test_notification_of_quiet_followers_and_services_is_passed_on(node: Node) -
 @pytest.mark.parametrize(
     "said", [b"", b"no frame", frames.encode(pb.ReplicationRequest(replicaID="n2")), frames.encode(QUESTION)[:-1] + b"\xff"]
 )
-def test_notification_with_invalid_content_is_counted(node: Node, said: bytes) -> None:
+def test_notify_subject_counts_an_invalid_message(node: Node, said: bytes) -> None:
     node.hears(said)
     assert (node.delivered, node.asked, node.sent()) == ([], [], [])
     ((name, count),) = node.counters.items()
     assert (name.startswith(REFUSED), count) == (True, 1)
 
 
-def test_notification_wake_up_reaches_the_partition_until_close(node: Node) -> None:
+def test_wake_up_is_delivered_to_its_partition_until_the_subscription_is_closed(node: Node) -> None:
     node.hears(pb.PartitionNotification(stream="orders", partition=2, streamUid="uid-1"), b"")
     assert node.delivered == [("orders", 2, "uid-1", ev.WokenUp())]
     assert (node.asked, node.sent(), node.counters, node.bus.subject) == ([], [], {}, "liftpy.notify.n1")
@@ -145,7 +145,7 @@ def test_notification_wake_up_reaches_the_partition_until_close(node: Node) -> N
     assert closed == ["closed"]
 
 
-def test_notification_wake_up_frame_is_cached_until_its_partition_is_forgotten(node: Node) -> None:
+def test_wake_up_frame_is_cached_until_its_partition_is_removed(node: Node) -> None:
     node.notifications.wake(KEY, do.NotifyReplica(replica="n2"))
     node.notifications.wake(KEY, do.NotifyReplica(replica="n3"))
     (to, first), (other, second) = node.sent()
@@ -157,7 +157,7 @@ def test_notification_wake_up_frame_is_cached_until_its_partition_is_forgotten(n
     assert not node.notifications._wake_frames
 
 
-def test_notification_question_is_answered_by_the_worker_that_hosts_the_partition() -> None:
+def test_leadership_question_is_answered_only_by_the_worker_that_hosts_the_partition() -> None:
     """The answer of another worker would depose a serving leader, or replace it too early."""
     hosts = share_of(KEY.stream, KEY.partition, 2)
     for number in range(2):

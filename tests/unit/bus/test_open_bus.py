@@ -92,7 +92,7 @@ async def test_open_bus_does_not_retry_an_unexpected_error() -> None:
         await open_bus(settings, lambda: Attempt(ZeroDivisionError()))  # type: ignore[arg-type,return-value]
 
 
-async def test_ingest_connection_asks_for_server_statistics_only_with_a_large_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ingest_connection_requests_server_statistics_only_with_a_large_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
     node = NodeIntake()
     inflow = Inflow(node, 4096)
     asked: list[Any] = []

@@ -44,7 +44,7 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-async def test_outlet_writes_the_first_message_of_a_turn_at_once_and_the_rest_at_its_end() -> None:
+async def test_write_buffer_sends_the_first_message_of_a_loop_turn_at_once_and_the_rest_at_its_end() -> None:
     out, transport = outlet()
     for number in range(100):
         out.write((b"%d" % number, b" "), 3)
@@ -56,7 +56,7 @@ async def test_outlet_writes_the_first_message_of_a_turn_at_once_and_the_rest_at
     assert transport.writes[2:] == [b"next turn"]
 
 
-async def test_outlet_release_writes_waiting_messages_and_the_next_waits_again() -> None:
+async def test_write_buffer_flush_sends_buffered_messages_and_buffers_the_next() -> None:
     out, transport = outlet()
     for word in (b"a", b"b", b"c"):
         out.write((word,), 1)
@@ -69,7 +69,7 @@ async def test_outlet_release_writes_waiting_messages_and_the_next_waits_again()
     assert transport.writes == [b"a", b"bc", b"d"]
 
 
-async def test_outlet_buffers_up_to_a_bound_and_writes_large_messages_at_once() -> None:
+async def test_write_buffer_above_its_bound_or_with_a_large_message_writes_at_once() -> None:
     out, transport = outlet()
     out.write((b"first",), 5)
     piece = b"x" * (TOGETHER_BYTES // 4)
@@ -82,7 +82,7 @@ async def test_outlet_buffers_up_to_a_bound_and_writes_large_messages_at_once() 
     assert transport.writes[3:] == [b"small", b"y" * TOGETHER_BYTES]
 
 
-async def test_outlet_buffers_copies() -> None:
+async def test_write_buffer_copies_the_given_bytes() -> None:
     out, transport = outlet()
     buffer = bytearray(b"first")
     out.write((buffer,), 5)
@@ -93,7 +93,7 @@ async def test_outlet_buffers_copies() -> None:
     assert transport.writes == [b"first", b"later"]
 
 
-async def test_outlet_writes_nothing_to_a_closing_transport() -> None:
+async def test_write_buffer_writes_nothing_to_a_closing_transport() -> None:
     out, transport = outlet()
     out.write((b"a",), 1)
     out.write((b"b",), 1)
@@ -103,7 +103,7 @@ async def test_outlet_writes_nothing_to_a_closing_transport() -> None:
     assert out.waiting_bytes == 0
 
 
-async def test_outlet_writes_the_first_messages_of_a_turn_at_once_by_default() -> None:
+async def test_write_buffer_by_default_sends_the_first_messages_of_a_loop_turn_at_once() -> None:
     """An answer that waits for the end of its turn makes single acks an eighth slower."""
     out, transport = outlet()
     for _ in range(2):
@@ -115,7 +115,7 @@ async def test_outlet_writes_the_first_messages_of_a_turn_at_once_by_default() -
         assert transport.writes == [*[b"x"] * AT_ONCE, b"xxxxx"]
 
 
-async def test_outlet_hold_writes_held_messages_as_one_on_release_or_at_the_end_of_the_turn() -> None:
+async def test_write_buffer_on_hold_sends_messages_in_one_write_on_release_or_at_turn_end() -> None:
     out, transport = outlet()
     for words in ((b"a", b"b"), (b"c",)):
         out.hold()
@@ -132,7 +132,7 @@ async def test_outlet_hold_writes_held_messages_as_one_on_release_or_at_the_end_
     assert transport.writes[2:] == [b"d"], "the hold is over with its turn"
 
 
-async def test_outlet_hold_counts_as_one_write_and_keeps_the_order_of_large_messages() -> None:
+async def test_write_buffer_on_hold_sends_a_large_message_after_the_held_ones() -> None:
     out, transport = outlet()
     out.write((b"first",), 5)
     out.hold()

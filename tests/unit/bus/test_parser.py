@@ -82,7 +82,7 @@ def run(chunks: list[bytes]) -> tuple[list[tuple[bytes, bytes, bytes, bytes]], F
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=8), st.lists(st.integers(0, 12_000), max_size=8))
-def test_parser_gives_the_same_messages_however_the_bytes_are_split(picks: list[int], cuts: list[int]) -> None:
+def test_parser_returns_the_same_messages_for_any_split_of_the_bytes(picks: list[int], cuts: list[int]) -> None:
     noise = [b"PING\r\n", b'INFO {"a":1}\r\n', b"PONG\r\n"]
     sent, stream = [], b""
     for number, pick in enumerate(picks):
@@ -98,7 +98,7 @@ def test_parser_gives_the_same_messages_however_the_bytes_are_split(picks: list[
 BURST = [(b"a.b", b"_INBOX.x", b"%03d" % number, b"") for number in range(5)]
 
 
-def test_parser_gives_a_burst_of_equal_lines_however_split() -> None:
+def test_parser_returns_all_messages_with_equal_lines_for_any_split() -> None:
     sent = [*BURST, MESSAGES[4], *BURST, (b"a.b", b"_INBOX.x", b"four", b"")]
     stream = b"".join(map(wire, sent))
     for cut in range(1, len(stream)):
@@ -107,7 +107,7 @@ def test_parser_gives_a_burst_of_equal_lines_however_split() -> None:
         assert client.stats == {"in_msgs": len(sent), "in_bytes": sum(len(m[2]) + len(m[3]) for m in sent)}
 
 
-def test_parser_sink_removed_or_replaced_within_a_burst_gets_no_more_messages() -> None:
+def test_parser_handler_removed_within_a_burst_gets_no_more_messages() -> None:
     for successor in (False, True):
         got: list[bytes] = []
         later: list[bytes] = []
@@ -126,7 +126,7 @@ def test_parser_sink_removed_or_replaced_within_a_burst_gets_no_more_messages() 
         assert later == ([b"003", b"004"] if successor else [])
 
 
-def test_parser_sink_failure_within_a_burst_costs_one_message_each() -> None:
+def test_parser_handler_error_within_a_burst_skips_only_that_message() -> None:
     got: list[bytes] = []
 
     def sink(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -139,7 +139,7 @@ def test_parser_sink_failure_within_a_burst_costs_one_message_each() -> None:
     assert (got, client.failed) == ([b"001", b"003", b"004"], [b"a.b", b"a.b"])
 
 
-def test_parser_does_not_confuse_a_line_with_the_same_prefix() -> None:
+def test_parser_distinguishes_lines_with_the_same_prefix() -> None:
     other = (b"a.b", b"_INBOX.x", b"x" * 31, b"")
     got, _ = run([wire(BURST[0]) + wire(other) + wire(BURST[1])])
     assert got == [BURST[0], other, BURST[1]]
@@ -147,7 +147,7 @@ def test_parser_does_not_confuse_a_line_with_the_same_prefix() -> None:
         run([wire(BURST[0]) + b"\n" + wire(BURST[1])])
 
 
-def test_parser_feed_dispatches_whole_messages_at_once() -> None:
+def test_parser_feed_delivers_complete_messages_synchronously() -> None:
     got: list[tuple[bytes, bytes, bytes, bytes]] = []
     client = FakeClient()
     parser = SinkParser(client, {b"1": lambda *message: got.append(message)})
@@ -182,7 +182,7 @@ def test_parser_rejects_bytes_that_are_no_nats_protocol() -> None:
         run([b"HTTP/1.1 200 OK\r\n"])
 
 
-def test_parser_sink_failure_costs_one_message() -> None:
+def test_parser_handler_error_skips_only_that_message() -> None:
     client, got = FakeClient(), []
 
     def sink(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -195,11 +195,11 @@ def test_parser_sink_failure_costs_one_message() -> None:
     assert client.failed == [b"a.c"]
 
 
-def test_parser_reads_random_hostile_streams_as_the_protocol_defines() -> None:
+def test_parser_reads_random_hostile_streams_like_a_plain_reference_parser() -> None:
     assert fuzz(300, seed=7) > 600  # more of it: python -m tests.unit.bus.parser_fuzz
 
 
-def test_parser_cannot_be_redirected_to_another_subscription_by_publishers() -> None:
+def test_parser_delivers_forged_subjects_only_to_the_subscription_of_the_server() -> None:
     """nats-server takes ``shop.a\x0b7`` for one token. A parser that splits at \x0b would take 7 for the sid [A12]."""
     got: list[tuple[int, bytes]] = []
     client = FakeClient()
@@ -227,14 +227,14 @@ def test_parser_cannot_be_redirected_to_another_subscription_by_publishers() -> 
         b"MSG  1 2",
     ],
 )
-def test_parser_skips_a_message_whose_line_does_not_fit(line: bytes) -> None:
+def test_parser_skips_a_message_whose_subject_does_not_match_its_subscription(line: bytes) -> None:
     content = b"x" * int(line.split(b" ")[-1])
     got, _ = run([wire(MESSAGES[0]) + line + b"\r\n" + content + b"\r\n" + wire(MESSAGES[1])])
     assert got == [MESSAGES[0], MESSAGES[1]]
 
 
 @pytest.mark.parametrize("size", [b"+2", b"2_0", b"\xd9\xa2", b"2\x0b", b"", b"-1", b"1234567890", b"999999999", b"0x2"])
-def test_parser_invalid_size_ends_the_connection(size: bytes) -> None:
+def test_parser_closes_the_connection_at_an_invalid_message_size(size: bytes) -> None:
     with pytest.raises(ProtocolError):
         run([b"MSG a.b 1 %b\r\nhi\r\n" % size])
 
@@ -252,7 +252,7 @@ def test_parser_after_a_reconnect_reads_nothing_of_the_old_connection() -> None:
     assert got == [MESSAGES[1]]
 
 
-def test_parser_line_length_is_bounded() -> None:
+def test_parser_rejects_a_line_above_the_maximum_length() -> None:
     with pytest.raises(ProtocolError):
         run([b"M" * 1024] * 65)
 
@@ -267,7 +267,7 @@ def test_parser_line_length_is_bounded() -> None:
         (">", [b"a", b"a.b"], [b"", b".a"]),
     ],
 )
-def test_subject_pattern_matches_like_nats_and_its_cache_is_bounded(
+def test_subject_pattern_matches_as_nats_does_with_a_bounded_cache(
     pattern: str, inside: list[bytes], outside: list[bytes]
 ) -> None:
     subscription = Pattern(pattern)

@@ -74,7 +74,7 @@ async def test_publish_up_to_max_payload_is_stored_replicated_and_read(size_byte
     assert read(desk) == wanted
 
 
-async def test_batch_with_a_key_stored_twice_is_measured_exactly() -> None:
+async def test_producer_batch_with_repeated_keys_fits_max_payload_exactly() -> None:
     desk = Desk()
     wanted = await stored(desk, (b"v" * (MAX_PAYLOAD - len(WITH_KEY)), WITH_KEY), (b"after", b""))
     assert desk.batches()[0].header.size_bytes > MAX_PAYLOAD
@@ -108,7 +108,7 @@ async def test_follower_without_fragments_gets_no_response_for_a_too_large_batch
     assert desk.bus.take("liftpy.inbox.n2.f") == [], "an empty response would say: you are caught up"
 
 
-async def test_small_max_payload_bounds_batches_without_loss() -> None:
+async def test_publishes_with_a_small_max_payload_are_stored_in_smaller_batches_without_loss() -> None:
     desk = Desk(FakeBus(max_payload=16 * 1024))
     wanted = await stored(desk, *((bytes([number]) * 16_384, b"") for number in range(8)))
     assert desk.values() == wanted

@@ -73,7 +73,7 @@ def test_producer_batches_in_order_are_stored_with_their_sequences(codec: Codec)
     ]
 
 
-def test_producer_batch_repeated_is_acknowledged_after_its_commit() -> None:
+def test_producer_batch_sent_twice_is_stored_once_and_acked_after_its_commit() -> None:
     bench = begun()
     send(bench, 0, 3)
     send(bench, 0, 3)
@@ -87,7 +87,7 @@ def test_producer_batch_repeated_is_acknowledged_after_its_commit() -> None:
     assert (late.offset, late.duplicate, late.correlationId) == (0, True, "0-3")
 
 
-def test_producer_duplicate_waits_for_the_last_batch_of_its_producer() -> None:
+def test_producer_duplicate_is_acked_after_the_commit_of_the_producers_last_batch() -> None:
     bench = begun()
     send(bench, 0, 3)
     bench.commit()
@@ -101,7 +101,7 @@ def test_producer_duplicate_waits_for_the_last_batch_of_its_producer() -> None:
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4])
-def test_producer_batch_that_overlaps_is_stored_from_its_new_records(codec: Codec) -> None:
+def test_producer_batch_that_overlaps_stored_records_adds_only_its_new_records(codec: Codec) -> None:
     """Its process restarted and batches in another way."""
     bench = begun(codec)
     send(bench, 0, 9)
@@ -156,7 +156,7 @@ def test_producer_without_an_epoch_is_rejected_as_unknown() -> None:
     assert (ack.ackError, bench.batches) == (_Ack.UNKNOWN_PRODUCER, [])
 
 
-def test_producer_without_the_right_to_reject_gets_no_answer() -> None:
+def test_producer_batch_out_of_sequence_at_a_leader_that_may_not_reject_gets_no_answer() -> None:
     bench = begun()
     bench.ingest.stop()
     bench.ingest.start()
@@ -178,7 +178,7 @@ def test_producers_beyond_the_limit_are_rejected_as_overloaded() -> None:
     assert "1 producers are known" in ack.detail
 
 
-def test_producer_acks_in_flight_are_bounded() -> None:
+def test_producer_batches_beyond_the_limit_of_unacked_batches_are_rejected() -> None:
     bench = begun()
     send(bench, 0, 1)
     bench.commit()
@@ -192,7 +192,7 @@ def test_producer_acks_in_flight_are_bounded() -> None:
     assert (bench.acks.count, bench.answers()) == (bound, [])
 
 
-def test_producer_duplicates_beyond_the_bound_get_no_rejection() -> None:
+def test_producer_duplicates_beyond_the_limit_of_unacked_batches_get_no_rejection() -> None:
     bench = begun()
     send(bench, 0, 2)
     bench.commit()
@@ -215,7 +215,7 @@ def test_producer_duplicates_beyond_the_bound_get_no_rejection() -> None:
     ],
     ids=["a short digest", "an offset", "an instance", "a digest", "a reset", "a question with a batch"],
 )
-def test_producer_batch_that_contradicts_itself_is_rejected(batch: bytes, head: dict[str, Any], text: str) -> None:
+def test_producer_batch_whose_header_contradicts_its_records_is_rejected(batch: bytes, head: dict[str, Any], text: str) -> None:
     bench = begun()
     bench.arrive((REPLY, published(batch, **head), b""))
     (ack,) = bench.answers()
@@ -224,7 +224,7 @@ def test_producer_batch_that_contradicts_itself_is_rejected(batch: bytes, head: 
     assert bench.batches == []
 
 
-def test_stream_without_acks_answers_no_producer() -> None:
+def test_stream_without_acks_sends_no_ack_to_a_producer() -> None:
     bench = Bench(AckPolicy.NONE)
     ask(bench)
     send(bench, 0, 2)

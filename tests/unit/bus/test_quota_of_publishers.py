@@ -86,7 +86,7 @@ def test_publish_over_quota_without_reply_is_dropped_and_counted() -> None:
     assert dict(bench.ingest.counters.throttled) == {"stream": 3}
 
 
-def test_duplicate_message_over_quota_is_acknowledged_and_costs_nothing() -> None:
+def test_duplicate_message_over_quota_is_acked_and_not_charged() -> None:
     bench = a_bench()
     block = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n"
     bench.arrive((b"_INBOX.a", b"a", block % b"a"), (b"_INBOX.b", b"b", block % b"b"))
@@ -169,7 +169,7 @@ def test_quota_rejections_without_a_lease_are_bounded(monkeypatch: pytest.Monkey
     assert set(json_of(bench)) == {b"_INBOX.1", b"_INBOX.2", b"_INBOX.now"}, "what is owed is bounded"
 
 
-def test_quota_rejection_is_never_sent_while_standbys_exist() -> None:
+def test_quota_on_a_stream_with_standbys_never_rejects() -> None:
     bench = a_bench()
     bench.ingest._may = bench.ingest._may._replace(refuse=lambda: True, refuse_for_now=lambda: False)
     bench.arrive(*((b"_INBOX.%d" % number, b"%d" % number, b"") for number in range(4)))
@@ -193,7 +193,7 @@ def test_quota_settings_change_at_runtime_without_filling_the_bucket() -> None:
     assert len(values(bench)) == 6
 
 
-def test_quota_by_token_counts_each_token_alone() -> None:
+def test_quota_per_subject_token_counts_each_token_separately() -> None:
     bench = a_bench(quota_by_token=2)
     for subject, count in ((b"ev.a", 4), (b"ev.b", 1)):
         for _ in range(count):
@@ -211,7 +211,7 @@ def test_overloaded_rejection_has_a_retry_delay() -> None:
     assert "retry_after_ms" not in json_of(bench)[b"_INBOX.a"]
 
 
-def test_late_node_rejects_publishes_with_reply_and_accepts_the_others() -> None:
+def test_overloaded_node_rejects_publishes_with_reply_and_stores_those_without() -> None:
     bench = Bench()
     node = MemoryBudget()
     bench.ingest._overload._may = bench.ingest._may._replace(room=PartitionRoom(node, 1 << 20, lambda: 0))

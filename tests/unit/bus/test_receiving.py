@@ -86,7 +86,7 @@ async def bench() -> Bench:
     return made
 
 
-async def test_receiver_consumes_bytes_without_waking_the_task(bench: Bench) -> None:
+async def test_receiver_passes_bytes_to_its_parser_without_waking_the_reading_task(bench: Bench) -> None:
     bench.receiver.data_received(b"a")
     bench.receiver.data_received(b"b")
     assert bench.taker.taken == [b"a", b"b"]
@@ -95,7 +95,7 @@ async def test_receiver_consumes_bytes_without_waking_the_task(bench: Bench) -> 
     bench.reading.cancel()
 
 
-async def test_receiver_keeps_the_order_behind_a_busy_task(bench: Bench) -> None:
+async def test_receiver_delivers_bytes_in_order_while_the_reading_task_is_busy(bench: Bench) -> None:
     bench.gate.clear()
     bench.receiver.data_received(b"!1")
     bench.receiver.data_received(b"2")
@@ -111,7 +111,7 @@ async def test_receiver_keeps_the_order_behind_a_busy_task(bench: Bench) -> None
     bench.reading.cancel()
 
 
-async def test_receiver_backlog_for_the_task_is_bounded(bench: Bench) -> None:
+async def test_receiver_pauses_the_transport_when_the_reading_task_is_behind(bench: Bench) -> None:
     bench.gate.clear()
     bench.receiver.data_received(b"?" * BOUND_BYTES)
     await bench.settle()
@@ -127,7 +127,7 @@ async def test_receiver_backlog_for_the_task_is_bounded(bench: Bench) -> None:
     bench.reading.cancel()
 
 
-async def test_receiver_keeps_no_tls_connection_half_open(bench: Bench) -> None:
+async def test_receiver_closes_a_tls_connection_on_eof(bench: Bench) -> None:
     bench.transport.ssl_object = object()
     assert not bench.receiver.eof_received(), "asyncio warns otherwise, on the terminal of every command"
     bench.receiver.connection_lost(None)
@@ -160,7 +160,7 @@ async def test_receiver_error_is_raised_in_the_reading_task(bench: Bench) -> Non
     assert (bench.left, bench.taker.taken, list(bench.receiver._left)) == ([], [], []), "nothing is read again"
 
 
-async def test_receiver_that_is_stopped_consumes_nothing(bench: Bench) -> None:
+async def test_receiver_that_is_stopped_passes_no_bytes_on(bench: Bench) -> None:
     bench.receiver.stop()
     bench.receiver.data_received(b"a")
     bench.receiver.data_received(b"?b")
@@ -195,5 +195,5 @@ async def test_receiver_delivers_bytes_read_by_the_stream_first(ended: bool) -> 
     assert await receiver.read() == b"early late"
 
 
-async def test_receiver_is_not_made_for_a_connection_without_a_stream() -> None:
+async def test_receive_without_an_asyncio_stream_returns_none() -> None:
     assert await receive(type("Connection", (), {"_transport": object()})(), Taker(), BOUND_BYTES) is None

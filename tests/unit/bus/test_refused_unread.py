@@ -68,7 +68,7 @@ class Refusing(Made):
         self.parser.pauses = True
 
 
-def test_unread_rejection_joins_requests_of_one_subject_and_counts_them() -> None:
+def test_ingest_parser_in_overload_rejects_requests_of_one_subject_together() -> None:
     made = Refusing()
     stream = b"".join(b"MSG ev 1 _INBOX.a.%d %d\r\n%b\r\n" % (number, number, b"x" * number) for number in range(4))
     stream += b"HMSG ev 1 _INBOX.e 12 14\r\n%bab\r\n" % HEADERS
@@ -101,7 +101,7 @@ def test_unread_rejection_joins_requests_of_one_subject_and_counts_them() -> Non
         (b"MSG ev 1 %b 3\r\nabc\r\n" % (b"r" * 256), (b"ev", b"r" * 256, b"abc", b"")),
     ],
 )
-def test_unread_rejection_delivers_every_other_message(other: bytes, given: Any) -> None:
+def test_ingest_parser_in_overload_delivers_messages_that_are_no_requests(other: bytes, given: Any) -> None:
     made = Refusing()
     assert made.parser._messages(ASKS * 2 + other, 0) == len(ASKS * 2 + other)
     assert (made.refused, made.got) == ([(1, [b"_INBOX.a.1"] * 2)], [given])
@@ -118,14 +118,14 @@ def test_unread_rejection_delivers_every_other_message(other: bytes, given: Any)
         b"PING\r\n",
     ],
 )
-def test_unread_rejection_stops_at_a_foreign_line(other: bytes) -> None:
+def test_ingest_parser_in_overload_stops_before_a_line_of_nats_py(other: bytes) -> None:
     made = Refusing()
     assert made.parser._messages(ASKS + other + ASKS, 0) == len(ASKS)
     assert (made.refused, made.got, made.parser._needed_bytes) == ([(1, [b"_INBOX.a.1"])], [], 0)
 
 
 @pytest.mark.parametrize(("pauses", "given"), [(True, 1), (False, 4)])
-def test_unread_rejection_resumes_behind_a_delivered_message_while_paused(pauses: bool, given: int) -> None:
+def test_ingest_parser_in_overload_rejects_requests_after_a_delivered_message(pauses: bool, given: int) -> None:
     made = Refusing()
     made.parser.pauses = pauses
     stream = ASKS * 2 + b"MSG ev 1 3\r\nabc\r\n" + ASKS * 3
@@ -133,7 +133,7 @@ def test_unread_rejection_resumes_behind_a_delivered_message_while_paused(pauses
     assert (len(made.got), made.parser.refused, made.parser.seen) == (given, 6 - given, 6)
 
 
-def test_unread_rejection_waits_for_the_rest_of_a_message() -> None:
+def test_ingest_parser_in_overload_waits_for_the_rest_of_a_message() -> None:
     for cut in range(1, len(ASKS)):
         made = Refusing()
         assert made.parser._messages(ASKS + ASKS[:cut], 0) == len(ASKS)
@@ -141,7 +141,7 @@ def test_unread_rejection_waits_for_the_rest_of_a_message() -> None:
         assert made.parser._needed_bytes == (len(ASKS) if cut >= ASKS.index(b"\n") + 1 else 0)
 
 
-def test_unread_rejection_delivers_envelopes_together_and_checks_the_next() -> None:
+def test_ingest_parser_in_overload_delivers_consecutive_envelopes_and_rejects_the_next() -> None:
     made = Refusing()
     enveloped = b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC)
     calls: list[int] = []
@@ -153,7 +153,7 @@ def test_unread_rejection_delivers_envelopes_together_and_checks_the_next() -> N
     assert (made.refused, len(calls)) == ([(1, [b"_INBOX.a.1"])], 3)
 
 
-def test_unread_rejection_ends_when_the_door_opens_or_the_listener_leaves() -> None:
+def test_ingest_parser_rejects_nothing_after_overload_or_without_a_subscription() -> None:
     made = Refusing()
     made.doors[1].shut = False
     made.parser._messages(ASKS, 0)
@@ -163,7 +163,7 @@ def test_unread_rejection_ends_when_the_door_opens_or_the_listener_leaves() -> N
     assert (made.refused, len(made.got), made.parser.refused) == ([], 2, 0)
 
 
-def test_unread_rejection_that_raises_is_reported_and_costs_only_its_requests() -> None:
+def test_ingest_parser_rejection_that_raises_is_reported_and_skips_only_its_requests() -> None:
     made = Refusing()
     bug = b"MSG ev 1 bug 1\r\na\r\n"
     assert made.parser._messages(bug + b"MSG w.x 3 _INBOX.b 1\r\na\r\n", 0) == len(bug) + 25
@@ -189,7 +189,7 @@ def _bytes_of(frame: Any) -> bytes:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(_FRAME, max_size=12), st.lists(st.integers(0, 400), max_size=4), st.data())
-async def test_unread_rejection_handles_each_message_once_however_the_bytes_are_split(
+async def test_ingest_parser_in_overload_handles_each_message_once_for_any_split(
     frames: list[Any], cuts: list[int], data: Any
 ) -> None:
     stream, made = b"".join(map(_bytes_of, frames)), Refusing()
@@ -214,7 +214,7 @@ async def test_unread_rejection_handles_each_message_once_however_the_bytes_are_
     assert (made.counted, made.parser.seen) == ((len(frames), sum(sizes)), len(frames))
 
 
-async def test_inflow_rejects_publishes_while_unread_bytes_are_too_old(
+async def test_ingest_connection_rejects_publishes_while_its_unread_bytes_are_too_old(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
@@ -239,7 +239,7 @@ async def test_inflow_rejects_publishes_while_unread_bytes_are_too_old(
     assert bus._parser.pauses, "without room, too"
 
 
-async def test_inflow_with_an_empty_buffer_opens_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ingest_connection_with_an_empty_buffer_accepts_publishes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last turn began late. A single message is then taken on arrival, without a turn."""
     bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
     bench.bus._room_of_node = room
@@ -257,7 +257,7 @@ async def test_inflow_with_an_empty_buffer_opens_the_door(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("waited_ms", "taken"), [(100, 4), (101, 16)])
-async def test_inflow_turn_parses_more_while_most_messages_are_rejected(
+async def test_ingest_connection_turn_parses_more_bytes_while_most_messages_are_rejected(
     waited_ms: int, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
@@ -308,7 +308,7 @@ def _waits_for_its_commit(bench: Refused) -> None:
 
 
 @pytest.mark.parametrize("why", [_is_late, _has_no_room, _many_wait, _much_waits, _waits_for_its_commit])
-def test_overload_rejects_while_there_is_no_time_or_no_room(why: Callable[[Refused], None]) -> None:
+def test_overload_rejects_publishes_while_the_node_is_late_or_a_queue_is_full(why: Callable[[Refused], None]) -> None:
     bench = Refused()
     door = bench.ingest._overload
     assert not door.refuses()
@@ -321,7 +321,7 @@ def test_overload_rejects_while_there_is_no_time_or_no_room(why: Callable[[Refus
     assert not door.refuses(), "nobody is answered here: nobody waits"
 
 
-def test_overload_rejects_for_slow_commits_only_under_pressure() -> None:
+def test_overload_rejects_for_slow_commits_only_while_memory_is_under_pressure() -> None:
     bench = Refused()
     door = bench.ingest._overload
     _waits_for_its_commit(bench)
@@ -334,7 +334,7 @@ def test_overload_rejects_for_slow_commits_only_under_pressure() -> None:
     assert not door.refuses()
 
 
-def test_overload_rejects_for_late_acks_even_without_pressure() -> None:
+def test_overload_rejects_for_late_acks_even_without_memory_pressure() -> None:
     """At the start of a flood the queue is before the commit, and few bytes wait unread."""
     bench = Refused()
     door = bench.ingest._overload
@@ -355,7 +355,7 @@ def test_overload_rejects_for_late_acks_even_without_pressure() -> None:
     assert bench.node.is_pressed
 
 
-def test_overload_keeps_the_node_pressed_while_rejecting_for_commits() -> None:
+def test_overload_keeps_memory_pressure_on_while_it_rejects_for_slow_commits() -> None:
     """Publishes are rejected when they are read, so the age of unread bytes shows no overload."""
     bench = Refused()
     bench.node = MemoryBudget(100, late_s=1.0)
@@ -370,7 +370,7 @@ def test_overload_keeps_the_node_pressed_while_rejecting_for_commits() -> None:
     assert not bench.node.is_pressed
 
 
-def test_overload_rejection_has_a_retry_delay_and_skips_replies_outside_an_inbox() -> None:
+def test_overload_rejection_has_a_retry_delay_and_is_sent_only_to_inboxes() -> None:
     bench = Refused()
     bench.node.waited_ns = 700_000_000
     bench.ingest._overload.refuse([b"_INBOX.1", b"shop.orders", b"_INBOX.2"])
@@ -383,7 +383,7 @@ def test_overload_rejection_has_a_retry_delay_and_skips_replies_outside_an_inbox
     assert bench.ingest.reader.refused_replies == 1
 
 
-def test_overload_retry_delay_is_the_waiting_time_within_bounds() -> None:
+def test_overload_retry_delay_is_the_queue_age_within_bounds() -> None:
     node = MemoryBudget()
     said = []
     for waited_ms in (0, LEAST_WAIT_MS, 1234, 60_000):
@@ -402,7 +402,7 @@ def test_overload_rejection_without_a_lease_is_sent_with_the_lease() -> None:
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1"]
 
 
-def test_stream_without_acks_accepts_requests_on_a_late_node() -> None:
+def test_stream_without_acks_stores_requests_on_an_overloaded_node() -> None:
     bench = Refused()
     bench.node.is_late = True
     bench.ingest.reader._policy = AckPolicy.NONE
@@ -421,7 +421,7 @@ def test_overload_does_not_reject_a_stored_duplicate(again: bytes) -> None:
     assert bench.ingest.counters.overloaded == 2
 
 
-def test_overload_checks_are_spaced_by_the_waiting_time() -> None:
+def test_memory_budget_keeps_less_than_600_age_samples_per_minute() -> None:
     node, ms = MemoryBudget(late_s=1.0), 1_000_000
     for number in range(60_000):  # a minute of turns of 1 ms, in which nothing is looked at
         node.update_wait(1 + number, 0, number * ms)
@@ -436,7 +436,7 @@ def block(message_id: bytes) -> bytes:
     return b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % message_id
 
 
-def test_overload_takes_a_message_id_for_new_only_if_not_stored_or_in_flight() -> None:
+def test_overload_message_id_is_new_only_if_neither_stored_nor_in_flight() -> None:
     bench = Refused()
     is_new = bench.ingest._overload.is_new
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
@@ -452,7 +452,7 @@ def test_overload_takes_a_message_id_for_new_only_if_not_stored_or_in_flight() -
     assert not is_new(b"m4"), "one of those that went for want of room may be it"
 
 
-def test_overload_rejects_a_new_message_id_each_time() -> None:
+def test_overload_rejects_each_attempt_with_a_new_message_id() -> None:
     bench = Refused()
     bench.node.is_late = True
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")), (b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3", b"v", block(b"m2")))

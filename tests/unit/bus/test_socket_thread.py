@@ -53,7 +53,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     made.close()
 
 
-def test_socket_thread_reads_in_order_only_while_there_is_room(reader: Reader) -> None:
+def test_socket_thread_reads_in_order_and_pauses_while_the_buffer_is_full(reader: Reader) -> None:
     reader.theirs.sendall(b"one ")
     seen = reader.looked
     until(lambda: reader.looked > seen + 5)
@@ -66,7 +66,7 @@ def test_socket_thread_reads_in_order_only_while_there_is_room(reader: Reader) -
     assert not reader.ended
 
 
-def test_socket_thread_resumes_at_once_when_room_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_thread_with_a_full_buffer_resumes_when_room_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest_connection, "_SOCKET_LOOK_AGAIN_S", 10 * LIMIT_S)
     reader = Reader(room=False)
     until(lambda: reader.looked == 1)
@@ -77,7 +77,7 @@ def test_socket_thread_resumes_at_once_when_room_is_reported(monkeypatch: pytest
     reader.close()
 
 
-def test_socket_thread_reports_the_end_once(reader: Reader) -> None:
+def test_socket_thread_reports_eof_once(reader: Reader) -> None:
     reader.room = True
     reader.thread.room()
     reader.theirs.sendall(b"last")
@@ -86,7 +86,7 @@ def test_socket_thread_reports_the_end_once(reader: Reader) -> None:
     assert (reader.taken, reader.ended) == (b"last", ["liftpy-ingest-socket"])
 
 
-def test_socket_thread_after_stop_reads_nothing_and_reports_no_end(reader: Reader) -> None:
+def test_socket_thread_after_stop_reads_nothing_and_reports_no_eof(reader: Reader) -> None:
     reader.room = True
     reader.thread.room()
     reader.theirs.sendall(b"before")
@@ -99,7 +99,7 @@ def test_socket_thread_after_stop_reads_nothing_and_reports_no_end(reader: Reade
     assert (reader.taken, reader.ended) == (b"before", [])
 
 
-def test_socket_thread_waiting_for_room_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_thread_with_a_full_buffer_ends_on_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest_connection, "_SOCKET_LOOK_AGAIN_S", 10 * LIMIT_S)
     reader = Reader(room=False)
     until(lambda: reader.looked == 1)
@@ -107,7 +107,7 @@ def test_socket_thread_waiting_for_room_stops(monkeypatch: pytest.MonkeyPatch) -
     until(lambda: reader.thread._socket.fileno() < 0)
 
 
-def test_socket_thread_waiting_for_bytes_stops() -> None:
+def test_socket_thread_waiting_for_bytes_ends_on_stop() -> None:
     reader = Reader(room=True)
     until(lambda: reader.looked == 1)
     reader.thread.stop()

@@ -92,7 +92,7 @@ async def test_standby_connection_is_opened_with_the_first_standby() -> None:
     assert link.told[-2:] == [("settled", 2.5), ("stop",)]
 
 
-async def test_standby_connection_stop_ends_an_opening() -> None:
+async def test_standby_connection_stop_cancels_a_pending_connect() -> None:
     bench = Bench()
     bench.standby.hear("a", "sink", "given up")  # type: ignore[arg-type]
     await asyncio.sleep(0)
@@ -171,7 +171,7 @@ async def test_standby_subscription_that_is_denied_reports_the_loss_to_its_leade
     assert (lost.count("later"), lost.count("again")) == (0, 0), "it is asked for anew with the next connection"
 
 
-async def test_standby_connection_survives_credentials_that_are_unreadable_for_a_moment(
+async def test_standby_connection_retries_while_the_credentials_are_unreadable(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connections, "_AGAIN_S", 0.001)

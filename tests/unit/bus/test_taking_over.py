@@ -92,7 +92,7 @@ async def test_ingest_takeover_subscribes_itself_when_the_standby_connection_is_
     assert leader.counts() == [1]
 
 
-async def test_ingest_takeover_that_left_returns_on_its_own_connection() -> None:
+async def test_ingest_takeover_that_unsubscribed_resubscribes_on_the_ingest_connection() -> None:
     hearing = Hearing()
     leader = Leader(FailoverBacklog(hearing))
     leader.ingest.leave()
@@ -104,7 +104,7 @@ async def test_ingest_takeover_that_left_returns_on_its_own_connection() -> None
     assert leader.bus.sink is None
 
 
-async def test_ingest_takeover_with_a_lost_link_accepts_nothing_until_it_returns() -> None:
+async def test_ingest_takeover_with_a_lost_connection_accepts_nothing_until_it_resubscribes() -> None:
     for by_standby in (True, False):
         hearing = Hearing()
         leader = Leader(FailoverBacklog(hearing))
@@ -154,7 +154,7 @@ async def test_ingest_takeover_stores_one_batch_per_turn_in_order() -> None:
     assert all(len(now) - len(before) <= 1 for before, now in itertools.pairwise(took))
 
 
-async def test_ingest_takeover_that_is_stopped_forgets_the_remaining_messages() -> None:
+async def test_ingest_takeover_that_is_stopped_discards_the_remaining_messages() -> None:
     class Deposed(Leader):
         def feed(self, event: Any) -> None:
             super().feed(event)

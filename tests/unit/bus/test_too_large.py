@@ -23,7 +23,9 @@ def fetch(desk: Desk) -> None:
     )
 
 
-async def test_too_large_batch_for_an_old_follower_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_batch_above_max_payload_for_a_follower_without_fragments_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     desk = Desk()
     desk.publish(b"x" * 500_000)
     await desk.turn()

@@ -132,7 +132,7 @@ def outcome(bench: Bench) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("bad", [0.02, 0.2, 0.6, 1.0])
-async def test_ingest_of_a_read_with_unfit_messages_answers_as_if_each_came_alone(bad: float) -> None:
+async def test_ingest_of_mixed_valid_and_invalid_messages_answers_as_if_each_came_alone(bad: float) -> None:
     for seed in range(8):
         messages, together, apart = Messages(seed, bad), made(wants_offsets=seed % 5 == 4), made(wants_offsets=seed % 5 == 4)
         for _ in range(3):
@@ -148,7 +148,7 @@ async def test_ingest_of_a_read_with_unfit_messages_answers_as_if_each_came_alon
     [(("Nats-Batch-Id", "b"), 1), (("Nats-Rollup", "sub"), 1), ((EXPECTED, 9_999), 5)],
     ids=["unsupported", "against_settings", "condition"],
 )
-async def test_ingest_of_a_read_with_five_unfit_messages_stores_the_others_in_few_batches(
+async def test_ingest_of_a_read_with_five_invalid_messages_stores_the_others_in_few_batches(
     header: tuple[str, object], batches: int
 ) -> None:
     bench = made()
@@ -157,7 +157,7 @@ async def test_ingest_of_a_read_with_five_unfit_messages_stores_the_others_in_fe
     assert (bench.end, bench.ingest.counters.rejected, len(bench.batches)) == (495, 5, batches)
 
 
-async def test_ingest_of_a_read_that_fails_at_one_message_skips_only_that_message() -> None:
+async def test_ingest_of_a_read_with_a_message_that_raises_skips_only_that_message() -> None:
     bench = made()
     real = bench.ingest.reader.read
 

@@ -28,7 +28,7 @@ class Bus:
         self.sent.append((subject, b"".join(pieces)))
 
 
-def test_wake_up_names_the_stream_uid_and_reaches_only_that_stream() -> None:
+def test_wake_up_with_a_stream_uid_is_delivered_only_to_that_stream() -> None:
     def nothing(*_: Any) -> Any:
         raise AssertionError("nobody asked")
 

@@ -68,7 +68,7 @@ def asker(monkeypatch: pytest.MonkeyPatch) -> Asker:
     return Asker(monkeypatch)
 
 
-def test_server_statistics_answer_is_delivered_once_with_its_request_time(asker: Asker) -> None:
+def test_server_statistics_answer_is_delivered_once_with_the_request_time(asker: Asker) -> None:
     asker.ask()
     assert asker.bus.asked == [(SERVER_CONNECTIONS, {"cid": 7, "state": 2}, "box.connz.1")]
     asked_ns = asker.now_ns
@@ -103,7 +103,7 @@ def test_server_statistics_answer_of_another_server_is_ignored(asker: Asker) -> 
     assert [told.reason for told in asker.heard] == [""], "it is still waited for"
 
 
-def test_server_statistics_are_requested_at_intervals_and_rarely_from_a_silent_server(asker: Asker) -> None:
+def test_server_statistics_are_requested_at_longer_intervals_from_a_silent_server(asker: Asker) -> None:
     assert asker.ask() == 1
     assert asker.ask(19.9) == 0
     assert asker.ask(at_once=True) == 1
@@ -128,7 +128,7 @@ def test_server_statistics_without_a_connection_do_not_count_as_silence(asker: A
     assert (asker.ask(9_999), asker.ask(1)) == (0, 1), "this silence is its own"
 
 
-def test_server_statistics_silence_of_one_server_does_not_count_for_the_next(asker: Asker) -> None:
+def test_server_statistics_after_a_server_change_are_requested_at_normal_intervals(asker: Asker) -> None:
     assert (asker.ask(), asker.ask(2_000), asker.ask(20)) == (1, 1, 0)
     for count in (3, 4):
         asker.backlog.ask("s2", 3, asker.heard.append)
@@ -136,12 +136,12 @@ def test_server_statistics_silence_of_one_server_does_not_count_for_the_next(ask
         asker.now_ns += 20 * MS
 
 
-def test_server_statistics_after_a_disconnect_are_requested_independently(asker: Asker) -> None:
+def test_server_statistics_after_a_disconnect_are_requested_despite_a_pending_request(asker: Asker) -> None:
     asker.backlog.ask("s0", 7, asker.heard.append, at_once=True)
     assert (asker.ask(60_000), asker.ask(20)) == (1, 1)
 
 
-def test_server_statistics_keep_only_the_newest_requests(asker: Asker) -> None:
+def test_server_statistics_answer_to_one_of_the_oldest_requests_is_ignored(asker: Asker) -> None:
     for _ in range(17):
         asker.ask(25)
         asker.backlog._silent_ns = 0
@@ -212,7 +212,7 @@ async def judged(
         ((), None, 0, 1, []),
     ],
 )
-async def test_disconnect_counts_messages_delivered_but_not_received(
+async def test_disconnect_counts_messages_sent_by_the_server_but_not_received(
     answers: Any, last: Any, lost: int, unknown: int, learned: list[int], monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     server = Server(*answers)
@@ -228,12 +228,12 @@ async def test_disconnect_counts_messages_delivered_but_not_received(
         assert text.endswith(f" count={lost}") or not lost
 
 
-async def test_disconnect_without_statistics_counts_an_unknown_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_disconnect_without_server_statistics_counts_an_unknown_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = await judged(None, None, 35, monkeypatch)
     assert (made.lost_messages, made.unknown) == (0, 1)
 
 
-async def test_read_resets_the_outstanding_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_read_resets_the_outstanding_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     made: Any = BusConnection("acks")
     made._pings_outstanding = 2
     done: list[int] = []
@@ -255,7 +255,7 @@ async def test_read_resets_the_outstanding_pings(monkeypatch: pytest.MonkeyPatch
 
 
 # ---- a connection that comes and goes ------------------------------------------------------------------------------------------
-async def test_connection_watchers_hear_the_loss_and_the_reconnect(caplog: pytest.LogCaptureFixture) -> None:
+async def test_connection_loss_and_reconnect_call_the_callbacks_and_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     made: Any = BusConnection("acks")
     told: list[Any] = []
@@ -274,7 +274,7 @@ async def test_connection_watchers_hear_the_loss_and_the_reconnect(caplog: pytes
     ]
 
 
-async def test_data_path_timer_checks_again_and_is_cancelled_on_stop(
+async def test_data_path_grace_timer_is_rearmed_and_cancelled_on_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[tuple[str, str, bool]] = []
@@ -333,7 +333,7 @@ async def test_data_path_timer_checks_again_and_is_cancelled_on_stop(
     assert len(timers) == 2
 
 
-async def test_inflow_parser_counts_dropped_messages_and_bytes() -> None:
+async def test_ingest_parser_counts_dropped_messages_and_bytes() -> None:
     connection = Connection()
     taken: list[bytes] = []
     parser = InflowParser(connection, {b"1": lambda s, r, payload, h: taken.append(payload)})

@@ -22,7 +22,7 @@ def in_a_burst(bench: Bench) -> None:
     bench.bus._burst_ns, bench.bus._large_ns = 10 * MS, 10 * MS + module._BURST_NS
 
 
-async def test_burst_is_read_by_a_thread(bench: Bench) -> None:
+async def test_ingest_connection_during_a_burst_is_read_by_a_thread(bench: Bench) -> None:
     bus = bench.bus
     in_a_burst(bench)
     assert bus._hand_over()
@@ -40,7 +40,7 @@ async def test_burst_is_read_by_a_thread(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "why", ["no burst", "not yet", "no receiver", "task", "reconnecting", "closed", "tls", "closing", "no socket"]
 )
-async def test_burst_is_read_by_the_loop_if_a_thread_cannot_read(bench: Bench, why: str) -> None:
+async def test_ingest_connection_is_read_by_the_event_loop_if_a_thread_cannot_read_it(bench: Bench, why: str) -> None:
     bus = bench.bus
     in_a_burst(bench)
     transport = bus._receiver.transport
@@ -63,7 +63,7 @@ async def test_burst_is_read_by_the_loop_if_a_thread_cannot_read(bench: Bench, w
 
 
 @pytest.mark.parametrize("error", [OSError(24, "no descriptor"), RuntimeError("can't start new thread")])
-async def test_burst_is_read_by_the_loop_if_no_thread_can_start(bench: Bench, error: Exception) -> None:
+async def test_ingest_connection_is_read_by_the_event_loop_if_no_thread_can_start(bench: Bench, error: Exception) -> None:
     bus, transport = bench.bus, bench.bus._receiver.transport
 
     def fails(*given: Any) -> None:
@@ -82,7 +82,7 @@ async def test_burst_is_read_by_the_loop_if_no_thread_can_start(bench: Bench, er
 
 
 @pytest.mark.parametrize(("thread", "receiver", "closing"), [(0, 1, 0), (1, 0, 0), (1, 1, 1)])
-async def test_loop_resumes_reading_only_if_the_transport_is_open(
+async def test_socket_thread_end_with_a_closed_transport_resumes_no_reading(
     bench: Bench, thread: int, receiver: int, closing: int
 ) -> None:
     bus = bench.bus
@@ -95,7 +95,7 @@ async def test_loop_resumes_reading_only_if_the_transport_is_open(
     assert (bus._thread, transport.did) == (None, [])
 
 
-async def test_loop_is_woken_once_for_all_reads_of_the_thread(bench: Bench) -> None:
+async def test_socket_thread_wakes_the_event_loop_once_for_several_reads(bench: Bench) -> None:
     bus = bench.bus
     calls: list[Any] = []
     bus._loop = SimpleNamespace(call_soon_threadsafe=calls.append)
@@ -119,7 +119,7 @@ async def test_loop_is_woken_once_for_all_reads_of_the_thread(bench: Bench) -> N
 
 
 @pytest.mark.parametrize(("since_ns", "back"), [(module._CALM_NS - 1, False), (module._CALM_NS, True)])
-async def test_loop_reads_again_after_the_burst(bench: Bench, since_ns: int, back: bool) -> None:
+async def test_event_loop_reads_the_socket_again_after_the_burst(bench: Bench, since_ns: int, back: bool) -> None:
     bus = bench.bus
     waits: list[float | None] = []
     noted = SimpleNamespace(timeout=lambda seconds: waits.append(seconds) or asyncio.timeout(0))

@@ -59,7 +59,7 @@ def test_node_identity_damaged_at_any_byte_or_bit_is_rejected(tmp_path: Path) ->
             pass
 
 
-def test_data_directory_delete_partition_leaves_no_file(tmp_path: Path) -> None:
+def test_data_directory_delete_partition_removes_all_its_files(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     other = PartitionKey("orders", "u1", 1)
     for key in (KEY, other):
@@ -78,7 +78,7 @@ def test_data_directory_rejects_names_outside_the_directory(tmp_path: Path, stre
         DataFolder(tmp_path).partition_path(PartitionKey(stream, "u", 0))
 
 
-def test_disk_file_append_on_a_full_disk_is_undone() -> None:
+def test_disk_file_append_on_a_full_disk_raises_and_restores_the_size() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     file = DiskFile(Path("/dev/full"), create=False)
@@ -87,7 +87,7 @@ def test_disk_file_append_on_a_full_disk_is_undone() -> None:
     assert file.size_bytes == 0
 
 
-def test_disk_file_short_write_is_undone(tmp_path: Path) -> None:
+def test_disk_file_append_cut_short_by_the_file_size_limit_raises_no_space(tmp_path: Path) -> None:
     code = f"""
 import resource, signal
 from pathlib import Path
@@ -115,14 +115,16 @@ def test_folder_storage_creates_its_directories(tmp_path: Path) -> None:
         FolderStorage(Path("/proc/nowhere/0"))
 
 
-def test_data_directory_lock_contains_only_the_current_process(tmp_path: Path) -> None:
+def test_data_directory_lock_file_contains_only_the_current_process_id(tmp_path: Path) -> None:
     (tmp_path / "lock").write_bytes(b"99999999999999\nand more\n")
     folder = DataFolder(tmp_path)
     assert (tmp_path / "lock").read_bytes() == f"{os.getpid()}\n".encode()
     folder.close()
 
 
-def test_data_directory_lock_is_written_before_it_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_directory_lock_file_is_overwritten_before_it_is_truncated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file that was cut first may find no space on a full disk."""
     (tmp_path / "lock").write_bytes(b"99999999999999\n")
     cuts: list[int] = []

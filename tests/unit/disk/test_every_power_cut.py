@@ -37,14 +37,14 @@ def broken(primitive: Primitive, recorder: Recorder, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("name", PRIMITIVES)
-def test_disk_primitive_keeps_its_promise_at_any_power_cut(name: str, tmp_path: Path) -> None:
+def test_disk_operation_interrupted_by_any_power_cut_leaves_old_or_new_data(name: str, tmp_path: Path) -> None:
     recorder = record(PRIMITIVES[name], tmp_path / "live")
     assert len(recorder.promises) > 1
     assert broken(PRIMITIVES[name], recorder, tmp_path / "left") == ""
 
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, p in PRIMITIVES.items() for kind in sorted(p.needs)])
-def test_disk_primitive_without_its_flush_is_detected(name: str, kind: str, tmp_path: Path) -> None:
+def test_power_cut_check_finds_a_disk_operation_without_its_flush(name: str, kind: str, tmp_path: Path) -> None:
     recorder = record(PRIMITIVES[name], tmp_path / "live", frozenset({kind}))
     assert broken(PRIMITIVES[name], recorder, tmp_path / "left"), f"without any flush of a {kind} nothing is missed"
 
@@ -79,7 +79,7 @@ def test_disk_file_truncate_of_a_sealed_file_flushes_a_copy_first(tmp_path: Path
     file.close()
 
 
-def test_disk_file_truncate_and_rewrite_end_with_a_flush(tmp_path: Path) -> None:
+def test_disk_file_truncate_and_rewrite_flush_the_file_last(tmp_path: Path) -> None:
     file = DiskFile(tmp_path / "log", create=True)
     file.append([b"0123456789"])
     for change in (lambda: file.truncate(8), lambda: file.rewrite(2), file.sync):
@@ -90,7 +90,7 @@ def test_disk_file_truncate_and_rewrite_end_with_a_flush(tmp_path: Path) -> None
     file.close()
 
 
-def test_folder_storage_sync_folder_flushes_changed_names(tmp_path: Path) -> None:
+def test_folder_storage_sync_folder_flushes_created_renamed_and_removed_names(tmp_path: Path) -> None:
     storage = FolderStorage(tmp_path)
     for change in (lambda: storage.create("a").close(), lambda: storage.rename("a", "b"), lambda: storage.remove("b")):
         recorder = Recorder(tmp_path)

@@ -24,7 +24,7 @@ def open_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_data_directory_is_not_writable_for_others_with_any_umask(tmp_path: Path) -> None:
+def test_data_directory_created_with_any_umask_is_not_writable_for_others(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path / "a" / "b" / "data")
     folder.store_identity(NodeIdentity("n1"))
     folder.partition_storage(PartitionKey("orders", "u1", 3))
@@ -35,7 +35,7 @@ def test_data_directory_is_not_writable_for_others_with_any_umask(tmp_path: Path
     folder.close()
 
 
-def test_data_directory_that_is_writable_for_others_is_restricted(tmp_path: Path) -> None:
+def test_data_directory_writable_for_others_loses_that_permission_at_start(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data").chmod(0o777)
     DataFolder(tmp_path / "data").close()
@@ -49,7 +49,7 @@ def test_data_directory_of_another_user_is_rejected(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "folder"])
-def test_data_directory_lock_that_is_no_file_is_rejected(kind: str, tmp_path: Path) -> None:
+def test_data_directory_lock_that_is_not_a_regular_file_is_rejected(kind: str, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     data = tmp_path / "data"
@@ -67,7 +67,7 @@ def test_data_directory_lock_that_is_no_file_is_rejected(kind: str, tmp_path: Pa
     assert not (tmp_path / "nothing").exists()
 
 
-def test_replace_file_does_not_write_through_a_link(tmp_path: Path) -> None:
+def test_replace_file_does_not_write_through_a_symbolic_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "node.tmp").symlink_to(victim)

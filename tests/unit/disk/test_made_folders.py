@@ -38,7 +38,7 @@ def open_all(folder: DataFolder) -> list[Log]:
     return [Log.open(folder.partition_storage(key), StreamConfig())[0] for key in keys]
 
 
-def test_made_folders_new_partitions_cost_a_flush_each(tmp_path: Path, flushed: Counter[str]) -> None:
+def test_data_directory_flushes_once_per_new_partition(tmp_path: Path, flushed: Counter[str]) -> None:
     folder = DataFolder(tmp_path)
     flushed.clear()  # a node's own folder, and those above it, once a start
     logs = open_all(folder)
@@ -58,7 +58,7 @@ def test_made_folders_new_partitions_cost_a_flush_each(tmp_path: Path, flushed: 
     folder.close()
 
 
-def test_empty_log_name_is_durable_with_its_first_records(tmp_path: Path, flushed: Counter[str]) -> None:
+def test_empty_log_flushes_its_directory_with_its_first_records(tmp_path: Path, flushed: Counter[str]) -> None:
     folder = DataFolder(tmp_path)
     key = PartitionKey("s", "uid", 0)
     for clean in (False, False, True):  # the later processes find an empty file, whose name may not be on the disk yet
@@ -72,7 +72,7 @@ def test_empty_log_name_is_durable_with_its_first_records(tmp_path: Path, flushe
     folder.close()
 
 
-def test_made_folders_failed_flush_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_directory_repeats_a_failed_flush_of_a_new_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = DataFolder(tmp_path)
     key = PartitionKey("s", "uid", 0)
     folder.partition_storage(key)
@@ -95,7 +95,7 @@ def test_made_folders_failed_flush_is_repeated(tmp_path: Path, monkeypatch: pyte
     folder.close()
 
 
-def test_folder_storage_flushes_names_only_after_a_change(tmp_path: Path, flushed: Counter[str]) -> None:
+def test_folder_storage_sync_folder_without_a_change_does_not_flush(tmp_path: Path, flushed: Counter[str]) -> None:
     folder = DataFolder(tmp_path)
     storage = folder.partition_storage(PartitionKey("s", "uid", 7))
     flushed.clear()

@@ -37,7 +37,7 @@ CHANGES: dict[str, Callable[[FolderStorage], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_folder_storage_flushes_each_change_of_names_once(change: str, flushed: list[Path], tmp_path: Path) -> None:
+def test_folder_storage_flushes_the_directory_once_per_change(change: str, flushed: list[Path], tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     storage = FolderStorage(tmp_path)
     flushed.clear()
@@ -57,7 +57,7 @@ def test_folder_storage_flushes_each_change_of_names_once(change: str, flushed: 
     assert storage.load("small") == b"data"
 
 
-def test_folder_storage_change_during_a_flush_is_flushed_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_folder_storage_flushes_again_after_a_change_during_a_flush(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     storage = FolderStorage(tmp_path)
     seen: list[int] = []
 
@@ -73,7 +73,7 @@ def test_folder_storage_change_during_a_flush_is_flushed_again(monkeypatch: pyte
     assert len(seen) == 2
 
 
-def test_folder_storage_failed_flush_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_folder_storage_repeats_a_failed_directory_flush(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     storage = FolderStorage(tmp_path)
     calls: list[bool] = []
 
@@ -98,7 +98,7 @@ def test_folder_storage_failed_flush_is_repeated(monkeypatch: pytest.MonkeyPatch
         ("read", lambda storage: storage.load("folder")),
     ],
 )
-def test_folder_storage_error_names_operation_and_file(
+def test_folder_storage_error_text_contains_operation_and_file(
     what: str, work: Callable[[FolderStorage], object], tmp_path: Path
 ) -> None:
     (tmp_path / "folder").mkdir()
@@ -110,7 +110,7 @@ def test_folder_storage_error_names_operation_and_file(
 
 
 @pytest.mark.parametrize(("number", "again"), [(errno.EMFILE, True), (errno.ENFILE, True), (errno.EACCES, False)])
-def test_open_maps_are_dropped_when_no_descriptor_is_left(
+def test_mmap_cache_at_the_descriptor_limit_is_emptied_and_the_open_retried(
     number: int, again: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     maps = OpenMaps()
@@ -141,7 +141,9 @@ def test_open_maps_are_dropped_when_no_descriptor_is_left(
     sealed.close()
 
 
-def test_disk_file_short_write_is_completed_and_a_failed_write_undone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_disk_file_short_write_is_completed_and_a_failed_write_is_undone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     made = DiskFile(tmp_path / "f", create=True)
     made.append([b"abc"])
     real = os.writev
@@ -179,9 +181,7 @@ def test_replace_file_with_short_writes_replaces_the_whole_file(monkeypatch: pyt
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"f": b"0123456789"}
 
 
-def test_replaced_file_keeps_its_bytes_when_the_new_bytes_cannot_be_read_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replace_file_that_cannot_be_read_back_leaves_the_old_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that stores something else is noticed before anything relies on it [S16]."""
     replace_file(tmp_path / "f", b"first")
     sync = os.fsync

@@ -34,7 +34,7 @@ def _owner(key: str, workers: int) -> int:
     return share_of("orders", int(key.rpartition("/")[2]), workers)
 
 
-def test_worker_promises_are_found_after_any_change_of_the_worker_count(tmp_path: Path) -> None:
+def test_promised_epochs_are_loaded_after_any_change_of_the_worker_count(tmp_path: Path) -> None:
     rng, promised = random.Random(3), dict.fromkeys(KEYS, 0)
     for _ in range(40):
         folder, workers = DataFolder(tmp_path / "n1"), rng.randint(1, 4)
@@ -50,7 +50,7 @@ def test_worker_promises_are_found_after_any_change_of_the_worker_count(tmp_path
         folder.close()
 
 
-def test_worker_promises_survive_a_start_that_ends_before_the_workers(tmp_path: Path) -> None:
+def test_promised_epochs_survive_a_start_that_ends_before_the_workers_start(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path / "n1")
     _start(folder, 3)[_owner(KEYS[1], 3)].store({KEYS[1]: 9})
     before = folder.open_promises
@@ -59,7 +59,7 @@ def test_worker_promises_survive_a_start_that_ends_before_the_workers(tmp_path: 
     folder.close()
 
 
-def test_worker_promise_journals_are_kept_until_the_joined_journal_is_durable(
+def test_promise_journals_of_workers_are_deleted_only_after_the_merged_one_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = DataFolder(tmp_path / "n1")
@@ -78,7 +78,7 @@ def test_worker_promise_journals_are_kept_until_the_joined_journal_is_durable(
     folder.close()
 
 
-def test_data_directory_lock_is_held_until_all_inheriting_processes_end(
+def test_data_directory_lock_is_released_when_the_last_worker_process_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -96,7 +96,7 @@ def test_data_directory_lock_is_held_until_all_inheriting_processes_end(
     DataFolder(path).close()
 
 
-def test_data_directory_with_an_inherited_lock_takes_no_lock(tmp_path: Path) -> None:
+def test_data_directory_opened_by_a_worker_uses_the_inherited_lock(tmp_path: Path) -> None:
     first = DataFolder(tmp_path / "n1")
     second = DataFolder(tmp_path / "n1", lock=first.lock)
     assert second.lock == first.lock

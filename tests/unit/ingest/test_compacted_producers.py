@@ -92,7 +92,7 @@ NAMED = ProducerNote("orders", SourcePosition("uid", 2, 41, 6)).encode()
 
 
 @pytest.mark.parametrize(("keys", "note"), [([b"a", b"b"], NAMED), ([b"a"], NAMED), ([b"a", b"b", b"c"], b""), ([b"a"], b"")])
-def test_producer_whose_records_were_all_compacted_continues_its_sequence(keys: list[bytes], note: bytes) -> None:
+def test_producer_whose_records_were_all_compacted_away_continues_its_sequence(keys: list[bytes], note: bytes) -> None:
     log = a_log()
     put(log, keys, P, 40, note=note)
     supersede(log, keys)
@@ -115,7 +115,7 @@ def test_producer_whose_records_were_all_compacted_continues_its_sequence(keys: 
     assert producers.judge(claim._replace(base_sequence=due + 1), columns).finding is Finding.OUT_OF_ORDER
 
 
-def test_compaction_remains_of_a_producer_count_as_no_record() -> None:
+def test_compaction_remains_batch_contains_and_counts_no_records() -> None:
     log = a_log()
     put(log, [b"a"], P, 0, note=NAMED)
     supersede(log, [b"a"])
@@ -131,7 +131,7 @@ def test_compaction_remains_of_a_producer_count_as_no_record() -> None:
     assert Log.open(log.storage, STREAM)[0].horizon.end_offset > 0, "a batch of one record that is gone is a trace"
 
 
-def test_compaction_remains_are_dropped_when_the_producer_has_newer_batches() -> None:
+def test_compaction_drops_the_remains_batch_of_a_producer_with_newer_batches() -> None:
     log = a_log()
     put(log, [b"a"], P, 0)
     supersede(log, [b"a"])
@@ -147,7 +147,7 @@ def test_compaction_remains_are_dropped_when_the_producer_has_newer_batches() ->
     assert left == [(False, 2)], "who has records needs no remains"
 
 
-def test_compaction_remains_are_unchanged_by_further_compactions() -> None:
+def test_compaction_leaves_an_existing_remains_batch_unchanged() -> None:
     log = a_log()
     put(log, [b"a"], P, 0, note=NAMED)
     supersede(log, [b"a"])
@@ -158,7 +158,7 @@ def test_compaction_remains_are_unchanged_by_further_compactions() -> None:
     assert first.header.is_remains
 
 
-def test_compaction_leaves_no_remains_of_an_expired_producer() -> None:
+def test_compaction_leaves_no_remains_batch_for_an_expired_producer() -> None:
     for at_s, stays in ((101.5, False), (100.5, True)):
         log = a_log()
         log.producer_expiry_ns = round(NODE.producer_expiry_s * NS_PER_S)
@@ -169,13 +169,13 @@ def test_compaction_leaves_no_remains_of_an_expired_producer() -> None:
         assert (state_of(log).producers.state_of(P) is not None) is stays
 
 
-def test_log_gets_the_producer_expiry_from_the_settings() -> None:
+def test_log_takes_the_producer_expiry_from_the_settings() -> None:
     log = a_log()
     state_of(log, replace(NODE, producer_expiry_s=7.0))
     assert log.producer_expiry_ns == 7 * NS_PER_S
 
 
-def test_compaction_remains_have_no_message_id_and_no_subject() -> None:
+def test_compaction_remains_batch_does_not_change_the_last_message_id() -> None:
     log = a_log()
     log.append(build_batch([b"v"], keys=[b"k"], headers=[(("Nats-Msg-Id", b"id"),)], leader_epoch=1, timestamp_ns=1))
     put(log, [b"a"], P, 0, note=NAMED)
@@ -191,7 +191,7 @@ def test_compaction_remains_have_no_message_id_and_no_subject() -> None:
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from([0, P, Q]), st.integers(1, 4), st.integers(0, 3), st.booleans()), max_size=40))
-def test_producers_rebuilt_from_a_compacted_log_equal_the_original_state(steps: list[tuple[int, int, int, bool]]) -> None:
+def test_producer_state_rebuilt_from_a_compacted_log_equals_the_original(steps: list[tuple[int, int, int, bool]]) -> None:
     """A follower that fetches the compacted log gets the same state, too."""
     log, due = a_log(), {P: 0, Q: 0}
     for producer, count, key, compacts in steps:
@@ -212,7 +212,7 @@ def test_producers_rebuilt_from_a_compacted_log_equal_the_original_state(steps: 
         assert said(state_of(follower).producers.state_of(who)) == said(state_of(log).producers.state_of(who))
 
 
-def test_producer_digest_is_none_after_compaction_dropped_records() -> None:
+def test_producer_digest_after_compaction_dropped_records_is_none() -> None:
     log = a_log()
     put(log, [b"a"], P, 0)
     whole = state_of(log).producers.state_of(P)

@@ -45,7 +45,7 @@ def take(
     made.take(NewBatch(base_offset, last_offset, timestamp_ns, 0 if empty else last_offset - base_offset + 1, ids))
 
 
-def test_dedup_window_documented_example() -> None:
+def test_dedup_window_of_the_documented_example_expires_ids_at_the_documented_times() -> None:
     made = ids()
     take(made, 0, 9, 1000, {7: b"a"})
     made.committed(9)
@@ -82,7 +82,7 @@ def test_dedup_window_clock_jump_expires_no_id_received_within_the_window() -> N
     assert made.size_bytes == 0
 
 
-def test_dedup_window_log_time_never_falls() -> None:
+def test_dedup_window_record_with_an_older_timestamp_counts_as_stored_at_the_newest_time() -> None:
     made = ids()
     take(made, 0, 0, 1000, {})
     take(made, 1, 1, 10, {1: b"a"})
@@ -90,7 +90,7 @@ def test_dedup_window_log_time_never_falls() -> None:
     assert made.find(b"a", 1119) == Stored(1, 1), "it counts as stored at 1000"
 
 
-def test_dedup_window_truncation_forgets_ids_and_restores_hidden_ones() -> None:
+def test_dedup_window_truncation_removes_truncated_ids_and_restores_the_earlier_ones() -> None:
     made = ids()
     take(made, 0, 1, 5, {0: b"a", 1: b"b"})
     take(made, 2, 3, 6, {2: b"b", 3: b"c"})
@@ -121,7 +121,7 @@ def test_log_state_truncated_below_committed_records_starts_at_the_high_watermar
     assert (state.end_offset, state.is_complete, state.ids.find(b"a", 0), state.ids.last_id) == (None, False, None, b"")
 
 
-def test_log_state_append_with_a_gap_is_rejected() -> None:
+def test_log_state_append_with_an_offset_gap_raises() -> None:
     for offset in (3, 5):
         log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
         state = LogState(log, WINDOW, ROOM, long_ago)
@@ -130,7 +130,7 @@ def test_log_state_append_with_a_gap_is_rejected() -> None:
             state.appended(offset, 1, 5, {}, b"")
 
 
-def test_dedup_window_accepts_a_high_watermark_before_its_records() -> None:
+def test_dedup_window_with_a_high_watermark_above_its_records_expires_ids_as_they_arrive() -> None:
     made = ids()
     made.committed(5)
     take(made, 0, 5, 1000, {0: b"a"})
@@ -141,7 +141,7 @@ def test_dedup_window_accepts_a_high_watermark_before_its_records() -> None:
     assert made.find(b"a", 0) is None
 
 
-def test_dedup_window_last_id_is_that_of_the_last_record() -> None:
+def test_dedup_window_last_id_is_the_message_id_of_the_newest_record() -> None:
     made = ids(window_ns=0)
     take(made, 0, 1, 5, {0: b"a"})
     assert made.last_id == b""
@@ -155,7 +155,7 @@ def test_dedup_window_last_id_is_that_of_the_last_record() -> None:
     assert made.size_bytes == 0
 
 
-def test_dedup_window_beyond_its_bound_drops_and_counts_the_oldest() -> None:
+def test_dedup_window_above_its_memory_limit_drops_and_counts_the_oldest_ids() -> None:
     made = ids(room=4096)
     for offset in range(100):
         take(made, offset, offset, 5, {offset: b"%030d" % offset})
@@ -174,7 +174,7 @@ def test_dedup_window_beyond_its_bound_drops_and_counts_the_oldest() -> None:
     assert tail.find(b"%030d" % 99, 0) == Stored(99, 99)
 
 
-def test_dedup_window_with_dropped_ids_writes_a_readable_state_file() -> None:
+def test_dedup_window_with_dropped_ids_is_restored_from_its_state_file() -> None:
     made = ids(room=4096)
     for offset in range(10):
         take(made, offset, offset, 5, {offset: b"%030d" % offset})
@@ -190,7 +190,7 @@ def test_dedup_window_with_dropped_ids_writes_a_readable_state_file() -> None:
 
 
 @pytest.mark.parametrize(("per_batch", "size"), [(1, 22), (1, 36), (100, 22), (4096, 36)])
-def test_dedup_window_counted_bytes_cover_the_used_bytes(per_batch: int, size: int) -> None:
+def test_dedup_window_size_bytes_are_at_least_the_memory_used(per_batch: int, size: int) -> None:
     made, count = ids(room=1 << 30), 8192 * 2
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
@@ -267,7 +267,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(STEPS, max_size=40))
-def test_dedup_window_random_operations_match_a_log_scan(steps: list[tuple[object, ...]]) -> None:
+def test_dedup_window_after_random_operations_equals_a_scan_of_the_log(steps: list[tuple[object, ...]]) -> None:
     """The window also restarts and replays only the records that it needs."""
     log, _ = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096))
     state, naive, now, epoch = LogState(log, WINDOW, ROOM, long_ago), Naive(), 10_000, 1
@@ -325,7 +325,7 @@ def filled_log(count: int, step_s: int) -> Log:
     return log
 
 
-def test_log_state_replay_reads_only_the_window_before_the_committed_end() -> None:
+def test_log_state_replay_reads_only_the_dedup_window_before_the_committed_end() -> None:
     log = filled_log(1000, step_s=1)
     log.raise_high_watermark(990)
     state = LogState(log, 120 * NS_PER_S, ROOM, long_ago)
@@ -353,7 +353,7 @@ def test_log_state_replay_skips_records_deleted_by_retention() -> None:
     assert state.ids.find(b"m50", 0) is None
 
 
-def test_log_state_started_afresh_forgets_ids() -> None:
+def test_log_state_after_a_log_reset_has_no_message_ids() -> None:
     log = filled_log(3, step_s=0)
     state = LogState(log, 120 * NS_PER_S, ROOM, long_ago)
     while not state.replay():

@@ -35,7 +35,7 @@ def an_id(number: int) -> bytes:
 ONE = BATCH_BYTES + size_of([an_id(0)])
 
 
-def test_derived_share_counts_for_the_node_that_it_joins() -> None:
+def test_dedup_memory_share_moved_to_another_node_counts_there() -> None:
     node, other = NodeDerived(1000), NodeDerived(1000)
     share, beside = Share(node, "ids", 600, "partition_message_id_bytes"), Share(node, "subjects")
     share.hold(300)
@@ -50,7 +50,7 @@ def test_derived_share_counts_for_the_node_that_it_joins() -> None:
     assert (other.refused, node.refused) == ({"ids": 3}, {})
 
 
-def test_derived_share_of_a_leader_is_limited_to_seven_eighths() -> None:
+def test_dedup_memory_share_of_a_leader_is_limited_to_seven_eighths_of_the_node() -> None:
     node = NodeDerived(800)
     share, neighbour = Share(node, "ids", 400, "partition_message_id_bytes"), Share(node, "ids")
     assert (share.lacks(350), share.lacks(351), share.has_room(350)) == ("", "partition_message_id_bytes", True)
@@ -62,7 +62,7 @@ def test_derived_share_of_a_leader_is_limited_to_seven_eighths() -> None:
     assert (share.fits(300), share.fits(301)) == (True, False), "what belongs to something known has the rest"
 
 
-def test_dedup_share_over_the_node_limit_frees_at_most_its_own_growth() -> None:
+def test_dedup_memory_share_over_the_node_limit_frees_at_most_its_own_growth() -> None:
     node = NodeDerived(1000)
     share, neighbour = Share(node, "ids", 400), Share(node, "ids")
     share.hold(450)
@@ -81,7 +81,7 @@ def ids(node: NodeDerived, now_ns: Callable[[], int] = lambda: 10**9, room: int 
     return made
 
 
-def test_derived_budget_partition_that_grows_forgets_its_own_ids() -> None:
+def test_dedup_memory_full_node_evicts_ids_of_the_partition_that_grows() -> None:
     node = NodeDerived(10 * ONE)
     one, other = ids(node), ids(node)
     for offset in range(6):
@@ -98,7 +98,7 @@ def test_derived_budget_partition_that_grows_forgets_its_own_ids() -> None:
     assert node.size_bytes == other.size_bytes == 4 * ONE
 
 
-def test_message_id_forgotten_for_space_makes_the_window_blind_until_it_passes() -> None:
+def test_dedup_window_with_an_evicted_id_rejects_new_ids_until_the_window_has_passed() -> None:
     node, now = NodeDerived(ONE), [10**9]
     made = ids(node, lambda: now[0])
     take(made, 0, message_id=b"a", time=1000)
@@ -120,7 +120,7 @@ def test_message_id_forgotten_for_space_makes_the_window_blind_until_it_passes()
     assert made.is_whole, "who begins anew lacks nothing"
 
 
-def test_message_ids_older_than_the_window_are_dropped_without_notice() -> None:
+def test_dedup_window_that_evicts_only_expired_ids_stays_complete() -> None:
     """The clock of the log jumped, so this id stayed longer than the window."""
     node, made = NodeDerived(ONE), ids(NodeDerived())
     made.share.join(node)
@@ -132,7 +132,7 @@ def test_message_ids_older_than_the_window_are_dropped_without_notice() -> None:
     assert (len(made), made.forgotten, made.is_whole) == (1, 1, True)
 
 
-def test_message_ids_of_an_idle_log_expire_by_the_clock() -> None:
+def test_dedup_window_of_an_idle_log_expires_ids_by_the_wall_clock() -> None:
     now = [10**9]
     made = ids(NodeDerived(), lambda: now[0], room=8 * ONE)
     for offset in range(7):
@@ -153,7 +153,7 @@ def test_message_ids_of_an_idle_log_expire_by_the_clock() -> None:
 
 
 # ---- producers ---------------------------------------------------------------------------------------------------------------
-def test_derived_budget_full_node_rejects_new_producers_and_keeps_known_ones() -> None:
+def test_dedup_memory_full_node_rejects_new_producers_and_accepts_known_ones() -> None:
     node = NodeDerived(8 * STATE_BYTES)
     producers = Producers(0, 100, 0, node)
     desk = ProducerDesk(producers)
@@ -184,7 +184,7 @@ def test_derived_budget_full_node_rejects_new_producers_and_keeps_known_ones() -
     assert node.size_bytes == STATE_BYTES
 
 
-def test_producer_forgotten_for_space_is_not_new_until_its_expiry() -> None:
+def test_producer_evicted_for_memory_is_rejected_as_unknown_until_its_expiry() -> None:
     node = NodeDerived(2 * STATE_BYTES + TAIL_BYTES)
     producers = Producers(100, 10, 0, node)
     desk = ProducerDesk(producers)
@@ -207,7 +207,7 @@ def test_producer_forgotten_for_space_is_not_new_until_its_expiry() -> None:
     assert isinstance(desk.ask(Question(1, 7)), Given)
 
 
-def test_producers_without_expiry_stay_incomplete_after_one_was_dropped() -> None:
+def test_producer_state_without_expiry_is_incomplete_after_an_eviction_until_rebuilt() -> None:
     producers = Producers(0, 1)
     for offset, producer in enumerate((1, 2)):
         take(producers, offset, producer=producer, time=offset * 10**18)
@@ -218,7 +218,7 @@ def test_producers_without_expiry_stay_incomplete_after_one_was_dropped() -> Non
 
 
 # ---- subjects ----------------------------------------------------------------------------------------------------------------
-def test_last_per_subject_beyond_the_node_budget_is_dropped_until_space_returns() -> None:
+def test_subject_index_over_the_node_memory_limit_is_dropped_until_memory_is_free() -> None:
     node = NodeDerived(20_000)
     subjects, neighbour = LastOfSubjects(False, 1 << 20, lambda: 0, node=node), Share(node, "ids")
     subjects.want(0)
@@ -250,7 +250,7 @@ def a_state(node: NodeDerived | None) -> LogState:
 
 
 @pytest.mark.parametrize("kind", ["ids", "producers"])
-def test_state_snapshot_of_an_incomplete_state_is_not_written(kind: str) -> None:
+def test_state_file_of_an_incomplete_state_is_not_written(kind: str) -> None:
     """A node that started with it would store a duplicate."""
     state = a_state(NodeDerived())
     for offset in range(2):
@@ -264,7 +264,7 @@ def test_state_snapshot_of_an_incomplete_state_is_not_written(kind: str) -> None
     assert state.snapshot("s-u/0") is None
 
 
-def test_derived_state_joins_and_leaves_a_nodes_budget() -> None:
+def test_log_state_moved_to_another_node_frees_its_dedup_memory_on_the_first() -> None:
     node, state = NodeDerived(), a_state(None)
     take(state, 0, message_id=an_id(0))
     state.join(node)

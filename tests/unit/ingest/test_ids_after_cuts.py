@@ -17,7 +17,7 @@ from liftpy.errors import CorruptionError
 from tests.unit.ingest.test_dedup_window import ROOM, WINDOW, filled_log, ids, long_ago, take
 
 
-def test_truncation_restores_no_message_id_that_was_forgotten_in_between() -> None:
+def test_dedup_window_truncation_restores_no_id_that_expired_or_was_evicted() -> None:
     """The next publish of this id would fail."""
     one = ids()
     take(one, 0, 0, 1000, {0: b"a"})
@@ -33,7 +33,7 @@ def test_truncation_restores_no_message_id_that_was_forgotten_in_between() -> No
         assert (made.find(b"a", 0), len(made), made.size_bytes) == (None, 0, 0), why
 
 
-def test_high_watermark_advance_drops_message_ids_older_than_the_window() -> None:
+def test_dedup_window_high_watermark_advance_drops_expired_ids() -> None:
     log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
     state = LogState(log, WINDOW, ROOM, long_ago)
     state.appended(0, 1, 1000, {0: b"a"}, b"")
@@ -44,7 +44,7 @@ def test_high_watermark_advance_drops_message_ids_older_than_the_window() -> Non
     assert (state.ids.find(b"a", 0), state.ids.find(b"b", 0), len(state.ids)) == (None, Stored(1, 1), 1)
 
 
-def test_log_state_replay_starts_a_window_before_the_committed_end() -> None:
+def test_log_state_replay_starts_one_dedup_window_before_the_committed_end() -> None:
     log = filled_log(400, step_s=1)
     log.append(build_batch([b"v"], base_offset=400, leader_epoch=1, timestamp_ns=10**6 * NS_PER_S))
     log.raise_high_watermark(399)
@@ -67,7 +67,7 @@ def test_log_state_replay_without_readable_records_raises() -> None:
         state.replay()
 
 
-def test_message_ids_state_with_falling_offsets_is_rejected() -> None:
+def test_dedup_window_restore_with_falling_offsets_raises() -> None:
     def rows(*places: tuple[int, int]) -> bytes:
         taken = [dedup_window._Taken(last, 1, 0, b"", (b"id%d" % n,), (offset,)) for n, (last, offset) in enumerate(places)]
         return dedup_window._HEAD.pack(WINDOW, 1, 0) + b"".join(dedup_window._encode(taken))

@@ -53,7 +53,7 @@ def commit(log: Log, state: LogState, high_watermark: int) -> None:
     state.committed(high_watermark)
 
 
-def test_last_per_subject_documented_example() -> None:
+def test_subject_index_of_the_documented_example_returns_the_documented_offsets() -> None:
     log = a_log()
     state = a_state(log)
     for subject in ("s.a", "s.b", "s.a"):
@@ -75,7 +75,7 @@ def test_last_per_subject_documented_example() -> None:
     assert [state.last_of(f"s.{name}") for name in "abc"] == [0, 1, -1]
 
 
-def test_last_per_subject_reads_backward_first_and_completes_later() -> None:
+def test_subject_index_answers_recent_subjects_first_and_all_after_a_backward_read() -> None:
     log = a_log()
     state = a_state(log)
     told = []
@@ -102,7 +102,7 @@ def test_last_per_subject_reads_backward_first_and_completes_later() -> None:
     assert state.look_back()
 
 
-def test_last_per_subject_starts_on_a_replica_at_a_conditional_record() -> None:
+def test_subject_index_of_a_follower_starts_at_the_first_conditional_record() -> None:
     log = a_log()
     state = a_state(log)
     told = []
@@ -116,7 +116,7 @@ def test_last_per_subject_starts_on_a_replica_at_a_conditional_record() -> None:
     assert [state.last_of(f"s.{name}") for name in "abcd"] == [0, 1, 4, 5]
 
 
-def test_last_per_subject_of_a_single_subject_stream_keeps_nothing() -> None:
+def test_subject_index_of_a_single_subject_stream_uses_the_log_end_and_stays_off() -> None:
     log = a_log()
     state = a_state(log, subject="s")
     assert state.last_of("s") == -1
@@ -130,7 +130,7 @@ def test_last_per_subject_of_a_single_subject_stream_keeps_nothing() -> None:
     assert state.last_of("s") == -1, "the log is empty"
 
 
-def test_last_per_subject_ignores_records_deleted_by_retention() -> None:
+def test_subject_index_ignores_records_deleted_by_retention() -> None:
     log = a_log()
     state = a_state(log)
     for number in range(100):
@@ -150,7 +150,7 @@ def test_last_per_subject_ignores_records_deleted_by_retention() -> None:
     assert [fresh.last_of(f"s.{n}") for n in ("old", 0, 49, 20)] == [-1, -1, 99, 70]
 
 
-def test_last_per_subject_beyond_its_bound_is_full_until_retention_frees_space() -> None:
+def test_subject_index_above_its_limit_is_full_until_retention_deletes_subjects() -> None:
     log = a_log()
     state = a_state(log, room=12_288)
     for number in range(60):
@@ -195,7 +195,7 @@ def test_last_per_subject_beyond_its_bound_is_full_until_retention_frees_space()
     assert third.subjects.state == "ready", "what retention has taken makes room"
 
 
-def test_last_per_subject_requested_before_its_start_is_known_is_reading() -> None:
+def test_subject_index_requested_before_the_replay_starts_is_reading_until_then() -> None:
     made = LastOfSubjects(False, ROOM, lambda: 0)
     made.want(None)
     assert (made.state, made.lacks, made.find("s")) == ("reading", False, None)
@@ -203,7 +203,7 @@ def test_last_per_subject_requested_before_its_start_is_known_is_reading() -> No
     assert (made.state, made.find("s")) == ("ready", -1)
 
 
-def test_last_per_subject_damage_below_is_raised_to_the_background_reader() -> None:
+def test_subject_index_backward_read_of_a_damaged_log_raises_corruption() -> None:
     log = a_log()
     state = a_state(log)
     for number in range(200):
@@ -219,7 +219,7 @@ def test_last_per_subject_damage_below_is_raised_to_the_background_reader() -> N
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
-def test_last_of_each_returns_the_last_offset_per_subject(codec: Codec) -> None:
+def test_last_of_each_returns_the_newest_offset_per_subject(codec: Codec) -> None:
     batch = a_batch(5, ["s.a", "s.b", "s.a", "s.c"], codec=codec)
     assert last_of_each(batch) == last_of_each(parse_batch(batch)) == {"s.a": 7, "s.b": 6, "s.c": 8}
     assert last_of_each(a_batch(5, ["s.a"] * 3, codec=codec)) == {"s.a": 7}
@@ -233,7 +233,7 @@ def test_last_of_each_returns_the_last_offset_per_subject(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize(("per_batch", "size"), [(1, 4), (1, 60), (500, 40)])
-def test_last_per_subject_counted_bytes_cover_the_used_bytes(per_batch: int, size: int) -> None:
+def test_subject_index_size_bytes_are_at_least_the_memory_used(per_batch: int, size: int) -> None:
     count = 20_000 if per_batch > 1 else 1_500
     for committed in (True, False):
         made = LastOfSubjects(False, 1 << 30, lambda: 0)
@@ -272,7 +272,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(STEPS, max_size=40))
-def test_last_per_subject_random_operations_match_a_log_scan(steps: list[tuple[object, ...]]) -> None:
+def test_subject_index_after_random_operations_equals_a_scan_of_the_log(steps: list[tuple[object, ...]]) -> None:
     log = a_log()
     state, ends, stored = a_state(log), [0], list[str]()
     for step in steps:

@@ -39,7 +39,9 @@ def of(node: MemoryBudget, queued_mib: float) -> PartitionRoom:
         (2000, True, [False, False, False]),
     ],
 )
-def test_memory_budget_limits_the_largest_queues_first(held_mib: int, is_limited: bool, takes: list[bool]) -> None:
+def test_memory_budget_near_its_limit_rejects_for_the_largest_queues_first(
+    held_mib: int, is_limited: bool, takes: list[bool]
+) -> None:
     node = MemoryBudget(1000 * MIB)
     node.look(HeldByNode(uncommitted=held_mib * MIB))
     assert node.is_limited is is_limited
@@ -50,7 +52,7 @@ def test_memory_budget_limits_the_largest_queues_first(held_mib: int, is_limited
         assert not of(node, 0).takes(32 * MIB), "what has just come counts as well"
 
 
-def test_memory_budget_opens_again_as_queues_drain() -> None:
+def test_memory_budget_below_80_percent_accepts_all_partitions_again() -> None:
     node = MemoryBudget(100)
     node.look(HeldByNode(held_back=100))
     assert node.open_part == 0
@@ -58,7 +60,7 @@ def test_memory_budget_opens_again_as_queues_drain() -> None:
     assert (node.is_limited, node.open_part) == (False, 1)
 
 
-def test_memory_budget_counts_standby_and_readers_up_to_their_shares() -> None:
+def test_memory_budget_counts_standby_and_reader_bytes_up_to_their_shares() -> None:
     node = MemoryBudget(1000)
     node.look(HeldByNode(unread=1, held_back=2, uncommitted=4, publishers=8, standby=16, readers=32))
     assert node.used_bytes == 63
@@ -87,7 +89,7 @@ def test_memory_limit_that_is_too_small_is_rejected(wrong: int, tmp_path: Path) 
         NodeSettings("n1", tmp_path, memory_limit_bytes=wrong)
 
 
-def test_memory_budget_unread_age_ignores_a_blocked_loop() -> None:
+def test_memory_budget_age_of_unread_bytes_excludes_the_time_of_a_blocked_event_loop() -> None:
     node, s = MemoryBudget(late_s=1.0), NS_PER_S
     node.update_wait(100, 0, 10 * s)
     node.update_wait(100, 50, 11 * s)

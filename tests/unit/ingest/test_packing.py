@@ -40,7 +40,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return made
 
 
-def test_packed_state_arrays_equal_a_single_array(watched: Watched) -> None:
+def test_state_column_packed_in_chunks_equals_one_array(watched: Watched) -> None:
     numbers, texts = list(range(11)), [b"%d" % n for n in range(11)]
     assert b"".join(log_state_part.pack_numbers(numbers, np.uint32)) == np.array(numbers, np.uint32).tobytes()
     assert log_state_part.pack_numbers([], np.int64) == log_state_part.join_texts([]) == []
@@ -53,7 +53,9 @@ def test_packed_state_arrays_equal_a_single_array(watched: Watched) -> None:
     assert list(log_state_part.cut_up(b"", 0, np.array([], np.uint32))) == []
 
 
-def test_message_ids_and_subjects_are_packed_in_pieces(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_columns_of_message_ids_and_subjects_are_packed_in_chunks(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dedup_window, "np", watched)
     monkeypatch.setattr(last_per_subject, "np", watched)
     made = RecentIds(120, 1 << 20, lambda: 0)
@@ -71,7 +73,7 @@ def test_message_ids_and_subjects_are_packed_in_pieces(watched: Watched, monkeyp
     assert last_per_subject._decode(b"".join(kept), 9) == subjects
 
 
-def test_state_file_is_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_file_is_written_in_chunks_without_a_joined_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     storage: Any = SimpleNamespace(
         replace=lambda name, data: given.append((name, data)), names=list, load=lambda name: b"".join(given[-1][1])

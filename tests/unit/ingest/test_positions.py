@@ -75,7 +75,7 @@ class Bench:
         return state.name, state.position
 
 
-def test_producer_records_at_or_below_the_position_are_duplicates() -> None:
+def test_producer_records_at_or_below_its_source_position_are_duplicates() -> None:
     bench = Bench()
     assert bench.publish(0, at(4), count=2).finding is Finding.APPEND
     assert bench.publish(2, at(9)).finding is Finding.APPEND
@@ -102,7 +102,7 @@ def test_producer_records_at_or_below_the_position_are_duplicates() -> None:
         (at(20, 3), "me", Finding.APPEND),
     ],
 )
-def test_producer_with_another_name_or_position_is_checked_against_the_log(
+def test_producer_with_another_name_or_source_position_than_stored_is_rejected(
     position: SourcePosition | None, name: str, finding: Finding
 ) -> None:
     bench = Bench()
@@ -118,7 +118,7 @@ def test_producer_with_another_name_or_position_is_checked_against_the_log(
     assert bench.state[0] == "me"
 
 
-def test_producer_with_sequences_can_use_positions_only_after_a_reset() -> None:
+def test_producer_with_sequences_may_use_source_positions_only_after_a_reset() -> None:
     bench = Bench()
     bench.publish(0)
     assert bench.publish(1, at(5), epoch=1).finding is Finding.CONFLICT
@@ -126,7 +126,7 @@ def test_producer_with_sequences_can_use_positions_only_after_a_reset() -> None:
     assert bench.state == ("", at(5))
 
 
-def test_producer_names_with_the_same_number_conflict_before_storing() -> None:
+def test_producers_with_the_same_id_and_other_names_conflict_before_a_record_is_stored() -> None:
     """Two members of a group differ: the one of the later generation continues."""
     desk = Bench().desk
     assert desk.ask(Question(P, 1, 0, "me")) == Given(0, 0, RollingDigest(), False, -1)
@@ -137,7 +137,7 @@ def test_producer_names_with_the_same_number_conflict_before_storing() -> None:
     assert isinstance(desk.ask(Question(P, 2, 0, "you")), Given), "nothing of the other is in the log"
 
 
-def test_producer_answer_contains_its_position() -> None:
+def test_producer_state_response_contains_the_source_position() -> None:
     bench = Bench()
     bench.publish(0, at(4, 2), name="me")
     given = bench.desk.ask(Question(P, 9, 0, "me", at(0, 2)))
@@ -149,7 +149,7 @@ def test_producer_answer_contains_its_position() -> None:
     assert not fresh.as_pb.HasField("position")
 
 
-def test_plan_of_a_round_is_known_as_long_as_its_records_are() -> None:
+def test_producer_plan_of_a_spark_round_is_returned_while_its_records_are_stored() -> None:
     """[A19]"""
 
     def asked(producers: Producers, plan: int, generation: int = 5) -> Given | Finding:
@@ -173,7 +173,7 @@ def test_plan_of_a_round_is_known_as_long_as_its_records_are() -> None:
     assert asked(bench.producers, 8) is Finding.PLAN_CHANGED
 
 
-def test_producer_names_and_positions_survive_checkpoints_truncation_and_compaction() -> None:
+def test_producer_names_and_source_positions_survive_checkpoint_truncation_and_compaction() -> None:
     bench = Bench()
     bench.publish(0, at(4, 1 << 40, "\u00fc" * 30, 99), name="me")
     bench.producers.committed(0)
@@ -195,14 +195,14 @@ def test_producer_names_and_positions_survive_checkpoints_truncation_and_compact
 
 @pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"x", lambda d: d[:5], lambda d: d[:-2] + b"\xff\xff",
                                     lambda d: d[:4] + b"\x02" + d[5:], lambda d: d[:12] + b"\xff" * 8 + d[20:]])  # fmt: skip
-def test_producer_note_that_is_invalid_raises_corruption(change: object) -> None:
+def test_producer_note_with_invalid_bytes_raises_corruption(change: object) -> None:
     good = ProducerNote("me", at(5, 6, "uid", 7)).encode()
     assert ProducerNote.decode(good) == ProducerNote("me", at(5, 6, "uid", 7))
     with pytest.raises(CorruptionError, match="note"):
         ProducerNote.decode(change(good))  # type: ignore[operator]
 
 
-def test_producer_with_a_long_name_counts_its_memory() -> None:
+def test_producer_state_size_counts_long_names_and_uids() -> None:
     """Names of 255 bytes and uids count against the limit."""
     count = 60
     producers = Producers(0, count + 1)
@@ -227,7 +227,7 @@ def test_producer_with_a_long_name_counts_its_memory() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_producer_takeovers_store_each_record_once_in_order(seed: int) -> None:
+def test_producer_processes_that_reread_their_source_store_each_record_once_in_order(seed: int) -> None:
     """Processes reread the source, and send batches that are lost, late or repeated. The uncommitted end may be truncated."""
     rng, bench, source = random.Random(seed), Bench(), 60
     wire: list[tuple[int, SourcePosition, RecordBatch, RollingDigest]] = []

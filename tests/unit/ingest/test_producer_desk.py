@@ -49,7 +49,7 @@ class Bench:
         self.desk = ProducerDesk(self.producers)
 
 
-def test_producer_desk_unknown_producer_must_ask_first() -> None:
+def test_producer_that_has_not_queried_its_epoch_is_rejected_as_unknown() -> None:
     bench = Bench()
     assert bench.send(0, 0, OLD) is Finding.UNKNOWN
     assert bench.desk.ask(Question(P, OLD)) == Given(0, 0, NOTHING, False, -1)
@@ -60,7 +60,7 @@ def test_producer_desk_unknown_producer_must_ask_first() -> None:
     assert bench.send(1, 2, NEW) is Finding.UNKNOWN
 
 
-def test_producer_desk_question_returns_the_stored_state_and_fences_the_old_instance() -> None:
+def test_producer_query_returns_the_stored_state_and_fences_the_old_instance() -> None:
     bench = Bench()
     bench.desk.ask(Question(P, OLD))
     bench.send(0, 0, OLD, 3)
@@ -76,7 +76,7 @@ def test_producer_desk_question_returns_the_stored_state_and_fences_the_old_inst
     assert given.epoch == 2, "its own epoch is in the log: another one"
 
 
-def test_producer_desk_the_last_of_two_askers_continues() -> None:
+def test_producer_query_by_a_second_instance_fences_the_first() -> None:
     bench = Bench()
     bench.desk.ask(Question(P, OLD))
     given = bench.desk.ask(Question(P, NEW))
@@ -87,7 +87,7 @@ def test_producer_desk_the_last_of_two_askers_continues() -> None:
     assert bench.send(0, 0, OLD) is Finding.FENCED
 
 
-def test_producer_desk_same_epoch_from_two_leaders_is_valid_for_a_single_instance() -> None:
+def test_producer_epoch_given_by_two_leaders_is_valid_for_the_last_instance_only() -> None:
     bench = Bench()
     bench.desk.ask(Question(P, OLD))
     bench.another_leader()
@@ -104,7 +104,7 @@ def test_producer_desk_same_epoch_from_two_leaders_is_valid_for_a_single_instanc
     assert bench.send(0, 4, NEW) is Finding.APPEND
 
 
-def test_producer_desk_epoch_from_a_former_leader_must_be_asked_again() -> None:
+def test_producer_epoch_of_a_former_leader_is_rejected_until_queried_from_the_new_leader() -> None:
     bench = Bench()
     bench.desk.ask(Question(P, OLD))
     bench.another_leader()
@@ -117,7 +117,7 @@ def test_producer_desk_epoch_from_a_former_leader_must_be_asked_again() -> None:
     assert bench.send(0, 0, OLD) is Finding.APPEND
 
 
-def test_producer_desk_forgotten_producer_continues_at_its_sequence() -> None:
+def test_producer_evicted_from_memory_continues_at_its_sequence_after_a_query() -> None:
     bench = Bench()
     bench.desk.ask(Question(P, OLD))
     bench.send(0, 0, OLD, 9)
@@ -131,7 +131,7 @@ def test_producer_desk_forgotten_producer_continues_at_its_sequence() -> None:
     assert bench.send(0, 10, OLD) is Finding.APPEND
 
 
-def test_producer_desk_new_producer_must_start_at_sequence_zero() -> None:
+def test_producer_without_records_is_rejected_unless_it_starts_at_sequence_zero() -> None:
     bench = Bench()
     bench.desk.ask(Question(P, OLD))
     assert bench.send(0, 3, OLD) is Finding.UNKNOWN, "the one before it may be lost"
@@ -139,7 +139,7 @@ def test_producer_desk_new_producer_must_start_at_sequence_zero() -> None:
     assert bench.send(0, 3, OLD) is Finding.APPEND
 
 
-def test_producer_desk_epochs_wrap_around() -> None:
+def test_producer_query_after_the_highest_epoch_returns_epoch_zero() -> None:
     bench = Bench()
     bench.producers.take(NewBatch(0, 0, 1, 1, {}, Numbering(P, 65_535, 0, columns_of())))
     assert [bench.desk.ask(Question(P, who)).epoch for who in (OLD, NEW, OLD)] == [0, 1, 2]  # type: ignore[union-attr]
@@ -147,7 +147,7 @@ def test_producer_desk_epochs_wrap_around() -> None:
     assert bench.send(65_535, 2, NEW) is Finding.FENCED
 
 
-def test_producer_desk_remembers_a_bounded_number_of_producers() -> None:
+def test_producer_query_above_the_producer_limit_evicts_an_unused_producer_or_returns_full() -> None:
     bench = Bench(max_count=2)
     for producer in (1, 2, 3):
         bench.desk.ask(Question(producer, OLD))

@@ -78,7 +78,7 @@ def digest_of(records: list[Rec]) -> RollingDigest:
 
 # ---- the digest --------------------------------------------------------------------------------------------------------------
 @given(st.lists(st.sampled_from(SOME), min_size=1, max_size=12), st.lists(st.integers(1, 11)))
-def test_rolling_digest_does_not_depend_on_batches(records: list[Rec], cuts: list[int]) -> None:
+def test_rolling_digest_of_records_is_equal_for_any_batch_boundaries(records: list[Rec], cuts: list[int]) -> None:
     whole, bounds = digest_of(records), sorted({0, len(records), *(cut for cut in cuts if cut < len(records))})
     pieced = within = RollingDigest()
     columns = a_batch(records).columns
@@ -88,7 +88,7 @@ def test_rolling_digest_does_not_depend_on_batches(records: list[Rec], cuts: lis
     assert pieced == within == whole
 
 
-def test_rolling_digest_covers_each_field_and_order() -> None:
+def test_rolling_digest_changes_with_each_field_and_the_order() -> None:
     """Bytes that move between records, between name and value, or from empty to null change the digest."""
     different: list[list[Rec]] = [
         [(b"ab", None, ()), (b"c", None, ())],
@@ -143,7 +143,7 @@ class Bench:
 A, B, C, D, E = SOME
 
 
-def test_producers_append_next_skip_duplicates_and_reject_gaps() -> None:
+def test_producer_state_accepts_the_next_sequence_and_detects_duplicates_and_gaps() -> None:
     bench = Bench()
     assert bench.publish([A, B]) == Ruling(Finding.APPEND)
     assert bench.publish([C, D], sequence=2) == Ruling(Finding.APPEND, next_sequence=2)
@@ -161,7 +161,7 @@ def test_producers_append_next_skip_duplicates_and_reject_gaps() -> None:
     )
 
 
-def test_producers_unknown_producer_starts_at_zero() -> None:
+def test_producer_state_of_an_unknown_producer_accepts_only_sequence_zero() -> None:
     bench = Bench()
     assert Ruling(Finding.OUT_OF_ORDER) == (Finding.OUT_OF_ORDER, 0, -1, 0)
     assert bench.publish([A], sequence=3) == Ruling(Finding.OUT_OF_ORDER)
@@ -169,7 +169,7 @@ def test_producers_unknown_producer_starts_at_zero() -> None:
     assert bench.producers.state_of(7) is None
 
 
-def test_producers_older_epoch_is_fenced_by_a_record_of_the_newer() -> None:
+def test_producer_state_fences_an_older_epoch_after_a_record_of_a_newer_epoch() -> None:
     bench = Bench()
     bench.publish([A], epoch=1)
     assert bench.publish([B], epoch=1, sequence=1).finding is Finding.APPEND
@@ -178,7 +178,7 @@ def test_producers_older_epoch_is_fenced_by_a_record_of_the_newer() -> None:
     assert bench.publish([C], epoch=1, sequence=2) == Ruling(Finding.FENCED, next_sequence=3)
 
 
-def test_producers_reset_needs_a_new_epoch_and_sequence_zero() -> None:
+def test_producer_state_accepts_a_reset_only_with_a_new_epoch_and_sequence_zero() -> None:
     bench = Bench()
     bench.publish([A, B], epoch=1)
     assert bench.publish([C], epoch=1, reset=True) == Ruling(Finding.DUPLICATE, known=1, offset=0, next_sequence=2)
@@ -194,7 +194,7 @@ def test_producers_reset_needs_a_new_epoch_and_sequence_zero() -> None:
     )
 
 
-def test_producers_repeat_in_other_batches_is_recognized() -> None:
+def test_producer_state_detects_duplicates_repeated_with_other_batch_boundaries() -> None:
     bench = Bench()
     bench.publish([A, B], epoch=1)
     bench.publish([C], epoch=1, sequence=2)
@@ -216,7 +216,7 @@ def test_producer_state_repeated_sequence_with_other_records_is_diverged(
     assert bench.end == 3
 
 
-def test_producers_old_duplicate_is_recognized_without_its_offset() -> None:
+def test_producer_state_detects_a_duplicate_of_an_old_batch_without_its_offset() -> None:
     bench = Bench()
     for sequence in range(7):
         bench.publish([A], sequence=sequence)
@@ -225,7 +225,7 @@ def test_producers_old_duplicate_is_recognized_without_its_offset() -> None:
     assert bench.publish([A, A], sequence=2, epoch=1, said=[E, E]) == Ruling(Finding.DUPLICATE, 2, 2, 7), "who repeats himself"
 
 
-def test_producers_stored_batch_with_other_bounds_or_digest_has_diverged() -> None:
+def test_producer_state_repeated_batch_with_other_bounds_or_digest_is_diverged() -> None:
     """Two leaders gave one epoch to two processes. The batch of the second one is no duplicate of the first one's."""
     bench = Bench()
     for sequence in range(0, 14, 2):
@@ -242,7 +242,7 @@ def test_producers_stored_batch_with_other_bounds_or_digest_has_diverged() -> No
     assert forgetful.judge(wrong, a_batch([A]).columns).finding is Finding.DUPLICATE, "nobody can tell"
 
 
-def test_producers_epochs_wrap_around() -> None:
+def test_producer_state_epoch_after_the_highest_is_zero_and_counts_as_newer() -> None:
     bench = Bench()
     bench.publish([A], epoch=65_535)
     assert bench.publish([B], epoch=0, sequence=1) == Ruling(Finding.APPEND, next_sequence=1)
@@ -252,7 +252,7 @@ def test_producers_epochs_wrap_around() -> None:
     assert bench.producers._states[7].digest == digest_of([C])
 
 
-def test_producers_sequences_wrap_around() -> None:
+def test_producer_state_sequence_after_the_highest_is_zero() -> None:
     producers = Producers(0, 10)
     last = (1 << 32) - 1
     first, then = a_batch([A, B], sequence=last - 3), a_batch([C, D], base=2, sequence=last - 1)
@@ -269,7 +269,7 @@ def test_producers_sequences_wrap_around() -> None:
     assert (distance(1, last), distance(last, 1), distance(5, 5)) == (2, -2, 0)
 
 
-def test_producers_sequence_wrap_continues_the_digest() -> None:
+def test_producer_state_digest_continues_across_a_sequence_wraparound() -> None:
     producers, before = Producers(0, 10), a_batch([A], sequence=0)
     take(producers, before)
     states = producers._states
@@ -280,7 +280,7 @@ def test_producers_sequence_wrap_continues_the_digest() -> None:
     assert len(states[7].batches) == 2
 
 
-def test_producers_duplicate_offset_is_correct_between_other_producers() -> None:
+def test_producer_state_returns_the_offset_of_a_duplicate_between_other_producers() -> None:
     bench = Bench()
     bench.publish([A, B])
     bench.publish([E], producer=8)
@@ -288,7 +288,7 @@ def test_producers_duplicate_offset_is_correct_between_other_producers() -> None
     assert [bench.publish([A], sequence=sequence).offset for sequence in range(3)] == [0, 1, 3]
 
 
-def test_producers_truncation_takes_log_time_back() -> None:
+def test_producer_state_truncation_resets_the_log_time_used_for_expiry() -> None:
     bench = Bench(Producers(100, 9))
     bench.publish([A], time=1000)
     bench.producers.committed(0)
@@ -305,7 +305,7 @@ def test_producers_truncation_takes_log_time_back() -> None:
     assert bench.producers._states[10].time_ns == 1090
 
 
-def test_producers_truncation_restores_the_state_before_the_cut() -> None:
+def test_producer_state_truncation_restores_the_state_at_the_truncation_offset() -> None:
     """The order of eviction is restored, too."""
     bench = Bench(Producers(0, 3))
     steps: list[tuple[list[Rec], int, int, int]] = [
@@ -334,7 +334,7 @@ def test_producers_truncation_restores_the_state_before_the_cut() -> None:
         assert list(again._states) == [8, 9, 10]
 
 
-def test_producers_of_an_incomplete_log_have_no_digest() -> None:
+def test_producer_state_of_an_incomplete_log_has_no_digest() -> None:
     for first, second in (((0, None), 1), ((3, True), 4), ((0, True), 2)):
         sequence, columns = first
         producers = Producers(0, 10)
@@ -349,7 +349,7 @@ def test_producers_of_an_incomplete_log_have_no_digest() -> None:
         assert producers.judge(Claim(7, 0, second + 1, 1, False, wrong), batch.columns).finding is Finding.APPEND
 
 
-def test_producers_expire_by_committed_time_and_the_idlest_is_evicted() -> None:
+def test_producer_state_expires_by_committed_time_and_evicts_the_least_recently_used() -> None:
     bench = Bench(Producers(100, 2))
     bench.publish([A], time=1000)
     bench.publish([B], time=1100, producer=8)
@@ -372,7 +372,9 @@ def test_producers_expire_by_committed_time_and_the_idlest_is_evicted() -> None:
         max_size=25,
     )
 )
-def test_producers_random_operations_match_a_rebuild_from_the_log(steps: list[tuple[int, int, int, int, bool, int]]) -> None:
+def test_producer_state_after_random_operations_equals_a_rebuild_from_the_log(
+    steps: list[tuple[int, int, int, int, bool, int]],
+) -> None:
     bench, log, high_watermark = Bench(), list[RecordBatch](), -1
     for producer, epoch, sequence, count, reset, what in steps:
         if what == 0:
@@ -402,7 +404,7 @@ def test_producers_random_operations_match_a_rebuild_from_the_log(steps: list[tu
             assert epochs == sorted(epochs)
 
 
-def test_derived_state_uses_the_stream_and_node_settings() -> None:
+def test_log_state_takes_its_limits_from_the_stream_and_node_settings() -> None:
     log = Log.open(MemoryStorage(), StreamConfig(), now_wall_ns=0)[0]
     stream = StreamConfig(dedup_window_s=7.0)
     node = ReplicationConfig(
@@ -418,7 +420,7 @@ def test_derived_state_uses_the_stream_and_node_settings() -> None:
     assert derived_state(log, "s", stream, ReplicationConfig(), int).producers.reach_ns == 86_400 * NS_PER_S
 
 
-def test_producers_counted_bytes_match_the_used_memory() -> None:
+def test_producer_state_size_bytes_match_the_memory_used() -> None:
     producers, count = Producers(0, 1000), 300
     batches = [a_batch([A], base=n, producer=n % count + 1, sequence=n // count) for n in range(count * 6)]
     assert all(batch.columns.values for batch in batches)

@@ -30,7 +30,7 @@ def let_in(quota: Quota, came: list[RawMessage], now_ns: int) -> list[RawMessage
     return within
 
 
-def test_quota_allows_a_burst_then_returns_waits_at_the_rate() -> None:
+def test_quota_accepts_a_burst_and_then_returns_retry_delays_at_its_rate() -> None:
     quota = Quota((1000, 0))
     waits_ms = quota.charge(messages(400), 0, 0)
     assert waits_ms is not None
@@ -43,7 +43,7 @@ def test_quota_allows_a_burst_then_returns_waits_at_the_rate() -> None:
 
 
 @pytest.mark.parametrize("every_ms", [1, 7, 50, 240])
-def test_quota_of_a_thousand_per_second_holds_over_30_s(every_ms: int) -> None:
+def test_quota_of_a_thousand_per_second_accepts_thirty_thousand_in_30_s(every_ms: int) -> None:
     quota, stored = Quota((1000, 0)), 0
     for now_ms in range(0, 30_000, every_ms):
         stored += len(let_in(quota, messages(3 * every_ms), now_ms * MS))
@@ -59,7 +59,7 @@ def test_quota_bytes_count_payload_and_headers_and_allow_large_messages() -> Non
     assert quota.charge(messages(1, 10), 0, 1751 * MS) is None
 
 
-def test_quota_batch_counts_its_records() -> None:
+def test_quota_charges_a_batch_for_each_of_its_records() -> None:
     quota = Quota((1000, 0))
     assert quota.charge(messages(1), 10_000, 0) is None
     assert quota.charge(messages(1), 1, 9750 * MS) == [1]
@@ -68,7 +68,7 @@ def test_quota_batch_counts_its_records() -> None:
     assert quota.charge(messages(1), 1, 9770 * MS) == [MAX_WAIT_MS]
 
 
-def test_quota_forced_messages_are_charged() -> None:
+def test_quota_forced_messages_are_accepted_and_charged() -> None:
     for quota in (Quota((1000, 0)), Quota((1000, 0), 1)):
         assert quota.charge(messages(1000), 0, 0, forced=True) is None
         assert quota.charge(messages(1), 0, 0) == [751]
@@ -81,7 +81,7 @@ def test_quota_applies_the_lower_of_two_rates() -> None:
     assert len(let_in(quota, messages(1000, 10), 0)) == 3
 
 
-def test_quota_clock_jump_gives_at_most_a_burst() -> None:
+def test_quota_after_a_clock_jump_accepts_at_most_one_burst() -> None:
     quota = Quota((1000, 0))
     assert len(let_in(quota, messages(1000), 10 * NS_PER_S)) == 250
     assert let_in(quota, messages(1000), 0) == []
@@ -90,7 +90,7 @@ def test_quota_clock_jump_gives_at_most_a_burst() -> None:
 
 
 # ---- by token -------------------------------------------------------------------------------------------------------------------
-def test_quota_by_token_has_a_bucket_per_value() -> None:
+def test_quota_by_subject_token_has_a_bucket_per_token_value() -> None:
     quota = Quota((1000, 0), 2)
     mixed = [message for number in range(400) for message in messages(1, 0, b"ev.%d.x" % (number % 2))]
     assert quota.charge(mixed, 0, 0) is None
@@ -99,7 +99,7 @@ def test_quota_by_token_has_a_bucket_per_value() -> None:
     assert waits_ms == ([0] * 50 + [*range(1, 11)]) * 2 + [0] * 250 + [*range(1, 51)]
 
 
-def test_quota_by_token_charges_mixed_batches_per_token() -> None:
+def test_quota_by_subject_token_charges_a_mixed_batch_per_token_value() -> None:
     quota = Quota((0, 1000), 2)
     came = [*messages(2, 200, b"ev.a"), *messages(2, 100, b"ev.b"), *messages(2, 200, b"ev.a")]
     assert quota.charge(came, 0, 0) == [0, 0, 0, 0, 151, 351]
@@ -108,7 +108,7 @@ def test_quota_by_token_charges_mixed_batches_per_token() -> None:
     assert quota.charge(messages(1, 1, b"ev.b"), 0, 0) is None
 
 
-def test_quota_buckets_are_bounded_and_the_least_recently_used_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quota_above_its_bucket_limit_drops_the_least_recently_used_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota_module, "MAX_BUCKETS", 3)
     quota = Quota((4, 0), 1)
     for token, wait_ms in ((b"a", 0), (b"b", 0), (b"c", 0), (b"a", 251), (b"d", 0)):
@@ -119,7 +119,7 @@ def test_quota_buckets_are_bounded_and_the_least_recently_used_is_dropped(monkey
     assert len(quota) == 3
 
 
-def test_quota_long_token_is_stored_as_a_digest() -> None:
+def test_quota_bucket_of_a_long_subject_token_is_stored_as_a_digest() -> None:
     quota = Quota((4, 0), 1)
     for end in (b"1", b"2"):
         assert quota.charge(messages(1, 0, b"t" * 4000 + end), 2, 0) is None
@@ -163,7 +163,7 @@ def test_quota_never_exceeds_rate_plus_burst_plus_a_message(
 
 
 # ---- of a stream ----------------------------------------------------------------------------------------------------------------
-def test_quota_of_a_partition_is_its_share_and_is_kept_until_it_changes() -> None:
+def test_quota_of_a_partition_is_its_share_of_the_stream_and_reused_if_unchanged() -> None:
     stream = StreamConfig(quota_records_per_s=3000, quota_bytes_per_s=600, quota_by_token=2)
     quota = quota_for(stream, 3, None)
     assert quota is not None
@@ -176,7 +176,7 @@ def test_quota_of_a_partition_is_its_share_and_is_kept_until_it_changes() -> Non
     assert (one.terms, one.scope) == (((0, 5), 0), "stream")
 
 
-def test_quota_out_of_bounds_is_rejected_and_a_token_alone_is_no_quota() -> None:
+def test_quota_setting_out_of_bounds_raises_and_a_token_without_a_rate_has_no_effect() -> None:
     assert quota_for(StreamConfig(quota_by_token=1), 1, None) is None
     for wrong in ({"quota_records_per_s": -1}, {"quota_bytes_per_s": 1 << 41}, {"quota_by_token": 257}):
         with pytest.raises(ConfigError, match="quota"):

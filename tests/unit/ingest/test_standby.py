@@ -146,7 +146,7 @@ def test_standby_takeover_appends_missing_messages_in_arrival_order() -> None:
     assert bench.standby.heard.size_bytes == bench.standby.heard.node.size_bytes == 0
 
 
-def test_standby_takeover_answers_commits_of_a_dead_leaders_last_lease_only() -> None:
+def test_standby_takeover_acks_records_committed_in_the_last_lease_of_a_dead_leader() -> None:
     for gone, answered in ((True, [1, 2]), (False, [2])):
         bench = Bench()
         for number in range(3):
@@ -160,7 +160,9 @@ def test_standby_takeover_answers_commits_of_a_dead_leaders_last_lease_only() ->
 
 
 @pytest.mark.parametrize(("lease_s", "answered"), [(0, [1, 2]), (3, [0, 1, 2]), (1, [1, 2])])
-def test_standby_takeover_answers_commits_within_the_longest_lease(lease_s: int, answered: list[int]) -> None:
+def test_standby_takeover_acks_records_committed_within_the_longest_lease_of_the_cluster(
+    lease_s: int, answered: list[int]
+) -> None:
     bench = Bench()
     bench.replica.longest_lease_ns = lease_s * S
     bench.standby.review()
@@ -172,7 +174,7 @@ def test_standby_takeover_answers_commits_within_the_longest_lease(lease_s: int,
     assert [stored.offset for stored, _ in bench.leads(gone=True).known] == answered
 
 
-def test_standby_with_a_longer_lease_remembers_longer() -> None:
+def test_standby_with_a_longer_lease_keeps_commit_times_longer() -> None:
     bench = Bench()
     before = bench.standby._marks.reach_ns
     bench.replica.longest_lease_ns = 60 * S
@@ -180,7 +182,7 @@ def test_standby_with_a_longer_lease_remembers_longer() -> None:
     assert bench.standby._marks.reach_ns == bench.standby._ends.reach_ns == before - 1500 * MS + 60 * S
 
 
-def test_standby_leader_with_another_incarnation_counts_as_dead() -> None:
+def test_standby_takeover_treats_a_restarted_leader_as_dead() -> None:
     bench = Bench()
     bench.heard(b"a", reply=b"_INBOX.c.")
     bench.shows(b"a", after_ns=MS)
@@ -189,7 +191,7 @@ def test_standby_leader_with_another_incarnation_counts_as_dead() -> None:
     assert len(bench.leads(gone=False).known) == 1
 
 
-def test_standby_takeover_does_not_answer_plain_publishes() -> None:
+def test_standby_takeover_sends_no_acks_for_publishes_without_reply() -> None:
     bench = Bench()
     bench.heard(b"a")
     bench.shows(b"a", after_ns=MS)
@@ -197,7 +199,7 @@ def test_standby_takeover_does_not_answer_plain_publishes() -> None:
     assert (taken.known, taken.fresh, bench.standby.counters.recognised) == ([], [], 1)
 
 
-def test_standby_later_equal_message_is_appended() -> None:
+def test_standby_message_equal_to_a_record_logged_long_before_is_appended() -> None:
     """The log had this message before the standby buffered it."""
     bench = Bench()
     bench.shows(b"on")
@@ -205,7 +207,7 @@ def test_standby_later_equal_message_is_appended() -> None:
     assert values(bench.leads()) == [b"on"]
 
 
-def test_standby_message_received_shortly_after_its_log_record_is_recognized() -> None:
+def test_standby_message_received_shortly_after_its_log_record_is_not_appended() -> None:
     bench = Bench()
     bench.shows(b"on")
     bench.heard(b"on", after_ns=200 * MS)
@@ -213,7 +215,7 @@ def test_standby_message_received_shortly_after_its_log_record_is_recognized() -
     assert bench.standby.counters.ambiguous == 0
 
 
-def test_standby_equal_messages_are_recognized_as_often_as_logged() -> None:
+def test_standby_with_more_equal_messages_than_log_records_appends_only_the_excess() -> None:
     bench = Bench()
     bench.shows(b"on")
     bench.heard(b"on", b"on", b"on", after_ns=MS)
@@ -223,7 +225,7 @@ def test_standby_equal_messages_are_recognized_as_often_as_logged() -> None:
     assert bench.standby.counters.ambiguous == 2
 
 
-def test_standby_compares_key_headers_and_subject() -> None:
+def test_standby_message_with_another_key_header_or_subject_than_the_record_is_appended() -> None:
     bench = Bench()
     bench.heard(b"a", headers=b"NATS/1.0\r\nk: 1\r\n\r\n")
     bench.heard(b"a", headers=b"NATS/1.0\r\nk: 2\r\n\r\n", after_ns=MS)
@@ -232,7 +234,7 @@ def test_standby_compares_key_headers_and_subject() -> None:
     assert [message[3] for message in taken.fresh] == [b"NATS/1.0\r\nk: 1\r\n\r\n"]
 
 
-def test_standby_message_skipped_by_the_leader_is_not_appended_after_later_ones() -> None:
+def test_standby_message_older_than_a_logged_one_of_its_publisher_is_not_appended() -> None:
     bench = Bench()
     bench.heard(b"lost of c", reply=b"_INBOX.c.")
     bench.heard(b"lost of d", reply=b"_INBOX.d.")
@@ -243,7 +245,7 @@ def test_standby_message_skipped_by_the_leader_is_not_appended_after_later_ones(
 
 
 @pytest.mark.parametrize(("after_ms", "taken"), [(99, [b"plain"]), (100, [])])
-def test_standby_plain_messages_are_ordered_by_arrival_time(after_ms: int, taken: list[bytes]) -> None:
+def test_standby_messages_without_reply_are_ordered_by_arrival_time(after_ms: int, taken: list[bytes]) -> None:
     bench = Bench()
     bench.heard(b"plain")
     bench.heard(b"later", after_ns=after_ms * MS)
@@ -252,14 +254,14 @@ def test_standby_plain_messages_are_ordered_by_arrival_time(after_ms: int, taken
 
 
 @pytest.mark.parametrize(("after_ms", "taken"), [(100, [b"plain"]), (101, [])])
-def test_standby_plain_message_and_unheard_log_record_are_ordered_by_time(after_ms: int, taken: list[bytes]) -> None:
+def test_standby_message_much_older_than_an_unmatched_log_record_is_not_appended(after_ms: int, taken: list[bytes]) -> None:
     bench = Bench()
     bench.heard(b"plain")
     bench.shows(b"never heard", after_ns=after_ms * MS)
     assert values(bench.leads()) == taken
 
 
-def test_standby_messages_behind_the_leaders_backlog_are_appended() -> None:
+def test_standby_messages_after_a_record_that_the_leader_logged_late_are_appended() -> None:
     """The backlog of the leader comes before them in the log, however late."""
     bench = Bench()
     bench.heard(b"first")
@@ -275,7 +277,7 @@ def test_standby_conditional_message_is_never_appended() -> None:
     assert (taken.fresh, [message[2] for message in taken.undecided], bench.standby.counters.undecided) == ([], [b"a"], 1)
 
 
-def test_standby_message_with_a_stored_id_is_appended_for_deduplication() -> None:
+def test_standby_message_with_a_stored_message_id_is_passed_on_to_deduplication() -> None:
     bench = Bench()
     bench.ids.begin(0)
     bench.heard(b"again", reply=b"_INBOX.c.", headers=b"NATS/1.0\r\nNats-Msg-Id: x\r\n\r\n")
@@ -285,7 +287,7 @@ def test_standby_message_with_a_stored_id_is_appended_for_deduplication() -> Non
     assert values(bench.leads()) == [b"again"]
 
 
-def test_standby_invalid_message_does_not_affect_its_neighbors() -> None:
+def test_standby_takeover_passes_an_invalid_message_and_its_neighbors_to_ingest() -> None:
     bench = Bench()
     bench.heard(b"good", reply=b"_INBOX.c.")
     bench.hearings[0].sink(b"ev", b"_INBOX.d.1", b"ttl", b"NATS/1.0\r\nNats-TTL: 1s\r\n\r\n")
@@ -296,7 +298,7 @@ def test_standby_invalid_message_does_not_affect_its_neighbors() -> None:
     assert len(taken.known) == 1
 
 
-def test_standby_batch_counts_as_a_single_message() -> None:
+def test_standby_batch_publish_is_matched_as_a_single_message() -> None:
     head = client_pb2.BatchPublish(stream="s", correlationId="7", ackInbox="_INBOX.c.1")
     batch = build_batch([b"x", b"y"])
     bench = Bench()
@@ -327,7 +329,7 @@ def test_standby_message_deleted_by_retention_is_not_appended_again() -> None:
     assert values(bench.leads()) == [b"b"]
 
 
-def test_standby_record_deleted_by_retention_is_as_old_as_the_last_deleted() -> None:
+def test_standby_treats_records_deleted_by_retention_as_old_as_the_last_deleted() -> None:
     bench = Bench()
     bench.heard(b"a")
     bench.shows(b"a", after_ns=MS)
@@ -338,7 +340,7 @@ def test_standby_record_deleted_by_retention_is_as_old_as_the_last_deleted() -> 
     assert values(bench.leads()) == [b"a", b"new"]
 
 
-def test_standby_own_commits_do_not_count_as_answered_by_the_former_leader() -> None:
+def test_standby_takeover_acks_records_that_were_committed_after_its_own_election() -> None:
     for gone in (False, True):
         bench = Bench()
         bench.heard(b"a", reply=b"_INBOX.c.")
@@ -359,7 +361,7 @@ def long_heard(count: int = 100) -> Bench:
     return bench
 
 
-def test_standby_messages_during_the_sort_are_appended_after_the_sorted() -> None:
+def test_standby_messages_received_during_takeover_matching_are_appended_last() -> None:
     bench = long_heard()
     found = bench.begins_to_lead()
     for number in range(1000, 1010):
@@ -374,7 +376,7 @@ def test_standby_messages_during_the_sort_are_appended_after_the_sorted() -> Non
     assert bench.standby.heard.size_bytes == bench.standby.heard.node.size_bytes == 0
 
 
-def test_standby_sort_slice_ends_after_its_time() -> None:
+def test_standby_takeover_matching_yields_after_its_time_slice() -> None:
     bench = long_heard()
     bench.standby.rules = replace(bench.standby.rules, slice_ns=5 * MS)
 
@@ -390,7 +392,7 @@ def test_standby_sort_slice_ends_after_its_time() -> None:
     assert 5 < slices < 20, "some 40 pieces and 5 in a slice"
 
 
-def test_standby_demoted_during_the_sort_keeps_its_messages() -> None:
+def test_standby_demoted_during_takeover_matching_keeps_its_buffered_messages() -> None:
     bench = long_heard()
     held = bench.standby.heard.size_bytes
     found = bench.begins_to_lead()
@@ -404,7 +406,7 @@ def test_standby_demoted_during_the_sort_keeps_its_messages() -> None:
     assert values(bench.leads()) == [*(b"%d" % number for number in range(1, 100, 2)), b"later"]
 
 
-def test_standby_messages_discarded_during_the_sort_are_not_appended() -> None:
+def test_standby_messages_discarded_during_takeover_matching_are_not_appended() -> None:
     bench = long_heard()
     found = bench.begins_to_lead()
     bench.go_on(7)
@@ -418,7 +420,7 @@ def test_standby_messages_discarded_during_the_sort_are_not_appended() -> None:
     assert bench.standby.counters.appended == 0
 
 
-def test_standby_that_stops_listening_during_the_sort_appends_nothing() -> None:
+def test_standby_that_unsubscribes_during_takeover_matching_appends_nothing() -> None:
     bench = long_heard()
     found = bench.begins_to_lead()
     bench.go_on(7)
@@ -428,7 +430,7 @@ def test_standby_that_stops_listening_during_the_sort_appends_nothing() -> None:
     assert found == [None]
 
 
-def test_standby_unreadable_log_is_reported_and_nothing_appended() -> None:
+def test_standby_takeover_with_an_unreadable_log_reports_it_and_appends_nothing() -> None:
     bench, told = long_heard(), list[LiftError]()
     bench.standby.on_unreadable = told.append
     found = bench.begins_to_lead()
@@ -440,7 +442,7 @@ def test_standby_unreadable_log_is_reported_and_nothing_appended() -> None:
 
 
 # ---- while it follows --------------------------------------------------------------------------------------------------------
-def test_standby_listens_only_where_it_may_lead_next() -> None:
+def test_standby_subscribes_only_while_its_replica_may_lead_next() -> None:
     bench = Bench()
     bench.heard(b"a")
     bench.replica.stands_by = False
@@ -463,14 +465,14 @@ def test_standby_listens_only_where_it_may_lead_next() -> None:
     assert values(bench.leads()) == [b"b"]
 
 
-def test_standby_of_a_first_leader_does_not_listen() -> None:
+def test_standby_of_a_streams_first_leader_appends_nothing() -> None:
     bench = Bench()
     bench.leads()
     bench.standby.review()
     assert (len(bench.hearings), bench.begins_to_lead()) == (1, [None])
 
 
-def test_standby_truncation_makes_messages_unmatched_again() -> None:
+def test_standby_messages_whose_records_were_truncated_are_appended() -> None:
     bench = Bench()
     bench.heard(b"a", b"b")
     bench.shows(b"a", after_ns=MS)
@@ -481,7 +483,7 @@ def test_standby_truncation_makes_messages_unmatched_again() -> None:
 
 
 @pytest.mark.parametrize("changed", [{"read_only": True}, {"max_message_bytes": 9}, {"optimistic_concurrency": True}])
-def test_standby_settings_change_discards_earlier_messages(changed: dict[str, Any]) -> None:
+def test_standby_buffer_after_a_settings_change_discards_earlier_messages(changed: dict[str, Any]) -> None:
     bench = Bench()
     bench.heard(b"1")
     bench.log.config = replace(bench.log.config, retention_age_s=5.0)
@@ -497,7 +499,7 @@ def test_standby_settings_change_discards_earlier_messages(changed: dict[str, An
     assert values(bench.leads()) == [b"3"]
 
 
-def test_standby_rejects_nothing_when_its_leader_may_not_have_known_new_settings() -> None:
+def test_standby_message_sent_during_a_settings_change_is_neither_stored_nor_rejected() -> None:
     bench = Bench()
     bench.log.config = replace(bench.log.config, read_only=True)
     bench.standby.review()
@@ -511,7 +513,7 @@ def test_standby_rejects_nothing_when_its_leader_may_not_have_known_new_settings
     assert [message[2] for message in taken.undecided] == [b"rejected as read-only"]
 
 
-def test_standby_missed_pause_discards_earlier_messages() -> None:
+def test_standby_that_missed_a_pause_of_the_stream_discards_earlier_messages() -> None:
     bench = Bench()
     bench.heard(b"1")
     bench.standby.review()
@@ -523,7 +525,7 @@ def test_standby_missed_pause_discards_earlier_messages() -> None:
     assert values(bench.leads()) == [b"2"]
 
 
-def test_standby_old_messages_are_dropped() -> None:
+def test_standby_buffer_drops_messages_older_than_nine_seconds() -> None:
     bench = Bench()
     bench.heard(b"a")
     bench.heard(b"b", after_ns=9 * S + 1)
@@ -533,7 +535,7 @@ def test_standby_old_messages_are_dropped() -> None:
 SIZE = MESSAGE_BYTES + 10
 
 
-def test_standby_full_buffer_with_an_advancing_log_drops_the_oldest() -> None:
+def test_standby_full_buffer_while_the_log_advances_drops_the_oldest_messages() -> None:
     bench = Bench(bound_bytes=2 * SIZE)
     for number in range(4):
         bench.heard(b"%010d" % number, after_ns=2 * MS)
@@ -543,7 +545,7 @@ def test_standby_full_buffer_with_an_advancing_log_drops_the_oldest() -> None:
     assert bench.standby.heard.size_bytes == 2 * SIZE
 
 
-def test_standby_full_buffer_with_a_stalled_log_drops_the_newest_and_reports() -> None:
+def test_standby_full_buffer_while_the_log_stalls_drops_and_reports_the_newest_messages() -> None:
     bench = Bench(bound_bytes=2 * SIZE)
     for number in range(5):
         bench.heard(b"%010d" % number, after_ns=2 * MS)
@@ -551,7 +553,7 @@ def test_standby_full_buffer_with_a_stalled_log_drops_the_newest_and_reports() -
     assert (bench.lost, bench.standby.report()["lost"]) == ([1, 1, 1], 3)
 
 
-def test_standby_buffer_is_bounded_per_node() -> None:
+def test_standby_buffers_of_a_node_share_one_size_limit() -> None:
     bench = Bench(node_bytes=3 * SIZE)
     bench.standby.heard.node.size_bytes = 2 * SIZE
     bench.heard(b"%010d" % 0, after_ns=MS)
@@ -560,13 +562,13 @@ def test_standby_buffer_is_bounded_per_node() -> None:
     assert bench.standby.heard.node.size_bytes == 3 * SIZE
 
 
-def test_standby_unread_messages_count_as_lost() -> None:
+def test_standby_messages_dropped_by_its_connection_are_reported_as_lost() -> None:
     bench = Bench()
     bench.given_up(7)
     assert (bench.lost, bench.standby.report()["lost"]) == ([7], 7)
 
 
-def test_standby_compares_records_of_compressed_batches() -> None:
+def test_standby_matches_messages_with_records_of_compressed_batches() -> None:
     bench = Bench()
     bench.heard(b"a" * 200)
     bench.now_ns += MS
@@ -575,7 +577,7 @@ def test_standby_compares_records_of_compressed_batches() -> None:
     assert values(bench.leads()) == []
 
 
-def test_standby_numbered_producer_batches_are_appended_for_the_sequence_check() -> None:
+def test_standby_producer_batches_are_passed_on_to_the_sequence_check() -> None:
     head = client_pb2.BatchPublish(stream="s", correlationId="7", ackInbox="_INBOX.c.1")
     numbered = frames.batch_publish(head, build_batch([b"x"], producer_id=7, producer_epoch=1))
     asked = frames.batch_publish(client_pb2.BatchPublish(ackInbox="_INBOX.c.2", askedProducer=7, producerInstance=9), b"")

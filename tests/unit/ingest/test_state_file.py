@@ -100,7 +100,7 @@ def filled() -> tuple[Log, LogState]:
     return log, state
 
 
-def test_state_file_restored_state_equals_the_original_and_replays_the_rest() -> None:
+def test_state_file_restores_the_state_and_the_rest_of_the_log_is_replayed() -> None:
     log, state = filled()
     name = write(log, state)
     assert (name, state_names(log.storage)) == ("state-00000000000000000009", [name])
@@ -126,7 +126,7 @@ def test_state_file_restored_state_equals_the_original_and_replays_the_rest() ->
     assert known(third, NAMES) == known(again, NAMES)
 
 
-def test_state_file_restored_ids_expire_by_later_commits() -> None:
+def test_state_file_restored_message_ids_expire_by_later_commits() -> None:
     log = a_log()
     state = a_state(log)
     append(log, state, ["old"], at=1000)
@@ -141,7 +141,7 @@ def test_state_file_restored_ids_expire_by_later_commits() -> None:
     assert (again.ids.find(b"old", 0), again.ids.find(b"new", 0), len(again.ids)) == (None, Stored(1, 1), 1)
 
 
-def test_state_file_is_not_written_for_unflushed_or_incomplete_state() -> None:
+def test_state_file_of_unflushed_or_incomplete_state_is_not_written() -> None:
     log = a_log()
     state = a_state(log)
     assert state.snapshot(OF) is None, "an empty log"
@@ -166,7 +166,7 @@ def test_state_file_is_not_written_for_unflushed_or_incomplete_state() -> None:
         ("damaged log", "x"),
     ],
 )  # fmt: skip
-def test_state_file_that_does_not_fit_is_ignored_and_removed(what: str, why: str) -> None:
+def test_state_file_that_is_damaged_or_of_another_stream_or_log_is_ignored_and_removed(what: str, why: str) -> None:
     log, state = filled()
     name = write(log, state)
     data = log.storage.load(name)
@@ -209,7 +209,7 @@ def test_state_file_that_does_not_fit_is_ignored_and_removed(what: str, why: str
     assert state_names(log.storage) == []
 
 
-def test_state_file_newest_fitting_file_is_loaded() -> None:
+def test_state_file_load_takes_the_newest_valid_file() -> None:
     log, state = filled()
     name = write(log, state)
     log.storage.replace(state_name(3), b"old")
@@ -219,7 +219,7 @@ def test_state_file_newest_fitting_file_is_loaded() -> None:
     assert (loaded.end_offset, list(unfit), state_names(log.storage)) == (9, [state_name(99)], [name])
 
 
-def test_state_file_removal_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_file_removal_flushes_the_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     storage, told = MemoryStorage(), list[str]()
     monkeypatch.setattr(storage, "remove", told.append)
     monkeypatch.setattr(storage, "sync_folder", lambda: told.append("synced"))
@@ -232,7 +232,7 @@ def test_state_file_removal_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == [], "nothing was there"
 
 
-def test_state_file_of_a_truncated_and_rewritten_log_does_not_fit() -> None:
+def test_state_file_of_a_log_that_was_truncated_and_rewritten_is_ignored() -> None:
     log, state = filled()
     name = write(log, state)
     log.cut_to(7)
@@ -245,7 +245,7 @@ def test_state_file_of_a_truncated_and_rewritten_log_does_not_fit() -> None:
     assert again.end_offset is None
 
 
-def test_state_file_unknown_parts_are_ignored_and_unusable_parts_reject_all() -> None:
+def test_state_file_with_an_unusable_part_is_rejected_and_with_an_unknown_part_loaded() -> None:
     log, state = filled()
     write(log, state)
     loaded, _ = load_state(log, OF)
@@ -345,7 +345,7 @@ def test_state_file_with_repeated_part_or_trailing_bytes_is_rejected() -> None:
     assert decode_state(None) is None
 
 
-def test_state_pace_is_due_by_log_growth_time_and_last_file_size() -> None:
+def test_state_file_write_is_due_by_log_growth_elapsed_time_and_last_file_size() -> None:
     pace = Pace(60, 1000, 10)
     assert not pace.is_due(999, 0, 59)
     assert pace.is_due(1000, 0, 0)
@@ -360,7 +360,7 @@ def test_state_pace_is_due_by_log_growth_time_and_last_file_size() -> None:
     )
 
 
-def test_state_writer_counts_files_and_survives_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_writer_on_a_full_disk_counts_the_failure_and_writes_later(monkeypatch: pytest.MonkeyPatch) -> None:
     log = a_log()
     state = a_state(log)
     now = [0]
@@ -398,7 +398,7 @@ def test_state_writer_counts_files_and_survives_a_full_disk(monkeypatch: pytest.
     assert (writer.written, writer.failed, state_names(log.storage)) == (1, 2, [name])
 
 
-def test_recovery_reports_whether_state_files_exist() -> None:
+def test_log_recovery_reports_whether_state_files_exist() -> None:
     storage = MemoryStorage()
     log = a_log(storage)
     state = a_state(log)
@@ -425,7 +425,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(STEPS, max_size=30))
-def test_state_with_and_without_files_is_equal_for_random_operations(steps: list[tuple[object, ...]]) -> None:
+def test_state_file_restored_state_equals_a_full_replay_for_random_operations(steps: list[tuple[object, ...]]) -> None:
     log = a_log()
     state, plain = a_state(log), a_state(log)
     now, epoch, ends = 1000, 1, [0]
@@ -470,7 +470,7 @@ def test_state_with_and_without_files_is_equal_for_random_operations(steps: list
                 assert state.subjects.find(f"s.{name}") == plain.subjects.find(f"s.{name}")
 
 
-def test_state_file_of_a_log_without_ids_is_small() -> None:
+def test_state_file_of_a_log_without_message_ids_is_small() -> None:
     log = a_log()
     state = a_state(log)
     batch = build_batch([b"v"], subjects=["s.a"], base_offset=0, leader_epoch=1, timestamp_ns=1)
@@ -495,7 +495,7 @@ class _Careless(MemoryStorage):
         super().replace(name, whole[:-1])
 
 
-def test_state_that_cannot_be_read_back_keeps_the_older_file() -> None:
+def test_state_file_that_cannot_be_read_back_raises_and_keeps_the_older_file() -> None:
     older = encode_state(State(OF, 5, 1, {"ids": (1, b"older")}))
     for storage, stays in ((MemoryStorage(), 9), (_Careless(), 5)):
         MemoryStorage.replace(storage, state_name(5), older)
@@ -508,7 +508,7 @@ def test_state_that_cannot_be_read_back_keeps_the_older_file() -> None:
         assert state_names(storage) == [state_name(stays)]
 
 
-def test_state_of_every_subset_of_parts_can_be_read_back() -> None:
+def test_state_file_with_any_subset_of_parts_can_be_decoded() -> None:
     parts = {"ids": (1, b"i"), "producers": (2, b""), "subjects": (3, b"s" * 70_000), "é": (0, b"\0")}
     for count in range(len(parts) + 1):
         for names in itertools.permutations(parts, count):
@@ -517,7 +517,7 @@ def test_state_of_every_subset_of_parts_can_be_read_back() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.3])
-def test_state_giver_with_two_alternating_askers_gives_each_a_whole_state(seconds: float) -> None:
+def test_state_transfer_to_two_alternating_readers_gives_each_a_complete_state(seconds: float) -> None:
     """A follower and a backup ask in turns. Neither makes the other one start again."""
     log = a_log()
     state = a_state(log)

@@ -55,7 +55,7 @@ def model(log: Log, start: int, end: int, every_bytes: int = 0, every_records: i
     return RangeSize(positions[-1], tuple(b for b, _ in found), tuple(p for _, p in found))
 
 
-def test_measure_range_returns_size_and_borders_of_the_documented_example() -> None:
+def test_measure_range_of_the_documented_example_returns_its_size_and_split_offsets() -> None:
     log = filled([10] * 10)
     size = batches_of(log)[0][1]
     found = measure(log, 5, 87, every_bytes=size * 5 // 2)
@@ -66,7 +66,7 @@ def test_measure_range_returns_size_and_borders_of_the_documented_example() -> N
 
 
 @pytest.mark.parametrize("seed", sampled(range(3), 3))
-def test_measure_range_borders_do_not_depend_on_segment_sizes(seed: int) -> None:
+def test_measure_range_returns_the_same_split_offsets_for_any_segment_size(seed: int) -> None:
     rng = random.Random(seed)
     counts = [rng.choice((1, 1, 3, 40, 700)) for _ in range(120)]
     logs = [filled(counts, segment_bytes=size) for size in (1 << 30, 60_000, 20_000)]
@@ -82,7 +82,7 @@ def test_measure_range_borders_do_not_depend_on_segment_sizes(seed: int) -> None
             assert measure(log, low, high, **how) == wanted
 
 
-def test_measure_range_returns_bounded_borders_and_continues_from_the_last() -> None:
+def test_measure_range_returns_a_bounded_number_of_split_offsets_and_continues_after_them() -> None:
     log = filled([1] * 300)
     found: list[int] = [0]
     while more := measure(log, found[-1], 300, every_bytes=1).borders:
@@ -91,7 +91,7 @@ def test_measure_range_returns_bounded_borders_and_continues_from_the_last() -> 
     assert found == list(range(300))
 
 
-def test_measure_range_with_damaged_index_blocks_reports_damage() -> None:
+def test_measure_range_with_a_damaged_index_block_reports_damage() -> None:
     storage = MemoryStorage()
     log = filled([100] * 200, storage=storage)
     log.close()

@@ -77,7 +77,7 @@ def test_compaction_keeps_the_last_record_of_each_key_at_its_offset() -> None:
     assert _records(Log.open(log.storage, CONFIG)[0]) == after
 
 
-def test_compaction_lets_a_follower_with_dropped_records_at_its_end_continue() -> None:
+def test_compaction_of_a_followers_last_records_lets_the_follower_continue() -> None:
     leader, (follower, _) = _keyed(keyless=False), Log.open(MemoryStorage(), CONFIG)
     ends = [0]
     while follower.log_end_offset < 100:
@@ -109,7 +109,7 @@ def test_compaction_waits_while_the_dirty_ratio_is_too_small() -> None:
     assert log.begin_compaction(NOW_NS, min_dirty_ratio=0.5) is None
 
 
-def test_compaction_on_a_full_disk_leaves_no_files() -> None:
+def test_compaction_on_a_full_disk_leaves_no_temporary_files() -> None:
     storage = MemoryStorage()
     log = _keyed(storage)
     before, names = _records(log), storage.names()
@@ -153,7 +153,7 @@ def test_compaction_removes_a_tombstone_after_its_retention() -> None:
     assert b"a" not in {r.key for r in _records(log)}
 
 
-def test_compaction_is_discarded_when_the_log_was_truncated_in_between() -> None:
+def test_compaction_of_a_log_truncated_during_the_run_is_discarded() -> None:
     log = _keyed()
     compaction = log.begin_compaction(NOW_NS)
     assert compaction is not None
@@ -214,7 +214,7 @@ def test_compaction_of_random_histories_keeps_the_last_record_per_key(history: l
 
 
 @pytest.mark.parametrize(("window_s", "kept"), [(60.0, [3, 5]), (3600.0, [0, 1, 3, 5]), (0.0, [5])])
-def test_compaction_keeps_records_with_message_ids_for_the_dedup_window(window_s: float, kept: list[int]) -> None:
+def test_compaction_retains_records_with_message_ids_for_the_dedup_window(window_s: float, kept: list[int]) -> None:
     """A log that is opened without a state file learns the ids from them."""
     storage, config = MemoryStorage(), StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=window_s)
     log, _ = Log.open(storage, config)

@@ -61,7 +61,7 @@ def test_compaction_keeps_a_tombstone_for_the_delete_retention(age_s: int, gone:
     assert (b"a" not in kept) is gone
 
 
-def test_compaction_preserves_epochs_and_segment_sizes() -> None:
+def test_compaction_preserves_leader_epochs_and_segment_size_limits() -> None:
     rows = [[(b"a", b"%d" % n)] for n in range(6)]
     log = keyed(*rows, [(b"z", b"1")], epochs=(1, 1, 2, 2, 3, 3, 3))
     before = log.epochs.entries
@@ -75,7 +75,7 @@ def test_compaction_preserves_epochs_and_segment_sizes() -> None:
     assert len(log.segments) == 4
 
 
-def test_compaction_flushes_its_output_and_abandon_removes_the_files() -> None:
+def test_compaction_flushes_its_output_and_removes_it_when_abandoned() -> None:
     log = keyed([(b"a", b"1")], [(b"a", b"2")])
     compaction = log.begin_compaction(0)
     assert compaction is not None
@@ -101,7 +101,7 @@ def test_compaction_reads_only_committed_and_flushed_segments() -> None:
         assert (len(found.inputs) if isinstance(found, Compaction) else 0) == inputs
 
 
-def test_compaction_horizon_rises_with_its_epoch_and_is_reset_by_an_empty_log() -> None:
+def test_compaction_horizon_never_falls_and_is_reset_for_an_empty_log() -> None:
     log = filled()
     horizon = CompactionHorizon(log.storage, log.segments, log.storage.load(HORIZON_NAME))
     assert horizon.rise(Horizon(5, 7))

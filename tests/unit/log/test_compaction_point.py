@@ -44,7 +44,7 @@ def reopened(storage: MemoryStorage, *, power: bool) -> Log:
     return Log.open(storage.crash(power=power), CONFIG)[0]
 
 
-def test_compaction_horizon_is_reported_stored_and_reloaded() -> None:
+def test_compaction_horizon_after_a_compaction_is_reported_and_survives_a_power_cut() -> None:
     log, told = filled(), []
     log.on_compacted = told.append
     assert log.horizon == NEVER
@@ -55,7 +55,7 @@ def test_compaction_horizon_is_reported_stored_and_reloaded() -> None:
 
 
 @pytest.mark.parametrize("power", [False, True])
-def test_compaction_horizon_is_known_after_a_crash_at_any_call(power: bool) -> None:
+def test_compaction_horizon_after_a_crash_at_any_call_covers_the_dropped_records(power: bool) -> None:
     compacted = 0
     for calls in range(40):
         storage = MemoryStorage()
@@ -74,7 +74,7 @@ def test_compaction_horizon_is_known_after_a_crash_at_any_call(power: bool) -> N
 
 
 @pytest.mark.parametrize("spoil", [lambda s: s.remove(HORIZON_NAME), lambda s: s.replace(HORIZON_NAME, b"torn")])
-def test_compaction_horizon_without_file_is_inferred_from_traces(spoil: Callable[[MemoryStorage], None]) -> None:
+def test_compaction_horizon_without_its_file_is_inferred_from_segments(spoil: Callable[[MemoryStorage], None]) -> None:
     log = filled()
     spoil(log.storage)
     assert reopened(log.storage, power=False).horizon == NEVER, "nothing has been compacted"
@@ -83,7 +83,7 @@ def test_compaction_horizon_without_file_is_inferred_from_traces(spoil: Callable
     assert reopened(log.storage, power=False).horizon == Horizon(SEALED_END, 2, SEALED_END)
 
 
-def test_compaction_horizon_of_fetched_batches_rises_to_the_leaders() -> None:
+def test_compaction_horizon_of_a_follower_rises_to_the_leaders_with_compacted_batches() -> None:
     leader, (follower, _) = filled(), Log.open(MemoryStorage(), CONFIG)
     compact(leader)
     for chunk in leader.read(0, 150).chunks:
@@ -94,7 +94,7 @@ def test_compaction_horizon_of_fetched_batches_rises_to_the_leaders() -> None:
     assert reopened(follower.storage, power=False).horizon == Horizon(10, 2)
 
 
-def test_compaction_horizon_of_uncompacted_batches_does_not_rise() -> None:
+def test_compaction_horizon_of_a_follower_does_not_rise_with_uncompacted_batches() -> None:
     leader, (follower, _) = filled(), Log.open(MemoryStorage(), CONFIG)
     for chunk in leader.read(0, 1 << 20).chunks:
         follower.append_batches(chunk, split_batches(chunk), compacted=Horizon(10, 2))
@@ -102,7 +102,7 @@ def test_compaction_horizon_of_uncompacted_batches_does_not_rise() -> None:
 
 
 @pytest.mark.parametrize("empty", [lambda log: log.start_afresh(0), lambda log: log.cut_to(0)])
-def test_compaction_horizon_of_an_empty_log_is_never(empty: Callable[[Log], object]) -> None:
+def test_compaction_horizon_of_an_emptied_log_is_reset_to_never(empty: Callable[[Log], object]) -> None:
     log = filled()
     compact(log)
     empty(log)
@@ -110,7 +110,7 @@ def test_compaction_horizon_of_an_empty_log_is_never(empty: Callable[[Log], obje
     assert reopened(log.storage, power=True).horizon == NEVER
 
 
-def test_compaction_horizon_encoding_round_trips_and_rejects_damage() -> None:
+def test_compaction_horizon_encoding_is_reversible_and_rejects_damaged_bytes() -> None:
     assert decode_horizon(encode_horizon(Horizon(7, 3))) == Horizon(7, 3)
     assert decode_horizon(None) is decode_horizon(b"") is decode_horizon(encode_horizon(NEVER)[:-1]) is None
 
@@ -136,7 +136,7 @@ def test_reconcile_does_not_truncate_below_the_compaction_horizon(
     )
 
 
-def test_reconcile_reaches_a_horizon_only_at_its_end_offset() -> None:
+def test_reconcile_reaches_the_compaction_horizon_only_with_all_records_below_it() -> None:
     for last_offset, wanted in ((18, False), (19, True), (25, True)):
         assert (
             reaches(

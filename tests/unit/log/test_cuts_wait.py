@@ -35,7 +35,7 @@ def with_a_flush() -> tuple[Log, list[str]]:
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_log_file_change_waits_for_a_running_flush(what: str) -> None:
+def test_log_truncation_reset_and_retention_wait_for_a_running_flush(what: str) -> None:
     log, told = with_a_flush()
     CHANGES[what](log)
     assert told.count("waited") == 1
@@ -45,7 +45,7 @@ def test_log_file_change_waits_for_a_running_flush(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_log_truncation_during_a_flush_without_waiter_is_an_error(what: str) -> None:
+def test_log_truncation_during_a_flush_that_cannot_be_awaited_raises_storage_error(what: str) -> None:
     log, _ = with_a_flush()
     flush = log._flush
     assert flush is not None
@@ -55,7 +55,7 @@ def test_log_truncation_during_a_flush_without_waiter_is_an_error(what: str) -> 
     assert log.segments[-1].next_offset == 19
 
 
-def test_log_unclean_close_does_not_wait_and_stores_nothing() -> None:
+def test_log_unclean_close_does_not_wait_for_the_flush_and_closes_the_log() -> None:
     log, told = with_a_flush()
     log.close(clean=False)
     log.close()
@@ -72,7 +72,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[MemoryFile]:
     return closed
 
 
-def test_promise_journal_closes_a_replaced_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promise_journal_closes_the_file_that_a_rewrite_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = MemoryStorage()
     closed = counted(monkeypatch)
     journal = PromiseJournal(storage)
@@ -103,7 +103,7 @@ def test_log_truncation_reset_and_retention_close_removed_files(monkeypatch: pyt
 
 
 # ---- fillers ---------------------------------------------------------------------------------------------------------------
-def test_compaction_filler_has_the_newest_time_and_full_offset_range() -> None:
+def test_compaction_filler_batch_has_the_newest_timestamp_and_the_dropped_offset_range() -> None:
     log = keyed([(b"a", b"1")], [(b"b", b"1"), (b"a", b"2")], [(b"b", b"2")], [(b"a", b"3"), (b"b", b"3")])
     compaction = log.begin_compaction(0)
     assert compaction is not None
@@ -116,7 +116,7 @@ def test_compaction_filler_has_the_newest_time_and_full_offset_range() -> None:
     assert log.offset_for_timestamp(3 * S) == 4
 
 
-def test_compaction_filler_spans_a_single_epoch() -> None:
+def test_compaction_filler_batch_covers_one_leader_epoch_only() -> None:
     log = keyed([(b"a", b"1")], [(b"a", b"2")], [(b"a", b"3")], [(b"a", b"4")], epochs=(1, 1, 2, 3))
     compaction = log.begin_compaction(0)
     assert compaction is not None
@@ -130,7 +130,7 @@ def test_compaction_filler_spans_a_single_epoch() -> None:
     assert again.epochs.entries == log.epochs.entries == ((1, 0), (2, 2), (3, 3))
 
 
-def test_compaction_batch_without_its_ends_keeps_offset_range_and_stamps() -> None:
+def test_compaction_batch_that_lost_its_first_and_last_record_has_its_old_offset_range() -> None:
     log = keyed([(b"z", b"0")], [(b"a", b"1"), (b"k", b"stays"), (b"a", b"2")], [(b"a", b"3")])
     compaction = log.begin_compaction(0)
     assert compaction is not None
@@ -142,7 +142,7 @@ def test_compaction_batch_without_its_ends_keeps_offset_range_and_stamps() -> No
     assert (log.size_bytes, log.log_end_offset) == (sum(s.file.size_bytes for s in log.segments), 5)
 
 
-def test_compaction_remaining_records_keep_times_headers_and_replies() -> None:
+def test_compaction_leaves_times_headers_and_replies_of_remaining_records_unchanged() -> None:
     log = a_log(compaction=True)
     log.append(
         build_batch(

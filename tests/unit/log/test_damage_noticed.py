@@ -63,7 +63,7 @@ def finish(scan: Scan, file: LogFile, piece: int) -> None:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(sealed=st.booleans(), share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), in_header=st.booleans())
-def test_log_read_detects_any_flipped_bit(sealed: bool, share: float, bit: int, in_header: bool) -> None:
+def test_log_read_of_any_flipped_bit_raises_corruption(sealed: bool, share: float, bit: int, in_header: bool) -> None:
     log, storage, told = filled()
     segment = log.segments[0 if sealed else -1]
     assert segment.checked, "written by this process"
@@ -88,7 +88,7 @@ def test_log_read_detects_any_flipped_bit(sealed: bool, share: float, bit: int, 
     bit=st.integers(0, 7),
     piece=st.sampled_from([1, 777, 5000, 1 << 20]),
 )
-def test_scrub_detects_any_flipped_bit_and_its_position(sealed: bool, share: float, bit: int, piece: int) -> None:
+def test_scrub_of_any_flipped_bit_reports_damage_with_its_position(sealed: bool, share: float, bit: int, piece: int) -> None:
     log, storage, told = filled()
     assert scrub_all(log, log.segments, piece)
     segment = log.segments[0 if sealed else -1]
@@ -104,7 +104,7 @@ def test_scrub_detects_any_flipped_bit_and_its_position(sealed: bool, share: flo
     assert len(told) == 1
 
 
-def test_scan_resumes_at_a_given_position() -> None:
+def test_scrub_scan_resumes_at_a_given_position() -> None:
     log, _, _ = filled()
     segment = log.segments[0]
     whole = scan_of(log, segment)
@@ -117,7 +117,7 @@ def test_scan_resumes_at_a_given_position() -> None:
     assert rest.done
 
 
-def test_scan_ignores_unflushed_data() -> None:
+def test_scrub_scan_ignores_unflushed_data() -> None:
     log, _ = Log.open(MemoryStorage(), CONFIG)
     assert scan_of(log, log.segments[0]) is None
     log.append(build_batch([b"x"], leader_epoch=1))
@@ -126,7 +126,7 @@ def test_scan_ignores_unflushed_data() -> None:
     assert scan_of(log, log.segments[0]) is not None
 
 
-def test_scan_of_a_truncated_segment_is_no_damage() -> None:
+def test_scrub_scan_of_a_segment_truncated_meanwhile_reports_no_damage() -> None:
     log, _, told = filled()
     segment = log.segments[-1]
     scan = scan_of(log, segment)
@@ -138,7 +138,7 @@ def test_scan_of_a_truncated_segment_is_no_damage() -> None:
     assert not told
 
 
-def test_freshly_sealed_returns_only_segments_sealed_by_this_process() -> None:
+def test_freshly_sealed_returns_a_flushed_segment_sealed_by_this_process_only() -> None:
     log, storage, _ = filled()
     assert freshly_sealed(log) is log.segments[0]
     log, _ = Log.open(storage.crash(power=False), CONFIG)
@@ -159,7 +159,7 @@ def test_next_segment_returns_segments_in_order() -> None:
     assert next_segment(log, second.base_offset) is None
 
 
-def test_compaction_that_finds_damage_removes_the_index() -> None:
+def test_compaction_that_reads_damage_raises_and_the_next_open_leaves_the_isr() -> None:
     log, storage, told = filled(replace(CONFIG, compaction=True))
     compaction = log.begin_compaction(0)
     assert compaction is not None
@@ -173,7 +173,7 @@ def test_compaction_that_finds_damage_removes_the_index() -> None:
     assert report.must_leave_isr
 
 
-def test_retention_that_finds_damage_reports_it() -> None:
+def test_retention_that_reads_damage_raises_corruption_and_reports_damage() -> None:
     log, storage, told = filled()
     position = next(at for at, header in log.segments[0].batches(0, 1 << 20) if header.base_offset == 10 * BATCH)
     for at in range(position, position + 6):
@@ -184,7 +184,7 @@ def test_retention_that_finds_damage_reports_it() -> None:
     assert told
 
 
-def test_log_complaints_are_limited_per_peer() -> None:
+def test_damage_reports_of_one_peer_are_rechecked_at_most_once_per_interval() -> None:
     log, _, told = filled()
     assert log.complaint(0, "b", 0) is Recheck.SOUND
     assert log.complaint(0, "b", EVERY_NS - 1) is Recheck.TOO_SOON

@@ -36,7 +36,7 @@ def place() -> FlushPlace:
     return made
 
 
-def test_flush_place_starts_in_threads_and_moves_after_short_flushes() -> None:
+def test_flush_placement_starts_in_threads_and_moves_to_the_loop_after_short_flushes() -> None:
     place = FlushPlace()
     assert not place.takes(100, False)
     assert in_thread(place, FAST_S, 1000) == 32
@@ -45,7 +45,7 @@ def test_flush_place_starts_in_threads_and_moves_after_short_flushes() -> None:
     assert place.report() == {**done, "probed": 0, "probes_failed": 0}
 
 
-def test_flush_place_with_short_start_probes_starts_on_the_loop() -> None:
+def test_flush_placement_with_fast_start_probes_starts_on_the_event_loop() -> None:
     place = FlushPlace()
     place.tried_out([SHORT_S] * PROBES)
     assert place.takes(100, False)
@@ -53,7 +53,7 @@ def test_flush_place_with_short_start_probes_starts_on_the_loop() -> None:
     assert place.report() == {**done, "probed": PROBES, "probes_failed": 0}
 
 
-def test_flush_place_probes_count_as_flushes() -> None:
+def test_flush_placement_counts_start_probes_as_flushes() -> None:
     place = FlushPlace()
     place.tried_out([FAST_S] * 10 + [SHORT_S * 2] + [FAST_S] * (PROBES - 11))
     assert in_thread(place, FAST_S, 1000) == 32 - (10 - 3) - (PROBES - 11)
@@ -62,21 +62,21 @@ def test_flush_place_probes_count_as_flushes() -> None:
     assert in_thread(fewer, FAST_S, 1000) == 12
 
 
-def test_flush_place_failed_probes_change_nothing() -> None:
+def test_flush_placement_with_failed_probes_starts_in_threads() -> None:
     place = FlushPlace()
     place.tried_out(None)
     assert place.report()["probes_failed"] == 1
     assert in_thread(place, FAST_S, 1000) == 32
 
 
-def test_flush_on_the_event_loop_ignores_later_probe_results(place: FlushPlace) -> None:
+def test_flush_placement_on_the_event_loop_ignores_later_probe_results(place: FlushPlace) -> None:
     place.tried_out([1.0] * PROBES)
     place.tried_out([FAST_S] * PROBES)
     assert place.on_loop
     assert place.report()["moves"] == 1
 
 
-def test_flush_place_disk_slow_half_of_the_time_never_moves() -> None:
+def test_flush_placement_of_a_disk_slow_half_of_the_time_stays_in_threads() -> None:
     rng = random.Random(3)
     for _ in range(3000):
         place = FlushPlace()
@@ -87,12 +87,12 @@ def test_flush_place_disk_slow_half_of_the_time_never_moves() -> None:
 
 
 @pytest.mark.parametrize("took_s", [SHORT_S * 1.01, 0.01, 1.0])
-def test_flush_place_disk_slower_than_a_thread_switch_never_moves(took_s: float) -> None:
+def test_flush_placement_of_a_disk_slower_than_a_thread_switch_stays_in_threads(took_s: float) -> None:
     place = FlushPlace()
     assert in_thread(place, took_s, 10_000) == 10_000
 
 
-def test_flush_place_needs_more_than_three_of_four_short_flushes() -> None:
+def test_flush_placement_moves_to_the_loop_if_over_three_of_four_flushes_are_short() -> None:
     """A disk that becomes slow moves the flushes later. A disk that is slow half of the time never does."""
     rng = random.Random(1)
     for share, moves in ((0.5, False), (0.85, True), (0.95, True)):
@@ -102,26 +102,26 @@ def test_flush_place_needs_more_than_three_of_four_short_flushes() -> None:
         assert place.on_loop is moves, share
 
 
-def test_flush_place_leaves_the_loop_after_a_single_long_flush(place: FlushPlace) -> None:
+def test_flush_placement_leaves_the_event_loop_after_one_long_flush(place: FlushPlace) -> None:
     on_loop(place, FAST_S, 100)
     place.took_on_loop(LONG_S)
     assert not place.on_loop
     assert not place.takes(100, False)
 
 
-def test_flush_place_leaves_the_loop_when_the_average_is_too_slow(place: FlushPlace) -> None:
+def test_flush_placement_leaves_the_event_loop_when_the_average_is_too_slow(place: FlushPlace) -> None:
     assert LONG_S > 3 * SLOW_S
     assert 5 < on_loop(place, 3 * SLOW_S, 1000) < 50
     assert not place.on_loop
 
 
-def test_flush_place_stays_on_the_loop_after_a_slightly_slow_flush(place: FlushPlace) -> None:
+def test_flush_placement_stays_on_the_event_loop_after_a_slightly_slow_flush(place: FlushPlace) -> None:
     on_loop(place, FAST_S, 100)
     place.took_on_loop(LONG_S * 0.9)
     assert on_loop(place, FAST_S, 100) == 100
 
 
-def test_flush_place_that_moved_back_soon_needs_more_short_flushes(place: FlushPlace) -> None:
+def test_flush_placement_that_left_the_loop_soon_needs_twice_as_many_short_flushes(place: FlushPlace) -> None:
     wanted = []
     for _ in range(8):
         place.took_on_loop(LONG_S)
@@ -132,7 +132,7 @@ def test_flush_place_that_moved_back_soon_needs_more_short_flushes(place: FlushP
     assert in_thread(place, FAST_S, 10_000) == 32, "it was right for long enough"
 
 
-def test_flush_place_bounds_the_share_of_time_the_loop_blocks() -> None:
+def test_flush_placement_bounds_the_share_of_time_flushes_block_the_event_loop() -> None:
     """Nine of ten flushes are fast. The tenth takes 50 ms."""
     rng, place = random.Random(2), FlushPlace()
     stalls_s = total_s = 0.0
@@ -148,7 +148,7 @@ def test_flush_place_bounds_the_share_of_time_the_loop_blocks() -> None:
     assert stalls_s / total_s < 0.05
 
 
-def test_flush_place_large_and_sealing_flushes_use_a_thread_and_do_not_count(place: FlushPlace) -> None:
+def test_flush_placement_of_large_and_sealing_flushes_is_a_thread_and_not_counted(place: FlushPlace) -> None:
     assert not place.takes(100, True), "it seals a segment"
     assert place.takes(LARGE_BYTES, False)
     assert not place.takes(LARGE_BYTES + 1, False)
@@ -160,7 +160,7 @@ def test_flush_place_large_and_sealing_flushes_use_a_thread_and_do_not_count(pla
     assert not slow.on_loop
 
 
-def test_flush_place_many_waiting_flushes_use_threads(place: FlushPlace) -> None:
+def test_flush_placement_of_many_queued_flushes_is_threads(place: FlushPlace) -> None:
     place.waiting = MOST_WAITING
     assert place.takes(100, False)
     place.waiting = MOST_WAITING + 1

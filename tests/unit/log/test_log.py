@@ -21,7 +21,7 @@ def _log(storage: MemoryStorage | None = None, config: StreamConfig = SMALL) -> 
     return Log.open(storage or MemoryStorage(), config)[0]
 
 
-def test_log_new_is_empty() -> None:
+def test_log_newly_opened_is_empty() -> None:
     log = _log()
     assert (log.log_start_offset, log.log_end_offset, log.newest_offset, log.high_watermark) == (0, 0, -1, -1)
     assert log.read(0, 1000).chunks == ()
@@ -42,13 +42,13 @@ def test_log_flush_covers_positions_appended_before_it_began() -> None:
 
 
 @pytest.mark.parametrize("policy", ["none", "interval:100"])
-def test_log_other_flush_policies_count_written_records(policy: str) -> None:
+def test_log_with_flush_policy_none_or_interval_counts_written_records_as_flushed(policy: str) -> None:
     log = _log(config=StreamConfig(segment_bytes=4096, flush=FlushPolicy.parse(policy)))
     fill(log, 1)
     assert log.flushed_end_offset == 3
 
 
-def test_log_flush_error_is_final() -> None:
+def test_log_after_a_flush_error_raises_log_closed_on_every_call() -> None:
     storage = MemoryStorage()
     log = _log(storage)
     fill(log, 1)
@@ -114,7 +114,7 @@ def test_log_offset_for_timestamp_returns_the_first_at_or_after() -> None:
         assert log.offset_for_timestamp(timestamp) == offset
 
 
-def test_log_on_advance_is_called_for_appends_and_high_watermark() -> None:
+def test_log_on_advance_is_called_after_an_append_and_a_high_watermark_rise() -> None:
     log, calls = _log(), []
     log.on_advance = lambda: calls.append((log.log_end_offset, log.high_watermark))
     fill(log, 1)
@@ -135,7 +135,7 @@ def test_log_flush_started_before_a_truncation_does_not_cover_later_appends() ->
     assert log.complete_flush(flush) == 3
 
 
-def test_log_promised_epoch_is_stored_by_a_checkpoint() -> None:
+def test_log_checkpoint_stores_the_promised_epoch() -> None:
     storage = MemoryStorage()
     log = _log(storage)
     log.note_promise(5)
@@ -157,7 +157,7 @@ def test_log_promised_epoch_is_stored_by_a_checkpoint() -> None:
     assert Log.open(storage.crash(), StreamConfig(), promised_epoch=4)[0].persisted_epoch == 5
 
 
-def test_log_epoch_cache_equals_a_scan_of_the_batches() -> None:
+def test_log_epoch_cache_after_any_operation_equals_a_scan_of_the_batches() -> None:
     storage = MemoryStorage()
     log = _log(storage)
     for epoch in (1, 4, 9):
@@ -171,7 +171,7 @@ def test_log_epoch_cache_equals_a_scan_of_the_batches() -> None:
     assert log.epochs.entries == expected[:1]
 
 
-def test_log_start_afresh_empties_the_log_at_the_new_offset() -> None:
+def test_log_reset_empties_the_log_at_the_new_start_offset() -> None:
     storage = MemoryStorage()
     log = _log(storage)
     fill(log, 30)
@@ -183,7 +183,7 @@ def test_log_start_afresh_empties_the_log_at_the_new_offset() -> None:
     assert [o for o, _ in content(reopened(storage.crash()))] == [500]
 
 
-def test_log_drop_prefix_moves_the_start_by_whole_batches() -> None:
+def test_log_drop_prefix_moves_the_log_start_by_whole_batches() -> None:
     log = _log()
     fill(log, 60)
     log.raise_high_watermark(100)
@@ -214,7 +214,7 @@ _steps = st.one_of(
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(_steps, max_size=40))
-def test_log_random_operations_match_a_list_model(steps: list[tuple]) -> None:
+def test_log_after_random_operations_equals_a_list_model(steps: list[tuple]) -> None:
     storage = MemoryStorage()
     log = _log(storage)
     model: list[tuple[int, int, bytes]] = []  # (first offset, end offset, batch)
@@ -282,7 +282,7 @@ def _with(storage: MemoryStorage, name: str, data: bytes) -> MemoryStorage:
     return after
 
 
-def test_log_recovery_after_truncation_at_any_byte_leaves_a_prefix() -> None:
+def test_log_open_after_a_file_truncation_at_any_byte_returns_a_prefix() -> None:
     storage, expected = _written()
     last = max(n for n in storage.files if n.endswith(".log"))
     for name, file in storage.files.items():
@@ -299,7 +299,7 @@ def test_log_recovery_after_truncation_at_any_byte_leaves_a_prefix() -> None:
                 assert report.lost_committed == (len(got) <= 20)
 
 
-def test_log_recovery_after_any_flipped_bit_reports_or_repairs() -> None:
+def test_log_open_after_any_flipped_bit_returns_a_prefix_or_reports_damage() -> None:
     storage, expected = _written(size=3)
     assert {n.rpartition(".")[2] for n in storage.names()} == {"log", "index", "high-watermark", "leader-epochs"}
     for name, file in storage.files.items():
@@ -415,7 +415,7 @@ def test_log_retention_by_age_applies_without_new_records() -> None:
     assert reopened(storage).log_end_offset == 15
 
 
-def test_log_emptied_by_retention_keeps_its_last_epoch() -> None:
+def test_log_emptied_by_retention_still_reports_its_last_epoch() -> None:
     """The last epoch decides its rank in an election [C9]."""
     storage = MemoryStorage()
     log = _log(storage, StreamConfig(retention_age_s=1.0))
@@ -438,7 +438,7 @@ def test_log_emptied_by_retention_keeps_its_last_epoch() -> None:
     assert reopened(storage.crash(power=True)).epochs.position_epoch == 0
 
 
-def test_log_drop_prefix_keeps_the_epoch_before_the_start() -> None:
+def test_log_drop_prefix_retains_the_epoch_entry_before_the_log_start() -> None:
     log = _log()
     fill(log, 2, epoch=3)
     fill(log, 2, epoch=5)
@@ -449,7 +449,7 @@ def test_log_drop_prefix_keeps_the_epoch_before_the_start() -> None:
         assert (log.log_start_offset, log.epochs.before_start, log.epochs.position_epoch) == (start, before, 5)
 
 
-def test_log_append_batches_writes_only_the_given_batches() -> None:
+def test_log_append_batches_writes_only_the_listed_batches_of_a_response() -> None:
     log, first, second = _log(), batch(0, 2), batch(2, 2)
     received = split_batches(first + second)
     log.append_batches(memoryview(first + second), received[:1])
@@ -460,7 +460,7 @@ def test_log_append_batches_writes_only_the_given_batches() -> None:
     assert [o for o, _ in content(log)] == [0, 1, 2, 3]
 
 
-def test_log_torn_tail_after_a_clean_stop_counts_as_lost_data() -> None:
+def test_log_open_with_a_torn_tail_after_a_clean_stop_must_leave_the_isr() -> None:
     storage, _ = _written()
     log = reopened(storage)
     log.close()

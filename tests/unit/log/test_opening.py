@@ -38,7 +38,7 @@ def test_log_open_high_watermark_is_never_below_the_log_start() -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_log_open_torn_tail_after_a_clean_stop_counts_as_lost_flushed(clean: bool) -> None:
+def test_log_open_with_a_torn_tail_after_a_clean_stop_reports_lost_flushed_data(clean: bool) -> None:
     storage = MemoryStorage()
     filled(storage=storage).close()
     storage.files[log_name(12)].data += b"torn"
@@ -50,7 +50,7 @@ def test_log_open_torn_tail_after_a_clean_stop_counts_as_lost_flushed(clean: boo
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("failed", [True, False])
-def test_log_open_skips_the_rewrite_after_a_clean_stop_without_flush_failure(clean: bool, failed: bool) -> None:
+def test_log_open_after_a_clean_stop_without_flush_failure_rewrites_nothing(clean: bool, failed: bool) -> None:
     storage = MemoryStorage()
     log = filled(storage=storage)
     log.close()
@@ -66,7 +66,7 @@ def test_log_open_skips_the_rewrite_after_a_clean_stop_without_flush_failure(cle
     assert bool(report.flush_failed) is failed
 
 
-def test_log_open_rewrites_all_records_above_the_proven_high_watermark() -> None:
+def test_log_open_rewrites_all_records_above_the_durable_high_watermark() -> None:
     storage = MemoryStorage()
     log = a_log(storage)
     for _ in range(4):
@@ -93,7 +93,7 @@ def test_log_open_flushes_rewritten_data_before_the_rename() -> None:
     assert left.files[log_name(0)].synced == left.files[log_name(0)].size_bytes
 
 
-def test_log_open_completes_an_interrupted_split() -> None:
+def test_log_open_completes_an_interrupted_segment_split() -> None:
     storage = MemoryStorage()
     log = a_log(storage)
     for _ in range(4):
@@ -122,7 +122,7 @@ def test_log_open_ignores_an_index_that_does_not_match_its_segment(wrong: str) -
     assert report.rebuilt_indexes + len(report.damage) > 0
 
 
-def test_index_with_trailing_bytes_is_rejected() -> None:
+def test_segment_index_with_trailing_bytes_is_rejected() -> None:
     summary = filled().segments[0].summary()
     good = small_files.encode_index(summary)
     assert small_files.decode_index(good) == summary

@@ -109,7 +109,7 @@ ends = pytest.mark.parametrize("end", [copies(end) for end in ENDS.values()], id
 
 
 @ends
-def test_log_open_shows_only_durable_records(end: End) -> None:
+def test_log_open_after_a_kill_returns_only_records_that_a_power_cut_keeps(end: End) -> None:
     storage, written = end()
     log, _ = opened(storage)
     assert content(log) == written, "a kill takes nothing"
@@ -120,7 +120,7 @@ def test_log_open_shows_only_durable_records(end: End) -> None:
 
 
 @ends
-def test_log_open_after_a_second_kill_shows_the_same_records(end: End) -> None:
+def test_log_open_after_a_second_kill_returns_the_same_records(end: End) -> None:
     storage, written = end()
     opened(storage)
     again = storage.crash(power=False)
@@ -175,7 +175,7 @@ def test_log_open_after_a_clean_close_rewrites_nothing(end: End) -> None:
     assert report.rewritten_bytes == 0
 
 
-def test_log_open_rewrites_only_unproven_records() -> None:
+def test_log_open_rewrites_only_records_not_known_to_be_durable() -> None:
     storage, _ = killed_while_everything_was_flushed()
     assert opened(storage)[1].rewritten_bytes == 0
     storage, _ = killed_after_a_failed_flush()
@@ -183,7 +183,7 @@ def test_log_open_rewrites_only_unproven_records() -> None:
     assert 0 < opened(storage)[1].rewritten_bytes < size_bytes * 0.7
 
 
-def test_log_open_reports_an_earlier_flush_failure_once() -> None:
+def test_log_open_reports_a_flush_failure_of_the_last_process_once() -> None:
     storage, _ = killed_after_a_failed_flush()
     assert FLUSH_FAILED_NAME in storage.crash(power=True).names(), "the mark is durable"
     report = opened(storage)[1]
@@ -192,7 +192,7 @@ def test_log_open_reports_an_earlier_flush_failure_once() -> None:
     assert opened(storage)[1].flush_failed == ""
 
 
-def test_log_open_flush_failure_mark_overrides_a_clean_stop() -> None:
+def test_log_open_after_a_flush_failure_rewrites_records_despite_a_clean_stop() -> None:
     storage, written = killed_after_a_failed_flush()
     Log.open(storage, SMALL, clean=True)
     assert lose_power(storage) == written
@@ -243,7 +243,7 @@ OPERATIONS: dict[str, Callable[[Log], object]] = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_log_index_is_never_durable_before_its_segment(operation: str) -> None:
+def test_segment_index_is_never_durable_before_its_segment(operation: str) -> None:
     calls, done, end = 0, False, copies(killed_with_unflushed_segments)
     while not done:
         storage, _ = end()
@@ -271,7 +271,7 @@ def decoded_indexes(storage: MemoryStorage) -> dict[str, tuple[int, bytes]]:
     return found
 
 
-def test_log_with_interval_flush_proves_only_flushed_records() -> None:
+def test_log_open_with_interval_flush_rewrites_records_committed_without_a_flush() -> None:
     log, _ = Log.open(MemoryStorage(), StreamConfig(flush=FlushPolicy.parse("interval:100")))
     fill(log, 10)
     log.flush()
@@ -284,7 +284,7 @@ def test_log_with_interval_flush_proves_only_flushed_records() -> None:
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.3, 1.0])
-def test_log_open_empty_segment_after_a_power_cut_is_a_torn_tail(kept: float) -> None:
+def test_log_open_with_an_empty_segment_after_a_power_cut_reports_a_torn_tail(kept: float) -> None:
     """The power failed between a roll and its flush: the new name is durable, the end of the segment before it is not [S1, S3]."""
     storage = MemoryStorage()
     log, _ = opened(storage)
@@ -302,7 +302,7 @@ def test_log_open_empty_segment_after_a_power_cut_is_a_torn_tail(kept: float) ->
     fill(again, 1)
 
 
-def test_log_open_valid_batch_behind_missing_bytes_is_damage() -> None:
+def test_log_open_with_a_valid_batch_after_missing_bytes_reports_damage() -> None:
     storage = MemoryStorage()
     log, _ = opened(storage)
     while len(log.segments) == 1:
@@ -312,7 +312,7 @@ def test_log_open_valid_batch_behind_missing_bytes_is_damage() -> None:
     assert opened(storage.crash(power=False))[1].damage
 
 
-def test_log_open_short_flushed_segment_is_damage() -> None:
+def test_log_open_with_a_sealed_segment_that_is_too_short_reports_damage() -> None:
     storage = MemoryStorage()
     log, _ = opened(storage)
     while len(log.segments) == 1:
@@ -343,7 +343,7 @@ def killed_before_its_checkpoint_was_durable(log_start_offset: int, base_offset:
 
 
 @pytest.mark.parametrize("base_offset", [0, 500])
-def test_log_open_does_not_rewrite_a_sufficient_checkpoint(base_offset: int) -> None:
+def test_log_open_with_a_sufficient_checkpoint_does_not_rewrite_the_checkpoint(base_offset: int) -> None:
     storage = killed_before_its_checkpoint_was_durable(base_offset, base_offset)
     replaced: list[str] = []
     storage.fault = lambda what: replaced.append(what)
@@ -356,7 +356,7 @@ def test_log_open_does_not_rewrite_a_sufficient_checkpoint(base_offset: int) -> 
     assert lose_power(storage) == written, "also what the older checkpoint does not prove"
 
 
-def test_log_open_keeps_a_log_start_inside_a_segment() -> None:
+def test_log_open_restores_a_log_start_inside_a_segment() -> None:
     storage = killed_before_its_checkpoint_was_durable(20)
     assert opened(storage)[0].log_start_offset == 20
     assert opened(storage.crash(power=True))[0].log_start_offset == 20

@@ -47,7 +47,7 @@ def test_log_open_without_segments_starts_at_its_checkpoint(start: int) -> None:
     assert reopened(storage).log_end_offset == start + 2
 
 
-def test_log_read_part_returns_the_requested_bytes_of_a_batch() -> None:
+def test_log_read_fragment_returns_the_requested_bytes_of_a_batch() -> None:
     log = a_log()
     for base, whole in stored(log).items():
         for offset in (base, base + 2):
@@ -60,7 +60,7 @@ def test_log_read_part_returns_the_requested_bytes_of_a_batch() -> None:
         assert log.read_part(base, len(whole), 1, end_offset=log.log_end_offset) is None
 
 
-def test_log_read_part_of_an_uncommitted_or_missing_batch_is_none() -> None:
+def test_log_read_fragment_of_an_uncommitted_or_missing_batch_returns_none() -> None:
     log = a_log()
     assert log.read_part(96, 0, 10) is not None
     assert log.read_part(99, 0, 10) is None, "HW lies within that batch: it is given whole or not at all"
@@ -81,7 +81,7 @@ def test_log_offset_for_timestamp_is_never_below_the_log_start() -> None:
     assert log.offset_for_timestamp(60_000) == 60
 
 
-def test_log_read_inside_a_filler_starts_at_the_requested_offset() -> None:
+def test_log_read_inside_a_compaction_filler_starts_at_the_requested_offset() -> None:
     filler, following = build_filler(10, 20, 3, 5), batch(20, 2)
     result = ReadResult((memoryview(filler + following),), len(filler + following), 22)
     cut = without_earlier_offsets(result, 14)
@@ -100,7 +100,7 @@ def test_log_read_inside_a_filler_starts_at_the_requested_offset() -> None:
     assert [parse_batch(chunk).base_offset for chunk in alone.chunks] == [19]
 
 
-def test_log_finds_the_segment_that_contains_an_offset() -> None:
+def test_log_segment_lookup_returns_the_segment_that_contains_an_offset() -> None:
     log = a_log()
     bases = [segment.base_offset for segment in log.segments]
     for number, base in enumerate(bases):

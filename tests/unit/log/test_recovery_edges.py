@@ -34,7 +34,7 @@ def a_batch(base_offset: int, epoch: int, count: int = 2) -> bytes:
         (a_batch(9, 6), ""),
     ],
 )
-def test_recovery_walk_ends_at_a_valid_batch_with_wrong_offset_or_epoch(second: bytes, fault: str) -> None:
+def test_recovery_scan_stops_at_a_valid_batch_with_wrong_offset_or_epoch(second: bytes, fault: str) -> None:
     first = a_batch(0, 5)
     storage = a_file(first, second)
     segment = Segment(0, storage.open(log_name(0)), 0)
@@ -43,7 +43,7 @@ def test_recovery_walk_ends_at_a_valid_batch_with_wrong_offset_or_epoch(second: 
     assert segment.checked is not bool(fault)
 
 
-def test_recovery_behind_a_fault_accepts_only_batches_of_this_log() -> None:
+def test_recovery_after_a_fault_counts_only_batches_with_plausible_offsets_as_valid() -> None:
     first, wrong = a_batch(4, 5), b"\0" * 90
     for behind, valid in ((a_batch(5, 5), False), (a_batch(6, 5), True), (b"LB\x01" * 3 + a_batch(6, 5), True)):
         storage = a_file(first, wrong, behind)
@@ -51,7 +51,7 @@ def test_recovery_behind_a_fault_accepts_only_batches_of_this_log() -> None:
         assert (found.end, found.valid_behind) == (len(first), valid)
 
 
-def test_recovery_drops_empty_segments_behind_a_torn_segment() -> None:
+def test_recovery_removes_empty_segments_after_a_torn_segment() -> None:
     """A power cut between a roll and its flush left the new names, and not the bytes before them."""
     storage = MemoryStorage()
     log = a_log(storage)
@@ -82,7 +82,7 @@ def test_recovery_removes_files_of_merged_and_deleted_segments() -> None:
     assert not {log_name(merged), index_name(merged), index_name(99)} & set(storage.names())
 
 
-def test_log_start_afresh_leaves_nothing_to_flush() -> None:
+def test_log_reset_leaves_no_unflushed_records() -> None:
     log = a_log()
     add(log)
     log.roll()
@@ -95,7 +95,7 @@ def test_log_start_afresh_leaves_nothing_to_flush() -> None:
     assert (flush.is_plain, flush.seals, flush.end_offset) == (True, (), 51)
 
 
-def test_rechecks_forget_the_peer_that_complained_longest_ago() -> None:
+def test_damage_report_recheck_limit_drops_the_peer_with_the_oldest_report() -> None:
     rechecks = Rechecks()
     assert rechecks.is_due("first", 0)
     for number in range(MAX_ASKERS - 1):
@@ -106,7 +106,7 @@ def test_rechecks_forget_the_peer_that_complained_longest_ago() -> None:
     assert rechecks.is_due("n0", 1)
 
 
-def test_recovery_keeps_segments_before_a_torn_segment() -> None:
+def test_recovery_retains_segments_before_a_torn_segment() -> None:
     storage = MemoryStorage()
     log = filled(storage=storage)
     add(log, epoch=2)
@@ -130,7 +130,7 @@ def test_recovery_ignores_files_that_are_no_segments() -> None:
     assert {"notes.log", "12.log.old"} <= set(storage.names())
 
 
-def test_quarantine_drop_removes_files_durably() -> None:
+def test_quarantine_drop_removes_files_and_flushes_the_directory() -> None:
     storage = MemoryStorage()
     for number in range(2):
         storage.create(log_name(number))
@@ -140,7 +140,7 @@ def test_quarantine_drop_removes_files_durably() -> None:
     assert drop_set_aside(storage) == ()
 
 
-def test_log_offset_for_timestamp_in_damaged_bytes_raises_and_reports() -> None:
+def test_log_offset_for_timestamp_in_damaged_bytes_raises_and_reports_damage() -> None:
     storage = MemoryStorage()
     filled(storage=storage).close()
     log, told = a_log(storage), list[CorruptionError]()

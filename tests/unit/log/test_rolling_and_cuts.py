@@ -64,7 +64,7 @@ def test_log_truncation_updates_all_positions_epochs_and_the_checkpoint(end: int
     assert not report.lost_committed
 
 
-def test_log_start_afresh_keeps_only_the_promised_epoch() -> None:
+def test_log_reset_clears_offsets_and_epochs_but_not_the_promised_epoch() -> None:
     log = filled()
     log.note_promise(4)
     log.start_afresh(100)
@@ -116,7 +116,9 @@ def test_log_retention_by_age_empties_a_fully_committed_log(committed: int, now_
 
 
 @pytest.mark.parametrize(("held_from", "hold_bytes", "start"), [(None, 0, 6), (5, 1 << 20, 2), (5, 10, 6), (6, 1 << 20, 6)])
-def test_log_retention_keeps_records_that_a_service_needs(held_from: int | None, hold_bytes: int, start: int) -> None:
+def test_log_retention_does_not_delete_records_that_a_service_still_needs(
+    held_from: int | None, hold_bytes: int, start: int
+) -> None:
     log = a_log(retention_records=1)
     for count in (2, 4, 1):
         add(log, count)
@@ -147,7 +149,7 @@ class Held:
         ({"retention_age_s": 1.0}, 30),
     ],
 )  # fmt: skip
-def test_retained_start_applies_size_count_and_age_limits(config: dict[str, Any], start: int) -> None:
+def test_retained_start_is_the_lowest_offset_allowed_by_size_count_and_age_limits(config: dict[str, Any], start: int) -> None:
     """Four segments of 10 records and 100 bytes have the times 0, 10, 20 and 30 s. The clock shows 100 s."""
     segments = [Held(10 * n, newest_ns=10 * n * S) for n in range(4)]
     assert retained_start(segments, StreamConfig(**config), 39, 100 * S) == start
@@ -160,7 +162,9 @@ def test_retained_start_applies_size_count_and_age_limits(config: dict[str, Any]
     [(None, 1000, 30), (30, 1000, 30), (35, 1000, 30), (29, 1000, 20), (12, 1000, 10), (0, 1000, 0),
      (12, 200, 10), (12, 199, 20), (0, 200, 10), (0, 99, 30), (0, 0, 30)],
 )  # fmt: skip
-def test_held_start_limits_how_much_a_service_can_hold(held_from: int | None, most_bytes: int, start: int) -> None:
+def test_held_start_limits_the_bytes_that_a_service_can_hold_back_from_retention(
+    held_from: int | None, most_bytes: int, start: int
+) -> None:
     """Retention would leave only the last of the four segments."""
     segments = [Held(10 * n) for n in range(4)]
     assert held_start(segments, 30, held_from, most_bytes) == start
@@ -196,7 +200,7 @@ def test_log_requested_start_deletes_only_committed_records() -> None:
     assert (log.apply_retention(0), log.log_start_offset) == (False, 6)
 
 
-def test_log_requested_start_overrides_the_hold_of_a_service() -> None:
+def test_log_requested_start_deletes_records_that_a_service_holds_back() -> None:
     log = filled()
     log.asked_start = 12
     assert log.apply_retention(0, 2, 1 << 30)
@@ -212,7 +216,7 @@ def test_log_requested_start_deletes_a_bounded_number_of_segments_per_call() -> 
     assert (log.log_start_offset, len(log.segments)) == (log.log_end_offset, 1)
 
 
-def test_log_requested_start_rolls_only_a_segment_fully_below() -> None:
+def test_log_requested_start_rolls_the_active_segment_only_if_all_of_it_is_below() -> None:
     log = filled()
     active = log.segments[-1]
     assert [is_below(active, asked, hw) for asked, hw in ((18, 17), (17, 17), (18, 16), (19, 17))] == [True, False, False, True]

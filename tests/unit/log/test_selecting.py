@@ -117,7 +117,7 @@ def test_filtered_read_returns_each_matching_record_once_in_order(
         assert read_all(log, wanted, start, max_bytes, room, log.log_end_offset, backwards=backwards) == expected
 
 
-def test_filtered_read_scans_a_bounded_part_of_the_log_per_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filtered_read_scans_a_bounded_part_of_the_log_per_response(monkeypatch: pytest.MonkeyPatch) -> None:
     log, _ = filled([([(b"a", 300)] * 8, "p", Codec.NONE)] * 25)
     looked: list[int] = []
     mask = Filter.mask
@@ -131,7 +131,7 @@ def test_filtered_read_scans_a_bounded_part_of_the_log_per_answer(monkeypatch: p
         assert (0 if backwards else 10_000) < sum(looked) <= 20_000 + 8192  # backwards: of one segment
 
 
-def test_read_with_a_full_filter_over_many_subjects_costs_a_bounded_time() -> None:
+def test_filtered_read_with_a_full_filter_over_many_subjects_takes_a_bounded_time() -> None:
     """[A21]"""
     log = Log.open(MemoryStorage(), StreamConfig())[0]
     for base in range(0, 40_000, 4000):
@@ -174,7 +174,7 @@ def _flipped(read: Any) -> Any:
     return type(read)((memoryview(data),), read.size_bytes, read.next_offset)
 
 
-def test_filtered_read_returns_a_batch_with_unreadable_columns_whole() -> None:
+def test_filtered_read_of_a_batch_with_unreadable_columns_returns_the_whole_batch() -> None:
     log, _ = filled([([(b"a", 3)], "p", Codec.NONE)])
     data = bytearray(build_batch([b"v" * 100], keys=[b"k"], base_offset=1, leader_epoch=1, codec=Codec.LZ4))
     data[70:75] = b"\xff" * 5
@@ -186,7 +186,7 @@ def test_filtered_read_returns_a_batch_with_unreadable_columns_whole() -> None:
     assert portion.chunks == (bytes(data),)
 
 
-def test_filtered_read_answer_never_exceeds_its_size_limit() -> None:
+def test_filtered_read_response_never_exceeds_its_size_limit() -> None:
     log, _ = filled([([(b"a", 1)], "p", Codec.NONE)] * 30)
     one = len(read_selected(log, Filter(), 0, 1, 1 << 20, end_offset=1).chunks[0])
     for backwards, start in ((False, 0), (True, 30)):
@@ -198,7 +198,7 @@ def test_filtered_read_answer_never_exceeds_its_size_limit() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(batches, st.integers(0, 255), st.integers(100, 3000), st.integers(300, 4000))
-def test_narrow_read_returns_all_columns_except_the_omitted(rows: list[Any], left_out: int, max_bytes: int, room: int) -> None:
+def test_column_read_returns_all_columns_except_the_omitted(rows: list[Any], left_out: int, max_bytes: int, room: int) -> None:
     log, records = filled(rows)
     at, end, found, assembly = 0, log.log_end_offset, [], Assembly()
     while at < end:
@@ -225,7 +225,7 @@ def test_narrow_read_returns_all_columns_except_the_omitted(rows: list[Any], lef
     assert found == wanted
 
 
-def test_narrow_read_without_values_scans_up_to_a_megabyte() -> None:
+def test_column_read_without_values_scans_up_to_a_megabyte_per_response() -> None:
     log = Log.open(MemoryStorage(), StreamConfig())[0]
     for base in range(0, 4000, 100):
         log.append(build_batch([b"x" * 1000] * 100, base_offset=base, leader_epoch=1))

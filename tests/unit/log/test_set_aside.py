@@ -26,7 +26,7 @@ def flip(storage: MemoryStorage, name: str) -> None:
     storage.files.pop(name.replace(".log", ".index"), None)  # or a sealed segment is not looked at
 
 
-def test_quarantine_marks_the_damaged_segment_and_those_behind_it() -> None:
+def test_quarantine_renames_the_damaged_segment_and_all_later_segments() -> None:
     storage = MemoryStorage()
     segments = a_log(storage)
     assert len(segments) > 4
@@ -46,7 +46,7 @@ def test_quarantine_marks_the_damaged_segment_and_those_behind_it() -> None:
     log.close()
 
 
-def test_quarantine_of_repeated_damage_does_not_fill_the_disk() -> None:
+def test_quarantine_of_repeated_damage_retains_a_bounded_number_of_files() -> None:
     storage = MemoryStorage()
     for _ in range(3):
         segments = a_log(storage, first=Log.open(storage, SMALL)[0].log_end_offset)
@@ -60,7 +60,7 @@ def test_quarantine_of_repeated_damage_does_not_fill_the_disk() -> None:
     assert all(".damaged-" in name for name in names)
 
 
-def test_quarantine_of_the_same_segment_twice_keeps_both_files() -> None:
+def test_quarantine_of_the_same_segment_twice_uses_two_file_names() -> None:
     storage = MemoryStorage()
     (name, *_) = a_log(storage, 3)
     first = bytes(storage.files[name].data)

@@ -127,7 +127,7 @@ def expected(batches: list[list[Row]], rules: Rules, purges: list[Purge]) -> lis
         max_size=2,
     ),
 )  # fmt: skip
-def test_log_cleaning_keeps_what_a_naive_model_keeps(
+def test_log_cleaning_of_random_logs_retains_the_records_that_a_naive_model_retains(
     batches: list[list[Row]], rules: Rules, wishes: list[tuple[tuple[str, ...], tuple[bytes, ...], int]]
 ) -> None:
     log = log_of(
@@ -153,7 +153,7 @@ def test_log_cleaning_keeps_what_a_naive_model_keeps(
             assert newest in stay or log.horizon.deletes_end > newest, "and is told when it is gone [D30]"
 
 
-def test_compaction_that_drops_a_tombstone_late_raises_the_end_of_deletes() -> None:
+def test_compaction_that_drops_a_tombstone_late_raises_the_deletes_end_of_the_horizon() -> None:
     with_id, tombstone_of_it, other, tombstone_of_other = (
         (b"a", "", True, False), (b"a", "", False, True), (b"b", "", False, False), (b"b", "", False, True),
     )  # fmt: skip
@@ -172,7 +172,7 @@ X: Row = (None, "x", False, False)
 Y: Row = (b"k", "y", False, False)
 
 
-def test_log_cleaning_keeps_the_newest_records_per_subject_and_all_without_subject() -> None:
+def test_log_cleaning_retains_the_newest_records_per_subject_and_all_without_subject() -> None:
     log = log_of([[X, X, Y, (None, "", False, False)], [X, (None, "", False, False)], [X]], max_per_subject=2)
     assert clean(log) == 2
     assert held(log) == [2, 3, 4, 5, 6]
@@ -181,7 +181,7 @@ def test_log_cleaning_keeps_the_newest_records_per_subject_and_all_without_subje
     assert clean(log, ratio=0.5) is None, "nothing is new"
 
 
-def test_purge_starts_when_its_range_is_sealed_and_committed() -> None:
+def test_purge_starts_when_its_offset_range_is_sealed_and_committed() -> None:
     log = log_of([[X, Y], [X]])
     assert not log.may_be_cleaned
     assert not log.may_give_up
@@ -209,7 +209,7 @@ def test_purge_starts_when_its_range_is_sealed_and_committed() -> None:
     assert log.cleaning.purged == set()
 
 
-def test_purge_reads_only_the_segments_it_concerns() -> None:
+def test_purge_rewrites_only_the_segments_below_its_end_offset() -> None:
     log = log_of([[X], [X], [Y], [X]])
     log.apply_metadata(state(purge(1, 2, subjects=("x",))))
     run = log.begin_compaction(0)
@@ -256,7 +256,7 @@ def test_purge_is_pending_again_after_a_truncation_below_its_end(afresh: bool) -
         assert log.cleaning.purged == {1}, "what it is about lies before the log"
 
 
-def test_purge_of_a_range_deleted_by_retention_is_done() -> None:
+def test_purge_of_a_range_deleted_by_retention_counts_as_completed() -> None:
     log = log_of([[X], [X], [Y]])
     log.apply_metadata(state(purge(1, 2, subjects=("x",)), purge(2, 3, subjects=("x",))))
     log.drop_prefix(2)

@@ -36,7 +36,7 @@ def test_log_read_returns_nothing_above_the_high_watermark(hw: int, max_bytes: i
 
 
 @pytest.mark.parametrize("max_bytes", [1, 250, 400, 700, 1 << 20])
-def test_log_read_misses_no_batch_for_any_answer_size(max_bytes: int) -> None:
+def test_log_read_with_any_response_size_returns_every_batch_once(max_bytes: int) -> None:
     log = filled(12)
     found, at = [], 0
     while at <= log.high_watermark:
@@ -96,7 +96,7 @@ def test_to_arrow_range_includes_its_first_and_excludes_its_end_offset(start: in
     assert list(zip(*(column.to_pylist() for column in table.columns), strict=True)) == wanted
 
 
-def test_to_arrow_column_above_2_gib_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_arrow_with_a_column_above_2_gib_raises_value_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Column:
         ends = np.array([1 << 30], dtype=np.uint32)
         data = memoryview(b"")

@@ -53,7 +53,7 @@ def test_log_open_of_an_intact_directory_changes_nothing() -> None:
 
 @pytest.mark.parametrize("piece", [7, 100, 8 << 20])
 @pytest.mark.parametrize("damaged", [0, 1, 2])
-def test_log_open_keeps_valid_batches_of_a_damaged_segment_unchanged(
+def test_log_open_leaves_valid_batches_of_a_damaged_segment_unchanged(
     damaged: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "_COPY_BYTES", piece)
@@ -97,7 +97,7 @@ def test_log_open_deletes_segments_before_the_log_start(log_start: int, kept: li
     assert (found.report.damage, found.report.lost_committed) == ((), False)
 
 
-def test_log_open_that_ends_before_its_start_begins_at_the_start() -> None:
+def test_log_open_of_a_log_that_ends_before_its_log_start_is_empty_at_the_log_start() -> None:
     storage = closed()
     storage.replace(CHECKPOINT_NAME, encode_checkpoint(Checkpoint(high_watermark=18, log_start_offset=19)))
     found = recover(storage, clean=True)
@@ -107,7 +107,7 @@ def test_log_open_that_ends_before_its_start_begins_at_the_start() -> None:
     assert (log.log_start_offset, log.log_end_offset, report.damage) == (19, 19, ())
 
 
-def test_log_open_gap_between_segments_is_damage_and_quarantines_the_rest() -> None:
+def test_log_open_with_a_gap_between_segments_reports_damage_and_quarantines_the_rest() -> None:
     storage = closed()
     for name in (log_name(6), index_name(6)):
         storage.remove(name)
@@ -182,7 +182,7 @@ def test_inspect_names_each_fault_of_a_directory(spoil: Callable[[MemoryStorage]
 
 
 @pytest.mark.parametrize(("base", "batch_number", "torn"), [(12, 2, True), (12, 1, False), (6, 2, False)])
-def test_inspect_only_the_end_of_the_last_segment_is_a_torn_tail(base: int, batch_number: int, torn: bool) -> None:
+def test_inspect_reports_a_torn_tail_only_at_the_end_of_the_last_segment(base: int, batch_number: int, torn: bool) -> None:
     storage = closed()
     at = batch_number * (right(base, storage) // 3)
     flip(storage, log_name(base), at + 70)
@@ -196,7 +196,7 @@ def test_inspect_only_the_end_of_the_last_segment_is_a_torn_tail(base: int, batc
 
 
 # ---- reading it back -----------------------------------------------------------------------------------------------------
-def test_scan_steps_by_whole_batches_and_reports_damage() -> None:
+def test_scrub_scan_reads_whole_batches_per_step_and_reports_damage() -> None:
     log = filled()
     segment = log.segments[1]
     size = segment.size_bytes // 3
@@ -215,7 +215,7 @@ def test_scan_steps_by_whole_batches_and_reports_damage() -> None:
         assert (scan.position, scan.next_offset) == (size, 8)
 
 
-def test_scan_past_the_end_of_the_batches_raises() -> None:
+def test_scrub_scan_past_the_end_of_the_batches_raises() -> None:
     file = MemoryStorage().create("x")
     file.append([batch(0, 2)])
     scan = Scan(0, file.size_bytes + 30)
@@ -227,7 +227,7 @@ def test_scan_past_the_end_of_the_batches_raises() -> None:
 @pytest.mark.parametrize(
     ("base_offset", "epoch", "follows"), [(2, 3, True), (2, 4, True), (2, 2, False), (3, 3, False), (1, 3, False)]
 )
-def test_scan_valid_batch_with_wrong_offset_or_epoch_raises(base_offset: int, epoch: int, follows: bool) -> None:
+def test_scrub_scan_of_a_valid_batch_with_wrong_offset_or_epoch_raises(base_offset: int, epoch: int, follows: bool) -> None:
     file = MemoryStorage().create("x")
     file.append([batch(0, 2, 3), batch(base_offset, 1, epoch)])
     scan = Scan(0, file.size_bytes)

@@ -23,7 +23,7 @@ def router(answers: list[int]) -> tuple[AnswerRouter, Any]:
     return made, sinks[0]
 
 
-def test_answer_router_bounds_reassembly_bytes_but_lets_started_batches_continue() -> None:
+def test_response_router_above_its_reassembly_limit_starts_no_batch_but_continues_others() -> None:
     made, _ = router([])
     large = 60 << 20
     for slot in range(1, 5):
@@ -35,7 +35,7 @@ def test_answer_router_bounds_reassembly_bytes_but_lets_started_batches_continue
     assert made.reserve(5, large)
 
 
-def test_answer_router_ignores_an_invalid_request_id() -> None:
+def test_response_router_ignores_a_response_with_an_invalid_request_id() -> None:
     answers: list[int] = []
     _, arrived = router(answers)
     for text in (b"7", b"9" * 5000, b"", b"x"):
@@ -43,7 +43,7 @@ def test_answer_router_ignores_an_invalid_request_id() -> None:
     assert answers == [7]
 
 
-def test_fetch_client_reports_the_reassembled_bytes_of_a_batch() -> None:
+def test_fetch_client_reports_the_received_bytes_of_a_partial_batch() -> None:
     bus: Any = SimpleNamespace(inbox="_INBOX.n", max_payload=1 << 20, listen=lambda *_: None, send=lambda *_: True)
     client = FetchClient(AnswerRouter(bus), Subjects("liftpy"), PartitionKey("s", "u1", 0), "n2", lambda event: None, Counter())
     client.send_fetch(do.SendFetch(request_id=1, leader="n1", offset=-1, offset_epoch=0, leader_epoch=1, max_bytes=1 << 20), 1)

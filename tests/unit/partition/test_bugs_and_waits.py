@@ -22,7 +22,7 @@ from tests.unit.partition.test_ends_and_failures import Journal, Pool, a_promise
 from tests.unit.partition.test_replica_manager import partitions
 
 
-async def test_flusher_truncation_waits_for_the_flush_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_flusher_truncation_waits_for_the_flush_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[Any] = []
     monkeypatch.setattr(flushing.concurrent.futures, "wait", lambda futures: waited.extend(futures))
     pool: Any = Pool()
@@ -35,7 +35,7 @@ async def test_flusher_truncation_waits_for_the_flush_thread(monkeypatch: pytest
     assert waited == [future]
 
 
-async def test_promises_stored_in_the_turn_of_the_close_are_dropped() -> None:
+async def test_epoch_promise_store_close_drops_a_store_requested_in_the_same_turn() -> None:
     journal, pool = Journal(), Pool()
     promises, _ = a_promises(journal, pool)
     promises.store("a/0", 3, lambda _: None)
@@ -46,7 +46,7 @@ async def test_promises_stored_in_the_turn_of_the_close_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("ends", ["well", "cancelled", "with a bug"])
-async def test_partitions_bug_while_opening_is_fatal_and_frees_the_slot(ends: str) -> None:
+async def test_replica_manager_exception_while_opening_stops_the_node_and_frees_the_slot(ends: str) -> None:
     node = partitions()
     fatal: list[BaseException] = []
     node._node.fatal = fatal.append
@@ -83,7 +83,7 @@ def services() -> tuple[Any, list[Any]]:
     )
 
 
-def test_partition_services_log_a_divergence_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+def test_service_divergence_is_logged_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
     made, told = services()
     others = made._agreements["counts"] = Agreement()
     for node in ("n2", "n3"):

@@ -112,7 +112,7 @@ def held_elsewhere(image: ClusterImage) -> ClusterImage:
 
 
 @pytest.mark.parametrize("forged", [without_stream, held_elsewhere])
-async def test_deletion_from_a_forged_record_deletes_nothing_and_the_partition_returns(node: Any, forged: Any) -> None:
+async def test_partition_deletion_in_a_forged_metadata_record_deletes_nothing(node: Any, forged: Any) -> None:
     true = node.controllers.image
     node.partitions.image_changed(true, forged(true))
     await node.partitions.wait_until_open()
@@ -124,7 +124,7 @@ async def test_deletion_from_a_forged_record_deletes_nothing_and_the_partition_r
     assert len(node.partitions) == 5
 
 
-async def test_deletion_confirmed_by_a_controller_is_carried_out_after_a_single_question(node: Any) -> None:
+async def test_partition_deletion_confirmed_by_a_controller_deletes_after_one_request(node: Any) -> None:
     before = node.controllers.image
     node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
     node.partitions.image_changed(before, node.controllers.image)
@@ -133,7 +133,7 @@ async def test_deletion_confirmed_by_a_controller_is_carried_out_after_a_single_
     assert (node.controllers.asked, node.controllers.distrusted) == (1, 0)
 
 
-async def test_deletion_of_a_recreated_stream_deletes_only_the_old_data(node: Any) -> None:
+async def test_partition_deletion_of_a_recreated_stream_deletes_only_the_old_data(node: Any) -> None:
     before = node.controllers.image
     node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
     node.controllers.do(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=3, partitions=5))
@@ -144,7 +144,7 @@ async def test_deletion_of_a_recreated_stream_deletes_only_the_old_data(node: An
 
 
 @pytest.mark.parametrize("answer", [UNAVAILABLE, pb.ControlResponse(), pb.ControlResponse(stream=pb.Stream(name="s"))])
-async def test_deletion_without_an_answer_keeps_the_data(node: Any, answer: pb.ControlResponse) -> None:
+async def test_partition_deletion_without_a_controller_response_deletes_nothing(node: Any, answer: pb.ControlResponse) -> None:
     node.controllers.answer = lambda _: answer
     before = node.controllers.image
     node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
@@ -154,7 +154,7 @@ async def test_deletion_without_an_answer_keeps_the_data(node: Any, answer: pb.C
     assert node.controllers.distrusted == 0
 
 
-async def test_deletion_not_confirmed_at_first_is_carried_out_later(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partition_deletion_confirmed_late_deletes_the_data(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LATER_S", 0.001)
     node.controllers.answer = lambda _: UNAVAILABLE
     before = node.controllers.image
@@ -169,7 +169,7 @@ async def test_deletion_not_confirmed_at_first_is_carried_out_later(node: Any, m
     assert sorted(key.partition for key in node.later) == [0, 1, 2, 3, 4]
 
 
-async def test_deletion_waits_for_a_controller_election(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partition_deletion_waits_for_a_controller_election(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "_GIVE_UP_AFTER_S", 30.0)
     answers = iter([UNAVAILABLE] * 3)
     node.controllers.answer = lambda response: next(answers, response)
@@ -182,7 +182,7 @@ async def test_deletion_waits_for_a_controller_election(node: Any, monkeypatch: 
 
 # ---- streams that the cluster does not know ------------------------------------------------------------------------------
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_unknown_streams_are_deleted_only_when_a_controller_confirms(tmp_path: Path, restarted: bool) -> None:
+async def test_unknown_stream_directories_are_deleted_only_when_a_controller_confirms(tmp_path: Path, restarted: bool) -> None:
     controllers, folder, forgotten = Controllers(), DataFolder(tmp_path), list[str]()
     stream = controllers.image.streams["s"]
     name = f"s-{stream.uid}"
@@ -206,7 +206,7 @@ async def test_unknown_streams_are_deleted_only_when_a_controller_confirms(tmp_p
     assert (unknown.names(), folder.held_logs(), list((tmp_path / "streams").iterdir())) == ([], frozenset(), [])
 
 
-async def test_unknown_stream_named_twice_or_by_two_requests_is_removed_once(tmp_path: Path) -> None:
+async def test_unknown_stream_directory_requested_twice_is_removed_once(tmp_path: Path) -> None:
     controllers, folder = Controllers(), DataFolder(tmp_path)
     names = ["s-00000a-1", "s-00000b-1"]
     for name in names:
@@ -266,13 +266,13 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waits
 
 
-async def test_deletion_on_the_metadata_leader_asks_no_other_node() -> None:
+async def test_partition_deletion_on_the_metadata_leader_sends_no_request() -> None:
     group = Scripted(UNAVAILABLE, decides=True)
     assert await group.deletions.is_allowed(KEYS[0])
     assert group.asked == []
 
 
-async def test_deletion_question_is_repeated_every_200_ms_for_half_a_minute(slept: list[float]) -> None:
+async def test_partition_deletion_request_is_repeated_every_200_ms_for_half_a_minute(slept: list[float]) -> None:
     group = Scripted(UNAVAILABLE)
     assert not await group.deletions.is_allowed(KEYS[0])
     assert slept == [0.2] * len(group.asked)
@@ -281,7 +281,7 @@ async def test_deletion_question_is_repeated_every_200_ms_for_half_a_minute(slep
     assert (group.distrusted, group.deletions._asking) == (0, {})
 
 
-async def test_deletion_question_ends_when_the_node_stops(slept: list[float]) -> None:
+async def test_partition_deletion_request_ends_when_the_node_stops(slept: list[float]) -> None:
     group = Scripted(UNAVAILABLE)
     group.before_answer = lambda: len(group.asked) == 3 and group.deletions.close()
     assert not await group.deletions.is_allowed(KEYS[0])
@@ -290,7 +290,7 @@ async def test_deletion_question_ends_when_the_node_stops(slept: list[float]) ->
     assert len(group.asked) == 3, "nor asks"
 
 
-async def test_deletion_remembers_deleted_streams_but_asks_again_for_moved_partitions() -> None:
+async def test_partition_deletion_requests_once_per_deleted_stream_and_each_time_for_a_move() -> None:
     group = Scripted(GONE)
     assert [await group.deletions.is_allowed(KEYS[0]) for _ in range(3)] == [True] * 3
     assert len(group.asked) == 1
@@ -299,7 +299,7 @@ async def test_deletion_remembers_deleted_streams_but_asks_again_for_moved_parti
     assert (len(group.asked), group.distrusted) == (2, 1)
 
 
-async def test_deletion_questions_of_a_stream_share_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partition_deletions_of_one_stream_share_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Scripted(GONE)
     assert await asyncio.gather(*(group.deletions.is_allowed(KEYS[0]) for _ in range(5))) == [True] * 5
     assert (len(group.asked), group.deletions._asking) == (1, {})

@@ -63,7 +63,7 @@ SAID_OTHERWISE = {do.AppendFetched, do.DropFetched, do.RoleChanged}
 
 
 @pytest.mark.parametrize("kind", [k for k in get_args(do.Effect) if k not in SAID_OTHERWISE], ids=lambda kind: kind.__name__)
-async def test_executor_passes_each_field_of_an_effect(kind: type[Any]) -> None:
+async def test_effect_executor_passes_each_field_of_an_effect_to_its_part(kind: type[Any]) -> None:
     runner, calls, _ = executor()
     effect = filled(kind)
     if kind is do.SetDeadline:
@@ -121,7 +121,7 @@ CALLS: dict[type[Any], Any] = {
 
 
 @pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)
-async def test_executor_passes_effect_arguments_in_their_order(kind: type[Any]) -> None:
+async def test_effect_executor_passes_effect_arguments_in_order(kind: type[Any]) -> None:
     runner, calls, _ = executor()
     effect = filled(kind)
     runner.execute(effect)
@@ -131,7 +131,7 @@ async def test_executor_passes_effect_arguments_in_their_order(kind: type[Any]) 
 
 
 @pytest.mark.parametrize(("last_offset", "taken"), [(10, 3), (9, 2), (8, 2), (7, 1), (6, 1)])
-def test_executor_appends_only_the_decided_part_of_fetched_batches(last_offset: int, taken: int) -> None:
+def test_effect_executor_appends_fetched_batches_only_up_to_the_given_offset(last_offset: int, taken: int) -> None:
     runner, calls, _ = executor()
     data = b"".join(build_batch([b"a", b"b"], base_offset=offset, leader_epoch=1) for offset in (5, 7, 9))
     from liftpy.core.wire.batch import split_batches
@@ -148,13 +148,13 @@ def test_executor_appends_only_the_decided_part_of_fetched_batches(last_offset: 
     assert runner._t.fetches.fetched == {}
 
 
-def test_executor_role_change_forgets_reassembled_pieces() -> None:
+def test_effect_executor_role_change_discards_partial_batches() -> None:
     runner, calls, _ = executor()
     runner.execute(do.RoleChanged(role="FOLLOWER", phase="FOLLOWER_FETCH", leader_epoch=3))
     assert {"fetches.forget_pieces", "services.role_changed"} <= {name for name, *_ in calls}
 
 
-def test_executor_close_subject_stops_ingest_standby_and_replication() -> None:
+def test_effect_executor_close_subject_stops_ingest_standby_and_replication() -> None:
     runner, calls, _ = executor()
     runner.execute(do.CloseSubject())
     assert [name for name, *_ in calls] == ["standby.cancel", "ingest.stop", "replay.forget", "replication.stop"]

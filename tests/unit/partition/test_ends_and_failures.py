@@ -51,14 +51,14 @@ def promising() -> tuple[Any, list[Any], list[Any]]:
     return SimpleNamespace(executor=made, tell=tell), calls, fed
 
 
-def test_executor_stored_promise_updates_log_and_replica() -> None:
+def test_effect_executor_stored_epoch_promise_updates_log_and_replica() -> None:
     made, calls, fed = promising()
     made.tell(None)
     assert calls == [("log.note_promise", (7,), {})]
     assert fed == [events.LeaderEpochPersisted(leader_epoch=7)]
 
 
-def test_executor_failed_promise_fails_the_replica() -> None:
+def test_effect_executor_epoch_promise_that_cannot_be_stored_fails_the_replica() -> None:
     made, calls, fed = promising()
     made.tell(StorageError("broken"))
     assert made.executor.storage_failed
@@ -66,7 +66,7 @@ def test_executor_failed_promise_fails_the_replica() -> None:
     assert not [call for call in calls if call[0] == "log.note_promise"]
 
 
-def test_executor_promise_stored_after_the_close_is_ignored() -> None:
+def test_effect_executor_ignores_an_epoch_promise_stored_after_the_close() -> None:
     for error in (None, StorageError("broken")):
         made, calls, fed = promising()
         made.executor.close()
@@ -118,7 +118,7 @@ def a_promises(journal: Journal, pool: Pool) -> tuple[Promises, list[Exception]]
     return Promises(journal, pool, Counter(), fatal.append), fatal  # type: ignore[arg-type]
 
 
-async def test_promises_close_waits_for_the_running_store_then_closes_the_journal() -> None:
+async def test_epoch_promise_store_close_waits_for_the_running_write_and_closes_its_journal() -> None:
     journal, pool = Journal(), Pool()
     promises, _ = a_promises(journal, pool)
     told: list[Any] = []
@@ -135,7 +135,7 @@ async def test_promises_close_waits_for_the_running_store_then_closes_the_journa
     assert (journal.calls, told) == ([{"a/0": 3}, "closed"], [])
 
 
-async def test_promises_close_cancels_stores_that_have_not_started() -> None:
+async def test_epoch_promise_store_close_cancels_writes_that_have_not_started() -> None:
     journal, pool = Journal(), Pool()
     promises, _ = a_promises(journal, pool)
     promises.store("a/0", 3, lambda _: None)
@@ -144,7 +144,7 @@ async def test_promises_close_cancels_stores_that_have_not_started() -> None:
     assert (journal.calls, pool.work[0][0].cancelled()) == (["closed"], True)
 
 
-async def test_promises_bug_in_the_journal_is_fatal_and_forgotten_partitions_are_not_stored() -> None:
+async def test_epoch_promise_store_exception_in_the_journal_stops_the_node() -> None:
     journal, pool = Journal(), Pool()
     promises, fatal = a_promises(journal, pool)
     journal.error = ZeroDivisionError("a bug")
@@ -184,7 +184,7 @@ class Bench:
             await asyncio.sleep(0)
 
 
-async def test_flusher_disk_time_is_known_when_the_flush_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_flusher_has_the_flush_time_when_it_reports_the_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     add(bench.log)
     bench.flusher.appended()
@@ -195,7 +195,7 @@ async def test_flusher_disk_time_is_known_when_the_flush_is_reported(monkeypatch
     assert (bench.flusher.disk_ns, bench.flusher.count) == (77, 1)
 
 
-async def test_flusher_checkpoint_errors_of_the_disk_are_only_logged(
+async def test_log_flusher_disk_error_in_a_checkpoint_is_only_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench()
@@ -210,7 +210,7 @@ async def test_flusher_checkpoint_errors_of_the_disk_are_only_logged(
     assert len(caplog.messages) == 3, "of a log that is closed nobody wonders"
 
 
-async def test_flusher_checkpoint_after_a_waited_one_runs_by_itself() -> None:
+async def test_log_flusher_starts_a_new_checkpoint_after_one_it_waited_for() -> None:
     bench = Bench()
     bench.flusher.checkpoint()
     (first, _) = bench.pool.work.pop()
@@ -228,7 +228,7 @@ async def test_flusher_checkpoint_after_a_waited_one_runs_by_itself() -> None:
 
 
 # ---- garbage -------------------------------------------------------------------------------------------------------------------
-def test_garbage_collects_after_a_quarter_of_the_open_partitions_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collector_runs_after_a_quarter_of_the_partitions_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     for name in ("collect", "freeze", "unfreeze"):
         monkeypatch.setattr(garbage_module.gc, name, lambda *_, name=name: said.append(name))
@@ -248,7 +248,7 @@ def test_garbage_collects_after_a_quarter_of_the_open_partitions_closed(monkeypa
 
 
 # ---- wishes, quiet fetches -----------------------------------------------------------------------------------------------------
-async def test_proposals_waiting_at_the_close_are_dropped() -> None:
+async def test_controller_requests_waiting_at_the_close_are_dropped() -> None:
     group = SimpleNamespace(propose=lambda *_: pytest.fail("asked after the end"))
     asks = Proposals(group, "n1", 5)  # type: ignore[arg-type]
     asks.leave_isr(KEY, do.LeaveIsr(reason="broken"))
@@ -259,7 +259,7 @@ async def test_proposals_waiting_at_the_close_are_dropped() -> None:
     assert asks.counters["requests to the metadata group waiting"] == 0
 
 
-async def test_quiet_talk_new_waiters_do_not_delay_the_next_question() -> None:
+async def test_combined_fetch_client_sends_the_next_request_on_time_despite_new_partitions() -> None:
     side = Side("n2")
     clocked = Clocked()
     side.talk._timers = clocked
@@ -281,7 +281,7 @@ async def test_quiet_talk_new_waiters_do_not_delay_the_next_question() -> None:
 
 
 # ---- recovered logs ------------------------------------------------------------------------------------------------------------
-async def test_recovered_logs_with_failed_flush_are_suspect_and_unclaimed_are_closed(
+async def test_log_recovery_reports_logs_with_a_failed_flush_and_closes_unclaimed_ones(
     tmp_path: Path, pool: concurrent.futures.ThreadPoolExecutor
 ) -> None:
     folder = DataFolder(tmp_path)
@@ -307,7 +307,7 @@ async def test_recovered_logs_with_failed_flush_are_suspect_and_unclaimed_are_cl
     folder.close()
 
 
-async def test_recovered_logs_of_a_directory_without_streams_are_empty(
+async def test_log_recovery_of_a_directory_without_streams_returns_no_logs(
     tmp_path: Path, pool: concurrent.futures.ThreadPoolExecutor
 ) -> None:
     logs = RecoveredLogs()
@@ -317,7 +317,7 @@ async def test_recovered_logs_of_a_directory_without_streams_are_empty(
 
 
 # ---- the scrub -----------------------------------------------------------------------------------------------------------------
-async def test_scrub_closes_its_file_in_all_cases(tmp_path: Path) -> None:
+async def test_scrub_closes_its_file_after_success_damage_and_errors(tmp_path: Path) -> None:
     for damaged in (False, True):
         folder = tmp_path / str(damaged)
         one = partition(folder, "a")
@@ -333,7 +333,7 @@ async def test_scrub_closes_its_file_in_all_cases(tmp_path: Path) -> None:
         one.log.close(clean=False)
 
 
-async def test_scrub_unconfirmed_damage_is_only_counted(tmp_path: Path) -> None:
+async def test_scrub_counts_but_does_not_report_unconfirmed_damage(tmp_path: Path) -> None:
     scrub, counters = scrub_of(tmp_path)
     scrub._suspects(SimpleNamespace(key="a"), a_log().segments[0], LiftError("maybe"), found=False)  # type: ignore[arg-type]
     assert counters == {"scrub: not confirmed": 1}
@@ -342,7 +342,7 @@ async def test_scrub_unconfirmed_damage_is_only_counted(tmp_path: Path) -> None:
     await scrub.close()
 
 
-async def test_scrub_between_passes_does_nothing(tmp_path: Path) -> None:
+async def test_scrub_between_two_passes_reads_nothing(tmp_path: Path) -> None:
     one = partition(tmp_path, "a")
     scrub, _ = scrub_of(tmp_path, one)
     did = [await scrub._one_in_order() for _ in range(5)]
@@ -358,7 +358,7 @@ async def test_scrub_between_passes_does_nothing(tmp_path: Path) -> None:
 
 
 # ---- stepping aside ------------------------------------------------------------------------------------------------------------
-async def test_step_aside_resumes_publishes_after_a_delay_but_not_in_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_resign_request_resumes_publishes_after_a_delay_unless_the_node_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     for ends in ("a while", "a stop", "a second question"):
         monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.001 if ends == "a while" else 60.0)
         one = Fed(KEY, leads=True)
@@ -381,7 +381,7 @@ async def test_step_aside_resumes_publishes_after_a_delay_but_not_in_a_stop(monk
             await node.stop()
 
 
-async def test_leader_that_lost_publishes_reconnects_and_transfers_leadership() -> None:
+async def test_leader_that_lost_publishes_transfers_its_leadership() -> None:
     for all_lost, heir, asked in (
         (False, True, ["hands over"]),
         (False, False, ["hands over", "back"]),
@@ -405,14 +405,14 @@ async def test_leader_that_lost_publishes_reconnects_and_transfers_leadership() 
 
 
 # ---- the worker ----------------------------------------------------------------------------------------------------------------
-def test_leadership_transfer_for_services_names_target_and_reason() -> None:
+def test_leadership_transfer_request_of_a_service_contains_target_and_reason() -> None:
     asked: list[Any] = []
     one = worker(leader_epoch=6, executor=SimpleNamespace(hand_over=lambda effect, why: asked.append((effect, why))))
     PartitionWorker._hand_over(one, "n2", "a service is behind")
     assert asked == [(do.StepAside(leader_epoch=6, toward="n2", reason="a service is behind"), "for services")]
 
 
-def test_executor_gets_parts_by_name() -> None:
+def test_partition_worker_passes_its_parts_to_the_effect_executor_by_name() -> None:
     of_worker = {"flusher", "ingest", "derived", "standby", "replay", "acks", "replication", "fetches", "reads", "services"}
     of_worker.add("driver")
     parts = {name: object() for name in PARTS}

@@ -66,7 +66,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_flusher_appends_during_a_flush_are_flushed_together(pool: concurrent.futures.Executor) -> None:
+async def test_log_flusher_flushes_records_appended_during_a_flush_together(pool: concurrent.futures.Executor) -> None:
     bench = Bench(pool)
     bench.gate.clear()
     bench.append()
@@ -78,7 +78,7 @@ async def test_flusher_appends_during_a_flush_are_flushed_together(pool: concurr
     assert bench.flusher.count == 2
 
 
-async def test_flusher_truncation_settles_the_running_flush(pool: concurrent.futures.Executor) -> None:
+async def test_log_flusher_truncation_waits_for_the_running_flush(pool: concurrent.futures.Executor) -> None:
     bench = Bench(pool)
     bench.append()
     bench.append()
@@ -90,7 +90,7 @@ async def test_flusher_truncation_settles_the_running_flush(pool: concurrent.fut
     await bench.flusher.close()
 
 
-async def test_flusher_error_is_final(pool: concurrent.futures.Executor) -> None:
+async def test_log_flusher_after_an_error_reports_the_failure_and_flushes_no_more(pool: concurrent.futures.Executor) -> None:
     bench = Bench(pool)
     bench.fault = StorageError("broken disk")
     bench.append()
@@ -113,7 +113,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> FlushPlace:
     return place
 
 
-async def test_flusher_short_flush_runs_on_the_loop_after_the_current_turn(
+async def test_log_flusher_short_flush_runs_on_the_event_loop_after_the_current_turn(
     pool: concurrent.futures.Executor, fast: FlushPlace
 ) -> None:
     bench = Bench(pool, place=fast)
@@ -129,7 +129,9 @@ async def test_flusher_short_flush_runs_on_the_loop_after_the_current_turn(
     await bench.flusher.close()
 
 
-async def test_flusher_error_on_the_loop_is_final(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
+async def test_log_flusher_after_an_error_on_the_event_loop_flushes_no_more(
+    pool: concurrent.futures.Executor, fast: FlushPlace
+) -> None:
     bench = Bench(pool, place=fast)
     bench.fault = StorageError("broken disk")
     bench.append()
@@ -143,7 +145,7 @@ async def test_flusher_error_on_the_loop_is_final(pool: concurrent.futures.Execu
     assert len(bench.failed) == 1
 
 
-async def test_flusher_long_flush_moves_flushing_to_threads(
+async def test_log_flusher_runs_flushes_in_threads_after_a_long_flush(
     pool: concurrent.futures.Executor, fast: FlushPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(pool, place=fast)
@@ -165,7 +167,7 @@ async def test_flusher_long_flush_moves_flushing_to_threads(
     await bench.flusher.close()
 
 
-async def test_flusher_loop_does_not_wait_for_a_hanging_flush(
+async def test_log_flusher_hanging_flush_does_not_block_the_event_loop(
     pool: concurrent.futures.Executor, fast: FlushPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The flushes of this disk were short before. The loop continues after 20 ms, and other flushes run in the pool."""
@@ -191,7 +193,7 @@ async def test_flusher_loop_does_not_wait_for_a_hanging_flush(
     await hanging.flusher.close()
 
 
-async def test_flusher_hanging_flush_is_settled_by_truncation_or_failure(
+async def test_log_flusher_truncation_or_failure_waits_for_a_hanging_flush(
     pool: concurrent.futures.Executor, fast: FlushPlace
 ) -> None:
     cut, failing = Bench(pool, place=fast), Bench(pool, place=fast)
@@ -217,7 +219,7 @@ async def test_flusher_hanging_flush_is_settled_by_truncation_or_failure(
     await failing.flusher.close()
 
 
-async def test_flusher_hanging_checkpoint_counts_as_under_way(
+async def test_log_flusher_hanging_checkpoint_counts_as_stalled(
     pool: concurrent.futures.Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, gate = Bench(pool), threading.Event()
@@ -233,7 +235,9 @@ async def test_flusher_hanging_checkpoint_counts_as_under_way(
     await bench.flusher.close()
 
 
-async def test_flusher_flush_that_seals_a_segment_runs_in_a_thread(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
+async def test_log_flusher_runs_a_flush_that_seals_a_segment_in_a_thread(
+    pool: concurrent.futures.Executor, fast: FlushPlace
+) -> None:
     bench = Bench(pool, place=fast)
     bench.threads.clear()
     bench.append()
@@ -246,7 +250,9 @@ async def test_flusher_flush_that_seals_a_segment_runs_in_a_thread(pool: concurr
     await bench.flusher.close()
 
 
-async def test_flusher_large_flush_starts_in_a_thread_at_once(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
+async def test_log_flusher_starts_a_large_flush_in_a_thread_at_once(
+    pool: concurrent.futures.Executor, fast: FlushPlace
+) -> None:
     bench = Bench(pool, place=fast)
     bench.threads.clear()
     bench.synced.clear()
@@ -261,7 +267,7 @@ async def test_flusher_large_flush_starts_in_a_thread_at_once(pool: concurrent.f
     await bench.flusher.close()
 
 
-async def test_flusher_flushes_of_many_logs_run_in_parallel(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
+async def test_log_flushers_of_many_logs_flush_in_parallel(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
     benches = [Bench(pool, place=fast) for _ in range(3 * MOST_WAITING)]
     for bench in benches:
         bench.threads.clear()
@@ -273,7 +279,9 @@ async def test_flusher_flushes_of_many_logs_run_in_parallel(pool: concurrent.fut
         await bench.flusher.close()
 
 
-async def test_flusher_truncation_or_close_before_the_flush_starts(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
+async def test_log_flusher_truncated_or_closed_before_its_flush_starts_flushes_only_remaining_records(
+    pool: concurrent.futures.Executor, fast: FlushPlace
+) -> None:
     cut, ended = Bench(pool, place=fast), Bench(pool, place=fast)
     cut.append()
     cut.append()
@@ -287,7 +295,7 @@ async def test_flusher_truncation_or_close_before_the_flush_starts(pool: concurr
     await cut.flusher.close()
 
 
-async def test_flusher_file_change_waits_for_a_hanging_checkpoint(
+async def test_log_flusher_truncation_waits_for_a_hanging_checkpoint(
     pool: concurrent.futures.Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(pool)
@@ -305,7 +313,7 @@ async def test_flusher_file_change_waits_for_a_hanging_checkpoint(
     await bench.flusher.close()
 
 
-async def test_flusher_none_and_interval_policies_count_records_at_once(pool: concurrent.futures.Executor) -> None:
+async def test_log_flusher_with_policy_none_or_interval_reports_records_at_once(pool: concurrent.futures.Executor) -> None:
     bench = Bench(pool, "none")
     bench.append()
     assert bench.flushed == [1]
@@ -319,7 +327,7 @@ async def test_flusher_none_and_interval_policies_count_records_at_once(pool: co
     await bench.flusher.close()
 
 
-async def test_flusher_checkpoints_run_in_the_background_without_overlap(pool: concurrent.futures.Executor) -> None:
+async def test_log_flusher_runs_checkpoints_in_the_background_one_at_a_time(pool: concurrent.futures.Executor) -> None:
     bench = Bench(pool)
     bench.append()
     await until(lambda: bench.flushed == [1], "flushed")
@@ -331,7 +339,7 @@ async def test_flusher_checkpoints_run_in_the_background_without_overlap(pool: c
     assert reopened.high_watermark == 0
 
 
-def test_flush_size_is_that_of_its_unflushed_records() -> None:
+def test_log_flush_size_is_the_size_of_the_unflushed_records() -> None:
     log, _ = Log.open(MemoryStorage(), StreamConfig())
     sizes = []
     for count in (1, 3):

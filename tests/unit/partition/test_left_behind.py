@@ -17,7 +17,7 @@ from tests.unit.partition.test_partitions import Group
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-async def test_partitions_left_behind_are_deleted_only_when_a_controller_confirms(allowed: bool) -> None:
+async def test_orphaned_partition_directories_are_deleted_only_when_a_controller_confirms(allowed: bool) -> None:
     group = Group()
     for node in ("a", "b"):
         group.start_node(node)

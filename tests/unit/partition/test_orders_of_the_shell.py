@@ -25,7 +25,7 @@ MS = 1_000_000
 
 
 # ---- the log -------------------------------------------------------------------------------------------------------------------
-def test_executor_stored_promise_reaches_the_log_before_the_replica() -> None:
+def test_effect_executor_reports_a_stored_epoch_promise_to_the_log_before_the_replica() -> None:
     runner, calls, _ = executor()
     runner._t.feed = lambda event: calls.append(("feed", (event,), {}))
     runner._promise_stored(7, None)
@@ -35,7 +35,7 @@ def test_executor_stored_promise_reaches_the_log_before_the_replica() -> None:
     ]
 
 
-def test_executor_fetched_batches_reach_all_listeners_before_the_flush() -> None:
+def test_effect_executor_passes_fetched_batches_to_all_listeners_before_the_flush() -> None:
     runner, calls, _ = executor()
     data = build_batch([b"a"], base_offset=5, leader_epoch=1)
     runner._t.fetches.fetched[1] = SimpleNamespace(buffer=memoryview(data), batches=split_batches(data))  # type: ignore[assignment]
@@ -43,7 +43,9 @@ def test_executor_fetched_batches_reach_all_listeners_before_the_flush() -> None
     assert [name for name, _, _ in calls] == ["log.append_batches", "derived.fetched", "standby.log_grew", "flusher.appended"]
 
 
-async def test_flusher_flush_that_ends_with_a_bug_has_failed(pool: concurrent.futures.ThreadPoolExecutor) -> None:
+async def test_log_flusher_flush_that_raises_an_unexpected_exception_is_reported_as_failed(
+    pool: concurrent.futures.ThreadPoolExecutor,
+) -> None:
     bench = test_flushing.Bench(pool)
     bench.fault = ValueError("a bug, in a thread")
     bench.append()
@@ -52,7 +54,7 @@ async def test_flusher_flush_that_ends_with_a_bug_has_failed(pool: concurrent.fu
     await bench.flusher.close()
 
 
-async def test_states_are_not_written_when_the_high_watermark_could_not_be_stored(
+async def test_state_file_is_not_written_when_the_high_watermark_could_not_be_stored(
     pool: concurrent.futures.ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = test_states.Bench(pool, test_states.MemoryStorage())
@@ -73,7 +75,7 @@ async def test_states_are_not_written_when_the_high_watermark_could_not_be_store
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_partition_close_writes_the_state_after_a_clean_log_close(works: bool) -> None:
+def test_partition_close_writes_the_state_file_after_a_clean_log_close(works: bool) -> None:
     closing = worker()
 
     def close(*, clean: bool) -> None:
@@ -107,7 +109,7 @@ class Wheel:
         return list(self.fired)
 
 
-def test_timers_deadline_moved_within_a_grid_step_still_fires(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timer_moved_within_one_tick_still_fires(monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = Wheel(monkeypatch)
     timer = Timer(lambda: wheel.fired.append("it"))
     wheel.timers.set(timer, 8 * MS)
@@ -115,7 +117,7 @@ def test_timers_deadline_moved_within_a_grid_step_still_fires(monkeypatch: pytes
     assert [wheel.at(10), wheel.at(15), wheel.at(20)] == [[], ["it"], []]
 
 
-def test_timers_after_close_fire_nothing_even_of_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timers_closed_by_a_firing_timer_do_not_fire_others_due_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     wheel = Wheel(monkeypatch)
     wheel.timers.set(Timer(wheel.timers.close), 5 * MS)
     wheel.timers.set(Timer(lambda: wheel.fired.append("it")), 5 * MS)
@@ -123,7 +125,7 @@ def test_timers_after_close_fire_nothing_even_of_the_same_moment(monkeypatch: py
 
 
 # ---- other replicas --------------------------------------------------------------------------------------------------------------
-def test_fetch_client_restarting_a_batch_releases_its_pieces() -> None:
+def test_fetch_client_that_restarts_a_batch_frees_its_fragments() -> None:
     follower = test_replication_exactly.Follower()
     first, *_ = test_replication_exactly.pieces_of(build_batch([b"v" * 2500], base_offset=42, leader_epoch=5), 1000)
     follower.fetch()
@@ -133,7 +135,7 @@ def test_fetch_client_restarting_a_batch_releases_its_pieces() -> None:
     assert follower.router.fragment_reassembly_bytes == 0
 
 
-def test_replication_desk_stop_retires_its_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replication_server_stop_closes_its_subscriptions_after_messages_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     leader = test_replication_exactly.Leader()
     listeners, retired = leader.desk._listeners, list[Any]()
     monkeypatch.setattr(leader.bus, "retire", retired.append)
@@ -142,7 +144,7 @@ def test_replication_desk_stop_retires_its_subscriptions(monkeypatch: pytest.Mon
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------------------
-def test_partition_outside_the_isr_stops_serving_shared_reads() -> None:
+def test_partition_outside_the_isr_unsubscribes_from_the_shared_read_subject() -> None:
     shared: list[bool] = []
     told: Any = worker(
         log=SimpleNamespace(config=None, apply_metadata=lambda state: False),
@@ -160,7 +162,7 @@ def test_partition_outside_the_isr_stops_serving_shared_reads() -> None:
     assert shared == [True, False]
 
 
-def test_isr_changes_are_counted_on_the_leader_only() -> None:
+def test_isr_change_counter_grows_on_the_leader_only() -> None:
     small = PartitionState(partition=0, replicas=("n1", "n2"), isr=("n1",), leader="n1", leader_epoch=1, epoch=1)
     large = PartitionState(partition=0, replicas=("n1", "n2"), isr=("n1", "n2"), leader="n1", leader_epoch=1, epoch=2)
     counted = {}

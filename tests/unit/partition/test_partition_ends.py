@@ -68,7 +68,7 @@ def driven(script: Any) -> tuple[ReplicaDriver, Machine, list[Any], list[Excepti
     return driver, machine, done, broken
 
 
-def test_driver_events_of_a_step_come_after_its_effects_in_order() -> None:
+def test_replica_driver_handles_events_of_a_step_after_its_effects_in_order() -> None:
     order: list[Any] = []
     driver, machine, _, _ = driven(lambda event: [f"{event}.1", f"{event}.2"] if event == "a" else [event])
 
@@ -85,7 +85,7 @@ def test_driver_events_of_a_step_come_after_its_effects_in_order() -> None:
 
 
 @pytest.mark.parametrize("where", ["step", "effect"])
-def test_driver_after_a_bug_handles_nothing(where: str) -> None:
+def test_replica_driver_after_an_exception_handles_no_event(where: str) -> None:
     def script(event: Any) -> list[Any]:
         if event == "bad" and where == "step":
             raise InvariantError("no")
@@ -108,7 +108,7 @@ def test_driver_after_a_bug_handles_nothing(where: str) -> None:
     assert [type(error) for error in broken] == [InvariantError]
 
 
-def test_driver_step_with_too_many_events_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_driver_step_that_feeds_too_many_events_stops_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "MAX_QUEUE", 3)
     driver, machine, _, broken = driven(lambda event: [event])
     driver.execute = lambda effect: [driver.feed(number) for number in range(5)]  # type: ignore[arg-type,assignment,return-value]
@@ -122,7 +122,7 @@ def test_driver_step_with_too_many_events_stops_at_once(monkeypatch: pytest.Monk
     assert (machine.taken, broken) == (["first", 0, 1, 2], [])
 
 
-def test_driver_that_was_stopped_ignores_events() -> None:
+def test_replica_driver_after_stop_ignores_events() -> None:
     driver, machine, _, _ = driven(lambda event: [])
     driver.stop()
     driver.feed("a")  # type: ignore[arg-type]
@@ -155,7 +155,9 @@ class FullLog:
     ],
     ids=lambda effect: type(effect).__name__,
 )
-def test_executor_failed_log_change_is_reported_and_ends_the_effect(effect: Any, error: StorageError) -> None:
+def test_effect_executor_failed_log_change_is_reported_and_skips_the_rest_of_the_effect(
+    effect: Any, error: StorageError
+) -> None:
     fed: list[Any] = []
     failed: list[StorageError] = []
     calls: list[str] = []
@@ -184,7 +186,7 @@ def test_executor_failed_log_change_is_reported_and_ends_the_effect(effect: Any,
 
 
 # ---- promises ----------------------------------------------------------------------------------------------
-async def test_promises_of_a_deleted_partition_are_forgotten() -> None:
+async def test_epoch_promise_store_of_a_deleted_partition_returns_zero() -> None:
     storage, told = MemoryStorage(), []
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         promises = Promises(PromiseJournal(storage), pool, Counter(), pytest.fail)
@@ -241,7 +243,7 @@ def a_piece(start: int, end: int) -> bytes:
     return frames.replication_piece_header(2, 4, whole) + BATCH[start:end]
 
 
-def test_fetch_client_next_fetch_names_the_position_in_a_partial_batch() -> None:
+def test_fetch_client_fetch_after_a_fragment_contains_the_position_in_the_batch() -> None:
     bus, fed = Bus(), []
     made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
     made.send_fetch(fetch(9), 7)
@@ -289,7 +291,7 @@ def test_fetch_client_partial_batch_waits_for_reassembly_space(monkeypatch: pyte
     assert router.fragment_reassembly_bytes == 0
 
 
-def test_fetch_client_after_close_holds_and_reports_nothing() -> None:
+def test_fetch_client_after_close_holds_no_bytes_and_reports_no_response() -> None:
     bus, fed = Bus(), []
     made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
     made.send_fetch(fetch(9), 7)
@@ -304,7 +306,7 @@ def test_fetch_client_after_close_holds_and_reports_nothing() -> None:
     assert len(fed) == 1
 
 
-def test_fetch_client_refusal_and_epoch_answer_become_events() -> None:
+def test_fetch_client_rejection_and_epoch_query_response_become_events() -> None:
     bus, fed = Bus(), []
     made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
     refusal = replication_pb2.ReplicationRefusal(leaderEpoch=6, logStartOffset=77)
@@ -319,7 +321,7 @@ def test_fetch_client_refusal_and_epoch_answer_become_events() -> None:
 
 
 @pytest.mark.parametrize("token", [b"9x", b"", b"-1", b"1" * 20, "\u0661".encode()])
-def test_fetch_client_drops_an_answer_to_no_request(token: bytes) -> None:
+def test_fetch_client_drops_a_response_without_a_request(token: bytes) -> None:
     bus, fed = Bus(), []
     made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
     bus.arrived(b"%b.%d.%b" % (bus.inbox.encode(), made._slot, token), b"", BATCH, b"")
@@ -327,7 +329,7 @@ def test_fetch_client_drops_an_answer_to_no_request(token: bytes) -> None:
     assert fed == []
 
 
-def test_fetch_client_request_fails_on_no_responders_not_on_an_unreadable_answer() -> None:
+def test_fetch_client_request_fails_on_no_responders_and_not_on_an_unreadable_response() -> None:
     bus, fed = Bus(), []
     made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
     subject = f"{bus.inbox}.{made._slot}.9".encode()
@@ -351,7 +353,7 @@ def a_set(monkeypatch: pytest.MonkeyPatch, count: int, open_worker: Any) -> tupl
     return group, set_module.Partitions(tools)  # type: ignore[arg-type]
 
 
-async def test_partitions_open_a_bounded_number_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_manager_opens_a_bounded_number_of_partitions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(set_module, "_OPENED_AT_ONCE", 3)
     opening: list[asyncio.Future[None]] = []
     most = 0
@@ -378,7 +380,7 @@ async def test_partitions_open_a_bounded_number_at_once(monkeypatch: pytest.Monk
     assert await partitions.stop()
 
 
-async def test_partitions_stop_cancels_waiting_openings(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_manager_stop_cancels_partitions_waiting_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(set_module, "_OPENED_AT_ONCE", 1)
     opened: list[Any] = []
 
@@ -396,7 +398,7 @@ async def test_partitions_stop_cancels_waiting_openings(monkeypatch: pytest.Monk
     assert len(opened) == 1
 
 
-async def test_partitions_removed_from_the_image_are_deleted_and_added_ones_opened(
+async def test_replica_manager_deletes_partitions_removed_from_the_metadata_and_opens_added_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended: list[tuple[str, bool]] = []
@@ -429,7 +431,7 @@ async def test_partitions_removed_from_the_image_are_deleted_and_added_ones_open
     assert ended[1][1] is False, "the stop of a node deletes nothing"
 
 
-async def test_partitions_extend_leases_twice_per_lease_length() -> None:
+async def test_replica_manager_extends_leases_twice_per_lease_length() -> None:
     heard: list[int] = []
 
     class Leader(Worker):
@@ -453,7 +455,7 @@ async def test_partitions_extend_leases_twice_per_lease_length() -> None:
 
 
 # ---- timers and the scrub ----------------------------------------------------------------------------------
-async def test_timers_earlier_deadline_replaces_the_later_wakeup() -> None:
+async def test_timers_with_an_earlier_deadline_wake_the_loop_earlier() -> None:
     timers, fired = Timers(), []
     now = driver_module.clock.now_ns()
     timers.set(Timer(lambda: fired.append("late")), now + 3_600_000_000_000)
@@ -492,7 +494,7 @@ async def test_scrub_skips_a_segment_that_was_removed(tmp_path: Path) -> None:
     await scrub.close()
 
 
-def test_executor_calls_publish_ack_and_log_parts_with_arguments_in_order() -> None:
+def test_effect_executor_calls_ingest_acks_and_log_with_arguments_in_order() -> None:
     calls: list[tuple[Any, ...]] = []
 
     def part(name: str) -> Any:
@@ -536,7 +538,7 @@ def test_executor_calls_publish_ack_and_log_parts_with_arguments_in_order() -> N
     ]
 
 
-async def test_quiet_fetches_without_responders_end_and_count_no_refusal() -> None:
+async def test_combined_fetches_without_responders_end_and_count_no_rejection() -> None:
     bus, fed, counters = Bus(), [], Counter[str]()
     router, timers = AnswerRouter(bus), Timers()  # type: ignore[arg-type]
     asker = QuietAsker("n1", 7)

@@ -123,7 +123,7 @@ async def leader() -> Any:
     side.timers.close()
 
 
-async def test_quiet_fetch_of_a_follower_is_confirmed_by_its_leader(follower: Side, leader: Side) -> None:
+async def test_combined_fetch_of_a_follower_is_confirmed_by_its_leader(follower: Side, leader: Side) -> None:
     for partition in range(6):
         follower.wait(partition)
     leader.waits = {0, 1, 3, 4, 5}
@@ -140,7 +140,7 @@ async def test_quiet_fetch_of_a_follower_is_confirmed_by_its_leader(follower: Si
     assert set(follower.ended()) == {2}
 
 
-async def test_quiet_talk_stopped_waiter_is_not_asked_for(follower: Side, leader: Side) -> None:
+async def test_combined_fetch_request_excludes_a_stopped_partition(follower: Side, leader: Side) -> None:
     keys = [follower.wait(partition) for partition in range(3)]
     leader.waits = {0, 1, 2}
     follower.talk.stop(keys[1])
@@ -150,7 +150,7 @@ async def test_quiet_talk_stopped_waiter_is_not_asked_for(follower: Side, leader
     assert set(follower.talk._feeds) == {keys[0], keys[2]}, "nothing of it is kept"
 
 
-async def test_quiet_talk_no_responders_ends_the_wait(follower: Side) -> None:
+async def test_combined_fetch_without_responders_ends_the_wait_of_its_partitions(follower: Side) -> None:
     follower.wait(0)
     _, _, reply = await follower.question()
     follower.bus.answer(reply, b"", NO_RESPONDERS)
@@ -158,7 +158,7 @@ async def test_quiet_talk_no_responders_ends_the_wait(follower: Side) -> None:
     assert follower.ended()[0] is not None
 
 
-async def test_quiet_talk_lost_connection_ends_the_wait_at_once(follower: Side) -> None:
+async def test_combined_fetch_on_a_lost_connection_ends_the_wait_of_its_partitions_at_once(follower: Side) -> None:
     follower.bus.works = False
     follower.wait(0)
     while not follower.ended():
@@ -167,7 +167,7 @@ async def test_quiet_talk_lost_connection_ends_the_wait_at_once(follower: Side) 
     assert not follower.counters, "at once, and not as if its leader's node were silent"
 
 
-async def test_quiet_talk_silent_leader_ends_the_wait_and_is_counted(follower: Side) -> None:
+async def test_combined_fetch_to_a_silent_leader_ends_the_wait_and_is_counted(follower: Side) -> None:
     follower.wait(0)
     while not follower.ended():
         await asyncio.sleep(0.005)
@@ -179,7 +179,7 @@ async def test_quiet_talk_silent_leader_ends_the_wait_and_is_counted(follower: S
     assert set(follower.ended()) == {1}
 
 
-async def test_quiet_talk_mismatched_answer_changes_nothing(follower: Side) -> None:
+async def test_combined_fetch_response_with_another_request_id_or_count_is_ignored(follower: Side) -> None:
     follower.wait(0)
     _, _, reply = await follower.question()
     prefix, number = reply.rsplit(".", 1)
@@ -188,7 +188,7 @@ async def test_quiet_talk_mismatched_answer_changes_nothing(follower: Side) -> N
     assert not follower.ended()
 
 
-async def test_quiet_talk_garbage_answer_is_counted(follower: Side) -> None:
+async def test_combined_fetch_response_of_garbage_is_counted(follower: Side) -> None:
     follower.wait(0)
     _, _, reply = await follower.question()
     follower.bus.answer(reply, b"\x00garbage")
@@ -196,7 +196,7 @@ async def test_quiet_talk_garbage_answer_is_counted(follower: Side) -> None:
     assert not follower.ended()
 
 
-async def test_quiet_talk_answer_with_unknown_indexes_ends_nothing(follower: Side) -> None:
+async def test_combined_fetch_response_with_unknown_indexes_ends_no_wait(follower: Side) -> None:
     follower.wait(0)
     _, _, reply = await follower.question()
     follower.bus.answer(reply, frames.encode(pb.QuietFetchesAnswer(over=[1, 99], count=1)))
@@ -210,7 +210,7 @@ def body(**fields: Any) -> bytes:
     return question.SerializeToString()
 
 
-async def test_quiet_talk_leader_answers_only_the_inbox_of_the_named_replica(leader: Side) -> None:
+async def test_combined_fetch_is_answered_only_to_the_inbox_of_the_named_replica(leader: Side) -> None:
     leader.waits = {0}
     for reply in (
         b"",
@@ -229,7 +229,7 @@ async def test_quiet_talk_leader_answers_only_the_inbox_of_the_named_replica(lea
     assert frames.decode(frame, pb.QuietFetchesAnswer) == pb.QuietFetchesAnswer(count=1)
 
 
-async def test_quiet_talk_late_confirmation_does_not_count_for_another_question(leader: Side) -> None:
+async def test_combined_fetch_confirmation_of_an_earlier_request_is_ignored(leader: Side) -> None:
     earlier: list[int] = []
 
     def deliver(stream: str, partition: int, uid: str, event: ev.Event) -> None:
@@ -246,7 +246,7 @@ async def test_quiet_talk_late_confirmation_does_not_count_for_another_question(
     assert len(earlier) == 3
 
 
-async def test_quiet_talk_too_long_or_empty_question_is_rejected(leader: Side) -> None:
+async def test_combined_fetch_request_that_is_too_long_or_empty_is_rejected(leader: Side) -> None:
     many = pb.QuietFetches(replicaID="n2", fetches=[pb.QuietFetch()] * (MAX_PER_QUESTION + 1))
     with pytest.raises(ProtocolError, match=str(MAX_PER_QUESTION + 1)):
         leader.talk.answer_question(b"liftpy.inbox.n2.x.1.1", memoryview(many.SerializeToString()))
@@ -255,7 +255,7 @@ async def test_quiet_talk_too_long_or_empty_question_is_rejected(leader: Side) -
     assert not leader.bus.sent
 
 
-async def test_quiet_talk_answer_to_another_question_confirms_nothing(follower: Side, leader: Side) -> None:
+async def test_combined_fetch_response_to_another_request_confirms_no_partition(follower: Side, leader: Side) -> None:
     follower.wait(0)
     _, frame, reply = await follower.question()
     right = answer_of(leader, frame, reply)
@@ -271,7 +271,7 @@ async def test_quiet_talk_answer_to_another_question_confirms_nothing(follower: 
             await asyncio.sleep(0)
 
 
-async def test_quiet_talk_questions_use_distinct_tokens(leader: Side) -> None:
+async def test_combined_fetch_requests_use_distinct_tokens(leader: Side) -> None:
     """A replica that was paused may confirm an earlier question late."""
     question = pb.QuietFetches(replicaID="n2", incarnation=7)
     for partition in range(3):

@@ -60,7 +60,9 @@ class Worker:
         return True
 
 
-async def test_partitions_image_change_at_the_end_of_an_opening_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_manager_applies_a_metadata_change_that_arrives_while_a_partition_opens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     group = Group()
     for node in ("a", "b"):
         group.start_node(node)
@@ -129,7 +131,7 @@ async def _turns(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-async def test_partitions_image_change_during_a_stop_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_manager_ignores_a_metadata_change_during_its_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STOPS_AT_ONCE", 1)  # so that the second worker is still there when the image changes
     group, partitions, workers, may_end = await _with_slow_worker(monkeypatch)
     async with asyncio.timeout(30):
@@ -149,7 +151,7 @@ async def test_partitions_image_change_during_a_stop_is_ignored(monkeypatch: pyt
     assert await partitions.stop()
 
 
-async def test_partitions_stop_waits_for_a_worker_that_is_already_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_manager_stop_waits_for_a_partition_that_is_already_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its stream was deleted or moved right before the node's stop."""
     group, partitions, workers, may_end = await _with_slow_worker(monkeypatch, clean=False)
     async with asyncio.timeout(30):
@@ -203,7 +205,7 @@ async def _leading(monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[Group, 
     return group, partitions, made, most
 
 
-async def test_partitions_open_logs_with_a_bounded_number_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_manager_opens_logs_with_a_bounded_number_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(asyncio.all_tasks())
     _, partitions, made, most = await _leading(monkeypatch, 200)
     assert len(made) == len(partitions) == 200
@@ -212,7 +214,7 @@ async def test_partitions_open_logs_with_a_bounded_number_of_tasks(monkeypatch: 
     assert await partitions.stop()
 
 
-async def test_partitions_apply_the_image_before_they_extend_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_manager_applies_new_metadata_before_it_extends_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """The image of this heartbeat may name another leader [D22]."""
     group, partitions, made, _ = await _leading(monkeypatch, 20)
     partitions._changed._slice_s = 0.0  # one partition in each turn of the loop
@@ -233,7 +235,7 @@ async def test_partitions_apply_the_image_before_they_extend_a_lease(monkeypatch
     assert await partitions.stop()
 
 
-async def test_partitions_log_that_cannot_be_opened_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_manager_opens_other_partitions_when_one_log_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_RETRY_S", 0.01)
     monkeypatch.setattr(module, "_OPENED_AT_ONCE", 2)
     group = Group()
@@ -264,7 +266,9 @@ async def test_partitions_log_that_cannot_be_opened_blocks_no_other(monkeypatch:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_partitions_waiting_to_open_are_opened_despite_image_changes(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+async def test_replica_manager_opens_waiting_partitions_despite_metadata_changes(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     """Each change used to lose one of the places of opening partitions, until the node opened none."""
     rng = random.Random(seed)
     monkeypatch.setattr(module, "_OPENED_AT_ONCE", 2)

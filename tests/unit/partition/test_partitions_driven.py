@@ -55,7 +55,7 @@ def partitions(*workers: Held) -> Any:
 
 
 # ---- the partitions of a node --------------------------------------------------------------------------------------------------
-async def test_partitions_data_path_change_reaches_each_replica() -> None:
+async def test_replica_manager_reports_a_data_path_change_to_each_replica() -> None:
     """A follower must not accuse a leader when its own data path is down."""
     one, other = Held(KEY), Held(OTHER)
     node = partitions(one, other)
@@ -64,7 +64,7 @@ async def test_partitions_data_path_change_reaches_each_replica() -> None:
     assert one.events == other.events == [DataPathChanged(is_up=False), DataPathChanged(is_up=True)]
 
 
-async def test_partitions_ended_leader_gets_no_lease() -> None:
+async def test_replica_manager_extends_no_lease_of_a_closed_partition() -> None:
     one, other = Held(KEY), Held(OTHER)
     node = partitions(one, other)
     await node._end(one)
@@ -72,7 +72,7 @@ async def test_partitions_ended_leader_gets_no_lease() -> None:
     assert node.services_of("orders", 3) is None
 
 
-async def test_partitions_stop_waits_for_cancelled_openings() -> None:
+async def test_replica_manager_stop_waits_for_cancelled_openings() -> None:
     node = partitions()
     closed: list[str] = []
 
@@ -91,7 +91,7 @@ async def test_partitions_stop_waits_for_cancelled_openings() -> None:
 
 
 # ---- a worker ------------------------------------------------------------------------------------------------------------------
-def test_partition_replica_starts_with_the_positions_of_its_log() -> None:
+def test_partition_replica_starts_with_the_offsets_of_its_log() -> None:
     fed: list[Any] = []
     entries = [(1, 5), (3, 8)]
     log = SimpleNamespace(
@@ -122,7 +122,7 @@ def test_partition_flush_failure_fails_the_replica() -> None:
 
 
 @pytest.mark.parametrize("failed", [False, True])
-async def test_partition_with_failed_storage_ends_unclean(failed: bool) -> None:
+async def test_partition_with_failed_storage_closes_its_log_as_unclean(failed: bool) -> None:
     told: list[Any] = []
 
     def part(name: str) -> Any:
@@ -160,7 +160,7 @@ async def test_partition_with_failed_storage_ends_unclean(failed: bool) -> None:
 
 
 @pytest.mark.parametrize("clean_stop", [False, True])
-async def test_partition_log_is_opened_with_the_previous_processs_stop_state(
+async def test_partition_log_is_opened_as_clean_only_after_a_clean_stop_of_the_node(
     clean_stop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, Any] = {}
@@ -181,7 +181,7 @@ async def test_partition_log_is_opened_with_the_previous_processs_stop_state(
     assert given["clean"] is clean_stop
 
 
-async def test_partition_state_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partition_state_file_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding a large state takes a second."""
     told: list[Any] = []
     log: Any = SimpleNamespace(log_start_offset=0, newest_offset=8, high_watermark=8)
@@ -224,7 +224,7 @@ async def test_partition_state_is_decoded_in_a_thread(monkeypatch: pytest.Monkey
 
 
 # ---- the settings of the stream ---------------------------------------------------------------------------------------------
-def test_partition_settings_from_metadata_reach_log_ingest_and_replica() -> None:
+def test_partition_settings_in_the_metadata_are_applied_to_log_ingest_and_replica() -> None:
     given: list[Any] = []
     worker: Any = SimpleNamespace(
         log=SimpleNamespace(config=None, apply_metadata=lambda state: given.append(state) or state.asked_start == 7),

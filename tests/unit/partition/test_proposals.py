@@ -77,7 +77,7 @@ def sole(request: pb.ControlRequest) -> pb.ControlRequest:
         (Error.OUTCOME_UNKNOWN, None), (Error.UNAVAILABLE, None), (Error.NOT_METADATA_LEADER, None),
     ],
 )  # fmt: skip
-async def test_proposals_isr_answer_is_a_refusal_only_for_definite_errors(error: int, accepted: bool | None) -> None:
+async def test_isr_change_request_counts_as_rejected_only_after_a_definite_error(error: int, accepted: bool | None) -> None:
     """After any other error the change may still be applied."""
     group, fed = FakeGroup(), list[Event]()
     asks = proposals(group)
@@ -91,7 +91,7 @@ async def test_proposals_isr_answer_is_a_refusal_only_for_definite_errors(error:
     await asks.close()
 
 
-async def test_proposals_isr_change_names_sender_and_expected_epoch() -> None:
+async def test_isr_change_request_contains_sender_and_expected_epoch() -> None:
     group = FakeGroup()
     asks = proposals(group)
     asks.propose_isr(KEY, isr(lost=frozenset({"n3"})), lambda event: None)
@@ -103,7 +103,7 @@ async def test_proposals_isr_change_names_sender_and_expected_epoch() -> None:
     await asks.close()
 
 
-async def test_proposals_send_a_single_batch_at_a_time_per_node() -> None:
+async def test_controller_requests_of_a_node_are_sent_one_batch_at_a_time() -> None:
     group, fed = FakeGroup(), list[Event]()
     asks = proposals(group)
     asks.propose_isr(KEY, isr(1), fed.append)
@@ -124,7 +124,7 @@ async def test_proposals_send_a_single_batch_at_a_time_per_node() -> None:
     await asks.close()
 
 
-async def test_proposals_answers_of_a_batch_are_per_request() -> None:
+async def test_controller_requests_of_a_batch_get_separate_responses() -> None:
     group, fed = FakeGroup(), dict[PartitionKey, Event]()
     asks = proposals(group)
     asks.propose_isr(KEY, isr(1), lambda event: fed.setdefault(KEY, event))
@@ -136,7 +136,7 @@ async def test_proposals_answers_of_a_batch_are_per_request() -> None:
     await asks.close()
 
 
-async def test_proposals_after_close_send_nothing() -> None:
+async def test_controller_requests_after_close_are_not_sent() -> None:
     group, fed = FakeGroup(), list[Event]()
     asks = proposals(group)
     asks.propose_isr(KEY, isr(), fed.append)
@@ -147,7 +147,7 @@ async def test_proposals_after_close_send_nothing() -> None:
     assert (group.asked, fed) == ([], [])
 
 
-async def test_proposals_other_requests_name_node_and_incarnation() -> None:
+async def test_controller_requests_contain_node_and_incarnation() -> None:
     """An earlier process of the node must not act in its name."""
     group = FakeGroup()
     asks = proposals(group)

@@ -50,7 +50,7 @@ async def test_log_replay_reports_progress_and_completion() -> None:
     assert bench.done == ["done", "at once"]
 
 
-async def test_log_replay_later_run_replaces_the_earlier() -> None:
+async def test_log_replay_that_is_started_again_reports_only_the_later_run() -> None:
     bench = Bench()
     bench.replay.run(bench.says("first"))
     bench.replay.run(bench.says("second"))
@@ -68,7 +68,7 @@ async def test_log_replay_later_run_replaces_the_earlier() -> None:
     assert bench.done == ["back"]
 
 
-async def test_log_replay_of_an_unreadable_log_fails() -> None:
+async def test_log_replay_of_an_unreadable_log_reports_a_failure() -> None:
     bench = Bench()
     bench.replay.run(bench.says("done"))
     bench.log.close(clean=False)
@@ -77,7 +77,7 @@ async def test_log_replay_of_an_unreadable_log_fails() -> None:
     assert isinstance(bench.failed[0], StorageError)
 
 
-async def test_log_replay_reads_backward_until_subjects_are_complete() -> None:
+async def test_log_replay_reads_backward_until_the_subject_index_is_complete() -> None:
     bench = Bench(0)
     for offset in range(40):
         bench.log.append(

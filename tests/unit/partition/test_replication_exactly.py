@@ -56,7 +56,7 @@ class Leader:
 
 
 # ---- what is asked -------------------------------------------------------------------------------------------------------------
-def test_replication_desk_fetch_becomes_an_event_with_all_fields() -> None:
+def test_replication_server_passes_a_fetch_on_as_event_with_all_fields() -> None:
     leader = Leader()
     request = pb.ReplicationRequest(
         replicaID="n2", offset=11, leaderEpoch=12, offsetEpoch=13, incarnation=14, requestId=15, maxBytes=16, streamUid="u1",
@@ -73,7 +73,7 @@ def test_replication_desk_fetch_becomes_an_event_with_all_fields() -> None:
     assert leader.desk._tokens[2].request_id is None
 
 
-def test_replication_desk_epoch_query_becomes_an_event_with_all_fields() -> None:
+def test_replication_server_passes_an_epoch_query_on_as_event_with_all_fields() -> None:
     leader = Leader()
     request = pb.LeaderEpochOffsetRequest(
         leaderEpoch=21, currentEpoch=22, replicaID="n2", streamUid="u1", partition=3, requestId=23
@@ -84,7 +84,7 @@ def test_replication_desk_epoch_query_becomes_an_event_with_all_fields() -> None
     assert leader.desk._tokens[1] == replication.Asker("liftpy.inbox.n2.4.23", None, 23)
 
 
-def test_replication_desk_listens_once_and_not_after_stop() -> None:
+def test_replication_server_subscribes_once_and_unsubscribes_on_stop() -> None:
     leader = Leader()
     listeners = leader.desk._listeners
     leader.desk.start()
@@ -99,7 +99,7 @@ def test_replication_desk_listens_once_and_not_after_stop() -> None:
 
 
 # ---- what is answered ----------------------------------------------------------------------------------------------------------
-def test_replication_desk_empty_answer_has_epoch_high_watermark_and_address() -> None:
+def test_replication_server_empty_response_has_epoch_high_watermark_and_partition() -> None:
     leader = Leader()
     (answer,) = leader.answer(leader.fetch())
     assert answer == frames.replication_response_header(7, 9, (), address("u1", 3, 5))
@@ -108,7 +108,7 @@ def test_replication_desk_empty_answer_has_epoch_high_watermark_and_address() ->
     assert leader.answer(token) == [frames.replication_response_header(7, 9, ())]
 
 
-def test_replication_desk_sends_whole_batches_unchanged() -> None:
+def test_replication_server_sends_whole_batches_unchanged() -> None:
     leader = Leader()
     for _ in range(3):
         add(leader.log, 2, size=400)
@@ -121,7 +121,7 @@ def test_replication_desk_sends_whole_batches_unchanged() -> None:
     assert leader.answer(leader.fetch(), from_offset=6) == [frames.replication_response_header(7, 9, (), address("u1", 3, 5))]
 
 
-def test_replication_desk_sends_a_large_batch_in_pieces_from_the_followers_position() -> None:
+def test_replication_server_sends_a_large_batch_in_fragments_from_the_followers_position() -> None:
     leader = Leader(max_payload=4096)
     add(leader.log, 1, size=9000)
     whole = bytes(leader.log.read(0, 1, end_offset=1).chunks[0])
@@ -138,7 +138,7 @@ def test_replication_desk_sends_a_large_batch_in_pieces_from_the_followers_posit
     assert leader.counters == {"pieces of batches sent": 4}
 
 
-def test_replication_desk_large_batch_for_an_old_follower_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_replication_server_large_batch_for_an_old_follower_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     leader = Leader(max_payload=4096)
     for _ in range(2):
         add(leader.log, 1, size=9000)
@@ -149,7 +149,7 @@ def test_replication_desk_large_batch_for_an_old_follower_is_logged_once(caplog:
     assert "orders/3: the batch at offset 0 has " in caplog.messages[0]
 
 
-def test_replication_desk_unreadable_log_gives_no_answer_and_is_counted() -> None:
+def test_replication_server_with_an_unreadable_log_sends_no_response_and_counts_it() -> None:
     leader = Leader()
     add(leader.log, 1)
     leader.log.close()
@@ -157,7 +157,7 @@ def test_replication_desk_unreadable_log_gives_no_answer_and_is_counted() -> Non
     assert leader.counters == {"failed fetch reads": 1}
 
 
-def test_replication_desk_kept_fetch_is_answered_once_per_replica() -> None:
+def test_replication_server_answers_a_waiting_fetch_once_per_replica() -> None:
     leader = Leader()
     leader.desk.keep(do.KeepFetch(token=leader.fetch(), replica="n2"))
     assert leader.bus.take(REPLY) == []
@@ -181,7 +181,7 @@ def test_replication_desk_kept_fetch_is_answered_once_per_replica() -> None:
         (RefusalReason.BEFORE_LOG_START, "refused: fetch, before log start"),
     ],
 )
-def test_replication_desk_refusal_has_reason_and_log_start(reason: RefusalReason, counted: str) -> None:
+def test_replication_server_rejection_has_reason_and_log_start(reason: RefusalReason, counted: str) -> None:
     leader = Leader()
     for request_id, token in ((5, leader.fetch()), (0, leader.ask(pb.ReplicationRequest(replicaID="n2")).token)):
         leader.desk.send_refusal(do.SendFetchRefusal(token=token, reason=reason, leader_epoch=7, log_start_offset=21))
@@ -195,7 +195,7 @@ def test_replication_desk_refusal_has_reason_and_log_start(reason: RefusalReason
     assert leader.counters == {counted: 3}
 
 
-def test_replication_desk_epoch_answer_has_the_found_end() -> None:
+def test_replication_server_epoch_query_response_has_the_end_offset_of_the_epoch() -> None:
     leader = Leader()
     token = leader.ask(pb.LeaderEpochOffsetRequest(replicaID="n2", partition=3, requestId=5), OFFSET).token
     leader.desk.send_epoch_answer(
@@ -207,7 +207,7 @@ def test_replication_desk_epoch_answer_has_the_found_end() -> None:
     )
 
 
-def test_replication_desk_forgets_the_oldest_unanswered_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replication_server_drops_the_oldest_unanswered_requests_above_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replication, "_MAX_TOKENS", 2)
     leader = Leader()
     first, second, third = leader.fetch(), leader.fetch(), leader.fetch()
@@ -250,7 +250,7 @@ class Follower:
         return self.heard.pop()
 
 
-def test_fetch_client_request_has_all_decided_fields() -> None:
+def test_fetch_client_request_has_all_fields_of_its_effect() -> None:
     follower = Follower()
     assert follower.fetch() == pb.ReplicationRequest(
         replicaID="n2", offset=42, leaderEpoch=44, offsetEpoch=43, incarnation=46, requestId=41, maxBytes=45, streamUid="u1",
@@ -268,14 +268,14 @@ def test_fetch_client_request_has_all_decided_fields() -> None:
     )
 
 
-def test_fetch_client_unsent_request_fails_at_once() -> None:
+def test_fetch_client_request_that_cannot_be_sent_fails_at_once() -> None:
     follower = Follower()
     follower.is_up = False
     follower.fetch()
     assert follower.heard == [events.RequestFailed(request_id=41, reason="not connected")]
 
 
-def test_fetch_client_answer_becomes_an_event_with_all_fields() -> None:
+def test_fetch_client_response_becomes_an_event_with_all_fields() -> None:
     follower = Follower()
     batches = (
         build_batch([b"a", b"b"], base_offset=43, leader_epoch=5), build_batch([b"c"], base_offset=45, leader_epoch=6)
@@ -294,7 +294,7 @@ def test_fetch_client_answer_becomes_an_event_with_all_fields() -> None:
     assert set(follower.client.fetched) == {1}, "nothing is kept of an empty one"
 
 
-def test_fetch_client_refusal_with_an_unknown_reason_becomes_an_event() -> None:
+def test_fetch_client_rejection_with_an_unknown_reason_becomes_an_event() -> None:
     follower = Follower()
     refusal = pb.ReplicationRefusal(reason=RefusalReason.DIVERGED.value, leaderEpoch=7, logStartOffset=8)  # type: ignore[arg-type]
     assert follower.answered(frames.seal(refusal)) == events.FetchRefused(
@@ -318,7 +318,7 @@ def pieces_of(batch: bytes, size: int) -> list[bytes]:
     return found
 
 
-def test_fetch_client_last_piece_completes_the_batch_and_frees_its_bytes() -> None:
+def test_fetch_client_last_fragment_completes_the_batch_and_frees_its_bytes() -> None:
     follower = Follower()
     batch = build_batch([b"v" * 2500], base_offset=43, leader_epoch=5)
     *first, last = pieces_of(batch, 1000)
@@ -339,7 +339,7 @@ def test_fetch_client_last_piece_completes_the_batch_and_frees_its_bytes() -> No
     assert follower.counters == {"pieces of batches received": 3}
 
 
-def test_fetch_client_unexpected_piece_is_reported_and_not_kept() -> None:
+def test_fetch_client_unexpected_fragment_is_reported_and_dropped() -> None:
     follower = Follower()
     first, *_ = pieces_of(build_batch([b"v" * 2500], base_offset=43, leader_epoch=5), 1000)
     assert follower.answered(first) == events.FetchPieceArrived(request_id=41, leader_epoch=44)
@@ -347,7 +347,7 @@ def test_fetch_client_unexpected_piece_is_reported_and_not_kept() -> None:
     assert not follower.counters
 
 
-def test_fetch_client_piece_without_space_waits_but_a_single_batch_always_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_client_fragment_above_the_reassembly_limit_waits_unless_it_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replication, "ASSEMBLING_BYTES", 5000)
     follower = Follower()
     assert follower.router.reserve(9, 5001), "one alone"
@@ -366,7 +366,7 @@ def test_fetch_client_piece_without_space_waits_but_a_single_batch_always_fits(m
 
 
 # ---- slots ---------------------------------------------------------------------------------------------------------------------
-def test_answer_router_finds_slot_and_request_by_subject() -> None:
+def test_response_router_finds_partition_and_request_by_subject() -> None:
     follower = Follower()
     told: list[Any] = []
     assert follower.subject == "liftpy.inbox.n2.*.*"

@@ -56,7 +56,7 @@ def more(desk: Desk, replica: str, from_offset: int) -> list[bytes]:
     return desk.bus.take(f"liftpy.inbox.{replica}")
 
 
-async def test_replication_desk_sends_unflushed_records_to_a_kept_fetch() -> None:
+async def test_replication_server_sends_unflushed_records_to_a_waiting_fetch() -> None:
     desk = Desk()
     assert not frames.decode_replication_response(fetch(desk, "n2", "n2")).batches
     desk.publish(b"one")
@@ -69,7 +69,7 @@ async def test_replication_desk_sends_unflushed_records_to_a_kept_fetch() -> Non
     assert more(desk, "n2", 0) == [], "one for one fetch"
 
 
-async def test_replication_desk_answers_of_a_step_share_a_single_log_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replication_server_responses_of_one_step_share_one_log_read(monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[int] = []
     read = replication.read_portion
     monkeypatch.setattr(replication, "read_portion", lambda log, *a, **b: reads.append(a[0]) or read(log, *a, **b))
@@ -93,7 +93,7 @@ async def test_replication_desk_answers_of_a_step_share_a_single_log_read(monkey
     assert reads == [0, 1, 0, 0], "of the last step nothing is kept: the log may have been cut meanwhile"
 
 
-async def test_replication_desk_sends_high_watermark_to_a_kept_fetch() -> None:
+async def test_replication_server_sends_a_higher_high_watermark_to_a_waiting_fetch() -> None:
     desk = Desk()
     fetch(desk, "n2", "n2")
     for high_watermark in (4, 5):
@@ -109,7 +109,7 @@ async def test_replication_desk_sends_high_watermark_to_a_kept_fetch() -> None:
     assert desk.bus.take("liftpy.inbox.n2") == desk.bus.take("liftpy.inbox.n4") == []
 
 
-async def test_replication_desk_without_kept_fetch_or_news_sends_nothing() -> None:
+async def test_replication_server_without_a_waiting_fetch_or_new_records_sends_nothing() -> None:
     desk = Desk()
     fetch(desk, "n2", "")
     fetch(desk, "n3", "n3")
@@ -120,7 +120,7 @@ async def test_replication_desk_without_kept_fetch_or_news_sends_nothing() -> No
     assert more(desk, "n4", 0) == []
 
 
-async def test_replication_desk_stop_forgets_kept_fetches() -> None:
+async def test_replication_server_stop_drops_waiting_fetches() -> None:
     desk = Desk()
     fetch(desk, "n2", "n2")
     desk.replication.stop()
@@ -130,7 +130,7 @@ async def test_replication_desk_stop_forgets_kept_fetches() -> None:
 
 
 @pytest.mark.parametrize("reply", ["_INBOX.x", "liftpy.inbox.n4.x", "liftpy.inbox.n2", "liftpy.inbox.n20.x", "orders", ""])
-async def test_replication_desk_answers_a_replica_only_in_its_own_inbox(reply: str) -> None:
+async def test_replication_server_answers_a_replica_only_in_its_own_inbox(reply: str) -> None:
     desk = Desk()
     for subject, request in (
         (desk.subjects.replicate("orders", 0), pb.ReplicationRequest(replicaID="n2", requestId=1)),
@@ -141,7 +141,7 @@ async def test_replication_desk_answers_a_replica_only_in_its_own_inbox(reply: s
     assert desk.counters["refused: reply subject"] == 2
 
 
-async def test_replication_desk_ignores_a_request_whose_reply_subject_is_not_of_that_request() -> None:
+async def test_replication_server_ignores_a_request_whose_reply_subject_has_another_request_id() -> None:
     desk = Desk()
     for subject, request in (
         (desk.subjects.replicate("orders", 0), pb.ReplicationRequest(replicaID="n2", requestId=7, partition=0)),
@@ -156,7 +156,7 @@ async def test_replication_desk_ignores_a_request_whose_reply_subject_is_not_of_
     assert desk.counters["refused: reply subject"] == 4
 
 
-async def test_replication_desk_counts_refused_fetches_by_reason() -> None:
+async def test_replication_server_counts_rejected_fetches_by_reason() -> None:
     desk = Desk()
     for token, reason in enumerate((RefusalReason.UNKNOWN, RefusalReason.UNKNOWN, RefusalReason.STALE_EPOCH)):
         desk.replication.send_refusal(do.SendFetchRefusal(token=token, reason=reason, leader_epoch=1, log_start_offset=0))
@@ -171,7 +171,7 @@ def follower() -> tuple[FetchClient, list[events.Event], Counter[str]]:
 
 
 @pytest.mark.parametrize("at", range(12, 36))
-def test_fetch_client_ignores_an_answer_with_a_wrong_checksum(at: int) -> None:
+def test_fetch_client_ignores_a_response_with_a_wrong_checksum(at: int) -> None:
     client, heard, counters = follower()
     batch = build_batch([b"v"], base_offset=0, leader_epoch=1, timestamp_ns=1)
     answer = bytearray(frames.replication_response_header(1, 5, (batch,)) + batch)
@@ -207,7 +207,7 @@ def asked(desk: Desk, **fields: object) -> list[events.Event]:
     return list(found)
 
 
-async def test_replication_desk_drops_and_counts_a_request_for_another_partition() -> None:
+async def test_replication_server_drops_and_counts_a_request_for_another_partition() -> None:
     desk = Desk()
     assert len(asked(desk, partition=0)) == len(asked(desk)) == 2
     assert asked(desk, partition=1) == []
@@ -215,7 +215,7 @@ async def test_replication_desk_drops_and_counts_a_request_for_another_partition
     assert desk.bus.sent == [], "who is answered by the wrong partition would take it for his"
 
 
-async def test_replication_desk_answers_carry_an_address_if_requested() -> None:
+async def test_replication_server_response_contains_its_partition_address_if_requested() -> None:
     desk = Desk()
     for fields, said in (({"partition": 0}, True), ({}, False)):
         fetched, queried = asked(desk, **fields)
@@ -257,7 +257,7 @@ def _answers(uid: str, partition: int, request_id: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("uid", "partition", "request_id"), [("u2", 0, 7), ("u1", 1, 7), ("u1", 0, 8)])
-def test_fetch_client_drops_an_answer_to_another_fetch_and_accepts_the_right_one(
+def test_fetch_client_drops_a_response_to_another_fetch_and_accepts_the_right_one(
     uid: str, partition: int, request_id: int
 ) -> None:
     client, heard, counters = follower()
@@ -273,7 +273,7 @@ def test_fetch_client_drops_an_answer_to_another_fetch_and_accepts_the_right_one
     assert len(heard) == 5, "of an older version, which does not say"
 
 
-def test_replication_answer_address_is_covered_by_the_checksum() -> None:
+def test_replication_response_with_a_changed_partition_address_fails_its_checksum() -> None:
     frame = bytearray(frames.replication_response_header(1, 5, (), address("u1", 0, 7)))
     for at in range(12, 28):
         spoiled = bytes(frame[:at]) + bytes([frame[at] ^ 1]) + bytes(frame[at + 1 :])

@@ -21,7 +21,7 @@ from tests.scripts.desk import Desk
 from tests.unit.partition.shell_parts import KEY, Clocked
 
 
-async def test_replication_desk_fetch_event_has_the_followers_values() -> None:
+async def test_replication_server_fetch_event_has_the_values_of_the_request() -> None:
     desk = Desk()
     request = replication_pb2.ReplicationRequest(
         replicaID="n2", offset=11, leaderEpoch=12, offsetEpoch=13, incarnation=14, requestId=15, maxBytes=16, streamUid="u",
@@ -35,7 +35,7 @@ async def test_replication_desk_fetch_event_has_the_followers_values() -> None:
     )  # fmt: skip
 
 
-async def test_replication_desk_bounds_unanswered_requests() -> None:
+async def test_replication_server_drops_unanswered_requests_above_its_limit() -> None:
     desk = Desk()
     for number in range(_MAX_TOKENS + 50):
         desk.replication._token(b"liftpy.inbox.n2.1.%d" % number)
@@ -81,7 +81,7 @@ async def test_fetch_client_request_on_a_lost_connection_fails() -> None:
     assert fed[1:] == [events.RequestFailed(request_id=10, reason="not connected")]
 
 
-async def test_fetch_client_damage_in_an_answer_has_its_offset() -> None:
+async def test_fetch_client_damage_in_a_response_is_reported_with_its_offset() -> None:
     bus, fed = NatsBus(), []
     client = fetch_client(bus, fed)
     batches = [build_batch([b"a"], base_offset=offset, leader_epoch=2) for offset in (5, 6)]
@@ -95,7 +95,7 @@ async def test_fetch_client_damage_in_an_answer_has_its_offset() -> None:
     assert client.fetched == {}
 
 
-async def test_read_subjects_answer_only_inboxes_and_are_shared_by_the_isr() -> None:
+async def test_read_subject_is_shared_by_isr_members_and_answers_only_inboxes() -> None:
     bus, counters = NatsBus(), Counter[str]()
     source: Any = SimpleNamespace()
     tools = ReadTools(bus, Subjects(), InboxRule(("_INBOX.",)), Clocked(), counters)  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ async def test_read_subjects_answer_only_inboxes_and_are_shared_by_the_isr() -> 
     assert bus.listening == {}
 
 
-async def test_quiet_fetch_confirmation_of_an_earlier_question_is_ignored() -> None:
+async def test_combined_fetch_confirmation_of_an_earlier_request_is_ignored() -> None:
     bus, delivered = NatsBus(), []
     confirm: set[int] = set()
 

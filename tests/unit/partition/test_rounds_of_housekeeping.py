@@ -130,7 +130,7 @@ async def test_housekeeping_runs_retention_compaction_and_drops_quarantined_file
 
 
 @pytest.mark.parametrize("error", [None, LogClosedError("closed"), StorageError("its file is gone"), CorruptionError("a flip")])
-async def test_housekeeping_partition_that_ends_during_compaction_is_no_failure(
+async def test_housekeeping_of_a_partition_closed_during_its_compaction_reports_no_failure(
     error: LiftError | None, tmp_path: Path
 ) -> None:
     one, other = Kept("a"), Kept("b")
@@ -174,7 +174,7 @@ async def test_housekeeping_reports_damage_found_by_compaction(error: LiftError,
     assert one.done == told
 
 
-async def test_housekeeping_checkpoints_follow_the_high_watermark_and_forget_ended_partitions(tmp_path: Path) -> None:
+async def test_housekeeping_writes_checkpoints_when_the_high_watermark_rises(tmp_path: Path) -> None:
     workers = Keeping([Kept("a"), Kept("b")])
     keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
     for _ in range(3):
@@ -189,7 +189,7 @@ async def test_housekeeping_checkpoints_follow_the_high_watermark_and_forget_end
     assert len(keeping._checkpointed) == 1
 
 
-async def test_housekeeping_stops_age_rules_while_the_clock_is_in_doubt(tmp_path: Path) -> None:
+async def test_housekeeping_uses_time_zero_for_retention_while_the_clock_is_untrusted(tmp_path: Path) -> None:
     one, ages = Kept("a"), []
     one.config = StreamConfig(retention_bytes=1, compaction=True)
     one.apply_retention = ages.append  # type: ignore[method-assign]
@@ -202,7 +202,7 @@ async def test_housekeeping_stops_age_rules_while_the_clock_is_in_doubt(tmp_path
     assert ages == [7, 7, 0, 0]
 
 
-async def test_housekeeping_repeats_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_housekeeping_runs_retention_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
     one = Kept("a")
     one.config, one.set_aside = StreamConfig(retention_bytes=1), ()
@@ -214,7 +214,7 @@ async def test_housekeeping_repeats_retention(tmp_path: Path, monkeypatch: pytes
     assert not keeping._partitions.clocks.runs
 
 
-def test_recovered_log_is_reported_once_and_a_failed_one_counts_as_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_recovered_at_start_is_returned_once_and_a_failed_one_listed_as_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     logs = RecoveredLogs()
     found = SimpleNamespace(report=SimpleNamespace(flush_failed="", must_leave_isr=False), segments=[])
     monkeypatch.setattr("sidecar.partition.recovery.recover", lambda storage, clean: found)

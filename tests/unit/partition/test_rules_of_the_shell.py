@@ -36,14 +36,14 @@ from tests.unit.service.test_service_desk import World, hello
 
 
 # ---- partitions ----------------------------------------------------------------------------------------------------------------
-async def test_partitions_removed_from_the_image_get_no_events() -> None:
+async def test_replica_manager_delivers_no_events_to_partitions_removed_from_the_metadata() -> None:
     one = Fed(KEY, leads=True)
     node = partitions(one)
     node._tell(one)
     assert (one.events, node._leading) == ([], {})
 
 
-async def test_partitions_new_leader_gets_the_last_heartbeat() -> None:
+async def test_replica_manager_passes_the_last_heartbeat_to_a_new_leader() -> None:
     one = Fed(KEY, leads=True)
     node = partitions(one)
     node._find_in_image = lambda key: (
@@ -60,7 +60,7 @@ async def test_partitions_new_leader_gets_the_last_heartbeat() -> None:
     assert (one.events[3:], node._leading) == (["told"], {})
 
 
-def test_partition_failed_retention_reports_no_new_log_start() -> None:
+def test_partition_retention_that_fails_reports_no_new_log_start() -> None:
     log = SimpleNamespace(log_start_offset=3)
 
     def fails(*_: Any) -> None:
@@ -86,7 +86,7 @@ def test_partition_failed_retention_reports_no_new_log_start() -> None:
         ({"purges": 1}, ["retention", "run", "settle", "complete", "told", "report"]),
     ],
 )  # fmt: skip
-async def test_housekeeping_runs_for_each_setting_that_needs_it(
+async def test_housekeeping_runs_retention_and_compaction_only_for_streams_with_such_settings(
     config: dict[str, Any], does: list[str], tmp_path: Path
 ) -> None:
     one = Kept("a")
@@ -103,7 +103,7 @@ async def test_housekeeping_runs_for_each_setting_that_needs_it(
 
 
 # ---- deletions -----------------------------------------------------------------------------------------------------------------
-async def test_deletions_after_close_ask_nothing_and_delete_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partition_deletion_after_close_sends_no_request_and_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deletions_module, "_PAUSE_S", 0)
     asked: list[Any] = []
 
@@ -124,7 +124,7 @@ async def test_deletions_after_close_ask_nothing_and_delete_nothing(monkeypatch:
 
 
 # ---- timers --------------------------------------------------------------------------------------------------------------------
-async def test_timers_of_the_same_moment_fire_in_order_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_timers_due_at_the_same_time_fire_in_order_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     timers, fired = Timers(), list[int]()
     monkeypatch.setattr(clock, "now_ns", lambda: 5_000)
     late = [Timer(lambda number=number: fired.append(number)) for number in range(4)]
@@ -141,7 +141,7 @@ async def test_timers_of_the_same_moment_fire_in_order_in_one_turn(monkeypatch: 
 
 
 # ---- reads ---------------------------------------------------------------------------------------------------------------------
-async def test_read_subjects_waiting_reader_is_answered_when_the_partition_closes() -> None:
+async def test_long_poll_read_is_answered_when_the_partition_closes() -> None:
     bus: Any = FakeBus()
     source: Any = Source()
     tools = ReadTools(bus, Subjects(), InboxRule(("_INBOX.",)), Clocked(), Counter())
@@ -161,7 +161,7 @@ def armed(world: World) -> list[Any]:
     return [timer for _, timer in world.timers]
 
 
-def test_partition_services_timers_run_only_with_services(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_service_timers_run_only_with_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = 100 * NS_PER_S
     monkeypatch.setattr(clock, "now_ns", lambda: now_ns)
     world, config = World(), ReplicationConfig()
@@ -190,7 +190,7 @@ def test_partition_services_timers_run_only_with_services(monkeypatch: pytest.Mo
     assert [gone["service"] for gone in services.services_that_left()] == ["bank"]
 
 
-def test_partition_services_report_to_each_other_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_service_report_is_sent_to_each_other_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.say(hello(position=4, version=6))
     world.sent.clear()
@@ -204,7 +204,7 @@ def test_partition_services_report_to_each_other_replica(monkeypatch: pytest.Mon
     world.services.close()
 
 
-def test_partition_services_report_half_as_often_while_unchanged_and_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_service_report_is_sent_half_as_often_while_unchanged_and_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = 100 * NS_PER_S
     monkeypatch.setattr(clock, "now_ns", lambda: now_ns)
     world = World()
@@ -236,7 +236,7 @@ def test_partition_services_report_half_as_often_while_unchanged_and_healthy(mon
     assert waits() == [REPORT_EVERY_S], "nor one that goes"
 
 
-def test_partition_services_ignore_messages_of_other_partitions_and_strangers() -> None:
+def test_partition_services_ignore_messages_of_other_partitions_and_unknown_nodes() -> None:
     world = World()
     world.say(hello())
     world.say(frames.encode(service_pb2.ServiceAck(service="bank", stream="s", partition=7)))
@@ -251,7 +251,7 @@ def test_partition_services_ignore_messages_of_other_partitions_and_strangers() 
 
 
 # ---- the scrub -----------------------------------------------------------------------------------------------------------------
-async def test_scrub_scan_ends_with_its_log_or_segment(tmp_path: Path) -> None:
+async def test_scrub_scan_ends_when_its_log_or_segment_is_closed(tmp_path: Path) -> None:
     for ends in ("The log is closed", "the segment is gone", "neither"):
         one = partition(tmp_path / ends, "a")
         scrub, _ = scrub_of(tmp_path / ends, one)

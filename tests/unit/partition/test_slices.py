@@ -34,7 +34,7 @@ async def _longest_pause(until: list[int], count: int) -> float:
     return longest
 
 
-async def test_slices_of_much_work_never_block_the_loop() -> None:
+async def test_sliced_work_of_many_items_yields_to_the_event_loop() -> None:
     done: list[int] = []
 
     def work(number: int) -> None:
@@ -48,7 +48,7 @@ async def test_slices_of_much_work_never_block_the_loop() -> None:
     assert done == list(range(300))
 
 
-async def test_slices_do_waiting_work_once_and_accept_finished_work_again() -> None:
+async def test_sliced_work_runs_a_queued_item_once_and_accepts_it_again_when_finished() -> None:
     done: list[int] = []
 
     def work(number: int) -> None:
@@ -73,7 +73,7 @@ async def test_slices_do_waiting_work_once_and_accept_finished_work_again() -> N
     assert len(slices) == 0
 
 
-async def test_timers_many_deadlines_fire_in_slices() -> None:
+async def test_timers_due_in_large_number_fire_in_time_slices() -> None:
     fired: list[int] = []
     timers = Timers()
     cancelled = Timer(lambda: fired.append(-1))
@@ -100,7 +100,7 @@ def unfrozen() -> object:
     gc.unfreeze()
 
 
-def test_garbage_freezes_objects_of_open_partitions(unfrozen: object) -> None:
+def test_garbage_collector_freezes_objects_of_open_partitions(unfrozen: object) -> None:
     garbage = Garbage()
     held = []
     for _ in range(OPENED):
@@ -123,7 +123,7 @@ def test_garbage_freezes_objects_of_open_partitions(unfrozen: object) -> None:
     assert gc.get_freeze_count() < before, "cycles that were put out of sight are found once enough partitions are gone"
 
 
-def test_chatter_bounds_lines_per_second_and_counts_the_rest(
+def test_log_limiter_writes_a_bounded_number_of_lines_per_second_and_counts_the_rest(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 7.0)

@@ -62,7 +62,7 @@ async def bench(pool: concurrent.futures.Executor) -> AsyncIterator[Bench]:
     await made.flusher.close()
 
 
-async def test_states_are_written_after_the_high_watermark_once_the_log_has_grown(bench: Bench) -> None:
+async def test_state_file_is_written_after_the_high_watermark_once_the_log_has_grown(bench: Bench) -> None:
     order: list[str] = []
     storage: Any = bench.log.storage
     real = storage.replace
@@ -90,7 +90,7 @@ async def test_states_are_written_after_the_high_watermark_once_the_log_has_grow
     assert bench.states._writing is None, "a log that has failed is left alone"
 
 
-async def test_states_are_written_without_overlap_and_a_stop_waits(bench: Bench) -> None:
+async def test_state_files_are_written_one_at_a_time_and_a_stop_waits(bench: Bench) -> None:
     states, go_on = bench.states, threading.Event()
     real = states.writer.write
 
@@ -116,7 +116,7 @@ async def test_states_are_written_without_overlap_and_a_stop_waits(bench: Bench)
     assert (states.writer.written, states._writing) == (1, None)
 
 
-async def test_states_clean_stop_writes_the_latest_state_and_a_start_reads_it(
+async def test_state_file_written_at_a_clean_stop_is_loaded_at_the_next_start(
     bench: Bench, pool: concurrent.futures.Executor
 ) -> None:
     storage: Any = bench.log.storage

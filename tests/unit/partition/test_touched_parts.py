@@ -26,7 +26,7 @@ _QUIET = ev.QuietFetchReceived(token=1, replica="n2", incarnation=1, leader_epoc
 _ROLE = do.RoleChanged(role=RoleName.LEADER, phase="x", leader_epoch=1)
 
 
-def test_partition_parts_mark_the_partition_as_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_change_in_any_part_marks_the_partition_for_a_metrics_update(monkeypatch: pytest.MonkeyPatch) -> None:
     wired = Wired(monkeypatch)
     worker, parts = wired.worker, wired.parts
     for part in (parts["ReplicaDriver"], parts["Ingest"].reader, worker.standby, worker.reads, worker.replay, worker.states,
@@ -47,7 +47,7 @@ def test_partition_parts_mark_the_partition_as_touched(monkeypatch: pytest.Monke
         (_REACHED, [_ROLE], 1), (_QUIET, [], 0), (_QUIET, [_RETRY], 0), (ev.WokenUp(), [], 1), (ev.LogFlushed(end_offset=1), [], 1),
     ],
 )  # fmt: skip
-def test_driver_step_without_changes_does_not_touch_the_partition(
+def test_replica_driver_step_without_changes_does_not_mark_the_partition_for_metrics(
     event: ev.Event, effects: list[do.Effect], times: int
 ) -> None:
     class Steps:
@@ -62,7 +62,7 @@ def test_driver_step_without_changes_does_not_touch_the_partition(
     assert len(touched) == times
 
 
-def test_standby_changes_touch_the_partition() -> None:
+def test_standby_change_marks_the_partition_for_a_metrics_update() -> None:
     bench, touched = StandbyBench(), []
     bench.standby.touched = lambda: touched.append(bench.standby.report())
     bench.heard(b"a", b"b")
@@ -75,7 +75,7 @@ def test_standby_changes_touch_the_partition() -> None:
     assert touched[-1]["appended"] == 2
 
 
-async def test_log_replay_slices_touch_the_partition() -> None:
+async def test_log_replay_slice_marks_the_partition_for_a_metrics_update() -> None:
     bench, touched = test_replaying.Bench(), []
     bench.replay.touched = lambda: touched.append(bench.derived.replayed_bytes)
     bench.replay.run(bench.says("done"))
@@ -83,7 +83,7 @@ async def test_log_replay_slices_touch_the_partition() -> None:
     assert touched[-1] == bench.derived.replayed_bytes > 0
 
 
-async def test_log_replay_background_reads_touch_the_partition() -> None:
+async def test_log_replay_background_read_marks_the_partition_for_a_metrics_update() -> None:
     bench, touched = test_replaying.Bench(), []
     bench.replay.touched = lambda: touched.append(True)
     bench.derived.read_beside = lambda: True  # type: ignore[method-assign]
@@ -91,7 +91,7 @@ async def test_log_replay_background_reads_touch_the_partition() -> None:
     assert touched
 
 
-async def test_states_writes_touch_the_partition() -> None:
+async def test_state_file_write_marks_the_partition_for_a_metrics_update() -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         bench = test_states.Bench(pool, MemoryStorage())
         touched: list[int] = []
@@ -103,7 +103,7 @@ async def test_states_writes_touch_the_partition() -> None:
         await bench.flusher.close()
 
 
-def test_partition_services_first_service_touches_the_partition() -> None:
+def test_partition_services_first_service_marks_the_partition_for_a_metrics_update() -> None:
     bench, touched = ServiceBench(), []
     bench.services.touched = lambda: touched.append(bench.services.known)
     hello = service_pb2.ServiceHello(stream="s", partition=0, streamUid="u1", service="svc", instance=1)

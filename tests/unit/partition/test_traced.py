@@ -95,7 +95,7 @@ def append(base_offset: int = 10) -> Any:
     return SimpleNamespace(base_offset=base_offset, leader_epoch=4, timestamp_ns=1)
 
 
-def test_traced_batch_has_spans_from_append_to_ack(partition: Partition) -> None:
+def test_tracing_of_a_batch_creates_spans_from_append_to_ack(partition: Partition) -> None:
     partition.executing.acts[do.AppendBatch](append())
     for at_ns, event in (
         (1100, LogFlushed(end_offset=12)),
@@ -131,7 +131,7 @@ def test_traced_batch_has_spans_from_append_to_ack(partition: Partition) -> None
     assert [now_ns for _, now_ns in partition.stepped] == [1100, 1200]
 
 
-def test_traced_acks_without_waiting_publisher_create_no_span(partition: Partition) -> None:
+def test_tracing_of_acks_without_a_waiting_publisher_creates_no_span(partition: Partition) -> None:
     partition.executing.acts[do.AppendBatch](append())
     partition.driver.replica.step(LogFlushed(end_offset=12), 1)
     partition.do(do.RaiseHighWatermark(high_watermark=11))
@@ -142,13 +142,13 @@ def test_traced_acks_without_waiting_publisher_create_no_span(partition: Partiti
     assert not partition.trees, "it still waits for its ack"
 
 
-def test_traced_failed_log_starts_no_batch_span(partition: Partition) -> None:
+def test_tracing_of_a_failed_log_starts_no_batch_span(partition: Partition) -> None:
     partition.executing.batch = b""
     partition.executing.acts[do.AppendBatch](append())
     assert not partition.traces.follows
 
 
-def test_traced_leadership_end_and_election_create_spans(partition: Partition) -> None:
+def test_tracing_of_a_leadership_end_and_an_election_creates_spans(partition: Partition) -> None:
     partition.executing.acts[do.AppendBatch](append())
     partition.do(do.DropPendingAcks())
     (tree,) = partition.trees
@@ -161,7 +161,7 @@ def test_traced_leadership_end_and_election_create_spans(partition: Partition) -
     assert partition.executing.done == {"append": 1, "drop_pending_acks": 1, "role_changed": 2}
 
 
-def test_traced_off_wraps_nothing(partition: Partition) -> None:
+def test_tracing_that_is_off_leaves_replica_and_executor_unwrapped(partition: Partition) -> None:
     trace(partition, partition.driver, None)
     assert partition.driver.replica is partition.replica
     assert partition.executing.acts == {}
@@ -169,7 +169,7 @@ def test_traced_off_wraps_nothing(partition: Partition) -> None:
     assert (stepped, partition.stepped) == (["an effect"], [(StopRequested(), 7)])
 
 
-def test_traced_worker_switches_traces_and_ends_open_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_switched_at_runtime_ends_open_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     partition, told = Partition(), list[Any]()
     worker: Any = PartitionWorker.__new__(PartitionWorker)
     worker.key, worker._traces, worker._driver = PartitionKey("orders", "u1", 3), None, partition.driver

@@ -41,7 +41,7 @@ async def turns_of(work: Any, done: list[str]) -> list[str]:
     return done
 
 
-async def test_housekeeping_yields_after_each_sixteen_partitions(tmp_path: Path) -> None:
+async def test_housekeeping_yields_to_the_event_loop_after_each_sixteen_partitions(tmp_path: Path) -> None:
     done: list[str] = []
     workers = Keeping([Kept(str(number)) for number in range(40)])
     for worker in workers:
@@ -61,7 +61,7 @@ async def test_housekeeping_yields_after_each_sixteen_partitions(tmp_path: Path)
 
 # ---- the scrub -----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("in_order", [True, False])
-async def test_scrub_stores_its_position_each_ten_seconds(
+async def test_scrub_stores_its_position_every_ten_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_order: bool
 ) -> None:
     """A restart rereads at most ten seconds of work."""
@@ -98,7 +98,7 @@ async def test_scrub_stores_its_position_each_ten_seconds(
     assert sum(rested) == pytest.approx(scrub.read_bytes / 1000), "the rate, in bytes read a second"
 
 
-async def test_scrub_rests_in_proportion_to_its_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_scrub_pauses_in_proportion_to_its_read_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000, 2000, 3))
     monkeypatch.setattr(scrub_module, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), time=time.time))
     rested: list[float] = []
@@ -116,7 +116,7 @@ async def test_scrub_rests_in_proportion_to_its_work(tmp_path: Path, monkeypatch
 
 # ---- the driver ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO])
-async def test_driver_steps_are_logged_only_at_debug_level(
+async def test_replica_driver_logs_its_steps_only_at_debug_level(
     level: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
@@ -133,7 +133,7 @@ async def test_driver_steps_are_logged_only_at_debug_level(
     assert len(made.story) == 1, "a heartbeat that changes nothing is no part of the story"
 
 
-def test_driver_remembered_steps_shrink_with_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_driver_remembers_fewer_steps_with_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = []
     replica: Any = SimpleNamespace()
     for others in (0, 1023, 1024, 2047, 8191, 100_000):
@@ -156,7 +156,7 @@ class Count:
 
 
 # ---- the end of a node's partitions --------------------------------------------------------------------------------------------
-async def test_partitions_stop_cancels_pending_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_manager_stop_cancels_pending_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     node = partitions()
     seen: list[PartitionKey] = []
     keys = [PartitionKey("orders", "u1", number) for number in range(3)]
@@ -174,7 +174,7 @@ async def test_partitions_stop_cancels_pending_retries(monkeypatch: pytest.Monke
 
 
 # ---- stepping aside ------------------------------------------------------------------------------------------------------------
-async def test_step_aside_waits_no_longer_than_its_requester(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_resign_request_waits_no_longer_than_the_timeout_of_its_requester(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[Any] = []
     one = Fed(KEY, leads=True)
     node = partitions(one)
@@ -197,12 +197,12 @@ async def test_step_aside_waits_no_longer_than_its_requester(monkeypatch: pytest
 
 
 # ---- what is said --------------------------------------------------------------------------------------------------------------
-def test_chatter_log_lines_cost_less_than_a_hundredth_of_a_core() -> None:
+def test_log_limiter_lines_cost_less_than_a_hundredth_of_a_core() -> None:
     line_s = 20e-6
     assert 0.001 <= logs.MAX_LINES_PER_S * line_s <= 0.01
 
 
-def test_chatter_limit_resets_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_limiter_resets_its_limit_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [7.0]
     monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     said: list[str] = []

@@ -38,7 +38,7 @@ NAMES = {"replayed_end_offset": "replayedEndOffset", "newest_offset": "newestOff
 
 
 @pytest.mark.parametrize("kind", WISHES)
-async def test_proposals_request_has_all_fields_of_its_effect(kind: str) -> None:
+async def test_controller_request_has_all_fields_of_its_effect(kind: str) -> None:
     effect_kind, ask, ours = WISHES[kind]
     group, effect = ScriptedGroup(), filled(effect_kind)
     proposals = Proposals(group, "n1", 7)
@@ -69,7 +69,9 @@ async def test_proposals_request_has_all_fields_of_its_effect(kind: str) -> None
         (pb.ControlResponse.UNKNOWN, None), (pb.ControlResponse.NOT_METADATA_LEADER, None),
     ],
 )  # fmt: skip
-async def test_proposals_isr_change_is_refused_only_by_a_definite_error(error: Any, accepted: bool | None) -> None:
+async def test_isr_change_request_is_reported_as_rejected_only_after_a_definite_error(
+    error: Any, accepted: bool | None
+) -> None:
     fed: list[Any] = []
     proposals = Proposals(ScriptedGroup(pb.ControlResponse(error=error)), "n1", 7)
     effect = filled(do.ProposeIsr)
@@ -79,7 +81,7 @@ async def test_proposals_isr_change_is_refused_only_by_a_definite_error(error: A
     await proposals.close()
 
 
-async def test_proposals_are_sent_one_after_another_until_the_close() -> None:
+async def test_controller_requests_are_sent_one_after_another_until_the_close() -> None:
     group = ScriptedGroup()
     proposals = Proposals(group, "n1", 7)
     for count in (1, 2, 3):
@@ -91,7 +93,7 @@ async def test_proposals_are_sent_one_after_another_until_the_close() -> None:
     assert len(group.asked) == 3
 
 
-async def test_proposals_report_a_finished_purge_once() -> None:
+async def test_controller_request_reports_a_finished_purge_once() -> None:
     wish = Purge(number=4, subjects=("x",), end_offset=9)
     state = PartitionState(partition=3, replicas=("n1",), isr=("n1",), leader="n1", leader_epoch=1, epoch=1, purges=(wish,))
     group = ScriptedGroup()
@@ -104,7 +106,7 @@ async def test_proposals_report_a_finished_purge_once() -> None:
 
 
 @pytest.mark.parametrize(("failed", "purges", "told"), [(False, True, True), (True, True, False), (False, False, False)])
-def test_partition_reports_purges_that_its_log_finished(failed: bool, purges: bool, told: bool) -> None:
+def test_partition_reports_purges_completed_in_its_log(failed: bool, purges: bool, told: bool) -> None:
     given: list[Any] = []
     worker: Any = SimpleNamespace(
         key=KEY, state=SimpleNamespace(purges=purges), executor=SimpleNamespace(storage_failed=failed),

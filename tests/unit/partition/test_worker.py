@@ -34,7 +34,9 @@ def test_partition_damage_is_checkpointed_before_the_replica_fails(already: bool
 @pytest.mark.parametrize("healthy", [True, False])
 @pytest.mark.parametrize("delete", [True, False])
 @pytest.mark.parametrize("fails", [None, StorageError("no"), OSError("no")])
-def test_partition_end_is_clean_only_if_log_and_close_were(healthy: bool, delete: bool, fails: Exception | None) -> None:
+def test_partition_close_is_clean_only_if_log_close_and_storage_were(
+    healthy: bool, delete: bool, fails: Exception | None
+) -> None:
     closed: list[bool] = []
 
     def close(*, clean: bool) -> None:
@@ -74,7 +76,7 @@ def test_partition_retention_reports_a_moved_log_start_to_the_replica(before: in
 
 @pytest.mark.parametrize("in_isr", [True, False])
 @pytest.mark.parametrize("agrees", [True, False])
-def test_partition_is_in_sync_inside_the_isr_and_in_agreement_with_its_leader(in_isr: bool, agrees: bool) -> None:
+def test_partition_is_in_sync_only_inside_the_isr_and_after_reconciliation(in_isr: bool, agrees: bool) -> None:
     replica = SimpleNamespace(may_serve_committed=lambda: agrees)
     state = SimpleNamespace(isr=frozenset({"n1", "n2"} if in_isr else {"n2"}))
     assert PartitionWorker.is_in_sync.fget(worker(state=state, replica=replica)) is (in_isr and agrees)  # type: ignore[attr-defined]
@@ -82,7 +84,7 @@ def test_partition_is_in_sync_inside_the_isr_and_in_agreement_with_its_leader(in
 
 
 @pytest.mark.parametrize(("policy", "marked"), [("always", 0), ("interval:50", 1), ("none", 1)])
-async def test_partition_with_lazy_flush_is_marked_before_its_log_opens(
+async def test_node_identity_records_a_lazy_flush_policy_before_the_partition_log_opens(
     policy: str, marked: int, pool: concurrent.futures.ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[Any] = []

@@ -104,18 +104,18 @@ def wired(monkeypatch: pytest.MonkeyPatch) -> Wired:
     return Wired(monkeypatch)
 
 
-def test_partition_derived_state_counts_against_the_budget_of_the_node(wired: Wired) -> None:
+def test_partition_dedup_state_counts_against_the_memory_limit_of_the_node(wired: Wired) -> None:
     assert wired.joined == [wired.node.derived]
 
 
-def test_partition_ingest_asks_the_replica_whether_it_may_reject(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_ingest_may_reject_only_if_its_replica_may(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "now_ns", lambda: 77)
     may_refuse, may_refuse_for_now, log_end_offset = wired.taken("Ingest", "may_refuse", "may_refuse_for_now", "log_end_offset")
     assert (may_refuse(), may_refuse_for_now(), log_end_offset()) == (("may refuse", 77), ("for now", 77), 41)
 
 
 @pytest.mark.parametrize("heir", ["", "n8"])
-def test_partition_transfers_its_leadership_if_publishes_may_have_gone_past_it(wired: Wired, heir: str) -> None:
+def test_partition_that_may_have_missed_publishes_transfers_its_leadership_to_a_standby(wired: Wired, heir: str) -> None:
     wired.parts["Replica"].standby_to_lead_next = lambda: heir
     (may_leave,) = wired.taken("Ingest", "may_leave")
     assert (may_leave(), wired.went_past) == (bool(heir), [KEY] if heir else [])
@@ -130,7 +130,7 @@ def test_partition_reports_dropped_publishes_to_the_node(wired: Wired) -> None:
     assert wired.dropped == [("orders/3", "no room", 3)]
 
 
-def test_partition_flush_tells_the_replica_the_durable_end_or_the_failure(wired: Wired) -> None:
+def test_partition_flush_reports_the_durable_end_or_the_error_to_its_replica(wired: Wired) -> None:
     flushed, failed = wired.taken("Flusher", "flushed", "failed")
     flushed(6)
     assert wired.fed == [events.LogFlushed(end_offset=6, took_ns=99)]
@@ -139,7 +139,7 @@ def test_partition_flush_tells_the_replica_the_durable_end_or_the_failure(wired:
     assert wired.failed == [error]
 
 
-def test_partition_tools_follow_the_leader_and_the_high_watermark(wired: Wired) -> None:
+def test_effect_executor_reads_the_current_leader_and_high_watermark_of_its_partition(wired: Wired) -> None:
     high_watermark, leader = wired.taken("Tools", "high_watermark", "leader")
     assert (high_watermark(), leader()) == (33, ("", 0, 0))
     wired.worker.state = SimpleNamespace(leader="n8", leader_epoch=5, epoch=9)  # type: ignore[assignment]

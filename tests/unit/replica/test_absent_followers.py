@@ -32,7 +32,7 @@ def absent(leader: Stepped, replica: str) -> list[str]:
     return sorted(proposals[0].isr) if proposals else []
 
 
-def test_silent_follower_reported_absent_twice_leaves_the_isr() -> None:
+def test_silent_follower_reported_absent_by_two_probes_leaves_the_isr() -> None:
     leader = leads()
     leader.publish()
     leader.fetch("b", 1)
@@ -44,7 +44,7 @@ def test_silent_follower_reported_absent_twice_leaves_the_isr() -> None:
     assert absent(leader, "c") == ["a", "b"]
 
 
-def test_follower_that_fetches_between_two_probes_stays_in_the_isr() -> None:
+def test_follower_that_fetches_between_two_absence_probes_stays_in_the_isr() -> None:
     leader = leads()
     leader.publish()
     leader.fetch("b", 1)
@@ -87,7 +87,7 @@ def test_leader_does_not_probe_a_slow_follower_that_fetches() -> None:
             assert probed(leader) == []
 
 
-def test_absent_followers_never_shrink_the_isr_below_min_isr() -> None:
+def test_absence_reports_never_shrink_the_isr_below_min_isr() -> None:
     for partition in ({"min_isr": 1}, {"min_isr": 2}, {"min_isr": 3}):
         leader = leads(**partition)
         leader.publish()
@@ -108,18 +108,18 @@ def test_quorum_leader_probes_no_follower() -> None:
     assert probed(leader) == []
 
 
-def test_follower_probe_can_be_disabled() -> None:
+def test_leader_with_disabled_probes_probes_no_silent_follower() -> None:
     leader = Stepped("a", ReplicationConfig(follower_ping_delay_s=0)).leads()
     leader.publish()
     assert not leader.replica._shared.deadlines.is_set(PROBE)
 
 
-def test_follower_ignores_absence_reports() -> None:
+def test_absence_report_at_a_follower_is_ignored() -> None:
     follower = Stepped("b").follows()
     assert follower.step(ev.ReplicaAbsent(replica="c")) == []
 
 
-def test_follower_that_left_the_isr_rejoins_only_after_a_new_fetch() -> None:
+def test_absent_follower_that_left_the_isr_rejoins_only_after_a_new_fetch() -> None:
     """A replica whose disk failed says so, and does no more; it was caught up a moment ago [L8]."""
     leader = Stepped("a").leads(state(leader_epoch=2, epoch=1, isr="abc"))
     leader.publish(2)

@@ -13,7 +13,7 @@ def proposed(epoch: int = 2, leader_epoch: int = 2) -> object:
     return state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="b", epoch=epoch, leader_epoch=leader_epoch)
 
 
-def test_candidate_persists_the_epoch_replays_serves_and_appends_nothing() -> None:
+def test_candidate_persists_its_epoch_replays_its_log_and_answers_fetches_but_appends_nothing() -> None:
     candidate = idle()
     candidate.told(proposed())  # type: ignore[arg-type]
     assert candidate.only(do.PersistLeaderEpoch).leader_epoch == 2
@@ -47,7 +47,7 @@ def test_candidate_persists_the_epoch_replays_serves_and_appends_nothing() -> No
     assert candidate.replica.high_watermark == 3
 
 
-def test_new_leader_waits_for_the_lease_of_the_previous_leader_unless_ended() -> None:
+def test_new_leader_appends_after_the_lease_of_the_previous_leader_has_ended() -> None:
     live = {"a": 1, "b": 1, "c": 1}
     for ends, opens_at_once in (({"b": 1, "c": 1}, True), ({**live, "a": 2}, True), (live, False)):
         candidate = idle()
@@ -65,7 +65,7 @@ def test_new_leader_waits_for_the_lease_of_the_previous_leader_unless_ended() ->
             assert candidate.now_ns - before <= 1.5 * S
 
 
-def test_candidate_that_is_passed_over_follows_the_next_candidate() -> None:
+def test_candidate_that_was_replaced_follows_the_next_candidate() -> None:
     candidate = idle()
     candidate.told(proposed())  # type: ignore[arg-type]
     candidate.step(ev.LeaderEpochPersisted(leader_epoch=2))
@@ -78,14 +78,14 @@ def test_candidate_that_is_passed_over_follows_the_next_candidate() -> None:
     assert not candidate.has(do.SendEpochQuery), "it is asked already"
 
 
-def test_candidate_after_a_restart_keeps_its_persisted_leader_epoch() -> None:
+def test_candidate_after_a_restart_still_has_its_persisted_leader_epoch() -> None:
     node = Stepped("b")
     node.step(ev.LogOpened(log_start_offset=0, log_end_offset=3, high_watermark=2, epochs=((1, 0),), persisted_epoch=2))
     node.told(state(leader_epoch=1, epoch=1))
     assert node.replica.role == "WAITING"
 
 
-def test_candidate_serves_only_when_its_epoch_and_log_are_durable() -> None:
+def test_candidate_answers_fetches_only_when_its_epoch_and_log_are_durable() -> None:
     """Flushes of before, and answers about another epoch, are no word of this one."""
     candidate = idle()
     candidate.told(proposed(leader_epoch=3))  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "high_watermark.js
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=[v["name"] for v in VECTORS])
-def test_high_watermark_matches_the_vectors(vector: dict) -> None:
+def test_isr_high_watermark_equals_the_published_test_vectors(vector: dict) -> None:
     isr = vector["isr"]
     assert isr_high_watermark(vector["newest"], isr, len(isr), vector["min_isr"], vector["hw_before"]) == vector["hw"]
 
@@ -38,7 +38,7 @@ def test_high_watermark_waits_for_an_unknown_follower_position() -> None:
     assert isr_high_watermark({"a": 9}, "ab", 2, 1, 3) == 3
 
 
-def test_high_watermark_counts_a_member_of_an_isr_change_in_flight() -> None:
+def test_high_watermark_includes_a_member_of_an_isr_change_in_flight() -> None:
     common = {"replicas": "abc", "isr": frozenset("ab"), "min_isr": 1, "epoch_start_offset": 0, "high_watermark": -1}
     positions = {"a": 9, "b": 9, "c": 2}
     assert new_high_watermark(CommitPolicy.ISR, positions, maximal_isr=frozenset("abc"), **common) == 2
@@ -65,7 +65,7 @@ def test_follower_position_may_fall_and_is_dropped_with_the_incarnation() -> Non
     assert not progress.was_caught_up
 
 
-def test_follower_one_fetch_behind_a_busy_leader_counts_as_caught_up() -> None:
+def test_follower_one_fetch_behind_a_busy_leader_is_in_sync() -> None:
     progress = FollowerProgress(caught_up_ns=0)
     for turn in range(1, 50):
         progress.fetched(turn * 10 - 1, turn, turn * 10 + 10, turn * 1000)
@@ -77,7 +77,7 @@ def joins(position: int, hw: int, start: int, live: int = 1) -> bool:
     return may_join(progress, live, hw, start)
 
 
-def test_follower_joins_with_the_high_watermark_the_epoch_start_and_a_live_incarnation() -> None:
+def test_follower_may_join_the_isr_at_high_watermark_and_epoch_start_while_live() -> None:
     assert joins(49, 40, 50)
     assert not joins(45, 40, 50)  # at HW, below the epoch's start: KAFKA-7128
     assert not joins(49, 50, 50)
@@ -85,7 +85,7 @@ def test_follower_joins_with_the_high_watermark_the_epoch_start_and_a_live_incar
     assert not joins(49, 40, 50, live=0)
 
 
-def test_wanted_isr_drops_fenced_and_lagging_followers() -> None:
+def test_wanted_isr_excludes_fenced_and_lagging_followers() -> None:
     followers = {
         name: FollowerProgress(caught_up_ns=at, incarnation=1, position=9) for name, at in (("b", 100), ("c", 10), ("d", 100))
     }
@@ -106,25 +106,25 @@ def answer(epoch: int, last: int, start: int = 0) -> EpochQueryAnswered:
     return EpochQueryAnswered(request_id=1, leader_epoch=epoch, last_offset=last, current_epoch=9, log_start_offset=start)
 
 
-def test_reconcile_truncates_to_the_largest_common_prefix_and_asks_again() -> None:
+def test_reconcile_with_another_epoch_truncates_and_needs_a_second_epoch_query() -> None:
     own = log(((1, 0), (3, 10)), 14)
     assert reconcile(own, answer(2, 11)) == Cut(10, agreed=False)
     own.cut(10)
     assert reconcile(own, answer(1, 7)) == Cut(8, agreed=True)
 
 
-def test_reconcile_with_the_same_epoch_needs_one_answer() -> None:
+def test_reconcile_with_the_same_epoch_agrees_after_one_epoch_query() -> None:
     assert reconcile(log(((1, 0),), 14), answer(1, 19)) == Cut(14, agreed=True)
     assert reconcile(log(((1, 0),), 14), answer(1, 9)) == Cut(10, agreed=True)
 
 
-def test_reconcile_with_an_unknown_epoch_starts_afresh() -> None:
+def test_reconcile_with_an_unknown_epoch_resets_the_log() -> None:
     assert reconcile(log(((1, 0),), 14), answer(0, -1)) == StartAfresh(0)
     assert reconcile(log(((1, 0),), 14), answer(0, -1, start=40)) == StartAfresh(40)
     assert reconcile(log(((3, 5),), 14, start=5), answer(2, 4)) == StartAfresh(0)
 
 
-def test_isr_change_in_flight_counts_both_sets_until_the_image_decides() -> None:
+def test_isr_change_in_flight_counts_the_old_and_the_new_isr_until_the_metadata_shows_it() -> None:
     change, isr = IsrChange(), frozenset("ab")
     change.record_attempt(frozenset("abc"))
     change.record_unknown_result(0)
@@ -136,14 +136,14 @@ def test_isr_change_in_flight_counts_both_sets_until_the_image_decides() -> None
     assert change.maximal(isr) == isr
 
 
-def test_isr_change_that_is_rejected_is_forgotten() -> None:
+def test_isr_change_that_was_rejected_counts_no_more() -> None:
     change = IsrChange()
     change.record_attempt(frozenset("abc"))
     change.record_rejection(5)
     assert change.maximal(frozenset("ab")) == frozenset("ab")
 
 
-def test_lease_begins_when_the_heartbeat_was_sent() -> None:
+def test_lease_starts_when_the_heartbeat_was_sent() -> None:
     lease = Lease(100)
     assert not lease.is_current(0)
     lease.extend(50)
@@ -162,7 +162,7 @@ def test_backoff_grows_to_its_bound_and_depends_only_on_the_seed() -> None:
     assert first.next_ns() < 100
 
 
-def test_waiter_is_signaled_once() -> None:
+def test_idle_follower_is_signaled_once_past_its_end_offset() -> None:
     waiters = Waiters()
     waiter = Waiter("b", 10, 0)
     waiters.register(waiter)

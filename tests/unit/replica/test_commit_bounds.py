@@ -57,7 +57,7 @@ def test_quorum_high_watermark_never_exceeds_the_flush_of_the_leader() -> None:
     assert leader.replica.high_watermark == 1
 
 
-def test_fetch_of_a_fenced_incarnation_is_answered_and_not_counted() -> None:
+def test_fetch_of_a_fenced_incarnation_is_answered_but_not_counted_for_commits() -> None:
     leader = Stepped("a").leads(state(leader_epoch=2))
     leader.told(state(leader_epoch=2, epoch=2), {"a": 1, "b": 1})  # c is fenced
     leader.publish(3)
@@ -73,7 +73,7 @@ def test_fetch_of_a_fenced_incarnation_is_answered_and_not_counted() -> None:
     assert leader.replica.high_watermark == 2
 
 
-def test_fetch_without_an_incarnation_is_answered_and_not_counted() -> None:
+def test_fetch_without_an_incarnation_is_answered_but_not_counted_for_commits() -> None:
     leader = Stepped("a").leads(state(leader_epoch=2))
     leader.publish(3)
     leader.fetch("b", 2)
@@ -83,7 +83,7 @@ def test_fetch_without_an_incarnation_is_answered_and_not_counted() -> None:
 
 
 @pytest.mark.parametrize(("copy_epoch", "counts"), [(0, False), (3, False), (4, True)])
-def test_learner_fetch_counts_only_with_its_current_copy_epoch(copy_epoch: int, counts: bool) -> None:
+def test_learner_fetch_with_an_old_copy_epoch_does_not_change_its_position(copy_epoch: int, counts: bool) -> None:
     leader = Stepped("a").leads(state(leader_epoch=2))
     held = state(leader_epoch=2, epoch=2)
     learning = replace(held, state=replace(held.state, target=("a", "b", "d"), joining="d", copy_epoch=4))
@@ -105,7 +105,7 @@ def test_quorum_majority_includes_the_leader() -> None:
 @pytest.mark.parametrize(
     ("offset", "reason"), [(-1, None), (0, None), (2, None), (3, RefusalReason.DIVERGED), (4, RefusalReason.DIVERGED)]
 )
-def test_follower_fetch_offset_is_accepted_or_rejected_with_the_reason(offset: int, reason: RefusalReason | None) -> None:
+def test_fetch_with_an_invalid_offset_is_rejected_with_the_reason(offset: int, reason: RefusalReason | None) -> None:
     leader = Stepped("a").leads(state(leader_epoch=2))
     leader.publish(3)
     leader.fetch("b", offset)
@@ -132,7 +132,7 @@ def test_damage_report_of_a_live_follower_makes_the_leader_recheck_its_log(incar
         assert (leader.only(do.RecheckLog).offset, leader.only(do.RecheckLog).replica) == (1, "b")
 
 
-def test_waiting_fetch_that_is_answered_has_the_current_high_watermark() -> None:
+def test_waiting_fetch_response_has_the_high_watermark_at_the_time_of_the_response() -> None:
     leader = Stepped("a").leads(state(leader_epoch=2))
     for follower in "bc":
         leader.fetch(follower, -1, awaits_more=True)

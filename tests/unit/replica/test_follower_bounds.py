@@ -32,7 +32,7 @@ def following(end: int = 5) -> Stepped:
 
 
 @pytest.mark.parametrize("reason", list(RefusalReason))
-def test_fetch_rejection_of_another_epoch_changes_nothing(reason: RefusalReason) -> None:
+def test_follower_ignores_a_fetch_rejection_of_another_epoch(reason: RefusalReason) -> None:
     follower = following()
     request = follower.only(do.SendFetch).request_id
     follower.step(ev.FetchRefused(request_id=request, reason=reason, leader_epoch=7, log_start_offset=100))
@@ -42,7 +42,7 @@ def test_fetch_rejection_of_another_epoch_changes_nothing(reason: RefusalReason)
     assert follower.replica.phase == ("FOLLOWER_FETCH" if waits_on else "FOLLOWER_FETCH_BACKOFF")
 
 
-def test_follower_accepts_the_answer_after_a_repeated_and_rejected_request() -> None:
+def test_follower_accepts_the_response_after_a_repeated_and_rejected_request() -> None:
     follower = following()
     request = follower.only(do.SendFetch).request_id
     for _ in range(3):
@@ -52,7 +52,7 @@ def test_follower_accepts_the_answer_after_a_repeated_and_rejected_request() -> 
 
 
 @pytest.mark.parametrize(("log_start", "afresh"), [(3, False), (4, False), (5, True), (9, True)])
-def test_follower_starts_afresh_only_if_the_leader_log_begins_after_its_end(log_start: int, afresh: bool) -> None:
+def test_follower_resets_its_log_only_if_the_leader_log_starts_after_its_end(log_start: int, afresh: bool) -> None:
     follower = following(5)
     follower.step(
         ev.FetchRefused(
@@ -66,7 +66,7 @@ def test_follower_starts_afresh_only_if_the_leader_log_begins_after_its_end(log_
 
 
 @pytest.mark.parametrize(("sender", "epoch", "heard"), [("a", 1, True), ("c", 1, False), ("a", 2, False)])
-def test_notice_counts_only_from_the_leader_of_this_epoch(sender: str, epoch: int, heard: bool) -> None:
+def test_follower_ignores_a_notice_of_another_sender_or_leader_epoch(sender: str, epoch: int, heard: bool) -> None:
     follower = following()
     follower.now_ns += 3 * S
     notice = ev.NoticeReceived(
@@ -77,14 +77,14 @@ def test_notice_counts_only_from_the_leader_of_this_epoch(sender: str, epoch: in
 
 
 @pytest.mark.parametrize(("offset", "named"), [(0, 5), (4, 5), (5, 5), (7, 7)])
-def test_damage_report_names_only_an_offset_the_follower_lacks(offset: int, named: int) -> None:
+def test_follower_reports_damage_only_at_an_offset_that_it_lacks(offset: int, named: int) -> None:
     follower = following(5)
     follower.step(ev.RequestFailed(request_id=follower.only(do.SendFetch).request_id, reason="crc", bad_offset=offset))
     follower.fire(ev.Deadline.FETCH)
     assert follower.only(do.SendFetch).bad_offset == named
 
 
-def test_follower_that_was_suspended_does_not_report_its_leader() -> None:
+def test_follower_after_a_suspension_of_its_process_does_not_report_its_leader() -> None:
     follower = following(0)
     follower.answered([], -1)
     late_s = 60.0
@@ -105,7 +105,7 @@ def test_follower_request_ids_never_repeat() -> None:
     assert seen == sorted(set(seen))
 
 
-def test_fragments_belong_to_one_batch_of_one_leader() -> None:
+def test_fetch_assembly_restarts_at_another_leader_epoch_offset_or_after_damage() -> None:
     assembly = FetchAssembly()
 
     def asks(epoch: int, offset: int, bad: int | None = None) -> int:
@@ -140,7 +140,7 @@ def test_candidate_replays_its_log_after_the_flush() -> None:
     assert made.only(do.ReportPromotion).newest_offset == 3
 
 
-def test_candidate_repeats_its_promotion_report_per_epoch_and_periodically() -> None:
+def test_candidate_repeats_its_promotion_report_for_each_new_epoch_and_periodically() -> None:
     made = candidate()
     made.step(ev.LeaderEpochPersisted(leader_epoch=2))
     made.step(ev.ReplayFinished(end_offset=4))

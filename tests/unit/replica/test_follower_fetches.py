@@ -12,7 +12,7 @@ from liftpy.core.replication.events import Deadline
 from tests.unit.replica.stepping import S, Stepped, idle, state
 
 
-def test_follower_acknowledges_fetched_records_only_after_the_flush() -> None:
+def test_follower_fetch_offset_covers_fetched_records_only_after_their_flush() -> None:
     follower = Stepped("b").follows()
     assert follower.only(do.SendFetch).offset == -1
     follower.answered([(0, 2, 1), (3, 4, 1)], 1)
@@ -26,7 +26,7 @@ def test_follower_acknowledges_fetched_records_only_after_the_flush() -> None:
     assert (fetch.offset, fetch.offset_epoch) == (4, 1)
 
 
-def test_follower_high_watermark_never_exceeds_its_log() -> None:
+def test_follower_high_watermark_never_exceeds_its_log_end() -> None:
     follower = Stepped("b").follows()
     follower.answered([(0, 2, 1)], 100)
     follower.step(ev.LogFlushed(end_offset=3))
@@ -43,7 +43,7 @@ def test_follower_high_watermark_never_exceeds_its_log() -> None:
         [(0, -1, 1)],
     ],
 )
-def test_follower_drops_an_invalid_answer_and_fetches_again_after_a_pause(spans: list) -> None:
+def test_follower_drops_an_invalid_fetch_response_and_retries_after_a_backoff(spans: list) -> None:
     follower = Stepped("b").follows()
     follower.answered(spans, 5)
     assert follower.has(do.DropFetched)
@@ -53,7 +53,7 @@ def test_follower_drops_an_invalid_answer_and_fetches_again_after_a_pause(spans:
     assert follower.has(do.SendFetch)
 
 
-def test_follower_drops_an_answer_to_another_request() -> None:
+def test_follower_drops_a_response_to_another_request() -> None:
     follower = Stepped("b").follows()
     request = follower.only(do.SendFetch).request_id
     follower.answered([(0, 2, 1)], 5, request=request + 1)
@@ -64,13 +64,13 @@ def test_follower_drops_an_answer_to_another_request() -> None:
     assert follower.only(do.DropFetched).why == "stale request", "a duplicate"
 
 
-def test_caught_up_follower_is_idle_until_a_wake_up() -> None:
+def test_caught_up_follower_sends_no_fetch_until_a_wake_up() -> None:
     follower = idle()
     follower.step(ev.WokenUp())
     assert follower.only(do.SendFetch).offset == 2
 
 
-def test_idle_follower_accepts_records_for_its_answered_fetch() -> None:
+def test_idle_follower_accepts_records_in_a_second_response_to_its_fetch() -> None:
     follower = Stepped("b").follows()
     request = follower.only(do.SendFetch).request_id
     follower.answered([], -1, request=request)
@@ -89,7 +89,7 @@ def test_idle_follower_accepts_records_for_its_answered_fetch() -> None:
     assert follower.only(do.DropFetched).why == "stale request", "it waits for another answer now"
 
 
-def test_follower_fragment_ends_its_request_and_the_next_has_its_own_timeout() -> None:
+def test_follower_after_a_batch_fragment_sends_the_next_fetch_with_its_own_timeout() -> None:
     follower = Stepped("b").follows()
     first = follower.only(do.SendFetch)
     follower.step(ev.FetchPieceArrived(request_id=first.request_id, leader_epoch=1), after_s=1)
@@ -107,7 +107,7 @@ def test_follower_fragment_ends_its_request_and_the_next_has_its_own_timeout() -
     assert follower.only(do.AppendFetched).last_offset == 2
 
 
-def test_idle_follower_backs_off_after_an_invalid_second_answer() -> None:
+def test_idle_follower_backs_off_after_an_invalid_second_response() -> None:
     follower = Stepped("b").follows()
     request = follower.only(do.SendFetch).request_id
     follower.answered([], -1, request=request)
@@ -116,13 +116,13 @@ def test_idle_follower_backs_off_after_an_invalid_second_answer() -> None:
     assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
 
 
-def test_idle_follower_ignores_an_unreadable_second_answer() -> None:
+def test_idle_follower_ignores_an_unreadable_second_response() -> None:
     follower = idle()
     follower.step(ev.RequestFailed(request_id=follower.replica._role._idle_request_id, reason="unreadable"))
     assert follower.replica.phase == "FOLLOWER_IDLE"
 
 
-def test_idle_follower_takes_the_high_watermark_of_an_empty_second_answer() -> None:
+def test_idle_follower_raises_its_high_watermark_from_an_empty_second_response() -> None:
     follower = Stepped("b").follows()
     follower.answered([(0, 2, 1)], hw=-1)
     follower.step(ev.LogFlushed(end_offset=3))
@@ -140,7 +140,7 @@ def test_idle_follower_takes_the_high_watermark_of_an_empty_second_answer() -> N
     assert follower.has(do.AppendFetched), "the fetch can still be answered with more"
 
 
-def test_idle_follower_ignores_a_second_answer_of_another_epoch_or_fetch() -> None:
+def test_idle_follower_ignores_a_second_response_of_another_epoch_or_fetch() -> None:
     follower = Stepped("b").follows()
     follower.answered([(0, 2, 1)], hw=-1)
     follower.step(ev.LogFlushed(end_offset=3))
@@ -153,7 +153,7 @@ def test_idle_follower_ignores_a_second_answer_of_another_epoch_or_fetch() -> No
     assert follower.replica.phase == "FOLLOWER_IDLE"
 
 
-def test_idle_follower_fetches_after_each_idle_wait() -> None:
+def test_idle_follower_sends_a_fetch_after_each_idle_timeout() -> None:
     follower = idle()
     before = follower.now_ns
     follower.fire(Deadline.FETCH)
@@ -161,7 +161,7 @@ def test_idle_follower_fetches_after_each_idle_wait() -> None:
     assert follower.has(do.SendFetch)
 
 
-def test_follower_wake_up_before_its_empty_answer_causes_one_fetch() -> None:
+def test_follower_woken_before_its_empty_response_sends_one_fetch_after_the_response() -> None:
     follower = Stepped("b").follows()
     request = follower.only(do.SendFetch).request_id
     follower.step(ev.WokenUp())
@@ -172,7 +172,7 @@ def test_follower_wake_up_before_its_empty_answer_causes_one_fetch() -> None:
     assert follower.replica.phase == "FOLLOWER_IDLE", "one wake-up is one fetch"
 
 
-def test_follower_wake_up_during_a_flush_causes_a_fetch() -> None:
+def test_follower_woken_during_a_flush_sends_a_fetch() -> None:
     follower = Stepped("b").follows()
     follower.answered([(0, 2, 1)], 0)
     follower.step(ev.WokenUp())
@@ -180,7 +180,7 @@ def test_follower_wake_up_during_a_flush_causes_a_fetch() -> None:
     assert follower.has(do.SendFetch)
 
 
-def test_follower_backs_off_after_errors_and_never_idles() -> None:
+def test_follower_after_errors_backs_off_and_does_not_become_idle() -> None:
     follower = Stepped("b").follows()
     waits = []
     for _ in range(6):
@@ -193,7 +193,7 @@ def test_follower_backs_off_after_errors_and_never_idles() -> None:
     assert max(waits) <= 1.0
 
 
-def test_follower_without_an_answer_backs_off_and_drops_the_late_answer() -> None:
+def test_follower_without_a_response_backs_off_and_drops_the_late_response() -> None:
     follower = Stepped("b").follows()
     request = follower.only(do.SendFetch).request_id
     follower.fire(Deadline.REQUEST)
@@ -203,7 +203,7 @@ def test_follower_without_an_answer_backs_off_and_drops_the_late_answer() -> Non
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_follower_fetches_again_at_once_after_a_reconnect(waits: bool) -> None:
+def test_follower_sends_a_fetch_at_once_after_a_reconnect(waits: bool) -> None:
     follower = idle() if waits else Stepped("b").follows()
     follower.step(ev.DataPathChanged(is_up=False))
     follower.step(ev.DataPathChanged(is_up=True), 0.2)
@@ -218,7 +218,7 @@ def test_follower_fetches_again_at_once_after_a_reconnect(waits: bool) -> None:
 
 
 @pytest.mark.parametrize("end", [0, 3])
-def test_follower_asks_a_candidate_only_after_a_delay(end: int) -> None:
+def test_follower_of_a_candidate_sends_its_first_request_after_a_delay(end: int) -> None:
     follower = idle(end)
     follower.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
     assert not follower.has(do.SendEpochQuery)

@@ -13,7 +13,7 @@ from tests.unit.replica.stepping import Stepped, idle, state
 
 
 @pytest.mark.parametrize(("high_watermark", "log_start"), [(9, 0), (9, 5), (12, 0), (1 << 60, 1 << 60), (9, -5)])
-def test_notice_wakes_the_follower_without_changing_log_or_high_watermark(high_watermark: int, log_start: int) -> None:
+def test_follower_notice_causes_a_fetch_but_changes_neither_log_nor_high_watermark(high_watermark: int, log_start: int) -> None:
     """Nobody asked for it: it may be anybody's. What it says is asked for, and believed when the leader answers."""
     follower = Stepped("b").follows()
     follower.answered([(0, 9, 1)], -1)
@@ -34,7 +34,7 @@ def test_notice_wakes_the_follower_without_changing_log_or_high_watermark(high_w
 
 
 @pytest.mark.parametrize("high_watermark", [3, 2, -1])
-def test_notice_without_news_causes_no_fetch(high_watermark: int) -> None:
+def test_follower_notice_with_a_known_high_watermark_causes_no_fetch(high_watermark: int) -> None:
     follower = Stepped("b").follows()
     follower.answered([(0, 9, 1)], -1)
     follower.step(ev.LogFlushed(end_offset=10))
@@ -48,7 +48,7 @@ def test_notice_without_news_causes_no_fetch(high_watermark: int) -> None:
     assert follower.out == []
 
 
-def test_first_notice_of_a_leader_repeats_the_pending_fetch_once() -> None:
+def test_follower_repeats_its_pending_fetch_once_at_the_first_notice_of_its_leader() -> None:
     follower = Stepped("b").follows()
     lost = follower.only(do.SendFetch)
     follower.step(
@@ -67,7 +67,7 @@ def test_first_notice_of_a_leader_repeats_the_pending_fetch_once() -> None:
     assert not follower.has(do.SendFetch)
 
 
-def test_first_notice_of_a_new_leader_repeats_the_epoch_query() -> None:
+def test_follower_repeats_its_epoch_query_at_the_first_notice_of_a_new_leader() -> None:
     follower = Stepped("b").opened(10, 5, ((1, 0),))
     follower.told(state(leader="c", leader_epoch=2))
     lost = follower.only(do.SendEpochQuery)
@@ -78,7 +78,7 @@ def test_first_notice_of_a_new_leader_repeats_the_epoch_query() -> None:
     assert follower.replica.high_watermark == 5
 
 
-def test_notice_of_another_epoch_is_ignored() -> None:
+def test_follower_ignores_a_notice_of_another_epoch() -> None:
     follower = idle()
     follower.step(
         ev.NoticeReceived(leader="a", leader_epoch=2, epoch=9, epoch_start_offset=0, high_watermark=9, log_start_offset=5)
@@ -86,7 +86,7 @@ def test_notice_of_another_epoch_is_ignored() -> None:
     assert follower.out == []
 
 
-def test_follower_reports_a_silent_leader_repeatedly() -> None:
+def test_follower_reports_a_silent_leader_to_the_controllers_repeatedly() -> None:
     follower = idle()
     follower.fire(Deadline.LEADER)
     report = follower.only(do.ReportLeader)
@@ -116,7 +116,7 @@ def test_follower_does_not_report_a_leader_that_rejects_its_fetch(leader_epoch: 
     assert follower.has(do.ReportLeader) is reported
 
 
-def test_follower_that_stood_still_does_not_report_its_leader() -> None:
+def test_follower_whose_process_was_paused_does_not_report_its_leader() -> None:
     follower = idle()
     follower.fire(Deadline.LEADER, late_s=20)
     assert not follower.has(do.ReportLeader)
@@ -130,7 +130,7 @@ def test_follower_outside_the_isr_reports_no_leader() -> None:
     assert not follower.has(do.ReportLeader)
 
 
-def test_follower_reconciles_again_with_a_new_epoch_of_the_same_leader() -> None:
+def test_follower_reconciles_again_when_its_leader_has_a_new_epoch() -> None:
     follower = idle()
     follower.told(state(leader_epoch=2, epoch=2))
     assert follower.has(do.SendEpochQuery)
@@ -147,7 +147,7 @@ def test_follower_in_an_election_stops_fetching_and_reports_its_position() -> No
     assert follower.out == []
 
 
-def test_follower_takes_an_empty_second_answer_for_a_sign_of_life() -> None:
+def test_follower_that_gets_an_empty_second_response_does_not_report_its_leader() -> None:
     follower = Stepped("b").follows()
     request = follower.only(do.SendFetch).request_id
     follower.answered([], -1)

@@ -9,7 +9,7 @@ from liftpy.core.replication.events import Deadline, RefusalReason
 from tests.unit.replica.stepping import Stepped, idle, state
 
 
-def test_restarted_follower_reconciles_before_it_fetches() -> None:
+def test_restarted_follower_sends_an_epoch_query_before_its_first_fetch() -> None:
     follower = Stepped("b").opened(14, 5, ((1, 0), (3, 10)))
     follower.told(state(leader_epoch=5))
     query = follower.only(do.SendEpochQuery)
@@ -36,7 +36,7 @@ def test_restarted_follower_reconciles_before_it_fetches() -> None:
     assert (fetch.offset, fetch.offset_epoch) == (7, 1)
 
 
-def test_follower_without_an_epoch_answer_never_truncates() -> None:
+def test_follower_without_an_epoch_query_response_never_truncates() -> None:
     follower = Stepped("b").opened(14, 5, ((1, 0),))
     follower.told(state(leader_epoch=5))
     for _ in range(5):
@@ -46,7 +46,7 @@ def test_follower_without_an_epoch_answer_never_truncates() -> None:
     assert follower.replica.log.log_end_offset == 14
 
 
-def test_follower_ignores_an_epoch_answer_of_another_leader_epoch() -> None:
+def test_follower_ignores_an_epoch_query_response_of_another_leader_epoch() -> None:
     follower = Stepped("b").opened(14, 5, ((1, 0),))
     follower.told(state(leader_epoch=5))
     follower.step(
@@ -62,7 +62,7 @@ def test_follower_ignores_an_epoch_answer_of_another_leader_epoch() -> None:
     assert follower.replica.phase == "FOLLOWER_RECONCILE_BACKOFF"
 
 
-def test_follower_flushes_its_tail_before_the_first_fetch() -> None:
+def test_follower_flushes_its_unflushed_records_before_the_first_fetch() -> None:
     node = Stepped("a").leads()
     node.publish(3, flush=False)
     node.told(state("b", epoch=2, leader_epoch=3))
@@ -80,7 +80,7 @@ def test_follower_flushes_its_tail_before_the_first_fetch() -> None:
     assert node.only(do.SendFetch).offset == 2
 
 
-def test_follower_whose_fetch_diverged_reconciles_again() -> None:
+def test_follower_whose_fetch_is_rejected_as_diverged_sends_an_epoch_query() -> None:
     follower = idle()
     follower.step(ev.WokenUp())
     follower.step(
@@ -92,7 +92,7 @@ def test_follower_whose_fetch_diverged_reconciles_again() -> None:
     assert follower.has(do.SendEpochQuery)
 
 
-def test_follower_behind_the_log_start_starts_afresh() -> None:
+def test_follower_behind_the_leaders_log_start_resets_its_log() -> None:
     follower = idle()
     follower.step(ev.WokenUp())
     follower.step(
@@ -112,7 +112,7 @@ def test_follower_behind_the_log_start_starts_afresh() -> None:
     assert follower.replica.high_watermark == 44
 
 
-def test_follower_with_the_log_start_inside_its_log_does_not_start_afresh() -> None:
+def test_follower_whose_log_reaches_the_leaders_log_start_does_not_reset_its_log() -> None:
     follower = idle()
     follower.step(ev.WokenUp())
     follower.step(
@@ -169,7 +169,7 @@ def test_follower_without_an_unclean_election_never_truncates_committed_records(
     assert follower.only(do.CutLog).end_offset == 13, "what lies above HW may go"
 
 
-def test_emptied_log_reports_the_epoch_of_its_dropped_records() -> None:
+def test_replica_with_an_emptied_log_reports_the_epoch_of_its_deleted_records() -> None:
     """[C9]"""
     node = Stepped("b")
     node.step(ev.LogOpened(log_start_offset=10, log_end_offset=10, high_watermark=9, epochs=(), epoch_before_start=3))
@@ -183,7 +183,7 @@ def test_emptied_log_reports_the_epoch_of_its_dropped_records() -> None:
     assert dropped.only(do.ReportLeader).last_epoch == 2
 
 
-def test_follower_of_a_compacted_log_asks_for_the_compacted_epoch_first() -> None:
+def test_follower_with_a_compacted_log_queries_the_epoch_of_its_compaction_horizon_first() -> None:
     for reached in (True, False):
         follower = Stepped("b").opened(end=6, hw=-1, epochs=((1, 0), (2, 4)))
         follower.step(ev.LogCompacted(end_offset=10, leader_epoch=3))

@@ -37,7 +37,7 @@ def appended(leader: Stepped) -> list[int]:
     return [effect.token for effect in leader.out if isinstance(effect, do.AppendBatch)]
 
 
-def test_leader_ahead_of_its_followers_holds_publishes_and_appends_them_in_order() -> None:
+def test_leader_ahead_of_its_followers_queues_publishes_and_appends_them_in_order() -> None:
     leader = Stepped("a", SMALL).leads()
     leader.fetch("b", -1)
     leader.fetch("c", -1)
@@ -58,7 +58,7 @@ def test_leader_ahead_of_its_followers_holds_publishes_and_appends_them_in_order
     assert appended(leader)[0] == held[1]
 
 
-def test_fetch_response_is_sent_before_held_publishes_are_appended() -> None:
+def test_leader_sends_a_fetch_response_before_it_appends_queued_publishes() -> None:
     """Else a fetch would be answered to which no way back is kept yet."""
     leader = Stepped("a", SMALL).leads()
     leader.fetch("b", -1, awaits_more=True)
@@ -72,7 +72,7 @@ def test_fetch_response_is_sent_before_held_publishes_are_appended() -> None:
     assert do.AppendBatch in kinds
 
 
-def test_leader_beyond_its_hold_bound_rejects_or_drops_publishes() -> None:
+def test_leader_above_its_queue_limit_rejects_or_drops_publishes() -> None:
     leader = Stepped("a", SMALL).leads()
     leader.fetch("b", -1)
     leader.fetch("c", -1)
@@ -87,7 +87,7 @@ def test_leader_beyond_its_hold_bound_rejects_or_drops_publishes() -> None:
     assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.OVERLOADED)], "without a lease nobody is told"
 
 
-def test_conditional_publish_is_never_held() -> None:
+def test_conditional_publish_is_rejected_where_other_publishes_are_queued() -> None:
     leader = Stepped("a", SMALL).leads()
     leader.fetch("b", -1)
     for _ in range(4):
@@ -100,7 +100,7 @@ def test_conditional_publish_is_never_held() -> None:
     assert leader.sent() == [do.RejectPublishes(token=leader.tokens, reason=do.RejectReason.OVERLOADED)]
 
 
-def test_leader_with_a_short_isr_holds_plain_publishes_until_the_isr_grows() -> None:
+def test_leader_below_min_isr_queues_publishes_without_reply_until_the_isr_grows() -> None:
     leader = Stepped("a", SMALL).leads(state(isr="a", leader_epoch=2))
     held = [publish(leader) for _ in range(2)]
     assert leader.sent() == []
@@ -112,7 +112,7 @@ def test_leader_with_a_short_isr_holds_plain_publishes_until_the_isr_grows() -> 
     assert appended(leader) == held
 
 
-def test_publish_that_cannot_be_rejected_waits_behind_held_ones() -> None:
+def test_leader_that_may_not_reject_queues_publishes_behind_the_others() -> None:
     leader = Stepped("a", SMALL).leads(state(isr="a", leader_epoch=2))
     first = publish(leader)
     leader.now_ns += 30 * S
@@ -122,7 +122,7 @@ def test_publish_that_cannot_be_rejected_waits_behind_held_ones() -> None:
     assert appended(leader) == [first, second]
 
 
-def test_held_publishes_with_reply_are_rejected_when_the_isr_shrinks() -> None:
+def test_queued_publishes_with_reply_are_rejected_when_the_isr_shrinks_below_min_isr() -> None:
     leader = Stepped("a", SMALL).leads()
     leader.fetch("b", -1)
     leader.fetch("c", -1)
@@ -137,7 +137,7 @@ def test_held_publishes_with_reply_are_rejected_when_the_isr_shrinks() -> None:
     assert appended(leader) == [plain]
 
 
-def test_held_publishes_are_dropped_when_the_leadership_ends() -> None:
+def test_queued_publishes_are_dropped_when_the_leadership_ends() -> None:
     leader = Stepped("a", SMALL).leads()
     node = leader.replica._shared.intake
     leader.fetch("b", -1)
@@ -150,7 +150,7 @@ def test_held_publishes_are_dropped_when_the_leadership_ends() -> None:
     assert (node.unreplicated_bytes, node.held_bytes, node.full_count) == (0, 0, 0)
 
 
-def test_node_bound_leaves_every_partition_one_batch() -> None:
+def test_inflight_limits_of_a_node_at_its_limit_allow_one_batch_per_partition() -> None:
     node = NodeIntake()
     busy, quiet = InflightLimits(node, SMALL), InflightLimits(node, SMALL)
     others = [InflightLimits(node, SMALL) for _ in range(5)]
@@ -205,7 +205,7 @@ def test_follower_that_makes_progress_stays_in_the_isr_despite_its_lag() -> None
     assert wanted(gone, now_ns) == "a"
 
 
-def test_follower_lag_in_time_is_the_age_of_the_log_end_it_reached() -> None:
+def test_follower_lag_time_is_the_age_of_the_leaders_log_end_that_it_reached() -> None:
     follower = FollowerProgress(caught_up_ns=0)
     for second in range(1, 11):  # the leader appends 100 a second, the follower gets 50 of them
         follower.fetched(50 * second, second, 100 * second, second * S)
@@ -220,7 +220,7 @@ def full(node: NodeIntake) -> Gate:
     return Gate(node)
 
 
-def test_ingest_gate_waits_while_room_is_made_and_the_server_is_read() -> None:
+def test_ingest_gate_stays_closed_while_full_partitions_make_progress() -> None:
     node = NodeIntake()
     gate = full(node)
     for tenths in range(100):
@@ -230,7 +230,7 @@ def test_ingest_gate_waits_while_room_is_made_and_the_server_is_read() -> None:
     assert gate.may_take(0, True, 12 * S)
 
 
-def test_ingest_gate_blocked_for_long_accepts_a_minimum_rate() -> None:
+def test_ingest_gate_closed_for_long_passes_a_minimum_rate() -> None:
     node = NodeIntake()
     gate = full(node)
     taken, now_ns = 0, S
@@ -250,7 +250,7 @@ def test_ingest_gate_blocked_for_long_accepts_a_minimum_rate() -> None:
     assert gate.least_rate_bytes == least, "it was cut for another reason"
 
 
-def test_ingest_gate_opens_for_other_partitions_when_nothing_moves() -> None:
+def test_ingest_gate_opens_when_full_partitions_make_no_progress_for_two_seconds() -> None:
     node = NodeIntake()
     gate = full(node)
     assert not gate.may_take(0, False, S)
@@ -266,7 +266,7 @@ def held(size_bytes: int) -> ev.PublishesReceived:
     )
 
 
-def test_inflight_limits_count_a_full_partition_once() -> None:
+def test_inflight_limits_count_a_partition_as_full_once_at_three_quarters() -> None:
     node = NodeIntake()
     one, other = InflightLimits(node, SMALL), InflightLimits(node, SMALL)
     counts = []
@@ -282,7 +282,7 @@ def test_inflight_limits_count_a_full_partition_once() -> None:
     assert (node.held_bytes, node.released_bytes) == (0, 7 * 250)
 
 
-def test_inflight_limits_of_a_full_node_mark_every_partition_with_held_bytes() -> None:
+def test_inflight_limits_of_a_full_node_count_each_partition_with_queued_bytes_as_full() -> None:
     node = NodeIntake()
     wide = ReplicationConfig(ingest_queue_bytes=1 << 20, ingest_buffer_bytes=8192)
     busy, quiet = InflightLimits(node, wide), InflightLimits(node, wide)

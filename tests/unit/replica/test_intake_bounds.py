@@ -29,7 +29,7 @@ def publishes(count: int, size: int, *, plain: bool = True) -> ev.PublishesRecei
     )
 
 
-def test_inflight_limits_count_every_byte_in_and_out() -> None:
+def test_inflight_limits_return_to_zero_after_all_bytes_are_replicated() -> None:
     config = ReplicationConfig(ingest_queue_bytes=1 << 20, ingest_buffer_bytes=1 << 22)
     node = NodeIntake()
     intakes = [InflightLimits(node, config) for _ in range(2)]
@@ -52,7 +52,7 @@ def test_inflight_limits_count_every_byte_in_and_out() -> None:
 
 
 @pytest.mark.parametrize("of_node", [False, True])
-def test_inflight_limits_bound_the_held_bytes(of_node: bool) -> None:
+def test_inflight_limits_reject_queued_bytes_above_the_limit(of_node: bool) -> None:
     size = size_in_memory(publishes(1, 1000))
     bounds = {"ingest_queue_bytes": 1 << 20, "ingest_buffer_bytes": 1 << 22}
     node = NodeIntake()
@@ -66,7 +66,7 @@ def test_inflight_limits_bound_the_held_bytes(of_node: bool) -> None:
     assert intake.held_bytes == taken * size
 
 
-def test_ingest_gate_waits_then_keeps_its_rate_and_opens_when_stuck() -> None:
+def test_ingest_gate_waits_half_a_second_then_passes_a_minimum_rate_until_stuck() -> None:
     node = NodeIntake(full_count=1)
     gate = Gate(node)
     assert gate.may_take(0, True, 1 * S) is False, "nothing is due at once"
@@ -81,7 +81,7 @@ def test_ingest_gate_waits_then_keeps_its_rate_and_opens_when_stuck() -> None:
     assert gate.may_take(1 << 40, True, 6 * S)
 
 
-def test_overflow_ignores_older_answers_and_learns_lower_limits() -> None:
+def test_slow_consumer_guard_ignores_older_answers_and_lowers_its_limit_after_a_disconnect() -> None:
     overflow = Overflow()
     overflow.record_pong(1000, 0, 10)
     overflow.record_pong(5, 0, 9)
@@ -106,7 +106,7 @@ def quiet(count: int) -> tuple[QuietFetches, list[QuietFetch]]:
     return fetches, made
 
 
-def test_quiet_fetches_need_an_answer_to_every_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_combined_fetches_end_if_one_of_several_requests_is_unanswered_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.core.replication.quiescence.MAX_PER_QUESTION", 2)
     fetches, made = quiet(40)
     questions, _ = fetches.due(fetches.interval_ns)
@@ -119,7 +119,7 @@ def test_quiet_fetches_need_an_answer_to_every_page(monkeypatch: pytest.MonkeyPa
     assert {f for e in ended for f in e.fetches} == set(made), "twice without an answer: the leader's node is silent"
 
 
-def test_quiet_fetches_ignore_an_old_failure() -> None:
+def test_combined_fetches_ignore_a_late_failure_of_an_earlier_request() -> None:
     fetches, made = quiet(3)
     first, _ = fetches.due(fetches.interval_ns)
     for question in first:
@@ -133,7 +133,7 @@ def test_quiet_fetches_ignore_an_old_failure() -> None:
     assert set(ended.fetches) == set(made)
 
 
-def test_slow_disk_needs_lasting_slow_flushes_and_its_exclusion_grows_to_a_bound() -> None:
+def test_slow_disk_detection_needs_several_slow_flushes_and_excludes_up_to_a_bound() -> None:
     config = ReplicationConfig()
     flushes = SlowFlushes(config)
     now = 0

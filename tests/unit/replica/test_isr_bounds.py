@@ -18,7 +18,7 @@ MS = 1_000_000
 
 
 @pytest.mark.parametrize(("behind", "lags"), [(9, False), (10, False), (11, True)])
-def test_isr_lag_in_records_is_counted(behind: int, lags: bool) -> None:
+def test_follower_above_the_record_or_time_lag_limit_is_lagging(behind: int, lags: bool) -> None:
     progress = FollowerProgress(caught_up_ns=0, position=99 - behind)
     assert isr.is_lagging(progress, 100, 5, 5, 10) is lags
     assert not isr.is_lagging(progress, 100, 5, 5, 0), "0: no bound"
@@ -50,7 +50,7 @@ def test_silent_followers_leave_the_isr_together_down_to_min_isr(min_isr: int, s
 @pytest.mark.parametrize(
     ("position", "hw", "start", "joins"), [(5, 5, 0, True), (4, 5, 0, False), (5, 5, 6, True), (5, 5, 7, False)]
 )
-def test_follower_may_join_with_the_committed_records_and_the_epoch_start(
+def test_follower_may_join_the_isr_with_all_committed_records_and_the_epoch_start(
     position: int, hw: int, start: int, joins: bool
 ) -> None:
     progress = FollowerProgress(caught_up_ns=0, incarnation=3, position=position)
@@ -60,7 +60,7 @@ def test_follower_may_join_with_the_committed_records_and_the_epoch_start(
     assert not isr.may_join(FollowerProgress(caught_up_ns=0, incarnation=3), 3, hw, start)
 
 
-def test_isr_change_with_an_unknown_outcome_keeps_all_possible_members() -> None:
+def test_isr_change_with_an_unknown_outcome_counts_all_possible_members() -> None:
     change = IsrChange()
     change.record_attempt(frozenset("abc"))
     assert change.maximal(frozenset("ab")) == frozenset("abc")
@@ -76,7 +76,7 @@ def test_isr_change_with_an_unknown_outcome_keeps_all_possible_members() -> None
 
 
 @pytest.mark.parametrize("epoch", [1, 2, 3])
-def test_isr_change_answer_counts_only_for_its_epoch(epoch: int) -> None:
+def test_isr_change_response_of_another_epoch_is_ignored(epoch: int) -> None:
     leader = Stepped("a").leads(state(leader_epoch=2, epoch=2, isr="ab"))
     role: Any = leader.replica._role
     role.isr_change.record_attempt(frozenset("abc"))
@@ -98,7 +98,7 @@ def test_follower_request_ids_are_accepted_only_in_sequence(request_id: int, bel
     assert fetched(100).believes(request_id, 0) is believed
 
 
-def test_untrusted_follower_state_expires() -> None:
+def test_follower_position_after_an_implausible_fetch_is_trusted_again_after_a_delay() -> None:
     progress = fetched(100)
     for now_ns, believed in ((0, False), (1, False), (DOUBT_NS, False), (DOUBT_NS + 1, True)):
         assert progress.believes(50, now_ns) is believed
@@ -106,14 +106,14 @@ def test_untrusted_follower_state_expires() -> None:
     assert not progress.believes(50, DOUBT_NS + 2), "a fetch that fits ends the doubt"
 
 
-def test_follower_fetch_or_wait_clears_its_absence_reports() -> None:
+def test_follower_fetch_or_wait_resets_its_absence_count() -> None:
     for sign in (lambda p: p.fetched(1, 5, 100, 7), lambda p: p.still_waits(7)):
         progress = FollowerProgress(caught_up_ns=0, absences=1, probed=True)
         sign(progress)
         assert (progress.absences, progress.probed) == (0, False)
 
 
-def test_follower_progress_restarts_with_another_incarnation() -> None:
+def test_follower_progress_is_reset_by_a_new_incarnation() -> None:
     progress = fetched(5, 6)
     progress.live_is(1, 0)
     assert progress.position is None
@@ -124,7 +124,7 @@ def test_follower_progress_restarts_with_another_incarnation() -> None:
     assert (progress.position, progress.was_caught_up, progress.last_request_id) == (None, False, 0)
 
 
-def test_lease_runs_from_its_request_and_only_grows() -> None:
+def test_lease_end_counts_from_the_heartbeat_request_and_never_falls() -> None:
     lease = Lease(100)
     assert not lease.is_current(0)
     lease.extend(50)
@@ -137,7 +137,7 @@ def test_lease_runs_from_its_request_and_only_grows() -> None:
     assert lease.until_ns(10) == 360, "as long as the answer says, whatever the own length is"
 
 
-def test_backoff_delays_grow_to_a_bound_and_differ() -> None:
+def test_backoff_delays_double_up_to_a_bound_with_jitter() -> None:
     waits = {seed: Backoff(100 * MS, 800 * MS, seed).next_ns() for seed in range(50)}
     assert len(set(waits.values())) > 40
     assert all(50 * MS <= wait <= 100 * MS for wait in waits.values())
@@ -148,7 +148,7 @@ def test_backoff_delays_grow_to_a_bound_and_differ() -> None:
     assert backoff.next_ns() <= 100 * MS
 
 
-def test_succession_waits_a_lease_for_every_possible_previous_leader() -> None:
+def test_new_leader_lease_wait_covers_every_possible_previous_leader() -> None:
     live = {"a": 1, "b": 1, "c": 1}
     succession = Succession("c", 100)
     succession.partition_changed(state("a", leaderships=1).state, live, 0)
@@ -164,7 +164,7 @@ def test_succession_waits_a_lease_for_every_possible_previous_leader() -> None:
     assert succession.is_over(20)
 
 
-def test_waiters_are_signaled_past_their_end_offset() -> None:
+def test_idle_followers_are_signaled_once_the_log_end_passes_their_offset() -> None:
     waiters = Waiters()
     for name, end in (("a", 5), ("b", 6), ("c", 7)):
         waiters.register(Waiter(name, end, 1))

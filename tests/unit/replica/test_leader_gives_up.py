@@ -30,7 +30,7 @@ def looks(stepped: Stepped, after_s: float) -> bool:
     return gave_up
 
 
-def test_leader_gives_up_when_its_data_path_is_down_too_long() -> None:
+def test_leader_resigns_when_its_nats_connections_are_down_too_long() -> None:
     stepped = leader()
     stepped.step(ev.DataPathChanged(is_up=False))
     stepped.step(LAG, 1.25)
@@ -46,14 +46,14 @@ def test_leader_gives_up_when_its_data_path_is_down_too_long() -> None:
 
 
 @pytest.mark.parametrize(("live", "gives_up"), [("abc", True), ("ab", False), ("a", False)])
-def test_leader_gives_up_when_several_live_followers_are_silent(live: str, gives_up: bool) -> None:
+def test_leader_resigns_when_several_live_followers_are_silent(live: str, gives_up: bool) -> None:
     stepped = leader()
     stepped.told(state(epoch=9, leader_epoch=2), dict.fromkeys(live, 1))
     assert looks(stepped, SILENT_S + 3) == gives_up, "one that is silent may be cut off itself"
 
 
 @pytest.mark.parametrize(("away", "back"), [({"a": 1, "c": 1}, {"a": 1, "b": 1, "c": 1}), (None, {"a": 1, "b": 2, "c": 1})])
-def test_leader_counts_the_silence_of_a_returned_follower_from_its_return(
+def test_leader_measures_the_silence_of_a_returned_follower_from_its_return(
     away: dict[str, int] | None, back: dict[str, int]
 ) -> None:
     stepped = leader()
@@ -66,7 +66,7 @@ def test_leader_counts_the_silence_of_a_returned_follower_from_its_return(
     assert looks(stepped, 5)
 
 
-def test_leader_serves_while_one_follower_fetches_and_its_lease_is_current() -> None:
+def test_leader_with_a_lease_and_one_fetching_follower_does_not_resign() -> None:
     stepped = leader()
     for _ in range(10):
         stepped.fetch("c", -1, leader_epoch=1)
@@ -77,7 +77,7 @@ def test_leader_serves_while_one_follower_fetches_and_its_lease_is_current() -> 
     assert not stepped.replica.serves(2, stepped.now_ns + 10 * S), "its lease is over"
 
 
-def test_follower_does_not_serve_as_leader() -> None:
+def test_follower_replica_does_not_count_as_a_serving_leader() -> None:
     assert not Stepped("b").opened().replica.serves(2, 0)
 
 
@@ -99,7 +99,7 @@ def alone_after(stepped: Stepped, at_most_s: float) -> tuple[float, float]:
     return asked_s, alone_s
 
 
-def test_leader_without_fetches_asks_for_a_successor_before_it_shrinks_the_isr() -> None:
+def test_leader_without_fetches_resigns_before_it_shrinks_the_isr_to_itself() -> None:
     """Seed 68 of the simulator's ``lasting`` profile: alone in it there was nobody to hand over to, for as long as it was deaf."""
     stepped = Stepped("a", EAGER).leads(state(leader_epoch=2, min_isr=1))
     stepped.publish()
@@ -111,7 +111,7 @@ def test_leader_without_fetches_asks_for_a_successor_before_it_shrinks_the_isr()
 
 
 @pytest.mark.parametrize(("live", "asks"), [({"a": 1, "b": 1}, False), ({"a": 1, "b": 1, "c": 1}, True)])
-def test_leader_shrinks_the_isr_to_itself_at_once_unless_several_are_silent(live: dict[str, int], asks: bool) -> None:
+def test_leader_with_one_silent_follower_shrinks_the_isr_to_itself_at_once(live: dict[str, int], asks: bool) -> None:
     stepped = Stepped("a", EAGER).leads(state(leader_epoch=2, min_isr=1, isr="ab"))
     stepped.publish()
     stepped.fetch("b", 0)

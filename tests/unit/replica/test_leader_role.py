@@ -15,7 +15,7 @@ def acks(leader: Stepped) -> list[tuple[AckPolicy, int]]:
     return [(e.policy, e.through_offset) for e in leader.out if isinstance(e, do.SendAcks)]
 
 
-def test_leader_serves_during_the_replay_and_opens_afterwards() -> None:
+def test_leader_answers_fetches_during_its_replay_and_accepts_publishes_afterwards() -> None:
     leader = Stepped("a").opened(5, 3, ((1, 0),))
     leader.heard()
     leader.told(state(leader_epoch=2))
@@ -27,7 +27,7 @@ def test_leader_serves_during_the_replay_and_opens_afterwards() -> None:
     assert leader.replica.phase == "LEADER_READY"
 
 
-def test_leader_leads_only_with_its_own_incarnation_in_the_image() -> None:
+def test_replica_becomes_leader_only_if_the_metadata_shows_its_own_incarnation() -> None:
     node = Stepped("a").opened()
     for live in ({}, {"a": 2}, {"b": 1}):
         node.told(state(), live)
@@ -52,7 +52,7 @@ def test_leader_assigns_offsets_and_acknowledges_after_flush_and_commit() -> Non
     assert kinds.index(do.RaiseHighWatermark) < kinds.index(do.SendFetchResponse), "the answer carries the new HW"
 
 
-def test_leader_without_a_flush_holds_the_high_watermark() -> None:
+def test_leader_without_a_flush_does_not_raise_the_high_watermark() -> None:
     leader = Stepped("a").leads()
     leader.publish(3)
     leader.publish(2, flush=False)
@@ -68,7 +68,7 @@ def test_leader_below_min_isr_rejects_publishes_and_appends_nothing() -> None:
     assert leader.replica.log.log_end_offset == 0
 
 
-def test_leader_without_a_lease_appends_and_acknowledges_once_the_lease_returns() -> None:
+def test_leader_without_a_lease_appends_and_sends_acks_when_the_lease_returns() -> None:
     leader = Stepped("a").leads()
     leader.fire(Deadline.LEASE)
     assert leader.replica.phase == "LEADER_NO_LEASE"
@@ -110,7 +110,7 @@ def test_leader_without_a_lease_sends_no_negative_acks() -> None:
         ({"offset": 7}, RefusalReason.DIVERGED),
     ],
 )
-def test_invalid_fetch_is_rejected_and_moves_no_position(other: dict, reason: RefusalReason) -> None:
+def test_invalid_fetch_is_rejected_and_changes_no_follower_position(other: dict, reason: RefusalReason) -> None:
     leader = Stepped("a").leads()
     leader.publish(5)
     leader.fetch("c", 4)
@@ -120,7 +120,7 @@ def test_invalid_fetch_is_rejected_and_moves_no_position(other: dict, reason: Re
     assert leader.replica.high_watermark == 1
 
 
-def test_follower_position_may_fall_and_an_overtaken_fetch_is_ignored() -> None:
+def test_leader_accepts_a_lower_fetch_position_and_rejects_an_older_fetch() -> None:
     leader = Stepped("a").leads()
     leader.publish(5)
     leader.fetch("b", 4, request_id=10)
@@ -142,7 +142,7 @@ def test_follower_of_another_incarnation_has_an_unknown_position() -> None:
     assert leader.replica.high_watermark == 4
 
 
-def test_fenced_follower_may_fetch_but_is_not_counted() -> None:
+def test_fenced_follower_gets_records_but_is_not_counted_for_commits() -> None:
     leader = Stepped("a").leads()
     leader.publish(5)
     leader.told(state(leader_epoch=2), {"a": 1, "c": 1})
@@ -191,7 +191,7 @@ def test_leader_with_an_empty_log_or_epoch_answers_epoch_queries() -> None:
     )
 
 
-def test_idle_follower_is_woken_once_per_idle_wait() -> None:
+def test_leader_wakes_an_idle_follower_once_per_idle_wait() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1)
     assert leader.has(do.SendFetchResponse), "of an older version: it is answered with nothing at once"
@@ -220,7 +220,7 @@ def test_waiting_fetch_is_answered_when_records_arrive() -> None:
 
 
 @pytest.mark.parametrize("other", [{"incarnation": 0}, {"request_id": 1}, {"incarnation": 0, "offset": -1, "offset_epoch": 0}])
-def test_waiting_fetch_is_answered_after_a_foreign_repetition(other: dict) -> None:
+def test_waiting_fetch_repeated_by_another_sender_is_answered_only_to_the_follower(other: dict) -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1, request_id=1, awaits_more=True)
     leader.fetch(**{"replica": "b", "offset": -1, "request_id": 1, "awaits_more": True, **other})
@@ -239,7 +239,7 @@ def test_waiting_fetch_of_a_fenced_follower_is_dropped() -> None:
     assert not leader.has(do.AnswerWaiter)
 
 
-def test_follower_positions_commit_nothing_unflushed_by_the_leader() -> None:
+def test_leader_does_not_commit_records_that_only_followers_have_flushed() -> None:
     leader = Stepped("a").leads()
     leader.publish(2, flush=False)
     leader.fetch("b", 1)
@@ -261,7 +261,7 @@ def test_idle_follower_gets_a_notice_of_a_higher_high_watermark() -> None:
     assert leader.only(do.SendNotice).high_watermark == 0
 
 
-def test_waiting_fetch_gets_a_higher_high_watermark_and_keeps_waiting() -> None:
+def test_waiting_fetch_gets_a_higher_high_watermark_without_being_completed() -> None:
     leader = Stepped("a").leads()
     leader.publish(1)
     leader.fetch("b", 0, awaits_more=True)
@@ -275,7 +275,7 @@ def test_waiting_fetch_gets_a_higher_high_watermark_and_keeps_waiting() -> None:
     assert {effect.replica for effect in leader.out if isinstance(effect, do.AnswerWaiter)} == {"b", "c"}
 
 
-def test_silent_follower_leaves_the_isr_and_both_sets_count_until_then() -> None:
+def test_silent_follower_counts_for_commits_until_the_metadata_shows_the_smaller_isr() -> None:
     leader = Stepped("a", ReplicationConfig(lease_s=1.5)).leads()  # whose lag is looked at once in a second
     leader.publish(1)
     while not leader.has(do.ProposeIsr):
@@ -328,7 +328,7 @@ def test_follower_joins_the_isr_by_a_fetch_of_this_epoch() -> None:
     assert leader.replica.high_watermark == 5, "c is in flight: it counts"
 
 
-def test_isr_change_with_an_unknown_outcome_counts_both_sets_until_the_image_decides() -> None:
+def test_isr_change_with_an_unknown_outcome_counts_both_isrs_until_the_metadata_decides() -> None:
     leader = Stepped("a").leads(state(isr="ab", leader_epoch=2))
     leader.fetch("b", -1)
     leader.fetch("c", -1)
@@ -346,7 +346,7 @@ def test_isr_change_with_an_unknown_outcome_counts_both_sets_until_the_image_dec
     assert leader.replica.high_watermark == 0
 
 
-def test_isr_changes_are_proposed_one_at_a_time_with_a_pause_after_a_rejection() -> None:
+def test_isr_changes_are_proposed_one_at_a_time_with_a_delay_after_a_rejection() -> None:
     leader = Stepped("a", ReplicationConfig(lease_s=1.5)).leads(state(isr="ab", leader_epoch=2))
     leader.fetch("c", -1)
     assert leader.has(do.ProposeIsr)
@@ -360,7 +360,7 @@ def test_isr_changes_are_proposed_one_at_a_time_with_a_pause_after_a_rejection()
     assert leader.has(do.ProposeIsr)
 
 
-def test_leader_that_stood_still_does_not_remove_its_followers() -> None:
+def test_leader_whose_process_was_paused_does_not_remove_followers_from_the_isr() -> None:
     leader = Stepped("a").leads()
     leader.now_ns += 20 * S
     leader.heard()
@@ -386,7 +386,7 @@ def test_replica_ignores_an_older_partition_state() -> None:
     assert leader.replica.role == "LEADER"
 
 
-def test_leader_with_a_full_disk_rejects_publishes_and_gives_up() -> None:
+def test_leader_with_a_full_disk_rejects_publishes_and_resigns() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1)
     leader.fetch("c", -1)
@@ -415,7 +415,7 @@ def test_leader_rejects_nothing_while_an_isr_member_may_follow_the_previous_lead
     assert not leader.replica.may_refuse_publishers(leader.now_ns), "b has started again"
 
 
-def test_isr_change_without_an_answer_is_repeated_after_a_session() -> None:
+def test_isr_change_without_a_response_is_repeated_after_the_session_timeout() -> None:
     leader = Stepped("a").leads()
     leader.told(state(leader_epoch=2, epoch=5), {"a": 1, "b": 1})
     asked = leader.only(do.ProposeIsr)
@@ -450,7 +450,7 @@ def test_leader_with_a_failed_flush_sends_no_acks() -> None:
     assert leader.has(do.DropPublishes)
 
 
-def test_failed_leader_gives_up_repeatedly_until_the_image_shows_another() -> None:
+def test_failed_leader_repeats_its_resignation_until_the_metadata_shows_another_leader() -> None:
     leader = Stepped("a").leads()
     leader.step(ev.StorageFailed(reason="flush"))
     assert leader.only(do.GiveUpLeadership).leader_epoch == 2
@@ -471,7 +471,7 @@ def test_failed_follower_leaves_the_isr() -> None:
     assert not follower.has(do.LeaveIsr)
 
 
-def test_single_replica_commits_by_itself() -> None:
+def test_single_replica_commits_after_its_own_flush() -> None:
     leader = Stepped("a").leads(state(isr="a", replicas="a", min_isr=1, leader_epoch=2), end=4, hw=1)
     assert leader.replica.high_watermark == 3
     leader.publish(2)
@@ -493,13 +493,13 @@ def test_leader_answers_latest_reads_only_after_the_epoch_start_is_committed() -
     assert leader.replica.may_answer_latest(leader.now_ns)
 
 
-def test_idle_leader_has_no_effects_for_a_heartbeat() -> None:
+def test_idle_leader_sends_nothing_at_a_heartbeat() -> None:
     leader = Stepped("a", ReplicationConfig()).leads()
     leader.now_ns += S // 4
     assert leader.heard() == []
 
 
-def test_stopped_leader_closes_its_subject_and_ignores_the_image() -> None:
+def test_stopped_leader_closes_its_subject_and_ignores_metadata_changes() -> None:
     leader = Stepped("a").leads()
     leader.step(ev.StopRequested())
     assert leader.has(do.CloseSubject)
@@ -513,7 +513,7 @@ BASE = 10**18
 
 
 @pytest.mark.parametrize("forged", [2**63 - 1, BASE + 3600 * S, 1])
-def test_fetch_beyond_the_log_end_commits_nothing_and_does_not_block_the_follower(forged: int) -> None:
+def test_fetch_beyond_the_log_end_commits_nothing_and_the_next_valid_fetch_is_accepted(forged: int) -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1, request_id=BASE)
     leader.fetch("c", -1, request_id=BASE)
@@ -528,7 +528,7 @@ def test_fetch_beyond_the_log_end_commits_nothing_and_does_not_block_the_followe
     assert leader.replica.high_watermark == 1
 
 
-def test_forged_first_fetch_blocks_the_follower_only_for_a_while() -> None:
+def test_forged_first_fetch_blocks_the_real_follower_for_less_than_ten_seconds() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1, request_id=2**63 - 1)
     leader.publish(1)
@@ -546,7 +546,7 @@ def test_forged_first_fetch_blocks_the_follower_only_for_a_while() -> None:
     assert leader.replica.high_watermark == 1
 
 
-def test_follower_request_ids_follow_its_clock() -> None:
+def test_follower_request_ids_grow_at_least_with_its_clock() -> None:
     follower = Stepped("b").follows(state(leader="a"))
     fetch = follower.only(do.SendFetch).request_id
     follower.now_ns += 100 * S
@@ -555,7 +555,7 @@ def test_follower_request_ids_follow_its_clock() -> None:
     assert 100 * S <= follower.only(do.SendFetch).request_id - fetch < 200 * S
 
 
-def test_duplicate_of_a_committed_record_is_acknowledged_at_once_and_others_at_the_commit() -> None:
+def test_duplicate_of_a_committed_record_is_acked_at_once_and_of_others_at_the_commit() -> None:
     leader = Stepped("a").leads()
     leader.publish(3)
     leader.fetch("b", 2)

@@ -33,7 +33,7 @@ def leader(end: int = 5, hw: int = 2, *, start: int = 1, partition: HeldPartitio
 
 
 # ---- notices -----------------------------------------------------------------------------------------------------------------
-def test_new_leader_notice_has_its_epoch_start_and_log_start() -> None:
+def test_new_leader_notice_contains_epoch_start_and_log_start() -> None:
     assert leader().only(do.SendNotice) == do.SendNotice(
         replicas=("b", "c"), leader_epoch=4, epoch=9, epoch_start_offset=5, high_watermark=2, log_start_offset=1
     )
@@ -55,7 +55,7 @@ def test_new_leader_notice_is_repeated_to_followers_that_have_not_fetched() -> N
         stepped.fire(ev.Deadline.NOTICE)
 
 
-def test_idle_followers_get_a_higher_high_watermark_once() -> None:
+def test_leader_sends_a_higher_high_watermark_to_each_idle_follower_once() -> None:
     """b takes a second answer to its fetch, c is of an older version and is sent a notice."""
     stepped = leader()
     stepped.fetch("b", 4, 2, awaits_more=True)
@@ -96,7 +96,7 @@ def test_new_leader_notice_is_not_repeated_to_followers_that_fetched() -> None:
     assert told == [("b", "d"), ("d",), ("d",)]
 
 
-def test_waiting_fetch_without_a_known_high_watermark_is_answered_soon() -> None:
+def test_waiting_fetch_of_a_follower_without_high_watermark_is_answered_soon() -> None:
     stepped = leader()
     stepped.fetch("b", 4, 2, awaits_more=True)
     assert stepped.replica.high_watermark == 2, "c has not fetched"
@@ -104,7 +104,7 @@ def test_waiting_fetch_without_a_known_high_watermark_is_answered_soon() -> None
     assert stepped.only(do.TellWaiter) == do.TellWaiter(replica="b", leader_epoch=4)
 
 
-def test_high_watermark_travels_with_records_or_shortly_after() -> None:
+def test_leader_sends_the_high_watermark_with_the_next_records_or_shortly_after() -> None:
     """One fetch and one answer for each record, and no more, while the next comes within the time that word may take."""
     stepped = Stepped("a").leads()
     for follower in "bc":
@@ -128,7 +128,7 @@ def test_high_watermark_travels_with_records_or_shortly_after() -> None:
 
 
 # ---- what is held ------------------------------------------------------------------------------------------------------------
-def test_held_publishes_are_rejected_on_an_isr_change_only_below_min_isr() -> None:
+def test_queued_publishes_are_rejected_on_an_isr_change_only_below_min_isr() -> None:
     stepped = leader(unreplicated_bytes=512)
     for replica in "bc":
         stepped.fetch(replica, 4, 2)
@@ -187,7 +187,7 @@ def test_quorum_leader_below_min_isr_commits_nothing(isr: str, high_watermark: i
 
 
 # ---- the ISR -----------------------------------------------------------------------------------------------------------------
-def test_isr_change_request_has_epochs_and_incarnations() -> None:
+def test_isr_change_request_contains_epochs_and_incarnations() -> None:
     stepped = leader(partition=state(epoch=9, leader_epoch=4, isr="ab"))
     stepped.told(state(epoch=9, leader_epoch=4, isr="ab"), {"a": 1, "b": 7, "c": 3})
     stepped.fetch("b", 4, 2, incarnation=7)
@@ -199,7 +199,7 @@ def test_isr_change_request_has_epochs_and_incarnations() -> None:
     )
 
 
-def test_follower_with_all_earlier_records_joins_despite_a_newer_epoch_start() -> None:
+def test_follower_with_all_committed_records_joins_the_isr_despite_a_newer_epoch_start() -> None:
     stepped = leader(partition=state(epoch=9, leader_epoch=4, isr="ab"))
     stepped.fetch("b", 4, 2)
     stepped.fetch("c", 3, 2)
@@ -220,7 +220,7 @@ def test_follower_lag_in_records_is_counted_from_the_log_end() -> None:
         assert proposed == ([] if wanted is None else [wanted])
 
 
-def test_removed_replica_gets_no_answers_and_loses_its_position() -> None:
+def test_leader_sends_nothing_to_a_removed_replica_and_drops_its_position() -> None:
     stepped = leader()
     for replica in "bc":
         stepped.fetch(replica, 4, 2, awaits_more=True)
@@ -248,7 +248,7 @@ def held(**changes: Any) -> HeldPartition:
     )
 
 
-def test_leader_snapshot_has_every_field() -> None:
+def test_leader_snapshot_contains_offsets_epochs_isr_and_follower_states() -> None:
     stepped = leader(partition=held(), lease_s=1.5)
     stepped.fetch("c", 4, 2, flush_ns=2_500_000)
     stepped.step(ev.LogFlushed(end_offset=5, took_ns=7 * MS))
@@ -270,7 +270,7 @@ def test_leader_snapshot_has_every_field() -> None:
     assert not shown(stepped).lease_is_current
 
 
-def test_follower_snapshot_has_its_leader_and_no_followers() -> None:
+def test_follower_snapshot_contains_its_leader_and_no_followers() -> None:
     stepped = idle(3)
     found = shown(stepped)
     assert (found.role, found.phase, found.leader, found.leader_epoch) == ("FOLLOWER", "FOLLOWER_IDLE", "a", 1)
@@ -279,7 +279,7 @@ def test_follower_snapshot_has_its_leader_and_no_followers() -> None:
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_replica_source_answers_readers_from_log_and_replica(leads: bool) -> None:
+def test_replica_source_returns_role_epoch_and_committed_end_for_readers(leads: bool) -> None:
     log, _ = Log.open(MemoryStorage(), StreamConfig(max_per_subject=3))
     failed = heard = False
     stepped = leader() if leads else idle(3)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from liftpy.core.replication.lease import INGEST, INGEST_GRACE_NS, REPLICATION, DataPath
 
 
-def test_data_path_is_down_at_once_without_replication() -> None:
+def test_data_path_is_down_at_once_without_the_replication_connection() -> None:
     path = DataPath()
     assert path.link_changed(REPLICATION, False, 100) is False
     assert path.link_changed(REPLICATION, False, 200) is None
     assert path.link_changed(REPLICATION, True, 300) is True
 
 
-def test_data_path_is_down_after_a_grace_without_ingest() -> None:
+def test_data_path_is_down_after_a_grace_time_without_the_ingest_connection() -> None:
     path = DataPath()
     assert path.link_changed(INGEST, False, 100) is None
     assert path.next_ns(100) == 100 + INGEST_GRACE_NS
@@ -22,7 +22,7 @@ def test_data_path_is_down_after_a_grace_without_ingest() -> None:
     assert path.link_changed(INGEST, True, 200 + INGEST_GRACE_NS) is True
 
 
-def test_data_path_stays_up_when_ingest_returns_within_the_grace() -> None:
+def test_data_path_stays_up_when_the_ingest_connection_returns_within_the_grace_time() -> None:
     path = DataPath()
     for turn in range(100):
         at_ns = turn * INGEST_GRACE_NS
@@ -31,7 +31,7 @@ def test_data_path_stays_up_when_ingest_returns_within_the_grace() -> None:
         assert path.next_ns(at_ns + INGEST_GRACE_NS - 1) is None
 
 
-def test_data_path_is_up_only_with_both_connections() -> None:
+def test_data_path_is_up_only_with_the_replication_and_the_ingest_connection() -> None:
     path = DataPath()
     assert path.link_changed(INGEST, False, 0) is None
     assert path.link_changed(REPLICATION, False, 5) is False
@@ -40,7 +40,7 @@ def test_data_path_is_up_only_with_both_connections() -> None:
     assert path.link_changed(INGEST, True, INGEST_GRACE_NS) is True
 
 
-def test_data_path_grace_restarts_with_each_loss() -> None:
+def test_data_path_grace_time_restarts_with_each_connection_loss() -> None:
     path = DataPath()
     path.link_changed(INGEST, False, 0)
     path.link_changed(INGEST, True, 1)

@@ -39,18 +39,20 @@ def a_log(start: int = 10, end: int = 50) -> LogOffsets:
         ((80, 6), cut(40)),
     ],
 )
-def test_lineage_is_decided_by_a_leader_with_a_lease(last: tuple[int, int], wanted: EpochVerdict) -> None:
+def test_divergence_check_by_a_leader_with_a_lease_returns_the_truncation_offset(
+    last: tuple[int, int], wanted: EpochVerdict
+) -> None:
     assert judge(a_log(), last_offset=last[0], last_epoch=last[1], is_latest=True) == wanted
 
 
-def test_lineage_of_a_replica_without_a_lease_is_never_truncated() -> None:
+def test_divergence_check_by_a_replica_without_a_lease_returns_behind_not_truncation() -> None:
     log = a_log()
     for last_offset, last_epoch in ((45, 5), (80, 6), (20, 1), (50, 7), (49, 8)):
         assert judge(log, last_offset=last_offset, last_epoch=last_epoch, is_latest=False) == BEHIND
     assert judge(log, last_offset=45, last_epoch=7, is_latest=False) == SAME
 
 
-def test_lineage_past_an_empty_leader_log_is_truncated() -> None:
+def test_divergence_check_against_an_empty_leader_log_returns_truncation_to_zero() -> None:
     log = LogOffsets()
     log.set_recovered(0, 0, -1, ())
     assert judge(log, last_offset=3, last_epoch=2, is_latest=True) == cut(0)

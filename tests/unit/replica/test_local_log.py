@@ -18,7 +18,7 @@ def mirror(end: int = 10, flushed: int = 10, hw: int = 5) -> LogOffsets:
     return LogOffsets(0, end, flushed, hw, EpochCache([(1, 0), (3, 6)]))
 
 
-def test_log_offsets_ignore_a_flush_from_before_a_truncation() -> None:
+def test_log_offsets_ignore_a_flush_started_before_a_truncation() -> None:
     log = mirror(flushed=4)
     log.was_cut(6)
     log.flushed(10)
@@ -29,7 +29,7 @@ def test_log_offsets_ignore_a_flush_from_before_a_truncation() -> None:
     assert log.flushed_end_offset == 6, "it never falls"
 
 
-def test_log_offsets_of_an_emptied_log_lack_nothing() -> None:
+def test_log_offsets_of_an_emptied_log_have_no_compaction_horizon() -> None:
     for cut in (lambda log: log.was_cut(0), lambda log: log.start_afresh(20)):
         log = mirror()
         log.compacted(Horizon(8, 3))
@@ -55,7 +55,7 @@ def test_log_offsets_of_an_emptied_log_lack_nothing() -> None:
         (3, 3, Lineage.CUT, 3),
     ],
 )
-def test_lineage_of_a_diverged_reader_has_the_end_of_the_common_prefix(
+def test_divergence_check_of_a_diverged_reader_returns_the_end_of_the_common_prefix(
     last_offset: int, last_epoch: int, lineage: Lineage, end: int
 ) -> None:
     found = judge(mirror(), last_offset=last_offset, last_epoch=last_epoch, is_latest=True)
@@ -76,7 +76,7 @@ def test_read_request_for_another_stream_uid_is_rejected(uid: str, refused: bool
 
 @pytest.mark.parametrize("end", [8, 9, 10])
 @pytest.mark.parametrize(("flushed", "hw"), [(10, 9), (10, 7), (9, 8), (6, 5)])
-def test_log_offsets_after_a_truncation_lower_the_flush_and_the_high_watermark(end: int, flushed: int, hw: int) -> None:
+def test_log_offsets_truncation_lowers_flushed_end_and_high_watermark(end: int, flushed: int, hw: int) -> None:
     log = LogOffsets(0, 10, flushed, hw, EpochCache([(1, 0), (3, 6)]))
     log.cut(end)
     assert (log.log_end_offset, log.flushed_end_offset, log.high_watermark) == (end, min(flushed, end), min(hw, end - 1))

@@ -40,13 +40,13 @@ def moving(replicas: str = "abdc", target: str = "abd", isr: str = "abdc", **mor
         ("da", "d", "a", 1, ""),
     ],
 )
-def test_next_replica_to_drop_depends_on_targets_isr_and_min_isr(
+def test_reassignment_evicts_the_next_unwanted_replica_if_enough_isr_members_remain(
     replicas: str, target: str, isr: str, min_isr: int, goes: str
 ) -> None:
     assert next_to_go(moving(replicas, target, isr), frozenset(isr), min_isr) == goes
 
 
-def test_replica_is_not_dropped_by_the_change_that_adds_another() -> None:
+def test_reassignment_does_not_evict_a_replica_in_the_change_that_adds_another() -> None:
     state = moving("abc", "ad", "abc", joining="d", copy_epoch=4)
     assert next_to_go(state, frozenset("abcd"), 1) == ""
 
@@ -61,33 +61,33 @@ def test_replica_is_not_dropped_by_the_change_that_adds_another() -> None:
         ({"a": 41, "b": 38, "d": 40}, "", True),
     ],
 )
-def test_quorum_move_needs_a_majority_of_the_remaining_replicas(
+def test_reassignment_with_quorum_needs_a_majority_of_the_remaining_replicas(
     positions: dict[str, int | None], incomplete: str, enough: bool
 ) -> None:
     state = moving(incomplete=tuple(incomplete))
     assert majority_holds(state, "c", positions, 40, 30) is enough
 
 
-def test_quorum_move_needs_the_start_of_the_epoch() -> None:
+def test_reassignment_with_quorum_needs_a_majority_at_the_epoch_start() -> None:
     positions = {"a": 60, "b": 48, "d": 48}
     assert not majority_holds(moving(), "c", positions, 40, 50)
     assert majority_holds(moving(), "c", {**positions, "b": 49}, 40, 50)
 
 
-def test_next_leader_of_a_move_is_the_first_wanted_in_sync_replica() -> None:
+def test_reassignment_moves_the_leadership_to_the_first_wanted_in_sync_replica() -> None:
     state = moving("bdca", "bdc", "cda")
     assert heir(state, "cd") == "d", "in the order in which they are wanted, not as they joined"
     assert heir(state, "c") == "c"
     assert heir(state, "b") == "", "it is outside of the ISR"
 
 
-def test_catchup_throttle_counts_only_the_backlog() -> None:
+def test_catchup_throttle_charges_only_the_backlog_and_not_new_records() -> None:
     assert backlog_part(1_000_000, 1000, 400) == 600_000
     assert backlog_part(1_000_000, 1000, 2000) == 0
     assert backlog_part(10, 0, 0) == 0
 
 
-def test_catchup_throttle_spaces_learner_turns_by_their_bytes() -> None:
+def test_catchup_throttle_delays_the_next_fetch_in_proportion_to_the_copied_bytes() -> None:
     pace = CatchupThrottle(bytes_per_second=10_000_000)
     assert pace.turn(5 * S) == (5 * S, 0)
     pace.flushed(1_000_000, 600_000, 5 * S, 5 * S + 4 * MS)
@@ -114,14 +114,14 @@ def test_catchup_throttle_spaces_learner_turns_by_their_bytes() -> None:
         (60, 100_000, 100),  # so slow it never is
     ],
 )
-def test_catchup_throttle_rests_after_a_slow_piece(took_ms: int, size_bytes: int, turn_ms: int) -> None:
+def test_catchup_throttle_adds_a_pause_after_a_slow_fetch(took_ms: int, size_bytes: int, turn_ms: int) -> None:
     pace = CatchupThrottle(bytes_per_second=10_000_000, share=0.2, least_bytes_per_second=1_000_000)
     pace.flushed(size_bytes, 100_000, S, S + took_ms * MS)
     assert pace.turn(S) == (S + turn_ms * MS, turn_ms * MS)
     assert pace.yielded_ns == (turn_ms - 10) * MS
 
 
-def test_catchup_throttle_rest_is_unbounded_without_a_minimum_rate() -> None:
+def test_catchup_throttle_pause_has_no_upper_limit_without_a_minimum_rate() -> None:
     pace = CatchupThrottle(bytes_per_second=10_000_000, share=0.1)
     pace.flushed(1000, 1000, S, 2 * S)
     assert pace.turn(S)[0] == 11 * S
@@ -130,7 +130,7 @@ def test_catchup_throttle_rest_is_unbounded_without_a_minimum_rate() -> None:
     assert pace.turn(S)[0] == S
 
 
-def test_learner_copy_fetches_one_piece_plus_the_growth_of_the_partition() -> None:
+def test_learner_copy_fetch_size_is_one_piece_plus_the_growth_of_the_partition() -> None:
     copy = LearnerCopy(CatchupThrottle(bytes_per_second=10_000_000, piece_bytes=100_000))
     assert copy.asks(S, 1_000_000) == 100_000
     copy.came(100_000, 1000, 400)
@@ -144,7 +144,7 @@ def test_learner_copy_fetches_one_piece_plus_the_growth_of_the_partition() -> No
     assert LearnerCopy(CatchupThrottle()).asks(S, 1_000_000) == 1_000_000
 
 
-def test_learner_copy_returns_an_unused_turn() -> None:
+def test_learner_copy_that_stops_frees_its_reserved_throttle_time() -> None:
     pace = CatchupThrottle(bytes_per_second=10_000_000)
     one, other = LearnerCopy(pace), LearnerCopy(pace)
     one.asks(S, 1000)
@@ -163,7 +163,7 @@ def test_catchup_throttle_lowers_the_fetch_size_at_a_low_rate(rate: int, piece: 
     assert CatchupThrottle(bytes_per_second=rate, piece_bytes=piece).fetch_bytes == most
 
 
-def test_catchup_throttle_follows_the_settings() -> None:
+def test_catchup_throttle_uses_changed_settings() -> None:
     config = ReplicationConfig(copy_bytes_per_s=1, copy_min_bytes_per_s=2, copy_duty_cycle=0.3, copy_fetch_bytes=4096)
     assert pace_of(config) == CatchupThrottle(bytes_per_second=1, least_bytes_per_second=2, share=0.3, piece_bytes=4096)
 
@@ -190,7 +190,7 @@ class Learner(Stepped):
         self.step(ev.LogFlushed(end_offset=last + 1))
 
 
-def test_learner_that_is_behind_fetches_in_its_turn_and_otherwise_at_once() -> None:
+def test_learner_that_is_behind_fetches_throttled_and_a_caught_up_one_at_once() -> None:
     config = ReplicationConfig(copy_bytes_per_s=10_000_000, copy_duty_cycle=0.1, copy_fetch_bytes=50_000)
     learner = Learner(config)
     assert learner.only(do.SendFetch).max_bytes == 50_000
@@ -206,7 +206,7 @@ def test_learner_that_is_behind_fetches_in_its_turn_and_otherwise_at_once() -> N
     assert learner.has(do.SendFetch)
 
 
-def test_learner_that_changes_its_role_returns_its_turn() -> None:
+def test_learner_that_stops_frees_its_reserved_throttle_time() -> None:
     config = ReplicationConfig(copy_bytes_per_s=1_000_000)
     learner = Learner(config)
     pace = learner.replica._shared.copy_pace
@@ -217,7 +217,7 @@ def test_learner_that_changes_its_role_returns_its_turn() -> None:
     assert pace.turn(learner.now_ns)[0] == learner.now_ns + 100 * MS
 
 
-def test_learner_progress_is_forgotten_with_another_copy_epoch() -> None:
+def test_learner_progress_is_reset_by_a_new_copy_epoch() -> None:
     progress = FollowerProgress(caught_up_ns=0, last_asked_ns=0)
     progress.copy_is(5)
     progress.fetched(40, 1, 41, 10)
@@ -230,7 +230,7 @@ def test_learner_progress_is_forgotten_with_another_copy_epoch() -> None:
     assert not progress.was_caught_up
 
 
-def test_replica_set_change_in_flight_counts_both_sets() -> None:
+def test_replica_set_change_in_flight_counts_the_old_and_the_new_set() -> None:
     change = IsrChange()
     assert [*change.replica_sets(("a", "b", "c"))] == [("a", "b", "c")]
     change.record_attempt(frozenset("abd"), frozenset("abcd"))

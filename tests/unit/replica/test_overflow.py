@@ -58,7 +58,7 @@ class Server:
         return self.read - self.done
 
 
-def test_overflow_with_few_publishers_drops_nothing() -> None:
+def test_slow_consumer_guard_with_few_publishers_drops_nothing() -> None:
     for publishers in (1, 2):
         server = Server(publishers)
         server.run(20)
@@ -66,7 +66,7 @@ def test_overflow_with_few_publishers_drops_nothing() -> None:
         assert server.most < MAX_PENDING
 
 
-def test_overflow_with_many_publishers_drops_only_the_excess_without_a_disconnect() -> None:
+def test_slow_consumer_guard_with_many_publishers_drops_only_the_excess() -> None:
     for publishers in (4, 6, 12, 20):
         server = Server(publishers)
         server.run(20)
@@ -75,13 +75,13 @@ def test_overflow_with_many_publishers_drops_only_the_excess_without_a_disconnec
         assert excess * 0.7 - BUFFER < server.given_up < excess * 1.2
 
 
-def test_overflow_with_late_server_answers_stays_below_the_server_limit() -> None:
+def test_slow_consumer_guard_with_late_server_answers_stays_below_the_server_limit() -> None:
     server = Server(6, answer_ms=150)
     server.run(20)
     assert server.most < MAX_PENDING
 
 
-def test_overflow_with_a_silent_server_reads_at_a_fixed_rate_doubled_per_disconnect() -> None:
+def test_slow_consumer_guard_of_a_silent_server_reads_at_a_fixed_rate_doubled_per_disconnect() -> None:
     server = Server(4, answer_ms=None)
     server.run(20)
     assert server.most < MAX_PENDING
@@ -90,7 +90,7 @@ def test_overflow_with_a_silent_server_reads_at_a_fixed_rate_doubled_per_disconn
     assert server.overflow.blind_rate_bytes == 2 * BLIND_RATE_BYTES
 
 
-def test_overflow_drops_what_exceeds_the_limit() -> None:
+def test_slow_consumer_guard_drops_the_bytes_above_the_server_limit() -> None:
     overflow = Overflow()
     overflow.record_pong(60 * MIB, 7, START_NS)
     assert not overflow.leaves_alone(7, START_NS + 1)
@@ -100,7 +100,7 @@ def test_overflow_drops_what_exceeds_the_limit() -> None:
     assert not overflow.leaves_alone(7 + 8 * MIB, START_NS + FRESH_NS + 1), "that was long ago"
 
 
-def test_overflow_write_never_exceeds_the_server_deadline() -> None:
+def test_slow_consumer_guard_never_lets_a_server_write_exceed_its_deadline() -> None:
     """Nothing is stored at all, and the server holds little: it is read through all the same."""
     server = Server(1, stored_rate=0)
     server.held_each = server.free_each = 0
@@ -109,7 +109,7 @@ def test_overflow_write_never_exceeds_the_server_deadline() -> None:
     assert server.pending == 0
 
 
-def test_overflow_learns_a_lower_server_bound_from_a_disconnect() -> None:
+def test_slow_consumer_guard_lowers_its_limit_after_a_disconnect() -> None:
     overflow = Overflow()
     overflow.cut_at(4 * MIB)
     assert overflow.limit_bytes == 4 * MIB * 13 // 16
@@ -117,7 +117,7 @@ def test_overflow_learns_a_lower_server_bound_from_a_disconnect() -> None:
     assert overflow.limit_bytes == 4 * MIB * 13 // 16
 
 
-def test_overflow_ignores_an_overtaken_answer() -> None:
+def test_slow_consumer_guard_ignores_an_older_server_answer() -> None:
     overflow = Overflow()
     overflow.record_pong(10 * MIB, 0, START_NS + 5)
     overflow.record_pong(63 * MIB, 0, START_NS)

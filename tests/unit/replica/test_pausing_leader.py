@@ -80,7 +80,7 @@ def test_paused_leader_commits_and_acknowledges_earlier_publishes() -> None:
     assert leader.only(do.SendAcks).through_offset == 1
 
 
-def test_paused_leader_appends_publishes_held_before() -> None:
+def test_paused_leader_appends_publishes_queued_before_the_pause() -> None:
     leader = Stepped("a").leads(state(isr="a", leader_epoch=2))
     token = publish(leader, plain=True)
     assert appended(leader) == []
@@ -92,7 +92,7 @@ def test_paused_leader_appends_publishes_held_before() -> None:
 
 
 @pytest.mark.parametrize("until", [Pause.UNTIL_PUBLISH, Pause.UNTIL_PUBLISH_TO_ANY])
-def test_partition_paused_until_publish_holds_the_publish_and_asks_to_resume(until: Pause) -> None:
+def test_partition_paused_until_publish_queues_a_publish_and_requests_the_resume(until: Pause) -> None:
     leader = a_leader(until)
     assert not leader.replica.takes_publishes()
     first = publish(leader)
@@ -111,7 +111,7 @@ def test_partition_paused_until_publish_holds_the_publish_and_asks_to_resume(unt
     assert leader.replica.takes_publishes()
 
 
-def test_partition_paused_until_publish_holds_a_conditional_publish_only_as_the_first() -> None:
+def test_partition_paused_until_publish_queues_a_conditional_publish_only_as_the_first() -> None:
     """What is held before it would be appended between."""
     leader = a_leader(Pause.UNTIL_PUBLISH)
     first = publish(leader, conditional=True)
@@ -134,7 +134,7 @@ def test_partition_paused_until_publish_is_not_resumed_without_a_publish() -> No
 
 
 @pytest.mark.parametrize("until", [Pause.UNTIL_PUBLISH, Pause.ENDING])
-def test_resume_request_without_an_answer_is_repeated(until: Pause) -> None:
+def test_resume_request_without_a_response_is_repeated(until: Pause) -> None:
     leader = a_leader(until)
     if until is Pause.UNTIL_PUBLISH:
         publish(leader)
@@ -162,7 +162,7 @@ def test_resume_request_without_a_lease_is_sent_with_the_lease() -> None:
     assert appended(leader) == [token]
 
 
-def test_publish_held_by_a_pause_is_stored_when_an_operator_pauses() -> None:
+def test_publish_queued_by_a_pause_is_stored_when_an_operator_pauses_the_stream() -> None:
     leader = a_leader(Pause.UNTIL_PUBLISH)
     token = publish(leader)
     leader.told(paused(Pause.UNTIL_RESUMED, pauses=2, epoch=3))
@@ -172,7 +172,7 @@ def test_publish_held_by_a_pause_is_stored_when_an_operator_pauses() -> None:
 
 
 @pytest.mark.parametrize("until", list(Pause))
-def test_followers_are_standbys_again_once_the_leader_accepts_publishes(until: Pause) -> None:
+def test_followers_become_standbys_again_when_the_paused_leader_accepts_publishes(until: Pause) -> None:
     follower = Stepped("b").follows(paused(until, standby=True))
     assert follower.replica.stands_by is (until is Pause.NOT_PAUSED)
 

@@ -13,7 +13,7 @@ from liftpy.errors import InvariantError
 from tests.unit.replica.stepping import Stepped
 
 
-def test_follower_phase_table_names_every_phase() -> None:
+def test_follower_phase_table_contains_every_phase() -> None:
     assert set(FOLLOWS_ON) == set(Following)
     reached = {Following.RECONCILING}
     while True:
@@ -32,7 +32,7 @@ def test_follower_phase_table_allows_no_fetch_before_reconciliation() -> None:
         assert Following.CUTTING not in FOLLOWS_ON[phase], "a cut is never begun without the leader's word"
 
 
-def test_follower_phase_table_has_a_waiting_phase_per_status() -> None:
+def test_follower_phase_table_has_a_waiting_phase_for_each_partition_status() -> None:
     assert {status.name for status in PartitionStatus} <= set(Waiting)
     names = [member.value for kind in (Leading, Following, Waiting) for member in kind]
     assert len(names) == len(set(names))
@@ -46,14 +46,14 @@ def idle_follower() -> Stepped:
     return follower
 
 
-def test_follower_invalid_phase_change_raises_with_the_phase_history(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_invalid_phase_change_raises_with_the_recent_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(phases.FOLLOWS_ON, Following.IDLE, frozenset({Following.FLUSHING}))
     follower = idle_follower()
     with pytest.raises(InvariantError, match="from IDLE to FETCHING; its way: RECONCILING -> FETCHING -> IDLE"):
         follower.step(ev.WokenUp())
 
 
-def test_follower_phase_shortcut_of_a_broken_role_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_phase_change_missing_in_the_table_raises_invariant_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mistake: whoever is woken waits for a cut that nobody began."""
     monkeypatch.setattr(FollowerRole, "woken_up", lambda self, now_ns, out: self._waits_for(Following.CUTTING))
     with pytest.raises(InvariantError, match="IDLE to CUTTING"):

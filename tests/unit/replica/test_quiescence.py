@@ -35,7 +35,7 @@ def deadlines(stepped: Stepped) -> set[Deadline]:
     return set(stepped.replica._shared.deadlines._at_ns)
 
 
-def test_quiet_follower_waits_without_a_timer_after_idle_waits() -> None:
+def test_idle_follower_joins_combined_fetches_and_sets_no_timer() -> None:
     follower = quiet_follower()
     asked = follower.only(do.WaitQuietly)
     assert asked == do.WaitQuietly(request_id=follower.replica._role._idle_request_id, leader="a", leader_epoch=1)
@@ -44,18 +44,18 @@ def test_quiet_follower_waits_without_a_timer_after_idle_waits() -> None:
     assert follower.replica.may_serve_committed()
 
 
-def test_quiet_follower_needs_one_idle_wait_by_default() -> None:
+def test_idle_follower_joins_combined_fetches_with_default_settings() -> None:
     follower = quiet_follower(ReplicationConfig())
     assert follower.replica.phase == "FOLLOWER_QUIET"
     assert ReplicationConfig().idle_polls_before_quiet == 2
 
 
 @pytest.mark.parametrize("isr", ["ab", "ac"])
-def test_quiet_follower_must_be_in_the_isr(isr: str) -> None:
+def test_idle_follower_outside_the_isr_does_not_join_combined_fetches(isr: str) -> None:
     assert (quiet_follower(isr=isr).replica.phase == "FOLLOWER_QUIET") == ("b" in isr)
 
 
-def test_quiet_follower_has_no_uncommitted_records() -> None:
+def test_idle_follower_with_uncommitted_records_does_not_join_combined_fetches() -> None:
     follower = Stepped("b", SOON).follows()
     follower.answered([(0, 2, 1)], hw=1)
     follower.step(ev.LogFlushed(end_offset=3))
@@ -66,7 +66,7 @@ def test_quiet_follower_has_no_uncommitted_records() -> None:
         assert follower.replica.phase == "FOLLOWER_IDLE", "HW may come with the next answer"
 
 
-def test_quiet_wait_ends_with_records_a_wake_up_or_a_lost_connection() -> None:
+def test_follower_in_combined_fetches_leaves_at_records_a_wake_up_or_a_lost_connection() -> None:
     def more(follower: Stepped) -> None:
         follower.answered([(3, 3, 1)], hw=2, request=follower.replica._role._idle_request_id)
         assert follower.has(do.AppendFetched)
@@ -97,7 +97,7 @@ def test_quiet_wait_ends_with_records_a_wake_up_or_a_lost_connection() -> None:
         assert not follower.has(do.ReportLeader)
 
 
-def test_quiet_wait_continues_after_a_high_watermark_or_foreign_answers() -> None:
+def test_follower_in_combined_fetches_stays_after_a_high_watermark_or_stale_responses() -> None:
     follower = quiet_follower()
     request = follower.replica._role._idle_request_id
     follower.answered([], hw=2, request=request)
@@ -109,7 +109,7 @@ def test_quiet_wait_continues_after_a_high_watermark_or_foreign_answers() -> Non
     assert follower.replica.phase == "FOLLOWER_QUIET"
 
 
-def test_quiet_wait_ends_with_another_leader_or_the_stop() -> None:
+def test_follower_in_combined_fetches_leaves_at_another_leader_or_its_stop() -> None:
     for event in (
         ev.PartitionChanged(held=state("c", leader_epoch=2, epoch=2), incarnations={"a": 1, "b": 1, "c": 1}),
         ev.StopRequested(),
@@ -119,7 +119,7 @@ def test_quiet_wait_ends_with_another_leader_or_the_stop() -> None:
         assert follower.has(do.StopWaiting)
 
 
-def test_quiet_wait_that_is_not_confirmed_fetches_at_once() -> None:
+def test_follower_whose_combined_fetch_is_not_confirmed_fetches_at_once() -> None:
     follower = quiet_follower()
     follower.step(ev.QuietEnded(heard_ns=follower.now_ns), after_s=50)
     assert follower.has(do.StopWaiting)
@@ -131,7 +131,7 @@ def test_quiet_wait_that_is_not_confirmed_fetches_at_once() -> None:
     assert follower.sent() == [], "one that came too late"
 
 
-def test_quiet_wait_with_a_silent_leader_ends_with_a_report() -> None:
+def test_follower_in_combined_fetches_reports_a_silent_leader() -> None:
     follower = quiet_follower()
     heard_ns = follower.now_ns
     follower.step(ev.QuietEnded(heard_ns=heard_ns), after_s=3)
@@ -141,7 +141,7 @@ def test_quiet_wait_with_a_silent_leader_ends_with_a_report() -> None:
     assert follower.now_ns - heard_ns == 4 * S
 
 
-def test_quiet_wait_with_an_answering_leader_ends_without_a_report() -> None:
+def test_follower_in_combined_fetches_does_not_report_an_answering_leader() -> None:
     follower = quiet_follower()
     follower.step(ev.QuietEnded(heard_ns=follower.now_ns), after_s=3)
     follower.answered([], hw=2)
@@ -149,7 +149,7 @@ def test_quiet_wait_with_an_answering_leader_ends_without_a_report() -> None:
     assert not follower.has(do.ReportLeader)
 
 
-def test_quiet_wait_that_is_impossible_becomes_long_idle_waits() -> None:
+def test_follower_without_combined_fetches_sends_single_fetches_at_long_intervals() -> None:
     follower = quiet_follower()
     follower.step(ev.QuietEnded(heard_ns=None))
     assert follower.sent() == [do.StopWaiting()]
@@ -184,7 +184,7 @@ def confirms(leader: Stepped, question: ev.QuietFetchReceived, after_s: float = 
     return leader.has(do.ConfirmQuiet)
 
 
-def test_quiet_fetch_confirmed_by_the_leader_counts_as_a_fetch() -> None:
+def test_combined_fetch_confirmed_by_the_leader_counts_as_a_fetch() -> None:
     leader = leader_with_a_quiet_follower()
     progress = leader.replica._role.desk.followers["b"]
     assert confirms(leader, asked(), after_s=3)
@@ -207,7 +207,7 @@ def test_quiet_fetch_confirmed_by_the_leader_counts_as_a_fetch() -> None:
         {"replica": "a"},
     ],
 )
-def test_quiet_fetch_with_other_values_is_not_confirmed(other: dict[str, object]) -> None:
+def test_combined_fetch_with_other_values_than_the_waiting_fetch_is_not_confirmed(other: dict[str, object]) -> None:
     leader = leader_with_a_quiet_follower()
     progress = leader.replica._role.desk.followers["b"]
     before = progress.caught_up_ns
@@ -215,7 +215,7 @@ def test_quiet_fetch_with_other_values_is_not_confirmed(other: dict[str, object]
     assert progress.caught_up_ns == before
 
 
-def test_quiet_fetch_is_not_confirmed_when_records_are_there() -> None:
+def test_combined_fetch_is_not_confirmed_when_the_leader_has_new_records() -> None:
     leader = leader_with_a_quiet_follower()
     leader.publish(1)
     assert not confirms(leader, asked())
@@ -224,13 +224,13 @@ def test_quiet_fetch_is_not_confirmed_when_records_are_there() -> None:
     assert not confirms(leader, asked())
 
 
-def test_quiet_fetch_of_a_woken_follower_is_not_confirmed() -> None:
+def test_combined_fetch_of_a_woken_follower_is_not_confirmed() -> None:
     leader = leader_with_a_quiet_follower()
     leader.fetch("b", 2, request_id=81)
     assert not confirms(leader, asked(request_id=81))
 
 
-def test_quiet_fetch_of_a_dead_process_or_outside_the_isr_is_not_confirmed() -> None:
+def test_combined_fetch_of_a_dead_process_or_outside_the_isr_is_not_confirmed() -> None:
     leader = leader_with_a_quiet_follower()
     leader.told(state(leader_epoch=2, epoch=2, isr="ac"))
     assert not confirms(leader, asked()), "it joins by a fetch"
@@ -243,7 +243,7 @@ def test_quiet_fetch_of_a_dead_process_or_outside_the_isr_is_not_confirmed() -> 
     assert not confirms(leader, asked(incarnation=2)), "it has not fetched yet"
 
 
-def test_quiet_follower_stays_in_the_isr_while_confirmed_and_leaves_after_the_lag_time() -> None:
+def test_follower_in_combined_fetches_leaves_the_isr_only_when_unconfirmed_too_long() -> None:
     leader = leader_with_a_quiet_follower()
     began = leader.now_ns
     while leader.now_ns - began < 60 * S:
@@ -266,7 +266,7 @@ def test_quiet_follower_stays_in_the_isr_while_confirmed_and_leaves_after_the_la
     assert leader.only(do.ProposeIsr).isr == {"a", "c"}
 
 
-def test_quiet_follower_fetch_after_a_long_wait_is_accepted_at_once() -> None:
+def test_fetch_after_an_hour_of_combined_fetches_is_accepted_at_once() -> None:
     leader = leader_with_a_quiet_follower()
     for _ in range(1200):
         assert confirms(leader, asked(), after_s=3)
@@ -275,7 +275,7 @@ def test_quiet_follower_fetch_after_a_long_wait_is_accepted_at_once() -> None:
     assert leader.replica._role.desk.followers["b"].last_request_id == 80 + 3600 * S
 
 
-def test_leader_with_quiet_followers_checks_the_lag_rarely() -> None:
+def test_leader_whose_followers_use_combined_fetches_checks_their_lag_rarely() -> None:
     leader = leader_with_a_quiet_follower()
     looks, began = 0, leader.now_ns
     while leader.now_ns - began < 60 * S:
@@ -295,7 +295,7 @@ def test_leader_with_quiet_followers_checks_the_lag_rarely() -> None:
     assert leader.replica._shared.deadlines._at_ns[Deadline.LAG] <= leader.now_ns + 1.25 * S, "a flush may hang"
 
 
-def test_quiet_fetch_is_not_confirmed_by_a_follower() -> None:
+def test_combined_fetch_at_a_replica_that_is_not_leader_is_not_confirmed() -> None:
     for stepped in (quiet_follower(), Stepped("b").opened()):
         stepped.step(asked(replica="c"))
         assert stepped.out == []
@@ -333,7 +333,7 @@ class Node:
         return questions
 
 
-def test_quiet_fetches_are_all_requested_within_the_wait() -> None:
+def test_combined_fetches_request_each_partition_once_per_three_rounds() -> None:
     node = Node(10)
     assert node.quiet.interval_ns == S
     for _ in range(5):
@@ -341,7 +341,7 @@ def test_quiet_fetches_are_all_requested_within_the_wait() -> None:
         assert asked_for == Counter(node.fetches)
 
 
-def test_quiet_fetch_is_confirmed_every_third_round_while_others_change() -> None:
+def test_combined_fetches_request_a_partition_every_third_round_while_others_change() -> None:
     node, seen = Node(1), []
     for number in range(9):
         other = fetch(100 + number, request_id=number)
@@ -351,7 +351,7 @@ def test_quiet_fetch_is_confirmed_every_third_round_while_others_change() -> Non
     assert seen.count(node.fetches[0]) == 3
 
 
-def test_quiet_fetches_of_a_thousand_partitions_need_four_messages_a_second() -> None:
+def test_combined_fetches_of_a_thousand_partitions_need_four_messages_a_second() -> None:
     """Those that it follows of two other nodes, and the same from their side; whatever this machine's clock and load are."""
     node = Node()
     for number in range(667):
@@ -364,19 +364,19 @@ def test_quiet_fetches_of_a_thousand_partitions_need_four_messages_a_second() ->
     assert fetches_a_second == pytest.approx(667 / 3, rel=0.01)
 
 
-def test_quiet_fetches_are_split_over_several_requests() -> None:
+def test_combined_fetches_of_many_partitions_are_split_over_several_requests() -> None:
     node = Node(4 * MAX_PER_QUESTION)
     sizes = [len(question.fetches) for _ in range(3) for question in node.answered_turn()]
     assert sum(sizes) == 4 * MAX_PER_QUESTION
     assert max(sizes) == MAX_PER_QUESTION
 
 
-def test_quiet_fetches_ask_the_leader_node_every_turn_even_for_one_fetch() -> None:
+def test_combined_fetches_send_a_request_every_round_even_for_one_partition() -> None:
     node = Node(1)
     assert all(len(node.answered_turn()) == 1 for _ in range(6))
 
 
-def test_quiet_fetches_not_confirmed_end_and_the_others_continue() -> None:
+def test_combined_fetches_end_for_unconfirmed_partitions_only() -> None:
     node = Node(9)
     question = node.turn()[0]
     ended = node.quiet.take_ended(question, {0, 2})
@@ -387,7 +387,7 @@ def test_quiet_fetches_not_confirmed_end_and_the_others_continue() -> None:
     assert len(node.quiet) == 7
 
 
-def test_quiet_request_that_is_lost_is_repeated_in_the_next_turn() -> None:
+def test_combined_fetches_repeat_a_lost_request_in_the_next_round() -> None:
     node = Node(9)
     (lost,) = node.turn()
     again = node.turn()
@@ -398,7 +398,7 @@ def test_quiet_request_that_is_lost_is_repeated_in_the_next_turn() -> None:
     assert lost.fetches not in [question.fetches for question in node.turn()]
 
 
-def test_quiet_fetches_of_a_node_end_after_two_lost_turns() -> None:
+def test_combined_fetches_to_a_node_end_after_two_unanswered_rounds() -> None:
     node = Node(9)
     other = fetch(50)
     node.quiet.add(other, "n3", node.now_ns)
@@ -416,7 +416,7 @@ def test_quiet_fetches_of_a_node_end_after_two_lost_turns() -> None:
     assert len(node.quiet) == 1, "the other leader's node has answered"
 
 
-def test_quiet_fetches_end_if_one_page_is_never_answered() -> None:
+def test_combined_fetches_end_if_one_of_several_requests_is_never_answered() -> None:
     node = Node(4 * MAX_PER_QUESTION)
     for _ in range(4):
         for question in node.turn()[1:]:
@@ -424,7 +424,7 @@ def test_quiet_fetches_end_if_one_page_is_never_answered() -> None:
     assert len(node.ended) == 4 * MAX_PER_QUESTION
 
 
-def test_quiet_fetches_of_a_silent_node_are_refused_for_a_while() -> None:
+def test_combined_fetches_to_a_silent_node_accept_no_partition_for_a_while() -> None:
     node = Node(1)
     for _ in range(3):
         node.turn()
@@ -434,7 +434,7 @@ def test_quiet_fetches_of_a_silent_node_are_refused_for_a_while() -> None:
     assert node.quiet.add(fetch(2), "n2", node.now_ns + ASK_AGAIN_NS)
 
 
-def test_quiet_fetches_end_at_once_without_responders() -> None:
+def test_combined_fetches_end_at_once_without_responders() -> None:
     node = Node(9)
     question = node.turn()[0]
     ended = node.quiet.take_unanswered(question)
@@ -445,14 +445,14 @@ def test_quiet_fetches_end_at_once_without_responders() -> None:
     assert node.quiet.add(fetch(1), "n2", node.now_ns)
 
 
-def test_quiet_fetches_survive_a_standstill_of_their_own_node() -> None:
+def test_combined_fetches_continue_after_a_pause_of_the_own_process() -> None:
     node = Node(3)
     for _ in range(5):
         node.turn(intervals=30)
     assert not node.ended
 
 
-def test_quiet_fetch_replaced_during_a_request_is_not_ended_by_its_answer() -> None:
+def test_combined_fetches_do_not_end_a_partition_replaced_during_the_request() -> None:
     node = Node(6)
     question = node.turn()[0]
     before = question.fetches[0]
@@ -465,7 +465,7 @@ def test_quiet_fetch_replaced_during_a_request_is_not_ended_by_its_answer() -> N
     assert len(node.quiet) == 6
 
 
-def test_quiet_fetch_interval_respects_lag_and_leader_timeouts() -> None:
+def test_combined_fetch_interval_is_shorter_than_lag_and_leader_timeouts() -> None:
     quick = QuietFetches(ReplicationConfig(max_lag_time_s=1.2, max_idle_wait_s=1.0, max_leader_timeout_s=2.0))
     assert quick.interval_ns == 0.3 * S
     assert QuietFetches(ReplicationConfig(max_leader_timeout_s=1.1)).interval_ns == 0.55 * S

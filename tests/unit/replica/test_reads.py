@@ -117,7 +117,7 @@ def test_read_returns_records_up_to_the_high_watermark_or_uncommitted_up_to_the_
     assert shell.take()[1].error == client_pb2.ReadResponse.NOT_LEADER
 
 
-def test_waiting_read_is_answered_once_by_the_commit(shell: Shell, source: Source) -> None:
+def test_long_poll_read_is_answered_once_at_the_commit(shell: Shell, source: Source) -> None:
     shell.ask("committed", offset=3, waitMs=1000)
     shell.ask("uncommitted", offset=3, waitMs=1000, isolation=UNCOMMITTED)
     assert (shell.answers, shell.reads.waiting_count) == ([], 2)
@@ -131,7 +131,7 @@ def test_waiting_read_is_answered_once_by_the_commit(shell: Shell, source: Sourc
     assert shell.reads.waiting_count == 0
 
 
-def test_waiting_read_without_news_gets_an_empty_answer_after_its_time(shell: Shell) -> None:
+def test_long_poll_read_without_new_records_gets_an_empty_response_at_its_timeout(shell: Shell) -> None:
     shell.ask(offset=3, waitMs=1000)
     shell.pass_time(0.99)
     assert not shell.answers
@@ -140,13 +140,15 @@ def test_waiting_read_without_news_gets_an_empty_answer_after_its_time(shell: Sh
     assert (head.error, offsets, head.nextOffset) == (OK, [], 3)
 
 
-def test_waiting_read_time_is_bounded(shell: Shell) -> None:
+def test_long_poll_read_timeout_is_capped_at_the_maximum(shell: Shell) -> None:
     shell.ask(offset=3, waitMs=1 << 31)
     shell.pass_time(MAX_WAIT_MS / 1000 + 0.01)
     assert shell.take()[1].error == OK
 
 
-def test_waiting_read_beyond_the_limit_is_answered_at_once(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_poll_read_above_the_limit_of_waiting_reads_is_answered_at_once(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 2)
     for name in ("one", "two", "three"):
         shell.ask(name, offset=3, waitMs=1000)
@@ -154,7 +156,7 @@ def test_waiting_read_beyond_the_limit_is_answered_at_once(shell: Shell, monkeyp
     assert shell.reads.waiting_count == 2
 
 
-def test_waiting_read_is_checked_again_before_its_answer(shell: Shell, source: Source) -> None:
+def test_long_poll_read_whose_reader_diverged_meanwhile_gets_the_truncation_offset(shell: Shell, source: Source) -> None:
     shell.ask(offset=3, waitMs=1000, lastOffset=2, lastEpoch=1)
     source.lineage = EpochVerdict(Lineage.CUT, 1)
     source.append()
@@ -163,21 +165,21 @@ def test_waiting_read_is_checked_again_before_its_answer(shell: Shell, source: S
     assert (head.error, head.cutEndOffset) == (client_pb2.ReadResponse.CUT, 1)
 
 
-def test_waiting_read_is_answered_on_close(shell: Shell) -> None:
+def test_long_poll_read_is_answered_when_the_partition_closes(shell: Shell) -> None:
     shell.ask(offset=3, waitMs=1000)
     shell.reads.close()
     assert shell.take()[1].error == client_pb2.ReadResponse.NO_SUCH_PARTITION
     assert not shell.timers
 
 
-def test_read_from_a_replica_behind_the_reader_is_not_ready(shell: Shell) -> None:
+def test_read_at_a_replica_behind_the_reader_gets_not_ready(shell: Shell) -> None:
     shell.ask(offset=0, minHighWatermark=3)
     assert shell.take()[1].error == NOT_READY
     shell.ask(offset=0, minHighWatermark=2)
     assert shell.take()[2] == [0, 1, 2]
 
 
-def test_bounds_read_needs_a_replica_that_knows_the_latest(shell: Shell, source: Source) -> None:
+def test_bounds_read_at_a_replica_that_may_not_know_the_latest_offset_gets_not_ready(shell: Shell, source: Source) -> None:
     shell.ask(boundsOnly=True)
     _, head, offsets = shell.take()
     assert (head.error, head.highWatermark, offsets) == (OK, 2, [])
@@ -221,7 +223,7 @@ def test_replica_source_of_a_leader_with_a_lease_answers_latest_reads() -> None:
     assert not _source(leader, failed=True).may_serve
 
 
-def test_replica_source_of_a_follower_serves_only_after_reconciliation() -> None:
+def test_replica_source_of_a_follower_answers_reads_only_after_reconciliation() -> None:
     follower = Stepped("b").opened(3, 2, ((1, 0),))
     follower.told(state(leader_epoch=2))
     source = _source(follower)
@@ -230,7 +232,7 @@ def test_replica_source_of_a_follower_serves_only_after_reconciliation() -> None
     assert source.may_answer_latest(follower.now_ns), "the answer says that it does not lead"
 
 
-def test_replica_source_of_a_candidate_serves_its_records() -> None:
+def test_replica_source_of_a_candidate_answers_reads() -> None:
     candidate = Stepped("b").opened(3, 2, ((1, 0),))
     candidate.told(state("", leader_epoch=1, candidate="b", status=PartitionStatus.CANDIDATE_FOUND))
     assert candidate.replica.role == "CANDIDATE"
@@ -255,7 +257,7 @@ def test_read_request_for_another_partition_is_dropped() -> None:
     assert heads == {"x": (KEY.stream, True, 9), "older": ("", False, 0), "waits": (KEY.stream, True, 9)}
 
 
-def test_waiting_reads_of_all_partitions_share_one_byte_budget() -> None:
+def test_long_poll_reads_of_all_partitions_share_one_byte_budget() -> None:
     budget = module.ReadBudget(max_bytes=3 * module.WAITING_COST_BYTES)
     shells = [Shell(Source()), Shell(Source())]
     for shell in shells:
@@ -283,7 +285,7 @@ def test_read_request_above_the_size_limit_is_dropped() -> None:
     assert shell.counters == {module.TOO_LARGE: 1}
 
 
-def test_read_without_buffer_room_for_the_answer_reads_no_log() -> None:
+def test_read_without_send_buffer_space_for_the_response_reads_no_log() -> None:
     source = Source()
     source.append(3)
     shell = Shell(source)
@@ -303,7 +305,7 @@ def keyed(source: Source, *keys: bytes) -> None:
     source.high_watermark = source.log.newest_offset
 
 
-def test_filtered_read_skips_other_records_and_reports_how_far_it_read(shell: Shell, source: Source) -> None:
+def test_filtered_read_returns_matching_records_and_the_offset_it_has_scanned_to(shell: Shell, source: Source) -> None:
     keyed(source, b"a", b"b", b"a", b"c")
     shell.ask(offset=0, filterKeys=[b"a"])
     _, head, bases = shell.take()
@@ -315,7 +317,7 @@ def test_filtered_read_skips_other_records_and_reports_how_far_it_read(shell: Sh
     assert not shell.take()[1].selected
 
 
-def test_filtered_read_that_waits_is_answered_even_without_matching_records(shell: Shell, source: Source) -> None:
+def test_filtered_long_poll_read_is_answered_even_without_matching_records(shell: Shell, source: Source) -> None:
     shell.ask(offset=3, filterKeys=[b"a"], waitMs=1000)
     assert not shell.answers
     keyed(source, b"b")
@@ -349,7 +351,7 @@ def test_backward_read_returns_records_below_and_ends_at_the_log_start(shell: Sh
         assert shell.take()[1].error == client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE
 
 
-def test_backward_read_below_a_time_ends_before_that_time(shell: Shell) -> None:
+def test_backward_read_with_a_time_returns_records_before_that_time(shell: Shell) -> None:
     source = shell.source
     assert isinstance(source, Source)
     for number in range(3):
@@ -391,7 +393,7 @@ def test_filtered_large_batch_is_sent_in_fragments(shell: Shell) -> None:
         assert [record.offset for record in split_batches(whole)[0].records()] == list(range(3, 33, 2))
 
 
-def test_range_read_returns_the_batches_that_end_in_the_range(shell: Shell, source: Source) -> None:
+def test_range_read_returns_the_batches_whose_last_record_is_in_the_range(shell: Shell, source: Source) -> None:
     for _ in range(4):
         source.log.append(build_batch([b"v"] * 10, base_offset=source.log.log_end_offset, leader_epoch=1))
     source.high_watermark = source.log.newest_offset
@@ -405,7 +407,7 @@ def test_range_read_returns_the_batches_that_end_in_the_range(shell: Shell, sour
     assert (bases, head.lookedBytes > 0) == ([first, first + 10], True)
 
 
-def test_range_facts_have_committed_size_borders_and_epochs() -> None:
+def test_range_query_returns_committed_size_split_offsets_and_epochs() -> None:
     source = Source()
     for epoch in (1, 1, 3, 3):
         source.log.append(build_batch([b"x"] * 10, base_offset=source.log.log_end_offset, leader_epoch=epoch))

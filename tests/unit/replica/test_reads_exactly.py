@@ -66,7 +66,7 @@ def refused(shell: Raw, **fields: Any) -> tuple[int, str]:
     return head.error, head.detail
 
 
-def test_read_response_has_every_field() -> None:
+def test_read_response_contains_every_field() -> None:
     head, offsets = Raw(Dated()).one(offset=3, maxBytes=1)
     assert offsets == [2]
     assert head == E(
@@ -101,7 +101,7 @@ def test_bounds_read_returns_no_batches() -> None:
         assert (offsets, head.nextOffset, head.highWatermark, head.logStartOffset) == ([], next_offset, 7, 2)
 
 
-def test_read_rejection_has_a_reason() -> None:
+def test_read_rejection_contains_a_reason() -> None:
     source = Dated()
     shell = Raw(source)
     assert refused(shell, streamUid="old") == (E.WRONG_STREAM, f"the stream of this name is {KEY.uid}, not 'old'")
@@ -123,7 +123,7 @@ def test_read_rejection_has_a_reason() -> None:
 @pytest.mark.parametrize(
     ("lineage", "error", "counted"), [(Lineage.CUT, E.CUT, 1), (Lineage.BEHIND, E.NOT_READY, 0), (Lineage.SAME, E.OK, 0)]
 )
-def test_reader_with_another_lineage_gets_the_end_of_the_common_prefix(lineage: Lineage, error: int, counted: int) -> None:
+def test_read_of_a_diverged_reader_returns_the_end_of_the_common_prefix(lineage: Lineage, error: int, counted: int) -> None:
     source = Dated()
     asked: list[tuple[int, int]] = []
 
@@ -153,7 +153,7 @@ def test_read_of_a_damaged_log_is_rejected_and_counted() -> None:
     assert shell.counters == {"failed reads": 1}
 
 
-def test_reader_damage_report_is_checked_counted_and_answered() -> None:
+def test_damage_report_of_a_reader_is_checked_counted_and_answered() -> None:
     shell = Raw(Dated())
     assert shell.one(offset=2, maxBytes=1, badOffset=2)[1] == [2]
     assert shell.one(offset=2, maxBytes=1, badOffset=2)[1] == [2]
@@ -190,7 +190,7 @@ def test_batch_above_the_message_limit_is_sent_in_fragments() -> None:
     assert SMALLEST_PIECE_BYTES < 4096
 
 
-def test_read_response_size_is_the_requested_or_one_mebibyte() -> None:
+def test_read_response_size_limit_is_the_requested_or_one_mebibyte() -> None:
     source = Dated(8, size=100_000)
     source.high_watermark = 15
     shell = Raw(source)
@@ -201,7 +201,7 @@ def test_read_response_size_is_the_requested_or_one_mebibyte() -> None:
 
 
 # ---- who waits ---------------------------------------------------------------------------------------------------------------
-def test_waiting_read_has_a_timer_an_end_and_a_cost() -> None:
+def test_long_poll_read_sets_a_timer_and_counts_its_memory_until_answered() -> None:
     budget = ReadBudget()
     shell = Raw(Dated(), budget=budget)
     request = client_pb2.ReadRequest(offset=8, waitMs=1500)
@@ -217,7 +217,7 @@ def test_waiting_read_has_a_timer_an_end_and_a_cost() -> None:
     assert (budget.used_bytes, shell.reads.waiting_count, shell.timers) == (0, 0, {})
 
 
-def test_read_waits_only_if_requested_and_at_the_end() -> None:
+def test_read_waits_for_records_only_if_requested_and_at_the_log_end() -> None:
     shell = Raw(Dated())
     assert shell.one(offset=8)[0].nextOffset == 8
     assert shell.one(offset=6, waitMs=1000)[1] == [6]
@@ -231,7 +231,7 @@ def test_read_waits_only_if_requested_and_at_the_end() -> None:
     assert (shell.sent, shell.reads.waiting_count) == ([], 2)
 
 
-def test_waiting_bounds_read_is_answered_with_news_or_after_its_time() -> None:
+def test_long_poll_bounds_read_is_answered_at_a_higher_watermark_or_its_timeout() -> None:
     source = Dated()
     shell = Raw(source)
     shell.ask(boundsOnly=True, offset=8, waitMs=1000)
@@ -248,7 +248,7 @@ def test_waiting_bounds_read_is_answered_with_news_or_after_its_time() -> None:
     assert [told.highWatermark for told, _ in shell.sent] == [8]
 
 
-def test_range_facts_name_the_files_only_if_offered_and_requested() -> None:
+def test_range_query_returns_file_names_only_if_enabled_and_requested() -> None:
     for files, told in ((OwnFiles("h1", "/data/s"), "h1"), (None, "")):
         shell = Raw(Dated(), files=files)
         asked = {"boundsOnly": True, "offset": 2, "rangeEnd": 8}
@@ -264,7 +264,7 @@ def test_range_facts_name_the_files_only_if_offered_and_requested() -> None:
         )
 
 
-def test_waiting_reads_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_poll_reads_above_a_count_or_byte_limit_are_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 2)
     shell = Raw(Dated())
     for _ in range(3):
@@ -278,7 +278,7 @@ def test_waiting_reads_are_bounded_in_number_and_bytes(monkeypatch: pytest.Monke
         assert shell.reads.waiting_count == waiting
 
 
-def test_waiting_read_is_answered_when_the_end_passes_its_offset() -> None:
+def test_long_poll_read_is_answered_when_the_log_end_passes_its_offset() -> None:
     source = Dated()
     shell = Raw(source)
     shell.ask(offset=8, waitMs=1000)

@@ -47,7 +47,7 @@ def test_candidate_answers_epoch_queries_when_its_epoch_is_durable() -> None:
     assert isinstance(query(stepped, uid=""), do.SendEpochAnswer), "who names none is of an older version"
 
 
-def test_candidate_serves_when_both_its_epoch_and_its_log_are_durable() -> None:
+def test_candidate_answers_fetches_when_both_its_epoch_and_its_log_are_durable() -> None:
     stepped = Stepped("b").opened(3, 2, ((1, 0),))
     stepped.told(state(), LIVE)
     stepped.step(
@@ -76,7 +76,7 @@ def test_candidate_serves_when_both_its_epoch_and_its_log_are_durable() -> None:
 
 
 @pytest.mark.parametrize("role", ["waiting", "follower", "stopped"])
-def test_replica_without_a_leader_role_rejects_fetches_and_drops_answers(role: str) -> None:
+def test_replica_without_a_leader_role_rejects_fetches_and_drops_responses(role: str) -> None:
     stepped = idle()
     if role == "waiting":
         stepped.told(state("", status=PartitionStatus.OFFLINE, epoch=2))
@@ -101,7 +101,7 @@ def election(isr: str, leader: str, epoch: int = 2) -> list[do.Effect]:
     return stepped.sent()
 
 
-def test_electable_replica_reports_its_position_once_per_election() -> None:
+def test_electable_replica_reports_its_log_end_once_per_election() -> None:
     report = do.ReportLeader(leader="", leader_epoch=1, last_epoch=1, newest_offset=2, high_watermark=2, leader_lacks=False)
     assert election("abc", "") == [report]
     assert election("ac", "") == [], "it may lack what was committed"
@@ -119,7 +119,7 @@ def failed(stepped: Stepped, *, no_space: bool = False, token: int = 0) -> list[
     return stepped.step(ev.StorageFailed(reason="broken", no_space=no_space, token=token))
 
 
-def test_failed_leader_gives_up_and_failed_follower_leaves_repeatedly() -> None:
+def test_failed_leader_repeats_its_resignation_and_failed_follower_its_isr_exit() -> None:
     stepped = Stepped("a").leads()
     failed(stepped)
     assert stepped.only(do.GiveUpLeadership) == do.GiveUpLeadership(leader_epoch=2, reason="broken")
@@ -163,7 +163,7 @@ def test_leader_with_a_full_disk_rejects_publishes_only_with_a_lease() -> None:
 
 
 # ---- quiet fetches -----------------------------------------------------------------------------------------------------------
-def test_quiet_fetches_of_a_silent_node_are_ended_and_not_repeated() -> None:
+def test_combined_fetches_to_a_silent_node_end_and_are_not_repeated() -> None:
     quiet, waits = QuietFetches(CONFIG), fetch(0)
     now_ns = 100 * S
     assert quiet.add(waits, "n2", now_ns)

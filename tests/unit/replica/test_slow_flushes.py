@@ -41,17 +41,17 @@ class Disks:
 
 
 @pytest.mark.parametrize(("took_ns", "count"), [(SLOW, 4), (VERY_SLOW, 2), (100 * S, 2), (200 * MS, 25)])
-def test_slow_disk_needs_a_total_time_and_two_slow_flushes(took_ns: int, count: int) -> None:
+def test_slow_disk_is_detected_after_a_total_slow_time_and_two_slow_flushes(took_ns: int, count: int) -> None:
     assert Disks().until_slow("b", took_ns) == count
 
 
 @pytest.mark.parametrize("took_ns", [199 * MS, FAST])
-def test_slow_disk_ignores_short_flushes(took_ns: int) -> None:
+def test_slow_disk_detection_ignores_short_flushes(took_ns: int) -> None:
     disks = Disks()
     assert not any(disks.flushed("b", took_ns) for _ in range(200))
 
 
-def test_slow_disk_limit_is_relative_to_the_other_disks() -> None:
+def test_slow_disk_is_detected_at_eight_times_the_flush_time_of_the_other_disks() -> None:
     disks = Disks()
     for replica in "ac":
         for _ in range(5):
@@ -60,7 +60,7 @@ def test_slow_disk_limit_is_relative_to_the_other_disks() -> None:
     assert disks.until_slow("b", 800 * MS) == 7
 
 
-def test_slow_disk_is_not_found_if_all_disks_are_slow() -> None:
+def test_slow_disk_is_not_detected_if_all_disks_are_slow() -> None:
     disks = Disks()
     for _ in range(3):  # the first flushes of that day: no disk is known to be slow for one of them
         for replica in "abc":
@@ -71,7 +71,7 @@ def test_slow_disk_is_not_found_if_all_disks_are_slow() -> None:
     assert not disks.flushes.slow(disks.now_ns)
 
 
-def test_slow_disk_is_not_found_among_unknown_disks() -> None:
+def test_slow_disk_is_not_detected_without_enough_flushes_of_other_disks() -> None:
     flushes = SlowFlushes(ReplicationConfig())
     for number in range(1, 50):
         flushes.flushed("b", SLOW, number * SLOW)
@@ -80,7 +80,7 @@ def test_slow_disk_is_not_found_among_unknown_disks() -> None:
     assert not flushes.slow(50 * SLOW)
 
 
-def test_slow_disk_forgets_single_slow_flushes() -> None:
+def test_slow_disk_is_not_detected_after_single_slow_flushes() -> None:
     disks = Disks()
     for _ in range(20):
         assert not disks.flushed("b", VERY_SLOW)
@@ -88,13 +88,13 @@ def test_slow_disk_forgets_single_slow_flushes() -> None:
         assert not disks.flushed("b", FAST)
 
 
-def test_slow_disk_is_found_with_every_second_flush_slow() -> None:
+def test_slow_disk_is_detected_with_every_second_flush_slow() -> None:
     disks = Disks()
     found = [disks.flushed("b", took_ns) for took_ns in (SLOW, FAST) * 4]
     assert found.index(True) == 6
 
 
-def test_slow_disk_is_excluded_longer_each_time() -> None:
+def test_slow_disk_is_excluded_from_the_isr_longer_each_time() -> None:
     disks = Disks()
     for out_s in (20, 40, 80, 160, 320, 320):
         disks.until_slow("b", SLOW)
@@ -104,7 +104,7 @@ def test_slow_disk_is_excluded_longer_each_time() -> None:
         assert not disks.flushed("b", FAST)
 
 
-def test_slow_disk_exclusion_restarts_with_a_slow_flush_and_is_forgotten_later() -> None:
+def test_slow_disk_exclusion_restarts_at_a_slow_flush_and_is_reset_after_a_long_time() -> None:
     disks = Disks()
     disks.until_slow("b", SLOW)
     disks.passes(15)
@@ -118,12 +118,12 @@ def test_slow_disk_exclusion_restarts_with_a_slow_flush_and_is_forgotten_later()
     assert not disks.flushes.is_slow("b", disks.now_ns), "as if for the first time"
 
 
-def test_slow_disk_outside_the_isr_needs_one_slow_flush() -> None:
+def test_slow_disk_outside_the_isr_is_detected_after_one_slow_flush() -> None:
     assert Disks().flushed("b", SLOW, in_isr=False)
     assert not Disks().flushed("b", FAST, in_isr=False)
 
 
-def test_slow_disk_is_found_by_a_hanging_flush() -> None:
+def test_slow_disk_is_detected_during_a_hanging_flush() -> None:
     disks = Disks()
     disks.flushes.waits("a", 4 * S, disks.now_ns)
     assert not disks.flushes.is_slow("a", disks.now_ns)
@@ -138,20 +138,20 @@ def test_slow_disk_detection_can_be_disabled() -> None:
         ReplicationConfig(slow_flush_factor=-1.0)
 
 
-def test_slow_disk_record_of_a_removed_replica_is_forgotten() -> None:
+def test_slow_disk_record_of_a_removed_replica_is_deleted() -> None:
     disks = Disks()
     disks.until_slow("b", SLOW)
     disks.flushes.keep("ac")
     assert (disks.flushes.slow(disks.now_ns), disks.flushes.last_ns("b"), disks.flushes.usual_ns("b")) == (frozenset(), 0, None)
 
 
-def test_slow_disk_of_the_leader_keeps_slow_followers_in_the_isr() -> None:
+def test_slow_followers_of_a_leader_with_a_slow_disk_stay_in_the_isr() -> None:
     isr = frozenset("abc")
     assert to_keep_out("a", isr, frozenset("bd")) == frozenset("bd")
     assert to_keep_out("a", isr, frozenset("abd")) == frozenset("d")
 
 
-def test_slow_leader_successor_is_live_caught_up_and_leaves_min_isr() -> None:
+def test_slow_leader_transfers_only_to_a_live_caught_up_follower_with_min_isr_fast_disks() -> None:
     near = {r: FollowerProgress(caught_up_ns=100 * S, position=p) for r, p in (("b", 7), ("c", 9), ("d", 9))}
     live = dict.fromkeys("abcd", 1)
 
@@ -199,7 +199,7 @@ def test_slow_follower_leaves_the_isr_with_the_flush_time_as_reason() -> None:
 
 
 @pytest.mark.parametrize(("leaderships", "asks"), [(1, True), (2, False)])
-def test_slow_leader_asks_once_for_a_transfer_and_not_soon_after_its_election(leaderships: int, asks: bool) -> None:
+def test_slow_leader_requests_one_transfer_but_not_soon_after_its_election(leaderships: int, asks: bool) -> None:
     leader = Led("a").leads(state(leader_epoch=2, leaderships=leaderships))
     assert isinstance(leader, Led)
     leader.now_ns += 4 * S  # the lease of the leader before has run out
@@ -223,7 +223,7 @@ def test_slow_leader_asks_once_for_a_transfer_and_not_soon_after_its_election(le
         state(leader_epoch=2, isr="ab", policy=CommitPolicy.QUORUM),
     ],
 )
-def test_slow_leader_keeps_the_leadership_if_no_follower_is_faster(partition: object) -> None:
+def test_slow_leader_requests_no_transfer_if_no_follower_is_faster(partition: object) -> None:
     for who in "ab":
         leader = Led("a").leads(partition)  # type: ignore[arg-type]
         assert isinstance(leader, Led)
@@ -232,7 +232,7 @@ def test_slow_leader_keeps_the_leadership_if_no_follower_is_faster(partition: ob
         assert not [e for e in asked if isinstance(e, do.StepAside) or "b" not in e.isr]  # type: ignore[union-attr]
 
 
-def test_leader_detects_a_hanging_flush_but_not_its_own_standstill() -> None:
+def test_leader_detects_a_hanging_flush_but_not_a_pause_of_its_process() -> None:
     leader = Led("a").leads()
     assert isinstance(leader, Led)
     leader.rounds(5)
@@ -251,7 +251,7 @@ def test_leader_detects_a_hanging_flush_but_not_its_own_standstill() -> None:
     assert not other.replica.snapshot(other.now_ns).has_slow_disk
 
 
-def test_follower_fetch_reports_its_flush_time() -> None:
+def test_follower_fetch_contains_its_last_flush_time() -> None:
     follower = Stepped("b").follows()
     assert follower.only(do.SendFetch).flush_ns == 0
     follower.answered([(0, 2, 1)], -1)

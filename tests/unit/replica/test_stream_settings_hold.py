@@ -53,7 +53,7 @@ def looked(leader: Stepped) -> list[do.Effect]:
     return [effect for effect in leader.sent() if isinstance(effect, do.DropPublishes | do.RejectPublishes)]
 
 
-def test_publishes_held_too_long_with_a_short_isr_are_dropped_in_order() -> None:
+def test_publishes_queued_too_long_below_min_isr_are_dropped_in_order() -> None:
     leader = short(10.0)
     first = publish(leader, plain=True)
     leader.now_ns += 4 * S
@@ -70,7 +70,7 @@ def test_publishes_held_too_long_with_a_short_isr_are_dropped_in_order() -> None
     assert kept == [second, third]
 
 
-def test_held_publishes_do_not_expire_without_the_setting_or_with_a_full_isr() -> None:
+def test_queued_publishes_do_not_expire_without_the_setting_or_with_a_full_isr() -> None:
     leader = short(0.0)
     publish(leader, plain=True)
     leader.now_ns += 3600 * S
@@ -79,7 +79,7 @@ def test_held_publishes_do_not_expire_without_the_setting_or_with_a_full_isr() -
     assert looked(held) == []
 
 
-def test_publishes_held_too_long_by_a_pause_are_rejected_or_dropped() -> None:
+def test_publishes_queued_too_long_by_a_pause_are_rejected_or_dropped() -> None:
     """The metadata group has no majority: who waits is told, what is plain is dropped."""
     leader = Stepped("a").leads(with_settings(state(leader_epoch=2), min_isr_hold_timeout_s=10.0))
     for follower in "bc":

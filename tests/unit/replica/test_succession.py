@@ -21,14 +21,14 @@ def candidate(node: str, leader_epoch: int, leaderships: int) -> PartitionState:
     return state("", leader_epoch=leader_epoch, status=CANDIDATE, candidate=node, leaderships=leaderships)
 
 
-def test_succession_of_the_first_leader_waits_for_no_lease() -> None:
+def test_first_leader_of_a_partition_waits_for_no_lease() -> None:
     succession = Succession("a", S)
     succession.partition_changed(state("a"), LIVE, 0)
     assert succession.is_over(0)
     assert succession.until_ns() == 0
 
 
-def test_succession_waits_until_the_previous_leader_fetches() -> None:
+def test_new_leader_waits_until_the_previous_leader_fetches() -> None:
     succession = Succession("b", S)
     succession.partition_changed(state("a"), LIVE, 0)
     succession.partition_changed(candidate("b", 2, 1), LIVE, 5 * S)
@@ -39,7 +39,7 @@ def test_succession_waits_until_the_previous_leader_fetches() -> None:
     assert succession.is_over(5 * S)
 
 
-def test_succession_wait_ends_with_the_lease_or_the_session() -> None:
+def test_new_leader_wait_ends_with_the_lease_or_the_session_of_the_previous_leader() -> None:
     for live in (LIVE, {"b": 1, "c": 1}, {**LIVE, "a": 2}):
         succession = Succession("b", S)
         succession.partition_changed(state("a"), LIVE, 0)
@@ -49,7 +49,7 @@ def test_succession_wait_ends_with_the_lease_or_the_session() -> None:
         assert succession.is_over(S)
 
 
-def test_succession_waits_for_the_longest_lease_of_the_cluster() -> None:
+def test_new_leader_waits_for_the_longest_lease_of_the_cluster() -> None:
     succession = Succession("b", S)
     succession.partition_changed(state("a"), LIVE, 0, 3 * S)
     succession.partition_changed(candidate("b", 2, 1), LIVE, 0, 3 * S)
@@ -64,7 +64,7 @@ def test_succession_waits_for_the_longest_lease_of_the_cluster() -> None:
     assert succession.until_ns() == 3 + S // 2, "another process was granted none of it"
 
 
-def test_succession_still_waits_for_the_leader_before_one_that_never_opened() -> None:
+def test_new_leader_waits_for_the_lease_of_a_leader_two_elections_before() -> None:
     """Seed 10303: a leads and is cut off; the leadership goes to c and at once on to b, which c follows."""
     succession = Succession("b", S)
     succession.partition_changed(state("a"), LIVE, 0)
@@ -77,7 +77,7 @@ def test_succession_still_waits_for_the_leader_before_one_that_never_opened() ->
     assert succession.is_over(S)
 
 
-def test_succession_after_a_missed_leadership_waits_for_every_replica() -> None:
+def test_new_leader_that_missed_an_election_waits_for_every_replica() -> None:
     succession = Succession("b", S)
     succession.partition_changed(state("a"), LIVE, 0)
     succession.partition_changed(candidate("b", 9, 3), LIVE, 0)
@@ -87,7 +87,7 @@ def test_succession_after_a_missed_leadership_waits_for_every_replica() -> None:
     assert succession.is_over(0)
 
 
-def test_succession_of_a_restarted_process_waits_for_every_replica() -> None:
+def test_new_leader_in_a_restarted_process_waits_for_every_replica() -> None:
     succession = Succession("a", S)
     succession.partition_changed(state("a", leader_epoch=7, leaderships=3), LIVE, 0)
     assert not succession.is_over(0)

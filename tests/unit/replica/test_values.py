@@ -17,7 +17,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize("made", VALUES, ids=lambda made: made.__name__)
-def test_events_and_effects_have_slots_and_keyword_fields(made: type) -> None:
+def test_replica_events_and_effects_have_slots_and_keyword_only_fields(made: type) -> None:
     settings = made.__dataclass_params__  # type: ignore[attr-defined]
     assert "__slots__" in vars(made)
     assert all(field.kw_only for field in dataclasses.fields(made))
@@ -25,7 +25,7 @@ def test_events_and_effects_have_slots_and_keyword_fields(made: type) -> None:
     assert len(VALUES) > 60
 
 
-def test_events_with_equal_fields_are_equal() -> None:
+def test_replica_events_with_equal_fields_are_equal() -> None:
     one, same, other = (events.LogFlushed(end_offset=end_offset) for end_offset in (3, 3, 4))
     assert one == same != other
     assert {one, same, other} == {one, other}

@@ -34,7 +34,7 @@ def pieces_of(batch: bytes, size: int) -> list[Piece]:
     return [Piece(crc, len(batch), at, memoryview(batch)[at : at + size]) for at in range(0, len(batch), size)]
 
 
-def test_batch_fragments_in_order_make_the_batch() -> None:
+def test_batch_fragments_in_order_are_assembled_to_the_batch() -> None:
     batch = build_batch([b"x" * 300])
     for order in permutations(pieces_of(batch, 100)):
         assembly = Assembly()
@@ -46,7 +46,7 @@ def test_batch_fragments_in_order_make_the_batch() -> None:
     assert [bytes(whole) for whole in found if whole is not None] == [batch]
 
 
-def test_batch_fragments_of_another_batch_are_dropped_and_a_first_one_restarts() -> None:
+def test_batch_assembly_drops_fragments_of_another_batch_and_restarts_at_a_first_one() -> None:
     mine, other = pieces_of(build_batch([b"x" * 300]), 100), pieces_of(build_batch([b"y" * 300]), 100)
     assembly = Assembly()
     assembly.take(mine[0])
@@ -59,7 +59,7 @@ def test_batch_fragments_of_another_batch_are_dropped_and_a_first_one_restarts()
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 5)), max_size=40))
 @settings(max_examples=examples(200), deadline=None)
-def test_batch_fragments_in_any_order_give_only_whole_batches(arrivals: list[tuple[int, int]]) -> None:
+def test_batch_assembly_of_fragments_in_any_order_returns_only_whole_batches(arrivals: list[tuple[int, int]]) -> None:
     batches = [build_batch([b"x" * 300]), build_batch([b"y" * 350])]
     pieces = [pieces_of(batch, 100) for batch in batches]
     assembly = Assembly()
@@ -90,7 +90,7 @@ def test_batch_fragments_with_a_wrong_crc_are_detected() -> None:
         parse_batch(whole)
 
 
-def test_batch_fragment_reads_continue_only_the_held_batch() -> None:
+def test_fragment_read_continues_only_the_batch_of_the_received_fragments() -> None:
     log = log_of(b"a" * 500, b"b" * 500)
     first = read_portion(log, 1, 100, 100)
     assert first.piece is not None
@@ -107,7 +107,7 @@ def test_batch_fragment_reads_continue_only_the_held_batch() -> None:
     assert read_portion(log, 1, 100, 1000, held=NOTHING).piece is None
 
 
-def test_batch_fragment_reads_stop_at_the_visible_end() -> None:
+def test_fragment_read_returns_no_batch_beyond_the_readable_end() -> None:
     log = log_of(b"a" * 500)
     log.append(build_batch([b"b" * 500], base_offset=1, leader_epoch=1))
     crc = parse_header(log.read(1, 1, end_offset=2).chunks[0]).crc
@@ -115,13 +115,13 @@ def test_batch_fragment_reads_stop_at_the_visible_end() -> None:
     assert portion.chunks == ()
 
 
-def test_message_room_is_max_payload_without_the_overhead() -> None:
+def test_message_size_limit_is_max_payload_minus_the_overhead() -> None:
     assert room_bytes(1 << 20, 36, 1 << 20) == (1 << 20) - 36
     assert room_bytes(64 << 20, 36, 4096) == PIECE_BYTES
     assert room_bytes(16, 36, 4096) == 64
 
 
-def test_follower_restarts_a_fragmented_batch_in_another_epoch_or_offset_or_after_damage() -> None:
+def test_follower_restarts_a_fragmented_batch_after_damage_or_at_another_epoch_or_offset() -> None:
     def fetch(request_id: int, offset: int, epoch: int, bad_offset: int | None = None) -> SendFetch:
         return SendFetch(
             request_id=request_id,

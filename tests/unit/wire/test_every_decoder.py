@@ -18,12 +18,12 @@ COUNT = 300
 
 
 @pytest.mark.parametrize("decoder", ALL, ids=lambda decoder: decoder.name)
-def test_decoder_of_any_bytes_answers_or_raises_its_declared_error(decoder: Decoder) -> None:
+def test_decoder_of_any_bytes_returns_or_raises_its_declared_error(decoder: Decoder) -> None:
     found = fuzz(decoder, COUNT, seed=1)
     assert found.count == COUNT
 
 
-def test_decoder_accepts_every_sample() -> None:
+def test_decoder_of_each_valid_sample_raises_nothing() -> None:
     """Else its damage shows nothing. Some are made of anything, and may be refused; but not all of a decoder's."""
     for decoder in ALL:
         assert any(_is_taken(decoder, sample) for sample in decoder.samples), decoder.name
@@ -36,7 +36,7 @@ def _is_taken(decoder: Decoder, sample: bytes) -> bool:
         return False
 
 
-def test_fuzzer_covers_every_decoder() -> None:
+def test_fuzzer_has_a_case_for_every_decoder() -> None:
     covered = {name for decoder in ALL for name in decoder.covers}
     found = decoders()
     assert found - covered - ELSEWHERE.keys() == set(), "neither in a decoder's `covers` nor in ELSEWHERE"
@@ -45,7 +45,7 @@ def test_fuzzer_covers_every_decoder() -> None:
     assert {of.__name__ for of in frames._TYPES} <= named
 
 
-def test_fuzzer_finds_other_errors_hangs_and_changed_meanings() -> None:
+def test_fuzzer_reports_undeclared_errors_hangs_and_changed_results() -> None:
     def raises(data: bytes) -> Any:
         if len(data) % 7 == 3:
             raise KeyError("x")

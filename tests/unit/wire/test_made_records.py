@@ -17,7 +17,7 @@ def made(**columns: Any) -> Record:
     return next(parse_batch(build_batch([b"value"], base_offset=7, leader_epoch=3, timestamp_ns=5, **columns)).records())
 
 
-def test_batch_record_behaves_like_a_record() -> None:
+def test_batch_record_has_the_fields_and_equality_of_a_record() -> None:
     record = made(keys=[b"k"], headers=[[("h", b"1"), ("h", b"2")]], subjects=["s.1"], replies=["r"])
     plain = Record(7, 5, b"k", b"value", (("h", b"1"), ("h", b"2")), "s.1", "r", 3)
     assert isinstance(record, Record)
@@ -39,7 +39,7 @@ def test_batch_record_can_be_pickled_and_copied(protocol: int) -> None:
         assert (type(other), other) == (Record, record)
 
 
-def test_batch_record_is_immutable_without_a_dictionary() -> None:
+def test_batch_record_is_immutable_and_has_no_instance_dictionary() -> None:
     record: Any = made()
     with pytest.raises(AttributeError):
         record.offset = 8
@@ -48,7 +48,7 @@ def test_batch_record_is_immutable_without_a_dictionary() -> None:
 
 
 @given(st.integers(0, 40), st.integers(1, 70), st.data())
-def test_batch_values_of_one_or_many_sizes_survive_encoding(size_bytes: int, count: int, data: st.DataObject) -> None:
+def test_batch_values_of_equal_or_different_sizes_survive_encoding(size_bytes: int, count: int, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.binary(min_size=size_bytes, max_size=size_bytes), min_size=count, max_size=count))
     odd = data.draw(st.integers(-1, count - 1))
     if odd >= 0:

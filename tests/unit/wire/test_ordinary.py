@@ -24,7 +24,7 @@ def resealed(payload: bytes) -> bytes:
     return envelope.encode(envelope.MessageType.PUBLISH, payload[_CRC_END:], crc=True)
 
 
-def test_ordinary_envelope_parser_agrees_with_protobuf_on_any_bytes() -> None:
+def test_fast_envelope_parser_of_any_bytes_agrees_with_protobuf() -> None:
     rng = random.Random(3)
     opened = 0
     for _ in range(6000):
@@ -62,7 +62,7 @@ def test_ordinary_envelope_parser_agrees_with_protobuf_on_any_bytes() -> None:
     assert opened > 1000
 
 
-def test_ordinary_envelope_with_a_wrong_checksum_is_not_opened() -> None:
+def test_fast_envelope_parser_rejects_a_wrong_checksum() -> None:
     payload = bytearray(FORM.envelope(b"value", b"id"))
     payload[-20] ^= 1
     assert FORM.opened(bytes(payload)) is None
@@ -70,13 +70,13 @@ def test_ordinary_envelope_with_a_wrong_checksum_is_not_opened() -> None:
         message(bytes(payload))
 
 
-def test_ordinary_envelope_that_is_truncated_is_not_opened() -> None:
+def test_fast_envelope_parser_rejects_a_truncated_envelope() -> None:
     whole = FORM.envelope(b"v" * 200, b"m.7")
     assert all(FORM.opened(whole[:end]) is None for end in range(len(whole)))
     assert FORM.opened(whole + b"\0") is None
 
 
-def test_ordinary_envelope_for_another_partition_is_not_opened() -> None:
+def test_fast_envelope_parser_rejects_an_envelope_for_another_partition() -> None:
     others = [
         Ordinary("other", 3, "u1", AckPolicy.ALL, runs=True),
         Ordinary("orders", 4, "u1", AckPolicy.ALL, runs=True),

@@ -75,7 +75,7 @@ def test_batch_header_with_impossible_values_is_rejected(data: bytes, right: dic
         parse_header(memoryview(forged(data, **wrong)))
 
 
-def test_batch_record_past_the_end_is_reported_and_rejected() -> None:
+def test_batch_with_a_column_past_its_end_is_rejected() -> None:
     batch, told = parse_batch(forged(HOLES, delta=3)), []
     batch.on_damage = told.append
     with pytest.raises(CorruptionError) as error:
@@ -87,7 +87,7 @@ def test_batch_record_past_the_end_is_reported_and_rejected() -> None:
 
 
 @pytest.mark.parametrize("behind", [1, 63, 64])
-def test_bytes_behind_the_last_batch_are_rejected(behind: int) -> None:
+def test_split_batches_with_bytes_after_the_last_batch_raises(behind: int) -> None:
     assert [b.base_offset for b in split_batches(BATCH + forged(BATCH, base=8))] == [5, 8]
     with pytest.raises(CorruptionError):
         split_batches(BATCH + bytes(behind))
@@ -95,7 +95,7 @@ def test_bytes_behind_the_last_batch_are_rejected(behind: int) -> None:
         split_batches(BATCH + forged(BATCH, base=8)[:behind])
 
 
-def test_batch_seal_changes_only_the_leader_fields() -> None:
+def test_batch_seal_sets_only_offset_leader_epoch_timestamp_and_crc() -> None:
     body = encode_body([b"a", None], keys=[b"k", None])
     before, after = (
         parse_batch(seal(body)).header,
@@ -106,7 +106,7 @@ def test_batch_seal_changes_only_the_leader_fields() -> None:
     assert parse_batch(BATCH).header.size_bytes == len(BATCH)
 
 
-def test_batch_header_fields_lie_at_their_documented_positions() -> None:
+def test_batch_header_fields_are_at_their_documented_byte_positions() -> None:
     stamps = {
         "base_offset": 101, "leader_epoch": 102, "timestamp_ns": -103, "producer_id": 104, "base_sequence": 105, "producer_epoch": 106,
     }  # fmt: skip
@@ -124,7 +124,7 @@ def test_batch_header_fields_lie_at_their_documented_positions() -> None:
     assert header.body_size_bytes == build_batch([b"aa", b"b"], keys=[b"k", None], offset_deltas=[0, 6]).__len__() - 64
 
 
-def test_compacted_batch_extends_to_the_next_batch() -> None:
+def test_compacted_batch_covers_the_offsets_up_to_the_next_batch() -> None:
     stretched = parse_batch(reach(HOLES, 20))
     assert (stretched.base_offset, stretched.next_offset, stretched.values()) == (5, 20, [b"a", b"b"])
     filler = parse_batch(build_filler(20, 25, 3, 7))
@@ -134,7 +134,7 @@ def test_compacted_batch_extends_to_the_next_batch() -> None:
     assert not parse_batch(BATCH).header.is_compacted
 
 
-def test_batch_at_the_size_limit_is_built_and_above_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_batch_above_the_size_limit_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     size = encode_body([b"x" * 100]).size_bytes
     monkeypatch.setattr(batches, "MAX_BATCH_BYTES", size)
     assert parse_batch(build_batch([b"x" * 100])).values() == [b"x" * 100]
@@ -163,7 +163,7 @@ def test_batch_column_with_decreasing_ends_is_rejected(ends: tuple[int, ...]) ->
 
 
 @pytest.mark.parametrize(("deltas", "fits"), [((0, 1, 2), True), ((0, 1, 1), False), ((0, 2, 1), False), ((1, 1, 2), False)])
-def test_batch_offset_deltas_must_increase(deltas: tuple[int, ...], fits: bool) -> None:
+def test_batch_with_offset_deltas_that_do_not_increase_is_rejected(deltas: tuple[int, ...], fits: bool) -> None:
     body = bytes(column_body(1, 2, 3, data=b"abc")) + struct.pack("<3I", *deltas)
     if fits:
         assert batch_columns.decode_columns(memoryview(body), 3, batch_columns.Columns.DELTAS).deltas is not None
@@ -173,7 +173,7 @@ def test_batch_offset_deltas_must_increase(deltas: tuple[int, ...], fits: bool) 
 
 
 @pytest.mark.parametrize(("index", "fits"), [((0, 1, 0), True), ((0, 1, 2), False), ((9, 0, 1), False)])
-def test_batch_dictionary_index_must_name_an_entry(index: tuple[int, ...], fits: bool) -> None:
+def test_batch_with_a_dictionary_index_beyond_the_dictionary_is_rejected(index: tuple[int, ...], fits: bool) -> None:
     entries = struct.pack("<II", 2, 0) + bytes(column_body(1, 2, data=b"xy"))
     body = memoryview(bytes(column_body(1, 2, 3, data=b"abc")) + entries + struct.pack("<3I", *index))
     if fits:
@@ -218,7 +218,7 @@ def test_batch_column_of_two_gibibytes_is_rejected(count: int) -> None:
 
 @pytest.mark.parametrize("codec", [Codec.LZ4, Codec.ZSTD])
 @pytest.mark.parametrize("off_by", [-1, 1, 1 << 30])
-def test_batch_body_must_have_the_declared_size(codec: Codec, off_by: int) -> None:
+def test_batch_body_of_another_than_the_declared_size_is_rejected(codec: Codec, off_by: int) -> None:
     body = b"many of the same " * 40
     stored = memoryview(batches.compress(body, codec))
     assert batches.decompress(stored, codec, len(body)) == body
@@ -237,7 +237,7 @@ def test_zstd_frame_without_a_size_is_decompressed_completely() -> None:
             batches.decompress(stored, Codec.ZSTD, size)
 
 
-def test_lz4_size_above_its_maximum_ratio_is_rejected_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lz4_size_above_the_maximum_ratio_is_rejected_without_decompression(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
         batches.lz4.block, "decompress", lambda stored, uncompressed_size: asked.append(uncompressed_size) or b""
@@ -250,7 +250,7 @@ def test_lz4_size_above_its_maximum_ratio_is_rejected_unread(monkeypatch: pytest
 
 
 # ---- envelopes and frames ----------------------------------------------------------------------------------------------------
-def test_sealed_envelope_is_protected_by_its_crc() -> None:
+def test_sealed_envelope_with_a_changed_byte_is_rejected() -> None:
     sealed = envelope.encode(MessageType.RAFT_FRAME, b"payload", crc=True)
     assert bytes(envelope.sealed_payload(sealed, MessageType.RAFT_FRAME)) == b"payload"
     head = struct.pack(">4sBBBB", envelope.MAGIC, 0, 12, 0, MessageType.RAFT_FRAME)
@@ -278,7 +278,7 @@ def test_envelope_of_another_type_is_rejected(kind: MessageType) -> None:
                 envelope.decode(frame, other)
 
 
-def test_read_response_header_must_fit_its_frame() -> None:
+def test_read_response_with_a_header_longer_than_its_frame_is_rejected() -> None:
     head = client_pb2.ReadResponse(node="n1", nextOffset=4)
     body = head.SerializeToString()
     for claimed, fits in ((len(body), True), (len(body) + 1, False), (len(body) + 9, False)):
@@ -298,7 +298,7 @@ def test_replication_fragment_survives_encoding() -> None:
     assert (found.leader_epoch, found.high_watermark, found.piece) == (3, -1, piece)
 
 
-def test_batch_fragments_of_another_size_are_dropped_and_delivered_bytes_kept() -> None:
+def test_batch_assembly_drops_fragments_that_declare_another_batch_size() -> None:
     assembly = Assembly()
     first = Piece(1, 6, 0, memoryview(b"abc"))
     assert assembly.take(first) is None
@@ -314,7 +314,7 @@ def test_batch_fragments_of_another_size_are_dropped_and_delivered_bytes_kept() 
 
 # ---- names, subjects, headers ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("length", [1, 64, 65])
-def test_names_are_bounded_in_length(length: int) -> None:
+def test_stream_name_above_64_characters_is_rejected(length: int) -> None:
     if length <= 64:
         assert check_name("n" * length, "x") == "n" * length
     else:
@@ -323,7 +323,7 @@ def test_names_are_bounded_in_length(length: int) -> None:
 
 
 @pytest.mark.parametrize("check", [lambda s: check_data_subject(s, "liftpy"), check_publisher_subject])
-def test_subjects_are_bounded_in_length_and_tokens(check: Any) -> None:
+def test_subject_above_the_maximum_length_or_tokens_is_rejected(check: Any) -> None:
     assert check("a" * 255) == "a" * 255
     assert check("a.*.>") == "a.*.>"
     for wrong in ("a" * 256, "", ".", "a.", ".a", "a..b", "a.>.b", "a b", "a\tb", "a\x7f", "a*", "a.b>"):
@@ -339,7 +339,7 @@ def test_stream_subject_in_the_namespace_of_the_cluster_is_rejected(first: str) 
     assert check_data_subject("liftpyx.a", "liftpy") == "liftpyx.a"
 
 
-def test_each_partition_has_its_own_subject() -> None:
+def test_data_subject_of_partition_n_is_the_stream_subject_with_suffix_n() -> None:
     assert [data_subject("orders", n) for n in (0, 1, 2)] == ["orders", "orders.1", "orders.2"]
     assert partition_subjects("orders", 64) == tuple(data_subject("orders", n) for n in range(64))
     assert partition_subjects("orders", 65) == ("orders", "orders.*")
@@ -355,7 +355,7 @@ def test_protocol_subjects_of_any_cluster_are_recognized() -> None:
 
 
 @pytest.mark.parametrize("name", ["Lift-Key", "lift-key", "LIFT-ANY", "lIfT-x", ""])
-def test_reserved_header_names_are_case_insensitive(name: str) -> None:
+def test_reserved_header_name_in_any_case_is_recognized(name: str) -> None:
     assert is_reserved(name)
     assert not may_be_enveloped(name)
     with pytest.raises(ConfigError):
@@ -365,7 +365,7 @@ def test_reserved_header_names_are_case_insensitive(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["text", b"text", bytearray(b"text"), memoryview(b"text")])
-def test_header_values_may_be_any_bytes(value: Any) -> None:
+def test_header_value_may_be_text_or_bytes_and_other_types_raise(value: Any) -> None:
     assert pairs_of([("a", value), ("a", value)]) == (("a", b"text"), ("a", b"text"))
     for wrong in (7, None, [b"x"]):
         with pytest.raises(ConfigError):
@@ -378,7 +378,7 @@ def test_record_headers_keep_their_order() -> None:
     assert (record.header("a"), record.header("A"), record.header("c", b"no")) == (b"1", None, b"no")
 
 
-def test_header_block_is_parsed_like_nats_does() -> None:
+def test_header_block_is_parsed_as_by_nats_server() -> None:
     block = b"NATS/1.0\r\nA: one \t\r\nB:\t two\r\nA:three\r\nno colon\r\n: no name\r\n\r\n"
     assert parse_headers(block) == [("A", b"one \t"), ("B", b"two"), ("A", b"three")]
     assert is_status(b"NATS/1.0 503\r\n\r\n", b"")
@@ -386,7 +386,7 @@ def test_header_block_is_parsed_like_nats_does() -> None:
     assert not is_status(b"NATS/1.0 503\r\n\r\n", b"payload")
 
 
-def test_reply_subject_is_bounded_in_length() -> None:
+def test_reply_subject_above_the_maximum_length_is_rejected() -> None:
     rule = InboxRule(("_INBOX.",))
     for extra, fits in ((0, True), (1, False)):
         subject = b"_INBOX." + b"x" * (MAX_REPLY_BYTES - 7 + extra)
@@ -396,7 +396,7 @@ def test_reply_subject_is_bounded_in_length() -> None:
     assert not rule.allows_all([b"_INBOX.a\n_INBOX.b", b"_INBOX.c"])
 
 
-def test_role_permissions_are_exactly_those_of_its_rows() -> None:
+def test_role_permissions_equal_the_subjects_of_its_table_rows() -> None:
     scope = Scope("ns", ("s",), ("orders", "orders.*"), "_INBOX_me", "me")
     publishes = {role: set(rights_of(role, scope).publish) for role in AccessRole}
     assert publishes[AccessRole.PUBLISHER] == {"orders", "orders.*"}
@@ -418,7 +418,7 @@ def test_role_permissions_are_exactly_those_of_its_rows() -> None:
 
 
 # ---- numbers -----------------------------------------------------------------------------------------------------------------
-def test_json_numbers_are_parsed_strictly() -> None:
+def test_strict_json_rejects_numbers_that_are_not_plain_integers() -> None:
     assert [whole_number(n, 0, 3) for n in (0, 3)] == [0, 3]
     for wrong in (-1, 4, True, False, 1.0, "1", None):
         with pytest.raises(ValueError, match="not a whole number"):
@@ -429,7 +429,7 @@ def test_json_numbers_are_parsed_strictly() -> None:
     assert load_json("[1.5, 1e300, 10000000000000000000000]") == [1.5, 1e300, 10**22]
 
 
-def test_batch_header_size_is_the_written_size() -> None:
+def test_batch_header_size_bytes_equals_the_encoded_size() -> None:
     assert len(build_filler(0, 1, 1, 0)) == HEADER_SIZE_BYTES
 
 

@@ -116,7 +116,7 @@ def test_invalid_envelope_is_rejected_with_the_reason(wrong: bytes, error: type[
     assert (type(raised.value), raised.value.reason, str(raised.value)) == (error, reason, text)
 
 
-def test_payload_that_must_be_sealed_is_rejected_without_a_valid_crc() -> None:
+def test_envelope_that_requires_a_crc_is_rejected_without_a_valid_one() -> None:
     assert envelope.sealed_payload(frame(1, b"body"), MessageType.ACK) == b"body"
     for wrong, text in (
         (frame(0, b"body"), "The envelope has no CRC-32C, but this message needs one."),
@@ -130,7 +130,7 @@ def test_payload_that_must_be_sealed_is_rejected_without_a_valid_crc() -> None:
 
 
 # ---- addresses -----------------------------------------------------------------------------------------------------------------
-def test_envelope_address_names_the_partition_and_the_request() -> None:
+def test_envelope_address_contains_the_partition_and_the_request_id() -> None:
     assert address("u1", 3, 5) == (5).to_bytes(8, "big") + (3).to_bytes(4, "big") + crc32c.crc32c(b"u1").to_bytes(4, "big")
     assert len({address(*which) for which in (("u1", 3, 5), ("u2", 3, 5), ("u1", 4, 5), ("u1", 3, 6))}) == 4
     must_be_at(b"", lambda: pytest.fail("it says none"))
@@ -165,7 +165,7 @@ def test_read_response_fragment_survives_encoding() -> None:
         frames.piece_in(client_pb2.ReadResponse(pieceCrc=71, pieceTotal=12, piecePosition=3), data)
 
 
-def test_batch_assembly_names_the_held_fragment_until_forgotten() -> None:
+def test_batch_assembly_reports_its_received_fragment_until_reset() -> None:
     assembly = Assembly()
     assert assembly.held == Held(0, 0)
     assert assembly.take(Piece(5, 6, 0, memoryview(b"abc"))) is None
@@ -182,37 +182,39 @@ def test_batch_assembly_names_the_held_fragment_until_forgotten() -> None:
     ("payload", "overhead", "asked", "room"),
     [(1 << 20, 100, 1, (1 << 20) - 100), (8 << 20, 100, 1, 1 << 20), (8 << 20, 100, 2 << 20, 2 << 20), (120, 100, 5000, 64)],
 )
-def test_answer_room_is_limited_by_payload_and_request(payload: int, overhead: int, asked: int, room: int) -> None:
+def test_response_size_limit_is_the_lower_of_max_payload_and_request(
+    payload: int, overhead: int, asked: int, room: int
+) -> None:
     assert room_bytes(payload, overhead, asked) == room
 
 
 # ---- names, subjects, rights -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("given", [[(7, b"x")], [(None, b"x")], [(b"name", b"x")], [("a",)], ["ab", "c"], 7])
-def test_header_name_must_be_text(given: Any) -> None:
+def test_header_name_that_is_not_text_is_rejected(given: Any) -> None:
     with pytest.raises(ConfigError):
         pairs_of(given)
 
 
-def test_message_headers_are_optional_and_keep_their_order() -> None:
+def test_message_headers_are_optional_and_decoded_in_order() -> None:
     assert pairs_of(None) == pairs_of({}) == pairs_of([]) == ()
     assert pairs_of({"b": "é", "a": b"\xff"}) == (("b", "é".encode()), ("a", b"\xff"))
 
 
 @pytest.mark.parametrize("word", [*sorted(PARTITION_WORDS), "two.tokens", "*", "a b"])
-def test_principal_named_like_a_protocol_word_is_rejected(word: str) -> None:
+def test_principal_name_that_is_a_protocol_word_is_rejected(word: str) -> None:
     with pytest.raises(InvalidNameError):
         Subjects(principal=word)
     assert Subjects(principal="ops").control_admin() == "liftpy.control.admin.ops"
     assert Subjects().control_admin() == "liftpy.control.admin"
 
 
-def test_permission_rows_have_a_builder_and_a_pattern() -> None:
+def test_permission_table_rows_have_a_subject_builder_and_a_pattern() -> None:
     for use in USES:
         assert not use.built_by or use.built_by == "data_subject" or hasattr(Subjects, use.built_by), use
         assert "." in use.pattern or use.pattern in ("{data}", "{ns}-groups", "{ns}-events"), use
 
 
-def test_service_and_node_permissions_are_exact() -> None:
+def test_permissions_of_the_service_and_node_roles_equal_the_expected_subjects() -> None:
     rights = rights_of(AccessRole.SERVICE, Scope("ns", ("s",), ("out",), "_INBOX_svc", "", ("sums",), ("_INBOX_app",)))
     assert rights.publish == (
         "ns.s.*.read", "ns.s.*.read.*", "ns.info", "ns.status.*", "ns.service.*.session.s.sums",
@@ -230,13 +232,13 @@ def test_service_and_node_permissions_are_exact() -> None:
     assert rights_of(AccessRole.READER, Scope("ns")).responses is None
 
 
-def test_publisher_has_a_subject_per_partition_up_to_a_bound() -> None:
+def test_publisher_permissions_list_a_subject_per_partition_up_to_a_bound() -> None:
     assert partition_subjects("orders", 3) == ("orders", "orders.1", "orders.2")
     assert len(partition_subjects("orders", 64)) == 64
     assert partition_subjects("orders", 65) == ("orders", "orders.*")
 
 
-def test_rejected_frames_are_counted_by_reason() -> None:
+def test_frame_decoder_counts_rejected_frames_by_reason() -> None:
     assert counter_name(ChecksumError("x")) == "refused: checksum"
     assert counter_name(MisdirectedError("x")) == "refused: addressee"
     assert counter_name(ConfigError("x")) == f"refused: {ProtocolError.reason}"
