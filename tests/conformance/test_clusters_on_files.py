@@ -49,7 +49,7 @@ def plan_of(seed: int) -> Plan:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_simulated_history_is_the_same_in_memory_and_on_files(seed: int, tmp_path: Path) -> None:
+def test_simulated_history_on_files_gives_the_same_trace_as_in_memory(seed: int, tmp_path: Path) -> None:
     plan = plan_of(seed)
     memory = run_plan(plan, 3000, trace=True)
     files = run_plan(plan, 3000, trace=True, make_disk=lambda name: FileDisk(name, tmp_path))

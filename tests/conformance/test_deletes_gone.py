@@ -32,7 +32,7 @@ async def _isr(client: Client) -> set[str]:
     return set(partition.isr)
 
 
-async def test_follower_that_was_away_longer_than_delete_retention_does_not_hold_the_deleted_key() -> None:
+async def test_follower_down_longer_than_the_delete_retention_has_no_deleted_key_after_its_return() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("keys", "data.keys", config=SMALL)
         await client.publish("keys", b"old", key=b"a")
@@ -85,7 +85,7 @@ async def _delete_while_read(cluster: MemoryCluster, client: Client) -> None:
         cluster.keep_house()
 
 
-async def test_consumer_until_end_that_is_slower_than_the_deletes_raises() -> None:
+async def test_consumer_until_end_that_is_slower_than_the_delete_retention_raises() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("keys", "data.keys", config=SMALL)
         await client.publish("keys", b"old", key=b"a")
@@ -99,7 +99,7 @@ async def test_consumer_until_end_that_is_slower_than_the_deletes_raises() -> No
         assert all([record.key != b"a" async for record in slow])
 
 
-async def test_following_consumer_slower_than_the_deletes_reports_missed_tombstones() -> None:
+async def test_endless_consumer_slower_than_the_delete_retention_reports_missed_tombstones() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("keys", "data.keys", config=SMALL)
         await client.publish("keys", b"old", key=b"a")

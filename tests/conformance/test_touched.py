@@ -163,7 +163,7 @@ class _Only(list[Any]):
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_metrics_kept_by_changes_equal_recomputed_ones_after_any_history(seed: int) -> None:
+async def test_metrics_updated_incrementally_equal_recomputed_metrics_after_any_history(seed: int) -> None:
     met: set[str] = set()
     async with TwoWorkers(_STREAM) as t:
         for node in t.nodes.values():

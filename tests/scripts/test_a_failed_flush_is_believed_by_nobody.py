@@ -21,7 +21,7 @@ KILLS = (
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["one start", "two starts"])
-def test_failed_flush_on_all_nodes_then_power_loss_loses_no_acked_record(again: bool) -> None:
+def test_power_loss_after_failed_flushes_on_all_nodes_loses_no_acked_record(again: bool) -> None:
     with Stage() as s:
         nodes = [s.leader, *s.followers]
         acked = s.publish(3)
@@ -48,7 +48,7 @@ def test_failed_flush_on_all_nodes_then_power_loss_loses_no_acked_record(again: 
         assert all(set(one.ids) <= set(held) for one in acked)
 
 
-def test_failed_flush_on_the_node_that_loses_power_last_loses_no_acked_record() -> None:
+def test_power_loss_of_all_nodes_the_last_with_a_failed_flush_loses_no_acked_record() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

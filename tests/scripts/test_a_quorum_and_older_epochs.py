@@ -15,7 +15,7 @@ from tests.scripts.stage import Stage
 KILLS = ("a quorum commits older epochs",)
 
 
-def test_quorum_majority_of_copies_of_an_older_epoch_is_not_committed() -> None:
+def test_quorum_record_of_an_older_epoch_on_a_majority_is_not_committed() -> None:
     with Stage(nodes=5, factor=5, quorum=True) as s:
         a, b, *others = s.leader, *s.followers
         s.publish(2)
@@ -48,7 +48,7 @@ def test_quorum_majority_of_copies_of_an_older_epoch_is_not_committed() -> None:
         assert not set(y.ids) & set(s.ids(other))
 
 
-def test_quorum_record_of_the_own_epoch_commits_earlier_records() -> None:
+def test_quorum_commit_of_a_record_of_the_current_epoch_commits_earlier_records() -> None:
     with Stage(quorum=True) as s:
         a, b, c = s.leader, *s.followers
         s.isolate(c)

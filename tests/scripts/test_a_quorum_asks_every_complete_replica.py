@@ -33,7 +33,7 @@ def _just_outside(s: Stage) -> tuple[str, str, str]:
     return a, b, c
 
 
-def test_quorum_complete_replica_outside_the_isr_forms_the_majority() -> None:
+def test_quorum_election_counts_a_complete_replica_outside_the_isr() -> None:
     with Stage(quorum=True) as s:
         a, b, c = _just_outside(s)
         s.hold("changeIsr", sender=a)
@@ -44,7 +44,7 @@ def test_quorum_complete_replica_outside_the_isr_forms_the_majority() -> None:
         s.publish(1)
 
 
-def test_quorum_incomplete_replica_forms_the_majority_and_the_longest_log_leads() -> None:
+def test_quorum_election_with_an_incomplete_replica_elects_the_longest_log() -> None:
     with Stage(quorum=True) as s:
         a, b, c = _just_outside(s)
         s.crash(a)
@@ -55,7 +55,7 @@ def test_quorum_incomplete_replica_forms_the_majority_and_the_longest_log_leads(
         assert s.end(c) == 6
 
 
-def test_quorum_no_negative_ack_while_a_replica_outside_the_isr_may_lead() -> None:
+def test_quorum_leader_sends_no_negative_ack_while_a_replica_outside_the_isr_may_lead() -> None:
     with Stage(nodes=5, factor=5, min_isr=4, quorum=True, idle_polls_before_quiet=10) as s:
         a, b, c, d, e = s.leader, *s.followers
         s.publish(2)
@@ -88,7 +88,7 @@ def test_quorum_no_negative_ack_while_a_replica_outside_the_isr_may_lead() -> No
         assert s.outcome(sent) in ("acked", "timed out")
 
 
-def test_quorum_negative_ack_is_sent_when_all_replicas_have_joined() -> None:
+def test_quorum_leader_sends_a_negative_ack_when_all_replicas_have_joined_the_isr() -> None:
     with Stage(nodes=5, factor=5, min_isr=5, quorum=True) as s:
         a = s.leader
         s.publish(2)

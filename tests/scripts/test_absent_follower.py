@@ -14,7 +14,7 @@ from tests.scripts.stage import Stage
 KILLS = ("nobody is asked for", "silence is taken for absence")
 
 
-def test_absent_follower_commits_continue_before_its_session_ends() -> None:
+def test_leader_with_an_absent_follower_commits_before_its_session_ends() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -26,7 +26,7 @@ def test_absent_follower_commits_continue_before_its_session_ends() -> None:
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_absent_follower_paused_follower_stays_in_the_isr() -> None:
+def test_paused_follower_process_stays_in_the_isr() -> None:
     with Stage() as s:
         *_, c = s.followers
         s.publish(2)
@@ -37,7 +37,7 @@ def test_absent_follower_paused_follower_stays_in_the_isr() -> None:
         s.until(lambda: sent.acked)
 
 
-def test_absent_followers_leave_no_leader_committing_alone() -> None:
+def test_leader_whose_followers_all_crashed_at_once_does_not_commit_alone() -> None:
     with Stage(min_isr=1, lease_s=1.5) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

@@ -36,7 +36,7 @@ def keep_house(s: Stage, *nodes: str) -> list[int]:
 
 
 @pytest.mark.parametrize("off_s", [10 * YEAR_S, -10 * YEAR_S])
-def test_wrong_clock_leader_stamps_records_with_the_time_of_other_nodes(off_s: float) -> None:
+def test_leader_with_a_wrong_clock_stamps_records_with_the_time_of_other_nodes(off_s: float) -> None:
     """Records of the past would expire at once on all replicas. Records of the future would stay as long."""
     with Stage(stream=BY_AGE) as s:
         a, b, c = s.leader, *s.followers
@@ -50,7 +50,7 @@ def test_wrong_clock_leader_stamps_records_with_the_time_of_other_nodes(off_s: f
         assert keep_house(s, b, c) == [3, 3], "and now they are old"
 
 
-def test_wrong_clock_jump_on_an_isolated_node_deletes_nothing_by_age() -> None:
+def test_clock_jump_on_an_isolated_node_deletes_no_records_by_age() -> None:
     with Stage(stream=BY_AGE) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -68,7 +68,7 @@ def test_wrong_clock_jump_on_an_isolated_node_deletes_nothing_by_age() -> None:
 
 @pytest.mark.parametrize("off_s", [10 * YEAR_S, 3600.0, -10 * YEAR_S])
 @pytest.mark.parametrize("whose", ["leader", "follower"])
-def test_wrong_clock_jump_deletes_nothing_by_age(off_s: float, whose: str) -> None:
+def test_clock_jump_on_a_node_deletes_no_records_by_age(off_s: float, whose: str) -> None:
     with Stage(stream=BY_AGE) as s:
         a, b, c = s.leader, *s.followers
         wrong = a if whose == "leader" else b
@@ -86,7 +86,7 @@ def test_wrong_clock_jump_deletes_nothing_by_age(off_s: float, whose: str) -> No
         assert keep_house(s, a, b, c) == [3, 3, 3], "it is right again, and they are old"
 
 
-def test_wrong_clock_on_a_single_node_does_not_stop_retention_on_others() -> None:
+def test_wrong_clock_on_one_node_does_not_stop_retention_by_age_on_others() -> None:
     with Stage(stream=BY_AGE) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -95,7 +95,7 @@ def test_wrong_clock_on_a_single_node_does_not_stop_retention_on_others() -> Non
         assert keep_house(s, a, b, c) == [0, 3, 3], "two of three agree, and what is old goes"
 
 
-def test_wrong_clock_retention_by_size_and_request_continues() -> None:
+def test_wrong_clock_does_not_stop_retention_by_size_or_delete_records() -> None:
     with Stage(stream=StreamConfig(min_isr=2, retention_age_s=AGE_S, retention_records=1, segment_bytes=4096)) as s:
         a = s.leader
         s.wall_clock(a, 10 * YEAR_S)
@@ -106,7 +106,7 @@ def test_wrong_clock_retention_by_size_and_request_continues() -> None:
         assert 0 < start < 80, "as many as there may be"
 
 
-def test_wrong_clock_suspended_host_applies_retention_after_resume() -> None:
+def test_suspended_host_applies_retention_by_age_after_its_resume() -> None:
     with Stage(stream=BY_AGE) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -118,7 +118,7 @@ def test_wrong_clock_suspended_host_applies_retention_after_resume() -> None:
         assert keep_house(s, a, b, c) == [3, 3, 3]
 
 
-def test_wrong_clock_frozen_machine_waits_for_other_nodes() -> None:
+def test_frozen_virtual_machine_applies_retention_by_age_only_with_the_time_of_others() -> None:
     """Its monotonic clock stopped, as in a stopped virtual machine. Then its wall clock is corrected and jumps."""
     with Stage(stream=BY_AGE) as s:
         a, b, c = s.leader, *s.followers
@@ -150,7 +150,7 @@ def test_wrong_clocks_on_two_of_three_nodes_stop_retention_by_age() -> None:
         assert keep_house(s, a, b, c) == [0, 3, 3]
 
 
-def test_wrong_clock_single_node_cluster_deletes_by_age_until_a_jump() -> None:
+def test_single_node_cluster_deletes_by_age_until_its_clock_jumps() -> None:
     with Stage(nodes=1, stream=StreamConfig(min_isr=1, retention_age_s=AGE_S)) as s:
         s.publish(3)
         s.settle()

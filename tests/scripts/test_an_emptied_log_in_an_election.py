@@ -17,7 +17,7 @@ KILLS = ("an emptied log forgets its epoch",)
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_election_log_emptied_by_retention_ranks_by_its_dropped_epoch(restarted: bool) -> None:
+def test_election_ranks_a_log_emptied_by_retention_by_the_epoch_of_its_deleted_records(restarted: bool) -> None:
     with Stage(quorum=True, reader=False) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

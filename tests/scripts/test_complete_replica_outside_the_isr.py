@@ -53,7 +53,7 @@ def test_complete_replica_with_a_lost_disk_does_not_lead() -> None:
         s.wait_for_leader(a)
 
 
-def test_complete_replica_that_asks_for_acked_records_loses_its_complete_state() -> None:
+def test_complete_replica_that_lost_acked_records_is_no_longer_complete() -> None:
     with Stage() as s:
         a, b = _alone(s)
         s.flip_bit(b, 4)

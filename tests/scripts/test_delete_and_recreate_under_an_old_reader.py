@@ -39,7 +39,7 @@ async def _filled(bus: FakeBus, uid: str, text: str, count: int) -> Desk:
     return desk
 
 
-async def test_old_reader_of_a_recreated_stream_gets_an_error_and_keeps_its_position() -> None:
+async def test_reader_of_a_deleted_and_recreated_stream_gets_an_error() -> None:
     bus = FakeBus()
     old = await _filled(bus, "uid-1", "old", 7)
     reader = ReadProgress("orders", 0, 0)
@@ -57,7 +57,7 @@ async def test_old_reader_of_a_recreated_stream_gets_an_error_and_keeps_its_posi
     assert _read(new, ReadProgress("orders", 0, 0))[:2] == [b"new 0", b"new 1"], "one that begins anew reads the new one"
 
 
-async def test_recreated_stream_waiting_reader_of_the_old_stream_gets_no_such_partition() -> None:
+async def test_long_poll_reader_of_a_deleted_and_recreated_stream_gets_no_such_partition() -> None:
     bus = FakeBus()
     old = await _filled(bus, "uid-1", "old", 3)
     request = client_pb2.ReadRequest(offset=3, waitMs=30_000, streamUid="uid-1")
@@ -69,7 +69,7 @@ async def test_recreated_stream_waiting_reader_of_the_old_stream_gets_no_such_pa
     assert (head.error, bytes(body)) == (client_pb2.ReadResponse.NO_SUCH_PARTITION, b"")
 
 
-async def test_recreated_stream_publisher_is_acked_by_the_new_stream() -> None:
+async def test_publisher_to_a_recreated_stream_is_acked_by_the_new_stream() -> None:
     bus = FakeBus()
     old = await _filled(bus, "uid-1", "old", 3)
     old.ingest.stop()
@@ -81,7 +81,7 @@ async def test_recreated_stream_publisher_is_acked_by_the_new_stream() -> None:
     assert old.log.log_end_offset == 3
 
 
-def test_recreated_stream_replica_of_the_old_stream_gets_no_records() -> None:
+def test_recreated_stream_sends_no_records_to_a_replica_of_the_old_stream() -> None:
     with Stage() as s:
         s.publish(3)
         s.settle()

@@ -42,7 +42,7 @@ def is_settled(s: Stage, *replicas: str) -> bool:
     return set(s.partition.replicas) == set(replicas) == s.isr and not s.partition.target
 
 
-def test_planner_raised_weight_alone_moves_no_replica() -> None:
+def test_node_weight_change_alone_moves_no_replica() -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -56,7 +56,7 @@ def test_planner_raised_weight_alone_moves_no_replica() -> None:
         assert s.ids(c) == s.ids("n4") == [1, 2, 3, 4, 5]
 
 
-def test_planner_new_target_during_a_copy_replaces_the_learner() -> None:
+def test_reassignment_with_a_new_target_during_the_copy_replaces_the_learner() -> None:
     with Stage(nodes=5) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -71,7 +71,7 @@ def test_planner_new_target_during_a_copy_replaces_the_learner() -> None:
         assert s.ids("n5") == [1, 2, 3]
 
 
-def test_planner_cancel_during_a_leadership_transfer_finishes_only_the_copied_swap() -> None:
+def test_reassignment_cancelled_in_a_leadership_transfer_finishes_the_copied_replica_only() -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -87,7 +87,7 @@ def test_planner_cancel_during_a_leadership_transfer_finishes_only_the_copied_sw
         assert s.ids("n4") == [1, 2, 3, 4]
 
 
-def test_planner_leader_death_between_join_and_eviction_finishes_the_move() -> None:
+def test_reassignment_finishes_after_the_leader_dies_between_join_and_eviction() -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -105,7 +105,7 @@ def test_planner_leader_death_between_join_and_eviction_finishes_the_move() -> N
         assert s.ids("n4") == [1, 2, 3, 4]
 
 
-def test_planner_drained_node_that_dies_is_replaced() -> None:
+def test_drained_node_that_dies_is_replaced_by_another_replica() -> None:
     with Stage(nodes=4, replacement_grace_s=300.0) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -119,7 +119,7 @@ def test_planner_drained_node_that_dies_is_replaced() -> None:
         assert s.ids("n4") == [1, 2, 3, 4]
 
 
-def test_planner_drained_leader_that_dies_is_replaced() -> None:
+def test_drained_leader_that_dies_is_replaced_by_another_replica() -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -132,7 +132,7 @@ def test_planner_drained_leader_that_dies_is_replaced() -> None:
         assert s.ids("n4") == [1, 2, 3, 4]
 
 
-def test_planner_returning_node_keeps_its_place_while_another_is_drained() -> None:
+def test_node_that_returns_while_another_is_drained_stays_in_the_replica_set() -> None:
     with Stage(nodes=5, replacement_grace_s=GRACE_S, min_isr=1) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -152,7 +152,7 @@ def test_planner_returning_node_keeps_its_place_while_another_is_drained() -> No
 
 
 @pytest.mark.parametrize("fewer", [False, True])
-def test_planner_permanent_death_during_a_move_settles_and_accepts_publishes(fewer: bool) -> None:
+def test_reassignment_finishes_and_publishes_are_acked_after_a_node_dies_for_good(fewer: bool) -> None:
     """Seeds 4, 8 and 9 of ``tests.simulation.whole``."""
     with Stage(nodes=4, replacement_grace_s=GRACE_S, ends_whole=False) as s:
         a, b, c = s.leader, *s.followers
@@ -173,7 +173,7 @@ def test_planner_permanent_death_during_a_move_settles_and_accepts_publishes(few
         s.publish(1)
 
 
-def test_planner_factor_raised_then_lowered_with_a_dead_replica_settles() -> None:
+def test_replication_factor_raised_and_lowered_with_a_dead_replica_ends_with_two_replicas() -> None:
     with Stage(nodes=5, replacement_grace_s=300.0) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

@@ -57,7 +57,7 @@ def test_failed_storage_of_a_follower_removes_it_from_the_isr(how: str) -> None:
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_failed_storage_repeats_a_lost_request_to_leave_the_isr() -> None:
+def test_failed_storage_of_a_follower_repeats_its_lost_request_to_leave_the_isr() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(1)
@@ -71,7 +71,7 @@ def test_failed_storage_repeats_a_lost_request_to_leave_the_isr() -> None:
         s.restart(c)
 
 
-def test_failed_storage_of_a_sole_isr_member_keeps_the_leadership() -> None:
+def test_failed_storage_of_the_only_isr_member_does_not_move_the_leadership() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = s.leader, *s.followers
         acked = s.publish(2)

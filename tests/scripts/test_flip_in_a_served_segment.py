@@ -35,7 +35,9 @@ def is_repaired(s: Stage, node: str) -> None:
 @pytest.mark.parametrize("header", [False, True], ids=["body", "header"])
 @pytest.mark.parametrize("offset", [0, 2, RECORDS - 1], ids=["first", "middle", "last"])
 @pytest.mark.parametrize("walked", [False, True], ids=["written", "walked"])
-def test_served_bit_flip_is_repaired_and_a_follower_catches_up(walked: bool, offset: int, header: bool) -> None:
+def test_bit_flip_in_a_segment_read_by_a_follower_is_repaired_and_the_follower_catches_up(
+    walked: bool, offset: int, header: bool
+) -> None:
     with Stage(reader=False) as s:
         a, _, c = s.leader, *s.followers
         s.publish(RECORDS)
@@ -54,7 +56,7 @@ def test_served_bit_flip_is_repaired_and_a_follower_catches_up(walked: bool, off
         s.publish(1)
 
 
-def test_served_bit_flip_reader_is_served_by_another_replica() -> None:
+def test_bit_flip_in_a_segment_read_by_a_client_is_repaired_and_others_serve_the_client() -> None:
     with Stage(reader=False) as s:
         _, b, _ = s.leader, *s.followers
         s.publish(RECORDS)
@@ -67,7 +69,7 @@ def test_served_bit_flip_reader_is_served_by_another_replica() -> None:
 
 
 @pytest.mark.parametrize("leads", [False, True])
-def test_served_bit_flip_is_found_by_the_scrub_and_repaired(leads: bool) -> None:
+def test_bit_flip_found_by_the_scrub_is_repaired(leads: bool) -> None:
     with Stage() as s:
         node = s.leader if leads else s.followers[0]
         s.publish(RECORDS)
@@ -78,7 +80,7 @@ def test_served_bit_flip_is_found_by_the_scrub_and_repaired(leads: bool) -> None
         is_repaired(s, node)
 
 
-def test_damage_complaints_without_damage_cost_bounded_rechecks() -> None:
+def test_false_damage_reports_cause_a_bounded_number_of_rechecks() -> None:
     with Stage() as s:
         a = s.leader
         s.publish(RECORDS)

@@ -20,7 +20,7 @@ KILLS = ("a folder put back counts as complete",)
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("role", ["leader", "follower"])
-def test_older_directory_on_a_node_after_a_full_stop_loses_no_acked_record(role: str, clean: bool) -> None:
+def test_restored_old_data_directory_after_a_full_stop_loses_no_acked_record(role: str, clean: bool) -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         node = a if role == "leader" else b
@@ -42,7 +42,7 @@ def test_older_directory_on_a_node_after_a_full_stop_loses_no_acked_record(role:
         assert len(s.ids(node)) == 23
 
 
-def test_older_directory_on_a_node_removes_it_from_the_isr() -> None:
+def test_restored_old_data_directory_removes_its_node_from_the_isr() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.crash(c)
@@ -59,7 +59,7 @@ def test_older_directory_on_a_node_removes_it_from_the_isr() -> None:
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_older_directory_on_the_only_member_waits_for_an_operator() -> None:
+def test_restored_old_data_directory_of_the_only_replica_leaves_the_partition_offline() -> None:
     with Stage(nodes=1, factor=1, min_isr=1, ends_whole=False) as s:
         (a,) = s.isr
         s.crash(a)
@@ -74,7 +74,7 @@ def test_older_directory_on_the_only_member_waits_for_an_operator() -> None:
         s.always(lambda: s.status is PartitionStatus.OFFLINE, 10)
 
 
-def test_older_directory_check_accepts_repeated_kills() -> None:
+def test_node_killed_repeatedly_before_its_registration_stays_in_the_isr() -> None:
     """Some processes die before they learn that they are registered."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers
@@ -90,7 +90,7 @@ def test_older_directory_check_accepts_repeated_kills() -> None:
         s.always(lambda: s.isr == {a, b, c}, 1.0)
 
 
-def test_older_directory_check_ignores_a_late_registration_of_a_dead_process() -> None:
+def test_node_whose_dead_process_registers_late_stays_in_the_isr() -> None:
     """The process that registered later knows the sender of the late request, so the directory is no copy."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers

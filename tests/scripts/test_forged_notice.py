@@ -18,7 +18,7 @@ KILLS = ("a notice raises HW", "a notice moves the log start")
 
 @pytest.mark.parametrize("log_start", [10, 1 << 60])
 @pytest.mark.parametrize("stream", [StreamConfig(), StreamConfig(retention_records=5)])
-def test_forged_notice_of_a_log_start_deletes_nothing(log_start: int, stream: StreamConfig) -> None:
+def test_forged_leader_notice_of_a_log_start_deletes_no_record(log_start: int, stream: StreamConfig) -> None:
     with Stage(stream=stream) as s:
         b = s.followers[0]
         s.publish(50)
@@ -28,7 +28,7 @@ def test_forged_notice_of_a_log_start_deletes_nothing(log_start: int, stream: St
         assert len(s.ids(b)) == 50
 
 
-def test_forged_notice_of_a_high_watermark_shows_no_uncommitted_record() -> None:
+def test_forged_leader_notice_of_a_high_watermark_shows_no_uncommitted_record() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(5)
@@ -41,7 +41,7 @@ def test_forged_notice_of_a_high_watermark_shows_no_uncommitted_record() -> None
         assert s.end(a) == 6
 
 
-def test_forged_notice_wakes_an_idle_follower_for_a_fetch() -> None:
+def test_forged_leader_notice_makes_an_idle_follower_only_send_a_fetch() -> None:
     """The follower believes only the answer of the leader."""
     with Stage(max_idle_wait_s=1.9) as s:
         b = s.followers[0]

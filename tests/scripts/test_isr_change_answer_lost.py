@@ -14,7 +14,7 @@ from tests.scripts.stage import Stage
 KILLS = ("no maximal ISR", "unknown outcome taken for a refusal")
 
 
-def test_isr_change_with_a_lost_answer_counts_the_new_member_for_commits() -> None:
+def test_isr_change_with_a_lost_response_counts_the_new_member_for_commits() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -38,7 +38,7 @@ def test_isr_change_with_a_lost_answer_counts_the_new_member_for_commits() -> No
         assert s.ids(c) == [1, 2, 3, 4], "c has all that was acknowledged"
 
 
-def test_isr_change_with_a_lost_answer_is_settled_by_the_next_image() -> None:
+def test_isr_change_with_a_lost_response_takes_effect_with_the_next_metadata_update() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.isolate(c)

@@ -25,7 +25,7 @@ def _only_the_leader_is_left(s: Stage) -> tuple[str, str, str]:
     return a, b, c
 
 
-def test_last_replica_below_min_isr_rejects_publishes() -> None:
+def test_last_isr_member_below_min_isr_rejects_publishes() -> None:
     with Stage(min_isr=2) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -40,7 +40,7 @@ def test_last_replica_below_min_isr_rejects_publishes() -> None:
         s.publish(1)
 
 
-def test_last_replica_that_committed_alone_is_the_only_possible_leader() -> None:
+def test_last_isr_member_that_committed_alone_is_the_only_electable_leader() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = _only_the_leader_is_left(s)
         s.publish(2)
@@ -54,7 +54,7 @@ def test_last_replica_that_committed_alone_is_the_only_possible_leader() -> None
         assert s.ids(b) == s.ids(c) == [1, 2, 3, 4]
 
 
-def test_last_replica_with_a_lost_disk_needs_an_operators_unclean_election() -> None:
+def test_last_isr_member_with_a_lost_disk_needs_an_operators_unclean_election() -> None:
     with Stage(min_isr=1, ends_whole=False, reader=False) as s:
         a, b, c = _only_the_leader_is_left(s)
         s.publish(2)

@@ -14,7 +14,7 @@ from tests.scripts.stage import Stage
 KILLS = ("stale response accepted",)
 
 
-def test_late_answer_of_a_dead_leader_is_dropped() -> None:
+def test_fetch_response_of_a_dead_leader_is_dropped() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -38,7 +38,7 @@ def test_late_answer_of_a_dead_leader_is_dropped() -> None:
         assert not set(lost.ids) & set(s.ids(c))
 
 
-def test_late_answer_after_a_request_timeout_is_dropped() -> None:
+def test_fetch_response_after_the_request_timeout_is_dropped() -> None:
     """Within one epoch the request timed out, was repeated and answered. Then the first answer arrives, too."""
     with Stage() as s:
         _, _, c = s.leader, *s.followers

@@ -30,7 +30,7 @@ def _all_died(s: Stage) -> tuple[str, str, str]:
 
 @pytest.mark.parametrize("quorum", [False, True])
 @pytest.mark.parametrize("order", ["abc", "acb", "bca", "cba"])
-def test_leader_with_an_older_log_does_not_lead_after_a_simultaneous_start(order: str, quorum: bool) -> None:
+def test_former_leader_with_an_older_log_is_not_elected_after_a_simultaneous_start(order: str, quorum: bool) -> None:
     with Stage(quorum=quorum) as s:
         nodes = dict(zip("abc", _all_died(s), strict=True))
         s.crash(*nodes.values())
@@ -46,7 +46,7 @@ def test_leader_with_an_older_log_does_not_lead_after_a_simultaneous_start(order
 
 
 @pytest.mark.parametrize("quorum", [False, True])
-def test_leader_with_an_older_log_does_not_lead_when_others_start_later(quorum: bool) -> None:
+def test_former_leader_with_an_older_log_is_not_elected_when_others_start_later(quorum: bool) -> None:
     with Stage(quorum=quorum, reader=False) as s:  # nobody can tell a reader what the one node that is there does not know
         a, b, c = _all_died(s)
         s.run(2)
@@ -61,7 +61,7 @@ def test_leader_with_an_older_log_does_not_lead_when_others_start_later(quorum: 
         s.until(lambda: len(s.isr) == 3)
 
 
-def test_leader_quick_restart_keeps_its_leadership_within_half_a_second() -> None:
+def test_leader_that_restarts_within_half_a_second_is_not_replaced() -> None:
     with Stage() as s:
         a = s.leader
         s.publish(3)

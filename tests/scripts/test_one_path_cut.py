@@ -16,7 +16,7 @@ from tests.scripts.stage import Stage
 KILLS = ("no lease", "negative ack without a lease", "fetches of other epochs count")
 
 
-def test_leader_without_metadata_path_stops_acks_and_is_replaced() -> None:
+def test_leader_without_metadata_connection_sends_no_acks_and_is_replaced() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -38,7 +38,7 @@ def test_leader_without_metadata_path_stops_acks_and_is_replaced() -> None:
         assert s.ids(a) == s.ids(b) == s.ids(c)
 
 
-def test_leader_without_lease_below_min_isr_does_not_reject() -> None:
+def test_leader_without_a_lease_below_min_isr_sends_no_rejection() -> None:
     with Stage(min_isr=2) as s:
         a, b, c = s.leader, *s.followers
         s.publish(1)
@@ -50,7 +50,7 @@ def test_leader_without_lease_below_min_isr_does_not_reject() -> None:
         assert s.outcome(s.send()) == "timed out", "another may lead by now, and have stored it"
 
 
-def test_leader_without_data_path_is_replaced_after_the_leader_timeout() -> None:
+def test_leader_without_data_connection_is_replaced_after_the_leader_timeout() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -64,7 +64,7 @@ def test_leader_without_data_path_is_replaced_after_the_leader_timeout() -> None
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_follower_without_metadata_path_leaves_the_isr() -> None:
+def test_follower_without_metadata_connection_leaves_the_isr() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -78,7 +78,7 @@ def test_follower_without_metadata_path_leaves_the_isr() -> None:
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_follower_without_data_path_leaves_the_isr() -> None:
+def test_follower_without_data_connection_leaves_the_isr() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

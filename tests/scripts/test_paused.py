@@ -74,7 +74,7 @@ def the_next_leader_holds(s: Stage, *ids: int) -> None:
     s.start(old)
 
 
-def test_paused_stream_publish_rejected_after_the_resume_is_stored_nowhere() -> None:
+def test_paused_stream_publish_rejected_during_the_resume_is_stored_on_no_replica() -> None:
     """Followers hear of the resume first. Their standby begins no earlier than the leader's announcement."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(2)
@@ -87,7 +87,7 @@ def test_paused_stream_publish_rejected_after_the_resume_is_stored_nowhere() -> 
         the_next_leader_holds(s, 1, 2)
 
 
-def test_paused_stream_standby_that_missed_the_pause_discards_its_messages() -> None:
+def test_paused_stream_standby_that_missed_the_pause_discards_its_buffered_messages() -> None:
     """The followers hear of the pause and of its end together, with messages that the leader rejected in between."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(2)

@@ -41,7 +41,7 @@ POISON = {
 
 
 @pytest.mark.parametrize("poison", POISON.values(), ids=POISON.keys())
-async def test_poison_envelope_is_stored_unchanged_and_does_not_affect_others(poison: bytes) -> None:
+async def test_envelope_with_invalid_content_is_stored_unchanged_as_are_its_neighbors(poison: bytes) -> None:
     desk = Desk()
     desk.publish(b"before", "p1")
     desk.publish(poison, "p2")
@@ -54,7 +54,7 @@ async def test_poison_envelope_is_stored_unchanged_and_does_not_affect_others(po
     assert [desk.answers(inbox)[0]["seq"] for inbox in ("p1", "p2", "p4")] == [1, 2, 4]
 
 
-async def test_poison_headers_are_stored_or_rejected_without_failure() -> None:
+async def test_hostile_headers_are_stored_or_rejected_without_an_exception() -> None:
     desk = Desk()
     blocks = [
         b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\n:\r\n\r\n", b"NATS/1.0\r\nno colon\r\n\r\n", b"\xff\xfe\r\n\xff: \xff\r\n\r\n",
@@ -86,7 +86,7 @@ async def test_envelope_with_a_foreign_reply_subject_gets_no_ack() -> None:
     assert desk.bus.sent == []
 
 
-async def test_ack_is_a_single_json_line_for_any_record_content() -> None:
+async def test_ack_to_a_jetstream_client_is_one_json_line_for_any_record_content() -> None:
     desk = Desk()
     desk.publish(b'"}\r\n{"', "p")
     await desk.turn()

@@ -69,7 +69,7 @@ def test_purge_deletes_records_on_all_replicas_including_a_returning_one() -> No
         assert held(s, s.leader) == [5, 6, 7, 8]
 
 
-def test_purge_replica_with_a_lost_disk_copies_the_remaining_records() -> None:
+def test_replica_with_a_lost_disk_after_a_purge_copies_the_remaining_records() -> None:
     """The replica reported, lost its disk, and copies from a cleaned replica. Its report counts only while it is in sync."""
     with Stage(stream=StreamConfig(dedup_window_s=0.0)) as s:
         s.publish(6)

@@ -29,7 +29,7 @@ def be_quiet(s: Stage) -> tuple[str, str, str]:
     return a, b, c
 
 
-def test_quiet_partition_fetches_nothing_and_keeps_its_isr() -> None:
+def test_idle_partition_sends_no_fetches_and_its_isr_is_unchanged() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         epoch = s.partition.epoch
@@ -40,14 +40,14 @@ def test_quiet_partition_fetches_nothing_and_keeps_its_isr() -> None:
         assert s.counted("quiet fetch confirmed") >= 2 * 60 / 3
 
 
-def test_quiet_partition_acks_a_publish_quickly() -> None:
+def test_idle_partition_acks_a_publish_within_a_tenth_of_a_second() -> None:
     with Stage() as s:
         be_quiet(s)
         sent = s.send()
         assert s.until(lambda: sent.acked) < 0.1
 
 
-def test_quiet_partition_lost_records_are_fetched() -> None:
+def test_idle_partition_follower_fetches_records_whose_delivery_was_lost() -> None:
     with Stage(follower_ping_delay_s=0) as s:  # nobody else looks for who holds HW back
         _, _, c = be_quiet(s)
         lost = s.hold("data", "wake", receiver=c, at_most=1)
@@ -59,7 +59,7 @@ def test_quiet_partition_lost_records_are_fetched() -> None:
         assert s.outcome(sent) == "acked"
 
 
-def test_quiet_partition_lost_questions_change_nothing() -> None:
+def test_idle_partition_with_a_lost_combined_fetch_does_not_change_its_isr() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         for kind in ("quiet question", "quiet answer"):
@@ -69,7 +69,7 @@ def test_quiet_partition_lost_questions_change_nothing() -> None:
             s.always(lambda: s.isr == {a, b, c} and s.phase(b) == s.phase(c) == QUIET, 8)
 
 
-def test_quiet_partition_leader_that_loses_power_is_replaced() -> None:
+def test_idle_partition_leader_that_loses_power_is_replaced() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         s.power_off(a)
@@ -77,14 +77,14 @@ def test_quiet_partition_leader_that_loses_power_is_replaced() -> None:
         s.acked_again(1)
 
 
-def test_quiet_partition_leader_without_data_path_is_replaced_in_time() -> None:
+def test_idle_partition_leader_without_data_connection_is_replaced_in_time() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         s.isolate(a)
         assert s.until(lambda: s.leader in (b, c) and s.is_open(s.leader)) < 7
 
 
-def test_quiet_partition_leader_unreachable_from_both_followers_is_replaced() -> None:
+def test_idle_partition_leader_unreachable_from_both_followers_is_replaced() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         s.cut(b, a)
@@ -94,7 +94,7 @@ def test_quiet_partition_leader_unreachable_from_both_followers_is_replaced() ->
         s.mend(c, a)
 
 
-def test_quiet_partition_leader_whose_answers_are_lost_is_replaced() -> None:
+def test_idle_partition_leader_whose_responses_are_lost_is_replaced() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         s.cut(a, b, both=False)
@@ -104,7 +104,7 @@ def test_quiet_partition_leader_whose_answers_are_lost_is_replaced() -> None:
         s.mend(a, c)
 
 
-def test_quiet_partition_follower_that_cannot_reach_its_leader_leaves_the_isr() -> None:
+def test_idle_partition_follower_that_cannot_reach_its_leader_leaves_the_isr() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         s.cut(c, a)
@@ -113,7 +113,7 @@ def test_quiet_partition_follower_that_cannot_reach_its_leader_leaves_the_isr() 
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_quiet_partition_paused_follower_leaves_the_isr_and_returns() -> None:
+def test_idle_partition_paused_follower_leaves_the_isr_and_returns() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         s.pause(c)
@@ -122,7 +122,7 @@ def test_quiet_partition_paused_follower_leaves_the_isr_and_returns() -> None:
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_quiet_partition_leader_of_the_published_protocol_is_fetched_from() -> None:
+def test_idle_partition_with_a_leader_of_an_older_version_does_not_change_its_isr() -> None:
     with Stage() as s:
         s.cluster.nodes[s.leader].awaits_more = False
         s.publish(3)
@@ -135,7 +135,7 @@ def test_quiet_partition_leader_of_the_published_protocol_is_fetched_from() -> N
         assert s.until(lambda: sent.acked) < 0.1
 
 
-def test_quiet_partition_followers_of_the_published_protocol_keep_fetching() -> None:
+def test_idle_partition_followers_of_an_older_version_send_single_fetches() -> None:
     with Stage() as s:
         a, (b, c) = s.leader, s.followers
         s.cluster.nodes[b].awaits_more = False

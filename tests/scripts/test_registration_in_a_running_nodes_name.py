@@ -71,7 +71,7 @@ def test_forged_registration_under_a_new_metadata_leader_is_rejected() -> None:
         assert s.counted("deposed by another registration") == 0
 
 
-def test_registration_after_a_kill_replaces_the_old_process_within_a_heartbeat() -> None:
+def test_registration_of_a_restarted_node_replaces_the_killed_process_within_a_heartbeat() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -86,7 +86,7 @@ def test_registration_after_a_kill_replaces_the_old_process_within_a_heartbeat()
             s.always(lambda: s.isr == {a, b, c}, 1.0)
 
 
-def test_registration_for_a_paused_node_succeeds_some_time_after_its_session() -> None:
+def test_forged_registration_of_a_paused_node_is_rejected_until_well_after_its_session() -> None:
     """Silence before that proves nothing. The session also ends on a starved machine."""
     with Stage() as s:
         c = s.followers[-1]

@@ -20,9 +20,9 @@ PAIRS = list({path: (path, name) for path, name in reversed(ALL)}.values())
 
 @pytest.mark.long
 @pytest.mark.parametrize(("path", "name"), PAIRS, ids=[f"{path.stem[5:]}-{name}" for path, name in PAIRS])
-def test_script_notices_a_planted_bug(path: Path, name: str) -> None:
+def test_fault_script_fails_with_its_planted_bug(path: Path, name: str) -> None:
     assert noticed(path, name), f"{path.name} does not notice {name!r}"
 
 
-def test_script_mutants_are_each_covered_by_a_script() -> None:
+def test_fault_script_exists_for_each_planted_bug() -> None:
     assert {mutant.name for mutant in MUTANTS} <= {name for _, name in ALL}

@@ -23,7 +23,7 @@ def stage(*, awaits_more: bool = True) -> Stage:
     return made
 
 
-def test_second_answer_lets_leader_and_followers_flush_in_parallel() -> None:
+def test_second_fetch_response_lets_leader_and_followers_flush_in_parallel() -> None:
     with stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -38,7 +38,7 @@ def test_second_answer_lets_leader_and_followers_flush_in_parallel() -> None:
         assert s.hw(a) == 3
 
 
-def test_second_answer_record_on_all_followers_survives_the_leaders_power_loss() -> None:
+def test_second_fetch_response_record_on_all_followers_survives_a_leader_power_loss() -> None:
     with stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -57,7 +57,7 @@ def test_second_answer_record_on_all_followers_survives_the_leaders_power_loss()
         assert s.ids(a) == s.ids(b) == s.ids(c) == [1, 2, 3, *sent.ids, 5], "it was not promised, and it is there"
 
 
-def test_second_answer_that_is_lost_is_fetched_after_the_idle_wait() -> None:
+def test_second_fetch_response_that_is_lost_is_replaced_by_a_fetch_after_the_idle_wait() -> None:
     with stage() as s:
         _, b, c = s.leader, *s.followers
         s.publish(2)
@@ -71,7 +71,7 @@ def test_second_answer_that_is_lost_is_fetched_after_the_idle_wait() -> None:
         assert s.isr == {s.leader, b, c}
 
 
-def test_second_answer_that_is_lost_in_a_quiet_partition_is_fetched_quickly() -> None:
+def test_second_fetch_response_lost_in_an_idle_partition_is_replaced_by_a_quick_fetch() -> None:
     with stage() as s:
         c = s.followers[1]
         s.publish(2)
@@ -85,7 +85,7 @@ def test_second_answer_that_is_lost_in_a_quiet_partition_is_fetched_quickly() ->
         assert took_s < 0.5, "the leader wakes a follower that HW waits for"
 
 
-def test_follower_drops_a_late_second_answer_to_a_fetch() -> None:
+def test_second_fetch_response_that_arrives_late_is_dropped_by_the_follower() -> None:
     with stage() as s:
         _, _, c = s.leader, *s.followers
         s.publish(2)
@@ -101,7 +101,7 @@ def test_follower_drops_a_late_second_answer_to_a_fetch() -> None:
         assert s.end(c) == 5
 
 
-def test_second_answer_carries_the_high_watermark_without_another_fetch() -> None:
+def test_second_fetch_response_contains_the_high_watermark_without_another_fetch() -> None:
     with stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -116,7 +116,7 @@ def test_second_answer_carries_the_high_watermark_without_another_fetch() -> Non
 
 
 @pytest.mark.parametrize("awaits_more", [True, False])
-def test_followers_of_the_published_protocol_are_woken_by_a_publish(awaits_more: bool) -> None:
+def test_followers_of_older_and_newer_versions_replicate_a_publish_at_once(awaits_more: bool) -> None:
     with stage(awaits_more=awaits_more) as s:
         s.publish(2)
         s.settle()

@@ -17,7 +17,7 @@ from tests.scripts.stage import Stage
 KILLS = ("epoch query answered by anyone", "no reconciliation before the fetch")
 
 
-def test_truncation_follows_only_the_leader_of_the_current_epoch() -> None:
+def test_follower_truncates_only_on_a_response_of_the_current_leader_epoch() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

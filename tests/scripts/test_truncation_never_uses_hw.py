@@ -18,7 +18,7 @@ KILLS = ("truncate by HW", "truncate by HW when nobody answers", "no reconciliat
 
 
 @pytest.mark.parametrize("leader_answers", [True, False])
-def test_truncation_keeps_an_acked_record_above_a_stale_high_watermark(leader_answers: bool) -> None:
+def test_truncation_retains_an_acked_record_above_a_stale_high_watermark(leader_answers: bool) -> None:
     with Stage(nodes=2, min_isr=1) as s:
         a, b = s.leader, s.followers[0]
         s.publish(3)
@@ -40,7 +40,7 @@ def test_truncation_keeps_an_acked_record_above_a_stale_high_watermark(leader_an
         s.publish(1)
 
 
-def test_truncation_of_a_returning_leader_removes_a_divergent_record() -> None:
+def test_truncation_of_a_returning_leader_removes_a_diverged_record() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

@@ -51,7 +51,7 @@ def test_wall_clock_an_hour_off_changes_no_election_or_isr(hours: int) -> None:
         assert [batch.base_offset for batch in batches] == list(range(6))
 
 
-def test_wall_clock_jump_on_the_leader_changes_nothing() -> None:
+def test_wall_clock_jump_on_the_leader_changes_neither_leader_nor_isr() -> None:
     with Stage() as s:
         a = s.leader
         epoch = s.leader_epoch
@@ -64,7 +64,7 @@ def test_wall_clock_jump_on_the_leader_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("off_s", [10 * 365 * 86_400, -60])
-def test_leader_reports_a_minute_apart_do_not_add_up_under_a_wrong_clock(off_s: int) -> None:
+def test_silent_leader_reports_a_minute_apart_do_not_depose_with_a_wrong_clock(off_s: int) -> None:
     with Stage(idle_polls_before_quiet=10) as s:  # a follower that sleeps is out of the ISR before it reports
         a, b, c = s.leader, *s.followers
         epoch = s.leader_epoch

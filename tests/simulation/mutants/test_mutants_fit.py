@@ -56,7 +56,7 @@ def takes_the_same(old: Any, new: Any) -> bool:
 
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
-def test_mutant_patches_shipped_code(mutant: Mutant) -> None:
+def test_mutant_replaces_a_function_of_the_shipped_code(mutant: Mutant) -> None:
     for owner, name, _ in targets(mutant):
         module = defined_in(owner, name)
         assert module.startswith(("liftpy.", "sidecar.")), f"{module}.{name}"

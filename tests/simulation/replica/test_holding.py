@@ -26,7 +26,7 @@ from tests.sim.checkers import others_hold_enough
         (CommitPolicy.QUORUM, "abcde", "abcde", "a", "bc", False),
     ],
 )
-def test_simulated_faults_leave_enough_complete_replicas(
+def test_simulated_fault_is_allowed_only_if_enough_complete_replicas_remain(
     policy: CommitPolicy, replicas: str, isr: str, left_out: str, whole: str, enough: bool
 ) -> None:
     by_quorum = policy is CommitPolicy.QUORUM

@@ -12,7 +12,9 @@ NEW = "meteor"
 
 
 @pytest.mark.parametrize("profile", [name for name in PROFILES if not name.startswith("lasting")])
-def test_fault_plan_with_an_added_kind_keeps_the_other_faults(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_plan_with_an_added_fault_kind_does_not_change_the_other_faults(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = {seed: draw_plan(seed, profile) for seed in SEEDS}
     monkeypatch.setitem(plan.PROFILES, profile, (NEW, *PROFILES[profile]))
     struck = 0
@@ -26,7 +28,9 @@ def test_fault_plan_with_an_added_kind_keeps_the_other_faults(profile: str, monk
 
 
 @pytest.mark.parametrize("profile", ["lasting", "lasting-many", "lasting-leaders"])
-def test_fault_plan_with_an_added_lasting_kind_keeps_the_other_times(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_plan_with_an_added_lasting_kind_does_not_change_fault_times(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It takes turns of others, and changes nothing else."""
     before = {seed: draw_plan(seed, profile).faults for seed in SEEDS}
     monkeypatch.setitem(plan.PROFILES, profile, (NEW, *PROFILES[profile]))
@@ -41,14 +45,14 @@ def test_fault_plan_with_an_added_lasting_kind_keeps_the_other_times(profile: st
     assert struck > len(SEEDS) / 2
 
 
-def test_fault_plan_without_one_kind_keeps_the_other_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_plan_without_one_kind_does_not_change_the_other_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {seed: draw_plan(seed, "").faults for seed in SEEDS}
     monkeypatch.setitem(plan.PROFILES, "", tuple(kind for kind in PROFILES[""] if kind != "pause"))
     for seed in SEEDS:
         assert draw_plan(seed, "").faults == tuple(fault for fault in before[seed] if fault.kind != "pause")
 
 
-def test_fault_plans_use_every_kind_in_many_seeds() -> None:
+def test_fault_plans_of_many_seeds_contain_every_fault_kind() -> None:
     drawn: dict[str, set[int]] = {}
     for seed in range(1, 101):
         for fault in draw_plan(seed, "").faults:

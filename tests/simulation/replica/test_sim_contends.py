@@ -79,7 +79,7 @@ _FETCHED = LogState.fetched
         (what_is_cut_is_known_on, 5), (what_is_not_committed_is_not_looked_at, 0), (a_follower_takes_no_subjects, 2),
     ],
 )  # fmt: skip
-def test_simulated_conditional_publish_bug_is_detected(bug: Callable[[], Patches], seed: int) -> None:
+def test_simulation_detects_a_planted_conditional_publish_bug(bug: Callable[[], Patches], seed: int) -> None:
     with ExitStack() as stack:
         for change in bug():
             stack.enter_context(change)

@@ -44,7 +44,7 @@ def compacted(seed: int) -> Outcome:
     return run_plan(replace(plan, produces=True, derives=True), EVENTS)
 
 
-def test_simulated_producers_are_not_affected_by_compaction() -> None:
+def test_simulated_producers_commit_each_record_once_despite_compaction() -> None:
     outcome = compacted(15)
     assert outcome.violation is None, outcome.report()
     assert min(outcome.counters[what] for what in ("records dropped by compaction", "derivation: read again", *WANTED)) > 0
@@ -109,7 +109,7 @@ BUGS = [
 
 
 @pytest.mark.parametrize(("bug", "seed"), BUGS)
-def test_simulated_producer_bug_is_detected(bug: Callable[[], Patches], seed: int) -> None:
+def test_simulation_detects_a_planted_producer_bug(bug: Callable[[], Patches], seed: int) -> None:
     with ExitStack() as stack:
         for change in bug():
             stack.enter_context(change)
@@ -141,7 +141,7 @@ def a_member_begins_before_what_is_there() -> Patches:
 
 
 @pytest.mark.parametrize("bug", [a_position_stays_where_it_was, a_member_begins_before_what_is_there])
-def test_simulated_source_position_bug_is_detected(bug: Callable[[], Patches]) -> None:
+def test_simulation_detects_a_planted_source_position_bug(bug: Callable[[], Patches]) -> None:
     with ExitStack() as stack:
         for change in bug():
             stack.enter_context(change)

@@ -28,7 +28,7 @@ def run(seed: int, events: int = EVENTS) -> Outcome:
     return run_plan(replace(draw_plan(seed), repeats=True), events)
 
 
-def test_simulated_duplicates_are_committed_once_and_answered_correctly() -> None:
+def test_simulated_duplicates_are_committed_once_and_acked_with_the_first_offset() -> None:
     seen: dict[str, int] = {}
     for seed in SEEDS:
         outcome = run(seed)
@@ -93,7 +93,7 @@ def a_leader_does_not_take_its_own() -> Patches:
         (what_is_in_hand_is_not_known, 49), (a_leader_does_not_take_its_own, 1),
     ],
 )  # fmt: skip
-def test_simulated_duplicate_bug_is_detected(bug: Callable[[], Patches], seed: int) -> None:
+def test_simulation_detects_a_planted_deduplication_bug(bug: Callable[[], Patches], seed: int) -> None:
     with ExitStack() as stack:
         for change in bug():
             stack.enter_context(change)

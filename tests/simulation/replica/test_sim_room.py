@@ -64,7 +64,7 @@ def run(seed: int, window_s: float = WINDOW_S) -> Outcome:
     return run_plan(replace(plan, repeats=True, contends=True, config=config, stream_config=stream), EVENTS)
 
 
-def test_simulated_duplicates_with_little_memory_are_committed_once() -> None:
+def test_simulated_duplicates_with_little_dedup_memory_are_committed_once() -> None:
     seen = Counter[str]()
     for seed in SEEDS:
         with watching(seen):
@@ -86,7 +86,7 @@ def a_leader_takes_what_has_no_room() -> Patches:
     ("bug", "seed", "window_s", "invariant"),
     [(what_was_let_go_is_new, 19, 30.0, "A2"), (a_leader_takes_what_has_no_room, 11, WINDOW_S, "A3")],
 )
-def test_simulated_little_memory_bug_is_detected(
+def test_simulation_detects_a_planted_bug_of_dedup_memory_limits(
     bug: Callable[[], Patches], seed: int, window_s: float, invariant: str
 ) -> None:
     with ExitStack() as stack:
@@ -95,7 +95,7 @@ def test_simulated_little_memory_bug_is_detected(
         assert f"invariant {invariant} " in str(run(seed, window_s).violation), "no seed shows it"
 
 
-def test_simulated_node_that_evicts_nothing_exceeds_its_memory() -> None:
+def test_simulation_detects_a_node_that_exceeds_its_dedup_memory() -> None:
     seen = Counter[str]()
     with patch.object(Share, "excess_bytes", lambda self, grown_bytes: 0), watching(seen):
         run(14)

@@ -59,7 +59,7 @@ def run(seed: int) -> Outcome:
         return run_plan(replace(draw_plan(seed), repeats=True, contends=True), EVENTS)
 
 
-def test_simulated_restarts_with_checkpoints_commit_each_message_once() -> None:
+def test_simulated_restarts_with_state_files_commit_each_message_once() -> None:
     seen: dict[str, int] = {}
     for seed in SEEDS:
         outcome = run(seed)
@@ -92,7 +92,7 @@ def one_is_written_above_hw() -> Patches:
 
 
 @pytest.mark.parametrize(("bug", "seed"), [(one_that_is_older_needs_no_replay, 0), (one_is_written_above_hw, 12)])
-def test_simulated_checkpoint_bug_is_detected(bug: Callable[[], Patches], seed: int) -> None:
+def test_simulation_detects_a_planted_state_file_bug(bug: Callable[[], Patches], seed: int) -> None:
     with ExitStack() as stack:
         for change in bug():
             stack.enter_context(change)
@@ -109,7 +109,7 @@ def producers_go_with_their_records() -> Patches:
 
 
 @pytest.mark.parametrize(("bugs", "broken"), [((), ""), ((producers_go_with_their_records,), "A16")])
-def test_simulated_producer_state_lost_by_retention_is_detected(bugs: tuple[Callable[[], Patches], ...], broken: str) -> None:
+def test_simulation_detects_producer_state_lost_by_retention(bugs: tuple[Callable[[], Patches], ...], broken: str) -> None:
     """A producer that makes its records from another stream reads that stream again where nobody knows its position."""
     plan = draw_plan(2, "disks")
     tight = replace(plan.stream_config, retention_bytes=1, segment_bytes=4096)

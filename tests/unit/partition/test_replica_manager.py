@@ -231,7 +231,7 @@ async def test_resign_request_on_a_stopping_node_does_not_resume_publishes(monke
     await node.stop()
 
 
-async def test_replica_manager_starts_with_empty_cluster_metadata() -> None:
+async def test_cluster_image_without_changes_has_no_streams() -> None:
     assert not ClusterImage().streams
     assert PartitionStatus.ONLINE is PartitionStatus(1)
 

@@ -34,7 +34,7 @@ def test_partition_damage_is_checkpointed_before_the_replica_fails(already: bool
 @pytest.mark.parametrize("healthy", [True, False])
 @pytest.mark.parametrize("delete", [True, False])
 @pytest.mark.parametrize("fails", [None, StorageError("no"), OSError("no")])
-def test_partition_close_is_clean_only_if_log_close_and_storage_were(
+def test_partition_close_is_clean_only_if_storage_is_healthy_and_the_log_close_succeeds(
     healthy: bool, delete: bool, fails: Exception | None
 ) -> None:
     closed: list[bool] = []
