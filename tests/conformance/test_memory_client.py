@@ -134,7 +134,7 @@ async def _values(client: Client, stream: str, **how: Any) -> list[bytes | None]
     return [record.value async for record in client.consume(stream, **how)]
 
 
-async def test_memory_cluster_applies_retention_and_compaction_on_request() -> None:
+async def test_memory_cluster_keep_house_call_applies_retention_and_compaction() -> None:
     small = StreamConfig(segment_bytes=4096, retention_bytes=8192)
     latest = StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=0)
     async with memory_cluster() as cluster, cluster.client() as client:
@@ -266,7 +266,7 @@ class Counting(Service):
         return repr(sorted(self.counts.items())).encode()
 
 
-def test_memory_cluster_service_answers_and_writes_outputs() -> None:
+def test_memory_cluster_service_answers_calls_and_writes_its_output_stream() -> None:
     with memory_cluster() as cluster, cluster.sync_client() as client:
         with pytest.raises(NotFoundError):
             cluster.serve(Counting, "counting", "commands")
@@ -348,7 +348,7 @@ async def test_memory_cluster_group_assigns_partitions_to_all_members() -> None:
             assert set(found) == {b"%d" % n for n in range(40)}
 
 
-async def test_memory_cluster_that_ended_raises_on_use_and_leaves_no_thread() -> None:
+async def test_memory_cluster_that_is_not_running_raises_config_error_and_leaves_no_thread() -> None:
     cluster = memory_cluster(1)
     with pytest.raises(ConfigError, match="does not run"):
         cluster.keep_house()

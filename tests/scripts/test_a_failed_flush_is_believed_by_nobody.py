@@ -67,7 +67,7 @@ def test_power_loss_of_all_nodes_the_last_with_a_failed_flush_loses_no_acked_rec
         assert s.end(c) >= 5
 
 
-def test_kill_with_unflushed_segments_loses_no_acked_record() -> None:
+def test_kill_of_all_nodes_with_unflushed_segments_loses_no_acked_record() -> None:
     with Stage(stream=StreamConfig(segment_bytes=4096), min_isr=2) as s:
         nodes = [s.leader, *s.followers]
         acked = s.publish(3)

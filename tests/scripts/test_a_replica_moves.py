@@ -81,7 +81,7 @@ def test_reassignment_of_the_only_replica_moves_the_leadership() -> None:
 
 
 @pytest.mark.parametrize("quorum", [False, True])
-def test_reassignment_to_more_and_to_fewer_replicas_keeps_all_records(quorum: bool) -> None:
+def test_reassignment_to_more_and_to_fewer_replicas_loses_no_record(quorum: bool) -> None:
     with Stage(nodes=5, quorum=quorum) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -94,7 +94,7 @@ def test_reassignment_to_more_and_to_fewer_replicas_keeps_all_records(quorum: bo
 
 
 @pytest.mark.parametrize("dies", ["the learner", "the leader", "who goes"])
-def test_reassignment_survives_the_death_of_learner_leader_or_leaving_replica(dies: str) -> None:
+def test_reassignment_finishes_after_the_death_of_learner_leader_or_leaving_replica(dies: str) -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -110,7 +110,7 @@ def test_reassignment_survives_the_death_of_learner_leader_or_leaving_replica(di
         s.until(lambda: holds_nothing(s, c))
 
 
-def test_reassignment_evicted_replica_returns_with_its_old_log() -> None:
+def test_reassignment_back_to_an_evicted_replica_with_its_old_log_copies_missing_records() -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -125,7 +125,7 @@ def test_reassignment_evicted_replica_returns_with_its_old_log() -> None:
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_reassignment_cancelled_keeps_or_restores_the_old_replicas(joined: bool) -> None:
+def test_reassignment_that_is_cancelled_ends_with_the_old_replicas(joined: bool) -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -144,7 +144,7 @@ def test_reassignment_cancelled_keeps_or_restores_the_old_replicas(joined: bool)
         s.until(lambda: holds_nothing(s, c if joined else "n4"))
 
 
-def test_reassignment_quorum_counts_both_sets_while_a_change_is_unconfirmed() -> None:
+def test_reassignment_with_quorum_counts_both_replica_sets_while_the_change_is_unconfirmed() -> None:
     with Stage(nodes=4, quorum=True) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -161,7 +161,7 @@ def test_reassignment_quorum_counts_both_sets_while_a_change_is_unconfirmed() ->
         s.always(lambda: s.hw(a) == 2 and not late.acked, 0.5)
 
 
-def test_reassignment_learner_positions_of_an_earlier_copy_do_not_count() -> None:
+def test_reassignment_ignores_learner_positions_of_an_earlier_copy() -> None:
     with Stage(nodes=4, min_isr=1) as s:
         a, b, _ = s.leader, *s.followers
         s.publish(3)
@@ -182,7 +182,7 @@ def test_reassignment_learner_positions_of_an_earlier_copy_do_not_count() -> Non
         s.until(lambda: has_moved(s, a, b, "n4"))
 
 
-def test_reassignment_evicts_no_replica_below_the_wanted_number_of_copies() -> None:
+def test_reassignment_evicts_no_replica_while_fewer_in_sync_replicas_than_wanted_remain() -> None:
     with Stage(nodes=4, min_isr=2) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

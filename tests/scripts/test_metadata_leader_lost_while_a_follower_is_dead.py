@@ -14,7 +14,7 @@ from tests.scripts.stage import Stage
 KILLS = ("no lease", "min_isr not looked at")
 
 
-def test_leader_with_a_dead_follower_commits_nothing_without_a_metadata_leader() -> None:
+def test_leader_with_a_dead_follower_commits_no_record_without_a_metadata_leader() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

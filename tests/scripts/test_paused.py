@@ -30,7 +30,7 @@ def pause(s: Stage, until: pb.Pause, known: bool = True) -> None:
 
 
 @pytest.mark.parametrize("standby", [False, True])
-def test_paused_stream_rejects_publishes_across_a_failover(standby: bool) -> None:
+def test_paused_stream_rejects_publishes_before_and_after_a_failover(standby: bool) -> None:
     with Stage(stream=StreamConfig(failover_standby=standby)) as s:
         s.publish(2)
         taken = s.send()

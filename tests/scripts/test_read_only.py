@@ -35,7 +35,7 @@ def read_only(s: Stage, wanted: bool) -> None:
     s.until(lambda: all(knows(s, node, wanted) for node in s.partition.replicas))
 
 
-def test_read_only_stream_rejects_publishes_across_a_failover() -> None:
+def test_read_only_stream_rejects_publishes_before_and_after_a_failover() -> None:
     with Stage() as s:
         s.publish(2)
         read_only(s, True)

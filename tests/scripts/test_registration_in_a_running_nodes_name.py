@@ -43,7 +43,7 @@ def test_forged_registration_of_a_running_node_is_rejected() -> None:
         assert s.isr == {"n1", "n2", "n3"}
 
 
-def test_forged_registration_after_a_forged_fence_is_rejected() -> None:
+def test_forged_registration_of_a_node_fenced_by_a_forged_request_is_rejected() -> None:
     with Stage() as s:
         node = s.followers[0]
         s.run(1.0)

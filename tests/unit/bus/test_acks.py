@@ -56,7 +56,7 @@ def test_ack_to_a_jetstream_publisher_is_sent_after_the_commit() -> None:
     assert acks.count == 0
 
 
-def test_ack_policy_header_decides_when_a_message_is_acknowledged() -> None:
+def test_ack_policy_header_selects_ack_after_flush_or_commit_or_no_ack() -> None:
     acks, bus = pending()
     policies = [AckPolicy.LEADER, AckPolicy.ALL, AckPolicy.NONE]
     acks.add(0, Publishers(AckPolicy.ALL, [b"_INBOX.l", b"_INBOX.a", b"_INBOX.n"], policies=policies))
@@ -68,7 +68,7 @@ def test_ack_policy_header_decides_when_a_message_is_acknowledged() -> None:
 
 
 @pytest.mark.parametrize("policy", [AckPolicy.ALL, AckPolicy.LEADER])
-def test_ack_of_an_enveloped_publish_names_its_record(policy: AckPolicy) -> None:
+def test_ack_of_an_enveloped_publish_contains_offset_and_partition(policy: AckPolicy) -> None:
     acks, bus = pending()
     envelope = Envelope("c1", "", "ev", policy, 5)
     acks.add(41, Publishers(policy, [b"_INBOX.p", b"_INBOX.e"], [None, envelope], [policy] * 2))
@@ -79,7 +79,7 @@ def test_ack_of_an_enveloped_publish_names_its_record(policy: AckPolicy) -> None
     assert json.loads(plain)["seq"] == 42
 
 
-def test_negative_acks_are_sent_as_envelope_or_jetstream_error() -> None:
+def test_negative_ack_is_sent_in_the_format_of_its_publish() -> None:
     acks, bus = pending()
     envelope = Envelope("c1", "", "ev", AckPolicy.ALL, 5)
     acks.reject(
@@ -94,14 +94,14 @@ def test_negative_acks_are_sent_as_envelope_or_jetstream_error() -> None:
     assert (ack.ackError, ack.leader, ack.offset) == (client_pb2.Ack.NOT_LEADER, "n2", -1)
 
 
-def test_rejection_reasons_all_have_a_jetstream_error() -> None:
+def test_rejection_of_each_reason_has_a_jetstream_err_code() -> None:
     acks, bus = pending()
     for reason in RejectReason:
         acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.p"]), Rejection(reason, ""))
     assert all(json.loads(body)["error"]["err_code"] > 10_000 for _, body in bus.take())
 
 
-def test_dropped_publishers_get_no_ack() -> None:
+def test_pending_acks_after_drop_send_no_ack() -> None:
     acks, bus = pending()
     acks.add(0, Publishers(AckPolicy.ALL, [b"_INBOX.a"]))
     acks.drop()

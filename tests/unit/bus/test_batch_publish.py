@@ -62,7 +62,7 @@ def test_batch_publish_record_size_counts_value_key_and_headers() -> None:
             )
 
 
-def test_batch_publish_needs_an_expected_offset_with_optimistic_concurrency() -> None:
+def test_batch_publish_without_an_expected_offset_is_rejected_with_optimistic_concurrency() -> None:
     bench = Bench()
     bench.ingest.settings_changed(StreamConfig(optimistic_concurrency=True))
     bench.arrive((REPLY, published(THREE), b""))
@@ -94,7 +94,7 @@ def test_batch_publish_gets_one_ack_when_all_its_records_are_committed() -> None
 
 
 @pytest.mark.parametrize(("expected", "taken"), [(0, True), (1, False), (-1, False), (1 << 62, False)])
-def test_batch_publish_with_an_expected_offset_is_stored_there_or_rejected(expected: int, taken: bool) -> None:
+def test_batch_publish_with_an_expected_offset_is_stored_at_it_or_rejected(expected: int, taken: bool) -> None:
     bench = Bench()
     bench.arrive((REPLY, published(THREE, expectedOffset=expected), b""))
     assert len(bench.batches) == taken

@@ -103,7 +103,7 @@ async def test_receiver_read_raises_the_first_error_of_a_lost_connection(receive
     assert receiver.transport.did[2:] == [("pause_writing",), ("resume_writing",)]
 
 
-async def test_receiver_does_not_wake_a_cancelled_reading_task(receiver: Any) -> None:
+async def test_receiver_with_a_cancelled_reading_task_does_not_wake_it(receiver: Any) -> None:
     task = asyncio.ensure_future(receiver.read())
     await asyncio.sleep(0)
     task.cancel()

@@ -161,7 +161,7 @@ async def test_conditional_publish_repeated_with_its_message_id_is_a_duplicate()
     assert bench.end == 1
 
 
-async def test_publish_conditions_are_checked_in_the_order_of_jetstream() -> None:
+async def test_publish_with_several_failing_conditions_gets_the_error_jetstream_checks_first() -> None:
     bench = Bench()
     await bench.says("ev.a", ("Nats-Msg-Id", "m"))
     everything = [
@@ -255,7 +255,7 @@ async def test_conditional_publishes_waiting_for_the_index_are_rejected_when_the
     assert bench.end == 302
 
 
-async def test_publish_of_a_jetstream_client_that_expects_a_new_subject_succeeds_at_the_first_try() -> None:
+async def test_publish_that_expects_a_new_subject_is_stored_at_the_first_attempt() -> None:
     async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nats:
         await client.create_stream("events", "ev.>")
         js = nats.jetstream(timeout=10)

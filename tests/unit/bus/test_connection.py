@@ -306,7 +306,7 @@ async def test_connection_messages_mixed_with_nats_py_publishes_are_sent_in_orde
     assert got == [b"at once", b"waits", b"by the flusher", b"behind it"]
 
 
-async def test_connection_that_is_closing_buffers_kept_messages_and_counts_the_dropped(bus: BusConnection) -> None:
+async def test_connection_that_is_closing_buffers_messages_sent_with_keep_and_counts_the_dropped(bus: BusConnection) -> None:
     """nats-py does not know of the end yet. Marked messages leave with the next connection."""
     await until(lambda: bus._receiver is not None, "the handshake is done")
     receiver = bus._receiver
@@ -320,7 +320,7 @@ async def test_connection_that_is_closing_buffers_kept_messages_and_counts_the_d
     await until(lambda: got == [b"kept"], "what was kept")
 
 
-async def test_partial_message_of_an_abandoned_connection_is_discarded() -> None:
+async def test_connection_discards_a_partial_message_of_its_lost_predecessor() -> None:
     """Bytes of the old server are ignored while nats-py connects to the next one."""
     first, second = FakeServer(), FakeServer()
     urls = (await first.start(), await second.start())

@@ -63,7 +63,7 @@ async def test_connection_send_buffer_size_is_the_setting_or_the_default() -> No
     assert BusConnection("a")._send_buffer_bytes == module.SEND_BUFFER_BYTES == 64 * 1024 * 1024
 
 
-async def test_connection_is_up_while_connected_with_an_open_transport(bus: Any) -> None:
+async def test_connection_is_up_only_while_connected_with_an_open_transport(bus: Any) -> None:
     assert bus._is_up
     bus._receiver.transport.closing = True
     assert not bus._is_up
@@ -352,7 +352,7 @@ async def test_connection_wait_until_processed_flushes_twice(bus: Any) -> None:
 
 # ---- life --------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("error", "text"), [(OSError("cut"), "cut"), (TimeoutError(), "TimeoutError")])
-async def test_connection_counts_errors_by_kind_and_keeps_the_last(error: Exception, text: str, bus: Any) -> None:
+async def test_connection_counts_errors_by_kind_and_reports_the_last_one(error: Exception, text: str, bus: Any) -> None:
     await bus._count_error(error)
     assert (bus.errors, bus.last_problem) == ({type(error).__name__: 1}, text)
 
@@ -390,7 +390,7 @@ async def test_connection_calls_its_callbacks_on_loss_reconnect_and_denial(bus: 
     assert told[3:] == [(True, "s")]
 
 
-async def test_acks_sent_shortly_before_a_server_loss_are_sent_again(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_after_a_server_loss_sends_recent_acks_again(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = [0]
     monkeypatch.setattr(module.clock, "now_ns", lambda: now_ns[0])
     written: list[bytes] = []
@@ -423,7 +423,7 @@ async def test_reconnect_marks_messages_as_lost_to_all_subscribers_if_the_only_s
     assert bus.all_have_lost_it is all_have
 
 
-async def test_closing_a_connection_is_not_reported_as_a_loss(
+async def test_connection_close_is_not_reported_as_a_loss(
     bus: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BusConnection, "is_closed", True)
@@ -461,7 +461,7 @@ async def test_connection_error_is_set_as_last_problem_before_the_reconnect(
     assert told == [(error, text)]
 
 
-def test_nats_py_without_the_needed_private_parts_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nats_py_version_without_a_needed_attribute_raises_with_the_attribute_name(monkeypatch: pytest.MonkeyPatch) -> None:
     check_nats_py()
     monkeypatch.setattr(module, "Client", type("Client", (), dict.fromkeys((*module._PRIVATE[1:], "_read_loop"))))
     with pytest.raises(ConfigError) as raised:

@@ -318,7 +318,7 @@ async def test_message_id_that_is_too_long_is_rejected_and_an_empty_one_ignored(
     assert bench.answers() == {"_INBOX.1": 10054, "_INBOX.2": 1, "_INBOX.3": 2, "_INBOX.4": 3}
 
 
-async def test_message_ids_without_a_dedup_window_are_not_deduplicated() -> None:
+async def test_duplicate_message_id_without_a_dedup_window_is_stored_again() -> None:
     bench = Bench()
     bench.derived.ids.window_ns = 0
     for number in range(2):

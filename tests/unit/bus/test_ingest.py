@@ -179,7 +179,7 @@ async def test_ingest_stores_the_largest_allowed_message_alone() -> None:
     assert len(bench.batches[0]) > 1024 * 1024
 
 
-async def test_ingest_beyond_the_queue_bound_rejects_with_429_or_drops() -> None:
+async def test_ingest_above_its_queue_limit_rejects_with_429_or_drops_without_reply() -> None:
     bench = Bench(ingest_queue_records=16)
     for number in range(20):
         bench.publish(b"x", b"_INBOX.%d" % number if number % 2 else b"")
@@ -242,7 +242,7 @@ async def test_ingest_answers_a_publish_rejected_twice_only_once() -> None:
     assert bench.ingest.counters.rejected == 1
 
 
-async def test_ingest_after_stop_accepts_nothing() -> None:
+async def test_ingest_after_stop_stores_no_message() -> None:
     bench = Bench()
     bench.publish(b"a")
     bench.ingest.stop()
@@ -344,7 +344,7 @@ async def test_ingest_rejects_an_envelope_with_too_many_headers() -> None:
     assert frames.decode(line.split(b"\r\n", 1)[1][:-2], client_pb2.Ack).ackError == client_pb2.Ack.TOO_LARGE
 
 
-async def test_ingest_distinguishes_tombstones_empty_values_and_empty_keys() -> None:
+async def test_ingest_stores_tombstones_empty_values_and_empty_keys_as_different_records() -> None:
     bench = Bench()
     for message in (
         client_pb2.Message(offset=-1, key=b"a", value=b""),

@@ -94,7 +94,7 @@ def test_reply_subject_outside_the_inbox_rule_is_counted_and_not_answered() -> N
 
 @pytest.mark.parametrize(("size", "fits"), [(64 * 1024, True), (64 * 1024 + 1, False)])
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_batch_publish_header_bytes_are_bounded_per_record(size: int, fits: bool, at: int) -> None:
+def test_batch_publish_with_a_record_above_the_header_byte_limit_is_rejected(size: int, fits: bool, at: int) -> None:
     headers: list[Any] = [[], [], []]
     headers[at] = [("n" * 10, b"x" * (size - 10))]
     batch = memoryview(build_batch([b"a", b"b", b"c"], headers=headers))
@@ -109,7 +109,7 @@ def test_batch_publish_header_bytes_are_bounded_per_record(size: int, fits: bool
 
 @pytest.mark.parametrize(("count", "fits"), [(1024, True), (1025, False)])
 @pytest.mark.parametrize("at", [0, 2])
-def test_batch_publish_header_count_is_bounded_per_record(count: int, fits: bool, at: int) -> None:
+def test_batch_publish_with_a_record_above_the_header_count_limit_is_rejected(count: int, fits: bool, at: int) -> None:
     headers: list[Any] = [[("h", b"1")] * 3] * 3
     headers[at] = [("h", b"1")] * count
     batch = memoryview(build_batch([b"a", b"b", b"c"], headers=headers))
@@ -161,11 +161,11 @@ def test_batch_publish_with_a_reserved_header_on_any_record_is_rejected(headers:
         (b"NATS/1.0\r\nLift-Tombstone: 2\r\nNats-Msg-Id: 1\r\n\r\n", RejectReason.MALFORMED),
     ],
 )
-def test_header_that_is_invalid_gets_its_own_reason_whatever_headers_surround_it(block: bytes, reason: Any) -> None:
+def test_header_that_is_invalid_gets_its_own_reason_for_any_other_headers(block: bytes, reason: Any) -> None:
     assert unfit(b"v", block) is reason
 
 
-def test_messages_of_one_read_have_their_own_ack_policies() -> None:
+def test_message_decoder_returns_the_ack_policy_of_each_message() -> None:
     def asks(policy: bytes) -> bytes:
         return b"NATS/1.0\r\nLift-Ack: " + policy + b"\r\n\r\n"
 
@@ -192,7 +192,7 @@ async def test_ingest_rejection_counts_publishes_with_and_without_reply_separate
     assert bench.ingest.idle
 
 
-async def test_publish_beyond_the_node_memory_is_rejected_or_counted_without_reply() -> None:
+async def test_publish_above_the_node_memory_limit_is_rejected_or_without_reply_dropped() -> None:
     bench = Bench()
     node = MemoryBudget(1000)
     bench.ingest._may = bench.ingest._may._replace(room=PartitionRoom(node, 64 << 20, lambda: 0))

@@ -89,7 +89,7 @@ async def test_ingest_batch_has_at_most_the_allowed_bytes(headers: bytes) -> Non
 
 
 @pytest.mark.parametrize(("replicated", "max_payload"), [(1 << 20, 4096 + 8192), (4096 + 8192, 1 << 20)])
-async def test_ingest_batch_fits_a_replication_fetch_and_one_message(replicated: int, max_payload: int) -> None:
+async def test_ingest_batch_size_limit_is_the_lower_of_fetch_size_and_max_payload(replicated: int, max_payload: int) -> None:
     bench = Bench(replication_max_bytes=replicated, batch_max_bytes=1 << 20)
     bench.bus.max_payload = max_payload
     assert bench.ingest._batch_bytes == 8192
@@ -204,7 +204,7 @@ async def test_ingest_that_resubscribes_closes_its_former_subscription() -> None
     assert bench.counts() == [1]
 
 
-async def test_ingest_rejects_an_envelope_with_an_envelope_while_the_queue_is_full() -> None:
+async def test_ingest_with_a_full_queue_answers_an_envelope_with_a_negative_ack_envelope() -> None:
     bench = Bench(ingest_queue_records=16)
     for _ in range(16):
         bench.publish(b"x")
@@ -250,7 +250,7 @@ def test_ack_of_an_envelope_with_policy_all_is_sent_as_an_envelope_after_the_com
     assert bus.take() == [("_INBOX.p", b'{"stream":"s","seq":6}')]
 
 
-async def test_ingest_rejects_a_message_of_64_mib_and_keeps_no_pending_token() -> None:
+async def test_ingest_rejects_a_message_of_64_mib_and_leaves_no_pending_token() -> None:
     bench = Bench(batch_max_bytes=64 << 20, ingest_queue_bytes=256 << 20)
     bench.bus.max_payload = 64 << 20
     bench.publish(bytes(64 << 20), b"_INBOX.a")
@@ -376,7 +376,7 @@ def test_envelope_with_a_reserved_header_is_rejected_with_the_header_name(header
     assert repr(headers[-1][0]) in detail
 
 
-def test_envelope_and_nats_headers_are_merged_and_checked() -> None:
+def test_envelope_and_nats_headers_are_merged_and_rejected_if_reserved() -> None:
     reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
     named = [client_pb2.Header(name="b", value=b"2")]
     (kept, refused) = (
@@ -394,7 +394,7 @@ def test_message_decoder_returns_a_reply_subject_only_if_it_is_an_inbox() -> Non
     assert reader.refused_replies == 1, "who asks for none was refused none"
 
 
-def test_bytes_that_only_start_like_an_envelope_are_a_plain_value() -> None:
+def test_publish_that_only_starts_like_an_envelope_is_stored_as_a_plain_value() -> None:
     reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
     raw = (b"ev", b"_INBOX.a", envelope.MAGIC + b"\0", b"NATS/1.0\r\nLift-Key: k\r\n\r\n")
     columns = reader.read([raw], 0)

@@ -86,7 +86,7 @@ class Fake:
         self.done.append("close")
 
 
-async def test_changed_credentials_renew_each_connection_on_its_own_loop(
+async def test_credentials_renewal_reconnects_each_connection_on_its_own_event_loop(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = Keys(FIRST)
@@ -165,7 +165,7 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     return cert, key
 
 
-async def test_changed_certificate_under_the_same_path_is_used(tmp_path: Path) -> None:
+async def test_certificate_file_changed_in_place_is_used_for_new_connections(tmp_path: Path) -> None:
     """The server's is renewed, then the file in which we have it."""
     held, held_key = certificate(tmp_path, "held")
     known = tmp_path / "known.pem"

@@ -65,7 +65,7 @@ async def test_absence_probe_with_an_answer_or_error_reports_no_absence(answer: 
     await probes.close()
 
 
-async def test_absence_probe_without_a_connection_or_after_close_reports_nothing() -> None:
+async def test_absence_probe_without_a_connection_or_after_close_reports_no_absence() -> None:
     bus, told = Bus(), []
     probes = Probes(bus, Subjects())  # type: ignore[arg-type]
     bus.is_connected = False

@@ -177,7 +177,7 @@ def test_parser_passes_a_server_error_to_nats_py() -> None:
     assert client.calls["'slow consumer'"] == 1
 
 
-def test_parser_rejects_bytes_that_are_no_nats_protocol() -> None:
+def test_parser_raises_protocol_error_at_bytes_that_are_not_nats_protocol() -> None:
     with pytest.raises(ProtocolError):
         run([b"HTTP/1.1 200 OK\r\n"])
 
@@ -239,7 +239,7 @@ def test_parser_closes_the_connection_at_an_invalid_message_size(size: bytes) ->
         run([b"MSG a.b 1 %b\r\nhi\r\n" % size])
 
 
-def test_parser_after_a_reconnect_reads_nothing_of_the_old_connection() -> None:
+def test_parser_after_a_reconnect_drops_bytes_of_the_old_connection() -> None:
     got, client = [], FakeClient()
     parser = SinkParser(client, {b"1": lambda *message: got.append(message)})
 

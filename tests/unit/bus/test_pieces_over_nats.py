@@ -65,7 +65,7 @@ async def stored(desk: Desk, *messages: tuple[bytes, bytes]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("size_bytes", [1_040_385, 1_044_481, MAX_PAYLOAD - 1, MAX_PAYLOAD])
-async def test_publish_up_to_max_payload_is_stored_replicated_and_read(size_bytes: int) -> None:
+async def test_publish_of_max_payload_bytes_is_stored_replicated_and_read(size_bytes: int) -> None:
     desk = Desk()
     wanted = await stored(desk, (b"x" * size_bytes, b""), (b"after", b""))
     assert desk.values() == wanted, "it vanished"

@@ -232,7 +232,7 @@ def test_stream_without_acks_sends_no_ack_to_a_producer() -> None:
     assert values_in(bench) == [value for value, _, _ in RECORDS[:2]]
 
 
-def test_producer_duplicate_is_acknowledged_despite_stricter_settings() -> None:
+def test_producer_duplicate_is_acked_after_the_stream_limits_were_lowered() -> None:
     bench = begun()
     send(bench, 0, 3)
     bench.commit()

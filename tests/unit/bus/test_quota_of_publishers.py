@@ -68,7 +68,7 @@ def test_publish_over_quota_is_rejected_with_its_retry_delay() -> None:
     assert values(bench) == [b"0", b"1", b"5"]
 
 
-def test_publish_over_quota_in_an_envelope_gets_an_ack_envelope() -> None:
+def test_publish_over_quota_in_an_envelope_gets_a_negative_ack_envelope() -> None:
     bench = a_bench()
     bench.arrive(*((b"_INBOX.%d" % number, enveloped(b"%d" % number, correlationId="c"), b"") for number in range(4)))
     answers = bench.answers()
@@ -113,7 +113,7 @@ def test_batch_publish_over_quota_is_accepted_or_rejected_as_a_whole() -> None:
     assert producers.values_in(bench) == [value for value, _, _ in producers.RECORDS[:5]]
 
 
-def test_batch_publish_with_stored_records_is_not_rejected_by_a_quota() -> None:
+def test_batch_publish_that_repeats_stored_records_is_accepted_over_quota() -> None:
     bench = producers.begun()
     bench.ingest.settings_changed(StreamConfig(quota_records_per_s=PER_S))
     producers.send(bench, 0, 3)
@@ -140,7 +140,7 @@ async def test_quota_does_not_apply_to_messages_buffered_by_a_standby() -> None:
     assert leader.ingest.counters.refused["quota"] == 1
 
 
-def test_quota_rejection_without_a_lease_is_sent_with_the_lease() -> None:
+def test_quota_rejection_without_a_lease_is_sent_when_the_lease_returns() -> None:
     bench = a_bench()
     may = {"refuse": False, "refuse_for_now": False}
     bench.ingest._may = bench.ingest._may._replace(refuse=lambda: may["refuse"], refuse_for_now=lambda: may["refuse_for_now"])
@@ -154,7 +154,7 @@ def test_quota_rejection_without_a_lease_is_sent_with_the_lease() -> None:
     assert bench.lines == []
 
 
-def test_quota_rejections_without_a_lease_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quota_rejections_waiting_for_a_lease_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acks, "MAX_DELAYED_REJECTIONS", 2)
     bench = a_bench()
     may = {"refuse": False}
@@ -177,7 +177,7 @@ def test_quota_on_a_stream_with_standbys_never_rejects() -> None:
     assert (bench.lines, bench.acks.has_delayed_rejections, bench.ingest.counters.refused["quota"]) == ([], False, 2)
 
 
-def test_quota_settings_change_at_runtime_without_filling_the_bucket() -> None:
+def test_quota_change_at_runtime_does_not_refill_the_bucket() -> None:
     bench = a_bench()
     three = [(b"", b"v", b"")] * 3
     bench.arrive(*three)

@@ -64,7 +64,9 @@ async def server() -> AsyncIterator[LateServer]:
 
 
 @pytest.mark.parametrize("inflow", [False, True])
-async def test_late_pong_causes_no_second_connection(server: LateServer, monkeypatch: pytest.MonkeyPatch, inflow: bool) -> None:
+async def test_connection_with_a_late_pong_during_a_reconnect_opens_no_second_connection(
+    server: LateServer, monkeypatch: pytest.MonkeyPatch, inflow: bool
+) -> None:
     """In a flood the PONG is behind many messages. Two connections would deliver every publish twice."""
     settings = NodeSettings("n1", Path("unused"), nats=(await server.start(),))
     bus = await open_bus(settings, lambda: Inflow(NodeIntake(), 1 << 20) if inflow else BusConnection("test"))
@@ -95,7 +97,7 @@ async def test_late_pong_causes_no_second_connection(server: LateServer, monkeyp
     [b"INFO\r\n", b"INFO []\r\n", b"INFO " + b"x" * 70_000 + b"\r\n", b'INFO {"connect_urls":["[::1"]}\r\n'],
     ids=["none", "a list", "long", "URLs"],
 )
-async def test_invalid_server_info_does_not_end_the_reconnecting(server: LateServer, words: bytes) -> None:
+async def test_connection_continues_to_reconnect_after_an_invalid_server_info(server: LateServer, words: bytes) -> None:
     bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(await server.start(),)), lambda: BusConnection("test"))
     changes: list[bool] = []
     bus.on_change(changes.append)

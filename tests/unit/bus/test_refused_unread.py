@@ -153,7 +153,7 @@ def test_ingest_parser_in_overload_delivers_consecutive_envelopes_and_rejects_th
     assert (made.refused, len(calls)) == ([(1, [b"_INBOX.a.1"])], 3)
 
 
-def test_ingest_parser_rejects_nothing_after_overload_or_without_a_subscription() -> None:
+def test_ingest_parser_after_overload_or_without_a_subscription_rejects_no_request() -> None:
     made = Refusing()
     made.doors[1].shut = False
     made.parser._messages(ASKS, 0)
@@ -355,7 +355,7 @@ def test_overload_rejects_for_late_acks_even_without_memory_pressure() -> None:
     assert bench.node.is_pressed
 
 
-def test_overload_keeps_memory_pressure_on_while_it_rejects_for_slow_commits() -> None:
+def test_overload_rejection_for_slow_commits_counts_as_memory_pressure() -> None:
     """Publishes are rejected when they are read, so the age of unread bytes shows no overload."""
     bench = Refused()
     bench.node = MemoryBudget(100, late_s=1.0)
@@ -392,7 +392,7 @@ def test_overload_retry_delay_is_the_queue_age_within_bounds() -> None:
     assert said == [LEAST_WAIT_MS, LEAST_WAIT_MS, 1234, LONGEST_WAIT_MS]
 
 
-def test_overload_rejection_without_a_lease_is_sent_with_the_lease() -> None:
+def test_overload_rejection_without_a_lease_is_sent_when_the_lease_returns() -> None:
     bench, said = Refused(), [False]
     bench.may(refuse=lambda: said[0], refuse_for_now=lambda: said[0])
     bench.ingest._overload.refuse([b"_INBOX.1"])
@@ -478,7 +478,7 @@ def test_overload_does_not_answer_a_message_id_that_may_be_stored() -> None:
     assert dict(bench.ingest.counters.dropped) == {"message_ids_lost": 1}
 
 
-def test_overload_does_not_reject_a_duplicate_next_to_a_fast_batch() -> None:
+def test_overload_rejects_a_jetstream_fast_batch_but_not_a_duplicate_next_to_it() -> None:
     bench = Refused()
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
     bench.node.is_late = True
@@ -486,7 +486,7 @@ def test_overload_does_not_reject_a_duplicate_next_to_a_fast_batch() -> None:
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.3.$FI"]
 
 
-def test_overload_rejects_envelopes_with_their_own_acks() -> None:
+def test_overload_rejects_each_envelope_with_a_negative_ack_envelope() -> None:
     bench = Refused()
     bench.arrive((b"_INBOX.0", enveloped(b"v", headers=[client_pb2.Header(name="Nats-Msg-Id", value=b"m1")]), b""))
     bench.lines.clear()

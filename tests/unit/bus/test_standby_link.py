@@ -104,7 +104,7 @@ async def test_standby_connection_stop_cancels_a_pending_connect() -> None:
     assert bench.standby.link is None
 
 
-async def test_standby_connection_loss_is_reported_only_to_leaders_using_it() -> None:
+async def test_standby_connection_loss_is_reported_only_to_leaders_that_use_it() -> None:
     bench = Bench()
     bench.there.set()
     leads = bench.standby.hear("a", "sink", "given up")  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ def bench(**settings: object) -> Bench:
     return made
 
 
-async def test_max_message_bytes_counts_the_payload_and_the_header_block() -> None:
+async def test_max_message_bytes_limit_applies_to_payload_plus_header_block() -> None:
     headers = block(k="v")
     small = bench(max_message_bytes=1 + len(headers))
     assert await answered(small, headers) == {"stream": "s", "seq": 1}
@@ -39,7 +39,7 @@ async def test_message_above_max_message_bytes_is_rejected_alone_and_counted() -
     assert small.ingest.counters.dropped == {"too_large": 1}
 
 
-async def test_duplicate_above_a_lowered_max_message_bytes_is_acknowledged() -> None:
+async def test_duplicate_above_a_lowered_max_message_bytes_is_acked() -> None:
     small = bench()
     assert await answered(small, block(Nats_Msg_Id="m")) == {"stream": "s", "seq": 1}
     small.ingest.settings_changed(StreamConfig(max_message_bytes=1, optimistic_concurrency=True))

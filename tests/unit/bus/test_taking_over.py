@@ -61,7 +61,7 @@ async def test_ingest_takeover_stores_buffered_messages_before_new_ones() -> Non
     assert [inbox for inbox, _ in leader.answers(2)] == ["_INBOX.b"]
 
 
-async def test_ingest_takeover_acknowledges_records_already_in_the_log() -> None:
+async def test_ingest_takeover_acks_buffered_messages_already_in_the_log() -> None:
     known = [(Stored(offset, offset), Publishers(AckPolicy.ALL, [b"_INBOX.%d" % offset])) for offset in (7, 5)]
     leader = Leader(FailoverBacklog(Hearing(), known=known))
     assert leader.repeated == [DuplicateReceived(last_offset=5)]
@@ -70,7 +70,7 @@ async def test_ingest_takeover_acknowledges_records_already_in_the_log() -> None
     assert leader.ingest.idle
 
 
-async def test_ingest_takeover_rejects_conditional_publishes_when_allowed() -> None:
+async def test_ingest_takeover_rejects_buffered_conditional_publishes_when_it_may_reject() -> None:
     block = b"NATS/1.0\r\nNats-Expected-Last-Sequence: 0\r\n\r\n"
     for may_refuse in (False, True):
         leader = Leader(FailoverBacklog(Hearing(), undecided=[message(b"a", b"_INBOX.a", block)]), may_refuse)
@@ -82,7 +82,7 @@ async def test_ingest_takeover_rejects_conditional_publishes_when_allowed() -> N
         assert leader.counts() == []
 
 
-async def test_ingest_takeover_subscribes_itself_when_the_standby_connection_is_lost() -> None:
+async def test_ingest_takeover_without_the_standby_connection_subscribes_on_the_ingest_connection() -> None:
     hearing = Hearing()
     leader = Leader(FailoverBacklog(hearing))
     hearing.lost()
@@ -133,7 +133,7 @@ async def test_ingest_takeover_with_a_lost_connection_accepts_nothing_until_it_r
         assert leader.bus.left == (0 if by_standby else 1), "it listens to nothing"
 
 
-async def test_ingest_takeover_with_a_denied_subscription_keeps_the_leadership() -> None:
+async def test_ingest_takeover_with_a_denied_subscription_does_not_transfer_the_leadership() -> None:
     hearing = Hearing()
     leader = Leader(FailoverBacklog(hearing))
     leader.may_leave = hearing.is_denied = True

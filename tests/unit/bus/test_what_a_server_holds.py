@@ -116,7 +116,7 @@ def test_server_statistics_are_requested_at_longer_intervals_from_a_silent_serve
     assert (asker.ask(), asker.ask(19), asker.ask(1)) == (1, 0, 1)
 
 
-def test_server_statistics_without_a_connection_do_not_count_as_silence(asker: Asker) -> None:
+def test_server_statistics_are_requested_at_once_after_a_time_without_connection(asker: Asker) -> None:
     """After minutes without a link, a burst asks the server at once."""
     asker.ask()
     asker.bus.up = False

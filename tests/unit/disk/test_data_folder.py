@@ -18,7 +18,7 @@ from sidecar.disk.files import DiskFile, FolderStorage
 KEY = PartitionKey("orders", "u1", 0)
 
 
-def test_data_directory_can_be_opened_by_a_single_process(tmp_path: Path) -> None:
+def test_data_directory_opened_by_a_second_process_raises(tmp_path: Path) -> None:
     """[S10]"""
     folder = DataFolder(tmp_path / "data")
     code = f"""
@@ -34,7 +34,7 @@ DataFolder(Path({str(tmp_path / "data")!r}))
     DataFolder(tmp_path / "data").close()
 
 
-def test_node_identity_names_the_incarnation_that_stopped_cleanly(tmp_path: Path) -> None:
+def test_node_identity_stores_the_incarnation_that_stopped_cleanly(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     assert folder.load_identity() is None
     folder.store_identity(NodeIdentity("a", incarnation=3, clean_incarnation=2))
@@ -108,7 +108,7 @@ file.append([b"d" * 100])
     assert (tmp_path / "a.log").read_bytes() == b"a" * 900 + b"d" * 100
 
 
-def test_folder_storage_creates_its_directories(tmp_path: Path) -> None:
+def test_folder_storage_creates_missing_parent_directories(tmp_path: Path) -> None:
     storage = FolderStorage(tmp_path / "a" / "b" / "0")
     assert storage.names() == []
     with pytest.raises(StorageError):

@@ -59,7 +59,7 @@ def test_promised_epochs_survive_a_start_that_ends_before_the_workers_start(tmp_
     folder.close()
 
 
-def test_promise_journals_of_workers_are_deleted_only_after_the_merged_one_is_durable(
+def test_leader_epoch_journals_of_workers_are_deleted_only_after_the_merged_one_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = DataFolder(tmp_path / "n1")

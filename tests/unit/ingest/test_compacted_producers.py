@@ -92,7 +92,7 @@ NAMED = ProducerNote("orders", SourcePosition("uid", 2, 41, 6)).encode()
 
 
 @pytest.mark.parametrize(("keys", "note"), [([b"a", b"b"], NAMED), ([b"a"], NAMED), ([b"a", b"b", b"c"], b""), ([b"a"], b"")])
-def test_producer_whose_records_were_all_compacted_away_continues_its_sequence(keys: list[bytes], note: bytes) -> None:
+def test_producer_whose_records_were_all_compacted_away_continues_at_its_next_sequence(keys: list[bytes], note: bytes) -> None:
     log = a_log()
     put(log, keys, P, 40, note=note)
     supersede(log, keys)

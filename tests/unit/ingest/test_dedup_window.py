@@ -63,7 +63,7 @@ def test_dedup_window_of_the_documented_example_expires_ids_at_the_documented_ti
     assert (len(made), made.size_bytes) == (0, 0)
 
 
-def test_dedup_window_clock_jump_expires_no_id_received_within_the_window() -> None:
+def test_dedup_window_after_a_clock_jump_expires_no_id_received_within_the_window() -> None:
     now = [500]
     made = ids(now_ns=lambda: now[0])
     take(made, 0, 0, 1000, {0: b"a"})
@@ -106,7 +106,7 @@ def test_dedup_window_truncation_removes_truncated_ids_and_restores_the_earlier_
     assert made.size_bytes == 0
 
 
-def test_log_state_truncated_below_committed_records_starts_at_the_high_watermark() -> None:
+def test_log_state_truncated_below_the_high_watermark_is_incomplete_until_replayed() -> None:
     log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
     state = LogState(log, WINDOW, ROOM, long_ago)
     state.appended(0, 4, 5, {3: b"a"}, b"")

@@ -40,7 +40,7 @@ class Node:
                 self._came.pop(0)
 
 
-def test_lateness_of_a_burst_within_the_time_limit_rejects_nothing() -> None:
+def test_queue_age_limit_during_a_short_burst_rejects_no_publish() -> None:
     node = Node()
     node.run(2000, lambda step: 9_900 if step == 0 else 0)
     assert (node.counts, max(node.told[False])) == ({False: 9_900, True: 0}, 989)
@@ -48,7 +48,7 @@ def test_lateness_of_a_burst_within_the_time_limit_rejects_nothing() -> None:
     assert node.counts[True] == 0, "and so is the next one"
 
 
-def test_lateness_in_a_flood_shortens_the_queue_and_keeps_the_throughput() -> None:
+def test_queue_age_limit_during_a_flood_shortens_the_queue_without_lowering_the_throughput() -> None:
     node = Node()
     node.run(10_000, lambda step: 30)
     first = next(ms for ms, waited in enumerate(node.told[False]) if waited == max(node.told[False]))
@@ -58,7 +58,7 @@ def test_lateness_in_a_flood_shortens_the_queue_and_keeps_the_throughput() -> No
     assert node.counts[False] >= 0.77 * 10_000 * 10, "a refusal is a tenth of the work: with 30 in a ms 7.78 can be taken"
 
 
-def test_lateness_after_a_flood_drains_the_queue_at_the_sustained_rate() -> None:
+def test_queue_age_limit_after_a_flood_drains_the_queue_at_the_sustained_rate() -> None:
     node = Node()
     node.run(3000, lambda step: 30)
     node.run(1000, lambda step: 8)
@@ -69,7 +69,7 @@ def test_lateness_after_a_flood_drains_the_queue_at_the_sustained_rate() -> None
 
 
 @pytest.mark.parametrize(("calm_ms", "bound_ms"), [(0, 125), (8, 126), (1000, 250), (6992, 999), (7000, 1000), (60_000, 1000)])
-def test_lateness_limit_grows_back_after_a_flood(calm_ms: int, bound_ms: int) -> None:
+def test_queue_age_limit_grows_back_after_a_flood(calm_ms: int, bound_ms: int) -> None:
     late = Lateness(1000 * MS)
     assert late.bound_ns(0) == 1000 * MS
     assert late.look(1001 * MS, 0)
@@ -80,7 +80,7 @@ def test_lateness_limit_grows_back_after_a_flood(calm_ms: int, bound_ms: int) ->
     assert late.look(bound_ms * MS + 1, now_ns)
 
 
-def test_lateness_under_overload_rejects_until_the_wait_is_half_of_the_short_limit() -> None:
+def test_queue_age_limit_under_overload_rejects_until_the_age_is_half_of_the_short_limit() -> None:
     late = Lateness(1600 * MS)
     assert not late.look(1600 * MS, 0)
     assert late.look(1600 * MS + 1, 1 * MS)
@@ -104,7 +104,7 @@ def test_memory_budget_is_under_pressure_from_a_rejection_until_its_limit_recove
     assert not room.is_pressed
 
 
-def test_unanswered_acks_are_late_from_half_of_the_limit_down_to_a_quarter() -> None:
+def test_unacked_publishes_count_as_late_above_half_of_the_limit_until_below_a_quarter() -> None:
     made, late_ns = Unanswered(), 1000 * MS
     at_ns = 10_000 * MS
     waits = (0, 251, 500, 501, 251, 250, 251, 500, 501)
@@ -122,12 +122,12 @@ def seen_in_a_calm(steps: Iterable[tuple[int, int]]) -> list[bool]:
     return [made.look((at_ms - waited_ms) * MS, at_ms * MS, 1000 * MS, is_pressed=False) for at_ms, waited_ms in steps]
 
 
-def test_unanswered_acks_without_pressure_are_late_if_a_moving_queue_stays_old() -> None:
+def test_unacked_publishes_without_memory_pressure_count_as_late_if_a_moving_queue_stays_old() -> None:
     steps = [(10_000 + 50 * step, 1001) for step in range(9)]
     assert seen_in_a_calm(steps) == [False] * 7 + [True] * 2, "it moved at 50 for the first time, and more than 250 later again"
 
 
-def test_unanswered_acks_without_pressure_are_not_late_while_a_follower_is_dead() -> None:
+def test_unacked_publishes_without_memory_pressure_are_not_late_while_a_follower_is_dead() -> None:
     same = [(10_000 + 50 * step, 50 * step) for step in range(200)]
     assert not any(seen_in_a_calm(same)), "the oldest is the same one all the time"
     moved_first = [(9000 + 50 * step, 1001) for step in range(4)] + [
@@ -136,7 +136,7 @@ def test_unanswered_acks_without_pressure_are_not_late_while_a_follower_is_dead(
     assert not any(seen_in_a_calm(moved_first))
 
 
-def test_unanswered_acks_without_pressure_are_not_late_while_a_stall_drains() -> None:
+def test_unacked_publishes_without_memory_pressure_are_not_late_while_a_backlog_drains() -> None:
     """A follower stopped for 3 s. Then the backlog needs 200 ms to become shorter than a second."""
     still = [(10_000 + 50 * step, 50 * step) for step in range(60)]
     drains = [(13_000 + 10 * step, 3000 - 100 * step) for step in range(21)]
@@ -144,7 +144,7 @@ def test_unanswered_acks_without_pressure_are_not_late_while_a_stall_drains() ->
     assert not any(seen_in_a_calm([*still, *drains, *again])), "and it begins anew behind that"
 
 
-def test_lateness_with_a_limit_of_zero_never_rejects() -> None:
+def test_queue_age_limit_of_zero_never_rejects() -> None:
     late = Lateness(0)
     assert not late.look(3600 * NS_PER_S, 0)
     assert not late.look(0, NS_PER_S)

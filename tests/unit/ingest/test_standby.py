@@ -174,7 +174,7 @@ def test_standby_takeover_acks_records_committed_within_the_longest_lease_of_the
     assert [stored.offset for stored, _ in bench.leads(gone=True).known] == answered
 
 
-def test_standby_with_a_longer_lease_keeps_commit_times_longer() -> None:
+def test_standby_with_a_longer_lease_remembers_commit_times_longer() -> None:
     bench = Bench()
     before = bench.standby._marks.reach_ns
     bench.replica.longest_lease_ns = 60 * S
@@ -270,7 +270,7 @@ def test_standby_messages_after_a_record_that_the_leader_logged_late_are_appende
     assert values(bench.leads()) == [b"second"]
 
 
-def test_standby_conditional_message_is_never_appended() -> None:
+def test_standby_takeover_never_appends_a_conditional_message() -> None:
     bench = Bench()
     bench.heard(b"a", reply=b"_INBOX.c.", headers=b"NATS/1.0\r\nNats-Expected-Last-Sequence: 0\r\n\r\n")
     taken = bench.leads()
@@ -392,7 +392,7 @@ def test_standby_takeover_matching_yields_after_its_time_slice() -> None:
     assert 5 < slices < 20, "some 40 pieces and 5 in a slice"
 
 
-def test_standby_demoted_during_takeover_matching_keeps_its_buffered_messages() -> None:
+def test_standby_demoted_during_takeover_matching_still_has_its_buffered_messages() -> None:
     bench = long_heard()
     held = bench.standby.heard.size_bytes
     found = bench.begins_to_lead()

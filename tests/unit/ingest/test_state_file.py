@@ -283,7 +283,7 @@ def test_state_file_with_an_unusable_part_is_rejected_and_with_an_unknown_part_l
     assert small.ids.size_bytes <= 4096
 
 
-def test_state_file_incomplete_subjects_are_read_backward_after_restore() -> None:
+def test_state_file_with_an_incomplete_subject_index_continues_the_backward_read() -> None:
     log = a_log()
     state = a_state(log)
     for _ in range(5):
@@ -323,7 +323,7 @@ def test_state_file_with_any_changed_byte_is_rejected(data: st.DataObject) -> No
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["ids", "producers", "subjects"]))
-def test_state_file_random_part_bytes_are_rejected_or_bounded(data: bytes, name: str) -> None:
+def test_state_file_part_of_random_bytes_is_rejected_or_decoded_within_bounds(data: bytes, name: str) -> None:
     """The CRC is right: a version with a bug may have written the bytes."""
     log, state = filled()
     write(log, state)
@@ -495,7 +495,7 @@ class _Careless(MemoryStorage):
         super().replace(name, whole[:-1])
 
 
-def test_state_file_that_cannot_be_read_back_raises_and_keeps_the_older_file() -> None:
+def test_state_file_that_cannot_be_read_back_raises_without_deleting_the_older_file() -> None:
     older = encode_state(State(OF, 5, 1, {"ids": (1, b"older")}))
     for storage, stays in ((MemoryStorage(), 9), (_Careless(), 5)):
         MemoryStorage.replace(storage, state_name(5), older)

@@ -59,7 +59,7 @@ def _newest_per_key(records: list[Record]) -> dict[bytes, tuple[int, bytes | Non
     return {r.key: (r.offset, r.value) for r in records if r.key is not None}
 
 
-def test_compaction_keeps_the_last_record_of_each_key_at_its_offset() -> None:
+def test_compaction_retains_the_last_record_of_each_key_at_its_offset() -> None:
     log = _keyed()
     before, epochs, segments = _records(log), log.epochs.entries, len(log.segments)
     dropped = _compact(log)
@@ -166,7 +166,7 @@ def test_compaction_of_a_log_truncated_during_the_run_is_discarded() -> None:
 
 
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
-def test_compaction_crash_at_any_storage_call_is_recovered(power: bool) -> None:
+def test_compaction_that_crashes_at_any_storage_call_loses_no_remaining_record(power: bool) -> None:
     calls = 0
     while True:
         storage = MemoryStorage()
@@ -199,7 +199,7 @@ _rows = st.lists(
 
 @settings(max_examples=examples(80), deadline=None)
 @given(st.lists(_rows, min_size=1, max_size=60))
-def test_compaction_of_random_histories_keeps_the_last_record_per_key(history: list) -> None:
+def test_compaction_of_random_histories_retains_the_last_record_per_key(history: list) -> None:
     log, _ = Log.open(MemoryStorage(), CONFIG)
     for number, rows in enumerate(history):
         _append(log, rows, epoch=1 + number // 10)

@@ -47,7 +47,7 @@ def compacted(log: Log, now_ns: int = 0) -> list[tuple[int, bytes | None, bytes 
     return rows
 
 
-def test_compaction_keeps_the_last_record_per_key_and_records_without_key() -> None:
+def test_compaction_retains_the_last_record_per_key_and_records_without_key() -> None:
     log = keyed([(b"a", b"1"), (None, b"x")], [(b"b", b"1"), (b"a", b"2")], [(None, b"y"), (b"b", b"2")])
     assert compacted(log) == [(1, None, b"x"), (3, b"a", b"2"), (4, None, b"y"), (5, b"b", b"2")]
     assert log.horizon == Horizon(6, 1)
@@ -55,7 +55,7 @@ def test_compaction_keeps_the_last_record_per_key_and_records_without_key() -> N
 
 
 @pytest.mark.parametrize(("age_s", "gone"), [(99, False), (101, True)])
-def test_compaction_keeps_a_tombstone_for_the_delete_retention(age_s: int, gone: bool) -> None:
+def test_compaction_retains_a_tombstone_for_the_delete_retention_time(age_s: int, gone: bool) -> None:
     log = keyed([(b"a", None), (b"b", b"1")], [(b"c", b"1")], config={"delete_retention_s": 100.0})
     kept = [key for _, key, _ in compacted(log, age_s * S)]
     assert (b"a" not in kept) is gone

@@ -72,7 +72,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[MemoryFile]:
     return closed
 
 
-def test_promise_journal_closes_the_file_that_a_rewrite_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leader_epoch_journal_closes_the_file_that_a_rewrite_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = MemoryStorage()
     closed = counted(monkeypatch)
     journal = PromiseJournal(storage)

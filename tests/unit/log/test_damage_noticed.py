@@ -221,7 +221,7 @@ def test_log_open_rewrites_a_missing_or_damaged_index(spoil: str) -> None:
     assert report.rebuilt_indexes == 0
 
 
-def test_log_open_without_space_for_an_index_succeeds() -> None:
+def test_log_open_without_space_for_an_index_file_opens_the_log() -> None:
     _, storage, _ = filled()
     storage.remove(index_name(0))
     storage.capacity_bytes = storage.used_bytes() + 10

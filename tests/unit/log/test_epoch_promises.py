@@ -16,7 +16,7 @@ def held(storage: MemoryStorage) -> dict[str, int]:
     return {key: journal.epoch_of(key) for key in KEYS if journal.epoch_of(key)}
 
 
-def test_promise_journal_returns_the_highest_stored_epoch_after_reopen() -> None:
+def test_leader_epoch_journal_returns_the_highest_stored_epoch_after_reopen() -> None:
     storage = MemoryStorage()
     journal = PromiseJournal(storage)
     journal.store({KEYS[0]: 3, KEYS[1]: 7})
@@ -26,7 +26,7 @@ def test_promise_journal_returns_the_highest_stored_epoch_after_reopen() -> None
         assert held(storage.crash(power=power)) == {KEYS[0]: 5, KEYS[1]: 7}
 
 
-def test_promise_journal_stores_epochs_of_many_partitions_with_one_flush() -> None:
+def test_leader_epoch_journal_stores_epochs_of_many_partitions_with_one_flush() -> None:
     storage = MemoryStorage()
     journal = PromiseJournal(storage)
     calls: list[str] = []
@@ -36,7 +36,7 @@ def test_promise_journal_stores_epochs_of_many_partitions_with_one_flush() -> No
 
 
 @pytest.mark.parametrize("bound", [64 * 1024, 100])
-def test_promise_journal_after_a_crash_at_any_call_returns_the_stored_epochs(
+def test_leader_epoch_journal_after_a_crash_at_any_call_returns_the_stored_epochs(
     bound: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("liftpy.core.log.epoch_promises._LEAST_BYTES", bound)
@@ -61,7 +61,7 @@ def test_promise_journal_after_a_crash_at_any_call_returns_the_stored_epochs(
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip"])
-def test_promise_journal_opened_after_damage_ignores_the_damaged_entry_and_stores_new_ones(damage: str) -> None:
+def test_leader_epoch_journal_opened_after_damage_ignores_the_damaged_entry_and_stores_new_ones(damage: str) -> None:
     storage = MemoryStorage()
     journal = PromiseJournal(storage)
     journal.store({KEYS[0]: 3})
@@ -80,19 +80,19 @@ def test_promise_journal_opened_after_damage_ignores_the_damaged_entry_and_store
         assert held(after.crash()) == {KEYS[0]: 3, KEYS[2]: 8}
 
 
-def test_promise_journal_decoder_of_any_bytes_raises_nothing() -> None:
+def test_leader_epoch_journal_decoder_of_any_bytes_raises_nothing() -> None:
     for data in (None, b"", b"LFPJ", b"LFPJ\x01\0\0\0", b"no journal at all", b"LFPJ\x01\0\0\0" + b"\xff" * 40):
         assert decode_promises(data) == {}
 
 
-def test_promise_journal_of_another_version_is_rejected() -> None:
+def test_leader_epoch_journal_of_another_version_is_rejected() -> None:
     storage = MemoryStorage()
     storage.replace(PROMISES_NAME, b"LFPJ\x02\0\0\0" + encode_promises({KEYS[0]: 1}))
     with pytest.raises(UnknownFormatError):
         PromiseJournal(storage)
 
 
-def test_promise_journal_after_a_flush_failure_raises_until_reopened() -> None:
+def test_leader_epoch_journal_after_a_flush_failure_raises_until_reopened() -> None:
     storage = MemoryStorage()
     journal = PromiseJournal(storage)
     journal.store({KEYS[0]: 3})
@@ -114,7 +114,7 @@ def test_promise_journal_after_a_flush_failure_raises_until_reopened() -> None:
     assert held(after.crash(power=True)) == {KEYS[0]: 3, KEYS[1]: 6}, "the pages that count as clean are not the file any more"
 
 
-def test_promise_journal_on_a_full_disk_raises_no_space_until_space_is_free() -> None:
+def test_leader_epoch_journal_on_a_full_disk_raises_no_space_until_space_is_free() -> None:
     storage = MemoryStorage()
     journal = PromiseJournal(storage)
     journal.store({KEYS[0]: 3})
@@ -132,7 +132,9 @@ def test_promise_journal_on_a_full_disk_raises_no_space_until_space_is_free() ->
     assert held(full.crash()) == {KEYS[0]: 3, KEYS[1]: 4}
 
 
-def test_promise_journal_rewrites_its_file_at_a_size_limit_without_deleted_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leader_epoch_journal_rewrites_its_file_at_a_size_limit_without_deleted_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("liftpy.core.log.epoch_promises._LEAST_BYTES", 1000)
     storage = MemoryStorage()
     journal = PromiseJournal(storage)

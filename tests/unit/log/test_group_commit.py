@@ -242,7 +242,7 @@ def test_group_commit_runs_one_checkpoint_at_a_time_and_none_during_file_changes
     assert shell.commit.begin_checkpoint(), "that one was over"
 
 
-def test_group_commit_after_close_starts_nothing() -> None:
+def test_group_commit_after_close_starts_no_flush() -> None:
     shell = Shell()
     shell.starts = False
     shell.append()

@@ -61,7 +61,7 @@ def test_log_after_a_flush_error_raises_log_closed_on_every_call() -> None:
             call()
 
 
-def test_log_on_a_full_disk_rejects_the_batch_and_keeps_earlier_ones() -> None:
+def test_log_append_on_a_full_disk_raises_no_space_and_earlier_batches_stay_readable() -> None:
     storage = MemoryStorage(capacity_bytes=600)
     log = _log(storage)
     with pytest.raises(NoSpaceError):
@@ -79,7 +79,7 @@ def test_log_append_rejects_wrong_offsets_and_lower_epochs() -> None:
     assert log.log_end_offset == 2
 
 
-def test_log_reads_stop_at_the_high_watermark() -> None:
+def test_log_read_returns_records_up_to_the_high_watermark() -> None:
     log = _log()
     fill(log, 5)
     assert log.read(0, 10_000).next_offset == 0
@@ -316,7 +316,7 @@ def test_log_open_after_any_flipped_bit_returns_a_prefix_or_reports_damage() -> 
                 assert report.must_leave_isr or report.cut_bytes, (name, bit)
 
 
-def test_log_recovery_quarantines_damage_in_the_middle_and_reports_it() -> None:
+def test_log_open_with_damage_in_the_middle_quarantines_and_reports_it() -> None:
     storage, expected = _written()
     name = max(n for n in storage.files if n.endswith(".log"))
     storage.files[name].data[100] ^= 1
@@ -346,7 +346,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_log_crash_at_any_storage_call_is_recovered(operation: str, power: bool) -> None:
+def test_log_open_after_a_crash_at_any_storage_call_returns_all_flushed_records(operation: str, power: bool) -> None:
     """[S7]"""
     calls = 0
     while True:
@@ -471,7 +471,7 @@ def test_log_open_with_a_torn_tail_after_a_clean_stop_must_leave_the_isr() -> No
     assert report.must_leave_isr
 
 
-def test_log_epochs_file_is_corrected_from_the_batches() -> None:
+def test_log_open_corrects_the_leader_epochs_file_from_the_batches() -> None:
     storage, _ = _written()
     assert decode_epochs(storage.load(EPOCHS_NAME)) == ((1, 0), (2, 18))
     storage.replace(EPOCHS_NAME, encode_epochs([(1, 0), (7, 5)]))
@@ -481,7 +481,7 @@ def test_log_epochs_file_is_corrected_from_the_batches() -> None:
     assert decode_epochs(storage.load(EPOCHS_NAME)) == ((1, 0), (2, 18))
 
 
-def test_log_segment_rolls_by_age() -> None:
+def test_log_append_after_the_maximum_segment_age_rolls_the_segment() -> None:
     log = _log(config=StreamConfig(segment_age_s=10))
     log.append(batch(0), 1_000_000_000)
     log.append(batch(1), 10_999_999_999)
@@ -490,7 +490,7 @@ def test_log_segment_rolls_by_age() -> None:
     assert len(log.segments) == 2
 
 
-def test_log_with_another_format_version_is_rejected_and_unchanged() -> None:
+def test_log_with_another_format_version_is_rejected_and_not_modified() -> None:
     """[S11]"""
     storage, _ = _written()
     name = max(n for n in storage.files if n.endswith(".log"))

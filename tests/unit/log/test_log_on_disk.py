@@ -82,7 +82,7 @@ def test_inspect_reports_missing_committed_records(high_watermark: int, missing:
     assert found == ((f"committed records are missing: HW {high_watermark}, the log ends before 12",) if missing else ())
 
 
-def test_promise_journal_removes_the_file_of_an_interrupted_write() -> None:
+def test_leader_epoch_journal_removes_the_file_of_an_interrupted_write() -> None:
     storage = MemoryStorage()
     PromiseJournal(storage).store({"s-u1/0": 4})
     storage.create(f"{PROMISES_NAME}.tmp").append([b"half"])

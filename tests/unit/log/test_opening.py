@@ -50,7 +50,7 @@ def test_log_open_with_a_torn_tail_after_a_clean_stop_reports_lost_flushed_data(
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("failed", [True, False])
-def test_log_open_after_a_clean_stop_without_flush_failure_rewrites_nothing(clean: bool, failed: bool) -> None:
+def test_log_open_after_a_clean_stop_without_flush_failure_rewrites_no_record(clean: bool, failed: bool) -> None:
     storage = MemoryStorage()
     log = filled(storage=storage)
     log.close()

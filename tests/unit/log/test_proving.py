@@ -131,7 +131,7 @@ def test_log_open_after_a_second_kill_returns_the_same_records(end: End) -> None
 
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
 @ends
-def test_log_open_crash_at_any_storage_call_is_recovered(end: End, power: bool) -> None:
+def test_log_open_that_crashes_at_any_storage_call_is_completed_by_the_next_open(end: End, power: bool) -> None:
     calls, done = 0, False
     flushed = len(lose_power(end()[0]))
     while not done:
@@ -155,7 +155,7 @@ def test_log_open_crash_at_any_storage_call_is_recovered(end: End, power: bool) 
 
 
 @ends
-def test_log_open_on_a_full_disk_succeeds(end: End) -> None:
+def test_log_open_on_a_full_disk_returns_all_records(end: End) -> None:
     storage, written = end()
     storage.capacity_bytes = storage.used_bytes()
     log, report = opened(storage)
@@ -167,7 +167,7 @@ def test_log_open_on_a_full_disk_succeeds(end: End) -> None:
 
 
 @ends
-def test_log_open_after_a_clean_close_rewrites_nothing(end: End) -> None:
+def test_log_open_after_a_clean_close_rewrites_no_record(end: End) -> None:
     storage, _ = end()
     log, _ = opened(storage)
     log.close()

@@ -44,7 +44,7 @@ def test_log_segment_rolls_at_the_configured_age(age_ns: int, rolled: bool) -> N
 
 
 @pytest.mark.parametrize("end", [0, 2, 6, 7, 11, 12, 18])
-def test_log_truncation_updates_all_positions_epochs_and_the_checkpoint(end: int) -> None:
+def test_log_truncation_lowers_all_offsets_epochs_and_the_stored_high_watermark(end: int) -> None:
     storage = MemoryStorage()
     log = filled(storage=storage)
     whole = end // 2 * 2  # batches of two are atomic

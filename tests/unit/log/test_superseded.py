@@ -230,7 +230,7 @@ def test_purge_leaves_files_without_matching_records_unchanged() -> None:
     assert held(log) == [2]
 
 
-def test_purge_of_records_with_message_ids_waits_for_the_dedup_window() -> None:
+def test_purge_of_records_with_message_ids_waits_until_the_dedup_window_has_passed() -> None:
     log = log_of([[(None, "x", True, False)]], dedup_window_s=100.0)
     log.apply_metadata(state(purge(1, 1, subjects=("x",))))
     assert clean(log, 50 * NS_PER_S) == 0

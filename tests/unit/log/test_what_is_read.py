@@ -17,7 +17,7 @@ from tests.unit.log.small_logs import S, a_log, add, filled
 
 @pytest.mark.parametrize("hw", range(-1, 8))
 @pytest.mark.parametrize("max_bytes", [1, 300, 1 << 20])
-def test_log_read_returns_nothing_above_the_high_watermark(hw: int, max_bytes: int) -> None:
+def test_log_read_returns_no_record_above_the_high_watermark(hw: int, max_bytes: int) -> None:
     log = a_log()
     for count in (1, 3, 2, 2):
         add(log, count)
@@ -51,7 +51,7 @@ def test_log_read_with_any_response_size_returns_every_batch_once(max_bytes: int
     assert [offset for batch in found for offset in batch.offsets().tolist()] == list(range(24))
 
 
-def test_log_offset_for_timestamp_with_falling_clocks_returns_the_first_match() -> None:
+def test_log_offset_for_timestamp_with_falling_timestamps_returns_the_first_match() -> None:
     log = a_log()
     times = [10, 20, 5, 30, 30, 7, 40]
     for number, time_s in enumerate(times):
@@ -65,7 +65,7 @@ def test_log_offset_for_timestamp_with_falling_clocks_returns_the_first_match() 
     assert [segment.max_timestamp_ns // S for segment in log.segments] == [20, 30, 40]
 
 
-def test_epoch_cache_finds_epochs_by_offset_and_ends_by_epoch() -> None:
+def test_epoch_cache_returns_the_epoch_of_an_offset_and_the_end_offset_of_an_epoch() -> None:
     cache = EpochCache([(1, 0), (4, 7), (6, 9)])
     assert [cache.epoch_at(offset) for offset in (0, 6, 7, 8, 9, 20)] == [1, 1, 4, 4, 6, 6]
     assert [cache.end_offset_for(epoch, 12) for epoch in (0, 1, 3, 4, 5, 6, 9)] == [

@@ -38,7 +38,7 @@ def closed(**how: int) -> MemoryStorage:
 
 
 # ---- opening -------------------------------------------------------------------------------------------------------------
-def test_log_open_of_an_intact_directory_changes_nothing() -> None:
+def test_log_open_of_an_intact_directory_writes_no_file() -> None:
     storage = closed()
     log, report = Log.open(storage, SMALL, clean=True)
     assert report == OpenReport(walked_bytes=right(12, storage))
@@ -118,7 +118,7 @@ def test_log_open_with_a_gap_between_segments_reports_damage_and_quarantines_the
 
 
 # ---- looking into a folder -----------------------------------------------------------------------------------------------
-def test_inspect_reports_each_segment_of_an_intact_directory() -> None:
+def test_inspect_lists_each_segment_of_an_intact_directory() -> None:
     storage = closed()
     report = inspect(storage)
     assert [(s.name, s.file_size_bytes, s.index, s.fault, s.fault_position, s.torn_tail) for s in report.segments] == [
@@ -170,7 +170,7 @@ def gone(storage: MemoryStorage) -> None:
         ),
     ],
 )
-def test_inspect_names_each_fault_of_a_directory(spoil: Callable[[MemoryStorage], object], faults: list[str]) -> None:
+def test_inspect_lists_each_fault_of_a_directory(spoil: Callable[[MemoryStorage], object], faults: list[str]) -> None:
     storage = closed()
     spoil(storage)
     before = {name: bytes(file.data) for name, file in storage.files.items()}

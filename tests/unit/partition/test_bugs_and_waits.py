@@ -35,7 +35,7 @@ async def test_log_flusher_truncation_waits_for_the_flush_thread(monkeypatch: py
     assert waited == [future]
 
 
-async def test_epoch_promise_store_close_drops_a_store_requested_in_the_same_turn() -> None:
+async def test_leader_epoch_store_close_drops_a_store_requested_in_the_same_turn() -> None:
     journal, pool = Journal(), Pool()
     promises, _ = a_promises(journal, pool)
     promises.store("a/0", 3, lambda _: None)

@@ -51,14 +51,14 @@ def promising() -> tuple[Any, list[Any], list[Any]]:
     return SimpleNamespace(executor=made, tell=tell), calls, fed
 
 
-def test_effect_executor_stored_epoch_promise_updates_log_and_replica() -> None:
+def test_effect_executor_stored_leader_epoch_updates_log_and_replica() -> None:
     made, calls, fed = promising()
     made.tell(None)
     assert calls == [("log.note_promise", (7,), {})]
     assert fed == [events.LeaderEpochPersisted(leader_epoch=7)]
 
 
-def test_effect_executor_epoch_promise_that_cannot_be_stored_fails_the_replica() -> None:
+def test_effect_executor_leader_epoch_that_cannot_be_stored_fails_the_replica() -> None:
     made, calls, fed = promising()
     made.tell(StorageError("broken"))
     assert made.executor.storage_failed
@@ -66,7 +66,7 @@ def test_effect_executor_epoch_promise_that_cannot_be_stored_fails_the_replica()
     assert not [call for call in calls if call[0] == "log.note_promise"]
 
 
-def test_effect_executor_ignores_an_epoch_promise_stored_after_the_close() -> None:
+def test_effect_executor_ignores_a_leader_epoch_stored_after_the_close() -> None:
     for error in (None, StorageError("broken")):
         made, calls, fed = promising()
         made.executor.close()
@@ -118,7 +118,7 @@ def a_promises(journal: Journal, pool: Pool) -> tuple[Promises, list[Exception]]
     return Promises(journal, pool, Counter(), fatal.append), fatal  # type: ignore[arg-type]
 
 
-async def test_epoch_promise_store_close_waits_for_the_running_write_and_closes_its_journal() -> None:
+async def test_leader_epoch_store_close_waits_for_the_running_write_and_closes_its_journal() -> None:
     journal, pool = Journal(), Pool()
     promises, _ = a_promises(journal, pool)
     told: list[Any] = []
@@ -135,7 +135,7 @@ async def test_epoch_promise_store_close_waits_for_the_running_write_and_closes_
     assert (journal.calls, told) == ([{"a/0": 3}, "closed"], [])
 
 
-async def test_epoch_promise_store_close_cancels_writes_that_have_not_started() -> None:
+async def test_leader_epoch_store_close_cancels_writes_that_have_not_started() -> None:
     journal, pool = Journal(), Pool()
     promises, _ = a_promises(journal, pool)
     promises.store("a/0", 3, lambda _: None)
@@ -144,7 +144,7 @@ async def test_epoch_promise_store_close_cancels_writes_that_have_not_started() 
     assert (journal.calls, pool.work[0][0].cancelled()) == (["closed"], True)
 
 
-async def test_epoch_promise_store_exception_in_the_journal_stops_the_node() -> None:
+async def test_leader_epoch_store_exception_in_the_journal_stops_the_node() -> None:
     journal, pool = Journal(), Pool()
     promises, fatal = a_promises(journal, pool)
     journal.error = ZeroDivisionError("a bug")

@@ -279,7 +279,7 @@ def test_effect_executor_sets_moves_and_cancels_timers_for_deadlines() -> None:
     assert list(kept.at_ns.values()) == [None, None]
 
 
-def test_effect_executor_does_not_report_an_epoch_promise_after_the_close() -> None:
+def test_effect_executor_does_not_report_a_leader_epoch_after_the_close() -> None:
     runner, calls, fed = executor()
     runner.close()
     runner._promise_stored(4, None)

@@ -39,7 +39,7 @@ async def test_log_flusher_interval_restarts_after_each_flush(
     await flusher.close()
 
 
-async def test_log_flusher_late_end_of_an_awaited_flush_does_not_complete_the_next(
+async def test_log_flusher_ignores_the_late_completion_of_a_flush_it_already_awaited(
     pool: concurrent.futures.ThreadPoolExecutor,
 ) -> None:
     gate, config = threading.Event(), StreamConfig()

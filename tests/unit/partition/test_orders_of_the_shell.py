@@ -25,7 +25,7 @@ MS = 1_000_000
 
 
 # ---- the log -------------------------------------------------------------------------------------------------------------------
-def test_effect_executor_reports_a_stored_epoch_promise_to_the_log_before_the_replica() -> None:
+def test_effect_executor_reports_a_stored_leader_epoch_to_the_log_before_the_replica() -> None:
     runner, calls, _ = executor()
     runner._t.feed = lambda event: calls.append(("feed", (event,), {}))
     runner._promise_stored(7, None)

@@ -186,7 +186,7 @@ def test_effect_executor_failed_log_change_is_reported_and_skips_the_rest_of_the
 
 
 # ---- promises ----------------------------------------------------------------------------------------------
-async def test_epoch_promise_store_of_a_deleted_partition_returns_zero() -> None:
+async def test_leader_epoch_store_of_a_deleted_partition_returns_zero() -> None:
     storage, told = MemoryStorage(), []
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         promises = Promises(PromiseJournal(storage), pool, Counter(), pytest.fail)
@@ -455,7 +455,7 @@ async def test_replica_manager_extends_leases_twice_per_lease_length() -> None:
 
 
 # ---- timers and the scrub ----------------------------------------------------------------------------------
-async def test_timers_with_an_earlier_deadline_wake_the_loop_earlier() -> None:
+async def test_timers_with_an_earlier_deadline_replace_the_pending_event_loop_wake_up() -> None:
     timers, fired = Timers(), []
     now = driver_module.clock.now_ns()
     timers.set(Timer(lambda: fired.append("late")), now + 3_600_000_000_000)

@@ -55,7 +55,7 @@ class Bench:
         return PromiseJournal(self.storage.crash()).epoch_of
 
 
-async def test_epoch_promise_store_writes_epochs_requested_during_a_flush_together(pool: concurrent.futures.Executor) -> None:
+async def test_leader_epoch_store_writes_epochs_requested_during_a_flush_together(pool: concurrent.futures.Executor) -> None:
     bench = Bench(pool)
     bench.may_flush.clear()
     for number in range(50):
@@ -74,7 +74,7 @@ async def test_epoch_promise_store_writes_epochs_requested_during_a_flush_togeth
     await bench.promises.close()
 
 
-async def test_epoch_promise_store_write_error_is_reported_to_all_waiters(pool: concurrent.futures.Executor) -> None:
+async def test_leader_epoch_store_write_error_is_reported_to_all_waiters(pool: concurrent.futures.Executor) -> None:
     bench = Bench(pool)
     bench.refuses = True
     bench.promises.store("a/0", 3, bench.tells("a"))
@@ -87,7 +87,7 @@ async def test_epoch_promise_store_write_error_is_reported_to_all_waiters(pool: 
     await bench.promises.close()
 
 
-async def test_epoch_promise_store_after_close_reports_no_result(pool: concurrent.futures.Executor) -> None:
+async def test_leader_epoch_store_after_close_reports_no_result(pool: concurrent.futures.Executor) -> None:
     bench = Bench(pool)
     bench.may_flush.clear()
     bench.promises.store("a/0", 3, bench.tells("a"))

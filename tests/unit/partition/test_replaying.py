@@ -37,7 +37,7 @@ class Bench:
         return lambda: self.done.append(what)
 
 
-async def test_log_replay_reports_progress_and_completion() -> None:
+async def test_log_replay_reports_its_progress_in_slices_and_its_completion() -> None:
     bench = Bench()
     bench.replay.run(bench.says("done"))
     assert bench.done == []

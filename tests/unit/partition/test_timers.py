@@ -85,7 +85,7 @@ async def test_timer_that_was_cancelled_does_not_fire() -> None:
     assert owner.kinds() == ["kept"]
 
 
-async def test_timers_with_a_thousand_equal_deadlines_wake_the_loop_a_few_times() -> None:
+async def test_timers_with_a_thousand_equal_deadlines_wake_the_event_loop_a_few_times() -> None:
     timers, now = Timers(), time.monotonic_ns()
     owner = Owner(timers)
     loop, wake_ups = asyncio.get_running_loop(), 0

@@ -54,7 +54,7 @@ def test_quorum_high_watermark_is_the_median_and_needs_a_record_of_this_epoch() 
     assert quorum_high_watermark(positions, "abc", 1, 2, epoch_start_offset=0, high_watermark=1) == 1
 
 
-def test_follower_position_may_fall_and_is_dropped_with_the_incarnation() -> None:
+def test_follower_position_may_fall_and_is_reset_by_a_new_incarnation() -> None:
     progress = FollowerProgress(caught_up_ns=0)
     progress.incarnation_is(4)
     progress.fetched(9, 1, 10, 100)
@@ -152,7 +152,7 @@ def test_lease_starts_when_the_heartbeat_was_sent() -> None:
     assert not lease.is_current(150)
 
 
-def test_backoff_grows_to_its_bound_and_depends_only_on_the_seed() -> None:
+def test_backoff_delay_grows_to_its_bound_and_depends_only_on_the_seed() -> None:
     first, same, other = Backoff(100, 1000, 1), Backoff(100, 1000, 1), Backoff(100, 1000, 2)
     waits = [first.next_ns() for _ in range(8)]
     assert waits == [same.next_ns() for _ in range(8)]

@@ -94,7 +94,7 @@ def fetched(*ids: int, now_ns: int = 0) -> FollowerProgress:
 @pytest.mark.parametrize(
     ("request_id", "believed"), [(99, False), (100, False), (101, True), (100 + REACH_NS, True), (101 + REACH_NS, False)]
 )
-def test_follower_request_ids_are_accepted_only_in_sequence(request_id: int, believed: bool) -> None:
+def test_follower_fetch_with_an_implausible_request_id_is_not_trusted(request_id: int, believed: bool) -> None:
     assert fetched(100).believes(request_id, 0) is believed
 
 

@@ -166,7 +166,7 @@ def test_fetch_behind_the_log_start_is_rejected_with_the_log_start() -> None:
     )
 
 
-def test_epoch_query_is_answered_only_in_the_same_leader_epoch() -> None:
+def test_epoch_query_of_another_leader_epoch_is_rejected() -> None:
     leader = Stepped("a").leads(end=5, hw=3)
     leader.publish(2)
     for asked, epoch, last in ((1, 1, 4), (2, 2, 6), (9, 2, 6), (0, 0, -1)):
@@ -178,7 +178,7 @@ def test_epoch_query_is_answered_only_in_the_same_leader_epoch() -> None:
     assert leader.only(do.SendFetchRefusal).reason is RefusalReason.STALE_EPOCH
 
 
-def test_leader_with_an_empty_log_or_epoch_answers_epoch_queries() -> None:
+def test_leader_with_an_empty_log_or_epoch_answers_epoch_queries_with_the_end_offset() -> None:
     empty = Stepped("a").leads()
     empty.step(ev.EpochQueryReceived(token=1, replica="b", asked_epoch=1, current_epoch=2, stream_uid=KEY.uid))
     assert empty.only(do.SendEpochAnswer) == do.SendEpochAnswer(
@@ -368,7 +368,7 @@ def test_leader_whose_process_was_paused_does_not_remove_followers_from_the_isr(
     assert not leader.has(do.ProposeIsr)
 
 
-def test_leader_with_a_higher_epoch_in_the_image_steps_down_and_drops_pending_acks() -> None:
+def test_leader_that_sees_a_higher_leader_epoch_steps_down_and_drops_pending_acks() -> None:
     leader = Stepped("a").leads()
     leader.publish(3)
     leader.told(state("b", epoch=2, leader_epoch=3))
@@ -402,7 +402,7 @@ def test_leader_with_a_full_disk_rejects_publishes_and_resigns() -> None:
     assert leader.has(do.DropPublishes)
 
 
-def test_leader_rejects_nothing_while_an_isr_member_may_follow_the_previous_leader() -> None:
+def test_leader_sends_no_rejection_while_an_isr_member_may_follow_the_previous_leader() -> None:
     leader = Stepped("a").leads(state(isr="ab", leader_epoch=2, min_isr=3))
     assert not leader.replica.may_refuse_publishers(leader.now_ns)
     leader.publish(flush=False)
@@ -431,7 +431,7 @@ def test_isr_change_without_a_response_is_repeated_after_the_session_timeout() -
     assert deadlines._at_ns[ev.Deadline.ISR_CHANGE] == leader.now_ns + 2 * S
 
 
-def test_leader_with_a_full_disk_drops_publishes_while_it_may_not_reject() -> None:
+def test_leader_with_a_full_disk_that_may_not_reject_drops_publishes() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1)
     leader.publish(1, flush=False)
@@ -513,7 +513,7 @@ BASE = 10**18
 
 
 @pytest.mark.parametrize("forged", [2**63 - 1, BASE + 3600 * S, 1])
-def test_fetch_beyond_the_log_end_commits_nothing_and_the_next_valid_fetch_is_accepted(forged: int) -> None:
+def test_fetch_beyond_the_log_end_commits_no_record_and_the_next_fetch_is_accepted(forged: int) -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1, request_id=BASE)
     leader.fetch("c", -1, request_id=BASE)
@@ -576,7 +576,7 @@ def test_duplicate_of_a_committed_record_is_acked_at_once_and_of_others_at_the_c
     assert acks(leader) == [(AckPolicy.ALL, 4)]
 
 
-def test_duplicate_of_a_record_of_an_earlier_leader_is_acknowledged_after_its_commit() -> None:
+def test_duplicate_of_a_record_of_an_earlier_leader_is_acked_after_its_commit() -> None:
     leader = Stepped("a").leads(end=5, hw=2)
     leader.step(ev.DuplicateReceived(last_offset=2))
     assert (AckPolicy.ALL, 2) in acks(leader)
@@ -587,7 +587,7 @@ def test_duplicate_of_a_record_of_an_earlier_leader_is_acknowledged_after_its_co
     assert acks(leader) == [(AckPolicy.ALL, 4)]
 
 
-def test_duplicate_is_acknowledged_only_with_a_lease() -> None:
+def test_duplicate_is_acked_only_with_a_lease() -> None:
     leader = Stepped("a").leads()
     leader.publish(3)
     leader.fetch("b", 2)

@@ -96,7 +96,7 @@ def test_new_leader_notice_is_not_repeated_to_followers_that_fetched() -> None:
     assert told == [("b", "d"), ("d",), ("d",)]
 
 
-def test_waiting_fetch_of_a_follower_without_high_watermark_is_answered_soon() -> None:
+def test_waiting_fetch_of_a_follower_without_the_high_watermark_is_answered_at_the_notice_timer() -> None:
     stepped = leader()
     stepped.fetch("b", 4, 2, awaits_more=True)
     assert stepped.replica.high_watermark == 2, "c has not fetched"
@@ -158,7 +158,7 @@ def test_queued_publishes_are_rejected_on_an_isr_change_only_below_min_isr() -> 
         ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b"), "maximal_isr": ("a", "b", "c")}, 4),  # c may have become one
     ],
 )
-def test_quorum_high_watermark_is_computed_from_the_known_positions(
+def test_quorum_high_watermark_is_the_highest_offset_on_a_majority_of_known_positions(
     positions: dict[str, int | None], changes: dict[str, tuple[str, ...]], wanted: int
 ) -> None:
     known: dict[str, Any] = {"replicas": ("a", "b", "c"), "isr": ("a", "b", "c"), "maximal_isr": ("a", "b", "c")}
@@ -169,14 +169,14 @@ def test_quorum_high_watermark_is_computed_from_the_known_positions(
 
 
 @pytest.mark.parametrize(("maximal", "wanted"), [("ab", 7), ("abc", 5), ("abcd", 3)])
-def test_isr_high_watermark_is_computed_from_the_known_positions(maximal: str, wanted: int) -> None:
+def test_isr_high_watermark_is_the_lowest_position_of_all_possible_isr_members(maximal: str, wanted: int) -> None:
     positions = {"a": 9, "b": 7, "c": 5, "d": None}
     known: dict[str, Any] = {"replicas": "abcd", "isr": "ab", "min_isr": 2, "may_lead": "abcd", "epoch_start_offset": 9}
     assert new_high_watermark(CommitPolicy.ISR, positions, maximal_isr=maximal, high_watermark=3, **known) == wanted
 
 
 @pytest.mark.parametrize(("isr", "high_watermark"), [("ab", 5), ("a", 2)])
-def test_quorum_leader_below_min_isr_commits_nothing(isr: str, high_watermark: int) -> None:
+def test_quorum_leader_below_min_isr_commits_no_record(isr: str, high_watermark: int) -> None:
     """All three may be elected, and a majority holds it; but too few count as members."""
     stepped = leader(partition=state(epoch=9, leader_epoch=4, isr="ab", policy=CommitPolicy.QUORUM))
     stepped.publish()

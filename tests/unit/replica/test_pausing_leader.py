@@ -150,7 +150,7 @@ def test_resume_request_without_a_response_is_repeated(until: Pause) -> None:
         assert again - leader.now_ns <= 3 * S, "and looks soon, for something is under way"
 
 
-def test_resume_request_without_a_lease_is_sent_with_the_lease() -> None:
+def test_resume_request_without_a_lease_is_sent_when_the_lease_returns() -> None:
     leader = Stepped("a").leads(paused(Pause.UNTIL_PUBLISH))
     leader.now_ns += 30 * S
     leader.fire(ev.Deadline.LEASE)

@@ -44,7 +44,7 @@ def test_idle_follower_joins_combined_fetches_and_sets_no_timer() -> None:
     assert follower.replica.may_serve_committed()
 
 
-def test_idle_follower_joins_combined_fetches_with_default_settings() -> None:
+def test_idle_follower_with_default_settings_joins_combined_fetches_after_two_idle_waits() -> None:
     follower = quiet_follower(ReplicationConfig())
     assert follower.replica.phase == "FOLLOWER_QUIET"
     assert ReplicationConfig().idle_polls_before_quiet == 2

@@ -103,7 +103,7 @@ def shell(source: Source) -> Shell:
     return Shell(source)
 
 
-def test_read_returns_records_up_to_the_high_watermark_or_uncommitted_up_to_the_log_end(shell: Shell, source: Source) -> None:
+def test_read_returns_records_up_to_the_high_watermark_or_on_request_to_the_log_end(shell: Shell, source: Source) -> None:
     source.append(2, committed=False)
     shell.ask(offset=1)
     _, head, offsets = shell.take()

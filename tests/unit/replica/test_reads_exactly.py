@@ -90,7 +90,7 @@ def test_read_by_time_returns_the_first_batch_at_or_after_the_time() -> None:
     assert shell.one(offset=2, maxBytes=1)[0].firstTimestamp == 0, "nobody has asked"
 
 
-def test_bounds_read_returns_no_batches() -> None:
+def test_bounds_read_returns_offsets_without_batches() -> None:
     shell = Raw(Dated())
     for fields, next_offset in (
         ({"offset": 5}, 5),
@@ -153,7 +153,7 @@ def test_read_of_a_damaged_log_is_rejected_and_counted() -> None:
     assert shell.counters == {"failed reads": 1}
 
 
-def test_damage_report_of_a_reader_is_checked_counted_and_answered() -> None:
+def test_damage_report_of_a_reader_is_counted_by_the_result_of_its_recheck() -> None:
     shell = Raw(Dated())
     assert shell.one(offset=2, maxBytes=1, badOffset=2)[1] == [2]
     assert shell.one(offset=2, maxBytes=1, badOffset=2)[1] == [2]

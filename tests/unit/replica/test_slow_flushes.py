@@ -131,7 +131,7 @@ def test_slow_disk_is_detected_during_a_hanging_flush() -> None:
     assert disks.flushes.is_slow("a", disks.now_ns)
 
 
-def test_slow_disk_detection_can_be_disabled() -> None:
+def test_slow_disk_detection_that_is_disabled_excludes_no_follower() -> None:
     disks = Disks(slow_flush_factor=0.0)
     assert not any(disks.flushed("b", VERY_SLOW, in_isr=False) for _ in range(20))
     with pytest.raises(ConfigError):

@@ -23,7 +23,7 @@ def test_decoder_of_any_bytes_returns_or_raises_its_declared_error(decoder: Deco
     assert found.count == COUNT
 
 
-def test_decoder_of_each_valid_sample_raises_nothing() -> None:
+def test_decoder_of_each_valid_sample_raises_no_error() -> None:
     """Else its damage shows nothing. Some are made of anything, and may be refused; but not all of a decoder's."""
     for decoder in ALL:
         assert any(_is_taken(decoder, sample) for sample in decoder.samples), decoder.name

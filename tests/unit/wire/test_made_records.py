@@ -48,7 +48,9 @@ def test_batch_record_is_immutable_and_has_no_instance_dictionary() -> None:
 
 
 @given(st.integers(0, 40), st.integers(1, 70), st.data())
-def test_batch_values_of_equal_or_different_sizes_survive_encoding(size_bytes: int, count: int, data: st.DataObject) -> None:
+def test_batch_values_of_equal_or_different_sizes_encoded_and_decoded_are_equal(
+    size_bytes: int, count: int, data: st.DataObject
+) -> None:
     values = data.draw(st.lists(st.binary(min_size=size_bytes, max_size=size_bytes), min_size=count, max_size=count))
     odd = data.draw(st.integers(-1, count - 1))
     if odd >= 0:

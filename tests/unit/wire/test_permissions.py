@@ -165,7 +165,7 @@ def run(*arguments: str) -> str:
     return done.output.strip()
 
 
-def test_permissions_command_prints_the_permissions() -> None:
+def test_permissions_command_prints_the_permissions_of_the_role() -> None:
     assert run("--role", "status", "--namespace", "ns") == (
         'permissions: {\n  publish: { allow: ["ns.info", "ns.status.*"] }\n  subscribe: { allow: ["_INBOX.>"] }\n}'
     )
@@ -229,7 +229,7 @@ def test_permissions_command_for_nsc_prints_the_permissions_as_nsc_flags(role: A
 
 @pytest.mark.parametrize("form", ["nsc", "nats-conf"])
 @pytest.mark.parametrize("subject", ["a'$(id)'", 'a"]}}.b', "a\\b"])
-def test_permissions_output_cannot_be_injected_by_a_stream_name(
+def test_permissions_command_rejects_a_hostile_stream_subject_without_output(
     subject: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream's subject may hold what a shell or a configuration would not take as a name: whoever made it wrote it."""

@@ -186,7 +186,7 @@ def test_batch_with_a_dictionary_index_beyond_the_dictionary_is_rejected(index: 
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 24, 25, 64, 65])
-def test_batch_columns_of_any_length_survive_encoding(count: int) -> None:
+def test_batch_columns_of_any_length_encoded_and_decoded_are_equal(count: int) -> None:
     """Around a byte of the bitmap, and where numpy takes over."""
     values = [None if i % 3 == 2 else bytes([i]) * (i % 5) for i in range(count)]
     headers = [((f"h{i}", b"v"),) * (i % 3) for i in range(count)]
@@ -290,7 +290,7 @@ def test_read_response_with_a_header_longer_than_its_frame_is_rejected() -> None
                 frames.decode_read_response(frame)
 
 
-def test_replication_fragment_survives_encoding() -> None:
+def test_replication_fragment_encoded_and_decoded_is_equal() -> None:
     piece = Piece(crc=7, total_bytes=100, position=40, data=memoryview(b"x" * 10))
     head = frames.replication_piece_header(3, -1, piece)
     assert len(head) == frames.PIECE_OVERHEAD_BYTES - envelope.ADDRESS_SIZE_BYTES
@@ -345,7 +345,7 @@ def test_data_subject_of_partition_n_is_the_stream_subject_with_suffix_n() -> No
     assert partition_subjects("orders", 65) == ("orders", "orders.*")
 
 
-def test_protocol_subjects_of_any_cluster_are_recognized() -> None:
+def test_protocol_subject_check_accepts_only_protocol_subjects_of_any_namespace() -> None:
     subjects = Subjects("other")
     ours = [subjects.replicate("s", 0), subjects.offset("s", 1), subjects.read("s", 2), subjects.read_from("s", 2, "n1"),
             subjects.notify("n"), subjects.info(), subjects.feed(), subjects.raft("a", "b"), subjects.status("n")]  # fmt: skip
@@ -372,7 +372,7 @@ def test_header_value_may_be_text_or_bytes_and_other_types_raise(value: Any) -> 
             pairs_of({"a": wrong})  # type: ignore[dict-item]
 
 
-def test_record_headers_keep_their_order() -> None:
+def test_record_headers_are_decoded_in_their_order() -> None:
     record = Record(0, 0, None, None, (("a", b"1"), ("b", b"2"), ("a", b"3")), "", None, 1)
     assert record.header_values("a") == [b"1", b"3"]
     assert (record.header("a"), record.header("A"), record.header("c", b"no")) == (b"1", None, b"no")

@@ -156,7 +156,7 @@ def test_message_for_another_partition_stream_or_request_is_rejected() -> None:
 
 
 # ---- pieces --------------------------------------------------------------------------------------------------------------------
-def test_read_response_fragment_survives_encoding() -> None:
+def test_read_response_fragment_encoded_and_decoded_is_equal() -> None:
     data = memoryview(b"some bytes")
     head = client_pb2.ReadResponse(pieceCrc=71, pieceTotal=72, piecePosition=3)
     assert frames.piece_in(head, data) == Piece(71, 72, 3, data)
