@@ -1,4 +1,4 @@
-"""How the figures of many systems are made of their runs; the systems themselves are measured by the commands."""
+"""Test how benchmark figures are computed from runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every benchmark runs, on little data, and measures what it is meant to; how fast things are, the long forms say."""
+"""Test that every benchmark runs on little data and reports its figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole histories of simulated clusters, once in memory and once on files: event by event the same, and no invariant breaks.
+"""Test that a simulated history on files gives the same events as in memory.
 
 The replicas, the log and the checkers can't tell the two storages apart: so what the seeds in memory prove holds for files.
 Faults are those that files can have here: a process dies, pauses, is cut off; nobody can cut the power of a real disk in a test.

@@ -1,4 +1,4 @@
-"""Compacted streams while replicas are away and readers have a fixed end: no deleted key comes back [D30], no key is missed [R11].
+"""Test compacted streams with replicas that are down and slow readers: no deleted key returns [D30], no key is missed [R11].
 
 Readers that are slower than the deletes notice it [R12].
 """

@@ -1,4 +1,4 @@
-"""What passes for a nats-server in the cluster in memory: who hears what, and what a connection is told."""
+"""Test the in-memory stand-in for nats-server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Producers on the cluster in memory: their state outlives leaders, replicas, restarts and the records that it was made from."""
+"""Test producers on the in-memory cluster: their state survives leader changes, restarts and deleted records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One suite for every Storage: what the log relies on holds in memory and on files alike."""
+"""Test each Storage implementation with the same cases, in memory and on files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of the pages: commands are such, Python compiles and asks for what there is, and what can run without Spark runs, in memory.
+"""Test the blocks of the pages: valid commands, Python that compiles, and blocks that run in memory.
 
 The blocks of quickstart and tutorial run in test_tutorial.py, against real processes.
 """

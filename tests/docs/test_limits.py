@@ -1,4 +1,4 @@
-"""Figures of docs/limits.md are those of the code, and docs/troubleshooting.md has every code that a user may meet."""
+"""Test that docs/limits.md has the values of the code, and docs/troubleshooting.md every error code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site builds without a warning, says something of all that has a name, and nothing of what is gone."""
+"""Test that the site builds without a warning, describes every public name, and names nothing that was removed."""
 
 from __future__ import annotations
 

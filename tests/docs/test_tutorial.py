@@ -1,4 +1,4 @@
-"""Runs each block of the tutorial and of the quickstart in order, on one cluster per page, and compares the output with the page."""
+"""Test that each block of the tutorial and the quickstart prints the output on the page."""
 
 from __future__ import annotations
 

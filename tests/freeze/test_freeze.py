@@ -1,4 +1,4 @@
-"""The parts of the freeze that need no long run hold, and the check finds what differs."""
+"""Test the freeze checks that need no long run."""
 
 from __future__ import annotations
 

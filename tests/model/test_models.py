@@ -1,4 +1,4 @@
-"""The models on small bounds, and that each of them finds bugs; the searcher itself on toy graphs."""
+"""Test the models within small bounds, the bugs that they find, and the searcher on toy graphs."""
 
 from __future__ import annotations
 

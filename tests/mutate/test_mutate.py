@@ -1,4 +1,4 @@
-"""The mutation tool makes valid mistakes, tells noticed from unnoticed ones, and leaves the checkout as it is."""
+"""Test the mutation tool: its mutants compile, it reports which are noticed, and it leaves the checkout unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fixed sample of the matrix of pairs, and proof that it can fail."""
+"""Test a fixed sample of feature pairs, and that the check detects a planted bug."""
 
 from __future__ import annotations
 

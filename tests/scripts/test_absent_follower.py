@@ -1,4 +1,4 @@
-"""A follower dies: commits go on in half a second, not after its session; one whose link only stands still is waited for.
+"""A follower dies: commits continue after half a second, not after its session. A follower with a slow link stays in the ISR.
 
 HW waits for every member of the ISR. The leader asks the bus for those who hold it back in silence, and "no responders", twice, is a
 proof; a node that does not answer proves nothing. When both followers are gone together, as when the bus comes back, the leader

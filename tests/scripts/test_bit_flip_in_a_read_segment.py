@@ -1,4 +1,4 @@
-"""A bit flips in a file that a running process wrote or has walked, and serves: it never looks at that again by itself.
+"""A bit flips in a segment that a running node serves to a follower or a reader.
 
 A follower, or a reader, that is served the wrong bytes says so with its next request; the server reads the block again, finds its own
 damage, gives its role up, comes back without what is wrong and gets it from the others. The scrub finds it with nobody's help. A

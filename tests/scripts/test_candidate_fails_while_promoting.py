@@ -1,4 +1,4 @@
-"""The candidate fails while it promotes itself, and the next one wins.
+"""The candidate fails before it becomes leader, and the next candidate wins the election.
 
 It dies, or stands still, or its services never say that they have replayed (to the metadata leader all look the same: a candidate
 without progress). After ``election.candidate.timeout`` it is passed over, and the next of the frozen ISR promotes itself in a higher

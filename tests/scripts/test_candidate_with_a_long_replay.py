@@ -1,4 +1,4 @@
-"""A long replay is not a failed one: the timer looks at progress, not at how long it takes.
+"""A candidate with a long replay is not replaced while it reports progress.
 
 A candidate with much to replay needs many times ``election.candidate.timeout``. As long as its reports show that it gets on, it
 must not be passed over: the next one would have as much to replay, and so the partition would never have a leader. One that

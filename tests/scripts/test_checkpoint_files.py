@@ -1,4 +1,4 @@
-"""The checkpoint files are empty, torn, old, garbage, or gone.
+"""The checkpoint files are empty, torn, old, damaged or missing.
 
 Beside the log lie two small files: the high watermark, and the epoch cache. They are a help and not the truth. A damaged one
 is rebuilt from the log; an old one says less than is true, which every rule here can live with: HW only delays what is

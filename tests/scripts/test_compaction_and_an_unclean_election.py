@@ -1,4 +1,4 @@
-"""A replica has compacted; an unclean election then cuts the records because of which others were dropped.
+"""A replica has compacted its log, and an unclean election removes the records that replaced the dropped ones.
 
 a alone goes on, compacts, and drops what its newest records supersede. b is elected by command, without those records. a must not
 keep what compaction has left of its log: a key whose last record is cut, and whose earlier one was dropped, would be gone on a and

@@ -1,4 +1,4 @@
-"""A replica that left the ISR while HW stood still holds all that was committed (KIP-966's eligible leader replicas).
+"""A replica that left the ISR while the high watermark stood still has all committed records (KIP-966).
 
 With fewer than ``min_isr`` members nothing is committed. So who leaves the ISR last, and leaves less than that behind, lacks nothing:
 when the member that stayed fails for good, the other one leads, and nobody has to command a loss. One whose disk has lost what

@@ -1,5 +1,4 @@
-"""An operator gives up the oldest records: every replica's log begins there, also that of one that was away, and the next leader's.
-Retention gives up what is committed only.
+"""An operator deletes the oldest records: the log start moves on every replica, also on one that was down.
 
 Shows D26.
 """

@@ -1,4 +1,4 @@
-"""The metadata leader's planner with real replicas: nodes that are drained, die, come back, weigh more; leaders that die in the middle.
+"""The planner of the metadata leader with real replicas: drained nodes, dead nodes, returning nodes and changed weights.
 
 Weight raised: a node that weighs more is not what is removed; whoever was evicted for it is. A node
 that is drained and dies is replaced like any other. One that is back while another one of its partition is drained keeps its place. A

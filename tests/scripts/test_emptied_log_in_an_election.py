@@ -1,4 +1,4 @@
-"""With the commit policy ``quorum``, the log that has everything is elected, also where retention has emptied it.
+"""With commit policy ``quorum``, the most complete log wins the election, also if retention has emptied it.
 
 a led, wrote x for itself alone, and died. b leads in the next epoch; what it commits with c grows old, and retention drops all of it,
 on both. b and c have no record then, and yet the newest position: of the newest record that they dropped they keep the epoch, over a

@@ -1,4 +1,4 @@
-"""Empty epochs in a row.
+"""Several leaders in a row write no record.
 
 Leaders come and go and write nothing. Epochs without a record leave no trace in any log, so that the largest epoch that a
 leader knows may be far below its own, and a follower may ask for one that the leader has never heard of. The answer is the

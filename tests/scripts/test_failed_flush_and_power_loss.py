@@ -1,4 +1,4 @@
-"""What a process shows after it has started is on its disk, whatever the process before it did not flush or failed to [S4, S12].
+"""A restarted process shows only durable records, even if the process before it did not flush or a flush failed [S4, S12].
 
 A kill leaves what was not flushed in the page cache, sealed segments and names included. A flush that fails leaves it there too, and
 Linux says yes to the next one without writing anything. Whoever starts then sees those records, and tells others that it has them: a

@@ -1,4 +1,4 @@
-"""A replica whose log has failed makes way at once: nobody has to find out by a time-out that it is of no use.
+"""A replica whose log has failed resigns or leaves the ISR at once, without a timeout.
 
 Its process is alive, its connections are up, its heartbeats are answered. So a leader gives the leadership up, and a follower leaves
 the ISR, by themselves; what they ask for may be lost, so they ask again. A sole member stays: there is nobody to make way for.

@@ -1,4 +1,4 @@
-"""A LeaderNotice that no leader has sent.
+"""An attacker sends a LeaderNotice in the name of a leader.
 
 What arrives on a notify subject has been asked for by nobody: whoever may publish there, or has found a way to, speaks in the leader's
 name. It may wake a follower. It must not make it drop the log that it holds for others, nor show its readers what is not committed.

@@ -1,4 +1,4 @@
-"""Somebody registers in the name of a node that runs, with a folder of its own: a copy beside the original, a tool, a stranger.
+"""A stranger registers under the id of a running node.
 
 Taken, the registration would end the process that runs: three of them would end a whole cluster. So the metadata leader takes none
 as long as the node's heartbeats come, whatever else is said in its name, that it stops included, and puts nothing into the log. A

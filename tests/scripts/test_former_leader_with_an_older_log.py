@@ -1,4 +1,4 @@
-"""A leader whose log went back in time, though its registration looks right [S15]: the net below the rule for folders.
+"""A leader returns with an older copy of its log, although its registration is valid [S15].
 
 All nodes died, and the leader's log is one of an older copy. It comes back, and is the recorded leader. If it went on leading
 unasked, the others would cut what they had acknowledged together. So its return begins an election that asks all who may

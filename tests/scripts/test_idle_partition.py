@@ -1,4 +1,4 @@
-"""A partition without news is asked for together with others, and nobody who fails in the quiet is noticed later for it.
+"""An idle partition uses combined fetches, and failures are still detected in time.
 
 The followers wait at the fetch that was answered with nothing; a question from node to node takes the place of the next ones.
 

@@ -1,4 +1,4 @@
-"""A poison envelope on the data subject.
+"""A publisher sends invalid envelopes on the data subject.
 
 The data subject belongs to applications, and anybody may publish anything there: the envelope's magic number with a header
 that is too short, too long, of another version, of a wrong type, with a wrong CRC or a body that is no message. A publisher

@@ -1,4 +1,4 @@
-"""The answer to an ISR change is lost, and the leader goes on with the smaller set (KIP-497).
+"""The response to an ISR change is lost, and the leader must count both ISRs (KIP-497).
 
 The leader asked for c to join. The metadata group recorded it, but neither the answer nor the image reaches the leader. If it
 commits with the old, smaller ISR, c may be elected without those records. So from the request on, until the image shows a

@@ -1,4 +1,4 @@
-"""An ISR of two, or of one, while a fault lasts: who serves stays, who does not makes way, and publishes are acknowledged again.
+"""The ISR has two members or one, and a fault lasts: a reachable leader stays, an unreachable leader is replaced.
 
 With two members there is one witness, and it may be the one that is cut off: deposing a healthy leader on its word alone
 leaves the partition to a node that nobody reaches. So the metadata leader asks the accused over the bus first. One that still

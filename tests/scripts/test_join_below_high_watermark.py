@@ -1,4 +1,4 @@
-"""Joining the ISR: not below HW, and not at HW but below the epoch's start (KAFKA-7128).
+"""A follower may not join the ISR below the high watermark or below the start of the epoch (KAFKA-7128).
 
 A follower that joins too early may be elected, and lacks what is committed. Being "caught up lately" is not enough
 (Liftbridge), and a new leader's own HW is not enough either: it lags behind the true one until it has passed the start of its

@@ -1,4 +1,4 @@
-"""The last replica standing (KIP-966).
+"""The last ISR member fails, and only it may lead afterwards (KIP-966).
 
 The ISR has shrunk to one node, and that node fails. Whoever comes back first must not lead if it lacks committed records. If
 the last one comes back whole, it leads; if its disk is gone, nobody leads until the operator decides, in plain words and on

@@ -1,4 +1,4 @@
-"""A late response after a cut (KAFKA-18991).
+"""A fetch response of a dead leader arrives after the follower has truncated (KAFKA-18991).
 
 c asks a for what follows offset 2; the answer is long on its way. Meanwhile a dies, b leads another epoch, c cuts and follows
 b. Then a's answer comes, and it fits exactly on the end of c's log. Appended, it would put a record of a dead epoch where b's

@@ -1,4 +1,4 @@
-"""A message reaches a leader that has just been deposed: it says nothing, neither yes nor no.
+"""A message reaches a leader that has just been deposed: it sends neither an ack nor an error.
 
 The same message may be on its way to the new leader as well, or be stored there already: publishers send to a subject, and not to a
 node. "Not stored" from somebody who does not lead would be a promise that nobody keeps; the publisher waits for its time-out instead.

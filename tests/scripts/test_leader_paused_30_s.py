@@ -1,4 +1,4 @@
-"""The leader stands still for 30 s, and then goes on: nothing that it queued is acknowledged.
+"""The leader process is paused for 30 s: it acknowledges nothing that was queued meanwhile.
 
 A paused process (SIGSTOP, a stopped VM, a long collection) does not know that it was away. Its socket buffers hold publishes,
 fetches and heartbeat answers from half a minute ago; its timers are all due. Whatever it takes up first, its lease ended long

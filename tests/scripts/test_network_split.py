@@ -1,4 +1,4 @@
-"""The network is split: the leader with its publishers on one side, a majority on the other; or a replica's link stays broken for good.
+"""The network splits: the leader and its publishers are on one side, a majority on the other. Or one link stays broken.
 
 The side with the majority goes on, the other one stands: what it takes is acknowledged to nobody, and is cut away when the network is
 whole again. A follower that stays out of the ISR is no danger, but one more failure is: the operator gives its place to another node.

@@ -1,4 +1,4 @@
-"""Nobody listens while the leader is dead: who publishes or fetches then is told so at once, and nothing half-happens.
+"""No subscriber exists while the leader is dead: publishes and fetches fail at once with "no responders".
 
 NATS answers a request on a subject without subscribers by itself. For a publisher that is a clear no: the message is nowhere. For
 a follower it is no sign that its log is complete: an error leads into a back-off, never into the idle sleep, and never makes it

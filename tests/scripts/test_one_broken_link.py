@@ -1,4 +1,4 @@
-"""One follower's broken link deposes nobody.
+"""One broken link between a follower and the leader does not depose the leader.
 
 b can't reach the leader and says so, again and again. c can. If any one report sufficed, a single bad cable would turn the
 leadership round and round; so more than half of the ISR's followers must report, and a witness counts once, however often it

@@ -1,4 +1,4 @@
-"""The metadata path is cut and the data path is whole, and the other way round.
+"""A node loses only its metadata connection or only its data connection.
 
 Two ways to be half dead. A leader that the metadata group cannot hear must fall silent before its successor speaks, though
 its followers fetch happily; publishers reach both. A leader that its followers cannot hear must be replaced, though its

@@ -1,5 +1,4 @@
-"""A stream is paused, its leader dies, it is resumed, by an operator or by a publish: no leader stores anything meanwhile, what was
-taken before is acknowledged, and readers go on.
+"""A stream is paused, its leader dies, and an operator or a publish resumes it.
 
 Shows A2, A13, M11.
 """

@@ -1,4 +1,4 @@
-"""A script proves something only if it can fail: each names, in ``KILLS``, the classical bugs that it must notice.
+"""Each script fails when one of the bugs in its ``KILLS`` is planted.
 
 The first bug of each script is brought back (``tests.simulation.mutants.catalogue``, ``more_mutants``), and at least one test of the
 script has to break. ``python -m tests.simulation.mutants`` brings back all of them.

@@ -1,5 +1,4 @@
-"""An operator gives up records by subject: every replica drops them, also one that was away, and the next leader's readers don't meet
-them.
+"""An operator purges a subject: every replica deletes its records, also one that was down.
 
 Shows D5: what is left is the same everywhere, and nobody ends before a holder that is away has said that it holds none of them.
 """

@@ -1,4 +1,4 @@
-"""With the commit policy ``quorum``, everyone who is complete may lead next, whether the ISR holds it or not.
+"""With commit policy ``quorum``, every complete replica may lead next, in the ISR or not.
 
 Any majority of the replica set may hold a committed record, and any majority that tells its positions finds it. So a replica
 that is just outside the ISR counts: it tells its position in an election, and without it two of three could not elect. It

@@ -1,4 +1,4 @@
-"""With the commit policy ``quorum``, a record of an older epoch is not committed by counting its copies (Raft, figure 8).
+"""With commit policy ``quorum``, copies on a majority do not commit a record of an older epoch (Raft, figure 8).
 
 x was written in epoch 1 and reached two of five. In epoch 2 another leader wrote y at the same offset, for itself alone, and died. The
 old leader leads again and gives x to a third: a majority has it. But whoever holds y has the higher last epoch, and in Raft it may win

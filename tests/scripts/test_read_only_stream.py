@@ -1,4 +1,4 @@
-"""A stream becomes read-only, its leader dies, it takes publishes again: no leader stores anything meanwhile, and readers go on.
+"""A stream becomes read-only, its leader dies, and it becomes writable again: no leader stores a publish meanwhile.
 
 Shows A2, M11.
 """

@@ -1,4 +1,4 @@
-"""A stream is deleted and made again under an old reader.
+"""A stream is deleted and created again while a reader of the old stream is active.
 
 The name is the same, the offsets begin anew, and the old reader is at offset 7 of something that does not exist any more. If
 names were all, it would wait until the new stream gets there and go on reading the middle of another story. A stream is its

@@ -1,4 +1,4 @@
-"""A replica moves: learner, ISR, leadership away, eviction, data deleted; and what happens when somebody dies in the middle of it.
+"""A replica moves to another node: learner, ISR member, leadership transfer, eviction, deletion, and failures in between.
 
 A leader that does not know that its change of the replica set was made counts both sets: by ``quorum`` two of three are not enough when
 there may be four. A node that was evicted, or whose copy was given up, deletes what it has, in the same process: what it told before

@@ -1,4 +1,4 @@
-"""A publish that the new leader refuses, while the deposed one stores it (found by seed 2015173).
+"""The new leader must not reject a publish that the deposed leader may have stored (found by seed 2015173).
 
 Plain NATS brings a message to everybody who listens on the subject: to b, which leads, and to a, which was deposed, cannot hear the
 metadata group, and appends what it may not answer. c is in the ISR, but has not heard of b yet either: it still takes a's

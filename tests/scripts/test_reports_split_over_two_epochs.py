@@ -1,4 +1,4 @@
-"""Two reports about one node, but about two of its leaderships: they don't add up.
+"""Two reports of a silent leader about different leader epochs do not add up.
 
 b could not reach a in epoch 1. Since then a has lost and regained the leadership. Now c's report about epoch 3 comes in; if reports
 were counted by leader, and not by leadership, b's old one and c's would be a majority and depose a healthy leader. A report that is

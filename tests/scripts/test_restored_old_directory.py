@@ -1,4 +1,4 @@
-"""A node's data folder is put back from an older copy of itself.
+"""A node starts with an older copy of its data directory.
 
 The copy says of itself all that the folder says: node id, folder id, an incarnation that was the registered one when the process
 after it began, a clean stop. Its next process even is the start with the number that the group knows. Taken for complete, it stays

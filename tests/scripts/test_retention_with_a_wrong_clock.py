@@ -1,4 +1,4 @@
-"""The wall clock of a node is years off, and its streams have retention by age: it removes nothing by it.
+"""The wall clock of a node is years off: retention by age deletes nothing.
 
 A clock that differs from a majority's is in doubt (``liftpy/core/base/clock_trust.py``), and so is one that jumped while
 nobody can be asked. By

@@ -1,4 +1,4 @@
-"""A follower that sits at the log end is not woken: the fetch that was answered with nothing is answered once more.
+"""The leader sends new records as a second response to an answered fetch, instead of a wake-up.
 
 The records so travel one way instead of three, and they travel while the leader's own flush still runs. NATS may lose, repeat or
 delay the second answer like any message; it counts only for the fetch that the follower sleeps on. And a record that is on all

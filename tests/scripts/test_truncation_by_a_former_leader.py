@@ -1,4 +1,4 @@
-"""Truncation against a zombie (KIP-320).
+"""A former leader answers epoch queries beside its successor (KIP-320).
 
 A leader that was replaced and does not know it still listens on `.offset`, beside its successor. A replica that asks where
 its last epoch ends, and takes the zombie's word for it, keeps records that the new leader does not have. So the question

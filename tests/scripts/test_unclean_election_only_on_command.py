@@ -1,4 +1,4 @@
-"""All that is committed lies on one dead disk: nobody else is elected unless somebody says so, and then everybody can see it.
+"""All committed records are on one dead disk: another replica becomes leader only on an operator's command.
 
 The others are alive and know that they may lack records. The partition goes Offline and keeps its ISR; when the member of it
 returns, it is elected and nothing is lost. On command another one leads, and what only the dead one had is gone: recorded as

@@ -1,4 +1,4 @@
-"""The wall clocks are an hour off, either way.
+"""The wall clocks of nodes are an hour off.
 
 Leases, sessions and timeouts use the monotonic clock of each node. No timer compares the clocks of two nodes. The wall clock only
 sets the timestamp of a batch and the age of records for retention (``test_retention_with_a_wrong_clock.py``).

@@ -1,4 +1,4 @@
-"""Histories of groups and queues under faults, and bugs that they notice; ``python -m tests.simulation.group`` runs any number."""
+"""Test simulated groups and queues under faults, and planted bugs. ``python -m tests.simulation.group`` runs more seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two versions in one group, and images that turn: the short form (``mixed.py``)."""
+"""Test controllers of two versions in one group, and controllers whose metadata differs (``mixed.py``)."""
 
 from __future__ import annotations
 

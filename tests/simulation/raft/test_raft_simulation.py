@@ -1,4 +1,4 @@
-"""The short form of ``python -m tests.simulation.raft``, its mutants by the seeds that kill them, and that its checks can fail."""
+"""Test a few seeds of ``python -m tests.simulation.raft``, the seeds that detect its mutants, and its checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fault may take away: by ISR all but one that holds everything, by quorum all but as many as an election needs."""
+"""Test which faults a plan may add, so that enough complete replicas remain for both commit policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of a seed: what one kind of fault draws is nothing to the others; one that is added leaves old seeds as they were."""
+"""Test the fault plan of a seed: each kind of fault draws from its own generator, so a new kind does not change old seeds."""
 
 from __future__ import annotations
 

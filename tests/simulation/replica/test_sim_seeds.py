@@ -1,4 +1,4 @@
-"""Seeds of simulated clusters in the suite's budget; ``python -m tests.simulation.replica`` runs as many as wanted.
+"""Test seeds of simulated clusters. ``python -m tests.simulation.replica`` runs more seeds.
 
 ``--corpus``: all that are named here."""
 

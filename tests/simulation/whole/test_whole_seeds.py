@@ -1,4 +1,4 @@
-"""The short form of ``python -m tests.simulation.whole``: two clusters in which controllers come, go, and are lost for good."""
+"""Test two seeds of ``python -m tests.simulation.whole``: clusters whose controllers join, leave and are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few histories of the world in which shipped nodes run, and that a seed is one history."""
+"""Test a few seeds of shipped nodes in virtual time, and that a seed gives one history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data folder: one process, an identity that is trusted or refused, paths that stay inside, whole deletes."""
+"""Test the data directory: one process, a verified identity, paths inside it, and complete deletes."""
 
 from __future__ import annotations
 

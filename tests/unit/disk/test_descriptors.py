@@ -1,4 +1,4 @@
-"""Sealed segments are opened when they are read and share a bound; what the limit of open files is enough for is known [L6]."""
+"""Test the mmap cache of sealed segments and the budget that follows from the limit of open files [L6]."""
 
 from __future__ import annotations
 

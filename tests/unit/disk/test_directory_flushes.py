@@ -1,4 +1,4 @@
-"""What many partitions need flushed is flushed once, and never taken for flushed when it was not [S12]."""
+"""Test that directories of many partitions are flushed once each, and again after a failed flush [S12]."""
 
 from __future__ import annotations
 

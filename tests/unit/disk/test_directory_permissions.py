@@ -1,4 +1,4 @@
-"""Who may write to a node's folders: its user alone, whatever the umask, and nobody's links are followed."""
+"""Test the permissions of a data directory: only its user may write, and no symbolic link is followed."""
 
 from __future__ import annotations
 

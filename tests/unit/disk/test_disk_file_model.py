@@ -1,4 +1,4 @@
-"""A file on the disk against a byte string: whatever is done to it, whatever the system says, both hold the same [S4, L6]."""
+"""Test a disk file against a byte string under random operations and system errors [S4, L6]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a start tries out: bounded, nothing is left behind, and a disk that refuses is no news."""
+"""Test the flush probe at a start: it is bounded, leaves no file, and returns None when the disk fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread beside the loop: what it returns and raises, what is left behind, and which of two that meet counts."""
+"""Test the flush thread: results, errors, timeouts and threads that hang."""
 
 from __future__ import annotations
 

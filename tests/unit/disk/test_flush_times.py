@@ -1,4 +1,4 @@
-"""A slow disk is seen: flush times of the node and of each partition, and a warning that is not repeated for every flush."""
+"""Test flush times of a node and its partitions, and the rate of slow-disk warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a folder is flushed and when not: after each change of its names, once; and what is done where no descriptor is left."""
+"""Test when a directory is flushed, and what happens without a free file descriptor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the node file may say, and what is left of a partition that was being deleted [S9, S11, S12, M11]."""
+"""Test the identity file of a node and interrupted deletions of partitions [S9, S11, S12, M11]."""
 
 from __future__ import annotations
 

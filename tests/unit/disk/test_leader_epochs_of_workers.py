@@ -1,4 +1,4 @@
-"""Promises of a node whose number of processes changes: none is ever lost, each is found by the process that hosts the partition."""
+"""Test promised leader epochs of a node whose number of worker processes changes: none is lost."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What is promised of real files holds after a power cut at any call: every primitive is recorded, and what each prefix of its calls
-may leave is opened again. And a flush that does nothing is noticed, for every primitive and each kind of flush.
+"""Test each disk operation with a power cut after any system call, and that the check detects a missing flush.
 
 Shows S1, S5, S7, S12, M2, M8.
 """

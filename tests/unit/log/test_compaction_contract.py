@@ -1,4 +1,4 @@
-"""Test which records of a key compaction keeps, and for how long."""
+"""Test which records of a key compaction retains, and for how long."""
 
 from __future__ import annotations
 

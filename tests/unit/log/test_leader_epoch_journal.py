@@ -1,4 +1,4 @@
-"""Test the journal of promises: a stored promise survives a crash and a power cut at any call."""
+"""Test the journal of promised leader epochs: a stored epoch survives a crash and a power cut at any call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that a power cut takes nothing of what a log showed when it was opened [S1, S4, S12]."""
+"""Test that a power cut removes no record that the log returned after it was opened [S1, S4, S12]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test what each part closes, awaits, reports and forgets when something ends or fails."""
+"""Test the parts of a partition when it closes or fails: what they await, report and release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test quiet fetches over the bus between the shells of two nodes."""
+"""Test combined fetches between two nodes over NATS."""
 
 from __future__ import annotations
 

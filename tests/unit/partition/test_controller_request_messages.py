@@ -1,4 +1,4 @@
-"""Test proposals to the metadata group: complete, answered and repeated."""
+"""Test requests to the metadata group: complete fields, responses and retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test proposals: size limits, and what each answer of the group means for the replica."""
+"""Test requests to the metadata group: size limits, and what each response means for the replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that the executor passes on each field of each effect."""
+"""Test that the effect executor passes on each field of each effect."""
 
 from __future__ import annotations
 

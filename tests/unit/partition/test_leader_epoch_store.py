@@ -1,4 +1,4 @@
-"""Test a node's promises: concurrent ones share a flush, and none is answered before its flush."""
+"""Test the store of promised leader epochs: concurrent ones share a flush, and each is reported after its flush."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that a log is replayed in slices, and that the requester learns the result."""
+"""Test that a log is replayed in slices, and that the replica gets progress and result."""
 
 from __future__ import annotations
 

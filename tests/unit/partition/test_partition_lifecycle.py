@@ -1,4 +1,4 @@
-"""Test how the parts of a partition end: a bug, a failed append, a closed client, a waiting step."""
+"""Test the close of a partition's parts after an exception, a failed append or a stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that partitions follow the image, also when it changes while a partition opens."""
+"""Test that partitions follow the metadata, also when it changes while a partition opens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test what a node's partitions and workers pass on to replicas and logs."""
+"""Test what the replica manager and the partition workers pass on to replicas and logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test what the parts of a partition ask and tell its worker, with stand-ins for the parts."""
+"""Test the calls between a partition worker and its parts, with stand-ins for the parts."""
 
 from __future__ import annotations
 

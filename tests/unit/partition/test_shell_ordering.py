@@ -1,4 +1,4 @@
-"""Test the order of steps in a partition's shell where another order is right nearly always."""
+"""Test the order of steps in the asyncio shell of a partition where a wrong order fails rarely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the bounded list of messages that a lost connection may have lost."""
+"""Test the buffer of recent acks, which a connection sends again after a server loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test who gets which ack, and when [A1, A2, A5]."""
+"""Test which publisher gets which ack, and when [A1, A2, A5]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the memory limit of the derived state of a node: a message without room is rejected, never forgotten."""
+"""Test the memory limit of a node's deduplication state: an id without memory is rejected, never forgotten."""
 
 from __future__ import annotations
 

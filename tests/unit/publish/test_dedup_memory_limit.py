@@ -1,4 +1,4 @@
-"""Test publishes whose message ids have no room: they are rejected before an append [A2, A3]."""
+"""Test publishes whose message ids exceed the memory limit: they are rejected before an append [A2, A3]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that messages of one read are judged as if each had come alone."""
+"""Test that invalid messages of one read do not change the answers to the other messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hundred odd header values: what we answer is what a nats-server with JetStream answers, but for what this table names."""
+"""Test that a hundred unusual header values get the same answers as from a nats-server with JetStream."""
 
 from __future__ import annotations
 

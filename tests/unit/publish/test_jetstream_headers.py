@@ -1,4 +1,4 @@
-"""What JetStream publishers' headers ask for: kept, or refused before anything is appended, in the order of their checks."""
+"""Test JetStream headers: supported ones are honored, others are rejected before an append, in the order of JetStream's checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What publishers send, as columns: plain bytes, headers, envelopes, and poison."""
+"""Test the columns that a read of publishes becomes: plain bytes, headers, envelopes and invalid envelopes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test what a quota does to publishers: the first are stored, the others learn when to retry."""
+"""Test the effect of a quota on publishes: the first are stored, the others get a retry delay."""
 
 from __future__ import annotations
 

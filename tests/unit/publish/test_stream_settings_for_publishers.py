@@ -1,4 +1,4 @@
-"""Test the largest message of a stream and its demand for offsets."""
+"""Test the settings max_message_bytes and optimistic_concurrency of a stream."""
 
 from __future__ import annotations
 

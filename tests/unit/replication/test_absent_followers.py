@@ -1,4 +1,4 @@
-"""Followers that hold HW back in silence are asked for on the bus, and leave when nobody listens for them."""
+"""Test the probe for silent followers that hold the high watermark back: they leave the ISR if no subscriber exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A candidate persists, replays, waits for the lease before its own, and never goes back."""
+"""Test the candidate role: it persists its epoch, replays, and waits for the lease of the leader before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quiet partitions: who waits, what is asked for together, what counts, and how it ends."""
+"""Test idle partitions: one combined fetch replaces the fetches of many followers, until records arrive."""
 
 from __future__ import annotations
 

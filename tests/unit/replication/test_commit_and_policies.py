@@ -1,4 +1,4 @@
-"""The pure rules: commit, lag, reconcile, ISR change, lease, back-off, waiters."""
+"""Test the pure functions for commit, lag, reconciliation, ISR changes, leases, backoff and waiting fetches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HW by both commit policies; and whose fetches, answers and complaints are believed [D7, D8, D22]."""
+"""Test the high watermark under both commit policies, and which fetches and damage reports count [D7, D8, D22]."""
 
 from __future__ import annotations
 

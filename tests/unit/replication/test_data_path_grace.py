@@ -1,4 +1,4 @@
-"""Which connections make a leader give way, and when."""
+"""Test which lost NATS connections make a leader resign, and after which time."""
 
 from __future__ import annotations
 

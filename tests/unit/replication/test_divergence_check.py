@@ -1,4 +1,4 @@
-"""Whether what a reader has read lies on a log, case by case [R6]."""
+"""Test the check whether the last record of a reader is in the log of a replica [R6]."""
 
 from __future__ import annotations
 

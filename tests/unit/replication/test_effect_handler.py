@@ -1,4 +1,4 @@
-"""The protocol of the shells has one method for each effect, of the right type; what mypy holds the shells to."""
+"""Test that the handler protocol has one method of the right type for each effect."""
 
 from __future__ import annotations
 

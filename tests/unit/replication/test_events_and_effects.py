@@ -1,4 +1,4 @@
-"""Events and effects are values, and cheap to make: a replica makes a dozen for each publish."""
+"""Test that events and effects are values with slots."""
 
 from __future__ import annotations
 

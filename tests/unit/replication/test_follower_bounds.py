@@ -1,4 +1,4 @@
-"""What a follower and a candidate believe and refuse, at each bound and one beside [D15, D19]."""
+"""Test which messages a follower and a candidate accept or ignore, at each limit and one beyond [D15, D19]."""
 
 from __future__ import annotations
 

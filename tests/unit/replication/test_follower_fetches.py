@@ -1,4 +1,4 @@
-"""A follower fetches: checks, HW, the idle sleep, wake-ups, back-off."""
+"""Test the fetches of a follower: checks, high watermark, idle waits, wake-ups and backoff."""
 
 from __future__ import annotations
 

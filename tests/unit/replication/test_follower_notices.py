@@ -1,4 +1,4 @@
-"""What a follower does about notices, a silent leader, a new one, an election."""
+"""Test a follower that gets notices, has a silent leader, or takes part in an election."""
 
 from __future__ import annotations
 

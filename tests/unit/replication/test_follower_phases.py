@@ -1,4 +1,4 @@
-"""A follower goes from phase to phase as the table says; a step that is not in it is an error that tells the way there."""
+"""Test the table of phases of a follower: a change that is not in the table raises an error with the recent phases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A follower reconciles before it fetches: what it cuts, starts afresh, and never cuts."""
+"""Test that a follower reconciles its log before it fetches: truncation, reset, and records that it never truncates."""
 
 from __future__ import annotations
 

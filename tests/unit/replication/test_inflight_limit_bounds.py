@@ -1,4 +1,4 @@
-"""Bounds of intake, overflow, quiet fetches and slow flushes, in records, bytes and time."""
+"""Test the limits of inflight publishes, the slow-consumer guard, combined fetches and slow disks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a leader appends, holds back, refuses: bounded in bytes, in order, and load costs nobody the ISR [A11, D20]."""
+"""Test which publishes a leader appends, queues or rejects under load: bounded, in order, without ISR changes [A11, D20]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who leaves and joins the ISR, how progress is counted, leases and waits, at each bound and one beside [D8, D15]."""
+"""Test who leaves and joins the ISR, follower progress, leases and waiting fetches at each limit [D8, D15]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a leader tells, proposes and shows, field by field: notices, ISR changes, HW by both policies, and its snapshot."""
+"""Test the fields of leader notices, ISR change requests, high watermarks and the leader's snapshot."""
 
 from __future__ import annotations
 

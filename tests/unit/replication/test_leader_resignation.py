@@ -1,4 +1,4 @@
-"""A leader that nobody can reach says so itself, and says no when it is asked whether it serves."""
+"""Test when a leader that its followers or publishers cannot reach resigns."""
 
 from __future__ import annotations
 

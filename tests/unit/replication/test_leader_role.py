@@ -1,4 +1,4 @@
-"""The leader: sequencing, positions, HW, acks, lease, ISR, waiters, notices."""
+"""Test the leader role: offsets, follower positions, high watermark, acks, lease, ISR and notices."""
 
 from __future__ import annotations
 

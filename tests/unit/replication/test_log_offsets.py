@@ -1,4 +1,4 @@
-"""What a replica knows of its own log: end, flushed, HW, lineage; and reads of it [D7]."""
+"""Test the offsets that a replica tracks of its log: end, flushed end, high watermark and epochs [D7]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is handed the leadership when publishes have gone past a leader, and when nobody is."""
+"""Test who becomes leader after publishes have missed the leader, and when the leadership does not move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Succession: of all leaders before, however fast they followed each other, none may still speak when the new one opens [D22]."""
+"""Test how long a new leader waits until no earlier leader can still have a lease [D22]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a leader does with publishes while its partition is paused, and what followers hear meanwhile [A13]."""
+"""Test publishes at the leader of a paused partition, and its followers [A13]."""
 
 from __future__ import annotations
 

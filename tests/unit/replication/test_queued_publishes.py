@@ -1,4 +1,4 @@
-"""What a stream's settings ask of its leader: read-only, and how long publishes are held while nothing can be committed."""
+"""Test read-only streams, and how long a leader queues publishes that it cannot commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every field of an answer to a reader, every refusal and every bound of who waits [R4, R6, R7]."""
+"""Test each field of a read response, each rejection and each limit of long-poll reads [R4, R6, R7]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica answers to readers: up to where, who waits and for how long, and who may speak of the latest."""
+"""Test reads at a replica: up to which offset, long polls, and which replica answers for the latest offset."""
 
 from __future__ import annotations
 

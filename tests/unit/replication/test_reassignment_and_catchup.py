@@ -1,4 +1,4 @@
-"""Which replica may go, to whom a leader hands over, and how fast a node copies."""
+"""Test the next step of a reassignment, and the throttle of catching-up replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each role answers to what it is asked, exactly: a candidate, who waits, who has failed; and who asks a silent node."""
+"""Test what candidate, waiting and failed replicas answer."""
 
 from __future__ import annotations
 

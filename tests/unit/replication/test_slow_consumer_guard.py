@@ -1,4 +1,4 @@
-"""What is given up while more comes than a node can take: not a byte before the server is about to cut, and enough then [A11]."""
+"""Test which bytes a node drops under overload, so that nats-server does not disconnect it as a slow consumer [A11]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server holds and what is due for its sake, byte by byte and at every bound [A11]."""
+"""Test the estimate of the backlog in nats-server, and the bytes to drop, at each limit [A11]."""
 
 from __future__ import annotations
 

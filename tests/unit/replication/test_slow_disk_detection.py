@@ -1,4 +1,4 @@
-"""Whose disk is far slower than the others': when it is found slow, for how long, and who makes way for it."""
+"""Test when a disk counts as slow compared with the others, for how long, and which replica leaves the ISR or resigns."""
 
 from __future__ import annotations
 

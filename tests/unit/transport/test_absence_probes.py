@@ -1,4 +1,4 @@
-"""Whether anybody listens for a node: one request at a time, and only "no responders" is a proof."""
+"""Test the probe for a dead node: one request at a time, and only "no responders" proves that the node is absent."""
 
 from __future__ import annotations
 

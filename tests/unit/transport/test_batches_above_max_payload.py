@@ -1,4 +1,4 @@
-"""Test a follower whose version takes no pieces: the operator is told once."""
+"""Test a batch above max_payload for a follower whose version takes no fragments: the node logs it once."""
 
 from __future__ import annotations
 

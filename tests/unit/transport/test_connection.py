@@ -1,4 +1,4 @@
-"""Test the connection against a real nats-server: in, out, reconnects, no responders, limits."""
+"""Test a connection to a real nats-server: messages, reconnects, requests without responders, and limits."""
 
 from __future__ import annotations
 

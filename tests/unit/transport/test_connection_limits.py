@@ -1,4 +1,4 @@
-"""Test what a connection sends, keeps and rejects, byte for byte, and what it reports."""
+"""Test what a connection sends, buffers and rejects at its size limits, and what it logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connections of a node: late PONGs and hostile bytes cost a counter, the server's words a reconnect that says why [A6, A11]."""
+"""Test the connections of a node: late PONGs and hostile bytes are counted, a server error causes a logged reconnect [A6, A11]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node proves itself by, changed while it runs: nats-server says who is let in."""
+"""Test credentials and certificates that change while the node runs, against a real nats-server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test who reads the ingest socket: the event loop, and a thread in a burst [A11]."""
+"""Test which part reads the ingest socket: the event loop, or a thread during a burst [A11]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that a connection opens with retries, and when it asks the server for statistics."""
+"""Test that opening a connection retries, and when a connection requests server statistics."""
 
 from __future__ import annotations
 

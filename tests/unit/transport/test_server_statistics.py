@@ -1,4 +1,4 @@
-"""Test the statistics of a nats-server: how they are requested and believed, and what a disconnect lost."""
+"""Test statistics of a nats-server: the requests, which answers count, and how many messages a disconnect lost."""
 
 from __future__ import annotations
 

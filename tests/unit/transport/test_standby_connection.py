@@ -1,4 +1,4 @@
-"""Test the connection of standbys: it opens at first need, and a new leader's sink replaces its standby's."""
+"""Test the connection of standbys: it opens for the first standby, and a new leader takes over its subscription."""
 
 from __future__ import annotations
 

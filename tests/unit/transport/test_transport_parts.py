@@ -1,4 +1,4 @@
-"""Test the small parts of the bus: receiver, absences, costs of disconnects, links and the socket thread."""
+"""Test the receiver, absence probes, the losses of a disconnect, the node's connections and the socket thread."""
 
 from __future__ import annotations
 

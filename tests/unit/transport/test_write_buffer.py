@@ -1,4 +1,4 @@
-"""Test the outlet of a connection: few writes in a turn, in order, bounded."""
+"""Test the write buffer of a connection: few writes per turn of the event loop, in order, and bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which messages one Ack may answer: those of one inbox whose numbers follow on one another [A8]."""
+"""Test which messages one ack answers: consecutive reply numbers of one inbox [A8]."""
 
 from __future__ import annotations
 

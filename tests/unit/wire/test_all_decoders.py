@@ -1,4 +1,4 @@
-"""The short form of ``python -m tests.fuzz``, and that no decoder is left out of it [A6]."""
+"""Test every decoder with a short run of ``python -m tests.fuzz``, and that no decoder is missing there [A6]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record batches: what goes in comes out, what is damaged is refused, and nothing else ever happens."""
+"""Test record batches: a decoded batch equals the encoded one, and a damaged batch raises only storage errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch in pieces: taken where they continue what is held, left out where not, never beyond a batch's bound [D16]."""
+"""Test fragments of a batch: they are assembled in order, others are dropped, and the size is bounded [D16]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records as a batch makes them, in bulk: what a user can tell of them is what it was of a Record."""
+"""Test that a record made by a batch in bulk behaves like a ``Record``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decompresses to far more than it is: nothing is allocated beyond what the batch's header says, and a batch may hold [L7]."""
+"""Test decompression bombs: decompression allocates at most what the batch header declares and a batch may hold [L7]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wire against the published vectors, and bytes that are not frames."""
+"""Test the wire encoding against the published vectors, and bytes that are not frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ordinary envelopes: what is taken apart without protobuf is what protobuf says of the same bytes, whatever they are."""
+"""Test that the parser without protobuf returns the same as protobuf for any bytes."""
 
 from __future__ import annotations
 

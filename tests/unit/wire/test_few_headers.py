@@ -1,4 +1,4 @@
-"""Headers of a small batch, read without columns: the same as the columns say, and nothing is read past a body's end."""
+"""Test reading the headers of a small batch without columns: same result, and no read past the end of the body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters of readers and the batches of what they keep, against a naive model, record by record."""
+"""Test filters of readers and filtered batches against a naive check of each record."""
 
 from __future__ import annotations
 

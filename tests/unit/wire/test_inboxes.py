@@ -1,4 +1,4 @@
-"""Where answers may go: by default any user's own inboxes, and nothing else."""
+"""Test the inbox rule: which reply subjects a node may answer on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A codec is derived from a dataclass and a message. The codecs of the image have their own tests."""
+"""Test the codec that is derived from a dataclass and a protobuf message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of subjects is whole, and the rights that follow from it are those of the roles and no more."""
+"""Test the table of subjects and the permissions of each role that follow from it."""
 
 from __future__ import annotations
 

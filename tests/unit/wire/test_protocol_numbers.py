@@ -1,4 +1,4 @@
-"""Reasons and states that travel as numbers have the same ones here and on the wire."""
+"""Test that reasons and states have the same numbers in the code and in the protobuf files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Envelopes with every flag, addresses, names, pieces in reads, subjects and rights: the rest of what goes over the wire, exactly."""
+"""Test envelopes with every flag, addresses, names, fragments of reads, subjects and permissions."""
 
 from __future__ import annotations
 

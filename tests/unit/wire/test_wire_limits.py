@@ -1,4 +1,4 @@
-"""Every bound of what is on the wire and on the disk, at it and one beyond; what a forger with a right checksum can say is refused."""
+"""Test each limit of the wire and disk formats, at the limit and one above, and values that only a forger sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames between the processes of a node: any byte of them that is another one is noticed."""
+"""Test frames between the processes of a node: a frame with a changed byte is rejected."""
 
 from __future__ import annotations
 
