@@ -77,7 +77,7 @@ def test_compaction_retains_the_last_record_of_each_key_at_its_offset() -> None:
     assert _records(Log.open(log.storage, CONFIG)[0]) == after
 
 
-def test_compaction_of_a_followers_last_records_lets_the_follower_continue() -> None:
+def test_compaction_on_the_leader_lets_a_follower_continue_at_any_batch_end() -> None:
     leader, (follower, _) = _keyed(keyless=False), Log.open(MemoryStorage(), CONFIG)
     ends = [0]
     while follower.log_end_offset < 100:

@@ -107,7 +107,7 @@ async def test_message_with_an_unsupported_header_is_rejected_and_its_neighbors_
     assert sorted(line.split(b" ")[1] for line in bench.bus.lines) == [b"_INBOX.b", b"_INBOX.e.1.$FI"]
 
 
-async def test_jetstream_fast_batch_is_rejected_through_its_reply() -> None:
+async def test_jetstream_fast_batch_publish_gets_an_error_on_its_reply_subject() -> None:
     bench = Bench()
     answer = await answered(bench, b"", b"_INBOX.p.1.2.$FI")
     assert answer["error"] == {"code": 400, "err_code": 10205, "description": "batch publish is disabled"}

@@ -52,7 +52,7 @@ def _told(bench: Bench) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_run_ack_acknowledges_consecutive_messages_of_one_inbox_in_one_message() -> None:
+def test_batched_ack_acknowledges_consecutive_messages_of_one_inbox_in_one_message() -> None:
     bench = Bench()
     bench.arrive(*(counted(number) for number in range(98, 103)))
     assert bench.acks.count == 5
@@ -62,7 +62,7 @@ def test_run_ack_acknowledges_consecutive_messages_of_one_inbox_in_one_message()
     assert told(bench) == {"_INBOX.x.103": (5, 0)}, "one alone is answered as ever"
 
 
-def test_run_ack_includes_messages_with_keys_and_headers() -> None:
+def test_batched_ack_includes_messages_with_keys_and_headers() -> None:
     bench = Bench()
     bench.arrive(
         counted(1), other(2, key=b"k", keyed=True), other(3, headers=[client_pb2.Header(name="h", value=b"1")]), counted(4)
@@ -81,7 +81,7 @@ def test_run_ack_includes_messages_with_keys_and_headers() -> None:
         ((b"", b"plain", b""), {"_INBOX.x.1": (0, 0), "_INBOX.x.2": (2, 0)}),
     ],
 )
-def test_run_ack_stops_before_a_message_of_another_inbox_or_number(
+def test_batched_ack_stops_before_a_message_of_another_inbox_or_number(
     between: tuple[bytes, bytes, bytes], answers: dict[str, tuple[int, int]]
 ) -> None:
     bench = Bench()
@@ -99,14 +99,14 @@ def test_run_ack_stops_before_a_message_of_another_inbox_or_number(
         other(2, block=b"NATS/1.0\r\nh: 1\r\n\r\n"),
     ],
 )
-def test_run_ack_excludes_messages_with_other_ack_options(single: tuple[bytes, bytes, bytes]) -> None:
+def test_batched_ack_excludes_messages_with_other_ack_options(single: tuple[bytes, bytes, bytes]) -> None:
     bench = Bench()
     bench.arrive(counted(1), single, counted(3), counted(4))
     leader, everybody = told(bench, AckPolicy.LEADER), told(bench)
     assert leader | everybody == {"_INBOX.x.1": (0, 0), "_INBOX.x.2": (1, 0), "_INBOX.x.3": (2, 2)}
 
 
-def test_run_ack_stops_before_a_rejected_message_which_gets_its_own_error() -> None:
+def test_batched_ack_stops_before_a_rejected_message_which_gets_its_own_error() -> None:
     bench = Bench()
     bench.arrive(counted(1), counted(2), other(3, tombstone=True), counted(4), counted(5))
     answers = told(bench)
@@ -115,7 +115,7 @@ def test_run_ack_stops_before_a_rejected_message_which_gets_its_own_error() -> N
     assert bench.end == 4
 
 
-def test_run_ack_stops_before_a_duplicate_which_gets_its_own_ack() -> None:
+def test_batched_ack_stops_before_a_duplicate_which_gets_its_own_ack() -> None:
     bench = Bench()
     bench.arrive(counted(1, msg_id=b"a"))
     assert told(bench) == {"_INBOX.x.1": (0, 0)}
@@ -123,7 +123,7 @@ def test_run_ack_stops_before_a_duplicate_which_gets_its_own_ack() -> None:
     assert told(bench) == {"_INBOX.x.3": (0, 0), "_INBOX.x.2": (1, 0), "_INBOX.x.4": (2, 2)}
 
 
-def test_run_ack_of_rejected_messages_is_replaced_by_one_error_per_message() -> None:
+def test_batched_ack_of_rejected_messages_is_replaced_by_one_error_per_message() -> None:
     bench = Bench()
     bench.ingest.reader.max_message_bytes = 1
     bench.arrive(*(counted(number) for number in range(3)))
@@ -137,7 +137,7 @@ def test_pending_acks_of_a_batch_rejected_by_the_leader_send_one_error_per_publi
     assert _told(bench) == {f"_INBOX.x.{number}": (-1, _Ack.NOT_LEADER) for number in range(3)}
 
 
-def test_run_acks_are_not_sent_to_older_clients() -> None:
+def test_batched_acks_are_not_sent_to_older_clients() -> None:
     bench, older = Bench(), Ordinary("s", 1, "u1", AckPolicy.ALL)
     bench.arrive(*((b"_INBOX.x.%d" % number, older.envelope(b"v", b""), b"") for number in range(3)))
     assert told(bench) == {f"_INBOX.x.{number}": (number, 0) for number in range(3)}
@@ -146,7 +146,7 @@ def test_run_acks_are_not_sent_to_older_clients() -> None:
     assert [line.split(b" ", 2)[1] for line in bench.lines] == [b"_INBOX.x.3", b"_INBOX.x.4", b"_INBOX.x.6"]
 
 
-def test_run_ack_does_not_mix_the_leader_and_the_all_ack_policy() -> None:
+def test_batched_ack_does_not_mix_the_leader_and_the_all_ack_policy() -> None:
     bench = Bench()
     ordinary = Ordinary("s", 1, "u1", AckPolicy.LEADER, runs=True)
     bench.arrive(*((b"_INBOX.x.%d" % number, ordinary.envelope(b"v", b""), b"") for number in range(3)))
