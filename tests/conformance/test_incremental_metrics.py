@@ -39,7 +39,7 @@ _IN_THREADS = ("partitions_with_quarantined_files", "derived_states_written", "d
 _READ = "liftpy.orders.0.read."
 
 
-class Told:
+class WorkerHistory:
     """Two workers, and what happens to them."""
 
     def __init__(self, t: TwoWorkers, rng: random.Random) -> None:
@@ -168,7 +168,7 @@ async def test_metrics_updated_incrementally_equal_recomputed_metrics_after_any_
     async with TwoWorkers(_STREAM) as t:
         for node in t.nodes.values():
             node.audit._check = lambda *told: None  # type: ignore[method-assign]  # it knows of no retention
-        told = Told(t, random.Random(seed))
+        told = WorkerHistory(t, random.Random(seed))
         t.metadata("n1", 1)
         for number in range(400):
             what = told.step()

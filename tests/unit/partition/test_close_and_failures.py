@@ -35,7 +35,7 @@ from tests.unit.log.test_recovery_closes_files import open_in
 from tests.unit.partition.shell_parts import KEY, PARTS, Clocked, until, worker
 from tests.unit.partition.test_combined_fetch_messages import Side
 from tests.unit.partition.test_effect_arguments import executor
-from tests.unit.partition.test_replica_manager import Fed, partitions
+from tests.unit.partition.test_replica_manager import RecordingWorker, partitions
 from tests.unit.partition.test_scrub import flip, partition, scrub_of
 
 
@@ -361,7 +361,7 @@ async def test_scrub_between_two_passes_reads_nothing(tmp_path: Path) -> None:
 async def test_resign_request_resumes_publishes_after_a_delay_unless_the_node_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     for ends in ("a while", "a stop", "a second question"):
         monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.001 if ends == "a while" else 60.0)
-        one = Fed(KEY, leads=True)
+        one = RecordingWorker(KEY, leads=True)
         node = partitions(one)
         asked = {"stream": "orders", "partition": 3, "uid": "u1", "leader_epoch": 4}
         node.step_aside(**asked, done=lambda one=one: one.asked.append("done"))
@@ -387,7 +387,7 @@ async def test_leader_that_lost_publishes_transfers_its_leadership() -> None:
         (False, False, ["hands over", "back"]),
         (True, True, ["back"]),
     ):
-        one = Fed(KEY, leads=True)
+        one = RecordingWorker(KEY, leads=True)
         node = partitions(one)
         one.hand_over_what_went_past = lambda one=one, heir=heir: (one.asked.append("hands over"), heir)[1]  # type: ignore[attr-defined]
         links = node._node.links = SimpleNamespace(are_up=False, ingest=SimpleNamespace(all_have_lost_it=all_lost))  # type: ignore[misc]

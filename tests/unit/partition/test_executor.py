@@ -246,7 +246,7 @@ def test_effect_executor_reports_only_the_first_storage_error() -> None:
     assert [(event.no_space, event.token) for event in fed] == [(True, 7), (True, 8)]  # type: ignore[union-attr]
 
 
-class KeptTimers:
+class RecordingTimers:
     """Timers that note what is set, and what is cancelled."""
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ class KeptTimers:
 
 def test_effect_executor_sets_moves_and_cancels_timers_for_deadlines() -> None:
     runner, _, fed = executor()
-    kept = KeptTimers()
+    kept = RecordingTimers()
     runner._t.timers = kept  # type: ignore[assignment]
     fetch, request = events.Deadline.FETCH, events.Deadline.REQUEST
     runner.execute(do.SetDeadline(kind=fetch, at_ns=None))

@@ -18,10 +18,10 @@ from sidecar.partition.recovery import RecoveredLogs
 from tests.unit.partition.shell_parts import until
 
 
-class KeptLog(SimpleNamespace):
+class FakeWorkerLog(SimpleNamespace):
     """Its log, whose rule is the real one's."""
 
-    kept: Kept
+    kept: FakeWorker
     may_give_up, may_be_cleaned = Log.may_give_up, Log.may_be_cleaned
 
     @property
@@ -29,7 +29,7 @@ class KeptLog(SimpleNamespace):
         return self.kept.config
 
 
-class Kept:
+class FakeWorker:
     """A worker, as housekeeping sees one."""
 
     def __init__(self, key: str) -> None:
@@ -42,7 +42,7 @@ class Kept:
         self.states = SimpleNamespace(checkpoint=lambda: self.done.append("checkpoint"))
         self.flusher = SimpleNamespace(stalls=False, alone=lambda work: self.done.append("settle") or work())
         self.compaction: Any = SimpleNamespace(run=lambda: self.done.append("run"))
-        self.log = KeptLog(
+        self.log = FakeWorkerLog(
             kept=self,
             log_start_offset=0,
             asked_start=0,
@@ -83,7 +83,7 @@ class Clocks:
         self.runs = False
 
 
-class Keeping(list[Any]):
+class FakeWorkers(list[Any]):
     everything = True
 
     def __init__(self, workers: list[Any]) -> None:
@@ -95,10 +95,10 @@ class Keeping(list[Any]):
 
 
 async def test_housekeeping_compaction_waiting_for_a_flush_does_not_delay_others(tmp_path: Path) -> None:
-    slow, other = Kept("a"), Kept("b")
+    slow, other = FakeWorker("a"), FakeWorker("b")
     put_off: list[Any] = []
     slow.flusher.alone = lambda work: put_off.append(work) or True
-    keeping = Housekeeping(Keeping([slow, other]), 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    keeping = Housekeeping(FakeWorkers([slow, other]), 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
     await keeping._retention()
     assert ("complete" in slow.done, "complete" in other.done) == (False, True)
     (work,) = put_off
@@ -112,7 +112,7 @@ async def test_housekeeping_compaction_waiting_for_a_flush_does_not_delay_others
 
 @pytest.mark.parametrize("everything", [True, False])
 async def test_housekeeping_runs_retention_compaction_and_drops_quarantined_files(everything: bool, tmp_path: Path) -> None:
-    workers = Keeping([Kept("a"), Kept("b")])
+    workers = FakeWorkers([FakeWorker("a"), FakeWorker("b")])
     workers.everything = everything
     workers[1].set_aside, workers[1].config = (), StreamConfig()
     keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ async def test_housekeeping_runs_retention_compaction_and_drops_quarantined_file
 async def test_housekeeping_of_a_partition_closed_during_its_compaction_reports_no_failure(
     error: LiftError | None, tmp_path: Path
 ) -> None:
-    one, other = Kept("a"), Kept("b")
+    one, other = FakeWorker("a"), FakeWorker("b")
 
     def run() -> None:
         one.has_ended = other.has_ended = True
@@ -149,7 +149,7 @@ async def test_housekeeping_of_a_partition_closed_during_its_compaction_reports_
 
     one.compaction = SimpleNamespace(run=run, abandon=gone)
     other.log.begin_compaction = closed
-    await Housekeeping(Keeping([one, other]), 1.0, tmp_path, pytest.fail)._retention()  # type: ignore[arg-type]
+    await Housekeeping(FakeWorkers([one, other]), 1.0, tmp_path, pytest.fail)._retention()  # type: ignore[arg-type]
     assert one.done == ["retention", *([] if error else ["abandoned"])]
     assert other.done == []
 
@@ -164,18 +164,18 @@ async def test_housekeeping_of_a_partition_closed_during_its_compaction_reports_
     ],
 )
 async def test_housekeeping_reports_damage_found_by_compaction(error: LiftError, told: list[str], tmp_path: Path) -> None:
-    one = Kept("a")
+    one = FakeWorker("a")
 
     def run() -> None:
         raise error
 
     one.compaction = SimpleNamespace(run=run)
-    await Housekeeping(Keeping([one]), 1.0, tmp_path, pytest.fail)._compact(one)  # type: ignore[arg-type]
+    await Housekeeping(FakeWorkers([one]), 1.0, tmp_path, pytest.fail)._compact(one)  # type: ignore[arg-type]
     assert one.done == told
 
 
 async def test_housekeeping_writes_checkpoints_when_the_high_watermark_rises(tmp_path: Path) -> None:
-    workers = Keeping([Kept("a"), Kept("b")])
+    workers = FakeWorkers([FakeWorker("a"), FakeWorker("b")])
     keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
     for _ in range(3):
         await keeping._checkpoints()
@@ -190,11 +190,11 @@ async def test_housekeeping_writes_checkpoints_when_the_high_watermark_rises(tmp
 
 
 async def test_housekeeping_uses_time_zero_for_retention_while_the_clock_is_untrusted(tmp_path: Path) -> None:
-    one, ages = Kept("a"), []
+    one, ages = FakeWorker("a"), []
     one.config = StreamConfig(retention_bytes=1, compaction=True)
     one.apply_retention = ages.append  # type: ignore[method-assign]
     one.log.begin_compaction = lambda now_ns, min_dirty_ratio: ages.append(now_ns)  # type: ignore[method-assign]
-    workers = Keeping([one])
+    workers = FakeWorkers([one])
     keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
     for told_ns in (7, 0):
         workers.clocks.time_ns = told_ns
@@ -204,9 +204,9 @@ async def test_housekeeping_uses_time_zero_for_retention_while_the_clock_is_untr
 
 async def test_housekeeping_runs_retention_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
-    one = Kept("a")
+    one = FakeWorker("a")
     one.config, one.set_aside = StreamConfig(retention_bytes=1), ()
-    keeping = Housekeeping(Keeping([one]), 0.001, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    keeping = Housekeeping(FakeWorkers([one]), 0.001, tmp_path, pytest.fail)  # type: ignore[arg-type]
     keeping.start()
     await until(lambda: one.done.count("retention") >= 4)
     assert keeping._partitions.clocks.runs

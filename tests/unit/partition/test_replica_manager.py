@@ -21,7 +21,7 @@ from sidecar.partition.deletions import Deletions
 from tests.unit.partition.shell_parts import KEY, until
 
 
-class Fed:
+class RecordingWorker:
     """A worker that remembers what it was fed and how it ended."""
 
     def __init__(self, key: PartitionKey, *, leads: bool = False, clean: bool = True) -> None:
@@ -45,7 +45,7 @@ class Fed:
         return self.clean
 
 
-def partitions(*workers: Fed, allowed: bool = True) -> Any:
+def partitions(*workers: RecordingWorker, allowed: bool = True) -> Any:
     async def may_delete(key: PartitionKey) -> bool:
         return allowed
 
@@ -61,7 +61,7 @@ def partitions(*workers: Fed, allowed: bool = True) -> Any:
 
 
 async def test_replica_manager_delivers_an_event_only_to_a_partition_with_its_stream_uid() -> None:
-    one = Fed(KEY)
+    one = RecordingWorker(KEY)
     node = partitions(one)
     for uid in ("u1", "", "u2"):
         node.deliver("orders", 3, uid, f"event {uid}")
@@ -70,7 +70,7 @@ async def test_replica_manager_delivers_an_event_only_to_a_partition_with_its_st
 
 
 async def test_replica_manager_confirms_a_leader_only_for_its_stream_uid_and_epoch() -> None:
-    node = partitions(Fed(KEY))
+    node = partitions(RecordingWorker(KEY))
     asked = {"stream": "orders", "streamUid": "u1", "partition": 3, "leaderEpoch": 4}
     assert node.serves(replication_pb2.LeaderQuestion(**asked))
     for wrong in ({"streamUid": "u2"}, {"partition": 2}, {"leaderEpoch": 5}, {"stream": "other"}):
@@ -83,7 +83,7 @@ async def test_replica_manager_confirms_a_leader_only_for_its_stream_uid_and_epo
 async def test_replica_manager_deletes_partition_data_only_when_confirmed_and_not_in_a_stop(
     deleted: bool, allowed: bool, stopping: bool
 ) -> None:
-    one = Fed(KEY)
+    one = RecordingWorker(KEY)
     node = partitions(one, allowed=allowed)
     node._stopping = stopping
     if deleted:
@@ -97,7 +97,7 @@ async def test_replica_manager_deletes_partition_data_only_when_confirmed_and_no
 
 @pytest.mark.parametrize("clean", [(True, True), (False, True), (True, False)])
 async def test_replica_manager_stop_is_unclean_if_any_partition_closed_unclean(clean: tuple[bool, bool]) -> None:
-    node = partitions(*(Fed(PartitionKey("orders", "u1", n), clean=c) for n, c in enumerate(clean)))
+    node = partitions(*(RecordingWorker(PartitionKey("orders", "u1", n), clean=c) for n, c in enumerate(clean)))
     assert await node.stop() is all(clean)
 
 
@@ -106,7 +106,7 @@ async def test_replica_manager_stop_is_unclean_if_any_partition_closed_unclean(c
 async def test_replica_manager_has_everything_is_false_out_of_sync_or_after_an_unclean_election(
     unclean_elected: bool, in_sync: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = Fed(KEY)
+    one = RecordingWorker(KEY)
     one.is_in_sync = in_sync
     node = partitions(one)
     found = (SimpleNamespace(), SimpleNamespace(unclean_elected=unclean_elected))
@@ -117,7 +117,7 @@ async def test_replica_manager_has_everything_is_false_out_of_sync_or_after_an_u
 
 
 async def test_replica_manager_passes_heartbeats_to_leaders_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Fed(KEY, leads=True)
+    one = RecordingWorker(KEY, leads=True)
     node = partitions(one)
     held = SimpleNamespace(partition_metadata=lambda partition, quotas, lease_ns: partition)
     monkeypatch.setattr(node, "_find_in_image", lambda key: (held, SimpleNamespace()))
@@ -134,7 +134,7 @@ async def test_replica_manager_passes_heartbeats_to_leaders_only(monkeypatch: py
 
 
 async def test_replica_manager_passes_leases_on_twice_per_length_of_the_last_lease() -> None:
-    one = Fed(KEY, leads=True)
+    one = RecordingWorker(KEY, leads=True)
     node = partitions(one)
     node._leading[KEY] = one
 
@@ -157,9 +157,9 @@ async def test_replica_manager_passes_leases_on_twice_per_length_of_the_last_lea
 async def test_replica_manager_reports_a_lost_data_path_to_a_newly_opened_partition(
     is_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Fed(KEY)
+    made = RecordingWorker(KEY)
 
-    async def opened(*_: Any) -> Fed:
+    async def opened(*_: Any) -> RecordingWorker:
         return made
 
     monkeypatch.setattr(partitions_module, "open_worker", opened)
@@ -170,7 +170,7 @@ async def test_replica_manager_reports_a_lost_data_path_to_a_newly_opened_partit
 
 
 async def test_replica_manager_retries_to_open_a_partition_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def opened(*_: Any) -> Fed:
+    async def opened(*_: Any) -> RecordingWorker:
         raise StorageError("not now")
 
     monkeypatch.setattr(partitions_module, "open_worker", opened)
@@ -187,7 +187,7 @@ async def test_replica_manager_retries_to_open_a_partition_after_a_failure(monke
 async def test_replica_manager_has_one_pending_retry_per_partition_that_failed_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each change of the image tries the opening, too."""
 
-    async def opened(*_: Any) -> Fed:
+    async def opened(*_: Any) -> RecordingWorker:
         raise StorageError("not now")
 
     monkeypatch.setattr(partitions_module, "open_worker", opened)
@@ -203,7 +203,7 @@ async def test_replica_manager_has_one_pending_retry_per_partition_that_failed_t
 @pytest.mark.parametrize("wrong", [{}, {"uid": "u2"}, {"leader_epoch": 5}, {"partition": 2}])
 async def test_resign_request_completes_when_ingest_is_idle(wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.01)
-    one = Fed(KEY, leads=True)
+    one = RecordingWorker(KEY, leads=True)
     node, order = partitions(one), one.asked
     one.ingest.idle = False
     asked = {"stream": "orders", "partition": 3, "uid": "u1", "leader_epoch": 4} | wrong
@@ -221,7 +221,7 @@ async def test_resign_request_completes_when_ingest_is_idle(wrong: dict[str, Any
 
 async def test_resign_request_on_a_stopping_node_does_not_resume_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.001)
-    one = Fed(KEY, leads=True)
+    one = RecordingWorker(KEY, leads=True)
     node, order = partitions(one), one.asked
     one.ingest.idle = True
     node.step_aside(stream="orders", partition=3, uid="u1", leader_epoch=4, done=lambda: order.append("done"))

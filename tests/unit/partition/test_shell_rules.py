@@ -28,8 +28,8 @@ from sidecar.runtime import clock
 from sidecar.runtime.timers import Timer, Timers
 from tests.scripts.desk import FakeBus
 from tests.unit.partition.shell_parts import KEY, Clocked, worker
-from tests.unit.partition.test_housekeeping_rounds import Keeping, Kept
-from tests.unit.partition.test_replica_manager import Fed, partitions
+from tests.unit.partition.test_housekeeping_rounds import FakeWorker, FakeWorkers
+from tests.unit.partition.test_replica_manager import RecordingWorker, partitions
 from tests.unit.partition.test_scrub import partition, scrub_of
 from tests.unit.replication.test_reads import Source
 from tests.unit.service.test_service_desk import World, hello
@@ -37,14 +37,14 @@ from tests.unit.service.test_service_desk import World, hello
 
 # ---- partitions ----------------------------------------------------------------------------------------------------------------
 async def test_replica_manager_delivers_no_events_to_partitions_removed_from_the_metadata() -> None:
-    one = Fed(KEY, leads=True)
+    one = RecordingWorker(KEY, leads=True)
     node = partitions(one)
     node._tell(one)
     assert (one.events, node._leading) == ([], {})
 
 
 async def test_replica_manager_passes_the_last_heartbeat_to_a_new_leader() -> None:
-    one = Fed(KEY, leads=True)
+    one = RecordingWorker(KEY, leads=True)
     node = partitions(one)
     node._find_in_image = lambda key: (
         SimpleNamespace(partition_metadata=lambda state, quotas, lease_ns: ("held", state)),
@@ -89,11 +89,11 @@ def test_partition_retention_that_fails_reports_no_new_log_start() -> None:
 async def test_housekeeping_runs_retention_and_compaction_only_for_streams_with_such_settings(
     config: dict[str, Any], does: list[str], tmp_path: Path
 ) -> None:
-    one = Kept("a")
+    one = FakeWorker("a")
     one.log.asked_start = config.pop("asked", 0)
     one.log.cleaning.purges = config.pop("purges", 0)
     one.config, one.set_aside = StreamConfig(**config), ()
-    keeping = Housekeeping(Keeping([one]), 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    keeping = Housekeeping(FakeWorkers([one]), 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
     one.flusher.stalls = True
     await keeping._retention()
     assert one.done == [], "while the disk holds something up all of it waits"

@@ -24,8 +24,8 @@ from sidecar.runtime import logs
 from sidecar.runtime.logs import Chatter
 from tests.only_in import only_in
 from tests.unit.partition.shell_parts import KEY
-from tests.unit.partition.test_housekeeping_rounds import Keeping, Kept
-from tests.unit.partition.test_replica_manager import Fed, partitions
+from tests.unit.partition.test_housekeeping_rounds import FakeWorker, FakeWorkers
+from tests.unit.partition.test_replica_manager import RecordingWorker, partitions
 from tests.unit.partition.test_scrub import FAST, partition, scrub_of
 
 
@@ -43,7 +43,7 @@ async def turns_of(work: Any, done: list[str]) -> list[str]:
 
 async def test_housekeeping_yields_to_the_event_loop_after_each_sixteen_partitions(tmp_path: Path) -> None:
     done: list[str] = []
-    workers = Keeping([Kept(str(number)) for number in range(40)])
+    workers = FakeWorkers([FakeWorker(str(number)) for number in range(40)])
     for worker in workers:
         worker.done, worker.set_aside, worker.config = done, (), StreamConfig(retention_bytes=1)
     keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
@@ -169,14 +169,14 @@ async def test_replica_manager_stop_cancels_pending_retries(monkeypatch: pytest.
     assert [handle.cancelled() for handle in handles] == [True, True, True]
     assert closed == ["deletions"], "who asks whether data may go is not waited for"
     node._changed.add(keys)
-    node._leases.add([Fed(KEY)])
+    node._leases.add([RecordingWorker(KEY)])
     assert (len(node._changed), len(node._leases), seen) == (0, 0, [])
 
 
 # ---- stepping aside ------------------------------------------------------------------------------------------------------------
 async def test_resign_request_waits_no_longer_than_the_timeout_of_its_requester(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[Any] = []
-    one = Fed(KEY, leads=True)
+    one = RecordingWorker(KEY, leads=True)
     node = partitions(one)
 
     async def settled(timeout_s: float) -> None:

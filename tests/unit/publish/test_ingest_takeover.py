@@ -15,7 +15,7 @@ from liftpy.core.replication.events import DuplicateReceived
 from tests.unit.publish.test_ingest import Bench, FakeBus, turn
 
 
-class Hearing(FakeBus):
+class FakeSubscription(FakeBus):
     """The subscription by which the node has stood by."""
 
     lost: Any = None
@@ -52,7 +52,7 @@ def message(payload: bytes, inbox: bytes = b"", block: bytes = b"") -> tuple[byt
 
 
 async def test_ingest_takeover_stores_buffered_messages_before_new_ones() -> None:
-    hearing = Hearing()
+    hearing = FakeSubscription()
     leader = Leader(FailoverBacklog(hearing, fresh=[message(b"a"), message(b"b", b"_INBOX.b")]))
     hearing.sink(b"ev", b"", b"c", b"")  # type: ignore[misc]
     await turn()
@@ -63,7 +63,7 @@ async def test_ingest_takeover_stores_buffered_messages_before_new_ones() -> Non
 
 async def test_ingest_takeover_acks_buffered_messages_already_in_the_log() -> None:
     known = [(Stored(offset, offset), Publishers(AckPolicy.ALL, [b"_INBOX.%d" % offset])) for offset in (7, 5)]
-    leader = Leader(FailoverBacklog(Hearing(), known=known))
+    leader = Leader(FailoverBacklog(FakeSubscription(), known=known))
     assert leader.repeated == [DuplicateReceived(last_offset=5)]
     assert leader.answers(6) == [("_INBOX.5", {"stream": "s", "seq": 6})]
     assert leader.answers(7)[1:] == [("_INBOX.7", {"stream": "s", "seq": 8})]
@@ -73,7 +73,7 @@ async def test_ingest_takeover_acks_buffered_messages_already_in_the_log() -> No
 async def test_ingest_takeover_rejects_buffered_conditional_publishes_when_it_may_reject() -> None:
     block = b"NATS/1.0\r\nNats-Expected-Last-Sequence: 0\r\n\r\n"
     for may_refuse in (False, True):
-        leader = Leader(FailoverBacklog(Hearing(), undecided=[message(b"a", b"_INBOX.a", block)]), may_refuse)
+        leader = Leader(FailoverBacklog(FakeSubscription(), undecided=[message(b"a", b"_INBOX.a", block)]), may_refuse)
         leader.ingest.settle()
         leader.ingest.settle()
         assert leader.ingest.idle is may_refuse
@@ -83,7 +83,7 @@ async def test_ingest_takeover_rejects_buffered_conditional_publishes_when_it_ma
 
 
 async def test_ingest_takeover_without_the_standby_connection_subscribes_on_the_ingest_connection() -> None:
-    hearing = Hearing()
+    hearing = FakeSubscription()
     leader = Leader(FailoverBacklog(hearing))
     hearing.lost()
     assert (hearing.sink, leader.bus.listened, leader.ingest.heard) == (None, 1, False)
@@ -93,7 +93,7 @@ async def test_ingest_takeover_without_the_standby_connection_subscribes_on_the_
 
 
 async def test_ingest_takeover_that_unsubscribed_resubscribes_on_the_ingest_connection() -> None:
-    hearing = Hearing()
+    hearing = FakeSubscription()
     leader = Leader(FailoverBacklog(hearing))
     leader.ingest.leave()
     hearing.lost()
@@ -106,7 +106,7 @@ async def test_ingest_takeover_that_unsubscribed_resubscribes_on_the_ingest_conn
 
 async def test_ingest_takeover_with_a_lost_connection_accepts_nothing_until_it_resubscribes() -> None:
     for by_standby in (True, False):
-        hearing = Hearing()
+        hearing = FakeSubscription()
         leader = Leader(FailoverBacklog(hearing))
         if not by_standby:
             leader.ingest.stop()
@@ -134,7 +134,7 @@ async def test_ingest_takeover_with_a_lost_connection_accepts_nothing_until_it_r
 
 
 async def test_ingest_takeover_with_a_denied_subscription_does_not_transfer_the_leadership() -> None:
-    hearing = Hearing()
+    hearing = FakeSubscription()
     leader = Leader(FailoverBacklog(hearing))
     leader.may_leave = hearing.is_denied = True
     hearing.lost()
@@ -142,7 +142,7 @@ async def test_ingest_takeover_with_a_denied_subscription_does_not_transfer_the_
 
 
 async def test_ingest_takeover_stores_one_batch_per_turn_in_order() -> None:
-    hearing = Hearing()
+    hearing = FakeSubscription()
     leader = Leader(FailoverBacklog(hearing, fresh=[message(b"%d" % number) for number in range(35)]), batch_max_records=10)
     took = []
     while sum(leader.counts()) < 36:
@@ -160,7 +160,9 @@ async def test_ingest_takeover_that_is_stopped_discards_the_remaining_messages()
             super().feed(event)
             self.ingest.stop()
 
-    leader = Deposed(FailoverBacklog(Hearing(), fresh=[message(b"%d" % number) for number in range(35)]), batch_max_records=10)
+    leader = Deposed(
+        FailoverBacklog(FakeSubscription(), fresh=[message(b"%d" % number) for number in range(35)]), batch_max_records=10
+    )
     for _ in range(5):
         await turn()
     assert leader.counts() == [10]

@@ -19,7 +19,7 @@ from liftpy.core.wire._pb import client_pb2
 from tests.unit.publish import test_producer_batches as producers
 from tests.unit.publish.batches import Bench
 from tests.unit.publish.test_ingest import turn
-from tests.unit.publish.test_ingest_takeover import Hearing, Leader, message
+from tests.unit.publish.test_ingest_takeover import FakeSubscription, Leader, message
 
 _Ack = client_pb2.Ack
 PER_S = 8
@@ -128,7 +128,7 @@ def test_batch_publish_that_repeats_stored_records_is_accepted_over_quota() -> N
 
 
 async def test_quota_does_not_apply_to_messages_buffered_by_a_standby() -> None:
-    hearing = Hearing()
+    hearing = FakeSubscription()
     fresh = [message(b"%d" % number) for number in range(6)]
     leader = Leader(FailoverBacklog(hearing, fresh=fresh), batch_max_records=4)
     leader.ingest.settings_changed(StreamConfig(quota_records_per_s=PER_S))

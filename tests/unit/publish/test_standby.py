@@ -29,7 +29,7 @@ KEY = PartitionKey("s", "u1", 0)
 MS, S = 1_000_000, 1_000_000_000
 
 
-class Hearing:
+class FakeSubscription:
     def __init__(self, sink: Callable[..., None]) -> None:
         self.sink = sink
         self.behind: list[Callable[[], None]] = []
@@ -55,7 +55,7 @@ class Bench:
     def __init__(self, bound_bytes: int = 1 << 20, node_bytes: int = 1 << 20) -> None:
         self.now_ns = 1000 * S
         self.log = Log.open(MemoryStorage(), StreamConfig())[0]
-        self.hearings: list[Hearing] = []
+        self.hearings: list[FakeSubscription] = []
         self.lost: list[int] = []
         self.live = {"n2": 5}
         self.replica = SimpleNamespace(
@@ -75,7 +75,7 @@ class Bench:
     def hear(self, subject: str, sink: Callable[..., None], given_up: Callable[[int], None]) -> Any:
         assert subject == "ev"
         self.given_up = given_up
-        self.hearings.append(Hearing(sink))
+        self.hearings.append(FakeSubscription(sink))
         return self.hearings[-1]
 
     def heard(self, *payloads: bytes, reply: bytes = b"", headers: bytes = b"", after_ns: int = 0) -> None:

@@ -24,7 +24,7 @@ E = client_pb2.ReadResponse
 UNCOMMITTED = client_pb2.ReadRequest.UNCOMMITTED
 
 
-class Dated(Source):
+class TimestampedSource(Source):
     """Batches of two records, stamped 10, 20, ..., the last one not committed; the log begins at 2."""
 
     compacted, leader_epoch, leader = True, 7, "n9"
@@ -40,7 +40,7 @@ class Dated(Source):
         self.log.drop_prefix(2)
 
 
-class Raw(Shell):
+class RawShell(Shell):
     """Keeps what is sent as it is."""
 
     def __init__(self, source: Source, **settings: Any) -> None:
@@ -60,26 +60,26 @@ class Raw(Shell):
         return head, [batch.base_offset for batch in split_batches(body)]
 
 
-def refused(shell: Raw, **fields: Any) -> tuple[int, str]:
+def refused(shell: RawShell, **fields: Any) -> tuple[int, str]:
     head, batches = shell.one(**fields)
     assert batches == []
     return head.error, head.detail
 
 
 def test_read_response_contains_every_field() -> None:
-    head, offsets = Raw(Dated()).one(offset=3, maxBytes=1)
+    head, offsets = RawShell(TimestampedSource()).one(offset=3, maxBytes=1)
     assert offsets == [2]
     assert head == E(
         streamUid=KEY.uid, node="a", leaderEpoch=7, highWatermark=7, logStartOffset=2, nextOffset=4, compacted=True, leader="n9"
     )
-    shell = Raw(Dated())
+    shell = RawShell(TimestampedSource())
     head, _ = shell.one(offset=3, maxBytes=1, stream=KEY.stream, partition=0, requestId=77)
     assert (head.stream, head.partition, head.requestId) == (KEY.stream, 0, 77)
     assert head.HasField("partition")
 
 
 def test_read_by_time_returns_the_first_batch_at_or_after_the_time() -> None:
-    shell = Raw(Dated())
+    shell = RawShell(TimestampedSource())
     for timestamp, base, at in ((0, 2, 20), (20, 2, 20), (21, 4, 30), (40, 6, 40)):
         head, offsets = shell.one(timestamp=timestamp, byTimestamp=True, maxBytes=1)
         assert (offsets, head.firstTimestamp, head.nextOffset) == ([base], at, base + 2)
@@ -91,7 +91,7 @@ def test_read_by_time_returns_the_first_batch_at_or_after_the_time() -> None:
 
 
 def test_bounds_read_returns_offsets_without_batches() -> None:
-    shell = Raw(Dated())
+    shell = RawShell(TimestampedSource())
     for fields, next_offset in (
         ({"offset": 5}, 5),
         ({"timestamp": 30, "byTimestamp": True}, 4),
@@ -102,8 +102,8 @@ def test_bounds_read_returns_offsets_without_batches() -> None:
 
 
 def test_read_rejection_contains_a_reason() -> None:
-    source = Dated()
-    shell = Raw(source)
+    source = TimestampedSource()
+    shell = RawShell(source)
     assert refused(shell, streamUid="old") == (E.WRONG_STREAM, f"the stream of this name is {KEY.uid}, not 'old'")
     assert refused(shell, isolation=9) == (E.BAD_REQUEST, "isolation 9 is not known")
     for offset in (1, 9, 10):
@@ -124,7 +124,7 @@ def test_read_rejection_contains_a_reason() -> None:
     ("lineage", "error", "counted"), [(Lineage.CUT, E.CUT, 1), (Lineage.BEHIND, E.NOT_READY, 0), (Lineage.SAME, E.OK, 0)]
 )
 def test_read_of_a_diverged_reader_returns_the_end_of_the_common_prefix(lineage: Lineage, error: int, counted: int) -> None:
-    source = Dated()
+    source = TimestampedSource()
     asked: list[tuple[int, int]] = []
 
     def judge(last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
@@ -132,7 +132,7 @@ def test_read_of_a_diverged_reader_returns_the_end_of_the_common_prefix(lineage:
         return EpochVerdict(lineage, 5)
 
     source.judge_reader = judge  # type: ignore[method-assign]
-    shell = Raw(source)
+    shell = RawShell(source)
     head, offsets = shell.one(offset=6, lastOffset=5, lastEpoch=3)
     assert asked == [(5, 3)]
     assert (head.error, head.cutEndOffset, offsets) == (error, 0 if error == E.OK else 5, [6] if error == E.OK else [])
@@ -143,8 +143,8 @@ def test_read_of_a_diverged_reader_returns_the_end_of_the_common_prefix(lineage:
 
 
 def test_read_of_a_damaged_log_is_rejected_and_counted() -> None:
-    source = Dated()
-    shell = Raw(source)
+    source = TimestampedSource()
+    shell = RawShell(source)
     source.log.storage.files[f"{0:020d}.log"].data[-40] ^= 1  # type: ignore[attr-defined]
     source.log.segments[0].checked = False
     error, detail = refused(shell, offset=8, isolation=UNCOMMITTED, waitMs=5)
@@ -154,7 +154,7 @@ def test_read_of_a_damaged_log_is_rejected_and_counted() -> None:
 
 
 def test_damage_report_of_a_reader_is_counted_by_the_result_of_its_recheck() -> None:
-    shell = Raw(Dated())
+    shell = RawShell(TimestampedSource())
     assert shell.one(offset=2, maxBytes=1, badOffset=2)[1] == [2]
     assert shell.one(offset=2, maxBytes=1, badOffset=2)[1] == [2]
     assert shell.counters == {Recheck.SOUND.value: 1, Recheck.TOO_SOON.value: 1}
@@ -163,9 +163,9 @@ def test_damage_report_of_a_reader_is_counted_by_the_result_of_its_recheck() -> 
 
 
 def test_batch_above_the_message_limit_is_sent_in_fragments() -> None:
-    source = Dated(2, size=5000)
+    source = TimestampedSource(2, size=5000)
     source.high_watermark = 3
-    shell = Raw(source)
+    shell = RawShell(source)
     shell.max_payload = 4096
     error, detail = refused(shell, offset=2)
     size = parse_header(source.log.read(2, 1, end_offset=4).chunks[0]).size_bytes
@@ -191,9 +191,9 @@ def test_batch_above_the_message_limit_is_sent_in_fragments() -> None:
 
 
 def test_read_response_size_limit_is_the_requested_or_one_mebibyte() -> None:
-    source = Dated(8, size=100_000)
+    source = TimestampedSource(8, size=100_000)
     source.high_watermark = 15
-    shell = Raw(source)
+    shell = RawShell(source)
     shell.max_payload = 64 << 20
     assert shell.one(offset=2)[1] == [2, 4, 6, 8, 10]
     assert shell.one(offset=2, maxBytes=3 << 20)[1] == [2, 4, 6, 8, 10, 12, 14]
@@ -203,7 +203,7 @@ def test_read_response_size_limit_is_the_requested_or_one_mebibyte() -> None:
 # ---- who waits ---------------------------------------------------------------------------------------------------------------
 def test_long_poll_read_sets_a_timer_and_counts_its_memory_until_answered() -> None:
     budget = ReadBudget()
-    shell = Raw(Dated(), budget=budget)
+    shell = RawShell(TimestampedSource(), budget=budget)
     request = client_pb2.ReadRequest(offset=8, waitMs=1500)
     shell.ask("someone", offset=8, waitMs=1500)
     assert shell.sent == []
@@ -218,7 +218,7 @@ def test_long_poll_read_sets_a_timer_and_counts_its_memory_until_answered() -> N
 
 
 def test_read_waits_for_records_only_if_requested_and_at_the_log_end() -> None:
-    shell = Raw(Dated())
+    shell = RawShell(TimestampedSource())
     assert shell.one(offset=8)[0].nextOffset == 8
     assert shell.one(offset=6, waitMs=1000)[1] == [6]
     assert shell.one(boundsOnly=True, offset=7, waitMs=1000)[0].nextOffset == 7
@@ -232,8 +232,8 @@ def test_read_waits_for_records_only_if_requested_and_at_the_log_end() -> None:
 
 
 def test_long_poll_bounds_read_is_answered_at_a_higher_watermark_or_its_timeout() -> None:
-    source = Dated()
-    shell = Raw(source)
+    source = TimestampedSource()
+    shell = RawShell(source)
     shell.ask(boundsOnly=True, offset=8, waitMs=1000)
     source.high_watermark = 7
     shell.reads.advanced()
@@ -250,7 +250,7 @@ def test_long_poll_bounds_read_is_answered_at_a_higher_watermark_or_its_timeout(
 
 def test_range_query_returns_file_names_only_if_enabled_and_requested() -> None:
     for files, told in ((OwnFiles("h1", "/data/s"), "h1"), (None, "")):
-        shell = Raw(Dated(), files=files)
+        shell = RawShell(TimestampedSource(), files=files)
         asked = {"boundsOnly": True, "offset": 2, "rangeEnd": 8}
         head, _ = shell.one(**asked, asksFiles=True)
         assert (head.host, head.folder) == (told, "/data/s" if told else "")
@@ -266,21 +266,21 @@ def test_range_query_returns_file_names_only_if_enabled_and_requested() -> None:
 
 def test_long_poll_reads_above_a_count_or_byte_limit_are_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 2)
-    shell = Raw(Dated())
+    shell = RawShell(TimestampedSource())
     for _ in range(3):
         shell.ask(offset=8, waitMs=1000)
     assert (len(shell.sent), shell.reads.waiting_count) == (1, 2)
     assert shell.counters == {module.NOT_WAITED: 1}
     cost = WAITING_COST_BYTES + client_pb2.ReadRequest(offset=8, waitMs=1000).ByteSize() + 1
     for room, waiting in ((cost, 1), (cost - 1, 0)):
-        shell = Raw(Dated(), budget=ReadBudget(max_bytes=room))
+        shell = RawShell(TimestampedSource(), budget=ReadBudget(max_bytes=room))
         shell.ask(offset=8, waitMs=1000)
         assert shell.reads.waiting_count == waiting
 
 
 def test_long_poll_read_is_answered_when_the_log_end_passes_its_offset() -> None:
-    source = Dated()
-    shell = Raw(source)
+    source = TimestampedSource()
+    shell = RawShell(source)
     shell.ask(offset=8, waitMs=1000)
     shell.ask(offset=10, waitMs=1000, isolation=UNCOMMITTED)
     shell.reads.advanced()
@@ -296,7 +296,7 @@ def test_long_poll_read_is_answered_when_the_log_end_passes_its_offset() -> None
 
 
 def test_read_request_at_the_size_limit_is_answered_and_above_dropped() -> None:
-    shell = Raw(Dated())
+    shell = RawShell(TimestampedSource())
     frame = frames.seal(client_pb2.ReadRequest(offset=6))
     padded = [
         frames.encode(client_pb2.ReadRequest(offset=6, streamUid="u" * size))

@@ -167,7 +167,7 @@ def test_slow_leader_transfers_only_to_a_live_caught_up_follower_with_min_isr_fa
 
 
 # ---- in the leader's role ------------------------------------------------------------------------------------------------
-class Led(Stepped):
+class SlowDiskLeader(Stepped):
     """A leader whose replicas flush each for so long, one record at a time."""
 
     def rounds(self, count: int, **took_ns: int) -> list[do.Effect]:
@@ -188,8 +188,8 @@ class Led(Stepped):
 
 
 def test_slow_follower_leaves_the_isr_with_the_flush_time_as_reason() -> None:
-    leader = Led("a").leads()
-    assert isinstance(leader, Led)
+    leader = SlowDiskLeader("a").leads()
+    assert isinstance(leader, SlowDiskLeader)
     leader.rounds(5)
     change = leader.rounds(5, c=SLOW)[0]
     assert isinstance(change, do.ProposeIsr)
@@ -200,8 +200,8 @@ def test_slow_follower_leaves_the_isr_with_the_flush_time_as_reason() -> None:
 
 @pytest.mark.parametrize(("leaderships", "asks"), [(1, True), (2, False)])
 def test_slow_leader_requests_one_transfer_but_not_soon_after_its_election(leaderships: int, asks: bool) -> None:
-    leader = Led("a").leads(state(leader_epoch=2, leaderships=leaderships))
-    assert isinstance(leader, Led)
+    leader = SlowDiskLeader("a").leads(state(leader_epoch=2, leaderships=leaderships))
+    assert isinstance(leader, SlowDiskLeader)
     leader.now_ns += 4 * S  # the lease of the leader before has run out
     leader.heard()
     leader.rounds(5)
@@ -225,24 +225,24 @@ def test_slow_leader_requests_one_transfer_but_not_soon_after_its_election(leade
 )
 def test_slow_leader_requests_no_transfer_if_no_follower_is_faster(partition: object) -> None:
     for who in "ab":
-        leader = Led("a").leads(partition)  # type: ignore[arg-type]
-        assert isinstance(leader, Led)
+        leader = SlowDiskLeader("a").leads(partition)  # type: ignore[arg-type]
+        assert isinstance(leader, SlowDiskLeader)
         leader.rounds(5)
         asked = leader.rounds(8, **{who: SLOW, "c": SLOW})
         assert not [e for e in asked if isinstance(e, do.StepAside) or "b" not in e.isr]  # type: ignore[union-attr]
 
 
 def test_leader_detects_a_hanging_flush_but_not_a_pause_of_its_process() -> None:
-    leader = Led("a").leads()
-    assert isinstance(leader, Led)
+    leader = SlowDiskLeader("a").leads()
+    assert isinstance(leader, SlowDiskLeader)
     leader.rounds(5)
     leader.publish(flush=False)
     for _ in range(6):
         leader.heard()
         leader.fire(ev.Deadline.LAG)
     assert leader.replica.snapshot(leader.now_ns).has_slow_disk
-    other = Led("a").leads()
-    assert isinstance(other, Led)
+    other = SlowDiskLeader("a").leads()
+    assert isinstance(other, SlowDiskLeader)
     other.rounds(5)
     other.publish(flush=False)
     for _ in range(3):

@@ -45,7 +45,7 @@ async def asks(server: NatsServer) -> AsyncIterator[BusConnection]:
     await bus.stop()
 
 
-class Taker:
+class IngestRecorder:
     """An ingest connection, what it took, and what it was told to be given up."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ async def test_ingest_connection_with_a_blocked_event_loop_loses_no_messages(pat
     """The server could not write for as long as it buffers if only the loop read."""
     server = patient
     asks = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("reads"))
-    taker = Taker()
+    taker = IngestRecorder()
     await taker.open(server, asks, 256 * MIB)
     sending = [publisher(server, 25_000) for _ in range(3)]
     await until(lambda: taker.bus._thread is not None, "the burst has begun")
@@ -100,7 +100,7 @@ async def test_ingest_connection_with_a_blocked_event_loop_loses_no_messages(pat
     await asks.stop()
 
 
-async def burst_of(server: FakeServer, taker: Taker) -> int:
+async def burst_of(server: FakeServer, taker: IngestRecorder) -> int:
     """Publish until the thread reads; return how many messages that took."""
     sent = 0
     deadline = time.monotonic() + 10
@@ -118,7 +118,7 @@ def reading() -> int:
 
 
 async def test_ingest_connection_lost_during_a_burst_stores_all_received_and_reconnects(asks: BusConnection) -> None:
-    fake, taker = FakeServer(), Taker()
+    fake, taker = FakeServer(), IngestRecorder()
     await taker.connect(await fake.start(), asks, 256 * MIB)
     sent = await burst_of(fake, taker)
     fake.says(message(b"the last") + b"MSG ev 1 100\r\nhal")
@@ -135,7 +135,7 @@ async def test_ingest_connection_lost_during_a_burst_stores_all_received_and_rec
 
 
 async def test_ingest_connection_with_tls_is_read_by_the_event_loop_without_a_thread(asks: BusConnection) -> None:
-    fake, taker = FakeServer(), Taker()
+    fake, taker = FakeServer(), IngestRecorder()
     await taker.connect(await fake.start(), asks, 256 * MIB)
     await until(lambda: taker.bus._receiver is not None, "the handshake is done")
     assert taker.bus._receiver is not None
@@ -171,7 +171,7 @@ async def test_ingest_connection_in_overload_drops_and_counts_messages_without_a
     monkeypatch.setattr("liftpy.core.replication.inflight_limits._STUCK_NS", 1 << 60)
     with NatsServer(config=f"max_pending: {14 * MAX_PENDING}") as server:
         asks = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("reads"))
-        taker = Taker()
+        taker = IngestRecorder()
         await taker.open(server, asks, 2 * MIB)
         taker.node.full_count = 1
         taker.bus.overflow.limit_bytes = 5 * MAX_PENDING
@@ -194,7 +194,7 @@ async def test_ingest_connection_closed_as_slow_consumer_counts_the_lost_message
     monkeypatch.setattr("liftpy.core.replication.inflight_limits.Overflow.leaves_alone", lambda *_: True)
     monkeypatch.setattr("liftpy.core.replication.inflight_limits._PATIENCE_NS", 1 << 60)
     monkeypatch.setattr("liftpy.core.replication.inflight_limits._STUCK_NS", 1 << 60)
-    taker = Taker()
+    taker = IngestRecorder()
     await taker.open(server, asks, 64 * 1024)
     taker.node.full_count = 1
     _, client_id = taker.bus._identity()
@@ -218,7 +218,7 @@ async def test_ingest_connection_to_a_killed_server_logs_an_unknown_number_of_lo
     asks: BusConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     with NatsServer() as gone:
-        taker = Taker()
+        taker = IngestRecorder()
         await taker.open(gone, asks, MIB)
         gone.stop()
         await until(lambda: taker.bus.cuts.unknown == 1, "it is said that nobody knows")

@@ -22,7 +22,7 @@ from tests.unit.publish.batches import Bench, published
 from tests.unit.publish.test_quota_of_publishers import enveloped
 from tests.unit.transport.ingest_connection_bench import MS
 from tests.unit.transport.ingest_connection_bench import Bench as BusBench
-from tests.unit.transport.test_parser_messages import HEADERS, Made
+from tests.unit.transport.test_parser_messages import HEADERS, ParserBench
 
 ID = b"NATS/1.0\r\nNats-Msg-Id: m1\r\n\r\n"
 NEW = b"NATS/1.0\r\nA: b\r\nNats-Msg-Id: m2\r\n\r\n"
@@ -37,7 +37,7 @@ UNCLEAR = [
 ASKS = b"MSG ev 1 _INBOX.a.1 3\r\nabc\r\n"
 
 
-class Door:
+class SwitchableRefuser:
     """Refuses while it is told to."""
 
     def __init__(self, log: list[Any], name: int) -> None:
@@ -56,20 +56,20 @@ class Door:
         self._log.append((self._name, list(replies)))
 
 
-class Refusing(Made):
+class OverloadedParser(ParserBench):
     """Subscriptions 1 and 3 refuse; 2 does not."""
 
     def __init__(self) -> None:
         super().__init__(InflowParser)
         self.refused: list[tuple[int, list[bytes]]] = []
-        self.doors = {sid: Door(self.refused, sid) for sid in (1, 3)}
+        self.doors = {sid: SwitchableRefuser(self.refused, sid) for sid in (1, 3)}
         for sid, door in self.doors.items():
             self.parser.refuse_by(sid, door)
         self.parser.pauses = True
 
 
 def test_ingest_parser_in_overload_rejects_requests_of_one_subject_together() -> None:
-    made = Refusing()
+    made = OverloadedParser()
     stream = b"".join(b"MSG ev 1 _INBOX.a.%d %d\r\n%b\r\n" % (number, number, b"x" * number) for number in range(4))
     stream += b"HMSG ev 1 _INBOX.e 12 14\r\n%bab\r\n" % HEADERS
     stream += b"HMSG ev 1 _INBOX.f %d %d\r\n%bab\r\n" % (len(NEW), len(NEW) + 2, NEW)
@@ -102,7 +102,7 @@ def test_ingest_parser_in_overload_rejects_requests_of_one_subject_together() ->
     ],
 )
 def test_ingest_parser_in_overload_delivers_messages_that_are_no_requests(other: bytes, given: Any) -> None:
-    made = Refusing()
+    made = OverloadedParser()
     assert made.parser._messages(ASKS * 2 + other, 0) == len(ASKS * 2 + other)
     assert (made.refused, made.got) == ([(1, [b"_INBOX.a.1"] * 2)], [given])
 
@@ -119,14 +119,14 @@ def test_ingest_parser_in_overload_delivers_messages_that_are_no_requests(other:
     ],
 )
 def test_ingest_parser_in_overload_stops_before_a_line_of_nats_py(other: bytes) -> None:
-    made = Refusing()
+    made = OverloadedParser()
     assert made.parser._messages(ASKS + other + ASKS, 0) == len(ASKS)
     assert (made.refused, made.got, made.parser._needed_bytes) == ([(1, [b"_INBOX.a.1"])], [], 0)
 
 
 @pytest.mark.parametrize(("pauses", "given"), [(True, 1), (False, 4)])
 def test_ingest_parser_in_overload_rejects_requests_after_a_delivered_message(pauses: bool, given: int) -> None:
-    made = Refusing()
+    made = OverloadedParser()
     made.parser.pauses = pauses
     stream = ASKS * 2 + b"MSG ev 1 3\r\nabc\r\n" + ASKS * 3
     assert made.parser._messages(stream, 0) == len(stream)
@@ -135,14 +135,14 @@ def test_ingest_parser_in_overload_rejects_requests_after_a_delivered_message(pa
 
 def test_ingest_parser_in_overload_waits_for_the_rest_of_a_message() -> None:
     for cut in range(1, len(ASKS)):
-        made = Refusing()
+        made = OverloadedParser()
         assert made.parser._messages(ASKS + ASKS[:cut], 0) == len(ASKS)
         assert (made.refused, made.got) == ([(1, [b"_INBOX.a.1"])], [])
         assert made.parser._needed_bytes == (len(ASKS) if cut >= ASKS.index(b"\n") + 1 else 0)
 
 
 def test_ingest_parser_in_overload_delivers_consecutive_envelopes_and_rejects_the_next() -> None:
-    made = Refusing()
+    made = OverloadedParser()
     enveloped = b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC)
     calls: list[int] = []
     refuse = made.parser._refuse
@@ -154,7 +154,7 @@ def test_ingest_parser_in_overload_delivers_consecutive_envelopes_and_rejects_th
 
 
 def test_ingest_parser_after_overload_or_without_a_subscription_rejects_no_request() -> None:
-    made = Refusing()
+    made = OverloadedParser()
     made.doors[1].shut = False
     made.parser._messages(ASKS, 0)
     made.doors[1].shut = True
@@ -164,7 +164,7 @@ def test_ingest_parser_after_overload_or_without_a_subscription_rejects_no_reque
 
 
 def test_ingest_parser_rejection_that_raises_is_reported_and_skips_only_its_requests() -> None:
-    made = Refusing()
+    made = OverloadedParser()
     bug = b"MSG ev 1 bug 1\r\na\r\n"
     assert made.parser._messages(bug + b"MSG w.x 3 _INBOX.b 1\r\na\r\n", 0) == len(bug) + 25
     assert (made.client.failed, made.refused, made.counted) == ([b"ev"], [(3, [b"_INBOX.b"])], (2, 2))
@@ -192,7 +192,7 @@ def _bytes_of(frame: Any) -> bytes:
 async def test_ingest_parser_in_overload_handles_each_message_once_for_any_split(
     frames: list[Any], cuts: list[int], data: Any
 ) -> None:
-    stream, made = b"".join(map(_bytes_of, frames)), Refusing()
+    stream, made = b"".join(map(_bytes_of, frames)), OverloadedParser()
     ends = sorted({min(cut, len(stream)) for cut in cuts} | {len(stream)})
     for start, end in zip([0, *ends], ends, strict=False):
         if data.draw(st.booleans()) and not made.parser._chunks:
@@ -220,7 +220,7 @@ async def test_ingest_connection_rejects_publishes_while_its_unread_bytes_are_to
     bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
     bus = bench.bus
     bus._room_of_node = room
-    bus.listen("two", lambda *_: None, refuser=(door := Door([], 2)))
+    bus.listen("two", lambda *_: None, refuser=(door := SwitchableRefuser([], 2)))
     assert bus._parser._refusers == {b"2": door}
     pieces = bench.parsing(each_ns=10 * MS)  # one in a turn
     bus._append(bytes(2 * PIECE_BYTES))
@@ -271,7 +271,7 @@ async def test_ingest_connection_turn_parses_more_bytes_while_most_messages_are_
 
 
 # ---- who is refused ----------------------------------------------------------------------------------------------------------
-class Refused(Bench):
+class OverloadedIngest(Bench):
     """An ``Ingest`` whose node may be late."""
 
     def __init__(self, own_bytes: int = 1 << 20) -> None:
@@ -283,23 +283,23 @@ class Refused(Bench):
         self.ingest._may = self.ingest._overload._may = self.ingest._may._replace(**changed)
 
 
-def _is_late(bench: Refused) -> None:
+def _is_late(bench: OverloadedIngest) -> None:
     bench.node.is_late = True
 
 
-def _has_no_room(bench: Refused) -> None:
+def _has_no_room(bench: OverloadedIngest) -> None:
     bench.node.look(HeldByNode(uncommitted=100))
 
 
-def _many_wait(bench: Refused) -> None:
+def _many_wait(bench: OverloadedIngest) -> None:
     bench.ingest._raw = [(b"ev.1", b"", b"v", b"")] * bench.ingest._config.ingest_queue_records
 
 
-def _much_waits(bench: Refused) -> None:
+def _much_waits(bench: OverloadedIngest) -> None:
     bench.ingest._raw_bytes = bench.ingest._config.ingest_queue_bytes
 
 
-def _waits_for_its_commit(bench: Refused) -> None:
+def _waits_for_its_commit(bench: OverloadedIngest) -> None:
     bench.node.late_ns, bench.node.is_pressed = 1000 * MS, True
     bench.ingest.counters.times.now_ns = lambda: 7000 * MS
     bench.arrive((b"_INBOX.1", b"v", b""))
@@ -308,8 +308,8 @@ def _waits_for_its_commit(bench: Refused) -> None:
 
 
 @pytest.mark.parametrize("why", [_is_late, _has_no_room, _many_wait, _much_waits, _waits_for_its_commit])
-def test_overload_rejects_publishes_while_the_node_is_late_or_a_queue_is_full(why: Callable[[Refused], None]) -> None:
-    bench = Refused()
+def test_overload_rejects_publishes_while_the_node_is_late_or_a_queue_is_full(why: Callable[[OverloadedIngest], None]) -> None:
+    bench = OverloadedIngest()
     door = bench.ingest._overload
     assert not door.refuses()
     why(bench)
@@ -322,7 +322,7 @@ def test_overload_rejects_publishes_while_the_node_is_late_or_a_queue_is_full(wh
 
 
 def test_overload_rejects_for_slow_commits_only_while_memory_is_under_pressure() -> None:
-    bench = Refused()
+    bench = OverloadedIngest()
     door = bench.ingest._overload
     _waits_for_its_commit(bench)
     bench.node.is_pressed = False
@@ -336,7 +336,7 @@ def test_overload_rejects_for_slow_commits_only_while_memory_is_under_pressure()
 
 def test_overload_rejects_for_late_acks_even_without_memory_pressure() -> None:
     """At the start of a flood the queue is before the commit, and few bytes wait unread."""
-    bench = Refused()
+    bench = OverloadedIngest()
     door = bench.ingest._overload
     bench.node = MemoryBudget(100, late_s=1.0)
     bench.may(room=PartitionRoom(bench.node, 1 << 20, lambda: 0))
@@ -357,7 +357,7 @@ def test_overload_rejects_for_late_acks_even_without_memory_pressure() -> None:
 
 def test_overload_rejection_for_slow_commits_counts_as_memory_pressure() -> None:
     """Publishes are rejected when they are read, so the age of unread bytes shows no overload."""
-    bench = Refused()
+    bench = OverloadedIngest()
     bench.node = MemoryBudget(100, late_s=1.0)
     bench.may(room=PartitionRoom(bench.node, 1 << 20, lambda: 0))
     _waits_for_its_commit(bench)
@@ -371,7 +371,7 @@ def test_overload_rejection_for_slow_commits_counts_as_memory_pressure() -> None
 
 
 def test_overload_rejection_has_a_retry_delay_and_is_sent_only_to_inboxes() -> None:
-    bench = Refused()
+    bench = OverloadedIngest()
     bench.node.waited_ns = 700_000_000
     bench.ingest._overload.refuse([b"_INBOX.1", b"shop.orders", b"_INBOX.2"])
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1", b"_INBOX.2"]
@@ -393,7 +393,7 @@ def test_overload_retry_delay_is_the_queue_age_within_bounds() -> None:
 
 
 def test_overload_rejection_without_a_lease_is_sent_when_the_lease_returns() -> None:
-    bench, said = Refused(), [False]
+    bench, said = OverloadedIngest(), [False]
     bench.may(refuse=lambda: said[0], refuse_for_now=lambda: said[0])
     bench.ingest._overload.refuse([b"_INBOX.1"])
     assert bench.lines == []
@@ -403,7 +403,7 @@ def test_overload_rejection_without_a_lease_is_sent_when_the_lease_returns() -> 
 
 
 def test_stream_without_acks_stores_requests_on_an_overloaded_node() -> None:
-    bench = Refused()
+    bench = OverloadedIngest()
     bench.node.is_late = True
     bench.ingest.reader._policy = AckPolicy.NONE
     bench.arrive((b"_INBOX.1", b"v", b""))
@@ -413,7 +413,7 @@ def test_stream_without_acks_stores_requests_on_an_overloaded_node() -> None:
 @pytest.mark.parametrize("again", [b"_INBOX.2", b"_INBOX.1"])
 def test_overload_does_not_reject_a_stored_duplicate(again: bytes) -> None:
     """A batch has the stored message and one with a new id."""
-    bench, first, new = Refused(), b"NATS/1.0\r\nNats-Msg-Id: m1\r\n\r\n", b"NATS/1.0\r\nNats-Msg-Id: m2\r\n\r\n"
+    bench, first, new = OverloadedIngest(), b"NATS/1.0\r\nNats-Msg-Id: m1\r\n\r\n", b"NATS/1.0\r\nNats-Msg-Id: m2\r\n\r\n"
     bench.arrive((b"_INBOX.1", b"v", first))
     bench.node.is_late = True
     bench.arrive((again, b"v", first), (b"_INBOX.3", b"w", new))
@@ -437,7 +437,7 @@ def block(message_id: bytes) -> bytes:
 
 
 def test_overload_message_id_is_new_only_if_neither_stored_nor_in_flight() -> None:
-    bench = Refused()
+    bench = OverloadedIngest()
     is_new = bench.ingest._overload.is_new
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
     assert (is_new(b"m1"), is_new(b"m2")) == (False, True)
@@ -453,14 +453,14 @@ def test_overload_message_id_is_new_only_if_neither_stored_nor_in_flight() -> No
 
 
 def test_overload_rejects_each_attempt_with_a_new_message_id() -> None:
-    bench = Refused()
+    bench = OverloadedIngest()
     bench.node.is_late = True
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")), (b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3", b"v", block(b"m2")))
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1", b"_INBOX.2", b"_INBOX.3"]
 
 
 def test_overload_does_not_reject_a_duplicate_in_flight() -> None:
-    bench = Refused()
+    bench = OverloadedIngest()
     bench.ingest._feed = lambda event: None
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
     bench.node.is_late = True
@@ -469,7 +469,7 @@ def test_overload_does_not_reject_a_duplicate_in_flight() -> None:
 
 
 def test_overload_does_not_answer_a_message_id_that_may_be_stored() -> None:
-    bench = Refused()
+    bench = OverloadedIngest()
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
     bench.ingest._derived.ids._lost_ns = bench.ingest.wall_ns()
     bench.node.is_late = True
@@ -479,7 +479,7 @@ def test_overload_does_not_answer_a_message_id_that_may_be_stored() -> None:
 
 
 def test_overload_rejects_a_jetstream_fast_batch_but_not_a_duplicate_next_to_it() -> None:
-    bench = Refused()
+    bench = OverloadedIngest()
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
     bench.node.is_late = True
     bench.arrive((b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3.$FI", b"v", b""))
@@ -487,7 +487,7 @@ def test_overload_rejects_a_jetstream_fast_batch_but_not_a_duplicate_next_to_it(
 
 
 def test_overload_rejects_each_envelope_with_a_negative_ack_envelope() -> None:
-    bench = Refused()
+    bench = OverloadedIngest()
     bench.arrive((b"_INBOX.0", enveloped(b"v", headers=[client_pb2.Header(name="Nats-Msg-Id", value=b"m1")]), b""))
     bench.lines.clear()
     bench.node.is_late = True

@@ -16,7 +16,7 @@ ONE = b"MSG ev 1 1\r\na\r\n"
 HEADERS = b"NATS/1.0\r\n\r\n"
 
 
-class Made:
+class ParserBench:
     """A parser with the sinks 1 ("ev"), 2 (any subject) and 3 ("w.*"), and what they were given."""
 
     def __init__(self, kind: Any = SinkParser) -> None:
@@ -58,14 +58,14 @@ LINES = [
 
 @pytest.mark.parametrize(("line", "content", "given"), LINES)
 def test_parser_delivers_a_complete_message_and_continues_after_it(line: bytes, content: bytes, given: Any) -> None:
-    made, frame = Made(), line + b"\r\n" + content + b"\r\n"
+    made, frame = ParserBench(), line + b"\r\n" + content + b"\r\n"
     stream = ONE + frame + ONE
     assert made.parser._messages(stream, 0) == len(stream)
     assert made.got == [(b"ev", b"", b"a", b""), given, (b"ev", b"", b"a", b"")]
     assert (made.counted, made.parser._needed_bytes) == ((3, 2 + len(content)), 0)
     for cut in range(1, len(frame)):
         if cut in (1, len(line), len(line) + 2) or cut > len(frame) - 4:
-            half = Made()
+            half = ParserBench()
             assert half.parser._messages(ONE + frame[:cut], 0) == len(ONE)
             assert half.parser._needed_bytes == (len(frame) if cut >= len(line) + 2 else 0), "so many, from its line on"
             assert half.counted == (1, 1)
@@ -96,31 +96,31 @@ def test_parser_delivers_a_complete_message_and_continues_after_it(line: bytes, 
     ],
 )
 def test_parser_stops_before_a_line_without_a_handler_for_nats_py(line: bytes) -> None:
-    made = Made()
+    made = ParserBench()
     assert made.parser._messages(ONE + line + b"\r\na\r\n" + ONE, 0) == len(ONE)
     assert (made.values(), made.counted, made.parser._needed_bytes) == ([b"a"], (1, 1), 0)
     if line.endswith(b"1"):  # not those whose size means something else
-        leaving = Made(InflowParser)
+        leaving = ParserBench(InflowParser)
         leaving.parser.leaving_out = True
         assert leaving.parser._messages(ONE + line + b"\r\na\r\n" + ONE, 0) == len(ONE)
         assert (leaving.values(), leaving.counted, leaving.parser.left_out) == ([], (1, 1), 1)
 
 
 def test_parser_waits_for_the_rest_of_a_message_of_the_largest_size() -> None:
-    made, line = Made(), b"MSG ev 1 %d\r\n" % LARGEST_MESSAGE_BYTES
+    made, line = ParserBench(), b"MSG ev 1 %d\r\n" % LARGEST_MESSAGE_BYTES
     assert made.parser._messages(line, 0) == 0
     assert made.parser._needed_bytes == len(line) + LARGEST_MESSAGE_BYTES + 2
 
 
 def test_parser_counts_a_message_whose_handler_raises() -> None:
-    made = Made()
+    made = ParserBench()
     stream = b"MSG ev 1 3\r\nbug\r\n" + ONE + b"HMSG ev 1 0 3\r\nbug\r\n"
     assert made.parser._messages(stream, 0) == len(stream)
     assert (made.values(), made.client.failed, made.counted) == ([b"a"], [b"ev", b"ev"], (3, 7))
 
 
 def test_parser_reads_consecutive_messages_with_equal_lines_in_one_pass() -> None:
-    made = Made()
+    made = ParserBench()
     calls: list[Any] = []
     repeats = made.parser._repeats
     made.parser._repeats = lambda *given: calls.append((given[1:], repeats(*given))) or calls[-1][1]
@@ -138,7 +138,7 @@ def test_parser_reads_consecutive_messages_with_equal_lines_in_one_pass() -> Non
 
 
 def test_parser_calls_a_removed_handler_no_more() -> None:
-    made = Made()
+    made = ParserBench()
     taken: list[bytes] = []
 
     def once(*message: bytes) -> None:
@@ -152,8 +152,8 @@ def test_parser_calls_a_removed_handler_no_more() -> None:
 
 # ---- what is left out --------------------------------------------------------------------------------------------------------
 @pytest.fixture
-def leaving() -> Made:
-    made: Any = Made(InflowParser)
+def leaving() -> ParserBench:
+    made: Any = ParserBench(InflowParser)
     made.parser.leaving_out = True
     made.given_up = []
     made.parser.tell(1, lambda count: made.given_up.append((1, count)))
@@ -230,7 +230,7 @@ async def test_parser_skips_commands_buffered_from_a_lost_connection(leaving: An
 
 
 async def test_parser_outside_overload_delivers_every_message() -> None:
-    made = Made(InflowParser)
+    made = ParserBench(InflowParser)
     await made.parser.parse(PLAIN * 2 + b"MSG evx 1 1\r\na\r\n" + b"MSG a.x 7 3\r\nown\r\n")
     assert (made.values(), made.client.own) == ([b"abc", b"abc"], [b"own"])
     assert (made.parser.seen, made.parser.left_out, made.counted) == (4, 0, (2, 6))

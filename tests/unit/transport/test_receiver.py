@@ -42,7 +42,7 @@ class FakeTransport:
         return False
 
 
-class Taker:
+class BytesRecorder:
     """Takes everything but what begins with ``!`` (to be awaited), ``?`` (left as it is) or ``x`` (fails)."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.transport: Any = FakeTransport()
-        self.taker = Taker()
+        self.taker = BytesRecorder()
         self.receiver = Receiver(self.transport, self.taker, BOUND_BYTES)
         self.left: list[bytes] = []
         self.gate = asyncio.Event()
@@ -184,7 +184,7 @@ async def test_receiver_delivers_bytes_that_asyncio_had_already_buffered_first(e
     if ended:
         transport.reader.feed_eof()
     connection = type("Connection", (), {"_transport": Streams(transport)})()
-    receiver = await receive(connection, Taker(), BOUND_BYTES)
+    receiver = await receive(connection, BytesRecorder(), BOUND_BYTES)
     assert receiver is not None
     assert transport.protocol is receiver
     if ended:
@@ -196,4 +196,4 @@ async def test_receiver_delivers_bytes_that_asyncio_had_already_buffered_first(e
 
 
 async def test_receive_without_an_asyncio_stream_returns_none() -> None:
-    assert await receive(type("Connection", (), {"_transport": object()})(), Taker(), BOUND_BYTES) is None
+    assert await receive(type("Connection", (), {"_transport": object()})(), BytesRecorder(), BOUND_BYTES) is None
