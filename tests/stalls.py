@@ -3,7 +3,7 @@
     python -m tests.stalls [--seed N] [PYTEST ARGUMENTS]        default: tests/unit in two workers, about 3 minutes
 
 A test that fails here, and not otherwise, waits for a time instead of a condition; it would fail one day in CI. What is about
-processes that are too late (``test_ingest_overload.py``) is left out.
+processes that are too late (``test_ingest_connection_overload.py``) is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 BETWEEN_S = (0.05, 0.8)
 STOPPED_S = (0.2, 1.2)
-DEFAULT = ("-n", "2", "tests/unit", "--deselect", "tests/unit/bus/test_ingest_overload.py")
+DEFAULT = ("-n", "2", "tests/unit", "--deselect", "tests/unit/transport/test_ingest_connection_overload.py")
 
 
 def children(pid: int) -> list[int]:

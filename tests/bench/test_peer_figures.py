@@ -1,4 +1,4 @@
-"""How the figures of many systems are made of their runs; the systems themselves are measured by the commands."""
+"""Test how benchmark figures are computed from runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.clients.build import MissingError, Program
 _PRINTS = 'print(\'go\', flush=True); print(\'{"acked": 200, "took_s": 4.0, "cpu_s": 0.5}\')'
 
 
-def test_bench_process_is_measured_from_its_warm_point() -> None:
+def test_bench_process_is_measured_after_its_warm_up() -> None:
     run = measure_process([sys.executable, "-c", _PRINTS], None, [])
     assert run == {"acked": 200, "took_s": 4.0, "cpu_s": 0.5, "all_cpu_s": 0.5}
     assert row("peer", 100, run) == {"system": "peer", "size_bytes": 100, "records_per_s": 50.0, "all_cpu_us": 2500.0}
@@ -39,7 +39,7 @@ def test_bench_process_is_measured_from_its_warm_point() -> None:
         measure_process([sys.executable, "-c", "raise SystemExit(3)"], None, [])
 
 
-def test_bench_ratios_compare_medians_at_the_same_size() -> None:
+def test_bench_report_ratios_compare_medians_of_the_same_record_size() -> None:
     def of(system: str, size_bytes: int, *rates: float) -> dict[str, object]:
         runs = [{"system": system, "size_bytes": size_bytes, "records_per_s": rate, "all_cpu_us": 1 / rate} for rate in rates]
         return median(runs)
@@ -53,12 +53,12 @@ def test_bench_ratios_compare_medians_at_the_same_size() -> None:
     ]
 
 
-def test_bench_peer_without_tools_is_left_out_with_the_reason() -> None:
+def test_bench_peer_without_installed_tools_is_skipped_with_the_reason() -> None:
     with pytest.raises(MissingError, match="no a-tool-that-nobody-has here"):
         Program(name="peer", sources="peer", tools=("a-tool-that-nobody-has",), build="", run=("./peer",)).ready()
 
 
-def test_bench_readers_are_compared_by_kind_and_size() -> None:
+def test_bench_report_compares_readers_of_the_same_kind_and_size() -> None:
     def of(system: str, how: str, size_bytes: int, acked: int, all_cpu_s: float) -> consume.Row:
         run = {"acked": acked, "took_s": 2.0, "cpu_s": 1.0, "all_cpu_s": all_cpu_s}
         return consume.row(system, how, size_bytes, run)
@@ -85,7 +85,7 @@ def test_bench_readers_are_compared_by_kind_and_size() -> None:
     ]
 
 
-def test_bench_answers_are_counted_once_for_any_chunking() -> None:
+def test_bench_ack_counter_counts_each_ack_once_for_any_split_of_the_bytes() -> None:
     stamp = 5_000_000_000
     answer = b'MSG _INBOX.open.%019d 1 26\r\n{"stream":"bench","seq":1}\r\n' % stamp
     other = b'MSG _INBOX.open.x 1 26\r\n{"stream":"bench","seq":2}\r\n'
@@ -100,7 +100,7 @@ def test_bench_answers_are_counted_once_for_any_chunking() -> None:
         Acks().take(b'MSG _INBOX.open.x 1 12\r\n{"error":{}}\r\n', 0)
 
 
-def test_bench_liftbridge_publisher_uses_the_published_protocol() -> None:
+def test_bench_liftbridge_publisher_sends_protobuf_envelopes() -> None:
     line, _, payload = LIFTBRIDGE.publish(b"bench", b"x" * 200, b"_INBOX.a").partition(b"\r\n")
     assert line == b"PUB bench %d" % (len(payload) - 2)
     kind, body = envelope.decode(payload[:-2])
@@ -113,7 +113,7 @@ def test_bench_liftbridge_publisher_uses_the_published_protocol() -> None:
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_bench_liftbridge_acks_are_counted_once_for_any_chunking(refused: bool) -> None:
+def test_bench_liftbridge_ack_counter_counts_each_ack_once_for_any_split(refused: bool) -> None:
     ack = client_pb2.Ack(stream="bench", offset=80, ackInbox="_INBOX.a", ackPolicy=client_pb2.ALL).SerializeToString()
     payload = envelope_of(1, ack + number_field(9, 0x50 << 7 | 3) + (number_field(10, 3) if refused else b""))
     whole = 2 * (b"MSG _INBOX.a 1 %d\r\n%s\r\n" % (len(payload), payload))
@@ -149,7 +149,7 @@ def test_bench_missing_system_is_skipped_by_default_and_an_error_when_named(
     assert systems.choose_systems((), systems.PeersGiven(kafka_jars=tmp_path), said.append) == everybody
 
 
-def test_bench_quantiles_are_named_by_their_percentile() -> None:
+def test_bench_report_quantile_keys_contain_the_percentile() -> None:
     assert quantiles([], "ack_") == {}
     found = quantiles([number * 1_000_000 for number in range(1000)][::-1], "end_")
     assert found == {"end_p50_ms": 500.0, "end_p99_ms": 990.0, "end_p999_ms": 999.0}
@@ -231,14 +231,14 @@ def test_bench_case_that_fails_is_reported_and_the_others_continue(monkeypatch: 
     assert code == 1
 
 
-def test_bench_interrupted_reports_the_results_so_far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_bench_that_is_interrupted_reports_the_results_so_far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found, lines, code = _run_bench(monkeypatch, tmp_path, {"acked": _yields_one_row, "idle": _is_interrupted})
     assert [row["figures"] for row in found["rows"]] == [{"per_s": 7.0}]
     assert [line["case"] for line in lines] == ["acked"]
     assert (found["is_complete"], code) == (False, 1)
 
 
-def test_arrivals_reader_stopped_while_closing_slowly_returns_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_reader_stopped_during_a_slow_close_returns_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     async def reads_and_closes_slowly(port: int, stream: str, found: arrivals.Arrivals) -> None:
         found.count = 3
         try:

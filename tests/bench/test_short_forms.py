@@ -1,4 +1,4 @@
-"""Every benchmark runs, on little data, and measures what it is meant to; how fast things are, the long forms say."""
+"""Test that every benchmark runs on little data and reports its figures."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_raft_bench_reports_own_and_library_rows_for_each_window() -> None:
     assert all(row["operations_per_s"] > 0 and row["p50_ms"] <= row["p99_ms"] for row in found)
 
 
-def test_placement_bench_of_each_policy_is_even() -> None:
+def test_placement_bench_reports_an_even_distribution_for_each_policy() -> None:
     found = placement_rows(40, 400)
     assert len(found) == 5
     assert all(row["on fewer racks"] == 0 for row in found if row["policy"] != "round-robin")
     assert all(low <= 30 <= high for row in found for low, high in (row["replicas of a node"],))
 
 
-def test_placement_plans_move_few_replicas_and_end_even() -> None:
+def test_placement_plans_bench_moves_few_replicas_to_an_even_distribution() -> None:
     replicas, sizes, leaders = placement_plans(40, 400)
     assert (replicas["moved"], replicas["after"]) == (replicas["fewest"], [30, 30])
     assert sizes["moved"] <= 1.3 * sizes["fewest"]
@@ -67,7 +67,7 @@ def test_versions_bench_with_the_same_interpreter_twice_prints_a_ratio_for_each_
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_bench_command_compares_liftpy_with_jetstream(tmp_path: Path) -> None:
+def test_bench_command_reports_liftpy_and_jetstream_figures(tmp_path: Path) -> None:
     """All cases of ``liftpy bench`` but the fail-over and the reading, which others here have; the peer is one server."""
     picture = tmp_path / "ratios.png"
     options = ["--system", "liftpy", "--system", "jetstream-r1", "--sizes", "100", "--windows", "500", "--loads", "50"]
@@ -90,7 +90,7 @@ def test_bench_command_compares_liftpy_with_jetstream(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_peer_bench_measures_a_client_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_bench_with_clients_reports_figures_of_a_client_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "CLIENTS", ("publisher",))
     with Liftpy() as system:
         system.prepare()
@@ -101,7 +101,7 @@ def test_peer_bench_measures_a_client_library(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_consume_bench_compares_readers_with_jetstream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consume_bench_reports_figures_of_liftpy_and_jetstream_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without nats.go, whose build takes longer than this."""
     monkeypatch.setattr(consume, "GO", replace(consume.GO, tools=("a-tool-that-nobody-has",)))
     monkeypatch.setattr(consume, "OURS", {how: consume.OURS[how] for how in ("liftpy-values", "liftpy-record")})
@@ -116,12 +116,12 @@ def test_consume_bench_compares_readers_with_jetstream(monkeypatch: pytest.Monke
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_node_bench_short_prints_a_line_per_size_and_acks() -> None:
+def test_node_bench_short_form_prints_a_line_per_record_size_and_ack_policy() -> None:
     lines = printed("-m", "tests.bench.node", "--short").splitlines()
     assert [line.split()[0] for line in lines] == ["100", "1000", "10000", "ack"]
 
 
-def test_client_without_a_seed_does_not_import_cryptography() -> None:
+def test_client_import_does_not_load_cryptography_modules() -> None:
     """It took a sixth of the start of every process that imports the client."""
     loaded = printed("-c", "import sys, liftpy.client, sidecar.dev.cluster; print(sorted(sys.modules))")
     assert "'nkeys'" not in loaded
@@ -141,7 +141,7 @@ def test_reads_bench_reports_gaps_for_paused_and_killed_nodes() -> None:
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_churn_bench_clients_leave_nothing_behind() -> None:
+def test_churn_bench_short_form_finds_no_leftovers_of_closed_clients() -> None:
     assert "rounds of 12" in printed("-m", "tests.bench.churn", "--short")
 
 
@@ -155,7 +155,7 @@ def test_image_bench_reports_figures_of_the_control_plane() -> None:
 
 @pytest.mark.spark
 @pytest.mark.long
-def test_spark_bench_compares_the_source_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_bench_reports_figures_of_the_liftpy_source_and_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """From memory, without micro-batches and without Kafka: they take longer than this."""
     monkeypatch.setattr(spark_bench, "CONNECTOR", replace(spark_bench.CONNECTOR, tools=("a-tool-that-nobody-has",)))
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""Whole histories of simulated clusters, once in memory and once on files: event by event the same, and no invariant breaks.
+"""Test that a simulated history on files gives the same events as in memory.
 
 The replicas, the log and the checkers can't tell the two storages apart: so what the seeds in memory prove holds for files.
 Faults are those that files can have here: a process dies, pauses, is cut off; nobody can cut the power of a real disk in a test.
@@ -49,7 +49,7 @@ def plan_of(seed: int) -> Plan:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_simulated_history_is_the_same_in_memory_and_on_files(seed: int, tmp_path: Path) -> None:
+def test_simulated_history_on_files_gives_the_same_trace_as_in_memory(seed: int, tmp_path: Path) -> None:
     plan = plan_of(seed)
     memory = run_plan(plan, 3000, trace=True)
     files = run_plan(plan, 3000, trace=True, make_disk=lambda name: FileDisk(name, tmp_path))

@@ -1,4 +1,4 @@
-"""What passes for a nats-server in the cluster in memory: who hears what, and what a connection is told."""
+"""Test the in-memory stand-in for nats-server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ignore(*_: bytes) -> None:
     pass
 
 
-def test_memory_bus_pattern_matches_as_in_nats() -> None:
+def test_memory_bus_subject_pattern_matches_as_in_nats() -> None:
     tokens = ("a", "b", "*", ">")
     patterns = [".".join(each) for size in (1, 2, 3) for each in product(tokens, repeat=size) if ">" not in each[:-1]]
     subjects = [".".join(each) for size in (1, 2, 3, 4) for each in product(("a", "b", "a\n"), repeat=size)]
@@ -41,7 +41,7 @@ def test_memory_bus_pattern_matches_as_in_nats() -> None:
         assert [bool(fits(subject.encode())) for subject in subjects] == [matcher(pattern)(subject) for subject in subjects]
 
 
-def test_memory_bus_publish_counts_current_subscribers() -> None:
+def test_memory_bus_publish_returns_the_number_of_current_subscribers() -> None:
     bus, heard = Bus(Turns().later), list[str]()
     assert bus.publish(b"a.b", b"", b"") == 0
     first = bus.listen("a.*", lambda *_: heard.append("first"))
@@ -67,7 +67,7 @@ def test_memory_bus_queue_group_gives_each_message_to_one_member() -> None:
     assert min(counts["x"], counts["y"], counts["z"]) >= 50
 
 
-def test_memory_bus_runs_callbacks_after_messages_that_arrive_together() -> None:
+def test_memory_bus_runs_after_read_callbacks_after_messages_that_arrive_together() -> None:
     turns, seen = Turns(), list[str]()
     bus = Bus(turns.later)
 
@@ -92,7 +92,7 @@ def test_memory_bus_subject_cache_is_bounded() -> None:
         assert len(bus._known) <= MAX_REMEMBERED
 
 
-def test_memory_bus_sends_answers_as_protocol_lines() -> None:
+def test_memory_bus_delivers_messages_given_as_protocol_lines() -> None:
     bus, heard = Bus(ignore), list[tuple[bytes, bytes]]()
     bus.listen("_INBOX.>", lambda subject, reply, payload, block: heard.append((subject, payload)))
     bus.send_lines([b"PUB _INBOX.a  4\r\na\r\nb\r\n", b"PUB _INBOX.b  0\r\n\r\n"])

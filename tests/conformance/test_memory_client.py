@@ -47,13 +47,13 @@ TRACED = [
 
 
 @pytest.mark.parametrize("body", [*CASES, *GROUP_CASES, *QUEUE_CASES, *QUOTA_CASES], ids=lambda body: body.__name__)
-async def test_memory_cluster_passes_the_client_cases(body: Case) -> None:
+async def test_memory_cluster_passes_the_shared_client_test_cases(body: Case) -> None:
     async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
         await body(Place(client, nc, f"case{next(_numbers)}", cluster.client, cluster.sync_client))
 
 
 @pytest.mark.parametrize("body", TRACED, ids=lambda body: body.__name__)
-async def test_memory_cluster_passes_the_client_cases_with_tracing(body: Case) -> None:
+async def test_memory_cluster_with_tracing_passes_the_shared_client_test_cases(body: Case) -> None:
     """All but what compares headers to the last one."""
     made = TracerProvider(shutdown_on_exit=False)
     async with memory_cluster() as cluster, cluster.client(trace=made) as client, cluster.nats() as nc:
@@ -62,7 +62,7 @@ async def test_memory_cluster_passes_the_client_cases_with_tracing(body: Case) -
 
 
 # ---- what is its own -------------------------------------------------------------------------------------------------------
-def test_memory_cluster_without_asyncio_survives_killed_nodes() -> None:
+def test_memory_cluster_used_by_a_sync_client_accepts_publishes_after_killed_nodes() -> None:
     with memory_cluster() as cluster, cluster.sync_client() as client:
         client.create_stream("orders", "shop.orders", replicas=3, config=StreamConfig(min_isr=2))
         for number in range(3):
@@ -86,7 +86,7 @@ def test_memory_cluster_without_asyncio_survives_killed_nodes() -> None:
         assert cluster.running == cluster.nodes
 
 
-def test_memory_cluster_keeps_records_and_producers_after_all_nodes_were_down() -> None:
+def test_memory_cluster_after_all_nodes_were_down_has_its_records_and_producers() -> None:
     with memory_cluster() as cluster, cluster.sync_client() as client:
         client.create_stream("orders", "shop.orders", partitions=3)
         with client.producer("orders", id="p") as producer:
@@ -116,7 +116,7 @@ async def test_memory_cluster_client_reconnects_after_a_nats_restart() -> None:
 
 
 @pytest.mark.parametrize(("size_bytes", "reason"), [(1001, "TOO_LARGE"), (0, "INCORRECT_OFFSET")])
-async def test_publish_rejected_after_an_unanswered_attempt_is_rejected(size_bytes: int, reason: str) -> None:
+async def test_publish_whose_retry_is_rejected_raises_publish_rejected(size_bytes: int, reason: str) -> None:
     """The leader knows the message id: its rejection says that the first attempt was not stored either."""
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders", config=StreamConfig(max_message_bytes=1000))
@@ -134,7 +134,7 @@ async def _values(client: Client, stream: str, **how: Any) -> list[bytes | None]
     return [record.value async for record in client.consume(stream, **how)]
 
 
-async def test_memory_cluster_applies_retention_and_compaction_on_request() -> None:
+async def test_memory_cluster_keep_house_call_applies_retention_and_compaction() -> None:
     small = StreamConfig(segment_bytes=4096, retention_bytes=8192)
     latest = StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=0)
     async with memory_cluster() as cluster, cluster.client() as client:
@@ -169,7 +169,7 @@ async def test_memory_cluster_is_shared_by_nats_py_and_liftpy_clients_from_other
         assert await reading == [b"0", b"1", b"2"]
 
 
-async def test_memory_cluster_followers_and_readers_wait_with_long_polls() -> None:
+async def test_memory_cluster_followers_and_readers_send_long_poll_requests() -> None:
     patient = ReplicationConfig(
         max_idle_wait_s=300, max_lag_time_s=2000, max_leader_timeout_s=600, fetch_timeout_s=600, session_s=3000, lease_s=2000
     )
@@ -185,7 +185,7 @@ async def test_memory_cluster_followers_and_readers_wait_with_long_polls() -> No
         await client.publish("orders", b"after")
 
 
-async def test_memory_cluster_leases_continue_when_a_decision_changes_nothing() -> None:
+async def test_memory_cluster_leases_are_extended_after_requests_that_change_nothing() -> None:
     short = ReplicationConfig(lease_s=0.5, heartbeat_interval_s=0.1)
     async with memory_cluster(config=short) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
@@ -217,7 +217,7 @@ async def test_memory_cluster_node_returns_after_the_log_start_has_moved() -> No
         assert len(await _values(client, "short", until="end", options=ReadOptions(node=away))) == 101 - begin
 
 
-async def test_memory_cluster_truncation_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_cluster_delete_records_request_frees_the_segments_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.testing.memory.cluster._HOUSE_EVERY_TICKS", 10**9)
     async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(30):
         await client.create_stream("orders", "shop.orders", config=StreamConfig(segment_bytes=4096))
@@ -230,7 +230,7 @@ async def test_memory_cluster_truncation_does_not_wait(monkeypatch: pytest.Monke
             await asyncio.sleep(0.01)
 
 
-async def test_memory_cluster_rejects_a_stream_among_the_inboxes() -> None:
+async def test_memory_cluster_rejects_a_stream_whose_subject_overlaps_the_inboxes() -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         make = cluster_pb2.CreateStream(name="thief", subject="_INBOX.*.x", partitions=1)
         request = cluster_pb2.ControlRequest(createStream=make, operationId=bytes(16))
@@ -266,7 +266,7 @@ class Counting(Service):
         return repr(sorted(self.counts.items())).encode()
 
 
-def test_memory_cluster_service_answers_and_writes_outputs() -> None:
+def test_memory_cluster_service_answers_calls_and_writes_its_output_stream() -> None:
     with memory_cluster() as cluster, cluster.sync_client() as client:
         with pytest.raises(NotFoundError):
             cluster.serve(Counting, "counting", "commands")
@@ -288,7 +288,7 @@ def test_memory_cluster_service_answers_and_writes_outputs() -> None:
         assert [(r.key, r.value) for r in client.consume("results", until=0)] == [(b"a", b"5")]
 
 
-def test_memory_cluster_stops_right_after_serve_without_pending_tasks() -> None:
+def test_memory_cluster_that_stops_right_after_serve_leaves_no_pending_tasks() -> None:
     loops: list[asyncio.AbstractEventLoop] = []
 
     class Noting(Counting):
@@ -303,7 +303,7 @@ def test_memory_cluster_stops_right_after_serve_without_pending_tasks() -> None:
         assert [task.get_name() for task in asyncio.all_tasks(loops[0])] == []
 
 
-def test_partitioned_service_is_called_and_queried_by_key_or_partition_only() -> None:
+def test_partitioned_service_call_without_key_or_partition_raises_config_error() -> None:
     """A query without either asked partition 0, and answered 0 for what another partition counts. A command went there."""
     with memory_cluster() as cluster, cluster.sync_client() as client:
         client.create_stream("commands", "data.commands", partitions=4)
@@ -322,7 +322,7 @@ def test_partitioned_service_is_called_and_queried_by_key_or_partition_only() ->
             client.services.call("counting", "commands", b"x", timeout_s=30)
 
 
-async def test_memory_cluster_group_members_share_partitions() -> None:
+async def test_memory_cluster_group_assigns_partitions_to_all_members() -> None:
     async with memory_cluster() as cluster, cluster.client() as client, cluster.client() as other, asyncio.timeout(120):
         cluster.serve_groups()
         await client.create_stream("orders", "shop.orders", partitions=4)
@@ -348,7 +348,7 @@ async def test_memory_cluster_group_members_share_partitions() -> None:
             assert set(found) == {b"%d" % n for n in range(40)}
 
 
-async def test_memory_cluster_that_ended_raises_on_use_and_leaves_no_thread() -> None:
+async def test_memory_cluster_that_is_not_running_raises_config_error_and_leaves_no_thread() -> None:
     cluster = memory_cluster(1)
     with pytest.raises(ConfigError, match="does not run"):
         cluster.keep_house()
@@ -377,7 +377,7 @@ async def test_memory_cluster_that_ended_raises_on_use_and_leaves_no_thread() ->
     assert threading.active_count() == before
 
 
-async def test_client_assignment_too_large_for_one_request_is_rejected_with_what_fits() -> None:
+async def test_group_assignment_too_large_for_one_request_is_rejected_with_the_maximum() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         nodes = tuple(cluster.nodes)
         assignment = tuple((number, nodes) for number in range(6000))

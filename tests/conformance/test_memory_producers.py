@@ -1,4 +1,4 @@
-"""Producers on the cluster in memory: their state outlives leaders, replicas, restarts and the records that it was made from."""
+"""Test producers on the in-memory cluster: their state survives leader changes, restarts and deleted records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def another_leader(cluster: MemoryCluster, client: Client, how: str) -> No
 
 
 @pytest.mark.parametrize("how", ["transfer", "kill"])
-async def test_producer_on_a_stream_with_standby_continues_after_leader_changes(how: str) -> None:
+async def test_producer_on_a_stream_with_standby_stores_records_after_leader_changes(how: str) -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s", replicas=3, config=STANDBY)
         async with client.producer("s", id="p") as producer:
@@ -45,7 +45,7 @@ async def test_producer_on_a_stream_with_standby_continues_after_leader_changes(
 
 
 @pytest.mark.parametrize("how", ["transfer", "kill"])
-async def test_producer_of_the_newest_process_continues_after_leader_changes(how: str) -> None:
+async def test_producer_fenced_by_a_newer_process_stays_fenced_after_leader_changes(how: str) -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s", replicas=3, config=STANDBY)
         old = await client.producer("s", id="p")
@@ -94,7 +94,7 @@ def lose_logs_and_lead_again(cluster: MemoryCluster) -> None:
 
 @pytest.mark.parametrize("how", ["retention", "truncation"])
 @pytest.mark.parametrize("then", ["restart", "new replica", "restart while copying"])
-def test_producer_and_message_id_outlive_their_records(how: str, then: str) -> None:
+def test_producer_state_and_message_ids_survive_deletion_of_their_records(how: str, then: str) -> None:
     config = SHORT if how == "retention" else dataclasses.replace(SHORT, retention_records=0)
     with memory_cluster() as cluster, cluster.sync_client() as client:
         nodes = cluster.nodes
@@ -142,7 +142,7 @@ async def values_in(client: Client, partitions: int) -> list[bytes | None]:
 
 @pytest.mark.parametrize("partitioner", ["key", "sticky", "round-robin"])
 @pytest.mark.parametrize("many", [False, True])
-async def test_producer_repeats_without_keys_stores_once(partitioner: Any, many: bool) -> None:
+async def test_producer_that_repeats_records_without_keys_stores_each_once(partitioner: Any, many: bool) -> None:
     """[A18]"""
     values = [b"%03d" % number for number in range(100)]
     async with memory_cluster(1) as cluster, cluster.client() as client:
@@ -160,7 +160,7 @@ async def test_producer_repeats_without_keys_stores_once(partitioner: Any, many:
 
 @pytest.mark.parametrize(("first_begin", "keyed"), [("resume", True), ("repeat", True), ("repeat", False), ("anew", False)])
 @pytest.mark.parametrize("partitioner", ["key", lambda key, count: len(key or b"") * 7 % count])
-async def test_producer_repeats_after_partitions_were_added_chooses_the_same(
+async def test_producer_that_repeats_after_partitions_were_added_chooses_the_same_partitions(
     first_begin: Any, partitioner: Any, keyed: bool
 ) -> None:
     values = [b"%03d" % number for number in range(200)]
@@ -207,7 +207,7 @@ async def test_producer_repeating_records_sent_under_two_partition_counts_is_rej
         assert await values_in(client, 4) == [*values, b"more"]
 
 
-async def test_producer_repeats_after_its_records_were_dropped_chooses_the_same_partitions() -> None:
+async def test_producer_that_repeats_deleted_records_chooses_the_same_partitions() -> None:
     values = [b"%03d" % number for number in range(60)]
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s", partitions=2)
@@ -227,7 +227,7 @@ async def test_producer_repeats_after_its_records_were_dropped_chooses_the_same_
 # ---- lost records ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("begin", ["resume", "repeat", "anew"])
 @pytest.mark.parametrize("others", [0, 80])
-async def test_live_producer_whose_records_were_lost_raises_records_lost(begin: Any, others: int) -> None:
+async def test_open_producer_whose_records_were_lost_raises_records_lost(begin: Any, others: int) -> None:
     """[A20]"""
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s")
@@ -246,7 +246,7 @@ async def test_live_producer_whose_records_were_lost_raises_records_lost(begin: 
 
 
 @pytest.mark.parametrize("dropped", ["retention", "truncation"])
-async def test_live_producer_whose_records_were_deleted_continues(dropped: str) -> None:
+async def test_open_producer_whose_records_were_deleted_stores_further_records(dropped: str) -> None:
     config = dataclasses.replace(SHORT, min_isr=1, retention_records=5 if dropped == "retention" else 0)
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s", config=config)
@@ -267,7 +267,9 @@ async def test_live_producer_whose_records_were_deleted_continues(dropped: str) 
 @pytest.mark.parametrize(
     ("setting", "reason"), [({"max_message_bytes": 50}, "TOO_LARGE"), ({"optimistic_concurrency": True}, "INCORRECT_OFFSET")]
 )
-def test_partly_known_batch_does_not_pass_the_limits_of_the_stream(setting: dict[str, Any], reason: str) -> None:
+def test_producer_batch_with_stored_and_new_records_is_rejected_above_stream_limits(
+    setting: dict[str, Any], reason: str
+) -> None:
     known = [b"%d" % n for n in range(5)]
     with memory_cluster() as cluster, cluster.sync_client() as client:
         client.create_stream("s", "data.s")
@@ -302,7 +304,7 @@ async def test_publish_waits_until_enough_replicas_are_in_sync() -> None:
         assert [record.value async for record in client.consume("s", until="end")] == [b"before", b"after"]
 
 
-def test_client_of_forked_child_raises() -> None:
+def test_client_used_in_a_forked_child_raises() -> None:
     with memory_cluster(1) as cluster, cluster.sync_client() as client:
         client.create_stream("s", "data.s")
         reading, writing = os.pipe()

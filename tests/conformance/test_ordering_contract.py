@@ -43,7 +43,7 @@ CLAIMS = {"1", "2", "3", "4", "5", "6", "7", "8"}
 Break = Callable[[pytest.MonkeyPatch], None]
 
 
-def test_ordering_contract_has_the_checked_claims() -> None:
+def test_ordering_contract_docstring_lists_the_checked_claims() -> None:
     assert set(re.findall(r"^(\d)\. ", do.__doc__ or "", re.MULTILINE)) == CLAIMS
 
 
@@ -99,14 +99,14 @@ def _unreadable(*args: Any, **kwargs: Any) -> Any:
     raise StorageError("unreadable")
 
 
-async def test_ordering_contract_is_kept_by_the_asyncio_shell() -> None:
+async def test_asyncio_shell_executes_effects_in_the_documented_order() -> None:
     async with TwoWorkers() as t:
         checks = await a_story(t)
     assert checks >= Counter(dict.fromkeys(CLAIMS - {"8"}, 1))
     assert checks["2: served before the flush"]
 
 
-async def test_truncation_during_a_hung_flush_waits_without_blocking_the_loop() -> None:
+async def test_truncation_during_a_hanging_flush_waits_without_blocking_the_event_loop() -> None:
     """The replica stands still meanwhile, whatever it hears; then it does what it would have done, in that order."""
     async with TwoWorkers() as t:
         n1, n2 = t.nodes["n1"], t.nodes["n2"]
@@ -151,7 +151,7 @@ async def cuts_behind_a_hung_flush(t: TwoWorkers) -> WorkerNode:
     return n1
 
 
-async def test_truncation_behind_a_failed_flush_fails_the_replica() -> None:
+async def test_truncation_after_a_failed_flush_fails_the_replica() -> None:
     async with TwoWorkers() as t:
         n1 = await cuts_behind_a_hung_flush(t)
         n1.refuse_sync = StorageError("the disk refuses")
@@ -159,7 +159,7 @@ async def test_truncation_behind_a_failed_flush_fails_the_replica() -> None:
         await t.until(lambda: n1.worker.replica.role == "FAILED", "an error is an event")
 
 
-async def test_truncation_waiting_at_the_close_is_dropped() -> None:
+async def test_truncation_still_waiting_at_the_close_is_not_executed() -> None:
     async with TwoWorkers() as t:
         n1 = await cuts_behind_a_hung_flush(t)
         n1.worker._driver.stop()
@@ -260,7 +260,7 @@ BREAKS_ASYNCIO: list[tuple[str, Break]] = [
 
 
 @pytest.mark.parametrize(("claim", "broken"), BREAKS_ASYNCIO, ids=lambda value: getattr(value, "__name__", value))
-async def test_ordering_contract_broken_by_the_asyncio_shell_is_detected(
+async def test_asyncio_shell_with_a_planted_ordering_bug_fails_the_check(
     claim: str, broken: Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch)
@@ -352,7 +352,9 @@ def a_seed() -> None:
 
 
 @pytest.mark.parametrize("story", [a_sim_story, a_seed])
-def test_ordering_contract_is_kept_by_the_simulator_shell(story: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulator_shell_executes_effects_in_the_documented_order(
+    story: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     checks = play(story, monkeypatch)
     seen = CLAIMS - {"8"} if story is a_sim_story else {"1", "2", "3", "4", "6", "7"}
     assert checks >= Counter(dict.fromkeys(seen, 1))
@@ -440,7 +442,7 @@ BREAKS_SIMULATOR: list[tuple[str, Break]] = [
 
 
 @pytest.mark.parametrize(("claim", "broken"), BREAKS_SIMULATOR, ids=lambda value: getattr(value, "__name__", value))
-def test_ordering_contract_broken_by_the_simulator_shell_is_detected(
+def test_simulator_shell_with_a_planted_ordering_bug_fails_the_check(
     claim: str, broken: Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch)

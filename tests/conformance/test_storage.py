@@ -1,4 +1,4 @@
-"""One suite for every Storage: what the log relies on holds in memory and on files alike."""
+"""Test each Storage implementation with the same cases, in memory and on files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_storage_file_returns_the_appended_bytes(storage: Storage) -> None:
     assert storage.open("a.log").size_bytes == 7
 
 
-def test_storage_views_stay_valid_after_truncation_and_appends(storage: Storage) -> None:
+def test_storage_views_have_the_same_bytes_after_truncation_and_appends(storage: Storage) -> None:
     file = storage.create("a.log")
     file.append([b"abcdef"])
     file.sync()
@@ -59,7 +59,7 @@ def test_storage_file_is_rewritten_in_place(storage: Storage) -> None:
     assert bytes(file.read(0, 10)) == bytes(storage.open("a.log").read(0, 10)) == b"abcdefgh"
 
 
-def test_storage_opening_splits_a_file_where_the_proof_ends(storage: Storage) -> None:
+def test_storage_log_open_after_a_kill_splits_the_segment_at_the_durable_end(storage: Storage) -> None:
     log, _ = Log.open(storage, CONFIG)
     fill(log, 3)
     log.flush()
@@ -95,12 +95,12 @@ def test_storage_renames_and_removes_files(storage: Storage) -> None:
     assert storage.names() == []
 
 
-def test_storage_missing_file_is_a_storage_error(storage: Storage) -> None:
+def test_storage_open_of_a_missing_file_raises_storage_error(storage: Storage) -> None:
     with pytest.raises(StorageError):
         storage.open("missing")
 
 
-def test_storage_log_survives_every_operation_and_reopening(storage: Storage) -> None:
+def test_storage_log_has_the_same_records_after_operations_and_reopening(storage: Storage) -> None:
     log, _ = Log.open(storage, CONFIG)
     fill(log, 60, size=120)
     log.flush()

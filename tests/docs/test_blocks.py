@@ -1,4 +1,4 @@
-"""Blocks of the pages: commands are such, Python compiles and asks for what there is, and what can run without Spark runs, in memory.
+"""Test the blocks of the pages: valid commands, Python that compiles, and blocks that run in memory.
 
 The blocks of quickstart and tutorial run in test_tutorial.py, against real processes.
 """
@@ -49,7 +49,7 @@ from tests.examples.bank import Bank
 NOW = [page for page in pages() if page != "CHANGELOG.md"]
 
 
-def test_docs_commands_are_valid() -> None:
+def test_docs_commands_are_accepted_by_the_command_line_parser() -> None:
     found = [(page, *one) for page in NOW for one in said(page)]
     assert len(found) > 350
     assert sum(whole for *_, whole in found) > 130
@@ -85,7 +85,7 @@ def test_docs_command_check_accepts_a_valid_command(words: str, whole: bool) -> 
     assert wrong_with(words.split(), whole) == ""
 
 
-def test_docs_settings_blocks_can_be_loaded(tmp_path: Path) -> None:
+def test_docs_toml_blocks_load_as_node_settings(tmp_path: Path) -> None:
     found = [block for page in NOW for block in blocks(page) if block.language == "toml"]
     assert found
     for block in found:
@@ -174,7 +174,7 @@ def test_docs_python_blocks_compile_and_use_existing_names() -> None:
         "part.gone", "from liftpy import connect\nconnct()", "async def a(): await queue.tke()",
     ],
 )  # fmt: skip
-def test_docs_name_check_finds_an_unknown_name(text: str) -> None:
+def test_docs_python_name_check_reports_an_unknown_name(text: str) -> None:
     assert len(wrong_names(ast.parse(text))) == 1
 
 
@@ -254,7 +254,7 @@ async def test_readme_blocks_run_and_store_the_records(monkeypatch: pytest.Monke
         assert await page.stored("orders") == [b"one", b"one", b"two", b"three"]
 
 
-async def test_docs_block_about_calling_a_service_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_docs_block_that_calls_a_service_runs_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_page(monkeypatch, "commands", "receipts") as page:
         page.cluster.serve(Bank, "bank", "commands", output_stream="receipts")
         await page.client.services.call("bank", "commands", b'{"id": "1", "do": "open", "account": "a"}')
@@ -262,7 +262,7 @@ async def test_docs_block_about_calling_a_service_runs(monkeypatch: pytest.Monke
         assert json.loads(answer.value)["ok"]
 
 
-async def test_docs_blocks_about_consuming_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_docs_blocks_about_consuming_run_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_page(monkeypatch, "pay-1") as page:
         await page.client.create_stream("orders", "shop.orders.>")
         nats = await page.cluster.nats()
@@ -283,7 +283,7 @@ async def test_docs_blocks_about_consuming_run(monkeypatch: pytest.MonkeyPatch) 
         await nats.close()
 
 
-async def test_docs_blocks_about_groups_and_queues_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_docs_blocks_about_groups_and_queues_run_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_page(monkeypatch, "orders", "pay-1", "jobs") as page:
         await asyncio.to_thread(page.cluster.serve_groups)
         for stream in ("orders", "pay-1", "jobs"):
@@ -299,7 +299,7 @@ async def test_docs_blocks_about_groups_and_queues_run(monkeypatch: pytest.Monke
         await page.until(lambda: page.printed[-1] == "b'one' 1", queue)
 
 
-async def test_docs_program_of_a_group_member_commits_and_leaves_on_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_docs_group_member_program_commits_and_leaves_the_group_on_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_page(monkeypatch, "orders") as page:
         await asyncio.to_thread(page.cluster.serve_groups)
         block = block_of("docs/groups.md", "add_signal_handler")
@@ -317,7 +317,7 @@ async def test_docs_program_of_a_group_member_commits_and_leaves_on_sigterm(monk
         assert (program.cancelled(), left.members, list(left.positions.values())) == (True, (), [2])
 
 
-async def test_docs_block_about_a_group_that_writes_a_stream_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_docs_block_with_a_group_that_writes_a_stream_runs_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a cluster of its own: what the group above has committed is done."""
     async with a_page(monkeypatch, "orders", "bills") as page:
         await asyncio.to_thread(page.cluster.serve_groups)
@@ -330,7 +330,7 @@ async def test_docs_block_about_a_group_that_writes_a_stream_runs(monkeypatch: p
         await page.until(billed, into)
 
 
-async def test_docs_blocks_about_stream_to_stream_publishing_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_docs_blocks_about_stream_to_stream_publishing_run_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_page(monkeypatch, "orders", "totals") as page:
         await page.client.publish("orders", b"one", key=b"k")
         running = asyncio.create_task(run(block_of("docs/publishing.md", "Source("), page))
@@ -341,7 +341,7 @@ async def test_docs_blocks_about_stream_to_stream_publishing_run(monkeypatch: py
         await page.until(made, running)
 
 
-async def test_docs_blocks_about_testing_run() -> None:
+async def test_docs_blocks_about_testing_run_without_an_error() -> None:
     names: dict[str, Any] = {}
     exec(compiled(block_of("docs/testing.md", "memory_cluster")), names)
     await names["test_an_order_is_kept"]()
@@ -365,7 +365,7 @@ ELSEWHERE = {
 """Pages whose blocks do not run here, and what does what they say."""
 
 
-def test_docs_pages_with_python_are_run_by_a_test() -> None:
+def test_docs_pages_with_python_blocks_are_all_run_by_a_test() -> None:
     here = {
         "README.md", "docs/consuming.md", "docs/groups.md", "docs/queues.md", "docs/publishing.md", "docs/replicated-services.md",
         "docs/testing.md",

@@ -182,7 +182,7 @@ def test_docstring_example_of_a_sync_method_does_not_await() -> None:
     assert not wrong
 
 
-def test_docstring_check_finds_an_undocumented_parameter() -> None:
+def test_docstring_check_reports_an_undocumented_parameter() -> None:
     def function(known: int, unknown: int) -> None:
         """Do something.
 

@@ -1,4 +1,4 @@
-"""Figures of docs/limits.md are those of the code, and docs/troubleshooting.md has every code that a user may meet."""
+"""Test that docs/limits.md has the values of the code, and docs/troubleshooting.md every error code."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def rows_of(page: str) -> list[list[str]]:
     return [line for line in lines if len(line) == 3 and line[0] != "limit"]
 
 
-def test_limits_page_value_equals_the_code() -> None:
+def test_docs_limits_page_value_equals_the_value_in_the_code() -> None:
     found = {name: value for name, value, _ in rows_of("docs/limits.md")}
     assert set(found) == set(LIMITS)
     pairs = [(name, part) for name, parts in LIMITS.items() for part in parts]
@@ -196,7 +196,7 @@ def test_limits_page_value_equals_the_code() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_troubleshooting_page_has_every_error_ack_and_exit_code() -> None:
+def test_docs_troubleshooting_page_lists_every_error_ack_and_exit_code() -> None:
     text = pages()["docs/troubleshooting.md"]
     first_cells = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
     codes = {error.code for error in from_code.errors_of_the_code()} - {"LIFT_ERROR"}

@@ -1,4 +1,4 @@
-"""The site builds without a warning, says something of all that has a name, and nothing of what is gone."""
+"""Test that the site builds without a warning, describes every public name, and names nothing that was removed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_docs_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_docs_reference_has_a_text_for_each_name() -> None:
+def test_docs_reference_describes_each_public_name() -> None:
     assert not from_code.missing(), "say in the code what they are"
 
 
@@ -52,7 +52,7 @@ def test_docs_reference_lists_each_setting_error_event_command_and_format() -> N
     assert len(from_code.command_pages()) == len(from_code.COMMANDS)
 
 
-def test_docs_spark_page_has_the_option_tables_of_the_code() -> None:
+def test_docs_spark_page_option_tables_equal_the_options_in_the_code() -> None:
     page = from_code.SPARK_PAGE.read_text(encoding="utf-8")
     assert from_code.with_option_tables(page) == page, "run `python docs/from_code.py`"
     named = set(re.findall(r"<!-- options: (\w+) -->", page))
@@ -77,7 +77,7 @@ def test_docs_links_lead_to_existing_targets() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_docs_link_check_finds_a_dead_link(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docs_link_check_reports_a_dead_link(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "# A\n\n[x](README.md#nothing-like-it) [y](docs/gone.md) [z](#b-c) [w](README.md#quickstart)\n\n## B `c`!\n"
     monkeypatch.setattr(pages_module, "pages", lambda: {**pages(), "NEW.md": text})
     (heading, gone) = dead_links("NEW.md")
@@ -85,7 +85,7 @@ def test_docs_link_check_finds_a_dead_link(monkeypatch: pytest.MonkeyPatch) -> N
     assert "docs/gone.md" in gone
 
 
-def test_docs_site_check_finds_resources_from_other_hosts(tmp_path: Path) -> None:
+def test_docs_site_check_reports_resources_from_other_hosts(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<a href="https://x.org">x</a> <script src="https://x.org/a.js"></script><img alt="" src="b.png">'
     )
@@ -140,7 +140,7 @@ def test_docs_pages_name_only_existing_settings_metrics_and_errors() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_docs_name_check_finds_removed_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docs_name_check_reports_removed_settings_metrics_and_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = ("LIFTPY_" + "GONE_S", "liftpy_" + "gone_total", "Gone" + "Error", "session_" + "gone_s")
     text = "set {} and see `{}`, or catch `{}` with `{} = 5`; LIFTPY_RACK, LIFTPY_REPLICATION_..., `session_s`".format(*gone)
     monkeypatch.setattr(sys.modules[__name__], "pages", lambda: {"NEW.md": text})
@@ -150,14 +150,14 @@ def test_docs_name_check_finds_removed_names(monkeypatch: pytest.MonkeyPatch) ->
     assert len(found) == len(gone)
 
 
-def test_docs_code_blocks_are_read_verbatim() -> None:
+def test_docs_block_reader_returns_code_blocks_without_fences_and_prose_without_code() -> None:
     found = blocks("README.md")
     assert [b.language for b in found].count("python") >= 3
     assert all("```" not in b.text for b in found)
     assert "async with liftpy.connect" not in prose("README.md")
 
 
-def test_docs_picture_of_the_folders_is_up_to_date() -> None:
+def test_docs_picture_of_the_source_folders_equals_the_generated_one() -> None:
     """Sizes may be older."""
 
     def without_sizes(text: str) -> str:

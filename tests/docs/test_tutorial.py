@@ -1,4 +1,4 @@
-"""Runs each block of the tutorial and of the quickstart in order, on one cluster per page, and compares the output with the page."""
+"""Test that each block of the tutorial and the quickstart prints the output on the page."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Evaluator:
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-def test_quickstart_commands_print_what_the_page_shows(reader: Reader) -> None:
+def test_docs_quickstart_commands_print_the_output_on_the_page(reader: Reader) -> None:
     evaluator = Evaluator(reader, "quickstart.md")
     evaluator.run_page()
     assert evaluator.evaluated.count("python") == evaluator.evaluated.count("text") == 2
@@ -78,7 +78,7 @@ def test_quickstart_commands_print_what_the_page_shows(reader: Reader) -> None:
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_tutorial_commands_print_what_the_page_shows(reader: Reader, request: pytest.FixtureRequest) -> None:
+def test_docs_tutorial_commands_print_the_output_on_the_page(reader: Reader, request: pytest.FixtureRequest) -> None:
     """With Spark where tests/docs are asked for, not within the whole suite: a JVM of its own costs as much as all before it."""
     asked = any("tests/docs" in str(argument) for argument in request.config.args)
     with_spark = asked and not spark_problem()
@@ -102,7 +102,7 @@ def test_docs_console_block_is_split_into_commands_and_outputs() -> None:
     assert commands("$ a | b\n1\n2\n$ c\n$ d\n3\n") == [("a | b", "1\n2\n"), ("c", ""), ("d", "3\n")]
 
 
-def test_docs_console_block_with_a_failing_command_names_its_line(reader: Reader) -> None:
+def test_docs_console_block_with_a_failing_command_raises_with_its_line_number(reader: Reader) -> None:
     reader.console("$ echo 5 of 'it'\n7 of it\n$ x=3\n$ echo $x$x | head -1\n11\n", "page:1")
     assert reader.shell("printf 'no line end'") == "no line end"
     with pytest.raises(UnexpectedOutputError, match="page:2: echo no"):

@@ -1,4 +1,4 @@
-"""The parts of the freeze that need no long run hold, and the check finds what differs."""
+"""Test the freeze checks that need no long run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.freeze.parts import PARTS, digest
 
 
 @pytest.mark.parametrize("part", ["protobuf", "wire"])
-def test_freeze_recorded_bytes_and_fields_are_unchanged(part: str) -> None:
+def test_freeze_check_of_recorded_bytes_and_fields_finds_no_difference(part: str) -> None:
     expected = json.loads(EXPECTED.read_text(encoding="utf-8"))
     different = unexpected(part, read(part), PARTS[part](0, 1), expected)
     assert not different, f"{different}: see python -m tests.freeze check --part {part} --diff"
@@ -22,7 +22,7 @@ def test_freeze_simulator_seeds_reproduce_their_trace() -> None:
         assert PARTS[part](1, 1)["0001"] == read(part)["0001"], part
 
 
-def test_freeze_check_reports_unlisted_and_unneeded_differences() -> None:
+def test_freeze_check_reports_unlisted_differences_and_listed_ones_that_do_not_differ() -> None:
     before, now = {"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "20", "d": "4"}
     assert differences(before, now) == ["b", "c", "d"]
     assert differences(before, {"b": "20"}, partial=True) == ["b"]
@@ -40,7 +40,7 @@ def test_freeze_check_reports_a_listed_difference_that_changed() -> None:
     ]
 
 
-def test_freeze_expect_adds_new_and_removes_obsolete_entries() -> None:
+def test_freeze_expect_command_adds_new_and_removes_obsolete_entries() -> None:
     before, now = {"a": "1", "b": "2", "c": "3"}, {"a": "10", "b": "2"}
     expected = {"help": {"b": {"now": digest("20"), "why": "was another"}}}
     assert expect("help", before, now, expected, "renamed") == 2

@@ -1,4 +1,4 @@
-"""The models on small bounds, and that each of them finds bugs; the searcher itself on toy graphs."""
+"""Test the models within small bounds, the bugs that they find, and the searcher on toy graphs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_model_search_visits_each_state_once_and_counts_each_edge() -> None:
     assert outcome.depth == 5  # 0 1 2 4 8 9, and 10 by 5
 
 
-def test_model_search_first_trace_is_a_shortest_trace() -> None:
+def test_model_search_returns_a_shortest_trace_first() -> None:
     outcome = Search(Counter(100, broken=12)).run()
     assert outcome.trace is not None
     assert [told for told, _ in outcome.trace.steps] == ["0 +1", "1 +1", "2 +1", "3 *2", "6 *2"]
@@ -56,7 +56,7 @@ def test_model_search_first_trace_is_a_shortest_trace() -> None:
 
 
 @pytest.mark.parametrize(("bounds", "stopped"), [(Bounds(states=5), "5 states"), (Bounds(depth=3), "depth 3")])
-def test_model_search_names_the_bound_that_stopped_it(bounds: Bounds, stopped: str) -> None:
+def test_model_search_stopped_by_a_bound_reports_that_bound(bounds: Bounds, stopped: str) -> None:
     outcome = Search(Counter(1000), bounds).run()
     assert outcome.stopped == stopped
     assert not outcome.exhausted
@@ -73,7 +73,7 @@ class _Owner:
         self.other = self.one
 
 
-def test_model_structure_copy_shares_nothing_and_keeps_identity() -> None:
+def test_model_state_copy_shares_no_object_and_preserves_aliases() -> None:
     structure, owner = Structure(state=(_Owner, _Shared), values=()), _Owner()
     copied = structure.copy(owner)
     assert copied.one is copied.other
@@ -85,7 +85,7 @@ def test_model_structure_copy_shares_nothing_and_keeps_identity() -> None:
     assert structure.form(apart) != structure.form(owner)
 
 
-def test_model_structure_with_an_undeclared_class_is_an_error() -> None:
+def test_model_state_with_an_undeclared_class_raises() -> None:
     structure, owner = Structure(state=(_Owner,), values=()), _Owner()
     with pytest.raises(TypeError, match="neither state nor value"):
         structure.copy(owner)
@@ -113,7 +113,7 @@ def test_model_search_finds_a_planted_bug(model: str, mutant) -> None:  # type: 
     assert str(outcome.trace)
 
 
-def test_replica_model_covers_commits_truncations_and_isr_changes() -> None:
+def test_replica_model_search_reaches_commits_truncations_and_isr_changes() -> None:
     """What a model never does it can't find a bug in."""
     from tests.model.replica import Budget, ReplicaModel
 
@@ -125,7 +125,7 @@ def test_replica_model_covers_commits_truncations_and_isr_changes() -> None:
     assert set(grows.counted) >= {"HW rises", "ISR grows", "ISR shrinks"}, grows.counted
 
 
-def test_raft_model_covers_elections_commits_truncations_and_restarts() -> None:
+def test_raft_model_search_reaches_elections_commits_truncations_and_restarts() -> None:
     from tests.model.raft import Budget, RaftModel
 
     elects = RaftModel(Budget(campaigns=2, commands=0, crashes=0))
@@ -137,7 +137,7 @@ def test_raft_model_covers_elections_commits_truncations_and_restarts() -> None:
     assert forgets.counted["snapshots taken or installed"], forgets.counted
 
 
-def test_raft_model_member_step_depends_only_on_its_cell_and_event() -> None:
+def test_raft_model_member_step_repeated_in_another_order_gives_the_same_result() -> None:
     """Its objects take one cell after another: whatever of them is left from the one before would decide with it."""
     from tests.model.raft import Budget, RaftModel
 
@@ -151,7 +151,7 @@ def test_raft_model_member_step_depends_only_on_its_cell_and_event() -> None:
         assert members.step(number, event) == found, event
 
 
-def test_raft_model_with_an_undeclared_attribute_is_an_error() -> None:
+def test_raft_model_with_an_undeclared_attribute_raises() -> None:
     from tests.model.members import Member, still
 
     real = RaftCore.__init__

@@ -1,4 +1,4 @@
-"""The mutation tool makes valid mistakes, tells noticed from unnoticed ones, and leaves the checkout as it is."""
+"""Test the mutation tool: its mutants compile, it reports which are noticed, and it leaves the checkout unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Store:
 '''
 
 
-def test_mutants_of_a_module_cover_each_operator_and_compile() -> None:
+def test_mutation_of_a_module_creates_compilable_mutants_for_each_operator() -> None:
     mutants = make_mutants("store.py", SOURCE)
     for mutant in mutants:
         compile(mutant.apply(SOURCE), "store.py", "exec")
@@ -49,7 +49,7 @@ def test_mutants_of_a_module_cover_each_operator_and_compile() -> None:
     assert len({mutant.id for mutant in mutants}) == len(mutants)
 
 
-def test_mutant_after_a_two_byte_letter_replaces_the_right_text() -> None:
+def test_mutant_after_a_two_byte_letter_replaces_the_text_at_its_position() -> None:
     mutant = next(m for m in make_mutants("store.py", SOURCE) if m.mistake == "True -> False")
     assert 'key: str = "ä", ready: bool = False' in mutant.apply(SOURCE)
 
@@ -70,7 +70,7 @@ def _make_repository(root: Path) -> None:
     subprocess.run([*git, "commit", "-q", "-m", "start"], check=True)
 
 
-def test_mutation_tree_separates_noticed_from_unnoticed_mutants(tmp_path: Path) -> None:
+def test_mutation_run_reports_mutants_as_killed_or_survived(tmp_path: Path) -> None:
     root = tmp_path / "repository"
     _make_repository(root)
     mutants = {m.mistake: m for m in choose("", None, 0, 1, root) if m.mistake.startswith("< -> <=")}
@@ -80,7 +80,7 @@ def test_mutation_tree_separates_noticed_from_unnoticed_mutants(tmp_path: Path) 
     assert "n < 3" in (root / "liftpy/bound.py").read_text(encoding="utf-8")
 
 
-def test_mutation_choose_since_a_revision_takes_the_changed_lines_only(tmp_path: Path) -> None:
+def test_mutation_choose_since_a_revision_returns_mutants_of_changed_lines_only(tmp_path: Path) -> None:
     _make_repository(tmp_path)
     path = tmp_path / "liftpy/bound.py"
     path.write_text(path.read_text(encoding="utf-8").replace("n < 4", "n < 5"), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A fixed sample of the matrix of pairs, and proof that it can fail."""
+"""Test a fixed sample of feature pairs, and that the check detects a planted bug."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ SAMPLE = (
 
 
 @pytest.mark.parametrize("names", SAMPLE, ids=",".join)
-def test_pairs_each_pair_of_features_keeps_its_promises(names: tuple[str, ...]) -> None:
+def test_feature_pair_scenario_reports_no_violation(names: tuple[str, ...]) -> None:
     scenario = Scenario(names, 1)
     violations = run(scenario)
     assert not violations, f"{scenario.command}\n" + "\n".join(violations[:5])
 
 
-def test_pairs_sample_names_each_feature() -> None:
+def test_feature_pair_sample_contains_each_feature() -> None:
     assert set(FEATURES) - {name for names in SAMPLE for name in names} == set()
 
 
-def test_pairs_random_choice_repeats_by_seed_and_covers_each_pair() -> None:
+def test_feature_pair_random_choice_repeats_for_a_seed_and_covers_each_pair() -> None:
     possible = combined(2)
     assert list(scenarios(50, 7)) == list(scenarios(50, 7))
     assert {s.names for s in scenarios(len(possible), 7)} == {s.names for s in scenarios(0, 1, every=True)} == set(possible)
@@ -89,14 +89,14 @@ BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...], s
 
 
 @pytest.mark.parametrize("mistake", BROKEN)
-def test_pairs_run_finds_a_planted_mistake(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feature_pair_run_reports_a_planted_bug(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     break_it, names, words = BROKEN[mistake]
     break_it(monkeypatch)
     found = next((violations for seed in range(1, 9) if (violations := run(Scenario(names, seed)))), [])
     assert any(words in violation for violation in found), found
 
 
-def test_pairs_command_prints_the_violation_and_the_command_to_repeat(
+def test_feature_pairs_command_prints_the_violation_and_the_command_to_repeat_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _forget_ids(monkeypatch)

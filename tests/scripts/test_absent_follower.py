@@ -1,4 +1,4 @@
-"""A follower dies: commits go on in half a second, not after its session; one whose link only stands still is waited for.
+"""A follower dies: commits continue after half a second, not after its session. A follower with a slow link stays in the ISR.
 
 HW waits for every member of the ISR. The leader asks the bus for those who hold it back in silence, and "no responders", twice, is a
 proof; a node that does not answer proves nothing. When both followers are gone together, as when the bus comes back, the leader
@@ -14,7 +14,7 @@ from tests.scripts.stage import Stage
 KILLS = ("nobody is asked for", "silence is taken for absence")
 
 
-def test_absent_follower_commits_continue_before_its_session_ends() -> None:
+def test_leader_with_an_absent_follower_commits_before_its_session_ends() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -26,7 +26,7 @@ def test_absent_follower_commits_continue_before_its_session_ends() -> None:
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_absent_follower_paused_follower_stays_in_the_isr() -> None:
+def test_paused_follower_process_stays_in_the_isr() -> None:
     with Stage() as s:
         *_, c = s.followers
         s.publish(2)
@@ -37,7 +37,7 @@ def test_absent_follower_paused_follower_stays_in_the_isr() -> None:
         s.until(lambda: sent.acked)
 
 
-def test_absent_followers_leave_no_leader_committing_alone() -> None:
+def test_leader_whose_followers_all_crashed_at_once_does_not_commit_alone() -> None:
     with Stage(min_isr=1, lease_s=1.5) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

@@ -58,7 +58,7 @@ def test_bit_flip_on_the_leader_moves_the_leadership_and_repairs_the_log() -> No
 
 
 @pytest.mark.parametrize("entry", [1, 3])
-def test_bit_flip_in_the_metadata_journal_is_detected(tmp_path: Path, entry: int) -> None:
+def test_bit_flip_in_the_metadata_journal_is_detected_at_the_next_start(tmp_path: Path, entry: int) -> None:
     path = tmp_path / "journal"
     journal = GroupJournal(path)
     for index in range(1, 6):

@@ -1,4 +1,4 @@
-"""The candidate fails while it promotes itself, and the next one wins.
+"""The candidate fails before it becomes leader, and the next candidate wins the election.
 
 It dies, or stands still, or its services never say that they have replayed (to the metadata leader all look the same: a candidate
 without progress). After ``election.candidate.timeout`` it is passed over, and the next of the frozen ISR promotes itself in a higher
@@ -18,7 +18,7 @@ KILLS = ("nobody is passed over",)
 
 
 @pytest.mark.parametrize("how", ["dies", "stands still", "is cut off"])
-def test_promotion_of_a_failing_candidate_passes_to_the_next(how: str) -> None:
+def test_election_with_a_candidate_that_cannot_be_promoted_elects_the_next(how: str) -> None:
     with Stage(nodes=4, factor=4) as s:
         a, *others = s.leader, *s.followers
         acked = s.publish(3)
@@ -47,7 +47,7 @@ def test_promotion_of_a_failing_candidate_passes_to_the_next(how: str) -> None:
         assert s.leader == second
 
 
-def test_promotion_with_services_that_never_replay_fails_but_the_partition_recovers() -> None:
+def test_election_with_candidates_stuck_in_replay_elects_a_leader_when_they_recover() -> None:
     """No service acknowledges JoinLog. The promotion hangs in LEADER_REPLAY until the metadata leader passes over the candidate."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers

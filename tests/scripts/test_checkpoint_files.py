@@ -1,4 +1,4 @@
-"""The checkpoint files are empty, torn, old, garbage, or gone.
+"""The checkpoint files are empty, torn, old, damaged or missing.
 
 Beside the log lie two small files: the high watermark, and the epoch cache. They are a help and not the truth. A damaged one
 is rebuilt from the log; an old one says less than is true, which every rule here can live with: HW only delays what is
@@ -25,7 +25,7 @@ DAMAGES = ("empty", "torn", "old", "garbage", "gone")
 
 
 @pytest.mark.parametrize(("who", "damage"), list(itertools.product(("follower", "leader"), DAMAGES)))
-def test_checkpoint_files_old_or_damaged_are_corrected_from_the_log(who: str, damage: str) -> None:
+def test_checkpoint_files_that_are_old_or_damaged_are_corrected_from_the_log(who: str, damage: str) -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         node = a if who == "leader" else c
@@ -52,7 +52,7 @@ def test_checkpoint_files_old_or_damaged_are_corrected_from_the_log(who: str, da
         assert s.ids(a) == s.ids(b) == s.ids(c)
 
 
-def test_checkpoint_files_damaged_on_all_nodes_lose_no_record() -> None:
+def test_checkpoint_files_damaged_on_all_nodes_cause_no_record_loss() -> None:
     with Stage() as s:
         nodes = [s.leader, *s.followers]
         s.publish(5)

@@ -1,4 +1,4 @@
-"""A replica has compacted; an unclean election then cuts the records because of which others were dropped.
+"""A replica has compacted its log, and an unclean election removes the records that replaced the dropped ones.
 
 a alone goes on, compacts, and drops what its newest records supersede. b is elected by command, without those records. a must not
 keep what compaction has left of its log: a key whose last record is cut, and whose earlier one was dropped, would be gone on a and
@@ -72,7 +72,7 @@ def all_are_equal(s: Stage) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["runs on", "was restarted"])
-def test_unclean_election_records_dropped_by_compaction_are_fetched_again(restarted: bool) -> None:
+def test_follower_refetches_records_dropped_by_compaction_after_an_unclean_election(restarted: bool) -> None:
     with Stage(min_isr=1, reader=False, stream=CONFIG) as s:
         a, b, c = alone(s)
         if restarted:
@@ -87,7 +87,7 @@ def test_unclean_election_records_dropped_by_compaction_are_fetched_again(restar
 
 
 @pytest.mark.parametrize("all_of_it", [False, True], ids=["a part", "everything"])
-def test_unclean_election_records_fetched_compacted_are_fetched_again(all_of_it: bool) -> None:
+def test_follower_refetches_records_it_got_compacted_after_an_unclean_election(all_of_it: bool) -> None:
     with Stage(min_isr=1, reader=False, stream=CONFIG) as s:
         a, b, c = alone(s)
         s.empty_disk(c)
@@ -111,7 +111,7 @@ def test_unclean_election_records_fetched_compacted_are_fetched_again(all_of_it:
 
 
 @pytest.mark.parametrize("offset", [KEYS - 1, KEYS + 1], ids=["before the cut", "behind the cut"])
-def test_unclean_election_log_damaged_below_its_compaction_horizon_is_fetched_again(offset: int) -> None:
+def test_follower_refetches_a_log_damaged_below_its_horizon_after_an_unclean_election(offset: int) -> None:
     with Stage(min_isr=1, reader=False, stream=CONFIG) as s:
         a, b, c = alone(s)
         s.crash(a)
@@ -122,7 +122,7 @@ def test_unclean_election_log_damaged_below_its_compaction_horizon_is_fetched_ag
         all_are_equal(s)
 
 
-def test_clean_election_of_a_compacted_log_fetches_nothing_again() -> None:
+def test_follower_with_a_compacted_log_refetches_nothing_after_a_clean_election() -> None:
     with Stage(reader=False, stream=CONFIG) as s:
         a, b, _ = s.leader, *s.followers
         s.publish(2 * KEYS)

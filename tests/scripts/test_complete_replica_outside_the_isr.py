@@ -1,4 +1,4 @@
-"""A replica that left the ISR while HW stood still holds all that was committed (KIP-966's eligible leader replicas).
+"""A replica that left the ISR while the high watermark stood still has all committed records (KIP-966).
 
 With fewer than ``min_isr`` members nothing is committed. So who leaves the ISR last, and leaves less than that behind, lacks nothing:
 when the member that stayed fails for good, the other one leads, and nobody has to command a loss. One whose disk has lost what
@@ -53,7 +53,7 @@ def test_complete_replica_with_a_lost_disk_does_not_lead() -> None:
         s.wait_for_leader(a)
 
 
-def test_complete_replica_that_asks_for_acked_records_loses_its_complete_state() -> None:
+def test_complete_replica_that_lost_acked_records_is_no_longer_complete() -> None:
     with Stage() as s:
         a, b = _alone(s)
         s.flip_bit(b, 4)

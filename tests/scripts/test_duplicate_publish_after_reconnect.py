@@ -20,7 +20,7 @@ def _expecting(last: int) -> bytes:
     return b"NATS/1.0\r\nNats-Expected-Last-Sequence: %d\r\n\r\n" % last
 
 
-def test_duplicate_publish_after_a_lost_ack_is_stored_per_attempt_in_order() -> None:
+def test_publish_repeated_without_message_id_after_a_lost_ack_is_stored_twice_in_order() -> None:
     with Stage() as s:
         s.publish(1)
         lost = s.hold("ack", receiver="p0", at_most=1)
@@ -33,7 +33,7 @@ def test_duplicate_publish_after_a_lost_ack_is_stored_per_attempt_in_order() -> 
         assert again.ack.offset == 2, "the ack names the record of this attempt, not of the first one"
 
 
-def test_duplicate_publish_after_a_lost_publish_is_stored_once() -> None:
+def test_publish_repeated_after_a_lost_publish_is_stored_once() -> None:
     with Stage() as s:
         s.publish(1)
         lost = s.hold("publish", at_most=1)
@@ -44,7 +44,7 @@ def test_duplicate_publish_after_a_lost_publish_is_stored_once() -> None:
         assert s.ids(s.leader) == [1, *again.ids]
 
 
-def test_duplicate_publish_when_the_leader_reconnects_is_stored_once() -> None:
+def test_publish_repeated_during_a_leader_reconnect_is_stored_once() -> None:
     """Messages in flight to the leader are lost. A message that it received is stored once, even if NATS repeats it."""
     with Stage() as s:
         a = s.leader
@@ -59,7 +59,7 @@ def test_duplicate_publish_when_the_leader_reconnects_is_stored_once() -> None:
         assert held == [1, 2, *(i for one in sent if one.acked for i in one.ids), *later[0].ids]
 
 
-async def test_duplicate_publish_with_expected_sequence_is_stored_at_most_once() -> None:
+async def test_publish_repeated_with_expected_sequence_is_stored_at_most_once() -> None:
     desk = Desk()
     desk.publish(b"one", "p", _expecting(0))
     await desk.turn()

@@ -1,4 +1,4 @@
-"""An emptied replica registers while an expand that names it is in flight (KIP-841, KIP-903).
+"""A replica with an emptied disk registers while an ISR change that adds it is in flight (KIP-841, KIP-903).
 
 c has caught up, and the leader asks the metadata group to let it in. Before the request arrives, c's disk is replaced, and c
 registers anew. The request was true when it was made, and nothing about the partition has changed since: only c's incarnation

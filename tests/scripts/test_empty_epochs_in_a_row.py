@@ -1,4 +1,4 @@
-"""Empty epochs in a row.
+"""Several leaders in a row write no record.
 
 Leaders come and go and write nothing. Epochs without a record leave no trace in any log, so that the largest epoch that a
 leader knows may be far below its own, and a follower may ask for one that the leader has never heard of. The answer is the
@@ -14,7 +14,7 @@ from tests.scripts.stage import Stage
 KILLS = ("-1 sentinel", "off-by-one epoch start")
 
 
-def test_empty_epochs_leave_no_trace_in_the_epoch_cache() -> None:
+def test_leader_epochs_without_records_have_no_entry_in_the_epoch_cache() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -28,7 +28,7 @@ def test_empty_epochs_leave_no_trace_in_the_epoch_cache() -> None:
         assert s.epochs(a) == s.epochs(b) == s.epochs(c) == ((first, 0), (last, 2))
 
 
-def test_empty_epochs_of_an_unwritten_stream_keep_replicas_equal() -> None:
+def test_leader_epochs_without_records_in_an_empty_stream_end_with_equal_replicas() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         for node in (b, c, a):
@@ -48,7 +48,7 @@ def test_empty_epochs_of_an_unwritten_stream_keep_replicas_equal() -> None:
         assert not set(lost.ids) & set(s.ids(a))
 
 
-def test_empty_epochs_leader_makes_a_returning_replica_truncate_its_old_tail() -> None:
+def test_leader_after_epochs_without_records_makes_a_returning_replica_truncate() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

@@ -15,7 +15,7 @@ from tests.scripts.stage import Stage
 KILLS = ("-1 sentinel", "no reconciliation before the fetch")
 
 
-def test_first_record_of_a_stream_on_the_dead_leader_only_is_truncated() -> None:
+def test_first_record_of_a_stream_stored_only_on_the_dead_leader_is_truncated() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.hold("data", sender=a)
@@ -33,7 +33,7 @@ def test_first_record_of_a_stream_on_the_dead_leader_only_is_truncated() -> None
         assert s.epochs(a) == ((s.leader_epoch, 0),)
 
 
-def test_first_record_empty_new_leader_truncates_the_returning_leader() -> None:
+def test_first_record_of_a_returning_leader_is_truncated_by_an_empty_new_leader() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.hold("data", sender=a)
@@ -49,7 +49,7 @@ def test_first_record_empty_new_leader_truncates_the_returning_leader() -> None:
         assert s.ids(a) == s.ids(b) == s.ids(c)
 
 
-def test_first_record_on_a_single_follower_makes_that_follower_lead() -> None:
+def test_first_record_of_a_stream_stored_on_one_follower_makes_that_follower_leader() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         held = s.hold("data", receiver=b)

@@ -13,7 +13,7 @@ from tests.scripts.stage import Stage
 KILLS = ("ack before flush on a follower", "positions only grow")
 
 
-def test_follower_power_loss_keeps_acked_records_on_disk() -> None:
+def test_follower_after_a_power_loss_has_all_acked_records_on_disk() -> None:
     with Stage(nodes=2, min_isr=1) as s:
         a, b = s.leader, s.followers[0]
         s.publish(3)
@@ -34,7 +34,7 @@ def test_follower_power_loss_keeps_acked_records_on_disk() -> None:
         s.publish(1)
 
 
-def test_follower_power_loss_with_empty_disk_resets_its_position() -> None:
+def test_follower_with_an_emptied_disk_resets_its_position_at_the_leader() -> None:
     """The first fetch of the new incarnation sets the position, in place of the position of its last life."""
     with Stage(nodes=2, min_isr=1) as s:
         a, b = s.leader, s.followers[0]

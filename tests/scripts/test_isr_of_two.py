@@ -1,4 +1,4 @@
-"""An ISR of two, or of one, while a fault lasts: who serves stays, who does not makes way, and publishes are acknowledged again.
+"""The ISR has two members or one, and a fault lasts: a reachable leader stays, an unreachable leader is replaced.
 
 With two members there is one witness, and it may be the one that is cut off: deposing a healthy leader on its word alone
 leaves the partition to a node that nobody reaches. So the metadata leader asks the accused over the bus first. One that still
@@ -48,7 +48,7 @@ def test_isr_of_two_isolated_follower_does_not_depose_its_leader() -> None:
         assert s.isr == {a, c}
 
 
-def test_isr_of_two_cut_link_to_a_follower_does_not_depose_the_leader() -> None:
+def test_isr_of_two_with_a_broken_link_to_one_of_three_does_not_depose_the_leader() -> None:
     with Stage() as s:
         a, b, c = _two(s)
         s.cut(a, b)
@@ -57,7 +57,7 @@ def test_isr_of_two_cut_link_to_a_follower_does_not_depose_the_leader() -> None:
         assert s.leader == a
 
 
-def test_isr_of_two_with_a_cut_link_between_keeps_the_leader() -> None:
+def test_isr_of_two_with_a_broken_link_between_its_members_does_not_change_the_leader() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = _two(s)
         s.crash(c)
@@ -99,7 +99,7 @@ def test_isr_of_one_unreachable_leader_is_replaced_by_a_complete_replica() -> No
         assert len(s.ids(b)) >= 4
 
 
-def test_isr_of_one_unreachable_leader_stays_without_a_complete_replica() -> None:
+def test_isr_of_one_unreachable_leader_is_not_replaced_without_a_complete_replica() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = _two(s)
         s.crash(b)
@@ -114,7 +114,7 @@ def test_isr_of_one_unreachable_leader_stays_without_a_complete_replica() -> Non
         s.acked_again(_WITHIN_S)
 
 
-def test_isr_of_two_isolated_leader_gives_up_without_reports() -> None:
+def test_isr_of_two_isolated_leader_resigns_without_reports_of_followers() -> None:
     with Stage() as s:
         a, b, c = _two(s)
         s.reconnect(c)

@@ -1,4 +1,4 @@
-"""Joining the ISR: not below HW, and not at HW but below the epoch's start (KAFKA-7128).
+"""A follower may not join the ISR below the high watermark or below the start of the epoch (KAFKA-7128).
 
 A follower that joins too early may be elected, and lacks what is committed. Being "caught up lately" is not enough
 (Liftbridge), and a new leader's own HW is not enough either: it lags behind the true one until it has passed the start of its
@@ -14,7 +14,7 @@ from tests.scripts.stage import Stage
 KILLS = ("join by time only", "join without HW", "join without epoch start")
 
 
-def test_isr_join_below_high_watermark_after_a_recent_catch_up_is_refused() -> None:
+def test_isr_join_below_the_high_watermark_after_a_recent_catch_up_is_rejected() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -32,7 +32,7 @@ def test_isr_join_below_high_watermark_after_a_recent_catch_up_is_refused() -> N
         assert s.end(c) == 6
 
 
-def test_isr_join_below_high_watermark_while_fetching_is_refused() -> None:
+def test_isr_join_below_the_high_watermark_while_fetching_is_rejected() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -48,7 +48,7 @@ def test_isr_join_below_high_watermark_while_fetching_is_refused() -> None:
         s.until(lambda: c in s.isr)
 
 
-def test_isr_join_at_high_watermark_below_the_epoch_start_is_refused() -> None:
+def test_isr_join_at_the_high_watermark_below_the_epoch_start_is_rejected() -> None:
     with Stage(nodes=4, factor=4, min_isr=1) as s:
         a, b, c, d = s.leader, *s.followers
         s.publish(3)

@@ -1,4 +1,4 @@
-"""A message reaches a leader that has just been deposed: it says nothing, neither yes nor no.
+"""A message reaches a leader that has just been deposed: it sends neither an ack nor an error.
 
 The same message may be on its way to the new leader as well, or be stored there already: publishers send to a subject, and not to a
 node. "Not stored" from somebody who does not lead would be a promise that nobody keeps; the publisher waits for its time-out instead.
@@ -23,7 +23,7 @@ def read_before(s: Stage, node: str, publish: Publish, reply: Reply) -> None:
         shell.ingest._take([(b"", inbox, payload, block)])
 
 
-def test_publish_at_a_deposed_leader_gets_no_answer() -> None:
+def test_publish_at_a_deposed_leader_gets_no_ack_and_no_error() -> None:
     with Stage() as s:
         a, b = s.leader, s.followers[0]
         s.publish(1)

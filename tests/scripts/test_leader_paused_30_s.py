@@ -1,4 +1,4 @@
-"""The leader stands still for 30 s, and then goes on: nothing that it queued is acknowledged.
+"""The leader process is paused for 30 s: it acknowledges nothing that was queued meanwhile.
 
 A paused process (SIGSTOP, a stopped VM, a long collection) does not know that it was away. Its socket buffers hold publishes,
 fetches and heartbeat answers from half a minute ago; its timers are all due. Whatever it takes up first, its lease ended long
@@ -19,7 +19,7 @@ KILLS = ("no lease", "lease on an old image")
 
 
 @pytest.mark.parametrize("timers_first", [True, False])
-def test_leader_paused_30_s_does_not_ack_its_queued_publishes(timers_first: bool) -> None:
+def test_leader_paused_for_30_s_does_not_ack_its_queued_publishes(timers_first: bool) -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -42,7 +42,7 @@ def test_leader_paused_30_s_does_not_ack_its_queued_publishes(timers_first: bool
         assert s.ids(a) == s.ids(b) == s.ids(c)
 
 
-def test_leader_paused_with_a_delayed_image_does_not_ack_its_queue() -> None:
+def test_leader_paused_with_delayed_metadata_does_not_ack_its_queued_publishes() -> None:
     """The leader learns that it is alive before it learns that it no longer leads."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers
@@ -64,7 +64,7 @@ def test_leader_paused_with_a_delayed_image_does_not_ack_its_queue() -> None:
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_leader_paused_briefly_keeps_its_leadership() -> None:
+def test_leader_paused_briefly_is_not_replaced() -> None:
     with Stage() as s:
         a = s.leader
         epoch = s.leader_epoch

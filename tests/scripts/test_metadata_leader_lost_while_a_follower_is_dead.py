@@ -1,4 +1,4 @@
-"""A follower dies, and so does the metadata leader: for a while nobody can take the follower out of the ISR.
+"""A follower and the metadata leader die: the dead follower cannot leave the ISR until a new metadata leader is elected.
 
 Records that the dead member does not have must not be committed, however long that takes: it may be the next leader. The
 partition's leader loses its lease and acknowledges nothing; when there is a metadata leader again, the ISR shrinks, and what
@@ -14,7 +14,7 @@ from tests.scripts.stage import Stage
 KILLS = ("no lease", "min_isr not looked at")
 
 
-def test_metadata_outage_with_a_dead_follower_commits_nothing() -> None:
+def test_leader_with_a_dead_follower_commits_no_record_without_a_metadata_leader() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

@@ -1,4 +1,4 @@
-"""The network is split: the leader with its publishers on one side, a majority on the other; or a replica's link stays broken for good.
+"""The network splits: the leader and its publishers are on one side, a majority on the other. Or one link stays broken.
 
 The side with the majority goes on, the other one stands: what it takes is acknowledged to nobody, and is cut away when the network is
 whole again. A follower that stays out of the ISR is no danger, but one more failure is: the operator gives its place to another node.
@@ -12,7 +12,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
 
 
-def test_network_split_keeps_the_majority_side_and_deposes_the_isolated_leader() -> None:
+def test_network_split_deposes_the_isolated_leader_and_elects_one_on_the_majority_side() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
@@ -38,7 +38,7 @@ def test_network_split_keeps_the_majority_side_and_deposes_the_isolated_leader()
         assert s.ids(a) == s.ids(b) == s.ids(c)
 
 
-def test_network_split_replica_that_stays_away_is_replaced_by_a_reassignment() -> None:
+def test_reassignment_replaces_a_replica_that_a_network_split_keeps_out_of_the_isr() -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

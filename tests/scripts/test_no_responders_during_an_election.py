@@ -1,4 +1,4 @@
-"""Nobody listens while the leader is dead: who publishes or fetches then is told so at once, and nothing half-happens.
+"""No subscriber exists while the leader is dead: publishes and fetches fail at once with "no responders".
 
 NATS answers a request on a subject without subscribers by itself. For a publisher that is a clear no: the message is nowhere. For
 a follower it is no sign that its log is complete: an error leads into a back-off, never into the idle sleep, and never makes it
@@ -31,7 +31,7 @@ def test_publish_without_responders_in_an_election_is_not_stored() -> None:
         assert not {i for one in lost for i in one.ids} & set(s.ids(s.leader))
 
 
-def test_record_on_a_single_follower_survives_an_election_without_responders() -> None:
+def test_record_on_one_follower_is_readable_after_an_election_without_responders() -> None:
     """The true HW is above the HW of the followers. A follower that truncates to its own HW loses acknowledged records."""
     with Stage() as s:
         a, b, c = s.leader, *s.followers

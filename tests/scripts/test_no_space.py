@@ -1,4 +1,4 @@
-"""No space is left: on the leader, on a follower, for the metadata group.
+"""The disk is full: on the leader, on a follower, or on a controller.
 
 A leader that can't write says so, once, to those who ask (a negative ack means that the message is nowhere), and does not go
 on as if it could: another leads. A follower that can't write falls behind, and the ISR goes on without it; nothing that is

@@ -1,4 +1,4 @@
-"""One follower's broken link deposes nobody.
+"""One broken link between a follower and the leader does not depose the leader.
 
 b can't reach the leader and says so, again and again. c can. If any one report sufficed, a single bad cable would turn the
 leadership round and round; so more than half of the ISR's followers must report, and a witness counts once, however often it
@@ -46,7 +46,7 @@ def test_broken_links_to_both_followers_depose_the_leader() -> None:
         s.publish(2)
 
 
-def test_former_standby_leader_steps_aside_after_its_publish_link_was_lost() -> None:
+def test_leader_elected_as_standby_transfers_its_leadership_after_its_publish_link_was_lost() -> None:
     """The leader missed publishes, and a follower on standby heard them [A4]."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(3)

@@ -1,4 +1,4 @@
-"""A reader had read what an unclean election lost: it is told, whether its offset is past the new log's end or within it.
+"""A reader has read records that an unclean election lost: the reader gets an error, whatever its offset.
 
 a alone holds the last records, which are committed and were read; a dies for good and b is made leader by command. The new log is
 shorter at first and longer later. A replica that only lags, and one that has not agreed with its leader, never says "cut".

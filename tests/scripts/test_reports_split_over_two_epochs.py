@@ -1,4 +1,4 @@
-"""Two reports about one node, but about two of its leaderships: they don't add up.
+"""Two reports of a silent leader about different leader epochs do not add up.
 
 b could not reach a in epoch 1. Since then a has lost and regained the leadership. Now c's report about epoch 3 comes in; if reports
 were counted by leader, and not by leadership, b's old one and c's would be a majority and depose a healthy leader. A report that is
@@ -26,7 +26,7 @@ def report(s: Stage, witness: str, leader: str, leader_epoch: int) -> pb.Control
     return s.command(pb.ControlRequest(reportLeader=request))
 
 
-def test_leader_reports_about_two_epochs_depose_no_leader() -> None:
+def test_silent_leader_reports_about_two_different_epochs_depose_no_leader() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         first = s.leader_epoch
@@ -41,7 +41,7 @@ def test_leader_reports_about_two_epochs_depose_no_leader() -> None:
         s.publish(1)
 
 
-def test_leader_reports_about_the_same_epoch_depose_the_leader() -> None:
+def test_silent_leader_reports_about_the_same_epoch_depose_the_leader() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

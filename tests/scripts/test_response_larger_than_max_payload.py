@@ -40,7 +40,7 @@ def _fetch(desk: Desk, offset: int, held: Held = NOTHING) -> list[bytes]:
     return desk.bus.take("liftpy.inbox.n2.x")
 
 
-async def test_fetch_response_contains_as_many_whole_batches_as_fit() -> None:
+async def test_fetch_response_contains_as_many_whole_batches_as_fit_into_max_payload() -> None:
     desk = Desk(FakeBus(max_payload=64 * 1024))
     for number in range(40):
         desk.publish(bytes([number]) * 9000)
@@ -68,7 +68,7 @@ def _fetch_large(desk: Desk, offset: int) -> list[RecordBatch]:
             return split_batches(whole)
 
 
-async def test_fetch_response_carries_a_record_larger_than_the_payload_limit_in_pieces() -> None:
+async def test_fetch_response_with_a_record_above_max_payload_is_sent_in_fragments() -> None:
     desk = Desk(FakeBus(max_payload=64 * 1024))
     desk.publish(b"x" * (64 * 1024), "large")
     for _ in range(12):
@@ -84,7 +84,7 @@ async def test_fetch_response_carries_a_record_larger_than_the_payload_limit_in_
     assert desk.bus.errors == {}
 
 
-async def test_fetch_response_after_a_lowered_payload_limit_carries_stored_batches_in_pieces() -> None:
+async def test_fetch_response_after_a_lowered_max_payload_sends_stored_batches_in_fragments() -> None:
     desk = Desk()
     desk.publish(b"x" * 500_000)
     await desk.turn()
@@ -96,7 +96,7 @@ async def test_fetch_response_after_a_lowered_payload_limit_carries_stored_batch
     assert not frames.decode_replication_response(frame).batches, "a follower that has it is told that it is caught up"
 
 
-def test_follower_catches_up_with_a_small_payload_limit() -> None:
+def test_follower_with_a_small_max_payload_catches_up() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(1)
@@ -120,7 +120,7 @@ def test_follower_catches_up_with_a_small_payload_limit() -> None:
         assert 0 < max(sizes) <= 600
 
 
-def test_follower_assembles_a_batch_larger_than_the_payload_limit() -> None:
+def test_follower_assembles_a_batch_larger_than_max_payload() -> None:
     with Stage(min_isr=2) as s:
         a, b, c = s.leader, *s.followers
         s.publish(1)

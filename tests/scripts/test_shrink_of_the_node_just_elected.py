@@ -1,4 +1,4 @@
-"""The old leader asks to shrink away the very node that has just been elected.
+"""A request of the old leader to remove a follower from the ISR arrives after that follower became leader.
 
 b was slow, so a wanted it out of the ISR; before that arrives, the leadership has gone to b. The request names the leader, its
 LeaderEpoch and the Epoch that it was made on; inside apply none of them is true any more. If the check were made when the request

@@ -19,7 +19,7 @@ KILLS = (
 )
 
 
-def test_slow_consumer_drop_by_nats_is_not_acked() -> None:
+def test_publish_dropped_by_nats_for_a_slow_consumer_is_not_acked() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         epoch = s.leader_epoch
@@ -39,7 +39,7 @@ def test_slow_consumer_drop_by_nats_is_not_acked() -> None:
         s.publish(1)
 
 
-async def test_ingest_queue_overflow_rejects_waiting_publishers_at_once() -> None:
+async def test_ingest_queue_overflow_rejects_publishes_with_reply_at_once() -> None:
     desk = Desk(ingest_queue_records=16)
     for number in range(20):  # one read of the socket brings them all
         desk.publish(b"%d" % number, f"p{number}")
@@ -63,7 +63,7 @@ async def test_ingest_queue_overflow_rejects_waiting_publishers_at_once() -> Non
     assert desk.values() == [b"%d" % number for number in range(16)] + [b"again"]
 
 
-async def test_ingest_queue_overflow_without_a_lease_drops_silently() -> None:
+async def test_ingest_queue_overflow_at_a_leader_without_a_lease_drops_publishes_without_an_answer() -> None:
     desk = Desk(ingest_queue_records=16, may_refuse=False)
     for number in range(20):
         desk.publish(b"x", f"p{number}")

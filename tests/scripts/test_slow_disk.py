@@ -54,7 +54,7 @@ def publish_until(s: Stage, condition: Callable[[], bool], within_s: float) -> f
     return s.now_s - began_s
 
 
-def test_slow_disk_for_a_short_time_or_slightly_changes_nothing() -> None:
+def test_slow_disk_for_a_short_time_or_slightly_changes_neither_leader_nor_isr() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         publish_for(s, 1)
@@ -119,7 +119,9 @@ def test_slow_disk_with_an_endless_flush_transfers_the_leadership() -> None:
 
 
 @pytest.mark.parametrize(("factor", "min_isr", "node"), [(3, 3, 0), (3, 3, 1), (2, 1, 0), (2, 1, 1)])
-def test_slow_disk_below_min_isr_or_on_the_only_replica_changes_nothing(factor: int, min_isr: int, node: int) -> None:
+def test_slow_disk_at_min_isr_or_on_the_only_replica_changes_neither_leader_nor_isr(
+    factor: int, min_isr: int, node: int
+) -> None:
     with Stage(factor=factor, min_isr=min_isr) as s:
         members, leader = s.isr, s.leader
         publish_for(s, 1)
@@ -144,7 +146,7 @@ def test_slow_disk_follower_stays_out_of_the_isr_longer_each_time() -> None:
     assert out_s[2] >= 7.9
 
 
-def test_slow_disk_leadership_lasts_a_minimum_time_before_the_next_transfer() -> None:
+def test_slow_disk_leader_transfers_again_only_after_the_minimum_leadership_time() -> None:
     with Stage(min_leadership_s=40.0, slow_flush_isr_backoff_s=5.0) as s:
         publish_for(s, 1)
         first = s.leader
@@ -159,7 +161,7 @@ def test_slow_disk_leadership_lasts_a_minimum_time_before_the_next_transfer() ->
         assert s.now_s - began_s >= 39
 
 
-def test_slow_disk_on_all_nodes_changes_nothing() -> None:
+def test_slow_disk_on_all_nodes_changes_neither_leader_nor_isr() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         publish_for(s, 1)
@@ -171,7 +173,7 @@ def test_slow_disk_on_all_nodes_changes_nothing() -> None:
         assert s.counted("steps aside: slow flushes") == 0
 
 
-def test_slow_disk_follower_returns_when_another_member_dies() -> None:
+def test_slow_disk_follower_rejoins_the_isr_when_another_member_dies() -> None:
     with Stage(slow_flush_isr_backoff_s=5.0) as s:
         a, b, c = s.leader, *s.followers
         publish_for(s, 1)

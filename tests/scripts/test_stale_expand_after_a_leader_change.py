@@ -1,4 +1,4 @@
-"""A stale expand arrives after a change of leader.
+"""A request of the old leader to add a follower to the ISR arrives after a leader change.
 
 a asks the metadata group to let c into the ISR; the request is long on its way. Meanwhile b leads, and c has not followed it.
 If the request were judged when it was made, or by anything but compare-and-set inside apply on (leader, LeaderEpoch, Epoch),

@@ -1,4 +1,4 @@
-"""All that is committed lies on one dead disk: nobody else is elected unless somebody says so, and then everybody can see it.
+"""All committed records are on one dead disk: another replica becomes leader only on an operator's command.
 
 The others are alive and know that they may lack records. The partition goes Offline and keeps its ISR; when the member of it
 returns, it is elected and nothing is lost. On command another one leads, and what only the dead one had is gone: recorded as
@@ -35,7 +35,7 @@ def elect(s: Stage, node: str, *, unclean: bool) -> pb.ControlResponse:
     return s.command(pb.ControlRequest(electLeader=request))
 
 
-def test_unclean_election_does_not_happen_when_a_member_returns() -> None:
+def test_unclean_election_does_not_start_without_a_command() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = alone(s)
         s.always(lambda: s.status is PartitionStatus.OFFLINE and s.isr == {a}, 20)
@@ -47,7 +47,7 @@ def test_unclean_election_does_not_happen_when_a_member_returns() -> None:
         assert len(s.ids(b)) == 4
 
 
-def test_unclean_election_on_command_loses_records_and_is_recorded() -> None:
+def test_unclean_election_on_command_loses_records_and_is_recorded_in_the_metadata() -> None:
     with Stage(min_isr=1, reader=False) as s:
         a, b, c = alone(s)
         assert elect(s, b, unclean=True).error == pb.ControlResponse.OK

@@ -1,9 +1,10 @@
-"""The wall clocks are an hour off, either way.
+"""The wall clocks of nodes are an hour off.
 
-Leases, sessions and time-outs run on each node's monotonic clock, and no two nodes' clocks are compared for them; the wall clock
-is what stands in a batch's timestamp, and by what retention tells ages (``test_ages_by_a_wrong_clock.py``). So nobody is deposed,
-nothing waits, and a change of leader makes timestamps jump by two hours and offsets not at all. Nor does anything that is decided
-hang on the metadata leader's: one entry of a clock that is years ahead makes no two reports of a leader one, however far apart.
+Leases, sessions and timeouts use the monotonic clock of each node. No timer compares the clocks of two nodes. The wall clock only
+sets the timestamp of a batch and the age of records for retention (``test_retention_with_a_wrong_clock.py``).
+
+So no leader is deposed and no follower waits. A leader change makes timestamps jump by two hours. Offsets do not jump. The wall clock
+of the metadata leader decides nothing either: an entry whose time is years ahead does not add up two reports about a leader.
 
 Shows D1, D15, D22, L1, R3.
 """
@@ -51,7 +52,7 @@ def test_wall_clock_an_hour_off_changes_no_election_or_isr(hours: int) -> None:
         assert [batch.base_offset for batch in batches] == list(range(6))
 
 
-def test_wall_clock_jump_on_the_leader_changes_nothing() -> None:
+def test_wall_clock_jump_on_the_leader_changes_neither_leader_nor_isr() -> None:
     with Stage() as s:
         a = s.leader
         epoch = s.leader_epoch
@@ -64,7 +65,7 @@ def test_wall_clock_jump_on_the_leader_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("off_s", [10 * 365 * 86_400, -60])
-def test_leader_reports_a_minute_apart_do_not_add_up_under_a_wrong_clock(off_s: int) -> None:
+def test_silent_leader_reports_a_minute_apart_do_not_depose_with_a_wrong_clock(off_s: int) -> None:
     with Stage(idle_polls_before_quiet=10) as s:  # a follower that sleeps is out of the ISR before it reports
         a, b, c = s.leader, *s.followers
         epoch = s.leader_epoch

@@ -1,4 +1,4 @@
-"""Histories of groups and queues under faults, and bugs that they notice; ``python -m tests.simulation.group`` runs any number."""
+"""Test simulated groups and queues under faults, and planted bugs. ``python -m tests.simulation.group`` runs more seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST = catalogue.MEMBERS + catalogue.QUEUES + catalogue.ORDERED
 QUICK = [bug for bug in MOST if bug.seed == 1][::6]
 
 
-def test_groups_under_simulated_faults_keep_their_rules() -> None:
+def test_consumer_group_simulation_seeds_break_no_invariant() -> None:
     seen: Counter[str] = Counter()
     for seed in range(1, 6):
         seen += world.run(seed)
@@ -24,7 +24,7 @@ def test_groups_under_simulated_faults_keep_their_rules() -> None:
         assert seen[what], f"no history had: {what}"
 
 
-def test_queues_under_simulated_faults_keep_their_rules() -> None:
+def test_queue_simulation_seeds_break_no_invariant() -> None:
     seen: Counter[str] = Counter()
     for seed in range(1, 4):
         seen += queues.run(seed)
@@ -35,7 +35,7 @@ def test_queues_under_simulated_faults_keep_their_rules() -> None:
         assert seen[what], f"no history had: {what}"
 
 
-def test_ordered_queues_under_simulated_faults_keep_their_rules() -> None:
+def test_ordered_queue_simulation_seeds_break_no_invariant() -> None:
     seen: Counter[str] = Counter()
     for seed in range(1, 3):
         seen += queues.run_ordered(seed)
@@ -44,13 +44,13 @@ def test_ordered_queues_under_simulated_faults_keep_their_rules() -> None:
 
 
 @pytest.mark.parametrize("bug", MOST, ids=lambda bug: bug.name)
-def test_planted_group_bugs_match_the_code(bug: catalogue.PlantedBug) -> None:
+def test_planted_group_bug_patches_match_the_shipped_code(bug: catalogue.PlantedBug) -> None:
     assert bug.seed
     assert bug.changed() is not None
 
 
 @pytest.mark.parametrize("bug", QUICK, ids=lambda bug: bug.name)
-def test_planted_group_bugs_are_detected(bug: catalogue.PlantedBug) -> None:
+def test_planted_group_bugs_are_each_detected_by_a_seed(bug: catalogue.PlantedBug) -> None:
     run = world.run if bug in catalogue.MEMBERS else queues.run if bug in catalogue.QUEUES else queues.run_ordered
     with bug.planted(), pytest.raises(InvariantError, match=f"invariant {bug.code} "):
         run(bug.seed)

@@ -1,4 +1,4 @@
-"""Two versions in one group, and images that turn: the short form (``mixed.py``)."""
+"""Test controllers of two versions in one group, and controllers whose metadata differs (``mixed.py``)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _A_PERSON = (216, 238)
 
 
 @pytest.mark.timeout(120)
-def test_mixed_versions_decide_the_same_at_each_feature_level() -> None:
+def test_controllers_of_mixed_versions_decide_the_same_at_each_feature_level() -> None:
     seen: Counter[str] = Counter()
     wanted = ("finalize: OK", "finalize: INVALID", "processes of the old version", "processes of the new version")
     wanted = (*wanted, "born at level 5", "born at level 6", "old versions that met the level and ended")
@@ -35,14 +35,14 @@ def test_mixed_versions_decide_the_same_at_each_feature_level() -> None:
 
 
 @pytest.mark.timeout(120)
-def test_mixed_versions_detect_a_decision_by_the_own_version() -> None:
+def test_mixed_version_simulation_detects_a_decision_that_ignores_the_feature_level() -> None:
     with decides(guarded=False):
         assert "M5" in run_seed(_SHOWS, Counter(), MixedRun)
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.long
-def test_corrupted_controller_image_is_found_and_fetched_again() -> None:
+def test_corrupted_controller_metadata_is_detected_and_fetched_from_others() -> None:
     seen: Counter[str] = Counter()
     assert run_seed(_TURNS, seen, DivergedRun) == ""
     assert seen["folders put aside"] == 1
@@ -53,13 +53,13 @@ def test_corrupted_controller_image_is_found_and_fetched_again() -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", sampled(_NO_MAJORITY, 4))
-def test_corrupted_controller_images_without_a_majority_find_one_again(seed: int) -> None:
+def test_corrupted_controller_metadata_without_a_majority_reaches_one_again(seed: int) -> None:
     assert run_seed(seed, Counter(), DivergedRun) == ""
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", sampled(_A_PERSON, 2))
-def test_corrupted_controller_images_that_all_differ_are_resolved_by_an_operator(seed: int) -> None:
+def test_corrupted_controller_metadata_that_differs_on_all_is_resolved_by_an_operator(seed: int) -> None:
     seen: Counter[str] = Counter()
     assert run_seed(seed, seen, DivergedRun) == ""
     assert sum(seen[who] for who in ("persons who stop the leader", "persons who stop another one")) in (1, 2)

@@ -1,4 +1,4 @@
-"""The short form of ``python -m tests.simulation.raft``, its mutants by the seeds that kill them, and that its checks can fail."""
+"""Test a few seeds of ``python -m tests.simulation.raft``, the seeds that detect its mutants, and its checks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_raft_mutant_is_detected_by_its_seed(mutant: RaftMutant) -> None:
 
 
 @pytest.mark.long
-def test_raft_simulation_does_not_depend_on_the_hash_seed() -> None:
+def test_raft_simulation_seed_gives_one_history_for_any_hash_seed() -> None:
     printed = []
     for hash_seed in ("1", "2"):
         given = {**os.environ, "PYTHONHASHSEED": hash_seed}
@@ -91,7 +91,7 @@ def test_raft_simulation_does_not_depend_on_the_hash_seed() -> None:
     assert first != second, "two seeds have two histories"
 
 
-def test_raft_simulation_fault_kinds_use_their_own_generators() -> None:
+def test_raft_simulation_fault_kinds_draw_from_separate_random_generators() -> None:
     alone, beside = Draws(7), Draws(7)
     for _ in range(5):
         beside["a kind that is new"].random()
@@ -110,7 +110,7 @@ def _begun(fsm: CheckedFsm) -> CheckedFsm:
     return fsm
 
 
-def test_raft_simulation_checks_can_fail() -> None:
+def test_raft_simulation_checks_report_diverged_metadata() -> None:
     ghost = Ghost()
     _begun(CheckedFsm(ghost, "a")).apply(_entry(1), 1)
     with pytest.raises(Violation, match="elsewhere"):
@@ -130,7 +130,7 @@ def test_raft_simulation_checks_can_fail() -> None:
         later.apply(_entry(3), 3)
 
 
-def test_raft_simulation_works_ahead_in_several_invisible_steps() -> None:
+def test_raft_simulation_detects_metadata_that_is_visible_before_its_entry_is_applied() -> None:
     ghost = Ghost()
     fsm = _begun(CheckedFsm(ghost, "a", lambda: 3))
     before = fsm.image

@@ -1,4 +1,4 @@
-"""Seeds of simulated clusters in the suite's budget; ``python -m tests.simulation.replica`` runs as many as wanted.
+"""Test seeds of simulated clusters. ``python -m tests.simulation.replica`` runs more seeds.
 
 ``--corpus``: all that are named here."""
 
@@ -122,7 +122,7 @@ as long: run ``--corpus`` where a rule of a replica changes."""
 
 
 @pytest.mark.timeout(900)
-def test_simulated_seeds_break_no_invariant_and_cover_every_event() -> None:
+def test_simulation_seeds_break_no_invariant_and_cover_every_event() -> None:
     assert set(SHORT) <= set(corpus())
     seen: Counter[str] = Counter()
     failures = []
@@ -150,11 +150,11 @@ def _digest(hash_seed: str) -> str:
 
 
 @pytest.mark.long
-def test_simulated_seed_gives_one_history_for_any_hash_order() -> None:
+def test_simulation_seed_gives_one_history_for_any_hash_order() -> None:
     assert _digest("1") == _digest("2")
 
 
-def test_simulated_failing_seed_is_shrunk() -> None:
+def test_simulation_seed_that_fails_is_shrunk_to_a_shorter_history() -> None:
     mutant = next(mutant for mutant in MUTANTS if mutant.name == "no maximal ISR")
     with mutant.applied():
         failed = next(outcome for outcome in (run_seed(seed, 1500) for seed in range(26, 80)) if outcome.violation)

@@ -30,7 +30,7 @@ def run(seed: int, events: int = EVENTS) -> Outcome:
     return run_plan(replace(plan, stream_config=with_standby, repeats=bool(seed % 2)), events)
 
 
-def test_simulated_standby_messages_are_stored_once_and_answered() -> None:
+def test_simulated_standby_messages_are_stored_once_and_acked() -> None:
     seen: dict[str, int] = {}
     for seed in SEEDS:
         outcome = run(seed)
@@ -107,7 +107,7 @@ BUGS: list[tuple[Callable[[], Patches], int, str]] = [
 
 
 @pytest.mark.parametrize(("bug", "seed", "broken"), BUGS, ids=[bug.__name__ for bug, *_ in BUGS])
-def test_simulated_standby_bug_is_detected(bug: Callable[[], Patches], seed: int, broken: str) -> None:
+def test_simulation_detects_a_planted_standby_bug(bug: Callable[[], Patches], seed: int, broken: str) -> None:
     with ExitStack() as stack:
         for patched in bug():
             stack.enter_context(patched)

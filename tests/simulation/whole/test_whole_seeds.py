@@ -1,4 +1,4 @@
-"""The short form of ``python -m tests.simulation.whole``: two clusters in which controllers come, go, and are lost for good."""
+"""Test two seeds of ``python -m tests.simulation.whole``: clusters whose controllers join, leave and are lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.timeout(300)
-def test_simulated_whole_cluster_moves_replicas_and_controllers_without_loss() -> None:
+def test_whole_cluster_simulation_moves_replicas_and_controllers_without_loss() -> None:
     seen: Counter[str] = Counter()
     for seed in SEEDS:
         outcome = run_seed(seed, EVENTS)
@@ -39,7 +39,7 @@ def test_simulated_whole_cluster_moves_replicas_and_controllers_without_loss() -
     assert [what for what in WANTED if not seen[what]] == []
 
 
-def test_simulated_whole_cluster_plan_gives_one_history() -> None:
+def test_whole_cluster_simulation_plan_gives_one_history() -> None:
     plan = replace(draw_whole_plan(4), changes=(Change(2_000_000_000, "add", 0.5),))
     first, second = (run_whole(plan, 1500, trace=True) for _ in range(2))
     assert first.trace is not None
@@ -47,7 +47,7 @@ def test_simulated_whole_cluster_plan_gives_one_history() -> None:
     assert first.trace.lines == second.trace.lines
 
 
-def test_simulated_whole_cluster_controllers_begin_with_the_image(tmp_path: Path) -> None:
+def test_whole_cluster_simulation_starts_controllers_with_the_metadata_of_the_plan(tmp_path: Path) -> None:
     """Otherwise they grant leases of another length than the plan says."""
     group = WholeCluster(draw_whole_plan(1), tmp_path).group
     assert group.run.first_image == group.fsm.image

@@ -1,4 +1,4 @@
-"""A few histories of the world in which shipped nodes run, and that a seed is one history."""
+"""Test a few seeds of shipped nodes in virtual time, and that a seed gives one history."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def _digests(printed: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_simulated_world_seed_gives_the_same_trace_in_two_processes() -> None:
+def test_shipped_node_simulation_seed_gives_the_same_trace_in_two_processes() -> None:
     first, second = (_run(seed, "--profile", "all", "--seeds", "2", "--busy", "2", "--digests") for seed in (1, 2))
     assert _digests(first) == _digests(second) != []
 
 
-def test_simulated_world_seeds_of_all_faults_keep_every_rule() -> None:
+def test_shipped_node_simulation_seeds_with_all_faults_break_no_rule() -> None:
     _run(0, "--profile", "all", "--seeds", "1", "--busy", "3")

@@ -31,7 +31,7 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.nats.transport import NoRespondersError, RequestTimeoutError
-from tests.unit.bus.batches import Bench
+from tests.unit.publish.batches import Bench
 
 _Ack = client_pb2.Ack
 PATIENT: dict[str, Any] = {"attempt_s": 0.05, "patience_s": 30.0}

@@ -1,4 +1,4 @@
-"""Sealed segments are opened when they are read and share a bound; what the limit of open files is enough for is known [L6]."""
+"""Test the mmap cache of sealed segments and the budget that follows from the limit of open files [L6]."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_all(log: Log) -> list[bytes | None]:
     return found
 
 
-def test_open_maps_many_segments_need_few_descriptors(tmp_path: Path) -> None:
+def test_mmap_cache_reads_many_segments_with_few_file_descriptors(tmp_path: Path) -> None:
     before = open_count()
     maps = OpenMaps(8)
     logs = [filled(tmp_path / name, maps) for name in ("a", "b", "c")]
@@ -55,7 +55,7 @@ def test_open_maps_many_segments_need_few_descriptors(tmp_path: Path) -> None:
     reopened.close()
 
 
-def test_open_maps_view_survives_eviction_deletion_and_close(tmp_path: Path) -> None:
+def test_mmap_cache_view_stays_readable_after_eviction_deletion_and_close(tmp_path: Path) -> None:
     log = filled(tmp_path, OpenMaps(1))
     (view,) = log.read(0, 4096).chunks
     read_all(log)
@@ -64,7 +64,7 @@ def test_open_maps_view_survives_eviction_deletion_and_close(tmp_path: Path) -> 
     assert split_batches(view)[0].values() == [bytes(4000)]
 
 
-def test_open_maps_replaced_file_is_not_read_as_the_sealed_file(tmp_path: Path) -> None:
+def test_mmap_cache_read_of_a_replaced_file_raises_storage_error(tmp_path: Path) -> None:
     maps = OpenMaps(1)
     log = filled(tmp_path, maps, 3)
     file = log.segments[0].file
@@ -79,7 +79,7 @@ def test_open_maps_replaced_file_is_not_read_as_the_sealed_file(tmp_path: Path) 
         file.read(0, 100)
 
 
-def test_open_maps_are_released_when_no_descriptors_are_left(tmp_path: Path) -> None:
+def test_mmap_cache_at_the_descriptor_limit_closes_maps_and_reads_on(tmp_path: Path) -> None:
     """In a process of its own, whose limit is lowered."""
     script = f"""
 import resource, sys
@@ -99,7 +99,7 @@ print("read")
     assert done.stdout == "read\n", done.stderr
 
 
-def test_descriptor_limit_is_raised_to_the_hard_limit_and_defines_budgets() -> None:
+def test_descriptor_limit_is_raised_to_the_hard_limit_and_sets_the_cache_size() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
@@ -115,7 +115,7 @@ def test_descriptor_limit_is_raised_to_the_hard_limit_and_defines_budgets() -> N
     assert budget_of(20_000).partitions >= 10_000
 
 
-def test_descriptor_count_on_a_system_without_proc_is_minus_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_descriptor_count_on_a_system_without_proc_is_minus_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def listdir(path: str) -> list[str]:
         assert path == "/proc/self/fd"
         if not told:

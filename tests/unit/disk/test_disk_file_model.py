@@ -1,4 +1,4 @@
-"""A file on the disk against a byte string: whatever is done to it, whatever the system says, both hold the same [S4, L6]."""
+"""Test a disk file against a byte string under random operations and system errors [S4, L6]."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def contents(file: DiskFile) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_disk_file_random_operations_match_a_byte_string(seed: int, tmp_path: Path, system: System) -> None:
+def test_disk_file_after_random_operations_equals_a_byte_string_model(seed: int, tmp_path: Path, system: System) -> None:
     draw = random.Random(seed)
     file, model, sealed, views = DiskFile(tmp_path / "log", create=True, maps=OpenMaps(1)), b"", False, []
     for _ in range(80):
@@ -96,7 +96,9 @@ def test_disk_file_random_operations_match_a_byte_string(seed: int, tmp_path: Pa
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 1])
-def test_disk_file_rewrite_and_copy_cover_each_byte(size: int, tmp_path: Path, system: System) -> None:
+def test_disk_file_rewrite_and_truncate_of_a_sealed_file_write_each_byte_once(
+    size: int, tmp_path: Path, system: System
+) -> None:
     written: list[tuple[int, bytes]] = []
     file = DiskFile(tmp_path / "log", create=True)
     data = bytes(n % 251 for n in range(size + 5))
@@ -115,7 +117,7 @@ def test_disk_file_rewrite_and_copy_cover_each_byte(size: int, tmp_path: Path, s
     file.close()
 
 
-def test_disk_file_read_ignores_bytes_of_an_unfinished_write(tmp_path: Path) -> None:
+def test_disk_file_read_excludes_bytes_of_an_unfinished_write(tmp_path: Path) -> None:
     file = DiskFile(tmp_path / "log", create=True)
     file.append([b"counted"])
     with (tmp_path / "log").open("ab") as behind:
@@ -151,7 +153,7 @@ def cached_pages(path: Path) -> list[bool]:
     return [bool(page & 1) for page in found.raw]
 
 
-def test_disk_file_reread_of_a_sealed_file_leaves_the_page_cache_unchanged(tmp_path: Path) -> None:
+def test_disk_file_reread_of_a_sealed_file_does_not_change_the_page_cache(tmp_path: Path) -> None:
     path, page = tmp_path / "log", mmap.PAGESIZE
     file = DiskFile(path, create=True)
     file.append([os.urandom(1024 * page)])
@@ -194,7 +196,7 @@ FAILING = ("writev", "write", "pwrite", "fdatasync", "fsync", "ftruncate", "rena
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("number", [*FULL, errno.EIO, errno.EROFS])
-def test_disk_file_system_error_is_raised_by_kind(
+def test_disk_file_system_error_is_raised_as_no_space_or_storage_error(
     operation: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = DiskFile(tmp_path / "log", create=True)
@@ -215,7 +217,9 @@ def test_disk_file_system_error_is_raised_by_kind(
 
 
 @pytest.mark.parametrize("fails_at", ["write", "fsync"])
-def test_replace_file_failure_leaves_no_temporary_file(fails_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replace_file_that_fails_leaves_no_temporary_file(
+    fails_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "small").write_bytes(b"old")
 
     def fails(*args: Any) -> Any:
@@ -252,7 +256,7 @@ class Maps:
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3])
-def test_open_maps_keep_the_most_recently_read_files(bound: int, tmp_path: Path) -> None:
+def test_mmap_cache_holds_the_most_recently_read_files(bound: int, tmp_path: Path) -> None:
     world, draw = Maps(tmp_path, bound), random.Random(bound)
     for _ in range(60):
         world.read(draw.randrange(5))
@@ -270,7 +274,7 @@ def test_open_maps_keep_the_most_recently_read_files(bound: int, tmp_path: Path)
     world.agree()
 
 
-def test_open_maps_file_closed_while_mapped_keeps_no_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mmap_cache_holds_no_map_of_a_file_closed_during_mapping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread closes it between the two: its space is the log's again."""
     maps = OpenMaps()
     file = DiskFile(tmp_path / "log", create=True, maps=maps)
@@ -290,7 +294,7 @@ def test_open_maps_file_closed_while_mapped_keeps_no_map(tmp_path: Path, monkeyp
         file.read(0, 1)
 
 
-def test_disk_file_replaced_by_another_file_raises(tmp_path: Path) -> None:
+def test_disk_file_read_after_another_file_replaced_it_raises_storage_error(tmp_path: Path) -> None:
     file = DiskFile(tmp_path / "log", create=True)
     file.append([b"right"])
     file.seal()
@@ -319,7 +323,7 @@ def flushes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return done
 
 
-def test_made_folders_flush_new_names_once_per_process(tmp_path: Path, flushes: list[str]) -> None:
+def test_directory_creation_flushes_the_parent_once_per_process(tmp_path: Path, flushes: list[str]) -> None:
     folders, fail_of = MadeFolders(), files.sync_folder.fail_of  # type: ignore[attr-defined]
     folders.make(tmp_path / "s" / "0")
     assert flushes[-1] == "s"
@@ -341,7 +345,7 @@ def test_made_folders_flush_new_names_once_per_process(tmp_path: Path, flushes: 
         assert flushes.count("s") == before + 1, "a flush that has failed once is never believed again"
 
 
-def test_replace_file_with_a_longer_temporary_file_keeps_nothing_of_the_old(tmp_path: Path) -> None:
+def test_replace_file_overwrites_a_longer_left_over_temporary_file_completely(tmp_path: Path) -> None:
     """A process that was killed while it replaced a file leaves its temporary file."""
     path = tmp_path / "state"
     path.with_name("state.tmp").write_bytes(b"what an earlier process left" * 10)
@@ -349,7 +353,7 @@ def test_replace_file_with_a_longer_temporary_file_keeps_nothing_of_the_old(tmp_
     assert path.read_bytes() == b"short"
 
 
-def test_truncate_sealed_file_with_a_longer_temporary_file_keeps_nothing_of_the_old(tmp_path: Path) -> None:
+def test_disk_file_truncate_overwrites_a_longer_left_over_temporary_file_completely(tmp_path: Path) -> None:
     file = DiskFile(tmp_path / "segment", create=True)
     file.append([b"0123456789"])
     file.seal()

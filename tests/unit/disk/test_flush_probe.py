@@ -1,4 +1,4 @@
-"""What a start tries out: bounded, nothing is left behind, and a disk that refuses is no news."""
+"""Test the flush probe at a start: it is bounded, leaves no file, and returns None when the disk fails."""
 
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ class FakeDisk:
             raise OSError(errno.EIO, "Input/output error")
 
 
-def test_probe_flushes_returns_the_wanted_number_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_probe_returns_the_requested_number_of_times_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = FakeDisk(monkeypatch, 0.0002)
     assert probe_flushes(tmp_path) == pytest.approx([0.0002] * PROBES)
     assert disk.flushes == PROBES + 1, "the first one of a new file does not count"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_probe_flushes_on_a_slow_disk_stops_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_probe_on_a_slow_disk_stops_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FakeDisk(monkeypatch, 0.008)
     assert probe_flushes(tmp_path) == pytest.approx([0.008] * 3)
     assert disk.now_s == pytest.approx(0.032)
@@ -49,13 +51,13 @@ def test_probe_flushes_on_a_slow_disk_stops_early(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, PROBES])
-def test_probe_flushes_with_a_flush_error_returns_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int) -> None:
+def test_flush_probe_with_a_flush_error_returns_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int) -> None:
     FakeDisk(monkeypatch, 0.0002, fails_at)
     assert probe_flushes(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_probe_flushes_on_a_full_disk_returns_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_probe_on_a_full_disk_returns_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -66,20 +68,20 @@ def test_probe_flushes_on_a_full_disk_returns_none(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_probe_flushes_without_directory_or_free_name_returns_none(tmp_path: Path) -> None:
+def test_flush_probe_without_a_directory_or_with_a_used_name_returns_none(tmp_path: Path) -> None:
     assert probe_flushes(tmp_path / "gone") is None
     (tmp_path / PROBE_NAME).mkdir()
     assert probe_flushes(tmp_path) is None
 
 
-def test_probe_flushes_does_not_follow_a_link(tmp_path: Path) -> None:
+def test_flush_probe_on_a_symbolic_link_returns_none_and_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"data")
     (tmp_path / PROBE_NAME).symlink_to(tmp_path / "precious")
     assert probe_flushes(tmp_path) is None
     assert (tmp_path / "precious").read_bytes() == b"data"
 
 
-def test_probe_flushes_removes_the_file_of_a_killed_process(tmp_path: Path) -> None:
+def test_flush_probe_removes_the_file_of_a_killed_process(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A thread beside the loop: what it returns and raises, what is left behind, and which of two that meet counts."""
+"""Test the flush thread: results, errors, timeouts and threads that hang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sidecar.disk import flush_thread
 from sidecar.disk.flush_thread import THREAD_NAME, FlushThread
 
 
-def test_flush_thread_returns_results_and_raises_errors_from_a_single_thread() -> None:
+def test_flush_thread_returns_results_and_raises_errors_of_one_worker_thread() -> None:
     made, threads = FlushThread(FlushPlace()), set()
 
     def work() -> int:
@@ -31,7 +31,7 @@ def test_flush_thread_returns_results_and_raises_errors_from_a_single_thread() -
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_flush_thread_late_flush_keeps_its_thread_and_the_next_uses_another(fails: bool) -> None:
+def test_flush_thread_runs_the_next_flush_in_a_new_thread_while_one_hangs(fails: bool) -> None:
     made, began, gate, threads = FlushThread(FlushPlace()), threading.Event(), threading.Event(), []
 
     def hangs() -> int:
@@ -56,7 +56,7 @@ def test_flush_thread_late_flush_keeps_its_thread_and_the_next_uses_another(fail
     made.close()
 
 
-def test_flush_thread_flush_that_ends_at_the_timeout_counts_as_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_thread_flush_that_ends_at_its_timeout_returns_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both have seen each other then: the result is returned, and nobody looks at the other."""
     gate = threading.Event()
 
@@ -80,7 +80,7 @@ def test_flush_thread_flush_that_ends_at_the_timeout_counts_as_in_time(monkeypat
     made.close()
 
 
-def test_flush_thread_start_failure_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_thread_retries_to_start_its_thread_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     made, start = FlushThread(FlushPlace()), threading.Thread.start
 
     def no_thread(_: threading.Thread) -> None:

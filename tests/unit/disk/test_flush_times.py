@@ -1,4 +1,4 @@
-"""A slow disk is seen: flush times of the node and of each partition, and a warning that is not repeated for every flush."""
+"""Test flush times of a node and its partitions, and the rate of slow-disk warnings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sidecar.partition.flushing import Flusher
 from sidecar.runtime.timers import Timers
 
 
-def test_flush_times_quantiles_cover_the_last_flushes() -> None:
+def test_flush_time_quantiles_include_only_the_most_recent_flushes() -> None:
     times = FlushTimes()
     assert times.report() == {"p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
     for _ in range(KEPT_OF_PARTITION):
@@ -35,7 +35,7 @@ def test_flush_times_quantiles_cover_the_last_flushes() -> None:
     assert times.report() == {"p50_ms": 2.0, "p99_ms": 2.0, "max_ms": 2.0}, "round and round"
 
 
-def test_flush_times_slow_flushes_are_counted_and_logged_at_intervals(
+def test_flush_time_of_slow_flushes_is_counted_and_logged_once_per_interval(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -56,7 +56,7 @@ def test_flush_times_slow_flushes_are_counted_and_logged_at_intervals(
     assert counters == {"slow flushes": 6}
 
 
-async def test_flush_time_counts_from_the_request_to_the_report() -> None:
+async def test_flush_time_is_measured_from_the_request_to_the_completion() -> None:
     took: list[float] = []
     slow_s = 0.05
 

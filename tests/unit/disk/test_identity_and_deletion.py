@@ -1,4 +1,4 @@
-"""What the node file may say, and what is left of a partition that was being deleted [S9, S11, S12, M11]."""
+"""Test the identity file of a node and interrupted deletions of partitions [S9, S11, S12, M11]."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def test_node_identity_with_a_missing_field_is_rejected(missing: str, tmp_path: 
 
 @pytest.mark.parametrize("version", [0, 2, 99])
 @pytest.mark.parametrize("fields", [RIGHT, RIGHT | {"more": 1}, {"node_id": "a", "incarnation": 3}, {}])
-def test_node_identity_of_another_format_is_unknown_not_damaged(fields: dict[str, Any], version: int, tmp_path: Path) -> None:
+def test_node_identity_of_another_format_version_raises_unknown_format(
+    fields: dict[str, Any], version: int, tmp_path: Path
+) -> None:
     """Whatever fields it has: who takes it for damage is told to delete the data."""
     folder = DataFolder(tmp_path)
     write(tmp_path, fields | {"format": version})
@@ -68,12 +70,12 @@ def test_node_identity_of_another_format_is_unknown_not_damaged(fields: dict[str
     folder.close()
 
 
-def test_node_identity_stopped_cleanly_needs_the_last_incarnation() -> None:
+def test_node_identity_stopped_cleanly_is_true_only_for_the_last_incarnation() -> None:
     said = {(i, clean): NodeIdentity("a", i, clean).stopped_cleanly for i in range(4) for clean in range(4)}
     assert {pair for pair, cleanly in said.items() if cleanly} == {(1, 1), (2, 2), (3, 3)}
 
 
-def test_data_directory_start_flushes_existing_names(tmp_path: Path) -> None:
+def test_data_directory_start_flushes_its_existing_directories(tmp_path: Path) -> None:
     (tmp_path / "data" / "streams").mkdir(parents=True)
     recorder = Recorder(tmp_path)
     with recorder.recording():
@@ -83,7 +85,7 @@ def test_data_directory_start_flushes_existing_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", ["nothing", "half", "half and whole"])
-def test_delete_partition_can_be_repeated_after_any_interruption(left: str, tmp_path: Path) -> None:
+def test_delete_partition_interrupted_at_any_step_completes_when_repeated(left: str, tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     path = folder.partition_path(KEY)
     if left != "nothing":
@@ -102,7 +104,7 @@ def test_delete_partition_can_be_repeated_after_any_interruption(left: str, tmp_
     folder.close()
 
 
-def test_delete_partition_renames_durably_before_it_deletes(tmp_path: Path) -> None:
+def test_delete_partition_renames_and_flushes_before_it_deletes_files(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     folder.partition_storage(KEY).create("log").append([b"x"])
     recorder = Recorder(tmp_path)
@@ -143,7 +145,7 @@ def test_data_directory_start_finishes_interrupted_deletions(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("short", [False, True])
-def test_data_directory_start_that_cannot_write_the_lock_releases_it(
+def test_data_directory_start_that_cannot_write_the_lock_file_releases_the_lock(
     short: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next start in this process would find the folder in use, and end for good."""

@@ -59,7 +59,7 @@ def _newest_per_key(records: list[Record]) -> dict[bytes, tuple[int, bytes | Non
     return {r.key: (r.offset, r.value) for r in records if r.key is not None}
 
 
-def test_compaction_keeps_the_last_record_of_each_key_at_its_offset() -> None:
+def test_compaction_retains_the_last_record_of_each_key_at_its_offset() -> None:
     log = _keyed()
     before, epochs, segments = _records(log), log.epochs.entries, len(log.segments)
     dropped = _compact(log)
@@ -77,7 +77,7 @@ def test_compaction_keeps_the_last_record_of_each_key_at_its_offset() -> None:
     assert _records(Log.open(log.storage, CONFIG)[0]) == after
 
 
-def test_compaction_lets_a_follower_with_dropped_records_at_its_end_continue() -> None:
+def test_compaction_on_the_leader_lets_a_follower_continue_at_any_batch_end() -> None:
     leader, (follower, _) = _keyed(keyless=False), Log.open(MemoryStorage(), CONFIG)
     ends = [0]
     while follower.log_end_offset < 100:
@@ -109,7 +109,7 @@ def test_compaction_waits_while_the_dirty_ratio_is_too_small() -> None:
     assert log.begin_compaction(NOW_NS, min_dirty_ratio=0.5) is None
 
 
-def test_compaction_on_a_full_disk_leaves_no_files() -> None:
+def test_compaction_on_a_full_disk_leaves_no_temporary_files() -> None:
     storage = MemoryStorage()
     log = _keyed(storage)
     before, names = _records(log), storage.names()
@@ -153,7 +153,7 @@ def test_compaction_removes_a_tombstone_after_its_retention() -> None:
     assert b"a" not in {r.key for r in _records(log)}
 
 
-def test_compaction_is_discarded_when_the_log_was_truncated_in_between() -> None:
+def test_compaction_of_a_log_truncated_during_the_run_is_discarded() -> None:
     log = _keyed()
     compaction = log.begin_compaction(NOW_NS)
     assert compaction is not None
@@ -166,7 +166,7 @@ def test_compaction_is_discarded_when_the_log_was_truncated_in_between() -> None
 
 
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
-def test_compaction_crash_at_any_storage_call_is_recovered(power: bool) -> None:
+def test_compaction_that_crashes_at_any_storage_call_loses_no_remaining_record(power: bool) -> None:
     calls = 0
     while True:
         storage = MemoryStorage()
@@ -199,7 +199,7 @@ _rows = st.lists(
 
 @settings(max_examples=examples(80), deadline=None)
 @given(st.lists(_rows, min_size=1, max_size=60))
-def test_compaction_of_random_histories_keeps_the_last_record_per_key(history: list) -> None:
+def test_compaction_of_random_histories_retains_the_last_record_per_key(history: list) -> None:
     log, _ = Log.open(MemoryStorage(), CONFIG)
     for number, rows in enumerate(history):
         _append(log, rows, epoch=1 + number // 10)
@@ -214,7 +214,7 @@ def test_compaction_of_random_histories_keeps_the_last_record_per_key(history: l
 
 
 @pytest.mark.parametrize(("window_s", "kept"), [(60.0, [3, 5]), (3600.0, [0, 1, 3, 5]), (0.0, [5])])
-def test_compaction_keeps_records_with_message_ids_for_the_dedup_window(window_s: float, kept: list[int]) -> None:
+def test_compaction_retains_records_with_message_ids_for_the_dedup_window(window_s: float, kept: list[int]) -> None:
     """A log that is opened without a state file learns the ids from them."""
     storage, config = MemoryStorage(), StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=window_s)
     log, _ = Log.open(storage, config)

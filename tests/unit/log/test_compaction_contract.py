@@ -1,4 +1,4 @@
-"""Test which records of a key compaction keeps, and for how long."""
+"""Test which records of a key compaction retains, and for how long."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def compacted(log: Log, now_ns: int = 0) -> list[tuple[int, bytes | None, bytes 
     return rows
 
 
-def test_compaction_keeps_the_last_record_per_key_and_records_without_key() -> None:
+def test_compaction_retains_the_last_record_per_key_and_records_without_key() -> None:
     log = keyed([(b"a", b"1"), (None, b"x")], [(b"b", b"1"), (b"a", b"2")], [(None, b"y"), (b"b", b"2")])
     assert compacted(log) == [(1, None, b"x"), (3, b"a", b"2"), (4, None, b"y"), (5, b"b", b"2")]
     assert log.horizon == Horizon(6, 1)
@@ -55,13 +55,13 @@ def test_compaction_keeps_the_last_record_per_key_and_records_without_key() -> N
 
 
 @pytest.mark.parametrize(("age_s", "gone"), [(99, False), (101, True)])
-def test_compaction_keeps_a_tombstone_for_the_delete_retention(age_s: int, gone: bool) -> None:
+def test_compaction_retains_a_tombstone_for_the_delete_retention_time(age_s: int, gone: bool) -> None:
     log = keyed([(b"a", None), (b"b", b"1")], [(b"c", b"1")], config={"delete_retention_s": 100.0})
     kept = [key for _, key, _ in compacted(log, age_s * S)]
     assert (b"a" not in kept) is gone
 
 
-def test_compaction_preserves_epochs_and_segment_sizes() -> None:
+def test_compaction_preserves_leader_epochs_and_segment_size_limits() -> None:
     rows = [[(b"a", b"%d" % n)] for n in range(6)]
     log = keyed(*rows, [(b"z", b"1")], epochs=(1, 1, 2, 2, 3, 3, 3))
     before = log.epochs.entries
@@ -75,7 +75,7 @@ def test_compaction_preserves_epochs_and_segment_sizes() -> None:
     assert len(log.segments) == 4
 
 
-def test_compaction_flushes_its_output_and_abandon_removes_the_files() -> None:
+def test_compaction_flushes_its_output_and_removes_it_when_abandoned() -> None:
     log = keyed([(b"a", b"1")], [(b"a", b"2")])
     compaction = log.begin_compaction(0)
     assert compaction is not None
@@ -101,7 +101,7 @@ def test_compaction_reads_only_committed_and_flushed_segments() -> None:
         assert (len(found.inputs) if isinstance(found, Compaction) else 0) == inputs
 
 
-def test_compaction_horizon_rises_with_its_epoch_and_is_reset_by_an_empty_log() -> None:
+def test_compaction_horizon_never_falls_and_is_reset_for_an_empty_log() -> None:
     log = filled()
     horizon = CompactionHorizon(log.storage, log.segments, log.storage.load(HORIZON_NAME))
     assert horizon.rise(Horizon(5, 7))

@@ -29,7 +29,7 @@ def reopened(batches: int = 400, size: int = 400) -> Log:
 
 
 @pytest.mark.parametrize("block", [0, 1, 2, -1])
-def test_log_read_of_a_damaged_block_reports_damage_and_removes_the_index(block: int) -> None:
+def test_log_read_of_a_damaged_block_reports_damage_and_deletes_the_index_file(block: int) -> None:
     log, told = reopened(), []
     log.on_damage = told.append
     segment = log.segments[0]
@@ -43,7 +43,7 @@ def test_log_read_of_a_damaged_block_reports_damage_and_removes_the_index(block:
     assert segment.damaged
 
 
-def test_log_read_rejects_a_block_with_other_offsets() -> None:
+def test_log_read_of_a_block_with_wrong_offsets_raises_corruption() -> None:
     """A misdirected write put correct batches at the place of others."""
     log = reopened()
     entries = log.segments[0].entries
@@ -55,7 +55,7 @@ def test_log_read_rejects_a_block_with_other_offsets() -> None:
         log.read(at.base_offset, 1)
 
 
-def test_recovery_torn_tail_has_no_valid_batch_behind() -> None:
+def test_recovery_invalid_bytes_are_a_torn_tail_only_without_a_valid_batch_after_them() -> None:
     for behind, whole in ((b"", True), (build_batch([b"right"], base_offset=50, leader_epoch=9), False)):
         storage = MemoryStorage()
         filled(3, storage=storage).close()
@@ -65,7 +65,7 @@ def test_recovery_torn_tail_has_no_valid_batch_behind() -> None:
         assert (report.cut_bytes > 0) is whole
 
 
-def test_recovery_flushes_the_kept_part_before_quarantining_the_rest() -> None:
+def test_recovery_flushes_the_valid_part_before_it_quarantines_the_rest() -> None:
     storage = MemoryStorage()
     filled(storage=storage).close()
     storage.remove(index_name(0))
@@ -80,7 +80,7 @@ def test_recovery_flushes_the_kept_part_before_quarantining_the_rest() -> None:
     assert storage.load(index_name(6)) is None, "of what was put aside"
 
 
-def test_quarantine_keeps_the_newest_damaged_files() -> None:
+def test_quarantine_deletes_all_but_the_newest_damaged_files() -> None:
     storage = MemoryStorage()
     for base in range(DAMAGED_KEPT + 3):
         storage.create(log_name(base))
@@ -92,7 +92,7 @@ def test_quarantine_keeps_the_newest_damaged_files() -> None:
     assert [int(name[:20]) for name in storage.names()] == [3, 4, 5]
 
 
-def test_rechecks_allow_a_complaint_per_second_and_peer() -> None:
+def test_damage_report_recheck_is_allowed_once_per_second_and_peer() -> None:
     rechecks = Rechecks()
     said = [rechecks.is_due("n1", now) for now in (0, EVERY_NS // 2, EVERY_NS - 1, EVERY_NS, EVERY_NS + 1)]
     assert said == [True, False, False, True, False], "one that came too soon does not count"

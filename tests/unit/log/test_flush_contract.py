@@ -28,7 +28,7 @@ def test_flush_covers_only_records_appended_before_it_began() -> None:
 
 
 @pytest.mark.parametrize("mode", ["always", "none", "interval:50"])
-def test_flush_policy_defines_flushed_end_but_not_durable_end(mode: str) -> None:
+def test_flush_policy_other_than_always_raises_the_flushed_but_not_the_durable_end(mode: str) -> None:
     log = a_log(flush=FlushPolicy.parse(mode))
     add(log, 3)
     assert log.flushed_end_offset == (0 if mode == "always" else 3)
@@ -36,7 +36,7 @@ def test_flush_policy_defines_flushed_end_but_not_durable_end(mode: str) -> None
 
 
 @pytest.mark.parametrize("kind", [StorageError, NoSpaceError])
-def test_flush_that_fails_closes_the_log_and_leaves_a_mark(kind: type[StorageError]) -> None:
+def test_flush_that_fails_closes_the_log_and_leaves_a_flush_failed_file(kind: type[StorageError]) -> None:
     storage = MemoryStorage()
     log = a_log(storage)
     add(log)
@@ -72,7 +72,7 @@ def test_write_that_fails_closes_the_log() -> None:
         add(log)
 
 
-def test_flush_syncs_files_then_directory_and_writes_indexes_last() -> None:
+def test_flush_syncs_files_then_the_directory_and_writes_indexes_last() -> None:
     calls: list[str] = []
 
     class File:
@@ -125,7 +125,7 @@ def test_promised_epoch_never_falls_and_is_stored_in_the_checkpoint() -> None:
     assert Log.open(log.storage, StreamConfig(), clean=True, promised_epoch=8)[0].persisted_epoch == 8
 
 
-def test_log_on_advance_is_called_by_appends_hw_and_truncation_only() -> None:
+def test_log_on_advance_is_called_after_append_hw_rise_and_truncation_only() -> None:
     log, woken = a_log(), []
     log.on_advance = lambda: woken.append(1)
     for step, wakes in (
@@ -139,7 +139,7 @@ def test_log_on_advance_is_called_by_appends_hw_and_truncation_only() -> None:
         log.raise_high_watermark(99)
 
 
-def test_flush_place_moves_to_the_loop_by_points_and_back_when_slow() -> None:
+def test_flush_placement_moves_to_the_event_loop_after_short_flushes_and_back_when_slow() -> None:
     place = FlushPlace()
     place.tried_out([SHORT_S] * (PROBES - 1))
     assert not place.on_loop

@@ -70,7 +70,7 @@ class Shell:
         return told
 
 
-def test_group_commit_flushes_appends_during_a_flush_with_the_next_flush() -> None:
+def test_group_commit_flushes_records_appended_during_a_flush_with_the_next_one() -> None:
     shell = Shell()
     shell.append()
     assert shell.heard() == ["begin"]
@@ -84,7 +84,7 @@ def test_group_commit_flushes_appends_during_a_flush_with_the_next_flush() -> No
     assert shell.commit.count == 2
 
 
-def test_group_commit_requests_a_flush_once_until_it_starts() -> None:
+def test_group_commit_requests_one_flush_for_appends_before_it_starts() -> None:
     shell = Shell()
     shell.starts = False
     shell.append(3)
@@ -96,7 +96,7 @@ def test_group_commit_requests_a_flush_once_until_it_starts() -> None:
     assert shell.heard() == ["done", (3, 7)]
 
 
-def test_group_commit_deferred_work_runs_in_order_after_the_running_flush() -> None:
+def test_group_commit_runs_deferred_work_in_order_after_the_running_flush() -> None:
     shell = Shell()
     shell.append()
     late = shell.commit.running
@@ -122,7 +122,7 @@ def test_group_commit_deferred_work_runs_in_order_after_the_running_flush() -> N
     assert len(done) == 2, "the log is about to be closed"
 
 
-def test_group_commit_file_change_waits_for_the_flush_and_flushes_afterwards() -> None:
+def test_group_commit_truncation_waits_for_the_running_flush_and_flushes_afterwards() -> None:
     shell = Shell()
     shell.append(3)
     late = shell.commit.running
@@ -145,7 +145,7 @@ def test_group_commit_file_change_waits_for_the_flush_and_flushes_afterwards() -
     assert shell.heard() == ["done", (2, 7)]
 
 
-def test_group_commit_appends_during_a_flush_are_flushed_after_retention() -> None:
+def test_group_commit_retention_waits_for_the_running_flush_and_starts_another() -> None:
     shell = Shell()
     shell.append(2)
     shell.commit.alone(lambda: shell.log.apply_retention(0))
@@ -166,7 +166,7 @@ def test_group_commit_flushes_a_segment_sealed_by_retention() -> None:
     assert [job.index_name for job in shell.begun[-1].seals] == ["00000000000000000000.index"]
 
 
-def test_group_commit_failed_file_change_leaves_the_log_usable() -> None:
+def test_group_commit_file_change_that_raises_leaves_the_log_usable() -> None:
     shell = Shell()
     shell.append()
     shell.end()
@@ -178,7 +178,7 @@ def test_group_commit_failed_file_change_leaves_the_log_usable() -> None:
 
 
 @pytest.mark.parametrize("waited_for", [False, True])
-def test_group_commit_flush_error_is_final(waited_for: bool) -> None:
+def test_group_commit_flush_error_fails_the_log_and_starts_no_further_flush(waited_for: bool) -> None:
     shell = Shell()
     shell.append(2)
     shell.heard()
@@ -198,7 +198,7 @@ def test_group_commit_flush_error_is_final(waited_for: bool) -> None:
     assert shell.log.durable_end_offset == 0
 
 
-def test_group_commit_interval_policy_flushes_by_timer_and_counts_at_once() -> None:
+def test_group_commit_with_interval_policy_acks_at_once_and_flushes_by_timer() -> None:
     shell = Shell("interval:50")
     shell.append(2)
     assert shell.heard() == [(1, 0), "arm", (2, 0)]
@@ -219,7 +219,7 @@ def test_group_commit_interval_policy_flushes_by_timer_and_counts_at_once() -> N
     assert shell.log.durable_end_offset == 4
 
 
-def test_group_commit_none_policy_counts_records_at_once() -> None:
+def test_group_commit_with_policy_none_counts_records_as_flushed_at_once() -> None:
     shell = Shell("none")
     shell.append(2)
     assert shell.heard() == [(1, 0), (2, 0)]
@@ -227,7 +227,7 @@ def test_group_commit_none_policy_counts_records_at_once() -> None:
     assert shell.heard() == [(1, 0)]
 
 
-def test_group_commit_runs_a_single_checkpoint_and_none_during_file_changes() -> None:
+def test_group_commit_runs_one_checkpoint_at_a_time_and_none_during_file_changes() -> None:
     shell = Shell()
     assert shell.commit.begin_checkpoint()
     assert not shell.commit.begin_checkpoint()
@@ -242,7 +242,7 @@ def test_group_commit_runs_a_single_checkpoint_and_none_during_file_changes() ->
     assert shell.commit.begin_checkpoint(), "that one was over"
 
 
-def test_group_commit_after_close_starts_nothing() -> None:
+def test_group_commit_after_close_starts_no_flush() -> None:
     shell = Shell()
     shell.starts = False
     shell.append()
@@ -253,7 +253,7 @@ def test_group_commit_after_close_starts_nothing() -> None:
     assert shell.heard() == ["begin"]
 
 
-def test_group_commit_close_counts_the_running_flush() -> None:
+def test_group_commit_close_waits_for_the_running_flush_and_reports_its_end() -> None:
     shell = Shell()
     shell.append(2)
     shell.commit.close()

@@ -21,7 +21,7 @@ def _log(storage: MemoryStorage | None = None, config: StreamConfig = SMALL) -> 
     return Log.open(storage or MemoryStorage(), config)[0]
 
 
-def test_log_new_is_empty() -> None:
+def test_log_newly_opened_is_empty() -> None:
     log = _log()
     assert (log.log_start_offset, log.log_end_offset, log.newest_offset, log.high_watermark) == (0, 0, -1, -1)
     assert log.read(0, 1000).chunks == ()
@@ -42,13 +42,13 @@ def test_log_flush_covers_positions_appended_before_it_began() -> None:
 
 
 @pytest.mark.parametrize("policy", ["none", "interval:100"])
-def test_log_other_flush_policies_count_written_records(policy: str) -> None:
+def test_log_with_flush_policy_none_or_interval_counts_written_records_as_flushed(policy: str) -> None:
     log = _log(config=StreamConfig(segment_bytes=4096, flush=FlushPolicy.parse(policy)))
     fill(log, 1)
     assert log.flushed_end_offset == 3
 
 
-def test_log_flush_error_is_final() -> None:
+def test_log_after_a_flush_error_raises_log_closed_on_every_call() -> None:
     storage = MemoryStorage()
     log = _log(storage)
     fill(log, 1)
@@ -61,7 +61,7 @@ def test_log_flush_error_is_final() -> None:
             call()
 
 
-def test_log_on_a_full_disk_rejects_the_batch_and_keeps_earlier_ones() -> None:
+def test_log_append_on_a_full_disk_raises_no_space_and_earlier_batches_stay_readable() -> None:
     storage = MemoryStorage(capacity_bytes=600)
     log = _log(storage)
     with pytest.raises(NoSpaceError):
@@ -79,7 +79,7 @@ def test_log_append_rejects_wrong_offsets_and_lower_epochs() -> None:
     assert log.log_end_offset == 2
 
 
-def test_log_reads_stop_at_the_high_watermark() -> None:
+def test_log_read_returns_records_up_to_the_high_watermark() -> None:
     log = _log()
     fill(log, 5)
     assert log.read(0, 10_000).next_offset == 0
@@ -114,7 +114,7 @@ def test_log_offset_for_timestamp_returns_the_first_at_or_after() -> None:
         assert log.offset_for_timestamp(timestamp) == offset
 
 
-def test_log_on_advance_is_called_for_appends_and_high_watermark() -> None:
+def test_log_on_advance_is_called_after_an_append_and_a_high_watermark_rise() -> None:
     log, calls = _log(), []
     log.on_advance = lambda: calls.append((log.log_end_offset, log.high_watermark))
     fill(log, 1)
@@ -135,7 +135,7 @@ def test_log_flush_started_before_a_truncation_does_not_cover_later_appends() ->
     assert log.complete_flush(flush) == 3
 
 
-def test_log_promised_epoch_is_stored_by_a_checkpoint() -> None:
+def test_log_checkpoint_stores_the_promised_epoch() -> None:
     storage = MemoryStorage()
     log = _log(storage)
     log.note_promise(5)
@@ -157,7 +157,7 @@ def test_log_promised_epoch_is_stored_by_a_checkpoint() -> None:
     assert Log.open(storage.crash(), StreamConfig(), promised_epoch=4)[0].persisted_epoch == 5
 
 
-def test_log_epoch_cache_equals_a_scan_of_the_batches() -> None:
+def test_log_epoch_cache_after_any_operation_equals_a_scan_of_the_batches() -> None:
     storage = MemoryStorage()
     log = _log(storage)
     for epoch in (1, 4, 9):
@@ -171,7 +171,7 @@ def test_log_epoch_cache_equals_a_scan_of_the_batches() -> None:
     assert log.epochs.entries == expected[:1]
 
 
-def test_log_start_afresh_empties_the_log_at_the_new_offset() -> None:
+def test_log_reset_empties_the_log_at_the_new_start_offset() -> None:
     storage = MemoryStorage()
     log = _log(storage)
     fill(log, 30)
@@ -183,7 +183,7 @@ def test_log_start_afresh_empties_the_log_at_the_new_offset() -> None:
     assert [o for o, _ in content(reopened(storage.crash()))] == [500]
 
 
-def test_log_drop_prefix_moves_the_start_by_whole_batches() -> None:
+def test_log_drop_prefix_moves_the_log_start_by_whole_batches() -> None:
     log = _log()
     fill(log, 60)
     log.raise_high_watermark(100)
@@ -214,7 +214,7 @@ _steps = st.one_of(
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(_steps, max_size=40))
-def test_log_random_operations_match_a_list_model(steps: list[tuple]) -> None:
+def test_log_after_random_operations_equals_a_list_model(steps: list[tuple]) -> None:
     storage = MemoryStorage()
     log = _log(storage)
     model: list[tuple[int, int, bytes]] = []  # (first offset, end offset, batch)
@@ -282,7 +282,7 @@ def _with(storage: MemoryStorage, name: str, data: bytes) -> MemoryStorage:
     return after
 
 
-def test_log_recovery_after_truncation_at_any_byte_leaves_a_prefix() -> None:
+def test_log_open_after_a_file_truncation_at_any_byte_returns_a_prefix() -> None:
     storage, expected = _written()
     last = max(n for n in storage.files if n.endswith(".log"))
     for name, file in storage.files.items():
@@ -299,7 +299,7 @@ def test_log_recovery_after_truncation_at_any_byte_leaves_a_prefix() -> None:
                 assert report.lost_committed == (len(got) <= 20)
 
 
-def test_log_recovery_after_any_flipped_bit_reports_or_repairs() -> None:
+def test_log_open_after_any_flipped_bit_returns_a_prefix_or_reports_damage() -> None:
     storage, expected = _written(size=3)
     assert {n.rpartition(".")[2] for n in storage.names()} == {"log", "index", "high-watermark", "leader-epochs"}
     for name, file in storage.files.items():
@@ -316,7 +316,7 @@ def test_log_recovery_after_any_flipped_bit_reports_or_repairs() -> None:
                 assert report.must_leave_isr or report.cut_bytes, (name, bit)
 
 
-def test_log_recovery_quarantines_damage_in_the_middle_and_reports_it() -> None:
+def test_log_open_with_damage_in_the_middle_quarantines_and_reports_it() -> None:
     storage, expected = _written()
     name = max(n for n in storage.files if n.endswith(".log"))
     storage.files[name].data[100] ^= 1
@@ -346,7 +346,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_log_crash_at_any_storage_call_is_recovered(operation: str, power: bool) -> None:
+def test_log_open_after_a_crash_at_any_storage_call_returns_all_flushed_records(operation: str, power: bool) -> None:
     """[S7]"""
     calls = 0
     while True:
@@ -415,7 +415,7 @@ def test_log_retention_by_age_applies_without_new_records() -> None:
     assert reopened(storage).log_end_offset == 15
 
 
-def test_log_emptied_by_retention_keeps_its_last_epoch() -> None:
+def test_log_emptied_by_retention_still_reports_its_last_epoch() -> None:
     """The last epoch decides its rank in an election [C9]."""
     storage = MemoryStorage()
     log = _log(storage, StreamConfig(retention_age_s=1.0))
@@ -438,7 +438,7 @@ def test_log_emptied_by_retention_keeps_its_last_epoch() -> None:
     assert reopened(storage.crash(power=True)).epochs.position_epoch == 0
 
 
-def test_log_drop_prefix_keeps_the_epoch_before_the_start() -> None:
+def test_log_drop_prefix_retains_the_epoch_entry_before_the_log_start() -> None:
     log = _log()
     fill(log, 2, epoch=3)
     fill(log, 2, epoch=5)
@@ -449,7 +449,7 @@ def test_log_drop_prefix_keeps_the_epoch_before_the_start() -> None:
         assert (log.log_start_offset, log.epochs.before_start, log.epochs.position_epoch) == (start, before, 5)
 
 
-def test_log_append_batches_writes_only_the_given_batches() -> None:
+def test_log_append_batches_writes_only_the_listed_batches_of_a_response() -> None:
     log, first, second = _log(), batch(0, 2), batch(2, 2)
     received = split_batches(first + second)
     log.append_batches(memoryview(first + second), received[:1])
@@ -460,7 +460,7 @@ def test_log_append_batches_writes_only_the_given_batches() -> None:
     assert [o for o, _ in content(log)] == [0, 1, 2, 3]
 
 
-def test_log_torn_tail_after_a_clean_stop_counts_as_lost_data() -> None:
+def test_log_open_with_a_torn_tail_after_a_clean_stop_must_leave_the_isr() -> None:
     storage, _ = _written()
     log = reopened(storage)
     log.close()
@@ -471,7 +471,7 @@ def test_log_torn_tail_after_a_clean_stop_counts_as_lost_data() -> None:
     assert report.must_leave_isr
 
 
-def test_log_epochs_file_is_corrected_from_the_batches() -> None:
+def test_log_open_corrects_the_leader_epochs_file_from_the_batches() -> None:
     storage, _ = _written()
     assert decode_epochs(storage.load(EPOCHS_NAME)) == ((1, 0), (2, 18))
     storage.replace(EPOCHS_NAME, encode_epochs([(1, 0), (7, 5)]))
@@ -481,7 +481,7 @@ def test_log_epochs_file_is_corrected_from_the_batches() -> None:
     assert decode_epochs(storage.load(EPOCHS_NAME)) == ((1, 0), (2, 18))
 
 
-def test_log_segment_rolls_by_age() -> None:
+def test_log_append_after_the_maximum_segment_age_rolls_the_segment() -> None:
     log = _log(config=StreamConfig(segment_age_s=10))
     log.append(batch(0), 1_000_000_000)
     log.append(batch(1), 10_999_999_999)
@@ -490,7 +490,7 @@ def test_log_segment_rolls_by_age() -> None:
     assert len(log.segments) == 2
 
 
-def test_log_with_another_format_version_is_rejected_and_unchanged() -> None:
+def test_log_with_another_format_version_is_rejected_and_not_modified() -> None:
     """[S11]"""
     storage, _ = _written()
     name = max(n for n in storage.files if n.endswith(".log"))

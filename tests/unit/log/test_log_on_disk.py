@@ -65,7 +65,7 @@ def a_segment(base: int, end: int, records: int, *epochs: tuple[int, int]) -> An
         ([a_segment(5, 10, 4)], Horizon(10, 0, 10)),
     ],
 )
-def test_compaction_horizon_is_inferred_from_segment_traces(segments: list[Any], horizon: Horizon) -> None:
+def test_compaction_horizon_is_inferred_from_compacted_segments(segments: list[Any], horizon: Horizon) -> None:
     assert infer_horizon(segments) == horizon
 
 
@@ -82,7 +82,7 @@ def test_inspect_reports_missing_committed_records(high_watermark: int, missing:
     assert found == ((f"committed records are missing: HW {high_watermark}, the log ends before 12",) if missing else ())
 
 
-def test_promise_journal_removes_the_file_of_an_interrupted_write() -> None:
+def test_leader_epoch_journal_removes_the_file_of_an_interrupted_write() -> None:
     storage = MemoryStorage()
     PromiseJournal(storage).store({"s-u1/0": 4})
     storage.create(f"{PROMISES_NAME}.tmp").append([b"half"])
@@ -121,7 +121,7 @@ def one_segment(batches: int = 40) -> tuple[Log, Segment]:
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 100, 2800, 3000, 9000, 1 << 20])
-def test_scan_in_pieces_reads_each_byte_once(piece_bytes: int) -> None:
+def test_scrub_scan_in_chunks_reads_each_byte_once(piece_bytes: int) -> None:
     _, segment = one_segment()
     scan = Scan(0, segment.size_bytes)
     sizes = []
@@ -132,7 +132,7 @@ def test_scan_in_pieces_reads_each_byte_once(piece_bytes: int) -> None:
     assert (sum(sizes), scan.next_offset) == (segment.size_bytes, segment.next_offset)
 
 
-def test_log_scan_of_batches_larger_than_a_read_reads_few_extra_bytes() -> None:
+def test_log_scan_of_batches_larger_than_the_read_size_reads_few_extra_bytes() -> None:
     log, _ = Log.open(MemoryStorage(), StreamConfig())
     for offset in range(20):
         log.append(build_batch([bytes(200_000)], base_offset=offset, leader_epoch=1, timestamp_ns=1))
@@ -144,7 +144,7 @@ def test_log_scan_of_batches_larger_than_a_read_reads_few_extra_bytes() -> None:
     assert segment.size_bytes < scan.read_bytes < 2 * segment.size_bytes
 
 
-def test_scan_damage_confirmed_by_a_second_read_has_its_position() -> None:
+def test_scrub_scan_damage_confirmed_by_a_second_read_has_its_position() -> None:
     _, segment = one_segment()
     file: Any = segment.file
     sizes = [header.size_bytes for _, header in segment.batches(0, segment.size_bytes)]
@@ -157,7 +157,7 @@ def test_scan_damage_confirmed_by_a_second_read_has_its_position() -> None:
         assert (scan.position, scan.next_offset) == (sizes[0], 3), "nothing of it counts as checked"
 
 
-def test_segment_verifies_each_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segment_reads_and_verifies_each_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
     _, written = one_segment()
     assert len(written.entries) > 2
     reads: list[tuple[int, int]] = []
@@ -190,7 +190,7 @@ def test_segment_verifies_each_block_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 # ---- a segment that is split for its unproven tail ------------------------------------------------------------------------
 @pytest.mark.parametrize("flushed", [1, 5, 11, 12, 20, 23])
-def test_segment_index_after_a_split_equals_a_walk(flushed: int) -> None:
+def test_segment_index_after_a_split_equals_a_scan_of_the_segment(flushed: int) -> None:
     storage = MemoryStorage()
     log, _ = Log.open(storage, StreamConfig())
     for number in range(24):

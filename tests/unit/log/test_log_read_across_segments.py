@@ -8,7 +8,7 @@ from liftpy.core.log.storage import MemoryStorage
 from liftpy.core.wire.batch import build_batch, split_batches
 
 
-def test_log_read_smaller_than_a_segment_ends_in_that_segment() -> None:
+def test_log_read_with_any_size_limit_returns_contiguous_batches_across_segments() -> None:
     log, _ = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096))
     for offset in range(200):
         log.append(build_batch([b"x" * (10 if offset % 7 else 900)], base_offset=offset, leader_epoch=1))
@@ -21,7 +21,7 @@ def test_log_read_smaller_than_a_segment_ends_in_that_segment() -> None:
             assert offsets == list(range(start, result.next_offset)), (start, max_bytes)
 
 
-def test_segment_locate_with_recent_batches_equals_a_walk() -> None:
+def test_segment_locate_with_cached_positions_equals_a_scan() -> None:
     log, _ = Log.open(MemoryStorage(), StreamConfig())
     offset = 0
     for number in range(100):

@@ -35,7 +35,7 @@ CHANGES: dict[str, Callable[[MemoryStorage, MemoryFile], object]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_memory_storage_counts_each_change_and_an_injected_failure_changes_nothing(what: str) -> None:
+def test_memory_storage_call_with_an_injected_failure_raises_and_changes_nothing(what: str) -> None:
     storage, file = with_a_file()
     before, calls = storage.calls, []
     storage.fault = calls.append
@@ -49,7 +49,7 @@ def test_memory_storage_counts_each_change_and_an_injected_failure_changes_nothi
     assert {name: bytes(held.data) for name, held in storage.files.items()} == {"a": b"abcdef"}
 
 
-def test_memory_storage_fail_after_rejects_all_later_calls() -> None:
+def test_memory_storage_fail_after_makes_all_later_calls_raise() -> None:
     storage, file = with_a_file(b"")
     storage.fail_after(2)
     file.append([b"1"])
@@ -60,7 +60,7 @@ def test_memory_storage_fail_after_rejects_all_later_calls() -> None:
     assert bytes(file.data) == b"12"
 
 
-def test_memory_storage_is_full_exactly_at_its_capacity() -> None:
+def test_memory_storage_append_above_its_capacity_raises_no_space() -> None:
     storage = MemoryStorage(capacity_bytes=10)
     storage.replace("small", b"1234")
     file = storage.create("a")
@@ -75,7 +75,7 @@ def test_memory_storage_is_full_exactly_at_its_capacity() -> None:
     assert (storage.used_bytes(), storage.crash().capacity_bytes) == (10, 10)
 
 
-def test_memory_storage_kill_keeps_written_and_power_cut_keeps_synced_data() -> None:
+def test_memory_storage_after_a_kill_has_written_and_after_a_power_cut_synced_data() -> None:
     storage, file = with_a_file(synced=4)
     assert bytes(storage.crash(power=False).files["a"].data) == b"abcdef"
     assert bytes(storage.crash().files["a"].data) == b"abcd"
@@ -86,7 +86,7 @@ def test_memory_storage_kill_keeps_written_and_power_cut_keeps_synced_data() -> 
     assert bytes(file.data) == b"abcdef", "the one that is gone is not touched"
 
 
-def test_memory_storage_data_left_by_a_power_cut_is_durable() -> None:
+def test_memory_storage_data_that_survived_a_power_cut_survives_the_next_one() -> None:
     storage, _ = with_a_file(synced=4)
     assert storage.crash(keep=lambda name, synced, written: 6).crash().files["a"].size_bytes == 6
     killed = storage.crash(power=False)
@@ -95,7 +95,7 @@ def test_memory_storage_data_left_by_a_power_cut_is_durable() -> None:
     assert killed.crash().files["a"].size_bytes == 6
 
 
-def test_memory_storage_names_are_durable_after_a_directory_sync() -> None:
+def test_memory_storage_file_names_are_durable_only_after_a_directory_sync() -> None:
     storage, _ = with_a_file()
     storage.rename("a", "b")
     storage.create("c")
@@ -136,7 +136,7 @@ def test_memory_storage_data_of_a_failed_sync_is_never_durable() -> None:
 
 
 @pytest.mark.parametrize(("cut", "synced"), [(5, 4), (4, 6), (3, 5)])
-def test_memory_storage_truncated_and_rewritten_data_can_be_synced(cut: int, synced: int) -> None:
+def test_memory_storage_data_truncated_and_rewritten_after_a_failed_sync_can_be_synced(cut: int, synced: int) -> None:
     storage, file = with_a_file(synced=4)
     a_failed_sync(file, storage)
     file.truncate(cut)
@@ -147,7 +147,7 @@ def test_memory_storage_truncated_and_rewritten_data_can_be_synced(cut: int, syn
 
 
 @pytest.mark.parametrize(("position", "synced"), [(5, 4), (4, 6), (0, 6)])
-def test_memory_storage_rewrite_from_the_failed_position_can_be_synced(position: int, synced: int) -> None:
+def test_memory_storage_rewrite_from_the_position_of_a_failed_sync_can_be_synced(position: int, synced: int) -> None:
     storage, file = with_a_file(synced=4)
     a_failed_sync(file, storage)
     file.rewrite(position)

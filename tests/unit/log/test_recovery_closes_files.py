@@ -95,7 +95,7 @@ def a_start_above_all(folder: Path, files: list[Path]) -> None:
     ],
 )
 @pytest.mark.parametrize("clean", [False, True])
-def test_recovery_leaves_only_the_logs_own_files_open(
+def test_recovery_leaves_only_files_of_the_recovered_log_open(
     harm: Callable[[Path, list[Path]], None], clean: bool, tmp_path: Path
 ) -> None:
     folder = tmp_path / "0"

@@ -1,7 +1,7 @@
 """Figures that are kept by change are those of a walk over all partitions, whatever happens to them: random histories.
 
 Stand-ins say what they change, for the arithmetic: they come, count, change roles and ISRs, go, get other labels, while looks are under
-way. That the shipped parts say it where they have to: ``tests/conformance/test_touched.py``.
+way. That the shipped parts say it where they have to: ``tests/conformance/test_incremental_metrics.py``.
 """
 
 from __future__ import annotations

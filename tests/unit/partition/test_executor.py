@@ -51,19 +51,19 @@ def executor(fails: dict[str, Exception] | None = None) -> tuple[Executor, list[
     return Executor(tools), calls, fed
 
 
-def test_executor_has_a_handler_for_each_effect() -> None:
+def test_effect_executor_has_a_handler_for_each_effect() -> None:
     known = executor()[0]._do
     assert set(known) == set(get_args(do.Effect))
 
 
-def test_executor_append_is_written_before_its_flush_begins() -> None:
+def test_effect_executor_writes_an_append_before_its_flush_begins() -> None:
     runner, calls, fed = executor()
     runner.execute(do.AppendBatch(token=1, base_offset=5, leader_epoch=1, timestamp_ns=0))
     assert calls == ["ingest.seal", "log.append", "ingest.appended", "flusher.appended"]
     assert fed == []
 
 
-def test_executor_rejection_names_the_leader_and_its_epochs() -> None:
+def test_effect_executor_rejection_contains_the_leader_and_its_epochs() -> None:
     runner, _, _ = executor()
     said: list[tuple[Any, ...]] = []
     runner._t.ingest.reject = lambda *told: said.append(told)  # type: ignore[method-assign]
@@ -71,7 +71,7 @@ def test_executor_rejection_names_the_leader_and_its_epochs() -> None:
     assert said == [(7, RejectReason.NOT_LEADER, "n1", 1, 2)]
 
 
-def test_executor_full_disk_becomes_an_event_with_the_publish_token() -> None:
+def test_effect_executor_full_disk_feeds_an_event_with_the_publish_token() -> None:
     runner, calls, fed = executor({"append": NoSpaceError("full")})
     runner.execute(do.AppendBatch(token=7, base_offset=5, leader_epoch=1, timestamp_ns=0))
     assert fed == [events.StorageFailed(reason="full", no_space=True, token=7)]
@@ -86,14 +86,14 @@ def test_executor_full_disk_becomes_an_event_with_the_publish_token() -> None:
         (do.StartLogAfresh(start_offset=5), ["log.start_afresh", "derived.started_afresh", "fetches.started_afresh"]),
     ],
 )
-def test_executor_truncation_settles_the_flush_first_and_is_reported(effect: do.Effect, cut: list[str]) -> None:
+def test_effect_executor_truncation_waits_for_the_flush_and_reports_the_new_end(effect: do.Effect, cut: list[str]) -> None:
     runner, calls, fed = executor()
     runner.execute(effect)
     assert calls == ["flusher.alone", *cut, "standby.cut"]
     assert fed == [events.LogCut(end_offset=5)]
 
 
-def test_executor_high_watermark_reaches_the_log_before_readers() -> None:
+def test_effect_executor_raises_the_high_watermark_in_the_log_before_it_wakes_readers() -> None:
     runner, calls, _ = executor()
     runner.execute(do.RaiseHighWatermark(high_watermark=3))
     assert calls == ["log.raise_high_watermark", "ingest.committed", "derived.committed", "standby.committed", "reads.advanced"]
@@ -112,7 +112,7 @@ class Scripted:
         return self.answers.get(event, [])
 
 
-def test_driver_event_from_an_effect_waits_for_the_end_of_the_step() -> None:
+def test_replica_driver_handles_an_event_fed_by_an_effect_after_the_step() -> None:
     replica: Any = Scripted({"first": ["a", "b"], "from a": ["c"]})
     done: list[str] = []
 
@@ -127,7 +127,7 @@ def test_driver_event_from_an_effect_waits_for_the_end_of_the_step() -> None:
     assert done == ["a", "b", "c"]
 
 
-def test_driver_held_replica_handles_queued_events_after_release() -> None:
+def test_replica_driver_on_hold_handles_queued_events_after_release() -> None:
     replica: Any = Scripted({"first": ["a", "b"], "from a": ["c"], "later": ["d"], "again": ["e"]})
     done: list[str] = []
 
@@ -161,7 +161,7 @@ def test_driver_held_replica_handles_queued_events_after_release() -> None:
     assert done[-1] == "e"
 
 
-def test_driver_held_replica_merges_wakeups() -> None:
+def test_replica_driver_on_hold_merges_repeated_wake_ups() -> None:
     taken: list[Any] = []
 
     def step(event: Any, now_ns: int) -> list[Any]:
@@ -178,7 +178,7 @@ def test_driver_held_replica_merges_wakeups() -> None:
     assert taken == ["before", events.WokenUp()]
 
 
-def test_driver_calls_the_step_end_callback_after_each_step_with_effects() -> None:
+def test_replica_driver_calls_its_step_end_callback_after_each_step_with_effects() -> None:
     replica: Any = Scripted({"first": ["a", "b"], "from a": ["c"], "nothing": []})
     done: list[str] = []
     driver = ReplicaDriver(KEY, replica, lambda error: pytest.fail(str(error)))
@@ -189,7 +189,7 @@ def test_driver_calls_the_step_end_callback_after_each_step_with_effects() -> No
     assert done == ["a", "b", "over", "c", "over"]
 
 
-def test_driver_bug_stops_the_replica_and_is_reported_to_the_node() -> None:
+def test_replica_driver_exception_stops_the_replica_and_is_reported_to_the_node() -> None:
     replica: Any = Scripted({})
     told: list[Exception] = []
     driver = ReplicaDriver(KEY, replica, told.append)
@@ -199,7 +199,7 @@ def test_driver_bug_stops_the_replica_and_is_reported_to_the_node() -> None:
     assert isinstance(told[0], InvariantError)
 
 
-def test_driver_bug_is_reported_with_the_last_steps(caplog: pytest.LogCaptureFixture) -> None:
+def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.LogCaptureFixture) -> None:
     replica: Any = Scripted({f"event {n}": [f"effect {n}"] for n in range(100)})
     driver = ReplicaDriver(KEY, replica, lambda error: None)
     driver.execute = lambda effect: None
@@ -216,7 +216,7 @@ def test_driver_bug_is_reported_with_the_last_steps(caplog: pytest.LogCaptureFix
     assert not any("MetadataHeard" in line for line in lines)
 
 
-def test_driver_with_many_partitions_remembers_fewer_steps_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_driver_with_many_partitions_remembers_fewer_steps_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.partition.driver.ALL_STORY_STEPS", 640)
     drivers = [ReplicaDriver(KEY, Scripted({}), print) for _ in range(100)]  # type: ignore[arg-type]
     kept = [driver.story.maxlen or 0 for driver in drivers]
@@ -224,7 +224,7 @@ def test_driver_with_many_partitions_remembers_fewer_steps_each(monkeypatch: pyt
     assert sum(kept) <= 640 * 4
 
 
-def test_driver_failed_effect_is_the_last_remembered_step(caplog: pytest.LogCaptureFixture) -> None:
+def test_replica_driver_step_with_a_failed_effect_is_the_last_in_the_report(caplog: pytest.LogCaptureFixture) -> None:
     replica: Any = Scripted({"event": ["a", "x" * 1000]})
     driver = ReplicaDriver(KEY, replica, lambda error: None)
     driver.execute = lambda effect: 1 / 0  # type: ignore[assignment,return-value]
@@ -235,7 +235,7 @@ def test_driver_failed_effect_is_the_last_remembered_step(caplog: pytest.LogCapt
     assert "event -> " in caplog.text
 
 
-def test_executor_first_storage_error_is_the_reason_and_reported_once() -> None:
+def test_effect_executor_reports_only_the_first_storage_error() -> None:
     runner, _, fed = executor({"append": NoSpaceError("full")})
     told: list[StorageError] = []
     runner.on_failure = told.append
@@ -246,7 +246,7 @@ def test_executor_first_storage_error_is_the_reason_and_reported_once() -> None:
     assert [(event.no_space, event.token) for event in fed] == [(True, 7), (True, 8)]  # type: ignore[union-attr]
 
 
-class KeptTimers:
+class RecordingTimers:
     """Timers that note what is set, and what is cancelled."""
 
     def __init__(self) -> None:
@@ -259,9 +259,9 @@ class KeptTimers:
         self.at_ns[timer] = None
 
 
-def test_executor_deadlines_are_set_moved_and_cancelled() -> None:
+def test_effect_executor_sets_moves_and_cancels_timers_for_deadlines() -> None:
     runner, _, fed = executor()
-    kept = KeptTimers()
+    kept = RecordingTimers()
     runner._t.timers = kept  # type: ignore[assignment]
     fetch, request = events.Deadline.FETCH, events.Deadline.REQUEST
     runner.execute(do.SetDeadline(kind=fetch, at_ns=None))
@@ -279,7 +279,7 @@ def test_executor_deadlines_are_set_moved_and_cancelled() -> None:
     assert list(kept.at_ns.values()) == [None, None]
 
 
-def test_executor_promise_after_the_close_is_not_reported() -> None:
+def test_effect_executor_does_not_report_a_leader_epoch_after_the_close() -> None:
     runner, calls, fed = executor()
     runner.close()
     runner._promise_stored(4, None)

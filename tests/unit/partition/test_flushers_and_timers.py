@@ -16,7 +16,7 @@ from sidecar.partition.flushing import Flusher
 from tests.unit.partition.shell_parts import Clocked, until
 
 
-async def test_flusher_interval_starts_again_after_each_flush(
+async def test_log_flusher_interval_restarts_after_each_flush(
     pool: concurrent.futures.ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sidecar.partition.flushing.clock.now_ns", lambda: 1_000)
@@ -39,7 +39,7 @@ async def test_flusher_interval_starts_again_after_each_flush(
     await flusher.close()
 
 
-async def test_flusher_late_end_of_a_settled_flush_completes_no_other(
+async def test_log_flusher_ignores_the_late_completion_of_a_flush_it_already_awaited(
     pool: concurrent.futures.ThreadPoolExecutor,
 ) -> None:
     gate, config = threading.Event(), StreamConfig()
@@ -63,7 +63,7 @@ async def test_flusher_late_end_of_a_settled_flush_completes_no_other(
     await flusher.close()
 
 
-async def test_flusher_close_waits_for_the_running_flush(pool: concurrent.futures.ThreadPoolExecutor) -> None:
+async def test_log_flusher_close_waits_for_the_running_flush(pool: concurrent.futures.ThreadPoolExecutor) -> None:
     gate, config = threading.Event(), StreamConfig()
     log, _ = Log.open(MemoryStorage(fault=lambda what: gate.wait(10) and None if what == "sync" else None), config)
     flusher = Flusher(log, config.flush, pool, Clocked(), lambda _: None, pytest.fail)

@@ -1,4 +1,4 @@
-"""Test that a node that a full disk stopped returns when there is space."""
+"""Test that partitions that a full disk stopped restart when there is free space."""
 
 from __future__ import annotations
 

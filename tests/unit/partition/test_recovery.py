@@ -57,7 +57,7 @@ def values(log: Log) -> list[bytes | None]:
     return found
 
 
-async def test_recovered_logs_are_reused_by_open_without_a_second_recovery(
+async def test_log_recovered_at_start_is_reused_at_open_without_a_second_recovery(
     folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [a_log(folder, "a-1"), a_log(folder, "a-1", 1, 3), a_log(folder, "b-2")]
@@ -75,7 +75,7 @@ async def test_recovered_logs_are_reused_by_open_without_a_second_recovery(
     assert [logs.take(path) for path in paths] == [None, None, None], "it is true for the first opening only"
 
 
-async def test_recovered_logs_name_damaged_and_unreadable_logs(
+async def test_log_recovery_lists_damaged_and_unreadable_logs(
     folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right, damaged, unreadable = a_log(folder, "a-1"), a_log(folder, "b-2"), a_log(folder, "c-3", 7)
@@ -105,7 +105,7 @@ async def test_recovered_logs_name_damaged_and_unreadable_logs(
     log.close()
 
 
-async def test_recovered_logs_that_are_not_claimed_are_closed(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+async def test_log_recovered_at_start_and_not_opened_is_closed(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
     path = a_log(folder, "a-1")
     logs = RecoveredLogs()
     await logs.run(folder, pool, clean_stop=False)
@@ -116,7 +116,7 @@ async def test_recovered_logs_that_are_not_claimed_are_closed(folder: DataFolder
         recovered.segments[0].file.append([b"x"])
 
 
-async def test_recovered_log_is_opened_without_file_access(
+async def test_log_recovered_at_start_is_opened_without_file_access(
     folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [a_log(folder, "a-1", number, count) for number, count in enumerate((40, 0))]
@@ -141,7 +141,9 @@ async def test_recovered_log_is_opened_without_file_access(
         log.close()
 
 
-async def test_recovered_log_that_needs_a_file_is_incomplete(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+async def test_log_recovered_at_start_that_needs_another_file_is_incomplete(
+    folder: DataFolder, pool: ThreadPoolExecutor
+) -> None:
     path = a_log(folder, "a-1")
     (folder.path / "streams" / "a-1" / "1").mkdir()
     logs = RecoveredLogs()
@@ -152,7 +154,9 @@ async def test_recovered_log_that_needs_a_file_is_incomplete(folder: DataFolder,
     logs.close()
 
 
-async def test_recovered_log_has_leader_epochs_and_horizon_of_its_files(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+async def test_log_recovered_at_start_has_leader_epochs_and_compaction_horizon_of_its_files(
+    folder: DataFolder, pool: ThreadPoolExecutor
+) -> None:
     path = a_log(folder, "a-1")
     storage = FolderStorage(path)
     storage.replace(HORIZON_NAME, encode_horizon(Horizon(12, 1)))
@@ -166,7 +170,7 @@ async def test_recovered_log_has_leader_epochs_and_horizon_of_its_files(folder: 
 
 
 @pytest.mark.parametrize("number", [0, 1])
-async def test_recovered_logs_first_worker_finishes_deletions_and_others_tolerate_them(
+async def test_log_recovery_in_the_first_worker_only_finishes_interrupted_deletions(
     number: int, folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = a_log(folder, "a-1")
@@ -195,7 +199,9 @@ async def recovered_anew(folder: DataFolder, pool: ThreadPoolExecutor) -> Recove
     return found
 
 
-async def test_recovered_logs_folder_gone_names_what_is_missing(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+async def test_log_recovery_with_removed_directories_lists_the_missing_partitions(
+    folder: DataFolder, pool: ThreadPoolExecutor
+) -> None:
     """[S17]"""
     a_log(folder, "a.b-u1")
     path = a_log(folder, "a.b-u1", 12)
@@ -207,7 +213,9 @@ async def test_recovered_logs_folder_gone_names_what_is_missing(folder: DataFold
     assert (found.missing, found.damaged) == (["a.b-u1/12", "c-u2/0"], [])
 
 
-async def test_recovered_logs_all_segments_gone_is_damage(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+async def test_log_recovery_of_a_directory_without_its_segments_reports_damage(
+    folder: DataFolder, pool: ThreadPoolExecutor
+) -> None:
     path = a_log(folder, "a-u1")
     await recovered_anew(folder, pool)
     for name in os.listdir(path):
@@ -216,7 +224,7 @@ async def test_recovered_logs_all_segments_gone_is_damage(folder: DataFolder, po
     assert (await recovered_anew(folder, pool)).damaged == ["a-u1/0"]
 
 
-async def test_recovered_logs_deleted_partition_is_not_missing(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+async def test_log_recovery_does_not_list_a_deleted_partition_as_missing(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
     a_log(folder, "a-u1")
     await recovered_anew(folder, pool)
     folder.delete_partition(PartitionKey("a", "u1", 0))

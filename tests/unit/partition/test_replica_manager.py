@@ -21,7 +21,7 @@ from sidecar.partition.deletions import Deletions
 from tests.unit.partition.shell_parts import KEY, until
 
 
-class Fed:
+class RecordingWorker:
     """A worker that remembers what it was fed and how it ended."""
 
     def __init__(self, key: PartitionKey, *, leads: bool = False, clean: bool = True) -> None:
@@ -45,7 +45,7 @@ class Fed:
         return self.clean
 
 
-def partitions(*workers: Fed, allowed: bool = True) -> Any:
+def partitions(*workers: RecordingWorker, allowed: bool = True) -> Any:
     async def may_delete(key: PartitionKey) -> bool:
         return allowed
 
@@ -60,8 +60,8 @@ def partitions(*workers: Fed, allowed: bool = True) -> Any:
     return made
 
 
-async def test_partitions_deliver_an_event_only_to_its_stream() -> None:
-    one = Fed(KEY)
+async def test_replica_manager_delivers_an_event_only_to_a_partition_with_its_stream_uid() -> None:
+    one = RecordingWorker(KEY)
     node = partitions(one)
     for uid in ("u1", "", "u2"):
         node.deliver("orders", 3, uid, f"event {uid}")
@@ -69,8 +69,8 @@ async def test_partitions_deliver_an_event_only_to_its_stream() -> None:
     assert one.events == ["event u1", "event "]
 
 
-async def test_partitions_confirm_a_leader_only_in_its_stream_and_epoch() -> None:
-    node = partitions(Fed(KEY))
+async def test_replica_manager_confirms_a_leader_only_for_its_stream_uid_and_epoch() -> None:
+    node = partitions(RecordingWorker(KEY))
     asked = {"stream": "orders", "streamUid": "u1", "partition": 3, "leaderEpoch": 4}
     assert node.serves(replication_pb2.LeaderQuestion(**asked))
     for wrong in ({"streamUid": "u2"}, {"partition": 2}, {"leaderEpoch": 5}, {"stream": "other"}):
@@ -80,10 +80,10 @@ async def test_partitions_confirm_a_leader_only_in_its_stream_and_epoch() -> Non
 @pytest.mark.parametrize("deleted", [True, False])
 @pytest.mark.parametrize("allowed", [True, False])
 @pytest.mark.parametrize("stopping", [True, False])
-async def test_partitions_end_deletes_data_only_when_confirmed_and_not_in_a_stop(
+async def test_replica_manager_deletes_partition_data_only_when_confirmed_and_not_in_a_stop(
     deleted: bool, allowed: bool, stopping: bool
 ) -> None:
-    one = Fed(KEY)
+    one = RecordingWorker(KEY)
     node = partitions(one, allowed=allowed)
     node._stopping = stopping
     if deleted:
@@ -96,17 +96,17 @@ async def test_partitions_end_deletes_data_only_when_confirmed_and_not_in_a_stop
 
 
 @pytest.mark.parametrize("clean", [(True, True), (False, True), (True, False)])
-async def test_partitions_stop_is_unclean_if_any_partition_is_unclean(clean: tuple[bool, bool]) -> None:
-    node = partitions(*(Fed(PartitionKey("orders", "u1", n), clean=c) for n, c in enumerate(clean)))
+async def test_replica_manager_stop_is_unclean_if_any_partition_closed_unclean(clean: tuple[bool, bool]) -> None:
+    node = partitions(*(RecordingWorker(PartitionKey("orders", "u1", n), clean=c) for n, c in enumerate(clean)))
     assert await node.stop() is all(clean)
 
 
 @pytest.mark.parametrize("unclean_elected", [True, False])
 @pytest.mark.parametrize("in_sync", [True, False])
-async def test_partitions_has_everything_needs_in_sync_and_no_unclean_election(
+async def test_replica_manager_has_everything_is_false_out_of_sync_or_after_an_unclean_election(
     unclean_elected: bool, in_sync: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = Fed(KEY)
+    one = RecordingWorker(KEY)
     one.is_in_sync = in_sync
     node = partitions(one)
     found = (SimpleNamespace(), SimpleNamespace(unclean_elected=unclean_elected))
@@ -116,8 +116,8 @@ async def test_partitions_has_everything_needs_in_sync_and_no_unclean_election(
     assert not node.has_everything(one)
 
 
-async def test_partitions_heartbeats_reach_leaders_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Fed(KEY, leads=True)
+async def test_replica_manager_passes_heartbeats_to_leaders_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = RecordingWorker(KEY, leads=True)
     node = partitions(one)
     held = SimpleNamespace(partition_metadata=lambda partition, quotas, lease_ns: partition)
     monkeypatch.setattr(node, "_find_in_image", lambda key: (held, SimpleNamespace()))
@@ -133,8 +133,8 @@ async def test_partitions_heartbeats_reach_leaders_only(monkeypatch: pytest.Monk
     assert one.events[3:] == []
 
 
-async def test_partitions_forward_leases_as_often_as_the_last_lease_needs() -> None:
-    one = Fed(KEY, leads=True)
+async def test_replica_manager_passes_leases_on_twice_per_length_of_the_last_lease() -> None:
+    one = RecordingWorker(KEY, leads=True)
     node = partitions(one)
     node._leading[KEY] = one
 
@@ -154,10 +154,12 @@ async def test_partitions_forward_leases_as_often_as_the_last_lease_needs() -> N
 
 
 @pytest.mark.parametrize("is_up", [True, False])
-async def test_partitions_opened_without_data_path_are_informed(is_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Fed(KEY)
+async def test_replica_manager_reports_a_lost_data_path_to_a_newly_opened_partition(
+    is_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = RecordingWorker(KEY)
 
-    async def opened(*_: Any) -> Fed:
+    async def opened(*_: Any) -> RecordingWorker:
         return made
 
     monkeypatch.setattr(partitions_module, "open_worker", opened)
@@ -167,8 +169,8 @@ async def test_partitions_opened_without_data_path_are_informed(is_up: bool, mon
     assert made.events == ([] if is_up else [events.DataPathChanged(is_up=False)])
 
 
-async def test_partitions_failed_opening_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def opened(*_: Any) -> Fed:
+async def test_replica_manager_retries_to_open_a_partition_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def opened(*_: Any) -> RecordingWorker:
         raise StorageError("not now")
 
     monkeypatch.setattr(partitions_module, "open_worker", opened)
@@ -182,10 +184,10 @@ async def test_partitions_failed_opening_is_retried(monkeypatch: pytest.MonkeyPa
     assert node._retries == {}
 
 
-async def test_partitions_failed_opening_has_a_single_pending_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_manager_has_one_pending_retry_per_partition_that_failed_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each change of the image tries the opening, too."""
 
-    async def opened(*_: Any) -> Fed:
+    async def opened(*_: Any) -> RecordingWorker:
         raise StorageError("not now")
 
     monkeypatch.setattr(partitions_module, "open_worker", opened)
@@ -199,11 +201,9 @@ async def test_partitions_failed_opening_has_a_single_pending_retry(monkeypatch:
 
 
 @pytest.mark.parametrize("wrong", [{}, {"uid": "u2"}, {"leader_epoch": 5}, {"partition": 2}])
-async def test_partitions_step_aside_is_done_when_ingest_is_idle(
-    wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_resign_request_completes_when_ingest_is_idle(wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.01)
-    one = Fed(KEY, leads=True)
+    one = RecordingWorker(KEY, leads=True)
     node, order = partitions(one), one.asked
     one.ingest.idle = False
     asked = {"stream": "orders", "partition": 3, "uid": "u1", "leader_epoch": 4} | wrong
@@ -219,9 +219,9 @@ async def test_partitions_step_aside_is_done_when_ingest_is_idle(
     await node.stop()
 
 
-async def test_partitions_step_aside_on_a_leaving_node_does_not_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_resign_request_on_a_stopping_node_does_not_resume_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.001)
-    one = Fed(KEY, leads=True)
+    one = RecordingWorker(KEY, leads=True)
     node, order = partitions(one), one.asked
     one.ingest.idle = True
     node.step_aside(stream="orders", partition=3, uid="u1", leader_epoch=4, done=lambda: order.append("done"))
@@ -231,12 +231,12 @@ async def test_partitions_step_aside_on_a_leaving_node_does_not_resume(monkeypat
     await node.stop()
 
 
-async def test_cluster_image_is_empty_at_start() -> None:
+async def test_cluster_image_without_changes_has_no_streams() -> None:
     assert not ClusterImage().streams
     assert PartitionStatus.ONLINE is PartitionStatus(1)
 
 
-def test_deletions_remember_a_bounded_number_of_deleted_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_deletion_remembers_a_bounded_number_of_deleted_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.partition.deletions._REMEMBERED", 3)
     group: Any = None
     deletions = Deletions(group, "n1", decides=lambda: False)

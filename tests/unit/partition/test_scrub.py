@@ -65,7 +65,7 @@ def scrub_of(folder: Path, *partitions: Partition, bytes_per_s: int = FAST) -> t
     return Scrub(lambda: list(partitions), folder, bytes_per_s, counters), counters
 
 
-async def test_scrub_pass_reads_each_byte_and_the_next_pass_waits(tmp_path: Path) -> None:
+async def test_scrub_pass_reads_each_byte_once_and_the_next_pass_waits(tmp_path: Path) -> None:
     a, b = partition(tmp_path, "a"), partition(tmp_path, "b")
     scrub, _ = scrub_of(tmp_path, a, b)
     size_bytes = a.log.size_bytes + b.log.size_bytes
@@ -80,7 +80,7 @@ async def test_scrub_pass_reads_each_byte_and_the_next_pass_waits(tmp_path: Path
     assert scrub_of(tmp_path)[0].progress == scrub.progress, "a restart does not begin another pass"
 
 
-async def test_scrub_damage_is_reported_counted_and_remembered(tmp_path: Path) -> None:
+async def test_scrub_damage_is_reported_and_counted_once(tmp_path: Path) -> None:
     a, b = partition(tmp_path, "a"), partition(tmp_path, "b")
     flip(tmp_path, "b", 3)
     scrub, counters = scrub_of(tmp_path, a, b)
@@ -111,7 +111,7 @@ async def test_scrub_of_the_next_process_resumes_at_the_stored_position(tmp_path
     assert later.progress.pass_began_s == scrub.progress.pass_began_s
 
 
-async def test_scrub_off_reads_nothing_and_a_torn_progress_file_is_ignored(tmp_path: Path) -> None:
+async def test_scrub_with_rate_zero_reads_nothing_and_ignores_a_torn_progress_file(tmp_path: Path) -> None:
     a = partition(tmp_path, "a")
     (tmp_path / "scrub").write_bytes(b"torn")
     scrub, _ = scrub_of(tmp_path, a, bytes_per_s=0)
@@ -122,7 +122,7 @@ async def test_scrub_off_reads_nothing_and_a_torn_progress_file_is_ignored(tmp_p
     assert (tmp_path / "scrub").read_bytes() == b"torn"
 
 
-async def test_scrub_survives_removed_segments_and_closed_logs(tmp_path: Path) -> None:
+async def test_scrub_continues_after_removed_segments_and_closed_logs(tmp_path: Path) -> None:
     a, b = partition(tmp_path, "a"), partition(tmp_path, "b")
     a.log.storage.remove(log_name(3))
     b.log.close()
@@ -134,7 +134,7 @@ async def test_scrub_survives_removed_segments_and_closed_logs(tmp_path: Path) -
     assert not a.told
 
 
-async def test_scrub_stopped_inside_a_segment_resumes_there(tmp_path: Path) -> None:
+async def test_scrub_stopped_inside_a_segment_resumes_at_that_position(tmp_path: Path) -> None:
     log, _ = Log.open(FolderStorage(tmp_path / "a"), StreamConfig())
     for number in range(40):
         log.append(build_batch([b"x" * 9000], base_offset=number, leader_epoch=1))

@@ -35,7 +35,7 @@ async def until(owner: Owner, count: int) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_timers_deadlines_fire_in_order_and_not_early() -> None:
+async def test_timers_fire_in_order_and_not_before_their_deadline() -> None:
     owner, now = Owner(Timers()), time.monotonic_ns()
     wanted = {"b": now + 40 * MS, "a": now + 10 * MS, "c": now + 41 * MS}
     for kind, at in wanted.items():
@@ -45,7 +45,7 @@ async def test_timers_deadlines_fire_in_order_and_not_early() -> None:
     assert all(at >= wanted[kind] for kind, at in owner.fired)
 
 
-async def test_timers_moved_deadline_fires_once_at_its_last_time() -> None:
+async def test_timer_moved_several_times_fires_once_at_its_last_deadline() -> None:
     owner, now = Owner(Timers()), time.monotonic_ns()
     owner.set("x", now + 200 * MS)
     owner.set("x", now + 5 * MS)
@@ -56,7 +56,7 @@ async def test_timers_moved_deadline_fires_once_at_its_last_time() -> None:
     assert owner.fired[0][1] >= now + 30 * MS
 
 
-async def test_timers_deadline_can_be_set_again_when_it_fires() -> None:
+async def test_timer_may_be_set_again_while_it_fires() -> None:
     timers, count = Timers(), 0
 
     def again() -> None:
@@ -73,7 +73,7 @@ async def test_timers_deadline_can_be_set_again_when_it_fires() -> None:
     timers.cancel(timer)
 
 
-async def test_timers_cancelled_deadline_does_not_fire() -> None:
+async def test_timer_that_was_cancelled_does_not_fire() -> None:
     timers, now = Timers(), time.monotonic_ns()
     owner = Owner(timers)
     timers.set(Timer(lambda: timers.cancel(owner.timer("cancelled in the same step"))), now)
@@ -85,7 +85,7 @@ async def test_timers_cancelled_deadline_does_not_fire() -> None:
     assert owner.kinds() == ["kept"]
 
 
-async def test_timers_thousand_deadlines_of_the_same_moment_need_few_wakeups() -> None:
+async def test_timers_with_a_thousand_equal_deadlines_wake_the_event_loop_a_few_times() -> None:
     timers, now = Timers(), time.monotonic_ns()
     owner = Owner(timers)
     loop, wake_ups = asyncio.get_running_loop(), 0
@@ -103,7 +103,7 @@ async def test_timers_thousand_deadlines_of_the_same_moment_need_few_wakeups() -
     assert wake_ups < 10
 
 
-async def test_timers_after_close_fire_nothing() -> None:
+async def test_timers_after_close_do_not_fire() -> None:
     timers = Timers()
     owner = Owner(timers)
     owner.set("x", time.monotonic_ns())

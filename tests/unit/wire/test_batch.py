@@ -1,4 +1,4 @@
-"""Record batches: what goes in comes out, what is damaged is refused, and nothing else ever happens."""
+"""Test record batches: a decoded batch equals the encoded one, and a damaged batch raises only storage errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _columns(draw: st.DrawFn) -> dict:
 
 
 @given(_columns())
-def test_batch_codec_keeps_every_column(given_: dict) -> None:
+def test_batch_encoded_with_any_codec_decodes_to_the_same_columns(given_: dict) -> None:
     columns = dict(given_)
     values = columns.pop("values")
     batch = parse_batch(build_batch(values, **columns))
@@ -81,7 +81,7 @@ def test_batch_parser_of_any_bytes_raises_only_storage_errors(noise: bytes, spli
             pass
 
 
-def test_batch_damaged_under_a_valid_crc_is_rejected_or_harmless() -> None:
+def test_batch_damaged_before_a_recomputed_crc_is_rejected_or_read_within_bounds() -> None:
     assert 0 < fuzz(4000, seed=7) < 4000  # more of it: python -m tests.unit.wire.batch_fuzz
 
 
@@ -102,14 +102,14 @@ def test_batch_of_an_unknown_version_is_rejected_with_the_version() -> None:
         parse_batch(bytes(batch))
 
 
-def test_batches_are_split_back_to_back() -> None:
+def test_split_batches_returns_concatenated_batches() -> None:
     first, second = build_batch([b"a", b"b"], base_offset=0), build_batch([b"c"], base_offset=2)
     assert [(b.base_offset, b.last_offset) for b in split_batches(first + second)] == [(0, 1), (2, 2)]
     with pytest.raises(CorruptionError):
         split_batches(first + second[:-1])
 
 
-def test_batch_offset_deltas_leave_holes() -> None:
+def test_batch_with_offset_deltas_has_gaps_between_record_offsets() -> None:
     batch = parse_batch(build_batch([b"a", b"b"], base_offset=10, offset_deltas=[1, 5]))
     assert batch.offsets().tolist() == [11, 15]
     assert (batch.last_offset, batch.next_offset) == (15, 16)
@@ -122,19 +122,19 @@ def test_filler_batch_covers_offsets_without_records() -> None:
     assert (list(filler.records()), filler.offsets().tolist(), filler.values(), filler.keys()) == ([], [], [], [])
 
 
-def test_batch_values_are_not_copied() -> None:
+def test_batch_values_are_views_without_a_copy() -> None:
     buffer = build_batch([b"abc", b"def"])
     data = np.frombuffer(parse_batch(buffer).columns.values.data, dtype=np.uint8)
     assert np.shares_memory(data, np.frombuffer(buffer, dtype=np.uint8))
 
 
 @pytest.mark.parametrize("values", [[], ["ab"]], ids=["no records", "text instead of bytes"])
-def test_batch_of_no_or_invalid_values_cannot_be_built(values: list) -> None:
+def test_build_batch_without_values_or_with_invalid_ones_raises(values: list) -> None:
     with pytest.raises((ValueError, TypeError)):
         build_batch(values)
 
 
-def test_batch_that_is_a_decompression_bomb_is_rejected_unread() -> None:
+def test_batch_that_is_a_decompression_bomb_is_rejected_without_decompression() -> None:
     batch = bytearray(build_batch([b"x" * 1000], codec=Codec.ZSTD))
     batch[56:60] = (1 << 31).to_bytes(4, "little")
     with pytest.raises(CorruptionError, match="has an invalid header"):

@@ -1,4 +1,4 @@
-"""The wire against the published vectors, and bytes that are not frames."""
+"""Test the wire encoding against the published vectors, and bytes that are not frames."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_frame_decoder_of_any_bytes_raises_only_protocol_errors(tail: bytes, hea
 
 
 @given(st.binary(max_size=200), st.booleans())
-def test_envelope_returns_its_payload(payload: bytes, crc: bool) -> None:
+def test_envelope_is_decoded_to_its_type_and_payload(payload: bytes, crc: bool) -> None:
     message_type, body = envelope.decode(envelope.encode(MessageType.PUBLISH, payload, crc=crc), MessageType.PUBLISH)
     assert (message_type, bytes(body)) == (MessageType.PUBLISH, payload)
 
@@ -112,7 +112,7 @@ def test_envelope_with_a_crc_detects_a_flipped_bit(payload: bytes, position: int
         envelope.decode(bytes(frame))
 
 
-def test_read_response_carries_its_batches() -> None:
+def test_read_response_is_decoded_to_its_header_and_batches() -> None:
     head = client_pb2.ReadResponse(node="a", highWatermark=-1, nextOffset=5)
     parsed, batches = frames.decode_read_response(frames.read_response_header(head) + b"batches")
     assert (parsed.highWatermark, parsed.nextOffset, bytes(batches)) == (-1, 5, b"batches")

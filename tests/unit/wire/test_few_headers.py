@@ -1,4 +1,4 @@
-"""Headers of a small batch, read without columns: the same as the columns say, and nothing is read past a body's end."""
+"""Test reading the headers of a small batch without columns: same result, and no read past the end of the body."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = st.lists(
 
 
 @given(ROWS, st.booleans(), st.sampled_from([Codec.NONE, Codec.LZ4]))
-def test_few_headers_equal_the_headers_of_the_columns(
+def test_few_headers_returns_the_same_headers_as_the_columns(
     rows: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]], keys: bool, codec: Codec
 ) -> None:
     values, of_keys, pairs = zip(*rows, strict=True)
@@ -51,7 +51,7 @@ def body_of(*pairs: tuple[str, bytes]) -> tuple[bytearray, Columns]:
     return bytearray(batch.body()), Columns(batch.header.column_bits)
 
 
-def test_few_headers_of_a_truncated_or_inconsistent_body_raise_corruption() -> None:
+def test_few_headers_of_a_truncated_or_inconsistent_body_raises_corruption() -> None:
     whole, present = body_of(("name", b"value"), ("other", b"x"))
     for end in range(len(whole) - 8):
         with pytest.raises(CorruptionError):
@@ -68,7 +68,7 @@ def test_few_headers_of_a_truncated_or_inconsistent_body_raise_corruption() -> N
 
 
 @pytest.mark.parametrize("column", [0, 1])
-def test_few_headers_with_decreasing_ends_raise_corruption(column: int) -> None:
+def test_few_headers_with_decreasing_end_positions_raises_corruption(column: int) -> None:
     (batch,) = split_batches(build_batch([b"", b""], base_offset=0, leader_epoch=1, headers=[(("a", b"1"),), (("b", b"2"),)]))
     body, at = bytearray(batch.body()), (8, 16)[column]
     ends = struct.unpack_from("<2I", body, at)
@@ -78,7 +78,7 @@ def test_few_headers_with_decreasing_ends_raise_corruption(column: int) -> None:
         few_headers(memoryview(body), 2, Columns(batch.header.column_bits))
 
 
-def test_few_headers_of_many_records_use_the_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_headers_of_many_records_decodes_the_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.core.publish.log_state.few_headers", None)
     headers = [(("Nats-Msg-Id", b"%d" % number),) for number in range(FEW + 1)]
     (batch,) = split_batches(build_batch([b""] * (FEW + 1), base_offset=0, leader_epoch=1, headers=headers))

@@ -1,4 +1,4 @@
-"""Filters of readers and the batches of what they keep, against a naive model, record by record."""
+"""Test filters of readers and filtered batches against a naive check of each record."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def fits(record: Record, wanted: Filter) -> bool:
     st.booleans(),
     st.booleans(),
 )
-def test_filter_keeps_the_same_records_as_a_record_by_record_check(
+def test_filter_returns_the_same_records_as_a_record_by_record_check(
     rows: list[Any], subjects: list[str], keys: list[bytes], codec: Codec, with_times: bool, compressed: bool
 ) -> None:
     batch, wanted = made(rows, codec, with_times), Filter(tuple(subjects), tuple(keys))
@@ -104,13 +104,13 @@ def test_filter_keeps_the_same_records_as_a_record_by_record_check(
     assert list(parse_batch(keep_records(rest, np.ones(len(expected), dtype=np.bool_))).records()) == expected
 
 
-def test_filtered_batch_keeps_the_producer_note() -> None:
+def test_filtered_batch_contains_the_producer_note() -> None:
     batch = parse_batch(build_batch([b"a", b"b"], keys=[b"a", b"b"], note=b"who and where"))
     rest = parse_batch(keep_records(batch, Filter(keys=(b"b",)).mask(batch)))
     assert bytes(rest.columns.note or b"") == b"who and where"
 
 
-def test_filter_matches_no_record_without_its_field_and_an_empty_filter_all() -> None:
+def test_filter_matches_no_record_without_the_field_and_an_empty_filter_matches_all() -> None:
     bare = parse_batch(build_batch([b"v"] * 3))
     assert Filter(subjects=(">",)).mask(bare).tolist() == [False] * 3
     assert Filter(keys=(b"",)).mask(bare).tolist() == [False] * 3
@@ -122,7 +122,7 @@ def test_filter_matches_no_record_without_its_field_and_an_empty_filter_all() ->
     assert Filter(keys=(b"a",)).mask(control).tolist() == [False]
 
 
-def test_filter_compares_keys_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filter_returns_the_same_records_for_any_comparison_group_size(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [b"%03d" % (number % 7) for number in range(100)]
     batch = parse_batch(build_batch(keys, keys=keys))
     expected = [key in (b"003", b"005") for key in keys]
@@ -137,7 +137,7 @@ def test_filter_with_an_invalid_subject_is_rejected(wrong: str) -> None:
         Filter(subjects=(wrong,))
 
 
-def test_filter_size_is_bounded() -> None:
+def test_filter_above_the_size_limit_is_rejected() -> None:
     Filter(subjects=("s",) * filters.MAX_SUBJECTS, keys=(b"k",) * filters.MAX_KEYS)
     count = "A filter can have at most 64 subjects and 256 keys"
     for wrong, text in (
@@ -159,6 +159,6 @@ LITERALS = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=
 
 @settings(deadline=None)
 @given(st.lists(PATTERNS, max_size=8), LITERALS)
-def test_subject_tree_matches_what_any_of_its_filters_matches(patterns: list[str], literal: str) -> None:
+def test_subject_tree_matches_a_subject_if_any_of_its_filters_matches(patterns: list[str], literal: str) -> None:
     assert SubjectTree(patterns).matches(literal) == any(matcher(pattern)(literal) for pattern in patterns)
     assert SubjectTree([*patterns, ">"]).matches(literal)

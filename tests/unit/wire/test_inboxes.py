@@ -1,4 +1,4 @@
-"""Where answers may go: by default any user's own inboxes, and nothing else."""
+"""Test the inbox rule: which reply subjects a node may answer on."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BAD = (
 @given(
     st.lists(st.sampled_from(GOOD + BAD) | st.binary(max_size=12).map(lambda tail: b"_INBOX." + tail), min_size=1, max_size=6)
 )
-def test_inbox_rule_allows_many_only_if_each_is_allowed(subjects: list[bytes]) -> None:
+def test_inbox_rule_allows_a_list_of_subjects_only_if_each_is_allowed(subjects: list[bytes]) -> None:
     rule = InboxRule(DEFAULT_INBOX_PREFIXES)
     each = [rule.allows(subject) for subject in subjects]
     if rule.allows_all(subjects):
@@ -65,7 +65,7 @@ def test_inbox_rule_allows_many_only_if_each_is_allowed(subjects: list[bytes]) -
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_inbox_rule_finds_one_forbidden_subject_among_many(bad: bytes) -> None:
+def test_inbox_rule_rejects_a_list_with_one_forbidden_subject(bad: bytes) -> None:
     rule = InboxRule(DEFAULT_INBOX_PREFIXES)
     assert rule.allows_all(GOOD * 50)
     for place in (0, 75, 150):
@@ -74,7 +74,7 @@ def test_inbox_rule_finds_one_forbidden_subject_among_many(bad: bytes) -> None:
         assert not rule.allows_all(subjects)
 
 
-def test_inbox_rule_prefix_without_a_star_is_exact() -> None:
+def test_inbox_rule_prefix_without_a_star_allows_only_that_exact_prefix() -> None:
     rule = InboxRule(("_INBOX.", "acme.box."))
     assert [rule.allows(s) for s in (b"_INBOX.x", b"_INBOX_a.x", b"acme.box.x", b"acme.boxes.x", b"acmexbox.x")] == [
         True, False, True, False, False,
@@ -99,14 +99,14 @@ def test_inbox_rule_allows_no_reply_in_the_own_namespace(prefix: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["_INBOX_*.", "box-*."])
-def test_inbox_rule_with_a_star_behind_a_separator_takes_any_suffix(prefix: str) -> None:
+def test_inbox_rule_prefix_with_a_star_after_a_separator_allows_any_suffix(prefix: str) -> None:
     rule, stem = InboxRule((prefix,)), prefix[:-2].encode()
     assert rule.allows(stem + b"alice.x")
     assert rule.allows(stem + b".x")
     assert not rule.allows(stem[:-1] + b".x")
 
 
-def test_inbox_prefix_with_a_star_excludes_streams_below() -> None:
+def test_inbox_prefix_with_a_star_rejects_stream_subjects_below_it() -> None:
     assert begins_under("acme-box7.x", 1, "acme*.")
     assert begins_under("*.x", 1, "acme*.")
     assert not begins_under("other.x", 1, "acme*.")
@@ -114,7 +114,7 @@ def test_inbox_prefix_with_a_star_excludes_streams_below() -> None:
     assert not begins_under("acme7.x", 1, "acme*."), "answers never go there"
 
 
-def test_principal_must_be_one_subject_token() -> None:
+def test_principal_name_of_more_than_one_subject_token_is_rejected() -> None:
     assert Subjects("ns", principal="alice").control_admin() == "ns.control.admin.alice"
     assert Subjects("ns").control_admin() == "ns.control.admin"
     for wrong in ("a.b", "*", ">", "a b"):

@@ -1,4 +1,4 @@
-"""The table of subjects is whole, and the rights that follow from it are those of the roles and no more."""
+"""Test the table of subjects and the permissions of each role that follow from it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_subjects_are_built_only_by_the_subjects_class() -> None:
     assert [line for line in found if line not in fake and "raise" not in line and "startswith" not in line] == []
 
 
-def test_permissions_of_each_role_are_exact() -> None:
+def test_permissions_of_each_role_equal_the_expected_subjects() -> None:
     scope = Scope("ns", ("orders",), ("shop.orders",), "_INBOX_me", "me")
     assert {role.value: (*rights_of(role, scope).publish, "|", *rights_of(role, scope).subscribe) for role in AccessRole} == {
         "publisher": ("shop.orders", "|", "_INBOX_me.>"),
@@ -128,7 +128,7 @@ def test_permissions_of_each_role_are_exact() -> None:
         assert isinstance(CliRunner().invoke(liftpy, ["permissions", *wrong]).exception, ConfigError), wrong
 
 
-def test_permission_patterns_reach_no_other_rows_except_through_reserved_words() -> None:
+def test_role_may_publish_on_subjects_of_other_roles_only_with_reserved_words() -> None:
     """NATS's wildcards are whole tokens: what a role may publish on beside its own rows, whatever names the tokens are."""
     words = ["x", *PARTITION_WORDS]
     for role in set(AccessRole) - {AccessRole.NODE}:
@@ -144,7 +144,7 @@ def test_permission_patterns_reach_no_other_rows_except_through_reserved_words()
 
 
 @pytest.mark.parametrize("word", sorted(PARTITION_WORDS))
-def test_principal_or_node_named_like_a_protocol_word_is_rejected(word: str) -> None:
+def test_principal_or_node_name_that_is_a_protocol_word_is_rejected(word: str) -> None:
     for request in (pb.ControlRequest(deleteStream=pb.DeleteStream(name="s")), pb.ControlRequest(describeStream={"name": "s"})):
         assert refusal(RequestAcl.ADMIN, word, request)
         assert refusal(RequestAcl.ADMIN, "alice", request) == ""
@@ -154,7 +154,7 @@ def test_principal_or_node_named_like_a_protocol_word_is_rejected(word: str) -> 
         check_speaker(word, "node")
 
 
-def test_partitions_have_their_own_subjects() -> None:
+def test_partition_subjects_of_many_partitions_are_one_wildcard() -> None:
     assert partition_subjects("a.b", 3) == ("a.b", "a.b.1", "a.b.2")
     assert partition_subjects("a.b", 1000) == ("a.b", "a.b.*")
 
@@ -165,7 +165,7 @@ def run(*arguments: str) -> str:
     return done.output.strip()
 
 
-def test_permissions_command_prints_the_permissions() -> None:
+def test_permissions_command_prints_the_permissions_of_the_role() -> None:
     assert run("--role", "status", "--namespace", "ns") == (
         'permissions: {\n  publish: { allow: ["ns.info", "ns.status.*"] }\n  subscribe: { allow: ["_INBOX.>"] }\n}'
     )
@@ -215,7 +215,7 @@ def nsc_rights(command: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("role", list(AccessRole))
 @pytest.mark.parametrize("data_subject", ["shop.orders", "a,secret.>", "$(id).`id`.;&|.*", "#.~!{x,y}"])
-def test_permissions_command_for_nsc_prints_exactly_the_permissions(role: AccessRole, data_subject: str) -> None:
+def test_permissions_command_for_nsc_prints_the_permissions_as_nsc_flags(role: AccessRole, data_subject: str) -> None:
     rights = rights_of(role, Scope("ns", ("orders",), (check_publisher_subject(data_subject),), "_INBOX_me", "me"))
     given = nsc_rights(as_nsc(rights, "me"))
     assert given.pop("--name") == ["me"]
@@ -229,7 +229,7 @@ def test_permissions_command_for_nsc_prints_exactly_the_permissions(role: Access
 
 @pytest.mark.parametrize("form", ["nsc", "nats-conf"])
 @pytest.mark.parametrize("subject", ["a'$(id)'", 'a"]}}.b', "a\\b"])
-def test_permissions_output_cannot_be_injected_by_a_stream_name(
+def test_permissions_command_rejects_a_hostile_stream_subject_without_output(
     subject: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream's subject may hold what a shell or a configuration would not take as a name: whoever made it wrote it."""

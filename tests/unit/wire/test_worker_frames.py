@@ -1,4 +1,4 @@
-"""Frames between the processes of a node: any byte of them that is another one is noticed."""
+"""Test frames between the processes of a node: a frame with a changed byte is rejected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BYTES = b"".join(encode(*frame) for frame in FRAMES)
 
 
 @pytest.mark.parametrize("piece", [1, 7, HEAD_BYTES, len(BYTES)])
-def test_worker_frames_are_read_however_the_bytes_are_split(piece: int) -> None:
+def test_worker_frames_are_decoded_for_any_split_of_the_bytes(piece: int) -> None:
     reader, found = FrameReader(), []
     for start in range(0, len(BYTES), piece):
         found += list(reader.feed(BYTES[start : start + piece]))
@@ -25,7 +25,7 @@ def test_worker_frame_that_is_truncated_is_not_delivered() -> None:
         assert list(FrameReader().feed(encode(*FRAMES[2])[:end])) == []
 
 
-def test_worker_frame_with_any_changed_byte_is_detected() -> None:
+def test_worker_frame_with_any_changed_byte_is_rejected() -> None:
     """A length that has grown waits for more, and what comes is then no frame."""
     whole = encode(*FRAMES[2])
     for place in range(len(whole)):
@@ -45,7 +45,7 @@ def _is_noticed(damaged: bytes) -> bool:
     return False
 
 
-def test_worker_frame_size_is_bounded_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_frame_above_the_size_limit_is_rejected_by_sender_and_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_frames, "MOST_BODY_BYTES", 100)
     monkeypatch.setattr(worker_frames, "MOST_IMAGE_BYTES", 200)
     assert list(FrameReader().feed(encode(FrameKind.IMAGE, 0, bytes(200))))

@@ -1,0 +1,102 @@
+"""A stream is deleted and created again while a reader of the old stream is active.
+
+The name is the same, the offsets begin anew, and the old reader is at offset 7 of something that does not exist any more. If
+names were all, it would wait until the new stream gets there and go on reading the middle of another story. A stream is its
+unique id: reads and fetches name it, another one is refused, and the reader hears an error that says what happened; it is
+never reset in silence. A replica of the old stream gets nothing from the new one either.
+
+Shows R3, R5, R9, M11.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.client.progress import ReadProgress
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.effects import SendFetchRefusal
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.errors import NotFoundError
+from tests.scripts.desk import Desk, FakeBus
+from tests.scripts.stage import Stage
+
+KILLS = ("a stream is its name",)
+
+
+def _read(desk: Desk, progress: ReadProgress) -> list[bytes | None]:
+    desk.bus.deliver(desk.subjects.read_from("orders", 0, "n1"), frames.encode(progress.request(1 << 20, 0)), "_INBOX.r")
+    (answer,) = desk.bus.take("_INBOX.r")
+    return [value for piece in progress.accept(answer) for value in piece.batch.values()]
+
+
+async def _filled(bus: FakeBus, uid: str, text: str, count: int) -> Desk:
+    desk = Desk(bus, uid=uid)
+    for number in range(count):
+        desk.publish(f"{text} {number}".encode())
+    await desk.turn()
+    desk.commit()
+    return desk
+
+
+async def test_reader_of_a_deleted_and_recreated_stream_gets_an_error() -> None:
+    bus = FakeBus()
+    old = await _filled(bus, "uid-1", "old", 7)
+    reader = ReadProgress("orders", 0, 0)
+    assert _read(old, reader)[-1] == b"old 6"
+    assert (reader.next_offset, reader.uid) == (7, "uid-1")
+    old.reads.close()
+    old.ingest.stop()
+    old.replication.stop()
+
+    for count in (2, 20):  # whether the new stream has reached its offset or not
+        new = await _filled(bus, "uid-2", "new", count)
+        with pytest.raises(NotFoundError, match="created again"):
+            _read(new, reader)
+        assert (reader.next_offset, reader.uid) == (7, "uid-1")
+    assert _read(new, ReadProgress("orders", 0, 0))[:2] == [b"new 0", b"new 1"], "one that begins anew reads the new one"
+
+
+async def test_long_poll_reader_of_a_deleted_and_recreated_stream_gets_no_such_partition() -> None:
+    bus = FakeBus()
+    old = await _filled(bus, "uid-1", "old", 3)
+    request = client_pb2.ReadRequest(offset=3, waitMs=30_000, streamUid="uid-1")
+    bus.deliver(old.subjects.read_from("orders", 0, "n1"), frames.encode(request), "_INBOX.r")
+    assert old.reads.waiting_count == 1
+    old.reads.close()
+    (answer,) = bus.take("_INBOX.r")
+    head, body = frames.decode_read_response(answer)
+    assert (head.error, bytes(body)) == (client_pb2.ReadResponse.NO_SUCH_PARTITION, b"")
+
+
+async def test_publisher_to_a_recreated_stream_is_acked_by_the_new_stream() -> None:
+    bus = FakeBus()
+    old = await _filled(bus, "uid-1", "old", 3)
+    old.ingest.stop()
+    new = await _filled(bus, "uid-2", "new", 0)
+    new.publish(b"first", "p")
+    await new.turn()
+    new.commit()
+    assert new.answers("p") == [{"stream": "orders", "seq": 1}]
+    assert old.log.log_end_offset == 3
+
+
+def test_recreated_stream_sends_no_records_to_a_replica_of_the_old_stream() -> None:
+    with Stage() as s:
+        s.publish(3)
+        s.settle()
+        leader = s.replica(s.leader)
+        position, end = s.position(s.followers[0]), s.end(s.leader)
+        fetch = ev.FetchReceived(
+            token=99, replica=s.followers[0], offset=-1, leader_epoch=s.leader_epoch, offset_epoch=0, incarnation=1,
+            request_id=1 << 60, max_bytes=1 << 20, stream_uid="000001-another",
+        )  # fmt: skip
+        (refusal,) = leader.replica.step(fetch, s.cluster.clock.now_ns)
+        assert isinstance(refusal, SendFetchRefusal)
+        assert refusal.reason is ev.RefusalReason.WRONG_STREAM
+        query = ev.EpochQueryReceived(
+            token=100, replica=s.followers[0], asked_epoch=1, current_epoch=s.leader_epoch, stream_uid="000001-another"
+        )
+        (refusal,) = leader.replica.step(query, s.cluster.clock.now_ns)
+        assert isinstance(refusal, SendFetchRefusal)
+        assert (s.position(s.followers[0]), s.end(s.leader)) == (position, end)

@@ -1,0 +1,151 @@
+"""Test the data directory: one process, a verified identity, paths inside it, and complete deletes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.core.base.ids import PartitionKey
+from liftpy.errors import CorruptionError, DataDirectoryLockedError, InvalidNameError, NoSpaceError, StorageError
+from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.disk.files import DiskFile, FolderStorage
+
+KEY = PartitionKey("orders", "u1", 0)
+
+
+def test_data_directory_opened_by_a_second_process_raises(tmp_path: Path) -> None:
+    """[S10]"""
+    folder = DataFolder(tmp_path / "data")
+    code = f"""
+from pathlib import Path
+from sidecar.disk.data_folder import DataFolder
+DataFolder(Path({str(tmp_path / "data")!r}))
+"""
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "DataDirectoryLockedError" in other.stderr
+    with pytest.raises(DataDirectoryLockedError, match="in use by another process"):
+        DataFolder(tmp_path / "data")
+    folder.close()
+    DataFolder(tmp_path / "data").close()
+
+
+def test_node_identity_stores_the_incarnation_that_stopped_cleanly(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    assert folder.load_identity() is None
+    folder.store_identity(NodeIdentity("a", incarnation=3, clean_incarnation=2))
+    assert folder.load_identity() == NodeIdentity("a", 3, 2)
+    assert not NodeIdentity("a", 3, 2).stopped_cleanly
+    assert NodeIdentity("a", 3, 3).stopped_cleanly
+
+
+def test_node_identity_damaged_at_any_byte_or_bit_is_rejected(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    identity = NodeIdentity("a", 3, 3)
+    folder.store_identity(identity)
+    path = tmp_path / "node"
+    data = path.read_bytes()
+    damaged = [data[:n] for n in range(len(data))]
+    damaged += [data[: b // 8] + bytes([data[b // 8] ^ 1 << (b % 8)]) + data[b // 8 + 1 :] for b in range(len(data) * 8)]
+    for wrong in damaged:
+        path.write_bytes(wrong)
+        try:
+            assert folder.load_identity() == identity  # the checksum's own letters may change case
+        except CorruptionError:
+            pass
+
+
+def test_data_directory_delete_partition_removes_all_its_files(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    other = PartitionKey("orders", "u1", 1)
+    for key in (KEY, other):
+        folder.partition_storage(key).create("x").append([b"1"])
+    folder.delete_partition(KEY)
+    folder.delete_partition(KEY)
+    assert not folder.partition_path(KEY).exists()
+    assert folder.partition_storage(other).names() == ["x"]
+    folder.delete_partition(other)
+    assert not (tmp_path / "streams" / "orders-u1").exists()
+
+
+@pytest.mark.parametrize("stream", ["..", "a/b", ""])
+def test_data_directory_rejects_names_outside_the_directory(tmp_path: Path, stream: str) -> None:
+    with pytest.raises(InvalidNameError):
+        DataFolder(tmp_path).partition_path(PartitionKey(stream, "u", 0))
+
+
+def test_disk_file_append_on_a_full_disk_raises_and_restores_the_size() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    file = DiskFile(Path("/dev/full"), create=False)
+    with pytest.raises((NoSpaceError, StorageError)):
+        file.append([b"x" * 10])
+    assert file.size_bytes == 0
+
+
+def test_disk_file_append_cut_short_by_the_file_size_limit_raises_no_space(tmp_path: Path) -> None:
+    code = f"""
+import resource, signal
+from pathlib import Path
+from liftpy.errors import NoSpaceError
+from sidecar.disk.files import DiskFile
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+file = DiskFile(Path({str(tmp_path / "a.log")!r}), create=True)
+file.append([b"a" * 900])
+try:
+    file.append([b"b" * 50, b"c" * 400])
+except NoSpaceError:
+    print("refused", file.size_bytes)
+file.append([b"d" * 100])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "refused 900\n"
+    assert (tmp_path / "a.log").read_bytes() == b"a" * 900 + b"d" * 100
+
+
+def test_folder_storage_creates_missing_parent_directories(tmp_path: Path) -> None:
+    storage = FolderStorage(tmp_path / "a" / "b" / "0")
+    assert storage.names() == []
+    with pytest.raises(StorageError):
+        FolderStorage(Path("/proc/nowhere/0"))
+
+
+def test_data_directory_lock_file_contains_only_the_current_process_id(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_bytes(b"99999999999999\nand more\n")
+    folder = DataFolder(tmp_path)
+    assert (tmp_path / "lock").read_bytes() == f"{os.getpid()}\n".encode()
+    folder.close()
+
+
+def test_data_directory_lock_file_is_overwritten_before_it_is_truncated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was cut first may find no space on a full disk."""
+    (tmp_path / "lock").write_bytes(b"99999999999999\n")
+    cuts: list[int] = []
+    monkeypatch.setattr("sidecar.disk.data_folder.os.ftruncate", lambda _, size: cuts.append(size))
+    DataFolder(tmp_path).close()
+    assert cuts == [len(f"{os.getpid()}\n")]
+
+
+def test_disk_file_failed_truncation_leaves_no_copy_and_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = DiskFile(tmp_path / "a.log", create=True)
+    file.append([b"0123456789"])
+    file.seal()
+    made: list[DiskFile] = []
+
+    def full(copy: DiskFile, _: Any) -> None:
+        made.append(copy)
+        raise NoSpaceError("no space")
+
+    monkeypatch.setattr(DiskFile, "append", full)
+    with pytest.raises(NoSpaceError):
+        file.truncate(5)
+    assert (made[0]._descriptor, os.listdir(tmp_path)) == (-1, ["a.log"])
+    assert bytes(file.read(0, 10)) == b"0123456789", "nothing was cut"
+    file.close()

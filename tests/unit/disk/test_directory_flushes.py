@@ -1,0 +1,112 @@
+"""Test that directories of many partitions are flushed once each, and again after a failed flush [S12]."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from liftpy.config import StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.log import Log
+from liftpy.core.wire.batch import build_batch
+from liftpy.errors import StorageError
+from sidecar.disk import files
+from sidecar.disk.data_folder import DataFolder
+
+PARTITIONS = 20
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Folder -> how often it was flushed."""
+    seen: Counter[str] = Counter()
+    really = files.sync_folder
+
+    def sync_folder(folder: Path) -> None:
+        seen[folder.name] += 1
+        really(folder)
+
+    monkeypatch.setattr(files, "sync_folder", sync_folder)
+    return seen
+
+
+def open_all(folder: DataFolder) -> list[Log]:
+    keys = [PartitionKey("s", "uid", number) for number in range(PARTITIONS)]
+    return [Log.open(folder.partition_storage(key), StreamConfig())[0] for key in keys]
+
+
+def test_data_directory_flushes_once_per_new_partition(tmp_path: Path, flushed: Counter[str]) -> None:
+    folder = DataFolder(tmp_path)
+    flushed.clear()  # a node's own folder, and those above it, once a start
+    logs = open_all(folder)
+    assert flushed["s-uid"] == PARTITIONS, "each name is durable before the partition is used"
+    assert sum(flushed.values()) <= PARTITIONS + 3
+    for log in logs:
+        log.checkpoint()
+        log.close()
+    assert sum(flushed.values()) <= PARTITIONS + 3, "nothing has happened that a checkpoint could say"
+    folder.close()
+    folder = DataFolder(tmp_path)
+    flushed.clear()
+    for log in open_all(folder):
+        log.close()
+    assert flushed["s-uid"] == 1
+    assert sum(flushed.values()) <= PARTITIONS + 3, "and each partition's own, since the last process may have left names there"
+    folder.close()
+
+
+def test_empty_log_flushes_its_directory_with_its_first_records(tmp_path: Path, flushed: Counter[str]) -> None:
+    folder = DataFolder(tmp_path)
+    key = PartitionKey("s", "uid", 0)
+    for clean in (False, False, True):  # the later processes find an empty file, whose name may not be on the disk yet
+        log, _ = Log.open(folder.partition_storage(key), StreamConfig(), clean=clean)
+        if clean:
+            flushed.clear()
+            log.append(build_batch([b"x"], base_offset=0, leader_epoch=1))
+            assert log.flush() == 1
+            assert flushed["0"] == 1
+        log.close()
+    folder.close()
+
+
+def test_data_directory_repeats_a_failed_flush_of_a_new_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = DataFolder(tmp_path)
+    key = PartitionKey("s", "uid", 0)
+    folder.partition_storage(key)
+    really, fails = os.fsync, True
+
+    def fsync(descriptor: int) -> None:
+        if fails:
+            raise OSError(5, "Input/output error")
+        really(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(StorageError):
+        folder.partition_storage(PartitionKey("s", "uid", 1))
+    with pytest.raises(StorageError):
+        folder.partition_storage(PartitionKey("s", "uid", 1))  # it is there by now, and its name still not on the disk
+    with pytest.raises(StorageError):
+        folder.partition_storage(key)
+    fails = False
+    folder.partition_storage(PartitionKey("s", "uid", 1))
+    folder.close()
+
+
+def test_folder_storage_sync_folder_without_a_change_does_not_flush(tmp_path: Path, flushed: Counter[str]) -> None:
+    folder = DataFolder(tmp_path)
+    storage = folder.partition_storage(PartitionKey("s", "uid", 7))
+    flushed.clear()
+    for change in (lambda: storage.create("a").close(), lambda: storage.rename("a", "b"), lambda: storage.remove("b")):
+        change()
+        before = flushed["7"]
+        storage.sync_folder()
+        storage.sync_folder()
+        assert flushed["7"] == before + 1
+    storage.replace("small", b"x")
+    before = flushed["7"]
+    storage.sync_folder()
+    assert flushed["7"] == before, "the replacement has flushed it"
+    folder.close()

@@ -1,0 +1,76 @@
+"""Test the permissions of a data directory: only its user may write, and no symbolic link is followed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from liftpy.core.base.ids import PartitionKey
+from liftpy.errors import StorageError
+from liftpy.service.snapshots import ServiceLock
+from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.disk.files import replace_file
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_data_directory_created_with_any_umask_is_not_writable_for_others(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path / "a" / "b" / "data")
+    folder.store_identity(NodeIdentity("n1"))
+    folder.partition_storage(PartitionKey("orders", "u1", 3))
+    ServiceLock(tmp_path / "s" / "t", "count", "orders", 0).close()
+    made = list(tmp_path.rglob("*"))
+    assert len(made) >= 10
+    assert [path for path in made if path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)] == []
+    folder.close()
+
+
+def test_data_directory_writable_for_others_loses_that_permission_at_start(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(0o777)
+    DataFolder(tmp_path / "data").close()
+    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o755
+
+
+def test_data_directory_of_another_user_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(StorageError, match="belongs to user"):
+        DataFolder(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "folder"])
+def test_data_directory_lock_that_is_not_a_regular_file_is_rejected(kind: str, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    data = tmp_path / "data"
+    data.mkdir()
+    lock = data / "lock"
+    if kind == "fifo":
+        os.mkfifo(lock)
+    elif kind == "folder":
+        lock.mkdir()
+    else:
+        lock.symlink_to(victim if kind == "link" else tmp_path / "nothing")
+    with pytest.raises(StorageError, match=r"lock is (a link, or )?not a file\. Remove it"):
+        DataFolder(data)
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_replace_file_does_not_write_through_a_symbolic_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "node.tmp").symlink_to(victim)
+    with pytest.raises(StorageError):
+        replace_file(tmp_path / "node", b"other")
+    assert victim.read_text() == "precious"

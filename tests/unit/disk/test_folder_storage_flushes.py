@@ -1,0 +1,199 @@
+"""Test when a directory is flushed, and what happens without a free file descriptor."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.errors import NoSpaceError, StorageError
+from sidecar.disk import files
+from sidecar.disk.files import DiskFile, FolderStorage, OpenMaps, replace_file
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    seen: list[Path] = []
+    real = files.sync_folder
+
+    def sync_folder(folder: Path) -> None:
+        seen.append(folder)
+        real(folder)
+
+    monkeypatch.setattr(files, "sync_folder", sync_folder)
+    return seen
+
+
+CHANGES: dict[str, Callable[[FolderStorage], object]] = {
+    "create": lambda storage: storage.create("new").close(),
+    "rename": lambda storage: storage.rename("a", "b"),
+    "remove": lambda storage: storage.remove("a"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_folder_storage_flushes_the_directory_once_per_change(change: str, flushed: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    storage = FolderStorage(tmp_path)
+    flushed.clear()
+    storage.sync_folder()
+    assert flushed == [tmp_path], "what an earlier process may have left"
+    storage.sync_folder()
+    assert len(flushed) == 1
+    CHANGES[change](storage)
+    storage.sync_folder()
+    storage.sync_folder()
+    assert flushed == [tmp_path] * 2
+    CHANGES["create"](storage)
+    storage.replace("small", b"data")
+    assert len(flushed) == 3, "that flushes the folder itself"
+    storage.sync_folder()
+    assert len(flushed) == 3
+    assert storage.load("small") == b"data"
+
+
+def test_folder_storage_flushes_again_after_a_change_during_a_flush(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    storage = FolderStorage(tmp_path)
+    seen: list[int] = []
+
+    def sync_folder(folder: Path) -> None:
+        seen.append(len(seen))
+        if len(seen) == 1:
+            storage.create("late").close()  # by another thread
+
+    monkeypatch.setattr(files, "sync_folder", sync_folder)
+    storage.sync_folder()
+    storage.sync_folder()
+    storage.sync_folder()
+    assert len(seen) == 2
+
+
+def test_folder_storage_repeats_a_failed_directory_flush(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    storage = FolderStorage(tmp_path)
+    calls: list[bool] = []
+
+    def sync_folder(folder: Path) -> None:
+        calls.append(True)
+        if len(calls) == 1:
+            raise OSError(errno.EIO, "no")
+
+    monkeypatch.setattr(files, "sync_folder", sync_folder)
+    with pytest.raises(StorageError):
+        storage.sync_folder()
+    storage.sync_folder()
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("what", "work"),
+    [
+        ("open", lambda storage: storage.open("gone")),
+        ("rename", lambda storage: storage.rename("gone", "there")),
+        ("remove", lambda storage: storage.remove("folder")),
+        ("read", lambda storage: storage.load("folder")),
+    ],
+)
+def test_folder_storage_error_text_contains_operation_and_file(
+    what: str, work: Callable[[FolderStorage], object], tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StorageError) as caught:
+        work(FolderStorage(tmp_path))
+    name = "folder" if what in ("remove", "read") else "gone"
+    assert what in str(caught.value)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+@pytest.mark.parametrize(("number", "again"), [(errno.EMFILE, True), (errno.ENFILE, True), (errno.EACCES, False)])
+def test_mmap_cache_at_the_descriptor_limit_is_emptied_and_the_open_retried(
+    number: int, again: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    maps = OpenMaps()
+    sealed = DiskFile(tmp_path / "sealed", create=True, maps=maps)
+    sealed.append([b"x" * 100])
+    sealed.seal()
+    view = sealed.read(0, 3)
+    assert sealed._map is not None
+    real, tries = os.open, []
+
+    def refuses_once(path: Any, flags: int, *more: Any) -> int:
+        tries.append(sealed._map is None)
+        if len(tries) == 1:
+            raise OSError(number, "too many")
+        return real(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", refuses_once)
+    if again:
+        DiskFile(tmp_path / "more", create=True, maps=maps).close()
+        assert tries == [False, True]
+    else:
+        with pytest.raises(StorageError):
+            DiskFile(tmp_path / "more", create=True, maps=maps)
+        assert tries == [False]
+    monkeypatch.undo()
+    assert bytes(view) == b"xxx"
+    assert bytes(sealed.read(0, 100)) == b"x" * 100, "it is mapped again"
+    sealed.close()
+
+
+def test_disk_file_short_write_is_completed_and_a_failed_write_is_undone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = DiskFile(tmp_path / "f", create=True)
+    made.append([b"abc"])
+    real = os.writev
+    monkeypatch.setattr(os, "writev", lambda descriptor, pieces: real(descriptor, [bytes(pieces[0])[:1]]))
+    made.append([b"def", b"ghi"])
+    assert (made.size_bytes, bytes(made.read(0, 99))) == (9, b"abcdefghi")
+
+    def full(descriptor: int, data: Any) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(NoSpaceError):
+        made.append([b"jkl"])
+    monkeypatch.undo()
+    assert (made.size_bytes, (tmp_path / "f").read_bytes()) == (9, b"abcdefghi")
+    made.append([b"m"])
+    assert (tmp_path / "f").read_bytes() == b"abcdefghim"
+    made.close()
+
+
+def test_replace_file_with_short_writes_replaces_the_whole_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, view: real(descriptor, bytes(view)[:3]))
+    replace_file(tmp_path / "f", [b"0123456", b"", b"789"])
+    assert (tmp_path / "f").read_bytes() == b"0123456789"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f"]
+
+    def fails(descriptor: int) -> None:
+        raise OSError(errno.EIO, "no")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(StorageError):
+        replace_file(tmp_path / "f", b"other")
+    monkeypatch.undo()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"f": b"0123456789"}
+
+
+def test_replace_file_that_cannot_be_read_back_leaves_the_old_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that stores something else is noticed before anything relies on it [S16]."""
+    replace_file(tmp_path / "f", b"first")
+    sync = os.fsync
+
+    def damaged(descriptor: int) -> None:
+        sync(descriptor)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.pwrite(descriptor, b"x", 2)
+
+    monkeypatch.setattr(os, "fsync", damaged)
+    with pytest.raises(StorageError, match="f differs after the write"):
+        replace_file(tmp_path / "f", b"second")
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+    assert (tmp_path / "f").read_bytes() == b"first"

@@ -1,0 +1,256 @@
+"""Test the reports and the contents after opening, listing and reading a log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from liftpy.core.log import recovery
+from liftpy.core.log.inspect import headers, inspect
+from liftpy.core.log.log import Log
+from liftpy.core.log.recovery import Damage, OpenReport, recover
+from liftpy.core.log.scrub import Scan, freshly_sealed, next_segment, scan_of
+from liftpy.core.log.segment import index_name, log_name
+from liftpy.core.log.small_files import CHECKPOINT_NAME, EPOCHS_NAME, Checkpoint, decode_index, encode_checkpoint
+from liftpy.core.log.storage import MemoryStorage
+from liftpy.errors import CorruptionError
+from tests.unit.log.log_model import SMALL, batch, content
+from tests.unit.log.small_logs import S, a_log, add, filled
+
+CRC = "its CRC-32C does not match"
+
+
+def right(base: int, storage: MemoryStorage) -> int:
+    """Size of the file."""
+    return storage.files[log_name(base)].size_bytes
+
+
+def flip(storage: MemoryStorage, name: str, position: int) -> None:
+    storage.files[name].data[position] ^= 1
+
+
+def closed(**how: int) -> MemoryStorage:
+    """Nine batches of two records in three segments, committed, closed."""
+    storage = MemoryStorage()
+    filled(storage=storage, **how).close()
+    return storage
+
+
+# ---- opening -------------------------------------------------------------------------------------------------------------
+def test_log_open_of_an_intact_directory_writes_no_file() -> None:
+    storage = closed()
+    log, report = Log.open(storage, SMALL, clean=True)
+    assert report == OpenReport(walked_bytes=right(12, storage))
+    assert [(s.base_offset, s.next_offset, s.sealed, s.awaits_scrub) for s in log.segments] == [
+        (0, 6, True, False), (6, 12, True, False), (12, 18, False, False),
+    ]  # fmt: skip
+    assert freshly_sealed(log) is None, "what another process has sealed is read back in its turn"
+    log.roll()
+    log.flush()
+    assert freshly_sealed(log) is log.segments[2]
+
+
+@pytest.mark.parametrize("piece", [7, 100, 8 << 20])
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+def test_log_open_leaves_valid_batches_of_a_damaged_segment_unchanged(
+    damaged: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_COPY_BYTES", piece)
+    storage = closed()
+    whole = bytes(storage.files[log_name(6)].data)
+    before = content(Log.open(storage, SMALL, clean=True)[0])
+    size = len(whole) // 3
+    flip(storage, log_name(6), damaged * size + 70)
+    spoilt = bytes(storage.files[log_name(6)].data)
+    storage.remove(index_name(6))
+    log, report = Log.open(storage, SMALL, clean=True)
+    end = 6 + 2 * damaged
+    (damage,) = report.damage
+    assert damage == Damage(log_name(6), end, damaged * size, damage.fault)
+    assert CRC in damage.fault
+    assert report == OpenReport(
+        walked_bytes=len(whole),
+        rebuilt_indexes=1,
+        damage=(damage,),
+        set_aside=(f"{log_name(6)}.damaged-0", f"{log_name(12)}.behind-0"),
+        lost_committed=True,
+    )
+    assert report.must_leave_isr
+    assert (log.log_end_offset, content(log)) == (end, before[:end])
+    assert bytes(storage.files[log_name(6)].data if damaged else b"") == whole[: damaged * size]
+    assert bytes(storage.files[f"{log_name(6)}.damaged-0"].data) == spoilt
+    assert not [name for name in storage.names() if name.endswith(".tmp")]
+    log.close()
+    assert content(Log.open(storage.crash(), SMALL)[0]) == before[:end], "it is on the disk"
+
+
+@pytest.mark.parametrize(
+    ("log_start", "kept"), [(5, [0, 6, 12]), (6, [6, 12]), (7, [6, 12]), (12, [12]), (17, [12]), (18, [12])]
+)
+def test_log_open_deletes_segments_before_the_log_start(log_start: int, kept: list[int]) -> None:
+    storage = closed()
+    storage.replace(CHECKPOINT_NAME, encode_checkpoint(Checkpoint(high_watermark=17, log_start_offset=log_start)))
+    found = recover(storage, clean=True)
+    assert [segment.base_offset for segment in found.segments] == kept
+    assert [name for name in storage.names() if name.endswith(".log")] == [log_name(base) for base in kept]
+    assert (found.report.damage, found.report.lost_committed) == ((), False)
+
+
+def test_log_open_of_a_log_that_ends_before_its_log_start_is_empty_at_the_log_start() -> None:
+    storage = closed()
+    storage.replace(CHECKPOINT_NAME, encode_checkpoint(Checkpoint(high_watermark=18, log_start_offset=19)))
+    found = recover(storage, clean=True)
+    assert (found.segments, [name for name in storage.names() if name.endswith((".log", ".index"))]) == ([], [])
+    assert not found.is_complete
+    log, report = Log.open(storage, SMALL, clean=True)
+    assert (log.log_start_offset, log.log_end_offset, report.damage) == (19, 19, ())
+
+
+def test_log_open_with_a_gap_between_segments_reports_damage_and_quarantines_the_rest() -> None:
+    storage = closed()
+    for name in (log_name(6), index_name(6)):
+        storage.remove(name)
+    log, report = Log.open(storage, SMALL, clean=True)
+    assert report.damage == (Damage(log_name(12), 6, 0, "the segment before it ends at offset 6"),)
+    assert report.set_aside == (f"{log_name(12)}.behind-0",)
+    assert (log.log_end_offset, len(log.segments)) == (6, 2)
+
+
+# ---- looking into a folder -----------------------------------------------------------------------------------------------
+def test_inspect_lists_each_segment_of_an_intact_directory() -> None:
+    storage = closed()
+    report = inspect(storage)
+    assert [(s.name, s.file_size_bytes, s.index, s.fault, s.fault_position, s.torn_tail) for s in report.segments] == [
+        (log_name(base), right(base, storage), index, "", right(base, storage), False)
+        for base, index in ((0, "right"), (6, "right"), (12, "missing"))
+    ]
+    assert [(s.summary.base_offset, s.summary.next_offset, s.summary.record_count) for s in report.segments] == [
+        (0, 6, 6), (6, 12, 6), (12, 18, 6),
+    ]  # fmt: skip
+    assert [s.summary.max_timestamp_ns for s in report.segments] == [2 * S, 5 * S, 8 * S]
+    assert [s.summary.first_timestamp_ns for s in report.segments] == [0, 3 * S, 6 * S]
+    assert report.segments[0].summary == decode_index(storage.load(index_name(0)))
+    assert (report.log_end_offset, report.epochs, report.other_files, report.faults) == (18, [(1, 0), (2, 8)], (), ())
+    assert report.checkpoint is not None
+    assert (report.checkpoint.high_watermark, report.checkpoint_found) == (17, True)
+    found = list(headers(storage, 6))
+    assert [(header.base_offset, header.record_count, header.leader_epoch) for _, header in found] == [
+        (6, 2, 1), (8, 2, 2), (10, 2, 2),
+    ]  # fmt: skip
+    size = found[1][0]
+    assert [position for position, _ in found] == [0, size, 2 * size]
+    for name in ("notes.log", ".log", "00000000000000000099.tmp", "00000000000000000006.bak"):
+        storage.replace(name, b"somebody's")
+    assert inspect(storage).segments == report.segments, "only a number before .log is a segment"
+    empty = inspect(MemoryStorage())
+    assert (empty.segments, empty.log_end_offset, empty.epochs, empty.checkpoint_found) == ((), 0, [], False)
+
+
+def gone(storage: MemoryStorage) -> None:
+    for name in (log_name(6), index_name(6)):
+        storage.remove(name)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "faults"),
+    [
+        (gone, [f"{log_name(12)}: begins at offset 12, the segment before it ends at 6"]),
+        (lambda s: flip(s, index_name(6), 9), [f"{index_name(6)}: damaged (a cache: rebuilt when the log is opened)"]),
+        (
+            lambda s: s.replace(index_name(6), s.load(index_name(0)) or b""),
+            [f"{index_name(6)}: wrong (a cache: rebuilt when the log is opened)"],
+        ),
+        (lambda s: s.replace(CHECKPOINT_NAME, b"x"), [f"{CHECKPOINT_NAME}: damaged (rebuilt when the log is opened)"]),
+        (lambda s: s.replace(EPOCHS_NAME, b"x"), [f"{EPOCHS_NAME}: damaged (rebuilt when the log is opened)"]),
+        (lambda s: s.replace("notes", b"x"), []),
+        (
+            lambda s: s.replace(CHECKPOINT_NAME, encode_checkpoint(Checkpoint(high_watermark=18))),
+            ["committed records are missing: HW 18, the log ends before 18"],
+        ),
+    ],
+)
+def test_inspect_lists_each_fault_of_a_directory(spoil: Callable[[MemoryStorage], object], faults: list[str]) -> None:
+    storage = closed()
+    spoil(storage)
+    before = {name: bytes(file.data) for name, file in storage.files.items()}
+    report = inspect(storage)
+    assert list(report.faults) == faults
+    assert report.other_files == (("notes",) if "notes" in before else ())
+    assert report.checkpoint_found
+    assert {name: bytes(file.data) for name, file in storage.files.items()} == before
+
+
+@pytest.mark.parametrize(("base", "batch_number", "torn"), [(12, 2, True), (12, 1, False), (6, 2, False)])
+def test_inspect_reports_a_torn_tail_only_at_the_end_of_the_last_segment(base: int, batch_number: int, torn: bool) -> None:
+    storage = closed()
+    at = batch_number * (right(base, storage) // 3)
+    flip(storage, log_name(base), at + 70)
+    report = inspect(storage)
+    (bad,) = [segment for segment in report.segments if segment.fault]
+    assert (bad.name, bad.fault_position, bad.torn_tail, bad.summary.next_offset) == (
+        log_name(base), at, torn, base + 2 * batch_number,
+    )  # fmt: skip
+    assert report.faults[0].startswith(f"{log_name(base)}: {'torn tail' if torn else 'damage'} at position {at}: ")
+    assert CRC in report.faults[0]
+
+
+# ---- reading it back -----------------------------------------------------------------------------------------------------
+def test_scrub_scan_reads_whole_batches_per_step_and_reports_damage() -> None:
+    log = filled()
+    segment = log.segments[1]
+    size = segment.size_bytes // 3
+    scan = scan_of(log, segment)
+    assert scan == Scan(6, 3 * size, 0, 6)
+    assert scan is not None
+    assert (scan.step(segment.file, 1), scan.position, scan.next_offset) == (size, size, 8), "one at the least"
+    assert (scan.step(segment.file, 2 * size - 1), scan.position, scan.next_offset) == (size, 2 * size, 10)
+    assert (scan.step(segment.file, 1 << 20), scan.done, scan.next_offset, scan.leader_epoch) == (size, True, 12, 2)
+    flip(log.storage, log_name(6), size + 70)  # type: ignore[arg-type]
+    for max_bytes in (1, size, 2 * size, 1 << 20):
+        scan = scan_of(log, segment)
+        assert scan is not None
+        with pytest.raises(CorruptionError, match=CRC):
+            [scan.step(segment.file, max_bytes) for _ in range(3)]
+        assert (scan.position, scan.next_offset) == (size, 8)
+
+
+def test_scrub_scan_past_the_end_of_the_batches_raises() -> None:
+    file = MemoryStorage().create("x")
+    file.append([batch(0, 2)])
+    scan = Scan(0, file.size_bytes + 30)
+    assert scan.step(file, 1 << 20) == file.size_bytes
+    with pytest.raises(CorruptionError):
+        scan.step(file, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("base_offset", "epoch", "follows"), [(2, 3, True), (2, 4, True), (2, 2, False), (3, 3, False), (1, 3, False)]
+)
+def test_scrub_scan_of_a_valid_batch_with_wrong_offset_or_epoch_raises(base_offset: int, epoch: int, follows: bool) -> None:
+    file = MemoryStorage().create("x")
+    file.append([batch(0, 2, 3), batch(base_offset, 1, epoch)])
+    scan = Scan(0, file.size_bytes)
+    if follows:
+        assert (scan.step(file, 1 << 20), scan.next_offset, scan.leader_epoch) == (file.size_bytes, 3, epoch)
+        return
+    with pytest.raises(CorruptionError, match=f"{log_name(0)} is damaged: found offset {base_offset} instead of 2"):
+        scan.step(file, 1 << 20)
+
+
+def test_next_segment_skips_empty_segments() -> None:
+    log = filled()
+    assert [getattr(next_segment(log, after), "base_offset", None) for after in (-1, 0, 5, 6, 12, 99)] == [
+        0,
+        6,
+        6,
+        12,
+        None,
+        None,
+    ]
+    log.roll()
+    assert next_segment(log, 12) is None
+    empty = a_log()
+    assert next_segment(empty, -1) is None
+    add(empty)
+    assert scan_of(empty, empty.segments[0]) is None, "nothing is flushed"

@@ -1,0 +1,77 @@
+"""Test how long quarantined segments stay after a recovery."""
+
+from __future__ import annotations
+
+from liftpy.config import StreamConfig
+from liftpy.core.log.log import Log
+from liftpy.core.log.recovery import DAMAGED_KEPT, drop_set_aside, names_set_aside, set_aside
+from liftpy.core.log.storage import MemoryStorage
+from liftpy.core.wire.batch import build_batch
+
+SMALL = StreamConfig(segment_bytes=4096)
+
+
+def a_log(storage: MemoryStorage, count: int = 60, first: int = 0) -> list[str]:
+    """Flushed, over several segments; return their names."""
+    log, _ = Log.open(storage, SMALL)
+    for offset in range(first, first + count):
+        log.append(build_batch([b"x" * 300], base_offset=offset, leader_epoch=1))
+    log.flush()
+    log.close()
+    return [name for name in storage.names() if name.endswith(".log")]
+
+
+def flip(storage: MemoryStorage, name: str) -> None:
+    storage.files[name].data[700] ^= 1
+    storage.files.pop(name.replace(".log", ".index"), None)  # or a sealed segment is not looked at
+
+
+def test_quarantine_renames_the_damaged_segment_and_all_later_segments() -> None:
+    storage = MemoryStorage()
+    segments = a_log(storage)
+    assert len(segments) > 4
+    flip(storage, segments[1])
+    log, report = Log.open(storage, SMALL)
+    behind = tuple(f"{name}.behind-0" for name in segments[2:])
+    assert report.set_aside == tuple(sorted((f"{segments[1]}.damaged-0", *behind)))
+    assert report.must_leave_isr
+    log.close()
+    log, report = Log.open(storage, SMALL)
+    assert report.set_aside, "they are known after the next start, too"
+    assert not report.damage
+    kept = {name: bytes(file.data) for name, file in storage.files.items() if ".behind-" not in name}
+    assert drop_set_aside(storage) == tuple(sorted(behind))
+    assert {name: bytes(file.data) for name, file in storage.files.items()} == kept
+    assert drop_set_aside(storage) == ()
+    log.close()
+
+
+def test_quarantine_of_repeated_damage_retains_a_bounded_number_of_files() -> None:
+    storage = MemoryStorage()
+    for _ in range(3):
+        segments = a_log(storage, first=Log.open(storage, SMALL)[0].log_end_offset)
+        flip(storage, segments[-2])
+        flip(storage, segments[-3])
+        log, _ = Log.open(storage, SMALL)
+        log.close()
+        drop_set_aside(storage)
+    names = names_set_aside(storage.names())
+    assert 1 < len(names) <= DAMAGED_KEPT
+    assert all(".damaged-" in name for name in names)
+
+
+def test_quarantine_of_the_same_segment_twice_uses_two_file_names() -> None:
+    storage = MemoryStorage()
+    (name, *_) = a_log(storage, 3)
+    first = bytes(storage.files[name].data)
+    set_aside(storage, 0, "damaged")
+    storage.create(name).append([b"other"])
+    set_aside(storage, 0, "damaged")
+    assert bytes(storage.files[f"{name}.damaged-0"].data) == first
+    assert bytes(storage.files[f"{name}.damaged-1"].data) == b"other"
+    assert names_set_aside(storage.names()) == (f"{name}.damaged-0", f"{name}.damaged-1")
+
+
+def test_quarantine_ignores_names_of_other_files() -> None:
+    names = ["00000000000000000000.log", "notes.log.damaged-0", "00000000000000000000.log.damaged-x", "7.log.behind-3"]
+    assert names_set_aside(names) == ("7.log.behind-3",)

@@ -1,0 +1,440 @@
+"""Test the parts of a partition when it closes or fails: what they await, report and release."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.log import Log
+from liftpy.core.log.recovery import FLUSH_FAILED_NAME
+from liftpy.core.log.storage import MemoryStorage
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.errors import LiftError, NoSpaceError, StorageError
+from sidecar.disk.data_folder import DataFolder
+from sidecar.disk.files import FolderStorage
+from sidecar.partition import replica_manager as partitions_module
+from sidecar.partition.flushing import Flusher
+from sidecar.partition.promises import Promises
+from sidecar.partition.proposals import Proposals
+from sidecar.partition.recovery import RecoveredLogs
+from sidecar.partition.scrub import Scrub
+from sidecar.partition.worker import PartitionWorker
+from sidecar.runtime import memory as garbage_module
+from sidecar.runtime.memory import CLOSED, Garbage
+from tests.unit.log.small_logs import a_log, add
+from tests.unit.log.test_recovery_closes_files import open_in
+from tests.unit.partition.shell_parts import KEY, PARTS, Clocked, until, worker
+from tests.unit.partition.test_combined_fetch_messages import Side
+from tests.unit.partition.test_effect_arguments import executor
+from tests.unit.partition.test_replica_manager import RecordingWorker, partitions
+from tests.unit.partition.test_scrub import flip, partition, scrub_of
+
+
+# ---- promises ----------------------------------------------------------------------------------------------------------------
+def promising() -> tuple[Any, list[Any], list[Any]]:
+    """An executor that is about to promise epoch 7; what it calls, and what the replica is fed."""
+    told: list[Any] = []
+    promises = SimpleNamespace(store=lambda folder, epoch, tell: told.append((folder, epoch, tell)))
+    made, calls, fed = executor(promises=promises)
+    made.persist_leader_epoch(do.PersistLeaderEpoch(leader_epoch=7))
+    ((folder, epoch, tell),) = told
+    assert (folder, epoch) == (KEY.folder, 7)
+    return SimpleNamespace(executor=made, tell=tell), calls, fed
+
+
+def test_effect_executor_stored_leader_epoch_updates_log_and_replica() -> None:
+    made, calls, fed = promising()
+    made.tell(None)
+    assert calls == [("log.note_promise", (7,), {})]
+    assert fed == [events.LeaderEpochPersisted(leader_epoch=7)]
+
+
+def test_effect_executor_leader_epoch_that_cannot_be_stored_fails_the_replica() -> None:
+    made, calls, fed = promising()
+    made.tell(StorageError("broken"))
+    assert made.executor.storage_failed
+    assert [type(event) for event in fed] == [events.StorageFailed]
+    assert not [call for call in calls if call[0] == "log.note_promise"]
+
+
+def test_effect_executor_ignores_a_leader_epoch_stored_after_the_close() -> None:
+    for error in (None, StorageError("broken")):
+        made, calls, fed = promising()
+        made.executor.close()
+        made.tell(error)
+        assert ([name for name, *_ in calls], fed) == (["replay.close"], [])
+
+
+class Journal:
+    """Takes promises when the test lets it."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.error: Exception | None = None
+
+    def store(self, promises: Any) -> None:
+        self.calls.append(dict(promises))
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        self.calls.append("closed")
+
+    def forget(self, key: str) -> None:
+        self.calls.append(f"forgotten {key}")
+
+
+class Pool:
+    """Runs what is submitted when the test says so."""
+
+    def __init__(self) -> None:
+        self.work: list[tuple[concurrent.futures.Future[Any], Any]] = []
+
+    def submit(self, work: Any, *args: Any) -> concurrent.futures.Future[Any]:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.work.append((future, lambda: work(*args)))
+        return future
+
+    def run(self) -> None:
+        future, work = self.work.pop(0)
+        assert future.set_running_or_notify_cancel()
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+
+
+def a_promises(journal: Journal, pool: Pool) -> tuple[Promises, list[Exception]]:
+    fatal: list[Exception] = []
+    return Promises(journal, pool, Counter(), fatal.append), fatal  # type: ignore[arg-type]
+
+
+async def test_leader_epoch_store_close_waits_for_the_running_write_and_closes_its_journal() -> None:
+    journal, pool = Journal(), Pool()
+    promises, _ = a_promises(journal, pool)
+    told: list[Any] = []
+    promises.store("a/0", 3, told.append)
+    await until(lambda: pool.work)
+    future, work = pool.work.pop()
+    future.set_running_or_notify_cancel()
+    closing = asyncio.ensure_future(promises.close())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (closing.done(), journal.calls) == (False, [])
+    future.set_result(work())
+    await closing
+    assert (journal.calls, told) == ([{"a/0": 3}, "closed"], [])
+
+
+async def test_leader_epoch_store_close_cancels_writes_that_have_not_started() -> None:
+    journal, pool = Journal(), Pool()
+    promises, _ = a_promises(journal, pool)
+    promises.store("a/0", 3, lambda _: None)
+    await until(lambda: pool.work)
+    await promises.close()
+    assert (journal.calls, pool.work[0][0].cancelled()) == (["closed"], True)
+
+
+async def test_leader_epoch_store_exception_in_the_journal_stops_the_node() -> None:
+    journal, pool = Journal(), Pool()
+    promises, fatal = a_promises(journal, pool)
+    journal.error = ZeroDivisionError("a bug")
+    told: list[Any] = []
+    promises.store("a/0", 3, told.append)
+    promises.store("a/1", 3, told.append)
+    promises.forget("a/1")
+    await until(lambda: pool.work)
+    pool.run()
+    await until(lambda: fatal)
+    assert (fatal, told) == ([journal.error], [])
+    assert journal.calls == ["forgotten a/1", {"a/0": 3}]
+    await promises.close()
+
+
+# ---- flushes and checkpoints ---------------------------------------------------------------------------------------------------
+class Bench:
+    """A flusher whose work waits for the test."""
+
+    def __init__(self) -> None:
+        self.storage, self.pool, self.flushed = MemoryStorage(), Pool(), list[int]()
+        self.log, _ = Log.open(self.storage, StreamConfig())
+        policy = FlushPolicy.parse("always")
+        self.flusher = Flusher(self.log, policy, self.pool, Clocked(), self.flushed.append, lambda _: None)  # type: ignore[arg-type]
+        self.raised: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: self.raised.append(context.get("exception")))
+
+    async def checkpointed(self, error: Exception | None) -> None:
+        self.flusher.checkpoint()
+        future, work = self.pool.work.pop()
+        future.set_running_or_notify_cancel()
+        if error is None:
+            future.set_result(work())
+        else:
+            future.set_exception(error)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+async def test_log_flusher_has_the_flush_time_when_it_reports_the_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    add(bench.log)
+    bench.flusher.appended()
+    monkeypatch.setattr("sidecar.partition.flushing._run_timed", lambda flush: flush.run() or 77)
+    bench.pool.work[0] = (bench.pool.work[0][0], lambda: 77)
+    bench.pool.run()
+    await until(lambda: bench.flushed == [1])
+    assert (bench.flusher.disk_ns, bench.flusher.count) == (77, 1)
+
+
+async def test_log_flusher_disk_error_in_a_checkpoint_is_only_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench()
+    for error in (None, StorageError("no"), LiftError("none"), OSError("bad"), None):
+        await bench.checkpointed(error)
+    assert caplog.messages == ["HW checkpoint: no", "HW checkpoint: none", "HW checkpoint: bad"]
+    assert bench.raised == []
+    await bench.checkpointed(ZeroDivisionError("a bug"))
+    assert [type(error) for error in bench.raised] == [ZeroDivisionError]
+    bench.log.close(clean=False)
+    await bench.checkpointed(StorageError("no"))
+    assert len(caplog.messages) == 3, "of a log that is closed nobody wonders"
+
+
+async def test_log_flusher_starts_a_new_checkpoint_after_one_it_waited_for() -> None:
+    bench = Bench()
+    bench.flusher.checkpoint()
+    (first, _) = bench.pool.work.pop()
+    first.set_running_or_notify_cancel()
+    first.set_result(None)
+    bench.flusher.wait_for_checkpoint()
+    assert bench.flusher._checkpoint is None
+    bench.flusher.alone(lambda: None)
+    bench.flusher.checkpoint()
+    assert len(bench.pool.work) == 1
+    for _ in range(3):
+        await asyncio.sleep(0)
+    bench.flusher.checkpoint()
+    assert len(bench.pool.work) == 1, "the late word about the first one ends no other"
+
+
+# ---- garbage -------------------------------------------------------------------------------------------------------------------
+def test_garbage_collector_runs_after_a_quarter_of_the_partitions_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    for name in ("collect", "freeze", "unfreeze"):
+        monkeypatch.setattr(garbage_module.gc, name, lambda *_, name=name: said.append(name))
+    garbage = Garbage()
+    for _ in range(8 * CLOSED):
+        garbage.count_opened()
+    assert said == ["collect", "freeze"] * 16
+    said.clear()
+    looks = []
+    for number in range(1, 8 * CLOSED + 1):
+        garbage.count_closed()
+        looks += [number] * (len(said) > 3 * len(looks))
+    assert said == ["unfreeze", "collect", "freeze"] * len(looks)
+    assert looks == [409, 737, 999, 1255, 1511, 1767, 2023], "a quarter of those that are open still, but at least so many"
+    assert looks[-1] - looks[-2] == CLOSED
+    assert garbage.full_collection_count == len(looks)
+
+
+# ---- wishes, quiet fetches -----------------------------------------------------------------------------------------------------
+async def test_controller_requests_waiting_at_the_close_are_dropped() -> None:
+    group = SimpleNamespace(propose=lambda *_: pytest.fail("asked after the end"))
+    asks = Proposals(group, "n1", 5)  # type: ignore[arg-type]
+    asks.leave_isr(KEY, do.LeaveIsr(reason="broken"))
+    assert asks.counters["requests to the metadata group waiting"] == 1
+    await asks.close()
+    assert asks.counters["requests to the metadata group waiting"] == 0
+    asks.leave_isr(KEY, do.LeaveIsr(reason="broken"))
+    assert asks.counters["requests to the metadata group waiting"] == 0
+
+
+async def test_combined_fetch_client_sends_the_next_request_on_time_despite_new_partitions() -> None:
+    side = Side("n2")
+    clocked = Clocked()
+    side.talk._timers = clocked
+    for number in range(3):
+        side.wait(number)
+    assert len(clocked.armed) == 1, "the turn that the first one asked for"
+    side.talk.stop(PartitionKey("orders", "u1", 0))
+    side.talk._turn()
+    assert len(clocked.armed) == 2, "and the next turn while somebody waits"
+    for number in (1, 2):
+        side.talk.stop(PartitionKey("orders", "u1", number))
+    side.talk._turn()
+    assert len(clocked.armed) == 2
+    side.wait(5)
+    assert len(clocked.armed) == 3
+    side.talk.close()
+    assert clocked.armed == []
+    side.timers.close()
+
+
+# ---- recovered logs ------------------------------------------------------------------------------------------------------------
+async def test_log_recovery_reports_logs_with_a_failed_flush_and_closes_unclaimed_ones(
+    tmp_path: Path, pool: concurrent.futures.ThreadPoolExecutor
+) -> None:
+    folder = DataFolder(tmp_path)
+    for name in ("b-1/0", "a-1/0", "a-1/1"):
+        storage = FolderStorage(folder.path / "streams" / name)
+        log, _ = Log.open(storage, StreamConfig())
+        add(log)
+        log.close()
+        if name != "a-1/1":
+            storage.replace(FLUSH_FAILED_NAME, b"once")
+    logs = RecoveredLogs()
+    await logs.run(folder, pool, clean_stop=True)
+    assert (logs.suspect, logs.damaged) == (["a-1/0", "b-1/0"], [])
+    assert logs.names == {"a-1/0", "a-1/1", "b-1/0"}
+    streams = folder.path / "streams"
+    assert len(open_in(streams)) == 3
+    taken = logs.take(streams / "a-1" / "0")
+    assert taken is not None
+    logs.close()
+    assert open_in(streams) == [str(streams / "a-1" / "0" / f"{0:020d}.log")]
+    for segment in taken.segments:
+        segment.file.close()
+    folder.close()
+
+
+async def test_log_recovery_of_a_directory_without_streams_returns_no_logs(
+    tmp_path: Path, pool: concurrent.futures.ThreadPoolExecutor
+) -> None:
+    logs = RecoveredLogs()
+    folder: Any = SimpleNamespace(path=tmp_path, finish_deletions=lambda: None, held_logs=frozenset)
+    await logs.run(folder, pool, clean_stop=False)
+    assert (logs.names, logs.damaged, logs.suspect) == (frozenset(), [], [])
+
+
+# ---- the scrub -----------------------------------------------------------------------------------------------------------------
+async def test_scrub_closes_its_file_after_success_damage_and_errors(tmp_path: Path) -> None:
+    for damaged in (False, True):
+        folder = tmp_path / str(damaged)
+        one = partition(folder, "a")
+        if damaged:
+            flip(folder, "a", 0)
+        before = open_in(folder)
+        scrub, counters = scrub_of(folder, one)
+        await scrub._scan(one, one.log.segments[0], 0, 1 << 30, 0)
+        assert open_in(folder) == before
+        assert counters == ({"scrub: damage found": 1} if damaged else {})
+        assert (len(one.told), scrub.progress.findings) == (damaged, damaged)
+        await scrub.close()
+        one.log.close(clean=False)
+
+
+async def test_scrub_counts_but_does_not_report_unconfirmed_damage(tmp_path: Path) -> None:
+    scrub, counters = scrub_of(tmp_path)
+    scrub._suspects(SimpleNamespace(key="a"), a_log().segments[0], LiftError("maybe"), found=False)  # type: ignore[arg-type]
+    assert counters == {"scrub: not confirmed": 1}
+    assert (scrub.progress.findings, scrub.progress.last_finding) == (0, "")
+    assert scrub_of(tmp_path)[0].progress == scrub.progress
+    await scrub.close()
+
+
+async def test_scrub_between_two_passes_reads_nothing(tmp_path: Path) -> None:
+    one = partition(tmp_path, "a")
+    scrub, _ = scrub_of(tmp_path, one)
+    did = [await scrub._one_in_order() for _ in range(5)]
+    assert did == [True, True, True, True, False], "three segments, the end of the pass, and then not before it is time"
+    assert (scrub.progress.partition, scrub.progress.base_offset, scrub.progress.position) == ("", -1, 0)
+    again = Scrub(lambda: [one], tmp_path, 1 << 30, Counter(), pass_every_s=0.0)  # type: ignore[list-item]
+    assert again.progress == scrub.progress
+    assert await again._one_in_order()
+    assert again.progress.partition == "a"
+    for each in (scrub, again):
+        await each.close()
+    one.log.close()
+
+
+# ---- stepping aside ------------------------------------------------------------------------------------------------------------
+async def test_resign_request_resumes_publishes_after_a_delay_unless_the_node_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ends in ("a while", "a stop", "a second question"):
+        monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.001 if ends == "a while" else 60.0)
+        one = RecordingWorker(KEY, leads=True)
+        node = partitions(one)
+        asked = {"stream": "orders", "partition": 3, "uid": "u1", "leader_epoch": 4}
+        node.step_aside(**asked, done=lambda one=one: one.asked.append("done"))
+        await until(lambda one=one: "done" in one.asked)
+        if ends == "a while":
+            await until(lambda one=one: one.asked == ["leave", "done", "back"])
+            assert node._aside == {}
+        elif ends == "a stop":
+            assert set(node._aside) == {KEY}
+            assert await node.stop()
+            assert one.asked == ["leave", "done"]
+        else:
+            first = node._aside[KEY]
+            node.step_aside(**asked, done=lambda one=one: one.asked.append("again"))
+            await until(lambda one=one: one.asked == ["leave", "done", "leave", "again"])
+            assert first.cancelled()
+            await node.stop()
+
+
+async def test_leader_that_lost_publishes_transfers_its_leadership() -> None:
+    for all_lost, heir, asked in (
+        (False, True, ["hands over"]),
+        (False, False, ["hands over", "back"]),
+        (True, True, ["back"]),
+    ):
+        one = RecordingWorker(KEY, leads=True)
+        node = partitions(one)
+        one.hand_over_what_went_past = lambda one=one, heir=heir: (one.asked.append("hands over"), heir)[1]  # type: ignore[attr-defined]
+        links = node._node.links = SimpleNamespace(are_up=False, ingest=SimpleNamespace(all_have_lost_it=all_lost))  # type: ignore[misc]
+        node.went_past(KEY)
+        first = node._aside[KEY]
+        node.went_past(KEY)
+        await asyncio.sleep(0)
+        assert (one.asked, first.cancelling()) == ([], 1)
+        links.are_up = True
+        await until(lambda one=one, asked=asked: one.asked == asked)
+        assert node._aside == {}
+        await node.stop()
+        node.went_past(KEY)
+        assert node._aside == {}
+
+
+# ---- the worker ----------------------------------------------------------------------------------------------------------------
+def test_leadership_transfer_request_of_a_service_contains_target_and_reason() -> None:
+    asked: list[Any] = []
+    one = worker(leader_epoch=6, executor=SimpleNamespace(hand_over=lambda effect, why: asked.append((effect, why))))
+    PartitionWorker._hand_over(one, "n2", "a service is behind")
+    assert asked == [(do.StepAside(leader_epoch=6, toward="n2", reason="a service is behind"), "for services")]
+
+
+def test_partition_worker_passes_its_parts_to_the_effect_executor_by_name() -> None:
+    of_worker = {"flusher", "ingest", "derived", "standby", "replay", "acks", "replication", "fetches", "reads", "services"}
+    of_worker.add("driver")
+    parts = {name: object() for name in PARTS}
+    counters, aside, log = Counter[str](), object(), object()
+    node: Any = SimpleNamespace(
+        incarnation=41, counters=counters, step_aside=aside, **{name: parts[name] for name in parts.keys() - of_worker}
+    )
+    one: Any = worker(
+        log=log, leader_epoch=6, state=SimpleNamespace(epoch=8), replica=SimpleNamespace(high_watermark=9),
+        _driver=parts["driver"], **{n: parts[n] for n in of_worker},
+    )  # fmt: skip
+    tools = PartitionWorker._tools(one, node)
+    assert {name: getattr(tools, name) for name in PARTS} == parts
+    assert (tools.key, tools.incarnation, tools.log, tools.counters, tools.step_aside) == (KEY, 41, log, counters, aside)
+    assert (tools.feed, tools.high_watermark(), tools.leader()) == (one.feed, 9, ("n1", 6, 8))
+    one.state = None
+    assert tools.leader() == ("n1", 6, 0), "before the metadata has shown it"
+
+
+@pytest.mark.parametrize(("error", "anew"), [(StorageError("gone"), ["orders/3: gone"]), (NoSpaceError("full"), [])])
+def test_partition_storage_failure_restarts_the_node_unless_the_disk_is_full(error: StorageError, anew: list[str]) -> None:
+    asked: list[str] = []
+    one = worker(_node=SimpleNamespace(repair=asked.append))
+    PartitionWorker._storage_failed(one, error)
+    assert asked == anew

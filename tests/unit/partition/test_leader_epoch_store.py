@@ -1,0 +1,99 @@
+"""Test the store of promised leader epochs: concurrent ones share a flush, and each is reported after its flush."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from liftpy.core.log.epoch_promises import PromiseJournal
+from liftpy.core.log.storage import MemoryStorage
+from liftpy.errors import StorageError
+from sidecar.partition.promises import Promises, Told
+
+
+@pytest.fixture
+def pool() -> Iterator[concurrent.futures.Executor]:
+    with concurrent.futures.ThreadPoolExecutor(2) as executor:
+        yield executor
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.001)
+
+
+class Bench:
+    def __init__(self, pool: concurrent.futures.Executor) -> None:
+        self.storage = MemoryStorage()
+        self.counters: Counter[str] = Counter()
+        self.broken: list[Exception] = []
+        self.promises = Promises(PromiseJournal(self.storage), pool, self.counters, self.broken.append)
+        self.may_flush = threading.Event()
+        self.may_flush.set()
+        self.refuses = False
+        self.storage.fault = self._fault
+        self.told: list[tuple[str, StorageError | None]] = []
+
+    def _fault(self, what: str) -> None:
+        if what == "sync":
+            assert self.may_flush.wait(10)
+            if self.refuses:
+                raise StorageError("simulated")
+
+    def tells(self, key: str) -> Told:
+        return lambda error: self.told.append((key, error))
+
+    def on_disk(self) -> Callable[[str], int]:
+        return PromiseJournal(self.storage.crash()).epoch_of
+
+
+async def test_leader_epoch_store_writes_epochs_requested_during_a_flush_together(pool: concurrent.futures.Executor) -> None:
+    bench = Bench(pool)
+    bench.may_flush.clear()
+    for number in range(50):
+        bench.promises.store(f"a/{number}", 3, bench.tells("first"))
+    await until(lambda: bench.counters["flushes of promises"] == 1, "it has begun")
+    for number in range(50):
+        bench.promises.store(f"b/{number}", 4, bench.tells("second"))
+    bench.promises.store("b/7", 5, bench.tells("the last one counts"))
+    assert bench.told == [], "nobody is told, and the loop does not wait"
+    assert bench.on_disk()("a/0") == 0
+    bench.may_flush.set()
+    await until(lambda: len(bench.told) == 100, "all are told")
+    assert bench.counters == {"flushes of promises": 2, "promises to follow a LeaderEpoch": 100}
+    assert bench.told.count(("the last one counts", None)) == 1
+    assert [bench.on_disk()(key) for key in ("a/0", "b/0", "b/7")] == [3, 4, 5]
+    await bench.promises.close()
+
+
+async def test_leader_epoch_store_write_error_is_reported_to_all_waiters(pool: concurrent.futures.Executor) -> None:
+    bench = Bench(pool)
+    bench.refuses = True
+    bench.promises.store("a/0", 3, bench.tells("a"))
+    bench.promises.store("a/1", 3, bench.tells("b"))
+    await until(lambda: len(bench.told) == 2, "told")
+    bench.promises.store("a/2", 3, bench.tells("c"))
+    await until(lambda: len(bench.told) == 3, "told")
+    assert all(isinstance(error, StorageError) for _, error in bench.told)
+    assert bench.broken == []
+    await bench.promises.close()
+
+
+async def test_leader_epoch_store_after_close_reports_no_result(pool: concurrent.futures.Executor) -> None:
+    bench = Bench(pool)
+    bench.may_flush.clear()
+    bench.promises.store("a/0", 3, bench.tells("a"))
+    await until(lambda: bench.counters["flushes of promises"] == 1, "it has begun")
+    bench.may_flush.set()
+    await bench.promises.close()
+    bench.promises.store("a/1", 3, bench.tells("b"))
+    assert bench.told == []
+    assert bench.counters["flushes of promises"] == 1

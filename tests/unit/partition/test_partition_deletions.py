@@ -1,0 +1,309 @@
+"""Test that a node without a metadata member deletes nothing that a controller does not confirm [M11]."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import sidecar.partition.deletions as asking
+import sidecar.partition.replica_manager as module
+from liftpy.config import ReplicationConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.records import PartitionStateChanged, StreamDeleted
+from liftpy.core.metadata.replay import replay
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from sidecar.disk.data_folder import DataFolder
+from tests.born import born_fsm, registration
+
+UNAVAILABLE = pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
+
+
+class Controllers:
+    """The truth, and who asks it."""
+
+    def __init__(self) -> None:
+        self.fsm = born_fsm()
+        self.count = self.asked = self.distrusted = 0
+        self.answer: Callable[[pb.ControlResponse], pb.ControlResponse] = lambda response: response
+        for node in "abc":
+            self.do(registerNode=registration(nodeId=node))
+        self.do(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=3, partitions=5))
+
+    @property
+    def image(self) -> ClusterImage:
+        return self.fsm.image
+
+    def do(self, **request: Any) -> pb.ControlResponse:
+        self.count += 1
+        entry = pb.ControlRequest(operationId=self.count.to_bytes(16, "big"), timeNs=self.count, **request)
+        return pb.ControlResponse.FromString(self.fsm.apply(entry.SerializeToString(), self.count))
+
+    async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        assert request.linearizable, "a controller that is behind knows nothing of the stream either"
+        await asyncio.sleep(0)
+        self.asked += 1
+        return self.answer(self.do(describeStream=request.describeStream))
+
+    def distrust(self) -> None:
+        self.distrusted += 1
+
+
+class Worker:
+    leads = False
+
+    def __init__(self, key: Any, deleted: list[bool]) -> None:
+        self.key, self.deleted = key, deleted
+
+    def update(self, state: Any, live: Any) -> None:
+        pass
+
+    async def stop(self, *, delete: bool) -> bool:
+        self.deleted.append(delete)
+        return True
+
+
+@pytest.fixture
+async def node(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Node ``a``, which holds five partitions, and what was stopped: whether with its data."""
+    controllers, deleted = Controllers(), list[bool]()
+
+    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Worker:
+        return Worker(key, deleted)
+
+    monkeypatch.setattr(module, "open_worker", open_worker)
+    monkeypatch.setattr(asking, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(asking, "_GIVE_UP_AFTER_S", 0.05)
+    settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
+    deletions = asking.Deletions(controllers, "a", decides=lambda: False)  # type: ignore[arg-type]
+    later: list[Any] = []
+    tools: Any = SimpleNamespace(
+        settings=settings,
+        fatal=pytest.fail,
+        deletions=deletions,
+        folder=SimpleNamespace(delete_partition=later.append),
+        promises=SimpleNamespace(forget=lambda folder: None),
+        pool=None,
+    )
+    partitions = module.Partitions(tools)
+    partitions.image_changed(ClusterImage(), controllers.image)
+    async with asyncio.timeout(30):
+        await partitions.wait_until_open()
+        yield SimpleNamespace(controllers=controllers, deleted=deleted, later=later, partitions=partitions)
+        assert await partitions.stop()
+
+
+def without_stream(image: ClusterImage) -> ClusterImage:
+    return replay(image, StreamDeleted("s", image.streams["s"].uid))
+
+
+def held_elsewhere(image: ClusterImage) -> ClusterImage:
+    stream = image.streams["s"]
+    for p in stream.partitions:
+        moved = replace(p, replicas=("b", "c"), isr=("b",), leader="b", last_leader="b", epoch=p.epoch + 1)
+        image = replay(image, PartitionStateChanged("s", stream.uid, moved))
+    return image
+
+
+@pytest.mark.parametrize("forged", [without_stream, held_elsewhere])
+async def test_partition_deletion_in_a_forged_metadata_record_deletes_nothing(node: Any, forged: Any) -> None:
+    true = node.controllers.image
+    node.partitions.image_changed(true, forged(true))
+    await node.partitions.wait_until_open()
+    assert node.deleted == [False] * 5
+    assert node.controllers.distrusted
+    assert len(node.partitions) == 0
+    node.partitions.image_changed(forged(true), true)
+    await node.partitions.wait_until_open()
+    assert len(node.partitions) == 5
+
+
+async def test_partition_deletion_confirmed_by_a_controller_deletes_after_one_request(node: Any) -> None:
+    before = node.controllers.image
+    node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
+    node.partitions.image_changed(before, node.controllers.image)
+    await node.partitions.wait_until_open()
+    assert node.deleted == [True] * 5
+    assert (node.controllers.asked, node.controllers.distrusted) == (1, 0)
+
+
+async def test_partition_deletion_of_a_recreated_stream_deletes_only_the_old_data(node: Any) -> None:
+    before = node.controllers.image
+    node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
+    node.controllers.do(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=3, partitions=5))
+    node.partitions.image_changed(before, node.controllers.image)
+    await node.partitions.wait_until_open()
+    assert node.deleted == [True] * 5
+    assert len(node.partitions) == 5
+
+
+@pytest.mark.parametrize("answer", [UNAVAILABLE, pb.ControlResponse(), pb.ControlResponse(stream=pb.Stream(name="s"))])
+async def test_partition_deletion_without_a_controller_response_deletes_nothing(node: Any, answer: pb.ControlResponse) -> None:
+    node.controllers.answer = lambda _: answer
+    before = node.controllers.image
+    node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
+    node.partitions.image_changed(before, node.controllers.image)
+    await node.partitions.wait_until_open()
+    assert node.deleted == [False] * 5
+    assert node.controllers.distrusted == 0
+
+
+async def test_partition_deletion_confirmed_late_deletes_the_data(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LATER_S", 0.001)
+    node.controllers.answer = lambda _: UNAVAILABLE
+    before = node.controllers.image
+    node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
+    node.partitions.image_changed(before, node.controllers.image)
+    await node.partitions.wait_until_open()
+    assert (node.deleted, node.later) == ([False] * 5, [])
+    node.controllers.answer = lambda response: response
+    async with asyncio.timeout(30):
+        while len(node.later) < 5:
+            await asyncio.sleep(0.001)
+    assert sorted(key.partition for key in node.later) == [0, 1, 2, 3, 4]
+
+
+async def test_partition_deletion_waits_for_a_controller_election(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "_GIVE_UP_AFTER_S", 30.0)
+    answers = iter([UNAVAILABLE] * 3)
+    node.controllers.answer = lambda response: next(answers, response)
+    before = node.controllers.image
+    node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
+    node.partitions.image_changed(before, node.controllers.image)
+    await node.partitions.wait_until_open()
+    assert node.deleted == [True] * 5
+
+
+# ---- streams that the cluster does not know ------------------------------------------------------------------------------
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_unknown_stream_directories_are_deleted_only_when_a_controller_confirms(tmp_path: Path, restarted: bool) -> None:
+    controllers, folder, forgotten = Controllers(), DataFolder(tmp_path), list[str]()
+    stream = controllers.image.streams["s"]
+    name = f"s-{stream.uid}"
+    for number in (0, 3):
+        folder.partition_storage(PartitionKey("s", stream.uid, number)).replace("x", b"12345")
+        folder.mark_held(f"{name}/{number}")
+    behind = ClusterImage()  # of a node that has not heard of the stream yet
+    unknown = asking.UnknownStreams([name, "gone"], folder, controllers, lambda: behind, forgotten.append)  # type: ignore[arg-type]
+    assert unknown.names() == [name]
+    assert "the cluster has that stream" in (await unknown.remove([name]))["error"]
+    controllers.do(deleteStream=pb.DeleteStream(name="s"))
+    controllers.answer = lambda _: UNAVAILABLE
+    assert "no controller confirms" in (await unknown.remove([name]))["error"]
+    assert (unknown.names(), forgotten) == ([name], [])
+    assert folder.held_logs() == {f"{name}/0", f"{name}/3"}
+    controllers.answer = lambda response: response
+    if restarted:  # the process ended within a removal
+        folder.delete_partition(PartitionKey("s", stream.uid, 0))
+    assert (await unknown.remove([name]))["removed"] == [name]
+    assert sorted(forgotten) == [f"{name}/{number}" for number in ([3] if restarted else [0, 3])]
+    assert (unknown.names(), folder.held_logs(), list((tmp_path / "streams").iterdir())) == ([], frozenset(), [])
+
+
+async def test_unknown_stream_directory_requested_twice_is_removed_once(tmp_path: Path) -> None:
+    controllers, folder = Controllers(), DataFolder(tmp_path)
+    names = ["s-00000a-1", "s-00000b-1"]
+    for name in names:
+        folder.partition_storage(PartitionKey(*name.split("-", 1), 0)).replace("x", b"12345")
+    unknown = asking.UnknownStreams(names, folder, controllers, ClusterImage, lambda _: None)  # type: ignore[arg-type]
+    said = await asyncio.gather(unknown.remove([names[0], names[0]]), unknown.remove([names[0]]))
+    assert said == [
+        {"removed": [names[0]], "bytes": 5},
+        {"error": f"no directory {names[0]} of a stream that the cluster does not know: it has {names[1]}"},
+    ]
+
+
+# ---- one question at a time ------------------------------------------------------------------------------------------------
+GONE = pb.ControlResponse(error=pb.ControlResponse.NOT_FOUND)
+KEYS = [PartitionKey("s", f"u{number}", number) for number in range(4)]
+
+
+def there(key: PartitionKey, *replicas: str) -> pb.ControlResponse:
+    """What a controller says of a partition that is on ``replicas``."""
+    stream = pb.Stream(name=key.stream, uid=key.uid)
+    stream.partitions.add(partition=key.partition, replicas=replicas)
+    return pb.ControlResponse(stream=stream)
+
+
+class Scripted:
+    """A group that gives one answer after another, the last one again and again."""
+
+    def __init__(self, *answers: pb.ControlResponse, decides: bool = False) -> None:
+        self.answers, self.asked, self.distrusted = list(answers), list[tuple[str, float]](), 0
+        self.deletions = asking.Deletions(self, "a", decides=lambda: decides)  # type: ignore[arg-type]
+        self.before_answer: Callable[[], object] = lambda: None
+
+    async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        self.asked.append((request.describeStream.uid, timeout_s))
+        await asyncio.sleep(0)
+        self.before_answer()
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    def distrust(self) -> None:
+        self.distrusted += 1
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What is slept between two questions; the clock goes on by it."""
+    waits, now_s = list[float](), [1000.0]
+    sleep = asyncio.sleep
+
+    async def fake(wait_s: float) -> None:
+        waits.append(wait_s)
+        now_s[0] += wait_s
+        await sleep(0)
+
+    made = SimpleNamespace(sleep=fake, Lock=asyncio.Lock, Event=asyncio.Event)
+    monkeypatch.setattr(asking, "asyncio", made)
+    monkeypatch.setattr(asking, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    return waits
+
+
+async def test_partition_deletion_on_the_metadata_leader_sends_no_request() -> None:
+    group = Scripted(UNAVAILABLE, decides=True)
+    assert await group.deletions.is_allowed(KEYS[0])
+    assert group.asked == []
+
+
+async def test_partition_deletion_request_is_repeated_every_200_ms_for_half_a_minute(slept: list[float]) -> None:
+    group = Scripted(UNAVAILABLE)
+    assert not await group.deletions.is_allowed(KEYS[0])
+    assert slept == [0.2] * len(group.asked)
+    assert 149 <= len(slept) <= 151
+    assert set(group.asked) == {("u0", 2.0)}
+    assert (group.distrusted, group.deletions._asking) == (0, {})
+
+
+async def test_partition_deletion_request_ends_when_the_node_stops(slept: list[float]) -> None:
+    group = Scripted(UNAVAILABLE)
+    group.before_answer = lambda: len(group.asked) == 3 and group.deletions.close()
+    assert not await group.deletions.is_allowed(KEYS[0])
+    assert len(group.asked) == 3
+    assert not await group.deletions.is_allowed(KEYS[1])
+    assert len(group.asked) == 3, "nor asks"
+
+
+async def test_partition_deletion_requests_once_per_deleted_stream_and_each_time_for_a_move() -> None:
+    group = Scripted(GONE)
+    assert [await group.deletions.is_allowed(KEYS[0]) for _ in range(3)] == [True] * 3
+    assert len(group.asked) == 1
+    group = Scripted(there(KEYS[0], "b", "c"), there(KEYS[0], "a", "b"))
+    assert [await group.deletions.is_allowed(KEYS[0]) for _ in range(2)] == [True, False]
+    assert (len(group.asked), group.distrusted) == (2, 1)
+
+
+async def test_partition_deletions_of_one_stream_share_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Scripted(GONE)
+    assert await asyncio.gather(*(group.deletions.is_allowed(KEYS[0]) for _ in range(5))) == [True] * 5
+    assert (len(group.asked), group.deletions._asking) == (1, {})
+    monkeypatch.setattr(asking, "_REMEMBERED", 2)
+    for key in KEYS[1:3]:
+        assert await group.deletions.is_allowed(key)
+    assert list(group.deletions._gone) == ["u1", "u2"], "the last two"

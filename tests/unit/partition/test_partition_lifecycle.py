@@ -1,0 +1,562 @@
+"""Test the close of a partition's parts after an exception, a failed append or a stop."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import sidecar.partition.replica_manager as set_module
+from liftpy.config import ReplicationConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.epoch_promises import PromiseJournal
+from liftpy.core.log.storage import MemoryStorage
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire._pb import replication_pb2
+from liftpy.core.wire.batch import build_batch
+from liftpy.core.wire.chunking import Piece
+from liftpy.core.wire.subjects import InboxRule, Subjects
+from liftpy.errors import InvariantError, NoSpaceError, StorageError
+from sidecar.partition import driver as driver_module
+from sidecar.partition import replication
+from sidecar.partition.deletions import Deletions
+from sidecar.partition.driver import ReplicaDriver
+from sidecar.partition.executor import Executor, Tools
+from sidecar.partition.promises import Promises
+from sidecar.partition.quiescence import QuietAsker, QuietTalk
+from sidecar.partition.replication import AnswerRouter, FetchClient
+from sidecar.runtime.timers import Timer, Timers
+from tests.unit.partition.shell_parts import PARTS
+from tests.unit.partition.test_partition_opening import Group, SlowWorker, Worker
+from tests.unit.partition.test_scrub import flip, partition, scrub_of
+
+KEY = PartitionKey("orders", "u1", 3)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+# ---- the driver --------------------------------------------------------------------------------------------
+class Machine:
+    """A replica whose steps a test writes: ``script`` gets the event and gives the effects."""
+
+    def __init__(self, script: Any) -> None:
+        self.script = script
+        self.taken: list[Any] = []
+
+    def step(self, event: Any, now_ns: int) -> list[Any]:
+        self.taken.append(event)
+        return list(self.script(event))
+
+
+def driven(script: Any) -> tuple[ReplicaDriver, Machine, list[Any], list[Exception]]:
+    machine, done, broken = Machine(script), [], []
+    driver = ReplicaDriver(KEY, machine, broken.append)  # type: ignore[arg-type]
+    driver.execute = done.append
+    return driver, machine, done, broken
+
+
+def test_replica_driver_handles_events_of_a_step_after_its_effects_in_order() -> None:
+    order: list[Any] = []
+    driver, machine, _, _ = driven(lambda event: [f"{event}.1", f"{event}.2"] if event == "a" else [event])
+
+    def execute(effect: Any) -> None:
+        order.append(effect)
+        if effect == "a.1":
+            driver.feed("b")  # type: ignore[arg-type]
+            driver.feed("c")  # type: ignore[arg-type]
+
+    driver.execute = execute
+    driver.feed("a")  # type: ignore[arg-type]
+    assert order == ["a.1", "a.2", "b", "c"]
+    assert machine.taken == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("where", ["step", "effect"])
+def test_replica_driver_after_an_exception_handles_no_event(where: str) -> None:
+    def script(event: Any) -> list[Any]:
+        if event == "bad" and where == "step":
+            raise InvariantError("no")
+        return [event]
+
+    driver, machine, done, broken = driven(script)
+
+    def execute(effect: Any) -> None:
+        done.append(effect)
+        if effect == "good":
+            for more in ("bad", "after"):
+                driver.feed(more)  # type: ignore[arg-type]
+        if effect == "bad" and where == "effect":
+            raise InvariantError("no")
+
+    driver.execute = execute
+    driver.feed("good")  # type: ignore[arg-type]
+    driver.feed("later")  # type: ignore[arg-type]
+    assert machine.taken == ["good", "bad"]
+    assert [type(error) for error in broken] == [InvariantError]
+
+
+def test_replica_driver_step_that_feeds_too_many_events_stops_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "MAX_QUEUE", 3)
+    driver, machine, _, broken = driven(lambda event: [event])
+    driver.execute = lambda effect: [driver.feed(number) for number in range(5)]  # type: ignore[arg-type,assignment,return-value]
+    driver.feed("first")  # type: ignore[arg-type]
+    assert machine.taken == ["first"], "what was queued is not taken any more"
+    assert len(broken) == 1
+    assert "more than 3 events" in str(broken[0])
+    within, machine, _, broken = driven(lambda event: [event] if event == "first" else [])
+    within.execute = lambda effect: [within.feed(number) for number in range(3)]  # type: ignore[arg-type,assignment,return-value]
+    within.feed("first")  # type: ignore[arg-type]
+    assert (machine.taken, broken) == (["first", 0, 1, 2], [])
+
+
+def test_replica_driver_after_stop_ignores_events() -> None:
+    driver, machine, _, _ = driven(lambda event: [])
+    driver.stop()
+    driver.feed("a")  # type: ignore[arg-type]
+    assert machine.taken == []
+
+
+# ---- the executor ------------------------------------------------------------------------------------------
+class FullLog:
+    """Every change fails."""
+
+    log_end_offset, log_start_offset = 7, 2
+
+    def __init__(self, error: StorageError) -> None:
+        self.error = error
+
+    def __getattr__(self, name: str) -> Any:
+        def fails(*_: Any, **__: Any) -> None:
+            raise self.error
+
+        return fails
+
+
+@pytest.mark.parametrize("error", [StorageError("broken"), NoSpaceError("full")])
+@pytest.mark.parametrize(
+    "effect",
+    [
+        do.AppendFetched(token=4, last_offset=9, leader_high_watermark=3, leader_epoch=2),
+        do.CutLog(end_offset=3),
+        do.StartLogAfresh(start_offset=3),
+    ],
+    ids=lambda effect: type(effect).__name__,
+)
+def test_effect_executor_failed_log_change_is_reported_and_skips_the_rest_of_the_effect(
+    effect: Any, error: StorageError
+) -> None:
+    fed: list[Any] = []
+    failed: list[StorageError] = []
+    calls: list[str] = []
+    flusher = SimpleNamespace(appended=lambda: calls.append("appended"), alone=lambda work: calls.append("settled") or work())
+    fetched = {4: SimpleNamespace(buffer=memoryview(b""), batches=[])}
+    tools: dict[str, Any] = dict.fromkeys(PARTS)
+    tools |= {
+        "key": KEY,
+        "incarnation": 1,
+        "log": FullLog(error),
+        "flusher": flusher,
+        "fetches": SimpleNamespace(fetched=fetched),
+    }
+    tools |= {"counters": Counter(), "feed": fed.append, "high_watermark": int, "leader": tuple, "step_aside": None}
+    executor = Executor(Tools(**tools))
+    executor.on_failure = failed.append
+    for _ in range(2):
+        fetched[4] = SimpleNamespace(buffer=memoryview(b""), batches=[])
+        executor.execute(effect)
+    full = isinstance(error, NoSpaceError)
+    assert fed == [events.StorageFailed(reason=str(error), no_space=full)] * 2
+    assert failed == [error], "the owner is told once"
+    assert (executor.storage_failed, executor.no_space) == (True, full)
+    assert "appended" not in calls, "nothing is flushed that is not there"
+    assert tools["counters"] == {"storage failures": 1}
+
+
+# ---- promises ----------------------------------------------------------------------------------------------
+async def test_leader_epoch_store_of_a_deleted_partition_returns_zero() -> None:
+    storage, told = MemoryStorage(), []
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        promises = Promises(PromiseJournal(storage), pool, Counter(), pytest.fail)
+        promises.store("s-u1/0", 5, told.append)
+        await until(lambda: told)
+        assert promises.epoch_of("s-u1/0") == 5
+        promises.store("s-u1/0", 6, told.append)
+        promises.forget("s-u1/0")
+        assert promises.epoch_of("s-u1/0") == 0
+        promises.store("t-u2/0", 3, told.append)
+        await until(lambda: len(told) == 2)
+        assert (promises.epoch_of("s-u1/0"), promises.epoch_of("t-u2/0")) == (0, 3)
+
+
+# ---- the follower's side of replication --------------------------------------------------------------------
+class Bus:
+    inbox, max_payload = "liftpy.inbox.n1", 4096
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, bytes, str]] = []
+        self.arrived: Any = None
+
+    def listen(self, subject: str, arrived: Any) -> Any:
+        assert subject == "liftpy.inbox.n1.*.*"
+        self.arrived = arrived
+        return SimpleNamespace(close=lambda: None)
+
+    def send(self, subject: str, pieces: Any, reply: str = "") -> bool:
+        self.sent.append((subject, b"".join(pieces), reply))
+        return True
+
+    def asked(self) -> replication_pb2.ReplicationRequest:
+        return frames.decode(self.sent[-1][1], replication_pb2.ReplicationRequest)
+
+
+def client(router: AnswerRouter, fed: list[Any], counters: Counter[str] | None = None) -> FetchClient:
+    return FetchClient(router, Subjects(), KEY, "n1", fed.append, Counter() if counters is None else counters)
+
+
+def fetch(request_id: int, **more: Any) -> do.SendFetch:
+    given = {"leader": "n2", "offset": 4, "leader_epoch": 2, "offset_epoch": 1, "max_bytes": 1 << 16}
+    return do.SendFetch(request_id=request_id, **(given | more))
+
+
+BATCH = build_batch([b"x" * 900], base_offset=5, leader_epoch=2)
+
+
+def arrive(bus: Bus, made: FetchClient, request_id: int, frame: bytes) -> None:
+    bus.arrived(f"{bus.inbox}.{made._slot}.{request_id}".encode(), b"", frame, b"")
+
+
+def a_piece(start: int, end: int) -> bytes:
+    whole = Piece(int.from_bytes(b"\1\2\3\4", "big"), len(BATCH), start, memoryview(BATCH)[start:end])
+    return frames.replication_piece_header(2, 4, whole) + BATCH[start:end]
+
+
+def test_fetch_client_fetch_after_a_fragment_contains_the_position_in_the_batch() -> None:
+    bus, fed = Bus(), []
+    made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
+    made.send_fetch(fetch(9), 7)
+    asked = bus.asked()
+    assert (asked.position, asked.batchCrc, asked.maxBytes, asked.incarnation) == (0, 0, 4096, 7)
+    arrive(bus, made, 9, a_piece(0, 400))
+    assert fed == [events.FetchPieceArrived(request_id=9, leader_epoch=2)]
+    assert made.fragment_reassembly_bytes == 400
+    made.send_fetch(fetch(10), 7)
+    assert (bus.asked().position, bus.asked().batchCrc) == (400, int.from_bytes(b"\1\2\3\4", "big"))
+    arrive(bus, made, 9, a_piece(400, 500))
+    assert made.fragment_reassembly_bytes == 400, "an answer to an earlier fetch"
+    arrive(bus, made, 10, a_piece(400, len(BATCH)))
+    answered = fed[-1]
+    assert (answered.request_id, answered.leader_epoch, answered.high_watermark) == (10, 2, 4)
+    assert answered.spans == (events.BatchSpan(base_offset=5, last_offset=5, leader_epoch=2),)
+    assert bytes(made.fetched[answered.token].buffer) == BATCH
+    assert made.fragment_reassembly_bytes == 0
+    made.send_fetch(fetch(11, offset=5), 7)
+    arrive(bus, made, 11, a_piece(0, 300))
+    made.send_fetch(fetch(12, offset=5, leader_epoch=3), 7)
+    assert bus.asked().position == 0, "another leader's batch may be another one"
+
+
+def test_fetch_client_partial_batch_waits_for_reassembly_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replication, "ASSEMBLING_BYTES", len(BATCH) + 10)
+    bus, counters = Bus(), Counter()
+    router = AnswerRouter(bus)  # type: ignore[arg-type]
+    fed: list[list[Any]] = [[], []]
+    first, second = client(router, fed[0]), client(router, fed[1], counters)
+    for made in (first, second):
+        made.send_fetch(fetch(9), 7)
+        arrive(bus, made, 9, a_piece(0, 400))
+    assert fed == [
+        [events.FetchPieceArrived(request_id=9, leader_epoch=2)],
+        [events.FetchPieceArrived(request_id=9, leader_epoch=2, has_room=False)],
+    ]
+    assert (second.fragment_reassembly_bytes, router.fragment_reassembly_bytes) == (0, len(BATCH))
+    assert counters["pieces of batches that had to wait"] == 1
+    first.forget_pieces()
+    assert router.fragment_reassembly_bytes == 0
+    arrive(bus, second, 9, a_piece(0, 400))
+    assert fed[1][1:] == [events.FetchPieceArrived(request_id=9, leader_epoch=2)]
+    second.close()
+    assert router.fragment_reassembly_bytes == 0
+
+
+def test_fetch_client_after_close_holds_no_bytes_and_reports_no_response() -> None:
+    bus, fed = Bus(), []
+    made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
+    made.send_fetch(fetch(9), 7)
+    arrive(bus, made, 9, frames.replication_response_header(2, 4, (BATCH,)) + BATCH)
+    (answered,) = fed
+    assert (answered.request_id, answered.leader_epoch, answered.high_watermark) == (9, 2, 4)
+    assert answered.spans == (events.BatchSpan(base_offset=5, last_offset=5, leader_epoch=2),)
+    assert list(made.fetched) == [answered.token]
+    made.close()
+    assert made.fetched == {}
+    arrive(bus, made, 9, frames.replication_response_header(2, 4, (BATCH,)) + BATCH)
+    assert len(fed) == 1
+
+
+def test_fetch_client_rejection_and_epoch_query_response_become_events() -> None:
+    bus, fed = Bus(), []
+    made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
+    refusal = replication_pb2.ReplicationRefusal(leaderEpoch=6, logStartOffset=77)
+    refusal.reason = events.RefusalReason.DIVERGED.value  # type: ignore[assignment]
+    arrive(bus, made, 9, frames.seal(refusal))
+    answer = replication_pb2.LeaderEpochOffsetResponse(leaderEpoch=3, endOffset=41, currentEpoch=6, logStartOffset=12)
+    arrive(bus, made, 10, frames.seal(answer))
+    assert fed == [
+        events.FetchRefused(request_id=9, reason=events.RefusalReason.DIVERGED, leader_epoch=6, log_start_offset=77),
+        events.EpochQueryAnswered(request_id=10, leader_epoch=3, last_offset=41, current_epoch=6, log_start_offset=12),
+    ]
+
+
+@pytest.mark.parametrize("token", [b"9x", b"", b"-1", b"1" * 20, "\u0661".encode()])
+def test_fetch_client_drops_a_response_without_a_request(token: bytes) -> None:
+    bus, fed = Bus(), []
+    made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
+    bus.arrived(b"%b.%d.%b" % (bus.inbox.encode(), made._slot, token), b"", BATCH, b"")
+    bus.arrived(b"%b.%d.9" % (bus.inbox.encode(), made._slot + 1), b"", BATCH, b"")
+    assert fed == []
+
+
+def test_fetch_client_request_fails_on_no_responders_and_not_on_an_unreadable_response() -> None:
+    bus, fed = Bus(), []
+    made = client(AnswerRouter(bus), fed)  # type: ignore[arg-type]
+    subject = f"{bus.inbox}.{made._slot}.9".encode()
+    for noise in (b"", b"x" * 30, envelope.encode(envelope.MessageType.STATUS_REQUEST, b"x")):
+        bus.arrived(subject, b"", noise, b"")
+    assert fed == [], "anybody can send it: the answer may still come"
+    bus.arrived(subject, b"", b"", b"NATS/1.0 503\r\n\r\n")
+    assert [(type(event), event.request_id) for event in fed] == [(events.RequestFailed, 9)]
+
+
+# ---- all partitions ----------------------------------------------------------------------------------------
+def a_set(monkeypatch: pytest.MonkeyPatch, count: int, open_worker: Any) -> tuple[Group, set_module.Partitions]:
+    group = Group()
+    for node in ("a", "b"):
+        group.start_node(node)
+    group.ask(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=2, partitions=count))
+    monkeypatch.setattr(set_module, "open_worker", open_worker)
+    settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
+    deletions = Deletions(None, "a", decides=lambda: True)  # type: ignore[arg-type]
+    tools = SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=deletions)
+    return group, set_module.Partitions(tools)  # type: ignore[arg-type]
+
+
+async def test_replica_manager_opens_a_bounded_number_of_partitions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(set_module, "_OPENED_AT_ONCE", 3)
+    opening: list[asyncio.Future[None]] = []
+    most = 0
+
+    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Worker:
+        nonlocal most
+        opening.append(asyncio.get_running_loop().create_future())
+        most = max(most, sum(not future.done() for future in opening))
+        await opening[-1]
+        return Worker(key, lambda: None)
+
+    group, partitions = a_set(monkeypatch, 10, open_worker)
+    partitions.image_changed(ClusterImage(), group.fsm.image)
+    settled = asyncio.ensure_future(partitions.wait_until_open())
+    for count in range(10):
+        await until(lambda count=count: len(opening) > count)
+        assert not settled.done(), "some are not open yet"
+        for _ in range(20):
+            await asyncio.sleep(0)
+        opening[count].set_result(None)
+    async with asyncio.timeout(30):
+        await settled
+    assert (len(partitions), most) == (10, 3)
+    assert await partitions.stop()
+
+
+async def test_replica_manager_stop_cancels_partitions_waiting_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(set_module, "_OPENED_AT_ONCE", 1)
+    opened: list[Any] = []
+
+    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Worker:
+        opened.append(key)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    group, partitions = a_set(monkeypatch, 3, open_worker)
+    partitions.image_changed(ClusterImage(), group.fsm.image)
+    await until(lambda: opened)
+    async with asyncio.timeout(30):
+        assert await partitions.stop()
+        await partitions.wait_until_open()
+    assert len(opened) == 1
+
+
+async def test_replica_manager_deletes_partitions_removed_from_the_metadata_and_opens_added_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[tuple[str, bool]] = []
+    may_end = asyncio.Event()
+    may_end.set()
+
+    class Ending(SlowWorker):
+        async def stop(self, *, delete: bool) -> bool:
+            ended.append((self.key.uid, delete))
+            return True
+
+    async def open_worker(node: Any, key: Any, subject: str, config: Any) -> Worker:
+        return Ending(key, may_end)
+
+    group, partitions = a_set(monkeypatch, 1, open_worker)
+    partitions.image_changed(ClusterImage(), group.fsm.image)
+    await partitions.wait_until_open()
+    first = group.fsm.image
+    uid = first.streams["s"].uid
+    group.ask(deleteStream=pb.DeleteStream(name="s"))
+    partitions.image_changed(first, group.fsm.image)
+    before = group.fsm.image
+    group.ask(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=2))
+    partitions.image_changed(before, group.fsm.image)
+    async with asyncio.timeout(30):
+        await partitions.wait_until_open()
+    assert ended == [(uid, True)]
+    assert [worker.key.uid for worker in partitions] == [group.fsm.image.streams["s"].uid]
+    assert await partitions.stop()
+    assert ended[1][1] is False, "the stop of a node deletes nothing"
+
+
+async def test_replica_manager_extends_leases_twice_per_lease_length() -> None:
+    heard: list[int] = []
+
+    class Leader(Worker):
+        leads = True
+
+        def feed(self, event: Any) -> None:
+            heard.append(event.sent_ns)
+
+    config = ReplicationConfig()
+    settings = SimpleNamespace(node_id="a", replication=config)
+    partitions: Any = set_module.Partitions(SimpleNamespace(settings=settings))  # type: ignore[arg-type]
+    worker = Leader(KEY, lambda: None)
+    partitions._leading[KEY] = worker
+    half_ns = round(config.lease_s * 1e9 / 2)
+    first = 10 * half_ns
+    for sent_ns in (first, first + 1, first + half_ns - 1, first + half_ns, first + half_ns + 1, first + 2 * half_ns):
+        partitions.metadata_heard(sent_ns)
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert heard == [first, first + half_ns, first + 2 * half_ns]
+
+
+# ---- timers and the scrub ----------------------------------------------------------------------------------
+async def test_timers_with_an_earlier_deadline_replace_the_pending_event_loop_wake_up() -> None:
+    timers, fired = Timers(), []
+    now = driver_module.clock.now_ns()
+    timers.set(Timer(lambda: fired.append("late")), now + 3_600_000_000_000)
+    handle: Any = timers._handle
+    timers.set(Timer(lambda: fired.append("soon")), now + 1_000_000)
+    assert handle.cancelled(), "one wake-up waits in the loop, not one for each deadline that was ever the first"
+    await until(lambda: fired == ["soon"])
+    assert timers._handle is not None
+    assert not timers._handle.cancelled()
+    last = timers._handle
+    timers.close()
+    assert last.cancelled()
+
+
+async def test_scrub_skips_failed_and_closed_logs(tmp_path: Path) -> None:
+    failed, well, closed = partition(tmp_path, "a"), partition(tmp_path, "b"), partition(tmp_path, "c")
+    flip(tmp_path, "a", 0)
+    flip(tmp_path, "c", 0)
+    failed.storage_failed = True
+    closed.log.close()
+    scrub, counters = scrub_of(tmp_path, failed, well, closed)
+    scrub.start()
+    await until(lambda: scrub.progress.last_full_pass_s > 0)
+    await scrub.close()
+    assert (scrub.progress.findings, counters["scrub: damage found"]) == (0, 0)
+    assert scrub.checked_bytes >= well.log.size_bytes
+
+
+async def test_scrub_skips_a_segment_that_was_removed(tmp_path: Path) -> None:
+    found = partition(tmp_path, "a")
+    segment = found.log.segments[0]
+    found.log.segments.remove(segment)
+    scrub, _ = scrub_of(tmp_path, found)
+    await scrub._scan(found, segment, 0, 1 << 30, 0)
+    assert scrub.checked_bytes == 0
+    await scrub.close()
+
+
+def test_effect_executor_calls_ingest_acks_and_log_with_arguments_in_order() -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def part(name: str) -> Any:
+        class Part:
+            def __getattr__(self, what: str) -> Any:
+                if what == "run":
+                    return lambda then: then()
+                return lambda *args, **more: calls.append((f"{name}.{what}", *args, *more.values()))
+
+        return Part()
+
+    tools: dict[str, Any] = {name: part(name) for name in ("log", *PARTS)}
+    tools |= {"key": KEY, "incarnation": 41, "counters": Counter(), "feed": list, "high_watermark": lambda: 42}
+    tools |= {"leader": lambda: ("n9", 43), "step_aside": lambda key, epoch, done: calls.append(("aside", key, epoch))}
+    executor = Executor(Tools(**tools))
+    reason = do.RejectReason.BELOW_MIN_ISR
+    query = do.SendEpochQuery(leader="n2", request_id=9, asked_epoch=3, current_epoch=5)
+    asked: list[Any] = [
+        do.DropPublishes(token=3, reason="bound"),
+        do.RejectPublishes(token=4, reason=reason),
+        do.ReplayLog(end_offset=17),
+        do.RaiseHighWatermark(high_watermark=18),
+        do.StepAside(leader_epoch=7, reason="slow", toward="n3"),
+        fetch(9),
+        query,
+    ]
+    for effect in asked:
+        executor.execute(effect)
+    assert calls == [
+        ("ingest.drop", 3, "bound"),
+        ("ingest.reject", 4, reason, "n9", 43),
+        ("services.replay", 17),
+        ("log.raise_high_watermark", 18),
+        ("ingest.committed", 18),
+        ("derived.committed", 18),
+        ("standby.committed", 18),
+        ("reads.advanced",),
+        ("aside", KEY, 7),
+        ("fetches.send_fetch", fetch(9), 41),
+        ("fetches.send_epoch_query", query),
+    ]
+
+
+async def test_combined_fetches_without_responders_end_and_count_no_rejection() -> None:
+    bus, fed, counters = Bus(), [], Counter[str]()
+    router, timers = AnswerRouter(bus), Timers()  # type: ignore[arg-type]
+    asker = QuietAsker("n1", 7)
+    talk = QuietTalk(router, Subjects(), asker, InboxRule(("_INBOX.",)), ReplicationConfig(), timers, pytest.fail, counters)
+    talk.wait(KEY, do.WaitQuietly(leader="n2", leader_epoch=2, request_id=1), fed.append)
+    talk._turn()
+    ((subject, frame, reply),) = bus.sent
+    assert subject == Subjects().notify("n2")
+    asked = frames.decode(frame, replication_pb2.QuietFetches)
+    assert (asked.replicaID, asked.incarnation, len(asked.fetches)) == ("n1", 7, 1)
+    first = asked.fetches[0]
+    named = (first.stream, first.streamUid, first.partition, first.leaderEpoch, first.requestId)
+    assert named == (KEY.stream, KEY.uid, KEY.partition, 2, 1)
+    bus.arrived(reply.encode(), b"", b"", b"NATS/1.0 503\r\n\r\n")
+    await until(lambda: fed)
+    assert [type(event) for event in fed] == [events.QuietEnded]
+    assert counters == {}, "the server's word is no frame of ours"
+    bus.arrived(reply.encode(), b"", b"garbage", b"")
+    assert counters == {}, "an answer to a question that is over"
+    talk.close()
+    timers.close()

@@ -1,0 +1,186 @@
+"""Test that a traced partition records its effects and events and behaves as without tracing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.config import AckPolicy
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.observe.trace_context import SpanTree, TraceContext, traceparent
+from liftpy.core.observe.tracing import SWITCHED, NodeTraces, PartitionTraces
+from liftpy.core.replication import effects as do
+from liftpy.core.replication.effects import Acts, acts_of
+from liftpy.core.replication.events import FetchReceived, LogFlushed, StopRequested
+from liftpy.core.replication.phases import Leading, RoleName
+from liftpy.core.wire.batch import build_batch
+from sidecar.partition.executor import TracedReplica, trace
+from sidecar.partition.worker import PartitionWorker
+
+SENDER = TraceContext(7, 8, 1)
+BATCH = build_batch([b"a", b"b"], headers=[[("traceparent", traceparent(SENDER))], None])
+LATER_NS = 3_000_000_000
+
+
+class Executing:
+    """An executor whose effects are counted."""
+
+    def __init__(self) -> None:
+        self.done: Counter[str] = Counter()
+        self.batch = BATCH
+        self.acks = SimpleNamespace(count=3)
+        self.log = SimpleNamespace(log_end_offset=10, flushed_end_offset=10)
+        self.acts: Acts = {}
+
+    def act_by(self, acts: Acts) -> None:
+        self.acts = acts
+
+    def append(self, effect: do.AppendBatch) -> bytes:
+        self.done["append"] += 1
+        if self.batch:
+            self.acks.count += 1
+            self.log.log_end_offset = effect.base_offset + 2
+        return self.batch
+
+    def send_acks(self, effect: do.SendAcks) -> None:
+        self.done["acks"] += 1
+        self.acks.count = 0
+
+    def __getattr__(self, name: str) -> Callable[[Any], None]:
+        def act(effect: Any) -> None:
+            self.done[name] += 1
+
+        return act
+
+
+class Partition:
+    """A worker as far as it is traced."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1000
+        self.trees: list[SpanTree] = []
+        self.stepped: list[Any] = []
+        self.node = NodeTraces("n1", self.trees.append, lambda: self.now_ns, lambda: self.now_ns)
+        self.traces = PartitionTraces(self.node, "orders", 3)
+        self.executing = Executing()
+        self.executor: Any = self.executing
+        self.log: Any = self.executing.log
+        self.acks: Any = self.executing.acks
+        self.replica: Any = SimpleNamespace(step=self.step)
+        self.driver: Any = SimpleNamespace(replica=None)
+
+    def step(self, event: Any, now_ns: int) -> list[Any]:
+        self.stepped.append((event, now_ns))
+        return ["an effect"]
+
+    def followers(self) -> frozenset[str]:
+        return frozenset(("n2",))
+
+    def do(self, effect: Any) -> None:
+        self.executing.acts[type(effect)](effect)
+
+
+@pytest.fixture
+def partition() -> Partition:
+    made = Partition()
+    trace(made, made.driver, made.traces)
+    return made
+
+
+def append(base_offset: int = 10) -> Any:
+    return SimpleNamespace(base_offset=base_offset, leader_epoch=4, timestamp_ns=1)
+
+
+def test_tracing_of_a_batch_creates_spans_from_append_to_ack(partition: Partition) -> None:
+    partition.executing.acts[do.AppendBatch](append())
+    for at_ns, event in (
+        (1100, LogFlushed(end_offset=12)),
+        (
+            1200,
+            FetchReceived(
+                token=0,
+                replica="n2",
+                offset=11,
+                leader_epoch=4,
+                offset_epoch=4,
+                incarnation=1,
+                request_id=1,
+                max_bytes=1,
+                stream_uid="u1",
+            ),
+        ),
+    ):
+        partition.now_ns = at_ns
+        assert partition.driver.replica.step(event, at_ns) == ["an effect"]
+    partition.now_ns = 1300
+    partition.do(do.RaiseHighWatermark(high_watermark=11))
+    assert not partition.trees
+    partition.now_ns = 1400
+    partition.do(do.SendAcks(policy=AckPolicy.ALL, through_offset=11, leader_epoch=4))
+    (tree,) = partition.trees
+    assert [(span.name, span.end_ns) for span in tree.children] == [
+        ("flush", 1100), ("replicate n2", 1200), ("commit", 1300), ("ack", 1400)
+    ]  # fmt: skip
+    assert tree.root.start_ns == 1
+    assert (tree.parent, tree.root.attributes["messaging.batch.message_count"]) == (SENDER, 2)
+    assert partition.executing.done == {"append": 1, "raise_high_watermark": 1, "acks": 1}
+    assert [now_ns for _, now_ns in partition.stepped] == [1100, 1200]
+
+
+def test_tracing_of_acks_without_a_waiting_publisher_creates_no_span(partition: Partition) -> None:
+    partition.executing.acts[do.AppendBatch](append())
+    partition.driver.replica.step(LogFlushed(end_offset=12), 1)
+    partition.do(do.RaiseHighWatermark(high_watermark=11))
+    partition.executing.send_acks = lambda effect: None  # type: ignore[method-assign]
+    partition.do(do.SendAcks(policy=AckPolicy.LEADER, through_offset=11, leader_epoch=4))
+    partition.now_ns += LATER_NS
+    partition.node.look()
+    assert not partition.trees, "it still waits for its ack"
+
+
+def test_tracing_of_a_failed_log_starts_no_batch_span(partition: Partition) -> None:
+    partition.executing.batch = b""
+    partition.executing.acts[do.AppendBatch](append())
+    assert not partition.traces.follows
+
+
+def test_tracing_of_a_leadership_end_and_an_election_creates_spans(partition: Partition) -> None:
+    partition.executing.acts[do.AppendBatch](append())
+    partition.do(do.DropPendingAcks())
+    (tree,) = partition.trees
+    assert tree.root.error
+    partition.do(do.RoleChanged(role=RoleName.CANDIDATE, phase=Leading.LOG_REPLICATION, leader_epoch=5))
+    partition.now_ns += 70
+    partition.do(do.RoleChanged(role=RoleName.LEADER, phase=Leading.READY, leader_epoch=5))
+    election = partition.trees[-1].root
+    assert (election.name, election.end_ns - election.start_ns, election.error) == ("election orders/3", 70, "")
+    assert partition.executing.done == {"append": 1, "drop_pending_acks": 1, "role_changed": 2}
+
+
+def test_tracing_that_is_off_leaves_replica_and_executor_unwrapped(partition: Partition) -> None:
+    trace(partition, partition.driver, None)
+    assert partition.driver.replica is partition.replica
+    assert partition.executing.acts == {}
+    stepped = TracedReplica(partition.replica, partition.traces).step(StopRequested(), 7)
+    assert (stepped, partition.stepped) == (["an effect"], [(StopRequested(), 7)])
+
+
+def test_tracing_switched_at_runtime_ends_open_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    partition, told = Partition(), list[Any]()
+    worker: Any = PartitionWorker.__new__(PartitionWorker)
+    worker.key, worker._traces, worker._driver = PartitionKey("orders", "u1", 3), None, partition.driver
+    worker.executor, worker.replica, worker.log, worker.acks = partition.executor, partition.replica, None, None
+    answers: list[PartitionTraces | None] = [None, partition.traces, None]
+    worker._node = SimpleNamespace(tracing=SimpleNamespace(of=lambda key: answers.pop(0)))
+    monkeypatch.setattr(partition.traces, "end_all", told.append)
+    worker.trace()
+    assert partition.driver.replica is None, "untraced, nothing is touched"
+    worker.trace()
+    assert (worker._traces, told, len(partition.executing.acts)) == (partition.traces, [], 5)
+    worker.trace()
+    assert (worker._traces, told, partition.executing.acts) == (None, [SWITCHED], {})
+    assert set(acts_of(partition.executor)) >= {do.AppendBatch, do.SendAcks}

@@ -1,0 +1,111 @@
+"""Test one partition of a node: damage, clean stops, the log start, lazily flushed streams."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.config import FlushPolicy, StreamConfig
+from liftpy.core.replication import events
+from liftpy.errors import CorruptionError, LiftError, StorageError
+from sidecar.partition import worker as worker_module
+from sidecar.partition.worker import PartitionWorker
+from tests.unit.partition.shell_parts import KEY, worker
+
+
+@pytest.mark.parametrize("already", [False, True])
+def test_partition_damage_is_checkpointed_before_the_replica_fails(already: bool) -> None:
+    order: list[str] = []
+    broken = worker(
+        log=SimpleNamespace(checkpoint=lambda: order.append("checkpoint")),
+        flusher=SimpleNamespace(alone=lambda work: order.append("settle") or work()),
+        executor=SimpleNamespace(storage_failed=already, log_failed=lambda error: order.append("failed")),
+    )
+    PartitionWorker._restart_for_repair(broken, CorruptionError("a flip"))
+    assert order == ([] if already else ["settle", "checkpoint", "failed"])
+    assert broken._node.counters["damage met"] == (0 if already else 1)
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+@pytest.mark.parametrize("delete", [True, False])
+@pytest.mark.parametrize("fails", [None, StorageError("no"), OSError("no")])
+def test_partition_close_is_clean_only_if_storage_is_healthy_and_the_log_close_succeeds(
+    healthy: bool, delete: bool, fails: Exception | None
+) -> None:
+    closed: list[bool] = []
+
+    def close(*, clean: bool) -> None:
+        closed.append(clean)
+        if fails is not None:
+            raise fails
+
+    ended = worker(log=SimpleNamespace(close=close))
+    assert PartitionWorker._close(ended, healthy, delete) is (healthy and fails is None)
+    assert closed == [healthy and not delete]
+    assert ended.told == ([KEY, KEY.folder] if delete and fails is None else []), "the promise goes with the folder"
+
+
+@pytest.mark.parametrize(("before", "after", "told"), [(3, 3, []), (3, 7, [events.LogStartMoved(log_start_offset=7)])])
+def test_partition_retention_reports_a_moved_log_start_to_the_replica(before: int, after: int, told: list[Any]) -> None:
+    log = SimpleNamespace(log_start_offset=before)
+    held: list[Any] = []
+    log.apply_retention = lambda now, *hold: (held.append(hold), setattr(log, "log_start_offset", after))
+    services, counters = SimpleNamespace(held_from=lambda: 5), Counter[str]()
+    node = SimpleNamespace(
+        settings=SimpleNamespace(replication=SimpleNamespace(service_log_retention_bytes=99)), counters=counters
+    )
+    states = SimpleNamespace(may_drop=lambda offset: True)
+    kept = worker(log=log, services=services, _node=node, states=states)
+    PartitionWorker.apply_retention(kept, 1)
+    assert kept.told == ["settled", *told]
+    assert held == [(5, 99, states.may_drop)]
+    assert sum(counters.values()) == (after > 5), "what a service needed is gone: said and counted"
+    log.apply_retention = lambda now, *hold: (_ for _ in ()).throw(LiftError("closed"))
+    PartitionWorker.apply_retention(kept, 1)
+    assert kept.told[-1] == "settled", "an error ends it, and no more"
+    kept.told.clear()
+    kept.flusher.stalls = True
+    PartitionWorker.apply_retention(kept, 1)
+    assert kept.told == [], "it would wait for the disk, and the loop with it"
+
+
+@pytest.mark.parametrize("in_isr", [True, False])
+@pytest.mark.parametrize("agrees", [True, False])
+def test_partition_is_in_sync_only_inside_the_isr_and_after_reconciliation(in_isr: bool, agrees: bool) -> None:
+    replica = SimpleNamespace(may_serve_committed=lambda: agrees)
+    state = SimpleNamespace(isr=frozenset({"n1", "n2"} if in_isr else {"n2"}))
+    assert PartitionWorker.is_in_sync.fget(worker(state=state, replica=replica)) is (in_isr and agrees)  # type: ignore[attr-defined]
+    assert not PartitionWorker.is_in_sync.fget(worker(state=None, replica=replica))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("policy", "marked"), [("always", 0), ("interval:50", 1), ("none", 1)])
+async def test_node_identity_records_a_lazy_flush_policy_before_the_partition_log_opens(
+    policy: str, marked: int, pool: concurrent.futures.ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[Any] = []
+    identity = SimpleNamespace(flushes_lazily=lambda: order.append("marked"), previous=SimpleNamespace(clean_stop=True))
+    found: dict[Path, Any] = {Path("there"): SimpleNamespace(storage="recovered", is_complete=True, has_states=False)}
+    folder = SimpleNamespace(partition_path=lambda key: Path("there"), partition_storage=lambda key: "made")
+    node: Any = SimpleNamespace(
+        identity=identity, pool=pool, folder=folder, recovered=SimpleNamespace(take=lambda path: found.pop(path, None)),
+        promises=SimpleNamespace(epoch_of=lambda key: 7 if key == KEY.folder else 0),
+    )  # fmt: skip
+
+    def opened(where: Any, config: StreamConfig, **more: Any) -> Any:
+        order.append({"where": where, **more})
+        raise StorageError("seen enough")
+
+    monkeypatch.setattr(worker_module.Log, "open", opened)
+    recovered = found[Path("there")]
+    for where, taken in (("recovered", recovered), ("made", None)):
+        order.clear()
+        with pytest.raises(StorageError):
+            await worker_module.open_worker(node, KEY, "shop", StreamConfig(flush=FlushPolicy.parse(policy)))
+        assert order[:-1] == ["marked"] * marked
+        assert (order[-1]["clean"], order[-1]["recovered"], order[-1]["where"]) == (True, taken, where)
+        assert order[-1]["promised_epoch"] == 7

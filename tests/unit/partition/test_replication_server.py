@@ -1,0 +1,286 @@
+"""Test how the leader's shell answers fetches that wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.replication.events import RefusalReason
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire.batch import build_batch, split_batches
+from liftpy.core.wire.chunking import Piece
+from liftpy.core.wire.decode_errors import by_reason
+from liftpy.core.wire.envelope import ChecksumError, MessageType
+from liftpy.core.wire.frames import address
+from liftpy.core.wire.subjects import Subjects
+from sidecar.partition import replication
+from sidecar.partition.replication import AnswerRouter, FetchClient
+from sidecar.runtime.logs import LogRateLimit
+from tests.scripts.desk import Desk
+
+KEY = PartitionKey("s", "u1", 0)
+
+
+def fetch(desk: Desk, replica: str, kept_for: str) -> bytes:
+    """A fetch at the log end, kept for ``kept_for`` if that is somebody, and an empty answer."""
+    request = pb.ReplicationRequest(
+        replicaID=replica, offset=desk.log.newest_offset, leaderEpoch=1, requestId=1, awaitsMore=True
+    )
+    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), f"liftpy.inbox.{replica}.1.1")
+    event = desk.fetches.pop()
+    assert event.awaits_more
+    if kept_for:
+        desk.replication.keep(do.KeepFetch(token=event.token, replica=kept_for))
+        assert desk.bus.take(f"liftpy.inbox.{replica}") == []
+        desk.replication.tell_waiter(do.TellWaiter(replica=kept_for, leader_epoch=1), desk.log.high_watermark)
+    else:
+        effect = do.SendFetchResponse(token=event.token, from_offset=event.offset + 1, max_bytes=1 << 20, leader_epoch=1)
+        desk.replication.send_response(effect, desk.log, desk.log.high_watermark)
+    (answer,) = desk.bus.take(f"liftpy.inbox.{replica}")
+    return answer
+
+
+def more(desk: Desk, replica: str, from_offset: int) -> list[bytes]:
+    desk.replication.answer_waiter(
+        do.AnswerWaiter(replica=replica, from_offset=from_offset, max_bytes=1 << 20, leader_epoch=1),
+        desk.log,
+        desk.log.high_watermark,
+    )
+    return desk.bus.take(f"liftpy.inbox.{replica}")
+
+
+async def test_replication_server_sends_unflushed_records_to_a_waiting_fetch() -> None:
+    desk = Desk()
+    assert not frames.decode_replication_response(fetch(desk, "n2", "n2")).batches
+    desk.publish(b"one")
+    await desk.turn()
+    assert desk.log.flushed_end_offset == 0
+    (answer,) = more(desk, "n2", 0)
+    response = frames.decode_replication_response(answer)
+    assert (response.leader_epoch, response.high_watermark) == (1, -1)
+    assert [value for batch in split_batches(response.batches) for value in batch.values()] == [b"one"]
+    assert more(desk, "n2", 0) == [], "one for one fetch"
+
+
+async def test_replication_server_responses_of_one_step_share_one_log_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    read = replication.read_portion
+    monkeypatch.setattr(replication, "read_portion", lambda log, *a, **b: reads.append(a[0]) or read(log, *a, **b))
+    desk = Desk()
+    for end in (1, 2):
+        for replica in ("n2", "n3", "n4"):
+            fetch(desk, replica, replica)
+        desk.replication.step_over()
+        desk.publish(b"%d" % end)
+        await desk.turn()
+        before = len(desk.bus.held)
+        sent = [more(desk, replica, from_offset) for replica, from_offset in (("n2", end - 1), ("n3", end - 1), ("n4", 0))]
+        desk.replication.step_over()
+        desk.replication.step_over()
+        assert len(desk.bus.held) == before + 2, "held once, released once"
+        first, same, _ = (bytes(frames.decode_replication_response(answer).batches) for (answer,) in sent)
+        assert first == same
+        assert [value for batch in split_batches(first) for value in batch.values()] == [b"%d" % end]
+    fetch(desk, "n4", "n4")
+    assert more(desk, "n4", 0)
+    assert reads == [0, 1, 0, 0], "of the last step nothing is kept: the log may have been cut meanwhile"
+
+
+async def test_replication_server_sends_a_higher_high_watermark_to_a_waiting_fetch() -> None:
+    desk = Desk()
+    fetch(desk, "n2", "n2")
+    for high_watermark in (4, 5):
+        desk.replication.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=1), high_watermark)
+        (answer,) = desk.bus.take("liftpy.inbox.n2")
+        told = frames.decode_replication_response(answer)
+        assert (told.leader_epoch, told.high_watermark, bytes(told.batches)) == (1, high_watermark, b"")
+    desk.publish(b"one")
+    await desk.turn()
+    assert more(desk, "n2", 0)
+    desk.replication.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=1), 6)
+    desk.replication.tell_waiter(do.TellWaiter(replica="n4", leader_epoch=1), 6)
+    assert desk.bus.take("liftpy.inbox.n2") == desk.bus.take("liftpy.inbox.n4") == []
+
+
+async def test_replication_server_without_a_waiting_fetch_or_new_records_sends_nothing() -> None:
+    desk = Desk()
+    fetch(desk, "n2", "")
+    fetch(desk, "n3", "n3")
+    assert more(desk, "n3", 0) == [], "an empty answer says: you are caught up"
+    desk.publish(b"one")
+    await desk.turn()
+    assert more(desk, "n2", 0) == []
+    assert more(desk, "n4", 0) == []
+
+
+async def test_replication_server_stop_drops_waiting_fetches() -> None:
+    desk = Desk()
+    fetch(desk, "n2", "n2")
+    desk.replication.stop()
+    desk.publish(b"one")
+    await desk.turn()
+    assert more(desk, "n2", 0) == []
+
+
+@pytest.mark.parametrize("reply", ["_INBOX.x", "liftpy.inbox.n4.x", "liftpy.inbox.n2", "liftpy.inbox.n20.x", "orders", ""])
+async def test_replication_server_answers_a_replica_only_in_its_own_inbox(reply: str) -> None:
+    desk = Desk()
+    for subject, request in (
+        (desk.subjects.replicate("orders", 0), pb.ReplicationRequest(replicaID="n2", requestId=1)),
+        (desk.subjects.offset("orders", 0), pb.LeaderEpochOffsetRequest(replicaID="n2")),
+    ):
+        desk.bus.deliver(subject, frames.encode(request), reply)
+    assert desk.fetches == []
+    assert desk.counters["refused: reply subject"] == 2
+
+
+async def test_replication_server_ignores_a_request_whose_reply_subject_has_another_request_id() -> None:
+    desk = Desk()
+    for subject, request in (
+        (desk.subjects.replicate("orders", 0), pb.ReplicationRequest(replicaID="n2", requestId=7, partition=0)),
+        (desk.subjects.offset("orders", 0), pb.LeaderEpochOffsetRequest(replicaID="n2", requestId=7, partition=0)),
+    ):
+        for reply in ("liftpy.inbox.n2.1.1", "liftpy.inbox.n2.nobody.17"):
+            desk.bus.deliver(subject, frames.seal(request), reply)
+        assert desk.fetches == []
+        desk.bus.deliver(subject, frames.seal(request), "liftpy.inbox.n2.1.7")
+        assert len(desk.fetches) == 1
+        desk.fetches.clear()
+    assert desk.counters["refused: reply subject"] == 4
+
+
+async def test_replication_server_counts_rejected_fetches_by_reason() -> None:
+    desk = Desk()
+    for token, reason in enumerate((RefusalReason.UNKNOWN, RefusalReason.UNKNOWN, RefusalReason.STALE_EPOCH)):
+        desk.replication.send_refusal(do.SendFetchRefusal(token=token, reason=reason, leader_epoch=1, log_start_offset=0))
+    assert by_reason(desk.counters) == {"implausible request id": 2, "fetch, stale epoch": 1}
+
+
+def follower() -> tuple[FetchClient, list[events.Event], Counter[str]]:
+    bus: Any = SimpleNamespace(inbox="_INBOX.n", max_payload=1 << 20, listen=lambda *_: None, send=lambda *_: True)
+    heard: list[events.Event] = []
+    counters: Counter[str] = Counter()
+    return FetchClient(AnswerRouter(bus), Subjects("liftpy"), KEY, "n2", heard.append, counters), heard, counters
+
+
+@pytest.mark.parametrize("at", range(12, 36))
+def test_fetch_client_ignores_a_response_with_a_wrong_checksum(at: int) -> None:
+    client, heard, counters = follower()
+    batch = build_batch([b"v"], base_offset=0, leader_epoch=1, timestamp_ns=1)
+    answer = bytearray(frames.replication_response_header(1, 5, (batch,)) + batch)
+    client._answer_arrived(1, bytes(answer), b"")
+    assert [type(event) for event in heard] == [events.FetchAnswered]
+    answer[at] ^= 4
+    client._answer_arrived(1, bytes(answer), b"")
+    assert (len(heard), counters) == (1, {"refused: checksum": 1})
+
+
+def test_fetch_client_logs_repeated_damage_once_per_second(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replication, "_seldom", LogRateLimit())  # another test may have said the same in this second
+    client, heard, _ = follower()
+    batch = bytearray(build_batch([b"v" * 50], base_offset=0, leader_epoch=1, timestamp_ns=1))
+    batch[-1] ^= 1  # as the leader's disk has it: the envelope is right
+    for _ in range(1000):
+        client._answer_arrived(1, frames.replication_response_header(1, 5, (batch,)) + bytes(batch), b"")
+    assert len(heard) == 1000
+    assert 1 <= len([r for r in caplog.records if "came damaged" in r.getMessage()]) <= 3
+
+
+# ---- what requests and answers are for -----------------------------------------------------------------------------------------
+def asked(desk: Desk, **fields: object) -> list[events.Event]:
+    """Both requests of a follower, that name what they are for."""
+    reply = "liftpy.inbox.n2.1.7"
+    fetch_ = pb.ReplicationRequest(replicaID="n2", offset=-1, leaderEpoch=1, requestId=7, streamUid="uid-1", **fields)  # type: ignore[arg-type]
+    query = pb.LeaderEpochOffsetRequest(replicaID="n2", currentEpoch=1, requestId=7, streamUid="uid-1", **fields)  # type: ignore[arg-type]
+    desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.seal(fetch_), reply)
+    desk.bus.deliver(desk.subjects.offset("orders", 0), frames.seal(query), reply)
+    found, desk.fetches[:] = list(desk.fetches), []
+    return list(found)
+
+
+async def test_replication_server_drops_and_counts_a_request_for_another_partition() -> None:
+    desk = Desk()
+    assert len(asked(desk, partition=0)) == len(asked(desk)) == 2
+    assert asked(desk, partition=1) == []
+    assert desk.counters == {"refused: addressee": 2}
+    assert desk.bus.sent == [], "who is answered by the wrong partition would take it for his"
+
+
+async def test_replication_server_response_contains_its_partition_address_if_requested() -> None:
+    desk = Desk()
+    for fields, said in (({"partition": 0}, True), ({}, False)):
+        fetched, queried = asked(desk, **fields)
+        assert isinstance(fetched, events.FetchReceived)
+        assert isinstance(queried, events.EpochQueryReceived)
+        desk.replication.keep(do.KeepFetch(token=fetched.token, replica="n2"))
+        desk.replication.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=1), 3)
+        desk.replication.send_epoch_answer(
+            do.SendEpochAnswer(token=queried.token, leader_epoch=1, last_offset=4, current_epoch=1, log_start_offset=0)
+        )
+        refused_, _ = asked(desk, **fields)
+        assert isinstance(refused_, events.FetchReceived)
+        desk.replication.send_refusal(
+            do.SendFetchRefusal(token=refused_.token, reason=RefusalReason.STALE_EPOCH, leader_epoch=1, log_start_offset=0)
+        )
+        for answer in desk.bus.take("liftpy.inbox.n2"):
+            kind, to, body = envelope.decode_addressed(answer)
+            if kind is MessageType.REPLICATION_RESPONSE:
+                assert to == (address("uid-1", 0, 7) if said else b"")
+                continue
+            of = pb.ReplicationRefusal if kind is MessageType.REPLICATION_REFUSAL else pb.LeaderEpochOffsetResponse
+            named = frames.parse(body, of)
+            assert (named.HasField("partition"), named.streamUid, named.requestId) == (
+                (said, "uid-1", 7) if said else (False, "", 0)
+            )
+
+
+def _answers(uid: str, partition: int, request_id: int) -> list[bytes]:
+    """Of every kind, for that fetch."""
+    to = address(uid, partition, request_id)
+    piece = Piece(9, 100, 0, memoryview(b"piece"))
+    named = {"streamUid": uid, "partition": partition, "requestId": request_id}
+    return [
+        frames.replication_response_header(1, 5, (), to),
+        frames.replication_piece_header(1, 5, piece, to) + b"piece",
+        frames.seal(pb.ReplicationRefusal(leaderEpoch=9, **named)),  # type: ignore[arg-type]
+        frames.seal(pb.LeaderEpochOffsetResponse(endOffset=3, **named)),  # type: ignore[arg-type]
+    ]
+
+
+@pytest.mark.parametrize(("uid", "partition", "request_id"), [("u2", 0, 7), ("u1", 1, 7), ("u1", 0, 8)])
+def test_fetch_client_drops_a_response_to_another_fetch_and_accepts_the_right_one(
+    uid: str, partition: int, request_id: int
+) -> None:
+    client, heard, counters = follower()
+    for wrong in _answers(uid, partition, request_id):
+        client._answer_arrived(7, wrong, b"")
+    assert heard == [], "neither an event nor a failed request: the answer itself may still come"
+    assert counters == {"refused: addressee": 4}
+    for right in _answers("u1", 0, 7):
+        client._answer_arrived(7, right, b"")
+    kinds = [events.FetchAnswered, events.FetchPieceArrived, events.FetchRefused, events.EpochQueryAnswered]
+    assert [type(event) for event in heard] == kinds
+    client._answer_arrived(7, frames.replication_response_header(1, 5, ()), b"")
+    assert len(heard) == 5, "of an older version, which does not say"
+
+
+def test_replication_response_with_a_changed_partition_address_fails_its_checksum() -> None:
+    frame = bytearray(frames.replication_response_header(1, 5, (), address("u1", 0, 7)))
+    for at in range(12, 28):
+        spoiled = bytes(frame[:at]) + bytes([frame[at] ^ 1]) + bytes(frame[at + 1 :])
+        with pytest.raises(ChecksumError):
+            envelope.decode(spoiled)
+    frame[6] = 2  # an address without a sum
+    with pytest.raises(envelope.EnvelopeError, match="needs a CRC"):
+        envelope.decode(bytes(frame))
+    with pytest.raises(envelope.EnvelopeError, match="needs a CRC"):
+        envelope.decode(envelope.checked_header(MessageType.ACK, b"", (), b"short"))

@@ -1,0 +1,384 @@
+"""Test every field between a follower and its leader: requests, answers, pieces, slots and tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events
+from liftpy.core.replication.events import RefusalReason
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import replication_pb2 as pb
+from liftpy.core.wire.batch import build_batch, parse_header
+from liftpy.core.wire.chunking import Held, Piece
+from liftpy.core.wire.frames import address
+from liftpy.core.wire.subjects import InboxRule, Subjects
+from sidecar.partition import replication
+from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationDesk
+from tests.scripts.desk import FakeBus
+from tests.unit.log.small_logs import a_log, add
+
+KEY = PartitionKey("orders", "u1", 3)
+FETCH, OFFSET = "liftpy.orders.3.replicate", "liftpy.orders.3.offset"
+REPLY = "liftpy.inbox.n2.4.5"
+
+
+class Leader:
+    """The leader's desk, its log and what it has heard."""
+
+    def __init__(self, max_payload: int = 1 << 20) -> None:
+        self.bus: Any = FakeBus(max_payload)
+        self.heard: list[Any] = []
+        self.counters: Counter[str] = Counter()
+        subjects = Subjects("liftpy")
+        inboxes = InboxRule((subjects.inboxes(),))
+        self.desk = ReplicationDesk(self.bus, subjects, KEY, inboxes, self.heard.append, self.counters)
+        self.desk.start()
+        self.log = a_log()
+
+    def ask(self, request: Any, subject: str = FETCH) -> Any:
+        self.bus.deliver(subject, frames.seal(request), f"liftpy.inbox.n2.4.{request.requestId or 5}")
+        return self.heard.pop()
+
+    def fetch(self, **more: Any) -> int:
+        token: int = self.ask(pb.ReplicationRequest(replicaID="n2", partition=3, requestId=5, **more)).token
+        return token
+
+    def answer(self, token: int, from_offset: int = 0, max_bytes: int = 1 << 20) -> list[bytes]:
+        effect = do.SendFetchResponse(token=token, from_offset=from_offset, max_bytes=max_bytes, leader_epoch=7)
+        self.desk.send_response(effect, self.log, 9)
+        return self.bus.take(REPLY)  # type: ignore[no-any-return]
+
+
+# ---- what is asked -------------------------------------------------------------------------------------------------------------
+def test_replication_server_passes_a_fetch_on_as_event_with_all_fields() -> None:
+    leader = Leader()
+    request = pb.ReplicationRequest(
+        replicaID="n2", offset=11, leaderEpoch=12, offsetEpoch=13, incarnation=14, requestId=15, maxBytes=16, streamUid="u1",
+        awaitsMore=True, badOffset=17, position=18, batchCrc=19, flushMicros=20, partition=3, copyEpoch=24,
+    )  # fmt: skip
+    expected = events.FetchReceived(
+        token=1, replica="n2", offset=11, leader_epoch=12, offset_epoch=13, incarnation=14, request_id=15, max_bytes=16,
+        stream_uid="u1", awaits_more=True, bad_offset=17, flush_ns=20_000, copy_epoch=24,
+    )  # fmt: skip
+    assert leader.ask(request) == expected
+    assert leader.desk._tokens[1] == replication.Asker("liftpy.inbox.n2.4.15", Held(18, 19), 15)
+    older = leader.ask(pb.ReplicationRequest(replicaID="n2", offset=11))
+    assert (older.token, older.bad_offset, older.awaits_more, older.flush_ns) == (2, None, False, 0)
+    assert leader.desk._tokens[2].request_id is None
+
+
+def test_replication_server_passes_an_epoch_query_on_as_event_with_all_fields() -> None:
+    leader = Leader()
+    request = pb.LeaderEpochOffsetRequest(
+        leaderEpoch=21, currentEpoch=22, replicaID="n2", streamUid="u1", partition=3, requestId=23
+    )
+    assert leader.ask(request, OFFSET) == events.EpochQueryReceived(
+        token=1, replica="n2", asked_epoch=21, current_epoch=22, stream_uid="u1"
+    )
+    assert leader.desk._tokens[1] == replication.Asker("liftpy.inbox.n2.4.23", None, 23)
+
+
+def test_replication_server_subscribes_once_and_unsubscribes_on_stop() -> None:
+    leader = Leader()
+    listeners = leader.desk._listeners
+    leader.desk.start()
+    assert leader.desk._listeners is listeners
+    assert set(leader.bus.sinks) == {FETCH, OFFSET}
+    token = leader.fetch()
+    leader.desk.stop()
+    assert leader.bus.sinks == {}
+    assert leader.answer(token) == []
+    leader.desk.start()
+    assert set(leader.bus.sinks) == {FETCH, OFFSET}
+
+
+# ---- what is answered ----------------------------------------------------------------------------------------------------------
+def test_replication_server_empty_response_has_epoch_high_watermark_and_partition() -> None:
+    leader = Leader()
+    (answer,) = leader.answer(leader.fetch())
+    assert answer == frames.replication_response_header(7, 9, (), address("u1", 3, 5))
+    assert leader.answer(1) == [], "one answer for one token"
+    token = leader.ask(pb.ReplicationRequest(replicaID="n2")).token
+    assert leader.answer(token) == [frames.replication_response_header(7, 9, ())]
+
+
+def test_replication_server_sends_whole_batches_unchanged() -> None:
+    leader = Leader()
+    for _ in range(3):
+        add(leader.log, 2, size=400)
+    stored = b"".join(bytes(chunk) for chunk in leader.log.read(2, 1 << 20, end_offset=6).chunks)
+    (answer,) = leader.answer(leader.fetch(), from_offset=2)
+    found = frames.decode_replication_response(answer)
+    assert (found.leader_epoch, found.high_watermark, bytes(found.batches)) == (7, 9, stored)
+    (answer,) = leader.answer(leader.fetch(), from_offset=2, max_bytes=1)
+    assert bytes(frames.decode_replication_response(answer).batches) == stored[: len(stored) // 2]
+    assert leader.answer(leader.fetch(), from_offset=6) == [frames.replication_response_header(7, 9, (), address("u1", 3, 5))]
+
+
+def test_replication_server_sends_a_large_batch_in_fragments_from_the_followers_position() -> None:
+    leader = Leader(max_payload=4096)
+    add(leader.log, 1, size=9000)
+    whole = bytes(leader.log.read(0, 1, end_offset=1).chunks[0])
+    crc = parse_header(memoryview(whole)).crc
+    room = 4096 - frames.PIECE_OVERHEAD_BYTES
+    for position, begin in ((0, 0), (room, room), (2 * room, 2 * room)):
+        (answer,) = leader.answer(leader.fetch(position=position, batchCrc=crc))
+        found = frames.decode_replication_piece(answer)
+        assert (found.leader_epoch, found.high_watermark) == (7, 9)
+        assert found.piece == Piece(crc, len(whole), begin, memoryview(whole[begin : begin + room]))
+        assert len(answer) <= 4096
+    (answer,) = leader.answer(leader.fetch(position=room, batchCrc=crc ^ 1))
+    assert frames.decode_replication_piece(answer).piece.position == 0, "of another batch: from the beginning"
+    assert leader.counters == {"pieces of batches sent": 4}
+
+
+def test_replication_server_large_batch_for_an_old_follower_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    leader = Leader(max_payload=4096)
+    for _ in range(2):
+        add(leader.log, 1, size=9000)
+    for offset in (0, 0, 1):
+        assert leader.answer(leader.fetch(), from_offset=offset) == []
+    assert leader.counters == {"batches too large for a follower's version": 3}
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert "orders/3: the batch at offset 0 has " in caplog.messages[0]
+
+
+def test_replication_server_with_an_unreadable_log_sends_no_response_and_counts_it() -> None:
+    leader = Leader()
+    add(leader.log, 1)
+    leader.log.close()
+    assert leader.answer(leader.fetch()) == []
+    assert leader.counters == {"failed fetch reads": 1}
+
+
+def test_replication_server_answers_a_waiting_fetch_once_per_replica() -> None:
+    leader = Leader()
+    leader.desk.keep(do.KeepFetch(token=leader.fetch(), replica="n2"))
+    assert leader.bus.take(REPLY) == []
+    add(leader.log, 2)
+    again = do.AnswerWaiter(replica="n2", from_offset=0, max_bytes=1 << 20, leader_epoch=8)
+    leader.desk.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=8), 33)
+    assert leader.bus.take(REPLY) == [frames.replication_response_header(8, 33, (), address("u1", 3, 5))]
+    leader.desk.answer_waiter(again, leader.log, 44)
+    (answer,) = leader.bus.take(REPLY)
+    found = frames.decode_replication_response(answer)
+    assert (found.leader_epoch, found.high_watermark, len(found.batches) > 0) == (8, 44, True)
+    leader.desk.answer_waiter(again, leader.log, 44)
+    assert leader.bus.take(REPLY) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "counted"),
+    [
+        (RefusalReason.UNKNOWN, "refused: implausible request id"),
+        (RefusalReason.DIVERGED, "refused: fetch, diverged"),
+        (RefusalReason.BEFORE_LOG_START, "refused: fetch, before log start"),
+    ],
+)
+def test_replication_server_rejection_has_reason_and_log_start(reason: RefusalReason, counted: str) -> None:
+    leader = Leader()
+    for request_id, token in ((5, leader.fetch()), (0, leader.ask(pb.ReplicationRequest(replicaID="n2")).token)):
+        leader.desk.send_refusal(do.SendFetchRefusal(token=token, reason=reason, leader_epoch=7, log_start_offset=21))
+        (answer,) = leader.bus.take(REPLY)
+        named = {"streamUid": "u1", "partition": 3, "requestId": 5} if request_id else {}
+        assert frames.decode(answer, pb.ReplicationRefusal) == pb.ReplicationRefusal(
+            reason=reason.value, leaderEpoch=7, logStartOffset=21, **named
+        )
+    leader.desk.send_refusal(do.SendFetchRefusal(token=99, reason=reason, leader_epoch=7, log_start_offset=21))
+    assert leader.bus.sent == []
+    assert leader.counters == {counted: 3}
+
+
+def test_replication_server_epoch_query_response_has_the_end_offset_of_the_epoch() -> None:
+    leader = Leader()
+    token = leader.ask(pb.LeaderEpochOffsetRequest(replicaID="n2", partition=3, requestId=5), OFFSET).token
+    leader.desk.send_epoch_answer(
+        do.SendEpochAnswer(token=token, leader_epoch=6, last_offset=31, current_epoch=7, log_start_offset=21)
+    )
+    (answer,) = leader.bus.take(REPLY)
+    assert frames.decode(answer, pb.LeaderEpochOffsetResponse) == pb.LeaderEpochOffsetResponse(
+        endOffset=31, leaderEpoch=6, currentEpoch=7, logStartOffset=21, streamUid="u1", partition=3, requestId=5
+    )
+
+
+def test_replication_server_drops_the_oldest_unanswered_requests_above_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replication, "_MAX_TOKENS", 2)
+    leader = Leader()
+    first, second, third = leader.fetch(), leader.fetch(), leader.fetch()
+    assert [len(leader.answer(token)) for token in (first, second, third)] == [0, 1, 1]
+
+
+# ---- the follower's side -------------------------------------------------------------------------------------------------------
+class Follower:
+    """A follower's client, what it has sent and heard."""
+
+    def __init__(self, max_payload: int = 1 << 20) -> None:
+        self.sent: list[tuple[str, bytes, str]] = []
+        self.is_up = True
+        self.bus: Any = SimpleNamespace(inbox="liftpy.inbox.n2", max_payload=max_payload, listen=self._listen, send=self._send)
+        self.heard: list[Any] = []
+        self.counters: Counter[str] = Counter()
+        self.router = AnswerRouter(self.bus)
+        self.client = FetchClient(self.router, Subjects("liftpy"), KEY, "n2", self.heard.append, self.counters)
+
+    def _listen(self, subject: str, sink: Any) -> Any:
+        self.subject, self.sink = subject, sink
+        return SimpleNamespace(close=lambda: None)
+
+    def _send(self, subject: str, pieces: Any, reply: str) -> bool:
+        self.sent.append((subject, b"".join(pieces), reply))
+        return self.is_up
+
+    def fetch(self, request_id: int = 41, **more: Any) -> pb.ReplicationRequest:
+        fields = {
+            "request_id": request_id, "leader": "n1", "offset": 42, "offset_epoch": 43, "leader_epoch": 44, "max_bytes": 45,
+            "bad_offset": None, "flush_ns": 0, "copy_epoch": 47, "deletes_end": 48,
+        }  # fmt: skip
+        self.client.send_fetch(do.SendFetch(**{**fields, **more}), 46)  # type: ignore[arg-type]
+        subject, frame, reply = self.sent.pop()
+        assert (subject, reply) == (FETCH, f"liftpy.inbox.n2.1.{request_id}")
+        return frames.decode(frame, pb.ReplicationRequest)
+
+    def answered(self, frame: bytes, request_id: int = 41) -> Any:
+        self.sink(f"liftpy.inbox.n2.1.{request_id}".encode(), b"", frame, b"")
+        return self.heard.pop()
+
+
+def test_fetch_client_request_has_all_fields_of_its_effect() -> None:
+    follower = Follower()
+    assert follower.fetch() == pb.ReplicationRequest(
+        replicaID="n2", offset=42, leaderEpoch=44, offsetEpoch=43, incarnation=46, requestId=41, maxBytes=45, streamUid="u1",
+        awaitsMore=True, position=0, batchCrc=0, flushMicros=0, partition=3, copyEpoch=47, deletesEnd=48,
+    )  # fmt: skip
+    more = follower.fetch(bad_offset=0, flush_ns=1001, max_bytes=1 << 30)
+    assert more.HasField("badOffset")
+    assert (more.badOffset, more.flushMicros, more.maxBytes) == (0, 2, 1 << 20), "a flush is told rounded up"
+    assert follower.fetch(flush_ns=1 << 62).flushMicros == (1 << 32) - 1
+    follower.client.send_epoch_query(do.SendEpochQuery(request_id=51, leader="n1", asked_epoch=52, current_epoch=53))
+    subject, frame, reply = follower.sent.pop()
+    assert (subject, reply) == (OFFSET, "liftpy.inbox.n2.1.51")
+    assert frames.decode(frame, pb.LeaderEpochOffsetRequest) == pb.LeaderEpochOffsetRequest(
+        leaderEpoch=52, currentEpoch=53, replicaID="n2", streamUid="u1", partition=3, requestId=51
+    )
+
+
+def test_fetch_client_request_that_cannot_be_sent_fails_at_once() -> None:
+    follower = Follower()
+    follower.is_up = False
+    follower.fetch()
+    assert follower.heard == [events.RequestFailed(request_id=41, reason="not connected")]
+
+
+def test_fetch_client_response_becomes_an_event_with_all_fields() -> None:
+    follower = Follower()
+    batches = (
+        build_batch([b"a", b"b"], base_offset=43, leader_epoch=5), build_batch([b"c"], base_offset=45, leader_epoch=6)
+    )  # fmt: skip
+    frame = frames.replication_response_header(44, 40, batches, address("u1", 3, 41)) + b"".join(batches)
+    spans = (
+        events.BatchSpan(base_offset=43, last_offset=44, leader_epoch=5),
+        events.BatchSpan(base_offset=45, last_offset=45, leader_epoch=6),
+    )
+    assert follower.answered(frame) == events.FetchAnswered(
+        token=1, request_id=41, leader_epoch=44, high_watermark=40, spans=spans, size_bytes=sum(map(len, batches))
+    )
+    assert bytes(follower.client.fetched[1].buffer) == b"".join(batches)
+    assert [batch.base_offset for batch in follower.client.fetched[1].batches] == [43, 45]
+    assert follower.answered(frames.replication_response_header(44, 40, ())).token == 2
+    assert set(follower.client.fetched) == {1}, "nothing is kept of an empty one"
+
+
+def test_fetch_client_rejection_with_an_unknown_reason_becomes_an_event() -> None:
+    follower = Follower()
+    refusal = pb.ReplicationRefusal(reason=RefusalReason.DIVERGED.value, leaderEpoch=7, logStartOffset=8)  # type: ignore[arg-type]
+    assert follower.answered(frames.seal(refusal)) == events.FetchRefused(
+        request_id=41, reason=RefusalReason.DIVERGED, leader_epoch=7, log_start_offset=8
+    )
+    refusal.reason = 99  # type: ignore[assignment]
+    assert follower.answered(frames.seal(refusal)).reason is RefusalReason.UNKNOWN, "of a later version"
+    end = pb.LeaderEpochOffsetResponse(endOffset=1, leaderEpoch=2, currentEpoch=3, logStartOffset=4)
+    assert follower.answered(frames.seal(end)) == events.EpochQueryAnswered(
+        request_id=41, leader_epoch=2, last_offset=1, current_epoch=3, log_start_offset=4
+    )
+
+
+# ---- pieces --------------------------------------------------------------------------------------------------------------------
+def pieces_of(batch: bytes, size: int) -> list[bytes]:
+    crc = parse_header(memoryview(batch)).crc
+    found = []
+    for at in range(0, len(batch), size):
+        piece = Piece(crc, len(batch), at, memoryview(batch)[at : at + size])
+        found.append(frames.replication_piece_header(44, 40, piece) + bytes(piece.data))
+    return found
+
+
+def test_fetch_client_last_fragment_completes_the_batch_and_frees_its_bytes() -> None:
+    follower = Follower()
+    batch = build_batch([b"v" * 2500], base_offset=43, leader_epoch=5)
+    *first, last = pieces_of(batch, 1000)
+    for number, frame in enumerate(first, 1):
+        follower.fetch(40 + number)
+        assert follower.answered(frame, 40 + number) == events.FetchPieceArrived(request_id=40 + number, leader_epoch=44)
+        assert follower.router.fragment_reassembly_bytes == len(batch), "room for the whole"
+        assert follower.client.fragment_reassembly_bytes == 1000 * number
+    asked = follower.fetch(50)
+    assert (asked.position, asked.batchCrc) == (1000 * len(first), parse_header(memoryview(batch)).crc)
+    answer = follower.answered(last, 50)
+    span = events.BatchSpan(base_offset=43, last_offset=43, leader_epoch=5)
+    assert answer == events.FetchAnswered(
+        token=1, request_id=50, leader_epoch=44, high_watermark=40, spans=(span,), size_bytes=len(batch)
+    )
+    assert bytes(follower.client.fetched[1].buffer) == batch
+    assert (follower.router.fragment_reassembly_bytes, follower.client.fragment_reassembly_bytes) == (0, 0)
+    assert follower.counters == {"pieces of batches received": 3}
+
+
+def test_fetch_client_unexpected_fragment_is_reported_and_dropped() -> None:
+    follower = Follower()
+    first, *_ = pieces_of(build_batch([b"v" * 2500], base_offset=43, leader_epoch=5), 1000)
+    assert follower.answered(first) == events.FetchPieceArrived(request_id=41, leader_epoch=44)
+    assert (follower.router.fragment_reassembly_bytes, follower.client.fragment_reassembly_bytes) == (0, 0)
+    assert not follower.counters
+
+
+def test_fetch_client_fragment_above_the_reassembly_limit_waits_unless_it_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replication, "ASSEMBLING_BYTES", 5000)
+    follower = Follower()
+    assert follower.router.reserve(9, 5001), "one alone"
+    batch = build_batch([b"v" * 2500], base_offset=43, leader_epoch=5)
+    first, *_ = pieces_of(batch, 1000)
+    follower.fetch()
+    assert follower.answered(first) == events.FetchPieceArrived(request_id=41, leader_epoch=44, has_room=False)
+    assert follower.counters == {"pieces of batches that had to wait": 1}
+    assert follower.router.reserve(9, 4000), "who has begun goes on"
+    follower.router.reserve(9, 5000 - len(batch))
+    follower.fetch(42)
+    assert follower.answered(first, 42).has_room
+    assert follower.router.fragment_reassembly_bytes == 5000
+    follower.client.forget_pieces()
+    assert follower.router.fragment_reassembly_bytes == 5000 - len(batch)
+
+
+# ---- slots ---------------------------------------------------------------------------------------------------------------------
+def test_response_router_finds_partition_and_request_by_subject() -> None:
+    follower = Follower()
+    told: list[Any] = []
+    assert follower.subject == "liftpy.inbox.n2.*.*"
+    slot = follower.router.add(lambda *answer: told.append(answer))
+    assert slot == 2
+    follower.sink(b"liftpy.inbox.n2.2.77", b"", b"payload", b"headers")
+    assert told == [(77, b"payload", b"headers")]
+    for wrong in (b"3.77", b"2.", b"2.x", b"2.-1", b"2." + b"1" * 20, b"2.1.1"):
+        follower.sink(b"liftpy.inbox.n2." + wrong, b"", b"", b"")
+    assert len(told) == 1
+    follower.sink(b"liftpy.inbox.n2.2." + b"9" * 19, b"", b"", b"")
+    assert told.pop()[0] == 10**19 - 1
+    follower.router.remove(slot)
+    follower.sink(b"liftpy.inbox.n2.2.78", b"", b"", b"")
+    assert len(told) == 1

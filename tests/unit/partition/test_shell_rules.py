@@ -1,0 +1,269 @@
+"""Test single rules of the partitions' shell: retention, deletions, timers, reads, services, scrub."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.replication import events
+from liftpy.core.services.sessions import REPORT_EVERY_S
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2, service_pb2
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import InboxRule, Subjects
+from liftpy.errors import StorageError
+from sidecar.partition import deletions as deletions_module
+from sidecar.partition.deletions import Deletions
+from sidecar.partition.housekeeping import Housekeeping
+from sidecar.partition.reads import ReadSubjects, ReadTools
+from sidecar.partition.worker import PartitionWorker
+from sidecar.runtime import clock
+from sidecar.runtime.timers import Timer, Timers
+from tests.scripts.desk import FakeBus
+from tests.unit.partition.shell_parts import KEY, Clocked, worker
+from tests.unit.partition.test_housekeeping_rounds import FakeWorker, FakeWorkers
+from tests.unit.partition.test_replica_manager import RecordingWorker, partitions
+from tests.unit.partition.test_scrub import partition, scrub_of
+from tests.unit.replication.test_reads import Source
+from tests.unit.services.test_service_endpoint import World, hello
+
+
+# ---- partitions ----------------------------------------------------------------------------------------------------------------
+async def test_replica_manager_delivers_no_events_to_partitions_removed_from_the_metadata() -> None:
+    one = RecordingWorker(KEY, leads=True)
+    node = partitions(one)
+    node._tell(one)
+    assert (one.events, node._leading) == ([], {})
+
+
+async def test_replica_manager_passes_the_last_heartbeat_to_a_new_leader() -> None:
+    one = RecordingWorker(KEY, leads=True)
+    node = partitions(one)
+    node._find_in_image = lambda key: (
+        SimpleNamespace(partition_metadata=lambda state, quotas, lease_ns: ("held", state)),
+        "state",
+    )
+    node._tell(one)
+    assert (one.events, node._leading) == (["told"], {KEY: one})
+    node._heard = events.MetadataHeard(sent_ns=5)
+    node._tell(one)
+    assert one.events == ["told", "told", node._heard]
+    one.leads = False
+    node._tell(one)
+    assert (one.events[3:], node._leading) == (["told"], {})
+
+
+def test_partition_retention_that_fails_reports_no_new_log_start() -> None:
+    log = SimpleNamespace(log_start_offset=3)
+
+    def fails(*_: Any) -> None:
+        log.log_start_offset = 7
+        raise StorageError("broken")
+
+    log.apply_retention = fails
+    node = SimpleNamespace(
+        settings=SimpleNamespace(replication=SimpleNamespace(service_log_retention_bytes=9)), counters=Counter[str]()
+    )
+    states = SimpleNamespace(may_drop=lambda offset: True)
+    kept = worker(log=log, services=SimpleNamespace(held_from=lambda: 5), _node=node, states=states)
+    PartitionWorker.apply_retention(kept, 1)
+    assert (kept.told, node.counters) == (["settled"], {})
+
+
+@pytest.mark.parametrize(
+    ("config", "does"),
+    [
+        ({"retention_age_s": 1.0}, ["retention"]), ({"retention_bytes": 1}, ["retention"]), ({"retention_records": 1}, ["retention"]),
+        ({"compaction": True}, ["run", "settle", "complete", "told", "report"]), ({}, []), ({"asked": 1}, ["retention"]),
+        ({"max_per_subject": 1}, ["run", "settle", "complete", "told", "report"]),
+        ({"purges": 1}, ["retention", "run", "settle", "complete", "told", "report"]),
+    ],
+)  # fmt: skip
+async def test_housekeeping_runs_retention_and_compaction_only_for_streams_with_such_settings(
+    config: dict[str, Any], does: list[str], tmp_path: Path
+) -> None:
+    one = FakeWorker("a")
+    one.log.asked_start = config.pop("asked", 0)
+    one.log.cleaning.purges = config.pop("purges", 0)
+    one.config, one.set_aside = StreamConfig(**config), ()
+    keeping = Housekeeping(FakeWorkers([one]), 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    one.flusher.stalls = True
+    await keeping._retention()
+    assert one.done == [], "while the disk holds something up all of it waits"
+    one.flusher.stalls = False
+    await keeping._retention()
+    assert one.done == does
+
+
+# ---- deletions -----------------------------------------------------------------------------------------------------------------
+async def test_partition_deletion_after_close_sends_no_request_and_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deletions_module, "_PAUSE_S", 0)
+    asked: list[Any] = []
+
+    async def propose(request: Any, timeout_s: float) -> pb.ControlResponse:
+        asked.append(request)
+        if len(asked) == 3:
+            deletions.close()
+        return pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
+
+    deletions = Deletions(SimpleNamespace(propose=propose), "n1", decides=lambda: False)  # type: ignore[arg-type]
+    assert not await deletions.is_allowed(KEY)
+    assert len(asked) == 3
+    assert not await deletions.is_allowed(KEY)
+    assert len(asked) == 3
+    assert deletions._asking == {}
+    controller = Deletions(SimpleNamespace(propose=pytest.fail), "n1", decides=lambda: True)  # type: ignore[arg-type]
+    assert await controller.is_allowed(KEY)
+
+
+# ---- timers --------------------------------------------------------------------------------------------------------------------
+async def test_timers_due_at_the_same_time_fire_in_order_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers, fired = Timers(), list[int]()
+    monkeypatch.setattr(clock, "now_ns", lambda: 5_000)
+    late = [Timer(lambda number=number: fired.append(number)) for number in range(4)]
+    moved, cancelled = Timer(lambda: fired.append(-1)), Timer(lambda: fired.append(-2))
+    for number, timer in enumerate([*late, moved, cancelled]):
+        timer._wanted_ns = 1_000 + number
+        timers._due.append(timer)
+    moved._wanted_ns, cancelled._wanted_ns = 5_001, None
+    timers._fire_due()
+    assert (fired, timers._due, timers._firing) == ([0, 1, 2, 3], type(timers._due)(), None)
+    assert [timer._wanted_ns for timer in late] == [None] * 4
+    assert moved._wanted_ns == 5_001
+    timers.close()
+
+
+# ---- reads ---------------------------------------------------------------------------------------------------------------------
+async def test_long_poll_read_is_answered_when_the_partition_closes() -> None:
+    bus: Any = FakeBus()
+    source: Any = Source()
+    tools = ReadTools(bus, Subjects(), InboxRule(("_INBOX.",)), Clocked(), Counter())
+    reads = ReadSubjects(tools, PartitionKey("s", "u1", 0), "n1", source)
+    bus.deliver("liftpy.s.0.read.n1", frames.encode(client_pb2.ReadRequest(waitMs=10_000, minHighWatermark=-1)), "_INBOX.a")
+    assert (reads.waiting_count, bus.sent) == (1, [])
+    assert reads.waiting_bytes > 1000
+    reads.close()
+    ((to, answer),) = bus.sent
+    head, _ = frames.decode_read_response(answer)
+    assert (to, head.error, head.detail) == ("_INBOX.a", head.NO_SUCH_PARTITION, "this node is removing its replica")
+    assert (reads.waiting_count, reads.waiting_bytes) == (0, 0)
+
+
+# ---- services ------------------------------------------------------------------------------------------------------------------
+def armed(world: World) -> list[Any]:
+    return [timer for _, timer in world.timers]
+
+
+def test_partition_service_timers_run_only_with_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 100 * NS_PER_S
+    monkeypatch.setattr(clock, "now_ns", lambda: now_ns)
+    world, config = World(), ReplicationConfig()
+    services = world.services
+    world.say(hello(leaving=True))
+    assert armed(world) == [], "who leaves is no reason to look"
+    world.say(hello())
+    session_ns = round(max(2 * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
+    assert world.timers == [
+        (now_ns + round(REPORT_EVERY_S * NS_PER_S), services._report), (now_ns + session_ns, services._check),
+    ]  # fmt: skip
+    now_ns += session_ns // 2
+    world.say(hello())
+    assert armed(world) == [services._report, services._check], "both are planned already"
+    world.timers.clear()
+    now_ns += session_ns // 2
+    services._expire()
+    assert world.timers == [(now_ns + session_ns // 2, services._check)], "it was heard since"
+    now_ns += session_ns // 2
+    world.timers.clear()
+    services._tell_others()
+    services._expire()
+    assert services._check not in armed(world), "the last one is forgotten"
+    assert armed(world)[-1] is services._report, "which others are told soon"
+    assert services.report() == []
+    assert [gone["service"] for gone in services.services_that_left()] == ["bank"]
+
+
+def test_partition_service_report_is_sent_to_each_other_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.say(hello(position=4, version=6))
+    world.sent.clear()
+    world.services._tell_others()
+    assert [subject for subject, _ in world.sent] == ["liftpy.notify.n2", "liftpy.notify.n3"]
+    first, second = (frames.decode(frame, service_pb2.ServiceReport) for _, frame in world.sent)
+    assert first == second
+    assert (first.node, first.stream, first.partition, first.streamUid) == ("n1", "s", 0, "u1")
+    (told,) = first.services
+    assert (told.service, told.position, told.failing, told.version) == ("bank", 4, False, 6)
+    world.services.close()
+
+
+def test_partition_service_report_is_sent_half_as_often_while_unchanged_and_healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 100 * NS_PER_S
+    monkeypatch.setattr(clock, "now_ns", lambda: now_ns)
+    world = World()
+    services = world.services
+
+    def waits() -> list[float]:
+        found = [(at_ns - now_ns) / NS_PER_S for at_ns, timer in world.timers if timer is services._report]
+        world.timers.clear()
+        return found
+
+    def told() -> list[float]:
+        services._tell_others()
+        return waits()
+
+    world.say(hello(position=4))
+    assert waits() == [REPORT_EVERY_S]
+    assert (told(), told(), told()) == ([REPORT_EVERY_S], [2 * REPORT_EVERY_S], [2 * REPORT_EVERY_S])
+    services.record_states(service_pb2.ServiceReport(node="n2", streamUid="u1"))
+    world.say(hello(position=5))
+    assert waits() == [], "a state that goes on waits for the next"
+    assert told() == [REPORT_EVERY_S]
+    assert told() == [2 * REPORT_EVERY_S]
+    world.say(hello(position=5, failing=True))
+    assert waits() == [REPORT_EVERY_S], "one that fails does not"
+    assert (told(), told(), told()) == ([REPORT_EVERY_S],) * 3, "nor is anything looked at less often then"
+    world.say(hello(position=5))
+    assert (told(), told()) == ([REPORT_EVERY_S], [2 * REPORT_EVERY_S])
+    world.say(hello(leaving=True))
+    assert waits() == [REPORT_EVERY_S], "nor one that goes"
+
+
+def test_partition_services_ignore_messages_of_other_partitions_and_unknown_nodes() -> None:
+    world = World()
+    world.say(hello())
+    world.say(frames.encode(service_pb2.ServiceAck(service="bank", stream="s", partition=7)))
+    world.say(frames.encode(service_pb2.SnapshotRequest(service="bank", stream="s", partition=7)))
+    assert world.counters == {}
+    heard: list[Any] = []
+    world.services._wellness = SimpleNamespace(record_states=lambda *told: heard.append(told))  # type: ignore[assignment]
+    told = [service_pb2.ServiceReport.State(service="bank", position=4)]
+    for node, uid in (("n2", "u0"), ("n1", "u1"), ("n9", "u1"), ("n2", "u1")):
+        world.services.record_states(service_pb2.ServiceReport(node=node, streamUid=uid, services=told))
+    assert [node for node, *_ in heard] == ["n2"]
+
+
+# ---- the scrub -----------------------------------------------------------------------------------------------------------------
+async def test_scrub_scan_ends_when_its_log_or_segment_is_closed(tmp_path: Path) -> None:
+    for ends in ("The log is closed", "the segment is gone", "neither"):
+        one = partition(tmp_path / ends, "a")
+        scrub, _ = scrub_of(tmp_path / ends, one)
+        segment = one.log.segments[0]
+        size_bytes = segment.size_bytes
+        storage = one.log.storage
+        if ends == "The log is closed":
+            one.log.closed = "closed"
+        elif ends == "the segment is gone":
+            one.log.segments = one.log.segments[1:]
+        await scrub._scan(one, segment, 0, 1 << 40, 0)
+        assert scrub.checked_bytes == (size_bytes if ends == "neither" else 0)
+        await scrub.close()
+        assert one.log.storage is storage
+        await asyncio.sleep(0)

@@ -1,0 +1,150 @@
+"""Test that derived state is stored behind a checkpoint of the high watermark, and loaded at a start [A3]."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from liftpy.config import NS_PER_S, FlushPolicy, ReplicationConfig, StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.log.log import Log
+from liftpy.core.log.storage import MemoryStorage
+from liftpy.core.publish.dedup_window import Stored
+from liftpy.core.publish.log_state import LogState
+from liftpy.core.publish.state_file import Unwritten, state_names
+from liftpy.core.wire.batch import build_batch, parse_batch
+from sidecar.partition.flushing import Flusher, FoundState, StateCheckpoints, found_state, read_state_file
+from sidecar.runtime.timers import Timers
+from tests.unit.partition.shell_parts import until
+
+KEY = PartitionKey("s", "u1", 0)
+
+
+class Bench:
+    def __init__(self, pool: concurrent.futures.Executor, storage: MemoryStorage) -> None:
+        self.log = Log.open(storage, StreamConfig())[0]
+        self.derived = LogState(self.log, 120 * NS_PER_S, 1 << 20, lambda: 0)
+        policy = FlushPolicy.parse("always")
+        self.flusher = Flusher(self.log, policy, pool, Timers(), lambda end: None, self._failed)
+        config = ReplicationConfig(state_checkpoint_bytes=4096)
+        self.states = StateCheckpoints(self.derived, self.log, KEY, config, self.flusher, pool)
+
+    def _failed(self, error: Exception) -> None:
+        raise error
+
+    def append(self, message_id: bytes, size_bytes: int = 5000) -> None:
+        batch = build_batch(
+            [b"v" * size_bytes], headers=[[("Nats-Msg-Id", message_id)]], base_offset=self.log.log_end_offset, leader_epoch=1,
+            timestamp_ns=1,
+        )  # fmt: skip
+        self.log.append(batch)
+        self.derived.fetched([parse_batch(batch)])
+        self.log.flush()
+        self.log.raise_high_watermark(self.log.newest_offset)
+        self.derived.committed(self.log.newest_offset)
+
+
+@pytest.fixture
+def pool() -> Iterator[concurrent.futures.Executor]:
+    with concurrent.futures.ThreadPoolExecutor(2) as made:
+        yield made
+
+
+@pytest.fixture
+async def bench(pool: concurrent.futures.Executor) -> AsyncIterator[Bench]:
+    made = Bench(pool, MemoryStorage())
+    yield made
+    await made.flusher.close()
+
+
+async def test_state_file_is_written_after_the_high_watermark_once_the_log_has_grown(bench: Bench) -> None:
+    order: list[str] = []
+    storage: Any = bench.log.storage
+    real = storage.replace
+
+    def replace(name: str, data: bytes) -> None:
+        order.append(name)
+        real(name, data)
+
+    storage.replace = replace
+    bench.append(b"a", 10)
+    bench.states.checkpoint()
+    await until(lambda: order and bench.flusher._checkpoint is None)
+    assert "state-00000000000000000001" not in order, "that is not worth a file"
+    bench.append(b"b")
+    bench.states.checkpoint()
+    bench.states.checkpoint()
+    await until(lambda: bench.states.writer.written and bench.states._writing is None)
+    assert order[-1] == "state-00000000000000000002"
+    assert "high-watermark" in order[1:-1]
+    bench.append(b"c")
+    bench.append(b"d")
+    bench.log.close(clean=False)
+    bench.states._unwritten = bench.states.writer.begin()
+    bench.states._write()
+    assert bench.states._writing is None, "a log that has failed is left alone"
+
+
+async def test_state_files_are_written_one_at_a_time_and_a_stop_waits(bench: Bench) -> None:
+    states, go_on = bench.states, threading.Event()
+    real = states.writer.write
+
+    def write(unwritten: Unwritten) -> None:
+        go_on.wait(60)
+        real(unwritten)
+
+    states.writer.write = write  # type: ignore[method-assign]
+    try:
+        bench.append(b"a")
+        states.checkpoint()
+        await until(lambda: states._writing is not None and bench.flusher._checkpoint is None)
+        bench.append(b"b")
+        states.checkpoint()
+        assert states._unwritten is None, "the one before is not stored yet"
+        closing = asyncio.ensure_future(states.close())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not closing.done()
+    finally:
+        go_on.set()
+    await closing
+    assert (states.writer.written, states._writing) == (1, None)
+
+
+async def test_state_file_written_at_a_clean_stop_is_loaded_at_the_next_start(
+    bench: Bench, pool: concurrent.futures.Executor
+) -> None:
+    storage: Any = bench.log.storage
+    bench.append(b"a", 300_000)
+    bench.states.checkpoint()
+    bench.append(b"b", 300_000)
+    await until(lambda: bench.states._unwritten is None)
+    store = await bench.states.close()
+    assert bench.states._writing is None or bench.states._writing.done()
+    await bench.flusher.close()
+    bench.log.close()
+    store()
+    assert state_names(storage) == ["state-00000000000000000002"]
+    storage.files["state-00000000000000000009"] = storage.files["high-watermark"]
+    again = Bench(pool, storage)
+    found = found_state(again.log, KEY)
+    assert found.state is not None
+    assert (found.left_out, again.derived.restore(found.state), again.derived.is_complete) == (1, True, True)
+    assert again.derived.ids.find(b"a", 0) == Stored(0, 0)
+    made = read_state_file(found, again.log, "s", StreamConfig(), ReplicationConfig())
+    assert made is not None
+    assert (made.ids.find(b"b", 0), made.is_complete) == (Stored(1, 1), True)
+    assert read_state_file(found, again.log, "s", StreamConfig(dedup_window_s=500), ReplicationConfig()) is None, (
+        "it knows too little"
+    )
+    assert read_state_file(FoundState(), again.log, "s", StreamConfig(), ReplicationConfig()) is None
+    assert again.derived.replayed_bytes == 0
+    assert found_state(again.log, PartitionKey("s", "u2", 0)) == FoundState(None, 1)
+    assert FoundState() == (None, 0)
+    (await again.states.close())()
+    assert state_names(storage) == []

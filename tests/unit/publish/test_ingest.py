@@ -1,0 +1,477 @@
+"""Test the way from arrival to batch: messages of a turn share a batch, within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from liftpy.config import AckPolicy, Codec, ReplicationConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.publish.acks import PendingAcks
+from liftpy.core.publish.ingest import Ingest
+from liftpy.core.replication.effects import AppendBatch, RejectReason
+from liftpy.core.replication.events import PublishesReceived
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import parse_batch
+from liftpy.core.wire.subjects import InboxRule
+from sidecar.transport.dropped_publishes import Drops
+from tests.unit.publish.unlogged import derived_state
+
+INBOXES = InboxRule(("_INBOX.",))
+
+
+class FakeBus:
+    """One subscription, and what would be sent."""
+
+    max_payload = 1024 * 1024
+
+    def __init__(self) -> None:
+        self.sink: Callable[..., None] | None = None
+        self.unheard: list[Callable[[], None]] = []
+        self.lines: list[bytes] = []
+        self.failed: list[Exception] = []
+        self.left = self.listened = 0
+
+    def listen(
+        self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None, refuser: Any = None
+    ) -> Any:
+        self.sink = sink
+        self.listened += 1
+        return self
+
+    def behind_read(self, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(callback)
+
+    def when_heard(self, heard: Callable[[], None]) -> None:
+        self.unheard.append(heard)
+
+    def close(self) -> None:
+        self.sink = None
+
+    def leave(self) -> None:
+        self.left += 1
+
+    def sink_failed(self, subject: bytes, error: Exception) -> None:
+        self.failed.append(error)
+
+    def send_lines(self, lines: list[bytes]) -> None:
+        self.lines += lines
+
+
+class Bench:
+    """An Ingest whose replica appends everything at once."""
+
+    may_leave = False
+
+    def __init__(self, may_refuse: bool = True, append: bool = True, **config: Any) -> None:
+        self.bus: Any = FakeBus()
+        self.acks = PendingAcks(self.bus, PartitionKey("s", "u1", 0), "ev")
+        self.batches: list[bytes] = []
+        self.end = 0
+        self.append = append
+        self.tokens: list[int] = []
+        self.derived = derived_state()
+        self.ingest = Ingest(
+            shell=self.bus, subject="ev", config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE, inboxes=INBOXES,
+            acks=self.acks, feed=self.feed, wall_ns=time.time_ns, log_end_offset=lambda: self.end, may_refuse=lambda: may_refuse,
+            derived=self.derived, may_leave=lambda: self.may_leave,
+        )  # fmt: skip
+        self.ingest.start()
+
+    def feed(self, event: PublishesReceived) -> None:
+        self.tokens.append(event.token)
+        if self.append:
+            effect = AppendBatch(token=event.token, base_offset=self.end, leader_epoch=1, timestamp_ns=event.received_wall_ns)
+            batch = self.ingest.seal(effect)
+            self.ingest.appended(effect, batch)
+            self.batches.append(batch)
+            self.end += event.record_count
+
+    def publish(self, payload: bytes, reply: bytes = b"", headers: bytes = b"") -> None:
+        self.bus.sink(b"ev", reply, payload, headers)
+
+    def counts(self) -> list[int]:
+        return [parse_batch(batch).record_count for batch in self.batches]
+
+
+async def turn() -> None:
+    """Let what was scheduled run."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def test_ingest_stores_messages_of_one_socket_read_as_one_batch() -> None:
+    bench = Bench()
+    for number in range(5):
+        bench.publish(b"%d" % number)
+    await turn()
+    bench.publish(b"later")
+    await turn()
+    assert bench.counts() == [5, 1]
+    assert parse_batch(bench.batches[0]).values() == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_ingest_is_subscribed_only_after_the_server_confirms_its_current_subscription() -> None:
+    bench = Bench()
+    (first,) = bench.bus.unheard
+    bench.ingest.stop()
+    bench.ingest._shell = bench.bus = FakeBus()
+    bench.ingest.start()
+    first()
+    assert not bench.ingest.heard, "that was the subscription before"
+    bench.bus.unheard[0]()
+    assert bench.ingest.heard
+    bench.ingest.leave()
+    bench.ingest.come_back()
+    assert not bench.ingest.heard
+
+
+async def test_ingest_that_unsubscribes_is_idle_after_acks_of_messages_in_flight() -> None:
+    bench = Bench()
+    assert bench.ingest.idle
+    bench.ingest.leave()
+    assert bench.bus.left
+    bench.publish(b"on its way", b"_INBOX.a")
+    assert not bench.ingest.idle
+    await turn()
+    assert bench.counts() == [1]
+    assert not bench.ingest.idle, "its publisher waits"
+    bench.acks.release(AckPolicy.ALL, 0, 1, 0)
+    assert bench.ingest.idle
+
+
+async def test_ingest_batches_are_bounded_by_count_and_bytes() -> None:
+    bench = Bench(batch_max_records=10, batch_max_bytes=4096)
+    for _ in range(25):
+        bench.publish(b"x")
+    for _ in range(5):
+        bench.publish(b"x" * 1500)
+    await turn()
+    assert bench.counts() == [10, 10, 7, 2, 1]
+    assert sum(bench.counts()) == 30
+
+
+async def test_ingest_rejects_a_message_larger_than_any_batch() -> None:
+    bench = Bench(batch_max_bytes=64 << 20, ingest_queue_bytes=256 << 20)
+    bench.bus.max_payload = 64 << 20
+    bench.publish(b"small")
+    bench.publish(b"x" * (64 << 20), b"_INBOX.a")
+    bench.publish(b"small too")
+    await turn()
+    assert bench.counts() == [1, 1]
+    assert b'"err_code": 10054' in bench.bus.lines[0]
+    assert b"at most 67108864 are stored" in bench.bus.lines[0]
+
+
+async def test_ingest_stores_the_largest_allowed_message_alone() -> None:
+    bench = Bench()
+    key = b"NATS/1.0\r\nLift-Key: " + b"k" * 60_000 + b"\r\n\r\n"
+    bench.publish(b"x" * (1024 * 1024 - len(key)), headers=key)
+    bench.publish(b"y" * (1024 * 1024))
+    await turn()
+    assert bench.counts() == [1, 1]
+    assert len(bench.batches[0]) > 1024 * 1024
+
+
+async def test_ingest_above_its_queue_limit_rejects_with_429_or_drops_without_reply() -> None:
+    bench = Bench(ingest_queue_records=16)
+    for number in range(20):
+        bench.publish(b"x", b"_INBOX.%d" % number if number % 2 else b"")
+    await turn()
+    assert bench.counts() == [16]
+    assert bench.ingest.counters.overloaded == 4
+    assert len(bench.bus.lines) == 2
+    assert all(b'"code": 429' in line for line in bench.bus.lines)
+
+
+async def test_ingest_rejects_publishes_beyond_the_limit_of_unacked_publishers() -> None:
+    bench = Bench(ingest_queue_records=16)
+    for _ in range(2):
+        for number in range(10):
+            bench.publish(b"x", b"_INBOX.%d" % number)
+        await turn()
+    assert bench.counts() == [10]
+    assert bench.acks.count == 10
+    assert bench.ingest.counters.overloaded == 10
+    bench.acks.release(AckPolicy.ALL, 9, 1, 0)
+    bench.publish(b"x")
+    await turn()
+    assert bench.counts() == [10, 1]
+
+
+async def test_ingest_that_may_not_reject_drops_excess_publishes_without_an_answer() -> None:
+    bench = Bench(may_refuse=False, ingest_queue_records=16)
+    for _ in range(20):
+        bench.publish(b"x", b"_INBOX.a")
+    bench.publish(b"x" * (1024 * 1024), b"_INBOX.a")
+    await turn()
+    assert bench.bus.lines == []
+    assert bench.ingest.counters.overloaded == 5
+
+
+async def test_ingest_rejects_only_the_message_with_a_wrong_expected_sequence() -> None:
+    bench = Bench()
+
+    def expecting(last: int) -> bytes:
+        return b"NATS/1.0\r\nNats-Expected-Last-Sequence: %d\r\n\r\n" % last
+
+    for last in (0, 1, 1, 2):
+        bench.publish(b"%d" % last, b"_INBOX.%d" % last, expecting(last))
+    await turn()
+    values = [value for batch in bench.batches for value in parse_batch(batch).values()]
+    assert values == [b"0", b"1", b"2"]
+    assert json.loads(bench.bus.lines[0].split(b"\r\n")[1])["error"]["err_code"] == 10071
+
+
+async def test_ingest_answers_a_publish_rejected_twice_only_once() -> None:
+    bench = Bench(append=False)
+    bench.publish(b"a", b"_INBOX.a")
+    await turn()
+    bench.publish(b"b", b"_INBOX.b")
+    await turn()
+    bench.ingest.drop(bench.tokens[0])
+    bench.ingest.reject(bench.tokens[1], RejectReason.BELOW_MIN_ISR, "n1", 1)
+    bench.ingest.reject(bench.tokens[1], RejectReason.BELOW_MIN_ISR, "n1", 1)
+    assert len(bench.bus.lines) == 1
+    assert bench.ingest.counters.rejected == 1
+
+
+async def test_ingest_after_stop_stores_no_message() -> None:
+    bench = Bench()
+    bench.publish(b"a")
+    bench.ingest.stop()
+    await turn()
+    assert bench.bus.sink is None
+    assert bench.batches == []
+
+
+async def test_ingest_message_that_makes_the_decoder_raise_is_skipped_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    read = bench.ingest.reader.read
+
+    def fragile(messages: Any, now: int) -> Any:
+        if any(message[2] == b"bug" for message in messages):
+            raise KeyError("bug")
+        return read(messages, now)
+
+    monkeypatch.setattr(bench.ingest.reader, "read", fragile)
+    for payload in (b"a", b"bug", b"b"):
+        bench.publish(payload)
+    await turn()
+    values = [value for batch in bench.batches for value in parse_batch(batch).values()]
+    assert values == [b"a", b"b"]
+    assert len(bench.bus.failed) == 1
+
+
+async def test_ingest_that_unsubscribed_stores_messages_in_flight_and_resubscribes_once() -> None:
+    bench = Bench()
+    bench.ingest.come_back()
+    assert bench.bus.listened == 1, "it has not left"
+    bench.ingest.leave()
+    bench.publish(b"late", reply=b"_INBOX.a")
+    assert not bench.ingest.idle
+    await turn()
+    assert bench.counts() == [1]
+    bench.ingest.come_back()
+    bench.ingest.come_back()
+    assert (bench.bus.left, bench.bus.listened) == (1, 2)
+    bench.publish(b"again")
+    await turn()
+    assert bench.counts() == [1, 1]
+
+
+async def test_ingest_that_unsubscribed_and_stopped_does_not_resubscribe() -> None:
+    bench = Bench()
+    bench.ingest.leave()
+    bench.ingest.stop()
+    bench.ingest.come_back()
+    assert not bench.ingest.open
+    bench.ingest.start()
+    bench.ingest.come_back()
+    assert bench.bus.listened == 2
+
+
+def _answers(bench: Bench) -> list[dict[str, Any]]:
+    return [json.loads(line.split(b"\r\n")[1]) for line in bench.bus.lines]
+
+
+@pytest.mark.parametrize("wanted", [b"9" * 20, b"9" * 5000, b"-1", b"1e3", b"\xd9\xa1", b"0x10", b"1 2"])
+async def test_ingest_rejects_an_invalid_expected_sequence(wanted: bytes) -> None:
+    bench = Bench()
+    bench.publish(b"before", b"_INBOX.a")
+    bench.publish(b"odd", b"_INBOX.b", b"NATS/1.0\r\nNats-Expected-Last-Sequence: %b\r\n\r\n" % wanted)
+    bench.publish(b"after", b"_INBOX.c")
+    await turn()
+    assert [value for batch in bench.batches for value in parse_batch(batch).values()] == [b"before", b"after"]
+    assert [answer["error"]["err_code"] for answer in _answers(bench)] == [10071]
+    assert not bench.bus.failed
+
+
+@pytest.mark.parametrize(
+    ("block", "err_code"),
+    [
+        (b"NATS/1.0\r\n" + b"a:1\r\n" * 1025 + b"\r\n", 10054),
+        (b"NATS/1.0\r\na:" + b"x" * (65_536 - 16) + b"\r\n\r\n", 10097),
+    ],
+    ids=["lines", "bytes"],
+)
+async def test_ingest_rejects_a_message_with_too_many_headers_alone(block: bytes, err_code: int) -> None:
+    bench = Bench()
+    bench.publish(b"before")
+    bench.publish(b"bomb", b"_INBOX.b", block)
+    bench.publish(b"after", headers=b"NATS/1.0\r\n" + b"a:1\r\n" * 1024 + b"\r\n")
+    await turn()
+    assert [value for batch in bench.batches for value in parse_batch(batch).values()] == [b"before", b"after"]
+    assert [answer["error"]["err_code"] for answer in _answers(bench)] == [err_code]
+    assert not bench.bus.failed
+
+
+async def test_ingest_rejects_an_envelope_with_too_many_headers() -> None:
+    bench = Bench()
+    message = client_pb2.Message(
+        offset=-1, value=b"bomb", headers=[client_pb2.Header(name=f"h{i}") for i in range(2000)], ackInbox="_INBOX.b"
+    )
+    bench.publish(frames.encode(message), b"_INBOX.b")
+    await turn()
+    assert not bench.batches
+    (line,) = bench.bus.lines
+    assert frames.decode(line.split(b"\r\n", 1)[1][:-2], client_pb2.Ack).ackError == client_pb2.Ack.TOO_LARGE
+
+
+async def test_ingest_stores_tombstones_empty_values_and_empty_keys_as_different_records() -> None:
+    bench = Bench()
+    for message in (
+        client_pb2.Message(offset=-1, key=b"a", value=b""),
+        client_pb2.Message(offset=-1, key=b"a", tombstone=True),
+        client_pb2.Message(offset=-1, keyed=True, value=b"v"),
+        client_pb2.Message(offset=-1, value=b"v"),
+    ):
+        bench.publish(frames.encode(message))
+    bench.publish(b"", headers=b"NATS/1.0\r\nLift-Key: b\r\nLift-Tombstone: 1\r\n\r\n")
+    bench.publish(b"", headers=b"NATS/1.0\r\nLift-Key:\r\n\r\n")
+    await turn()
+    batch = parse_batch(bench.batches[0])
+    assert batch.values() == [b"", None, b"v", b"v", None, b""]
+    assert batch.keys() == [b"a", b"a", b"", None, b"b", b""]
+
+
+@pytest.mark.parametrize(("flag", "payload"), [(b"1", b"a value"), (b"0", b""), (b"true", b""), (b"", b"")])
+async def test_ingest_rejects_an_invalid_tombstone_header(flag: bytes, payload: bytes) -> None:
+    bench = Bench()
+    bench.publish(payload, b"_INBOX.a", b"NATS/1.0\r\nLift-Key: b\r\nLift-Tombstone: %b\r\n\r\n" % flag)
+    bench.publish(b"neighbour")
+    await turn()
+    assert [value for batch in bench.batches for value in parse_batch(batch).values()] == [b"neighbour"]
+    assert [answer["error"]["err_code"] for answer in _answers(bench)] == [10003]
+
+
+@pytest.mark.parametrize(
+    ("reply", "answered"),
+    [
+        (b"_INBOX.abc.1", True),
+        (b"_INBOX." + b"x" * 248, True),
+        (b"_INBOX." + b"x" * 249, False),
+        (b"_INBOX." + b"x" * 5000, False),
+        (b"_INBOX.a\x00b", False),
+        (b"_INBOX.a\x0bb", False),
+        (b"_INBOX.a\x1fb", False),
+        (b"_INBOX.a\x7fb", False),
+        (b"_INBOX.a b", False),
+        (b"_INBOX.a\r\nPUB x 0", False),
+        (b"_INBOX.*", False),
+        (b"_INBOX.>", False),
+        (b"_INBOX.", False),
+        (b"_INBOX.\xff", False),
+        (b"_INBOX.\xc3\xa4", True),
+        (b"orders", False),
+    ],
+)
+def test_inbox_rule_rejects_reply_subjects_with_blanks_or_control_bytes(reply: bytes, answered: bool) -> None:
+    assert INBOXES.allows(reply) is answered
+
+
+class Holding(Bench):
+    """An Ingest whose replica takes nothing at once."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(append=False, **config)
+        self.events: list[PublishesReceived] = []
+        self.ingest._takes = lambda: False
+        self.ingest._feed = self.events.append
+        self.drops: list[tuple[str, int]] = []
+        self.ingest.counters.on_drop = lambda reason, count: self.drops.append((reason, count))
+
+
+async def test_ingest_with_a_busy_leader_batches_publishes_with_and_without_reply_apart() -> None:
+    bench = Holding()
+    for number in range(7):
+        bench.publish(b"%d" % number, b"_INBOX.%d" % number if number in (2, 3, 6) else b"")
+    await turn()
+    assert [(event.record_count, event.is_plain) for event in bench.events] == [(2, True), (2, False), (2, True), (1, False)]
+    kept = [in_hand.publishers.replies for in_hand in bench.ingest._tokens.values()]
+    assert kept == [[b"", b""], [b"_INBOX.2", b"_INBOX.3"], [b"", b""], [b"_INBOX.6"]], "in their order"
+
+
+async def test_ingest_with_a_busy_leader_passes_a_conditional_publish_on_in_its_own_batch() -> None:
+    bench = Holding()
+    bench.publish(b"0", b"_INBOX.0")
+    bench.publish(b"1", b"_INBOX.1", b"NATS/1.0\r\nNats-Expected-Last-Sequence: 1\r\n\r\n")
+    bench.publish(b"2", b"_INBOX.2", b"NATS/1.0\r\nNats-Expected-Last-Sequence: 0\r\n\r\n")
+    await turn()
+    assert [event.conditional for event in bench.events] == [False, True]
+    assert len(bench.bus.lines) == 1, "one of them was wrong at once"
+
+
+async def test_ingest_drop_counts_publishes_by_reason_and_sends_no_answer() -> None:
+    bench = Holding()
+    for payload, reply in ((b"a", b""), (b"b", b""), (b"c", b"_INBOX.c"), (b"d", b"_INBOX.d")):
+        bench.publish(payload, reply)
+        await turn()
+    first, second, third, fourth = (event.token for event in bench.events)
+    bench.ingest.drop(first, RejectReason.BELOW_MIN_ISR)
+    bench.ingest.drop(second)
+    bench.ingest.drop(third, RejectReason.OVERLOADED)
+    bench.ingest.reject(fourth, RejectReason.OVERLOADED, "", 0)
+    assert bench.ingest.counters.dropped == {"below_min_isr": 1}
+    assert bench.drops == [("below_min_isr", 1)]
+    assert [answer["error"]["code"] for answer in _answers(bench)] == [429]
+    assert bench.ingest.idle
+
+
+async def test_ingest_at_the_limit_of_unacked_publishers_stores_publishes_without_reply() -> None:
+    bench = Bench(ingest_queue_records=16)
+    for number in range(16):
+        bench.publish(b"x", b"_INBOX.%d" % number)
+    await turn()
+    for number in range(6):
+        bench.publish(b"%d" % number, b"_INBOX.n" if number % 2 else b"")
+    await turn()
+    assert sum(bench.counts()) == 16 + 3
+    assert bench.ingest.counters.overloaded == 3
+    assert not bench.ingest.counters.dropped
+
+
+async def test_dropped_publishes_are_logged_at_most_once_a_second(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.transport.dropped_publishes._SAY_EVERY_S", 0.05)
+    drops = Drops()
+    for _ in range(1000):
+        drops.count("orders/0", "overloaded", 3)
+    assert len(caplog.records) == 1
+    while len(caplog.records) < 2:
+        await asyncio.sleep(0.005)
+    drops.count("orders/1", "below_min_isr", 1)
+    drops.close()
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.rpartition("subject: ")[2] for text in said] == [
+        "3 of orders/0: overloaded",
+        "2997 of orders/0: overloaded",
+        "1 of orders/1: below_min_isr",
+    ]

@@ -1,0 +1,416 @@
+"""Test which parts of a publish are in the batch, the event, the counters and the answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from liftpy.config import AckPolicy, Codec
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.publish.acks import Envelope, PendingAcks, Publishers
+from liftpy.core.publish.jetstream_headers import Rejection
+from liftpy.core.publish.message_decoder import InvalidBatchError, MessageDecoder, body_to_store
+from liftpy.core.replication.effects import RejectReason
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import parse_batch
+from liftpy.core.wire.subjects import InboxRule
+from tests.unit.publish.test_acks import FakeBus, pending
+from tests.unit.publish.test_ingest import Bench, Holding, turn
+
+OVERHEAD = 24
+"""What a message counts for beside its bytes."""
+KEYED = b"NATS/1.0\r\nLift-Key: k\r\n\r\n"
+
+
+def message(**fields: Any) -> bytes:
+    return frames.encode(client_pb2.Message(**{"offset": -1, **fields}))
+
+
+async def test_envelope_reply_subject_is_stored_in_a_column() -> None:
+    bench = Bench()
+    bench.publish(message(value=b"a"))
+    bench.publish(message(value=b"b", replySubject="answers.1"))
+    bench.publish(b"c")
+    await turn()
+    batch = parse_batch(bench.batches[0])
+    assert batch.replies() == [None, "answers.1", None]
+    assert batch.values() == [b"a", b"b", b"c"]
+
+
+async def test_ingest_counts_stored_records_bytes_and_batches() -> None:
+    bench = Bench(batch_max_records=2)
+    for _ in range(5):
+        bench.publish(b"x" * 100)
+    await turn()
+    counters = bench.ingest.counters
+    assert (counters.records, counters.batches) == (5, 3)
+    assert counters.size_bytes == sum(map(len, bench.batches)) > 500
+    assert (counters.overloaded, counters.rejected, counters.dropped) == (0, 0, {})
+
+
+@pytest.mark.parametrize(("count", "batches"), [(1, [1]), (4, [4]), (5, [4, 1]), (8, [4, 4]), (9, [4, 4, 1])])
+async def test_ingest_batch_has_at_most_the_allowed_records(count: int, batches: list[int]) -> None:
+    bench = Bench(batch_max_records=4)
+    for number in range(count):
+        bench.publish(b"%d" % number, b"_INBOX.%d" % number)
+    await turn()
+    assert bench.counts() == batches
+    values = [value for batch in bench.batches for value in parse_batch(batch).values()]
+    assert values == [b"%d" % number for number in range(count)]
+    bench.acks.release(AckPolicy.ALL, count, 1, 0)
+    said = [line.split(b"\r\n") for line in bench.bus.lines]
+    assert [line[0].split()[1] for line in said] == [b"_INBOX.%d" % number for number in range(count)]
+    assert [json.loads(line[1]) for line in said] == [{"stream": "s", "seq": number + 1} for number in range(count)]
+
+
+@pytest.mark.parametrize("headers", [b"", KEYED])
+async def test_ingest_batch_has_at_most_the_allowed_bytes(headers: bytes) -> None:
+    """Subject, payload, headers and the overhead of a record count."""
+    room = 4096 * 2
+    size = room // 4
+    payload = b"x" * (size - OVERHEAD - len(b"ev") - len(headers))
+    bench = Bench(batch_max_bytes=room)
+    for _ in range(4):
+        bench.publish(payload, headers=headers)
+    await turn()
+    assert bench.counts() == [4]
+    for _ in range(3):
+        bench.publish(payload, headers=headers)
+    bench.publish(payload + b"x", headers=headers)
+    await turn()
+    assert bench.counts() == [4, 3, 1]
+    for _ in range(9):
+        bench.publish(payload, headers=headers)
+    await turn()
+    assert bench.counts()[3:] == [4, 4, 1], "also where they are more than fit into one"
+
+
+@pytest.mark.parametrize(("replicated", "max_payload"), [(1 << 20, 4096 + 8192), (4096 + 8192, 1 << 20)])
+async def test_ingest_batch_size_limit_is_the_lower_of_fetch_size_and_max_payload(replicated: int, max_payload: int) -> None:
+    bench = Bench(replication_max_bytes=replicated, batch_max_bytes=1 << 20)
+    bench.bus.max_payload = max_payload
+    assert bench.ingest._batch_bytes == 8192
+    bench.bus.max_payload = 4096
+    assert bench.ingest._batch_bytes == 4096, "one page at least"
+
+
+async def test_ingest_queue_above_its_byte_limit_rejects_and_accepts_again_when_empty() -> None:
+    cost = OVERHEAD + 2 + 1000 + len(KEYED)
+    bench = Bench(ingest_queue_bytes=3 * cost)
+    for _ in range(2):  # the second time shows that nothing of the first one is left
+        for _ in range(4):
+            bench.publish(b"x" * 1000, headers=KEYED)
+        await turn()
+    assert sum(bench.counts()) == 6
+    assert bench.ingest.counters.dropped == {"overloaded": 2}
+
+
+async def test_ingest_accepts_as_many_unacked_publishers_as_its_limit() -> None:
+    bench = Bench(ingest_queue_records=16)
+    for count in (15, 1, 1):
+        for _ in range(count):
+            bench.publish(b"x", b"_INBOX.a")
+        await turn()
+    assert bench.counts() == [15, 1]
+    assert (bench.acks.count, bench.ingest.counters.overloaded) == (16, 1)
+
+
+async def test_ingest_append_event_has_record_counts_and_conditional_flag_of_the_batch() -> None:
+    bench = Holding()
+    bench.ingest._takes = lambda: True
+    bench.ingest.wall_ns = lambda: 77
+    bench.publish(b"a")
+    bench.publish(b"b", b"_INBOX.b")
+    bench.publish(b"c")
+    await turn()
+    bench.publish(b"d", b"_INBOX.d", b"NATS/1.0\r\nNats-Expected-Last-Sequence: 0\r\n\r\n")
+    await turn()
+    first, second = bench.events
+    assert (first.token, first.record_count, first.plain_count, first.conditional, first.received_wall_ns) == (
+        1,
+        3,
+        2,
+        False,
+        77,
+    )
+    assert (second.token, second.record_count, second.plain_count, second.conditional) == (2, 1, 0, True)
+    assert first.size_bytes == bench.ingest._tokens[1].body.size_bytes >= len(b"abc")
+
+
+async def test_ingest_rejections_are_counted_by_reason_and_reply() -> None:
+    bench = Holding()
+    bench.ingest._takes = lambda: True
+    for _ in range(2):
+        for reply in (b"", b"_INBOX.a", b""):
+            bench.publish(b"x", reply)
+        await turn()
+    first, second = (event.token for event in bench.events)
+    bench.ingest.reject(first, RejectReason.NO_SPACE, "n2", 3)
+    assert (bench.ingest.counters.rejected, bench.ingest.counters.overloaded) == (1, 0)
+    assert bench.drops == [("no_space", 2)]
+    bench.ingest.reject(second, RejectReason.OVERLOADED, "n2", 3)
+    assert (bench.ingest.counters.rejected, bench.ingest.counters.overloaded) == (1, 3)
+    assert bench.ingest.counters.dropped == {"no_space": 2, "overloaded": 2}
+    assert len(bench.bus.lines) == 2
+
+
+async def test_ingest_batch_dropped_as_overloaded_counts_each_of_its_records() -> None:
+    bench = Holding()
+    bench.ingest._takes = lambda: True
+    for reply in (b"", b"_INBOX.a"):
+        bench.publish(b"x", reply)
+    await turn()
+    bench.ingest.drop(bench.events[0].token, RejectReason.OVERLOADED)
+    assert bench.ingest.counters.overloaded == 2
+    assert bench.drops == [("overloaded", 1)]
+
+
+async def test_ingest_stop_releases_the_memory_of_its_queue() -> None:
+    cost = OVERHEAD + 2 + 1000
+    bench = Bench(ingest_queue_records=16, ingest_queue_bytes=16 * cost)
+    for _ in range(16):
+        bench.publish(b"x" * 1000)
+    bench.ingest.stop()
+    bench.ingest.start()
+    for _ in range(16):
+        bench.publish(b"y" * 1000)
+    await turn()
+    assert [value[:1] for batch in bench.batches for value in parse_batch(batch).values() if value] == [b"y"] * 16
+    assert not bench.ingest.counters.dropped
+
+
+async def test_ingest_that_resubscribes_closes_its_former_subscription() -> None:
+    bench = Bench()
+    closed: list[int] = []
+
+    class Heard:
+        def leave(self) -> None:
+            """What is on its way still comes."""
+
+        def close(self) -> None:
+            closed.append(1)
+
+    bench.ingest._listener = Heard()  # type: ignore[assignment]
+    bench.ingest.leave()
+    assert closed == []
+    bench.ingest.come_back()
+    assert closed == [1]
+    assert bench.ingest._listener is bench.bus
+    bench.publish(b"again")
+    await turn()
+    assert bench.counts() == [1]
+
+
+async def test_ingest_with_a_full_queue_answers_an_envelope_with_a_negative_ack_envelope() -> None:
+    bench = Bench(ingest_queue_records=16)
+    for _ in range(16):
+        bench.publish(b"x")
+    bench.publish(message(value=b"v", ackInbox="_INBOX.e", correlationId="c9"))
+    bench.publish(b"y", b"_INBOX.y")
+    bench.publish(b"z")
+    await turn()
+    enveloped, plain = bench.bus.lines
+    ack = frames.decode(enveloped.split(b"\r\n", 1)[1][:-2], client_pb2.Ack)
+    assert (ack.ackError, ack.correlationId) == (client_pb2.Ack.OVERLOADED, "c9")
+    assert json.loads(plain.split(b"\r\n")[1])["error"]["code"] == 429
+    assert bench.ingest.counters.overloaded == 3
+    assert bench.ingest.counters.dropped == {"overloaded": 1}, "who waited has an answer"
+
+
+# ---- acks ----------------------------------------------------------------------------------------------------------------
+def answers(bus: FakeBus) -> list[client_pb2.Ack]:
+    return [frames.decode(body, client_pb2.Ack) for _, body in bus.take()]
+
+
+def test_ack_envelope_has_the_position_of_the_record() -> None:
+    acks, bus = pending()
+    asked = Envelope("c1", "_INBOX.e", "ev.x", AckPolicy.LEADER, 5)
+    acks.add(41, Publishers(AckPolicy.ALL, [b"", b"_INBOX.e"], [None, asked], [AckPolicy.ALL, AckPolicy.LEADER]))
+    acks.release(AckPolicy.LEADER, 42, 9, 6)
+    assert answers(bus) == [
+        client_pb2.Ack(
+            stream="s", streamUid="u1", partition=0, partitionSubject="ev", msgSubject="ev.x", offset=42, ackInbox="_INBOX.e",
+            correlationId="c1", ackPolicy=client_pb2.LEADER, receptionTimestamp=5, commitTimestamp=6, leaderEpoch=9,
+        )
+    ]  # fmt: skip
+
+
+def test_ack_of_an_envelope_with_policy_all_is_sent_as_an_envelope_after_the_commit() -> None:
+    acks, bus = pending()
+    acks.add(3, Publishers(AckPolicy.ALL, [b"_INBOX.p", b"_INBOX.e"], [None, Envelope("c", "", "ev", AckPolicy.ALL, 5)]))
+    acks.release(AckPolicy.ALL, 4, 9, 6)
+    (plain, first), (enveloped, second) = bus.take()
+    assert (plain, first, enveloped) == ("_INBOX.p", b'{"stream":"s","seq":4}', "_INBOX.e")
+    assert frames.decode(second, client_pb2.Ack).offset == 4
+    acks.add(5, Publishers(AckPolicy.ALL, [b"_INBOX.p", b"_INBOX.l"], None, [AckPolicy.ALL, AckPolicy.LEADER]))
+    acks.release(AckPolicy.ALL, 6, 9, 6)
+    assert bus.take() == [("_INBOX.p", b'{"stream":"s","seq":6}')]
+
+
+async def test_ingest_rejects_a_message_of_64_mib_and_leaves_no_pending_token() -> None:
+    bench = Bench(batch_max_bytes=64 << 20, ingest_queue_bytes=256 << 20)
+    bench.bus.max_payload = 64 << 20
+    bench.publish(bytes(64 << 20), b"_INBOX.a")
+    await turn()
+    assert (len(bench.bus.lines), bench.batches, bench.bus.failed, bench.ingest._tokens) == (1, [], [], {})
+    assert bench.ingest.counters.rejected == 1
+
+
+def test_negative_ack_envelope_has_the_reason_and_the_leader() -> None:
+    acks, bus = pending()
+    asked = Envelope("c1", "_INBOX.e", "ev.x", AckPolicy.ALL, 5)
+    acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.e"], [asked]), Rejection(RejectReason.WRONG_STREAM, "not here"), "n2", 4, 7)
+    assert answers(bus) == [
+        client_pb2.Ack(
+            stream="s", streamUid="u1", partition=0, partitionSubject="ev", msgSubject="ev.x", offset=-1, ackInbox="_INBOX.e",
+            correlationId="c1", ackPolicy=client_pb2.ALL, receptionTimestamp=5, ackError=client_pb2.Ack.WRONG_STREAM,
+            leaderEpoch=4, epoch=7, leader="n2", detail="not here",
+        )
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "err_code"),
+    [
+        (RejectReason.UNKNOWN, 500, 10077),
+        (RejectReason.INCORRECT_OFFSET, 400, 10071),
+        (RejectReason.TOO_LARGE, 400, 10054),
+        (RejectReason.READ_ONLY, 400, 10077),
+        (RejectReason.BELOW_MIN_ISR, 503, 10008),
+        (RejectReason.NO_SPACE, 503, 10047),
+        (RejectReason.NOT_LEADER, 503, 10008),
+        (RejectReason.MALFORMED, 400, 10003),
+        (RejectReason.OVERLOADED, 429, 10167),
+        (RejectReason.WRONG_STREAM, 400, 10060),
+    ],
+)
+def test_rejection_for_a_jetstream_client_has_code_err_code_and_description(
+    reason: RejectReason, code: int, err_code: int
+) -> None:
+    acks, bus = pending()
+    for detail in ("", "the detail"):
+        acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.p"]), Rejection(reason, detail))
+    general, detailed = (json.loads(body) for _, body in bus.take())
+    assert general.pop("retry_after_ms", 0) == (50 if reason is RejectReason.OVERLOADED else 0)
+    assert {**general, "error": {**general["error"], "description": ""}} == {
+        "stream": "s", "seq": 0, "error": {"code": code, "err_code": err_code, "description": ""}
+    }  # fmt: skip
+    assert general["error"]["description"]
+    assert detailed["error"]["description"] == "the detail"
+
+
+def test_pending_acks_count_only_publishers_with_reply_and_ack_policy() -> None:
+    acks, bus = pending()
+    acks.add(0, Publishers(AckPolicy.ALL, [b"", b""]))
+    acks.add(2, Publishers(AckPolicy.NONE, [b"_INBOX.n"]))
+    acks.add(3, Publishers(AckPolicy.ALL, [b"", b"_INBOX.n"], policies=[AckPolicy.ALL, AckPolicy.NONE]))
+    assert acks.count == 0
+    acks.add(5, Publishers(AckPolicy.ALL, [b"_INBOX.a", b"_INBOX.l"], policies=[AckPolicy.ALL, AckPolicy.LEADER]))
+    assert acks.count == 4, "the batch waits under both"
+    acks.release(AckPolicy.LEADER, 6, 1, 0)
+    assert (bus.take(), acks.count) == ([("_INBOX.l", b'{"stream":"s","seq":7}')], 2)
+    acks.release(AckPolicy.ALL, 6, 1, 0)
+    assert (bus.take(), acks.count) == ([("_INBOX.a", b'{"stream":"s","seq":6}')], 0)
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------------
+KEY = PartitionKey("s", "u1", 2)
+RULE = InboxRule(("_INBOX.",))
+
+
+@pytest.mark.parametrize(
+    ("fields", "ours"),
+    [
+        ({}, True),
+        ({"stream": "s"}, True),
+        ({"stream": "s", "partition": 2}, True),
+        ({"stream": "s", "partition": 1}, False),
+        ({"stream": "t"}, False),
+        ({"stream": "t", "partition": 2}, False),
+        ({"partition": 1}, True),  # without a stream it says nothing
+        ({"stream": "s", "streamUid": "u1", "partition": 2}, True),
+        ({"streamUid": "u1", "partition": 2}, True),
+        ({"streamUid": "u1"}, False),  # whoever knows the uid knows the partition
+        ({"stream": "t", "streamUid": "u1", "partition": 2}, False),
+        ({"stream": "s", "streamUid": "u2", "partition": 2}, False),
+    ],
+)
+def test_envelope_for_another_partition_is_rejected(fields: dict[str, Any], ours: bool) -> None:
+    """[A9]"""
+    raw = (b"ev", b"_INBOX.a", message(value=b"v", **fields), b"")
+    columns = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE).read([raw], 0)
+    assert (not columns.unfit) is ours
+    if not ours:
+        reason, detail, _ = columns.unfit[0]
+        assert reason is RejectReason.WRONG_STREAM
+        wanted = f"{fields.get('stream', '?')}/{fields.get('partition', 0)} (uid {fields.get('streamUid', '?')})"
+        assert detail == f"it is addressed to {wanted}, and s/2 (uid u1) listens here"
+    assert MessageDecoder(KEY, "ev", AckPolicy.NONE, RULE).read([raw], 0).unfit == {}, "that one answers nobody"
+
+
+def test_message_decoder_returns_the_ack_inbox_policy_and_correlation_of_an_envelope() -> None:
+    raw = (
+        b"ev.x",
+        b"_INBOX.reply",
+        message(value=b"v", correlationId="c", ackInbox="_INBOX.own", ackPolicy=client_pb2.NONE),
+        b"",
+    )
+    columns = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE).read([(b"ev", b"_INBOX.p", b"plain", b""), raw], 9)
+    assert columns.publishers.replies == [b"_INBOX.p", b"_INBOX.own"]
+    assert columns.publishers.envelopes == [None, Envelope("c", "_INBOX.own", "ev.x", AckPolicy.NONE, 9)]
+    assert columns.publishers.policies == [AckPolicy.ALL, AckPolicy.NONE]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [[("Lift-Key", b"k")], [("", b"x")], [("a", b"1"), ("lift-anything", b"x")]],
+)
+def test_envelope_with_a_reserved_header_is_rejected_with_the_header_name(headers: list[tuple[str, bytes]]) -> None:
+    named = [client_pb2.Header(name=name, value=value) for name, value in headers]
+    columns = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE).read([(b"ev", b"", message(value=b"v", headers=named), b"")], 0)
+    reason, detail, _ = columns.unfit[0]
+    assert reason is RejectReason.MALFORMED
+    assert repr(headers[-1][0]) in detail
+
+
+def test_envelope_and_nats_headers_are_merged_and_rejected_if_reserved() -> None:
+    reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
+    named = [client_pb2.Header(name="b", value=b"2")]
+    (kept, refused) = (
+        reader.read([(b"ev", b"", message(value=b"v", headers=named), b"NATS/1.0\r\n%b: 1\r\n\r\n" % name)], 0)
+        for name in (b"a", b"Lift-Key")
+    )
+    assert (kept.unfit, kept.headers) == ({}, [[("a", b"1"), ("b", b"2")]])
+    assert refused.unfit
+
+
+def test_message_decoder_returns_a_reply_subject_only_if_it_is_an_inbox() -> None:
+    reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
+    columns = reader.read([(b"ev", b"", b"a", b""), (b"ev", b"_INBOX.a", b"b", b""), (b"ev", b"elsewhere", b"c", b"")], 0)
+    assert columns.publishers.replies == [b"", b"_INBOX.a", b""]
+    assert reader.refused_replies == 1, "who asks for none was refused none"
+
+
+def test_publish_that_only_starts_like_an_envelope_is_stored_as_a_plain_value() -> None:
+    reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, RULE)
+    raw = (b"ev", b"_INBOX.a", envelope.MAGIC + b"\0", b"NATS/1.0\r\nLift-Key: k\r\n\r\n")
+    columns = reader.read([raw], 0)
+    assert (columns.values, columns.keys, columns.publishers.envelopes) == ([envelope.MAGIC + b"\0"], [b"k"], None)
+    assert (reader.poison_envelopes, reader.protocol_frames) == (1, 0)
+
+
+def test_invalid_batch_publish_is_rejected_with_a_reason_text() -> None:
+    with pytest.raises(InvalidBatchError) as raised:
+        body_to_store(memoryview(b"abc"), "ev", Codec.NONE)
+    assert str(raised.value)
+    assert raised.value.reason is RejectReason.MALFORMED
+    assert str(InvalidBatchError("too large", RejectReason.TOO_LARGE)) == "too large"
+    assert InvalidBatchError("too large", RejectReason.TOO_LARGE).reason is RejectReason.TOO_LARGE
+
+
+def test_pending_acks_answer_with_the_name_of_their_partition() -> None:
+    acks = PendingAcks(FakeBus(), KEY, "ev")
+    assert acks.key == KEY

@@ -1,0 +1,143 @@
+"""Test the columns that a read of publishes becomes: plain bytes, headers, envelopes and invalid envelopes."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.config import AckPolicy
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.publish.message_decoder import MessageColumns, MessageDecoder
+from liftpy.core.wire import envelope, frames
+from liftpy.core.wire._pb import client_pb2, replication_pb2
+from liftpy.core.wire.headers import is_status, parse_headers
+from liftpy.core.wire.subjects import InboxRule
+from sidecar.transport.liveness import QUESTION
+
+KEY = PartitionKey("s", "u1", 0)
+INBOXES = InboxRule(("_INBOX.",))
+HEADERS = b"NATS/1.0\r\nA: 1\r\nA:2\r\nLift-Key: k\r\nLift-Ack: leader\r\n\r\n"
+
+
+def read(*messages: tuple[bytes, bytes, bytes, bytes]) -> tuple[MessageColumns, MessageDecoder]:
+    reader = MessageDecoder(KEY, "ev", AckPolicy.ALL, INBOXES)
+    return reader.read(list(messages), 77), reader
+
+
+def header(name: str, value: bytes) -> client_pb2.Header:
+    return client_pb2.Header(name=name, value=value)
+
+
+def message(**fields: object) -> bytes:
+    return frames.encode(client_pb2.Message(**fields))  # type: ignore[arg-type]
+
+
+def test_message_columns_of_plain_messages_have_only_values_and_subjects() -> None:
+    columns, _ = read((b"ev", b"", b"one", b""), (b"ev", b"_INBOX.a", b"two", b""))
+    assert (columns.values, columns.subjects, columns.keys, columns.headers) == ([b"one", b"two"], ["ev", "ev"], None, None)
+    assert columns.publishers.replies == [b"", b"_INBOX.a"]
+    assert columns.publishers.policies is None
+
+
+def test_message_columns_have_headers_in_order_and_reserved_headers_as_columns() -> None:
+    columns, _ = read((b"ev", b"", b"one", b""), (b"ev", b"_INBOX.a", b"two", HEADERS))
+    assert columns.headers == [None, [("A", b"1"), ("A", b"2"), ("Lift-Key", b"k"), ("Lift-Ack", b"leader")]]
+    assert columns.keys == [None, b"k"]
+    assert columns.publishers.policies == [AckPolicy.ALL, AckPolicy.LEADER]
+
+
+def test_message_columns_have_the_fields_of_an_envelope() -> None:
+    payload = message(
+        offset=-1, key=b"k", value=b"v", headers=[header("b", b"2"), header("a", b"1")], correlationId="c", ackPolicy=0
+    )
+    columns, reader = read((b"ev.x", b"_INBOX.a", payload, b""))
+    assert (columns.values, columns.keys, columns.subjects) == ([b"v"], [b"k"], ["ev.x"])
+    assert columns.headers == [[("b", b"2"), ("a", b"1")]]
+    assert columns.publishers.policies == [AckPolicy.LEADER]
+    assert columns.publishers.envelopes is not None
+    assert columns.publishers.envelopes[0].correlation_id == "c"  # type: ignore[union-attr]
+    assert columns.expected == {}
+    assert reader.poison_envelopes == 0
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        envelope.MAGIC,
+        envelope.MAGIC + b"\x00\x08\x00\x00\xff\xff\xff",
+        envelope.MAGIC + b"\x01\x08\x00\x00",
+        envelope.MAGIC + b"\x00\xff\x00\x00",
+        envelope.MAGIC + b"\x00\x0c\x01\x00\x00\x00\x00\x00abc",
+        envelope.MAGIC + b"\x00\x08\x00\x02",
+    ],
+)
+def test_message_columns_store_a_broken_envelope_as_plain_bytes(payload: bytes) -> None:
+    columns, reader = read((b"ev", b"", payload, b""))
+    assert columns.values == [payload]
+    assert columns.publishers.envelopes is None
+    assert reader.poison_envelopes == 1
+
+
+def test_message_columns_have_only_reply_subjects_that_are_inboxes() -> None:
+    columns, reader = read(
+        (b"ev", b"orders.delete", b"a", b""),
+        (b"ev", b"_INBOX.*.b", b"b", b""),
+        (b"ev", b"", message(value=b"c", ackInbox="liftpy.control.admin"), b""),
+        (b"ev", b"", message(value=b"d", ackInbox="_INBOX.ok"), b""),
+        (b"ev", b"", message(value=b"e", ackInbox="_INBOX.x 5\r\nPUB evil"), b""),
+    )
+    assert columns.publishers.replies == [b"", b"", b"", b"_INBOX.ok", b""]
+    assert reader.refused_replies == 2
+
+
+def test_message_columns_have_the_expected_offset_per_record() -> None:
+    """[A7]"""
+    header = b"NATS/1.0\r\nNats-Expected-Last-Sequence: 12\r\n\r\n"
+    columns, _ = read((b"ev", b"", b"a", header), (b"ev", b"", message(offset=7), b""), (b"ev", b"", message(offset=0), b""))
+    assert columns.expected == {0: 12, 1: 7}
+    columns, _ = read((b"ev", b"", b"a", header.replace(b"12", b"twelve")))
+    assert columns.expected == {0: -1}, "no record ever has that offset: refused"
+
+
+def test_message_columns_return_non_utf_8_headers_unchanged() -> None:
+    found = parse_headers(b"NATS/1.0\r\nname\xff: v\xfe\r\nno colon\r\n\r\n")
+    assert found == [("name\udcff", b"v\xfe")]
+
+
+def test_is_status_is_true_only_for_a_status_line_without_payload() -> None:
+    assert is_status(b"NATS/1.0 503\r\n\r\n", b"")
+    assert not is_status(b"NATS/1.0\r\nA: 1\r\n\r\n", b"")
+    assert not is_status(b"NATS/1.0 503\r\n\r\n", b"x")
+
+
+PROTOCOL = frames.encode(replication_pb2.ReplicationRequest(replicaID="n2", offset=3))
+
+
+@pytest.mark.parametrize(
+    ("own", "subject"),
+    [
+        ("other.>", b"other.s.0.replicate"),
+        ("*.s.*.replicate", b"other.s.0.replicate"),
+        ("other.control", b"other.control"),
+        ("other.control.*", b"other.control.admin"),
+    ],
+)
+@pytest.mark.parametrize("payload", [PROTOCOL, QUESTION, PROTOCOL[:7] + b"\xfe", PROTOCOL[:4] + b"\x07" + PROTOCOL[5:]])
+def test_envelope_of_another_cluster_is_stored_as_plain_bytes_and_gets_no_answer(
+    own: str, subject: bytes, payload: bytes
+) -> None:
+    """Its nodes would take the ack for the answer of their peer [A8]."""
+    reader = MessageDecoder(KEY, own, AckPolicy.ALL, INBOXES)
+    columns = reader.read([(subject, b"_INBOX.a", payload, b""), (subject, b"_INBOX.b", b"plain", b"")], 77)
+    assert columns.values == [payload, b"plain"]
+    assert columns.publishers.replies == [b"", b"_INBOX.b"]
+    assert reader.protocol_frames == 1
+
+
+def test_stream_without_acks_answers_no_message_with_any_ack_policy() -> None:
+    reader = MessageDecoder(KEY, "ev", AckPolicy.NONE, INBOXES)
+    enveloped = message(offset=-1, value=b"v", ackPolicy=client_pb2.ALL, ackInbox="_INBOX.c")
+    columns = reader.read(
+        [(b"ev", b"_INBOX.a", b"one", HEADERS), (b"ev", b"_INBOX.b", enveloped, b""), (b"ev", b"", b"x", b"")], 77
+    )
+    assert columns.values == [b"one", b"v", b"x"]
+    assert columns.publishers.replies == [b"", b"", b""]

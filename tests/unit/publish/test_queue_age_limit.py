@@ -1,0 +1,160 @@
+"""Test when unread publishes are rejected: a burst is accepted, a standing queue is kept short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from liftpy.config import NS_PER_S
+from liftpy.core.publish.memory_budget import Lateness, MemoryBudget, Unanswered
+
+MS = NS_PER_S // 1000
+
+
+class Node:
+    """Takes ``takes`` messages a ms, or refuses ``refuses``; all that came in one ms has the same age. Looks once in a ms."""
+
+    def __init__(self, late_s: float = 1.0, takes: int = 10, refuses: int = 100) -> None:
+        self.room = MemoryBudget(late_s=late_s)
+        self.rates = {False: takes, True: refuses}
+        self.now_ms = self.arrived = self.done = 0
+        self.told: dict[bool, list[int]] = {False: [], True: []}
+        """Refused? -> ms that each ms's oldest had waited."""
+        self.counts = {False: 0, True: 0}
+        self._came: list[tuple[int, int]] = []
+
+    def run(self, ms: int, per_ms: Callable[[int], int]) -> None:
+        for step in range(ms):
+            self.now_ms += 1
+            if coming := per_ms(step):
+                self.arrived += coming
+                self._came.append((self.arrived, self.now_ms))
+            self.room.update_wait(self.arrived, self.done, self.now_ms * MS)
+            no, did = self.room.is_late, min(self.rates[self.room.is_late], self.arrived - self.done)
+            if did:
+                self.told[no].append(self.now_ms - self._came[0][1])
+            self.counts[no] += did
+            self.done += did
+            while self._came and self._came[0][0] <= self.done:
+                self._came.pop(0)
+
+
+def test_queue_age_limit_during_a_short_burst_rejects_no_publish() -> None:
+    node = Node()
+    node.run(2000, lambda step: 9_900 if step == 0 else 0)
+    assert (node.counts, max(node.told[False])) == ({False: 9_900, True: 0}, 989)
+    node.run(3000, lambda step: 9_900 if step == 0 else 0)
+    assert node.counts[True] == 0, "and so is the next one"
+
+
+def test_queue_age_limit_during_a_flood_shortens_the_queue_without_lowering_the_throughput() -> None:
+    node = Node()
+    node.run(10_000, lambda step: 30)
+    first = next(ms for ms, waited in enumerate(node.told[False]) if waited == max(node.told[False]))
+    assert max(node.told[False]) <= 1010
+    assert max(node.told[False][first + 1 :]) <= 150, "an eighth, and what the looks are apart"
+    assert sorted(node.told[True])[len(node.told[True]) // 2] <= 125
+    assert node.counts[False] >= 0.77 * 10_000 * 10, "a refusal is a tenth of the work: with 30 in a ms 7.78 can be taken"
+
+
+def test_queue_age_limit_after_a_flood_drains_the_queue_at_the_sustained_rate() -> None:
+    node = Node()
+    node.run(3000, lambda step: 30)
+    node.run(1000, lambda step: 8)
+    before = dict(node.counts)
+    node.run(5000, lambda step: 8)
+    assert (node.counts[True], node.room.is_late) == (before[True], False)
+    assert max(node.told[False][-5000:]) < 10
+
+
+@pytest.mark.parametrize(("calm_ms", "bound_ms"), [(0, 125), (8, 126), (1000, 250), (6992, 999), (7000, 1000), (60_000, 1000)])
+def test_queue_age_limit_grows_back_after_a_flood(calm_ms: int, bound_ms: int) -> None:
+    late = Lateness(1000 * MS)
+    assert late.bound_ns(0) == 1000 * MS
+    assert late.look(1001 * MS, 0)
+    assert not late.look(0, 500 * MS)
+    now_ns = (500 + calm_ms) * MS
+    assert late.bound_ns(now_ns) == bound_ms * MS
+    assert not late.look(bound_ms * MS, now_ns)
+    assert late.look(bound_ms * MS + 1, now_ns)
+
+
+def test_queue_age_limit_under_overload_rejects_until_the_age_is_half_of_the_short_limit() -> None:
+    late = Lateness(1600 * MS)
+    assert not late.look(1600 * MS, 0)
+    assert late.look(1600 * MS + 1, 1 * MS)
+    assert late.look(100 * MS + 1, 9000 * MS)
+    assert not late.look(100 * MS, 9001 * MS)
+    assert not late.look(200 * MS, 9001 * MS)
+    assert late.look(200 * MS + 1, 9001 * MS)
+
+
+def test_memory_budget_is_under_pressure_from_a_rejection_until_its_limit_recovers() -> None:
+    room = MemoryBudget(late_s=1.0)
+    room.update_wait(10, 0, 0)
+    assert not room.is_pressed
+    room.update_wait(10, 0, 1001 * MS)
+    assert (room.is_late, room.is_pressed) == (True, True)
+    room.update_wait(10, 10, 1002 * MS)
+    assert (room.is_late, room.is_pressed, room.retry_after_ms) == (False, True, 500)
+    room.update_wait(10, 10, 8001 * MS)
+    assert room.is_pressed
+    room.update_wait(10, 10, 8002 * MS)
+    assert not room.is_pressed
+
+
+def test_unacked_publishes_count_as_late_above_half_of_the_limit_until_below_a_quarter() -> None:
+    made, late_ns = Unanswered(), 1000 * MS
+    at_ns = 10_000 * MS
+    waits = (0, 251, 500, 501, 251, 250, 251, 500, 501)
+    seen = [made.look(at_ns - waited_ms * MS, at_ns, late_ns, is_pressed=True) for waited_ms in waits]
+    assert seen == [False, False, False, True, True, False, False, False, True]
+    assert made.look(at_ns - 251 * MS, at_ns, late_ns, is_pressed=False), "until a quarter, in any case"
+    assert not made.look(0, at_ns, late_ns, is_pressed=True), "nobody waits"
+    assert made.look(1, at_ns, late_ns, is_pressed=True)
+    assert not made.look(1, at_ns, 0, is_pressed=True), "nothing is late"
+
+
+def seen_in_a_calm(steps: Iterable[tuple[int, int]]) -> list[bool]:
+    """Of (when, how long the oldest has waited), in ms, looked at by one, with a bound of a second."""
+    made = Unanswered()
+    return [made.look((at_ms - waited_ms) * MS, at_ms * MS, 1000 * MS, is_pressed=False) for at_ms, waited_ms in steps]
+
+
+def test_unacked_publishes_without_memory_pressure_count_as_late_if_a_moving_queue_stays_old() -> None:
+    steps = [(10_000 + 50 * step, 1001) for step in range(9)]
+    assert seen_in_a_calm(steps) == [False] * 7 + [True] * 2, "it moved at 50 for the first time, and more than 250 later again"
+
+
+def test_unacked_publishes_without_memory_pressure_are_not_late_while_a_follower_is_dead() -> None:
+    same = [(10_000 + 50 * step, 50 * step) for step in range(200)]
+    assert not any(seen_in_a_calm(same)), "the oldest is the same one all the time"
+    moved_first = [(9000 + 50 * step, 1001) for step in range(4)] + [
+        (10_000 + 50 * step, 1851 + 50 * step) for step in range(200)
+    ]
+    assert not any(seen_in_a_calm(moved_first))
+
+
+def test_unacked_publishes_without_memory_pressure_are_not_late_while_a_backlog_drains() -> None:
+    """A follower stopped for 3 s. Then the backlog needs 200 ms to become shorter than a second."""
+    still = [(10_000 + 50 * step, 50 * step) for step in range(60)]
+    drains = [(13_000 + 10 * step, 3000 - 100 * step) for step in range(21)]
+    again = [(13_400 + 10 * step, 1001) for step in range(25)]
+    assert not any(seen_in_a_calm([*still, *drains, *again])), "and it begins anew behind that"
+
+
+def test_queue_age_limit_of_zero_never_rejects() -> None:
+    late = Lateness(0)
+    assert not late.look(3600 * NS_PER_S, 0)
+    assert not late.look(0, NS_PER_S)
+
+
+def test_memory_budget_retry_delay_after_a_rejection_is_at_least_half_a_second() -> None:
+    node = MemoryBudget(late_s=1.0)
+    node.waited_ns = 126 * MS
+    assert node.retry_after_ms == 126
+    node.is_late = True
+    assert node.retry_after_ms == 500
+    node.waited_ns = 700 * MS
+    assert node.retry_after_ms == 700

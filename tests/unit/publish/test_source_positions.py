@@ -1,0 +1,278 @@
+"""Test the source positions of producers and the names that identify them."""
+
+from __future__ import annotations
+
+import gc
+import random
+import tracemalloc
+from dataclasses import dataclass, field
+
+import pytest
+
+from liftpy.client.write_epoch import offset_in
+from liftpy.core.publish.digest import RollingDigest
+from liftpy.core.publish.log_state import _new_batch_of
+from liftpy.core.publish.producer_state import STATE_BYTES, Claim, Finding, Given, ProducerDesk, Producers, Question, Ruling
+from liftpy.core.wire.batch import RecordBatch, build_batch, parse_batch
+from liftpy.core.wire.filters import keep_records as kept_of
+from liftpy.core.wire.producer_note import ProducerNote, SourcePosition
+from liftpy.errors import CorruptionError
+
+P = 7
+
+
+def at(offset: int, generation: int = 0, uid: str = "u", partition: int = 0) -> SourcePosition:
+    return SourcePosition(uid, partition, offset, generation)
+
+
+def a_batch(
+    count: int = 1, *, base: int = 0, epoch: int = 0, sequence: int = 0, name: str = "", position: SourcePosition | None = None
+) -> RecordBatch:
+    note = ProducerNote(name, position)
+    return parse_batch(
+        build_batch(
+            [b"v"] * count,
+            keys=[b"%d" % n for n in range(count)],
+            base_offset=base,
+            producer_id=P,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            note=note.encode() if any(note) else b"",
+        )
+    )
+
+
+@dataclass
+class Bench:
+    producers: Producers = field(default_factory=lambda: Producers(0, 10))
+    end: int = 0
+
+    def __post_init__(self) -> None:
+        self.desk = ProducerDesk(self.producers)
+
+    def publish(
+        self,
+        sequence: int,
+        position: SourcePosition | None = None,
+        *,
+        epoch: int = 0,
+        count: int = 1,
+        name: str = "",
+        reset: bool = False,
+    ) -> Ruling:
+        batch = a_batch(count, base=self.end, epoch=epoch, sequence=sequence, name=name, position=position)
+        claim = Claim(P, epoch, sequence, count, reset, None, 1, name, position)
+        ruling = self.producers.judge(claim, batch.columns)
+        if ruling.finding is Finding.APPEND:
+            self.producers.take(_new_batch_of(batch))
+            self.end += count
+        return ruling
+
+    @property
+    def state(self) -> tuple[str, SourcePosition | None]:
+        state = self.producers.state_of(P)
+        assert state is not None
+        return state.name, state.position
+
+
+def test_producer_records_at_or_below_its_source_position_are_duplicates() -> None:
+    bench = Bench()
+    assert bench.publish(0, at(4), count=2).finding is Finding.APPEND
+    assert bench.publish(2, at(9)).finding is Finding.APPEND
+    assert bench.publish(2, at(9)) == Ruling(Finding.DUPLICATE, 1, 2, 3)
+    assert bench.publish(3, at(9), epoch=1, count=3) == Ruling(Finding.DUPLICATE, 3, -1, 3), (
+        "another process's: nobody says where"
+    )
+    assert bench.publish(50, at(3), epoch=1).finding is Finding.DUPLICATE
+    assert bench.publish(4, at(10)).finding is Finding.OUT_OF_ORDER, "one is missing before it"
+    assert bench.publish(2, at(10), epoch=1, count=2).finding is Finding.DIVERGED, "a batch is there as a whole, or not"
+    assert bench.publish(3, at(10), epoch=1).finding is Finding.APPEND
+    assert bench.state == ("", at(10))
+
+
+@pytest.mark.parametrize(
+    ("position", "name", "finding"),
+    [
+        (at(20, uid="v"), "", Finding.CONFLICT),
+        (at(20, partition=1), "", Finding.CONFLICT),
+        (None, "", Finding.CONFLICT),
+        (at(20, 1), "", Finding.FENCED),
+        (at(20, 2), "other", Finding.CONFLICT),
+        (at(20, 2), "", Finding.APPEND),
+        (at(20, 3), "me", Finding.APPEND),
+    ],
+)
+def test_producer_with_another_name_or_source_position_than_stored_is_rejected(
+    position: SourcePosition | None, name: str, finding: Finding
+) -> None:
+    bench = Bench()
+    bench.publish(0, at(4, 2), name="me")
+    assert bench.state == ("me", at(4, 2))
+    assert bench.publish(1, position, epoch=1, name=name).finding is finding
+    bench.desk.begin()
+    asked = bench.desk.ask(Question(P, 9, 1, name, position))
+    if finding is Finding.APPEND:
+        assert isinstance(asked, Given)
+    else:
+        assert asked is finding
+    assert bench.state[0] == "me"
+
+
+def test_producer_with_sequences_may_use_source_positions_only_after_a_reset() -> None:
+    bench = Bench()
+    bench.publish(0)
+    assert bench.publish(1, at(5), epoch=1).finding is Finding.CONFLICT
+    assert bench.publish(0, at(5), epoch=1, reset=True).finding is Finding.APPEND
+    assert bench.state == ("", at(5))
+
+
+def test_producers_with_the_same_id_and_other_names_conflict_before_a_record_is_stored() -> None:
+    """Two members of a group differ: the one of the later generation continues."""
+    desk = Bench().desk
+    assert desk.ask(Question(P, 1, 0, "me")) == Given(0, 0, RollingDigest(), False, -1)
+    assert desk.ask(Question(P, 2, 0, "you")) is Finding.CONFLICT
+    assert desk.ask(Question(P, 3, 0, "me", at(0, 4))) != Finding.CONFLICT
+    assert desk.ask(Question(P, 4, 0, "me", at(0, 3))) is Finding.FENCED
+    desk.begin()
+    assert isinstance(desk.ask(Question(P, 2, 0, "you")), Given), "nothing of the other is in the log"
+
+
+def test_producer_state_response_contains_the_source_position() -> None:
+    bench = Bench()
+    bench.publish(0, at(4, 2), name="me")
+    given = bench.desk.ask(Question(P, 9, 0, "me", at(0, 2)))
+    assert isinstance(given, Given)
+    assert (given.position, given.next_sequence) == (at(4, 2), 1)
+    assert given.as_pb.position == at(4, 2).message()
+    fresh = Bench().desk.ask(Question(P, 9))
+    assert isinstance(fresh, Given)
+    assert not fresh.as_pb.HasField("position")
+
+
+def test_producer_plan_of_a_spark_round_is_returned_while_its_records_are_stored() -> None:
+    """[A19]"""
+
+    def asked(producers: Producers, plan: int, generation: int = 5) -> Given | Finding:
+        position = at(offset_in(0, 0, plan), generation, partition=3)
+        return ProducerDesk(producers).ask(Question(P + 1, 2, 0, "other", position))
+
+    def again(producers: Producers, end_offset: int) -> Producers:
+        made = Producers(0, 10)
+        made.restore(b"".join(producers.snapshot()()), end_offset)
+        return made
+
+    bench = Bench()
+    bench.publish(0, at(offset_in(2, 0, 7), 5))
+    bench.producers.committed(0)
+    assert asked(again(bench.producers, 1), 8) is Finding.PLAN_CHANGED
+    assert isinstance(asked(again(bench.producers, 1), 7), Given)
+    bench.publish(0, at(offset_in(2, 0, 8), 6), epoch=1, reset=True)  # another round
+    assert (asked(bench.producers, 7, 6), isinstance(asked(bench.producers, 8), Given)) == (Finding.PLAN_CHANGED, True)
+    bench.producers.cut(1)
+    assert isinstance(asked(bench.producers, 7, 6), Given)
+    assert asked(bench.producers, 8) is Finding.PLAN_CHANGED
+
+
+def test_producer_names_and_source_positions_survive_checkpoint_truncation_and_compaction() -> None:
+    bench = Bench()
+    bench.publish(0, at(4, 1 << 40, "\u00fc" * 30, 99), name="me")
+    bench.producers.committed(0)
+    bench.publish(1, at(9, 1 << 40, "\u00fc" * 30, 99))
+    again = Producers(0, 10)
+    again.restore(b"".join(bench.producers.snapshot()()), 1)
+    known = again.state_of(P)
+    assert known is not None
+    assert (known.name, known.position) == ("me", at(4, 1 << 40, "\u00fc" * 30, 99))
+    assert bench.state == ("me", at(9, 1 << 40, "\u00fc" * 30, 99))
+    bench.producers.cut(1)
+    assert bench.state == ("me", at(4, 1 << 40, "\u00fc" * 30, 99))
+    kept = parse_batch(kept_of(batch := a_batch(3, name="me", position=at(4)), batch.offsets() == 1))
+    assert kept.record_count == 1
+    told = _new_batch_of(kept).numbering
+    assert told is not None
+    assert (told.name, told.position, told.columns) == ("me", at(4), None)
+
+
+@pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"x", lambda d: d[:5], lambda d: d[:-2] + b"\xff\xff",
+                                    lambda d: d[:4] + b"\x02" + d[5:], lambda d: d[:12] + b"\xff" * 8 + d[20:]])  # fmt: skip
+def test_producer_note_with_invalid_bytes_raises_corruption(change: object) -> None:
+    good = ProducerNote("me", at(5, 6, "uid", 7)).encode()
+    assert ProducerNote.decode(good) == ProducerNote("me", at(5, 6, "uid", 7))
+    with pytest.raises(CorruptionError, match="note"):
+        ProducerNote.decode(change(good))  # type: ignore[operator]
+
+
+def test_producer_state_size_counts_long_names_and_uids() -> None:
+    """Names of 255 bytes and uids count against the limit."""
+    count = 60
+    producers = Producers(0, count + 1)
+    for producer in range(count + 1):
+        if producer == 1:  # what is made once, for all, and what others have left, is not counted
+            gc.collect()
+            tracemalloc.start()
+        for n in range(6):
+            note = ProducerNote(f"{producer:0255}" if not n else "", at(n, n, f"{producer:036}"))
+            data = build_batch(
+                [b"v"], base_offset=producer * 6 + n, producer_id=producer + 1, base_sequence=n, note=note.encode()
+            )
+            producers.take(_new_batch_of(parse_batch(data)))
+            producers.committed(producer * 6 + n)
+    gc.collect()
+    before, _ = tracemalloc.get_traced_memory()
+    del producers
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (before - after) / count < STATE_BYTES
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_producer_processes_that_reread_their_source_store_each_record_once_in_order(seed: int) -> None:
+    """Processes reread the source, and send batches that are lost, late or repeated. The uncommitted end may be truncated."""
+    rng, bench, source = random.Random(seed), Bench(), 60
+    wire: list[tuple[int, SourcePosition, RecordBatch, RollingDigest]] = []
+    log: list[RecordBatch] = []
+
+    def hear(process: int, position: SourcePosition, batch: RecordBatch, digest: RollingDigest) -> None:
+        head = batch.header
+        claim = Claim(P, head.producer_epoch, head.base_sequence, head.record_count, False, digest, process, "", position)
+        ruling = bench.desk.judge(claim, batch.columns)
+        if ruling.finding is Finding.APPEND:
+            assert ruling.known == 0
+            told = _new_batch_of(batch)
+            bench.producers.take(told._replace(base_offset=bench.end, last_offset=bench.end + head.record_count - 1))
+            bench.end += head.record_count
+            log.append(batch)
+
+    for process in range(1, 400):
+        given = bench.desk.ask(Question(P, process, 0, "", at(0)))
+        assert isinstance(given, Given)
+        position = -1 if given.position is None else given.position.offset
+        if position == source - 1:
+            break
+        sequence, digest = given.next_sequence, given.digest
+        assert digest is not None
+        for _ in range(rng.randrange(6)):
+            first, position = position, min(position + rng.randrange(1, 6), source - 1)
+            made = [b"%d.%d" % (n, k) for n in range(first + 1, position + 1) for k in range(n % 3)]
+            if made:
+                note = ProducerNote("", at(position)).encode()
+                numbers = {"producer_id": P, "producer_epoch": given.epoch, "base_sequence": sequence}
+                batch = parse_batch(build_batch(made, note=note, **numbers))
+                wire.append((process, at(position), batch, digest))
+                digest, sequence = digest.over(batch.columns, 0, len(made)), sequence + len(made)
+        while wire and rng.random() < 0.9:
+            sent = wire.pop(0)
+            if rng.random() < 0.8:
+                hear(*sent)
+            if rng.random() < 0.3:
+                wire.insert(rng.randrange(len(wire) + 1), sent)
+        if rng.random() < 0.2:  # another leads, whose log may be shorter
+            bench.desk.begin()
+            for lost in [log.pop() for _ in range(rng.randrange(3)) if log]:
+                bench.end -= lost.record_count
+            bench.producers.cut(bench.end)
+    else:
+        pytest.fail("nobody came to the end")
+    values = [value for batch in log for value in batch.values()]
+    assert values == [b"%d.%d" % (n, k) for n in range(source) for k in range(n % 3)]

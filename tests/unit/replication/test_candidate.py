@@ -1,0 +1,99 @@
+"""Test the candidate role: it persists its epoch, replays, and waits for the lease of the leader before it."""
+
+from __future__ import annotations
+
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.events import Deadline
+from tests.unit.replication.stepping import KEY, S, Stepped, idle, state
+
+
+def proposed(epoch: int = 2, leader_epoch: int = 2) -> object:
+    return state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="b", epoch=epoch, leader_epoch=leader_epoch)
+
+
+def test_candidate_persists_its_epoch_replays_its_log_and_answers_fetches_but_appends_nothing() -> None:
+    candidate = idle()
+    candidate.told(proposed())  # type: ignore[arg-type]
+    assert candidate.only(do.PersistLeaderEpoch).leader_epoch == 2
+    candidate.fetch("c", 2, 1)
+    assert candidate.has(do.SendFetchRefusal), "not before the epoch is durable"
+    candidate.step(ev.LeaderEpochPersisted(leader_epoch=2))
+    assert candidate.has(do.StartServing)
+    assert candidate.only(do.ReplayLog).end_offset == 3
+    candidate.fetch("c", 2, 1)
+    assert candidate.has(do.SendFetchResponse)
+    candidate.publish()
+    assert candidate.sent() == [do.DropPublishes(token=candidate.tokens)]
+    assert not candidate.has(do.RaiseHighWatermark)
+    candidate.step(ev.ReplayProgressed(end_offset=1))
+    candidate.fire(Deadline.PROMOTION)
+    assert candidate.only(do.ReportPromotion) == do.ReportPromotion(
+        leader_epoch=2, epoch=2, replayed_end_offset=1, newest_offset=2, finished=False
+    )
+    candidate.step(ev.ReplayFinished(end_offset=3))
+    assert candidate.only(do.ReportPromotion).finished
+    candidate.heard()
+    candidate.told(state("b", isr="bc", epoch=3, leader_epoch=2))
+    assert not candidate.has(do.OpenSubject), "a was alive a moment ago, and may still speak"
+    candidate.step(ev.EpochQueryReceived(token=99, replica="a", asked_epoch=1, current_epoch=2, stream_uid=KEY.uid))
+    assert candidate.has(do.OpenSubject), "a asks in the new epoch: it has stepped down"
+    assert not candidate.has(do.CloseSubject), "it serves on"
+    assert candidate.replica.role == "LEADER"
+    candidate.publish(1)
+    assert candidate.replica.high_watermark == 2
+    candidate.fetch("c", 3)
+    assert candidate.replica.high_watermark == 3
+
+
+def test_new_leader_appends_after_the_lease_of_the_previous_leader_has_ended() -> None:
+    live = {"a": 1, "b": 1, "c": 1}
+    for ends, opens_at_once in (({"b": 1, "c": 1}, True), ({**live, "a": 2}, True), (live, False)):
+        candidate = idle()
+        candidate.told(proposed())  # type: ignore[arg-type]
+        candidate.step(ev.LeaderEpochPersisted(leader_epoch=2))
+        candidate.step(ev.ReplayFinished(end_offset=3))
+        candidate.told(state("b", isr="bc", epoch=3, leader_epoch=2), ends)
+        assert candidate.has(do.OpenSubject) is opens_at_once
+        if not opens_at_once:
+            candidate.fetch("c", 2, 1)
+            assert not candidate.has(do.RaiseHighWatermark)
+            before = candidate.now_ns
+            candidate.fire(Deadline.PROMOTION)
+            assert candidate.has(do.OpenSubject)
+            assert candidate.now_ns - before <= 1.5 * S
+
+
+def test_candidate_that_was_replaced_follows_the_next_candidate() -> None:
+    candidate = idle()
+    candidate.told(proposed())  # type: ignore[arg-type]
+    candidate.step(ev.LeaderEpochPersisted(leader_epoch=2))
+    candidate.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
+    assert candidate.has(do.CloseSubject)
+    assert not candidate.has(do.SendEpochQuery), "c has to store its epoch first"
+    candidate.told(state("c", isr="bc", epoch=4, leader_epoch=3))
+    assert candidate.only(do.SendEpochQuery).leader == "c"
+    candidate.told(state("c", isr="bc", epoch=5, leader_epoch=3))
+    assert not candidate.has(do.SendEpochQuery), "it is asked already"
+
+
+def test_candidate_after_a_restart_still_has_its_persisted_leader_epoch() -> None:
+    node = Stepped("b")
+    node.step(ev.LogOpened(log_start_offset=0, log_end_offset=3, high_watermark=2, epochs=((1, 0),), persisted_epoch=2))
+    node.told(state(leader_epoch=1, epoch=1))
+    assert node.replica.role == "WAITING"
+
+
+def test_candidate_answers_fetches_only_when_its_epoch_and_log_are_durable() -> None:
+    """Flushes of before, and answers about another epoch, are no word of this one."""
+    candidate = idle()
+    candidate.told(proposed(leader_epoch=3))  # type: ignore[arg-type]
+    candidate.step(ev.LogFlushed(end_offset=3))
+    assert candidate.sent() == [], "the log alone"
+    candidate.step(ev.LeaderEpochPersisted(leader_epoch=2))
+    assert candidate.sent() == [], "another epoch"
+    candidate.step(ev.LeaderEpochPersisted(leader_epoch=3))
+    assert candidate.sent()[:2] == [do.StartServing(), do.ReplayLog(end_offset=3)]
+    candidate.step(ev.LogFlushed(end_offset=3))
+    assert candidate.sent() == [], "once"

@@ -1,0 +1,142 @@
+"""Test the high watermark under both commit policies, and which fetches and damage reports count [D7, D8, D22]."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from liftpy.config import CommitPolicy, ReplicationConfig
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.events import RefusalReason
+from liftpy.core.replication.isr import isr_high_watermark, quorum_high_watermark
+from tests.unit.replication.stepping import Stepped, state
+
+
+@pytest.mark.parametrize("min_isr", [1, 2, 3])
+@pytest.mark.parametrize("isr_count", [1, 2, 3])
+def test_isr_high_watermark_is_the_lowest_position_and_needs_min_isr(min_isr: int, isr_count: int) -> None:
+    members = "abc"[:isr_count]
+    positions: dict[str, int | None] = {"a": 9, "b": 7, "c": 5}
+    found = isr_high_watermark(positions, members, isr_count, min_isr, 4)
+    assert found == (4 if isr_count < min_isr else min(positions[m] or 0 for m in members))
+    assert isr_high_watermark({**positions, members[-1]: None}, members, isr_count, min_isr, 4) == 4
+    assert isr_high_watermark(positions, members, isr_count, min_isr, 20) == 20, "it never falls"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "min_isr", "hw"), [("abc", 1, 7), ("abc", 2, 7), ("abc", 3, 5), ("abcd", 1, 5), ("abcde", 4, 3)]
+)
+def test_quorum_high_watermark_needs_a_majority_min_isr_and_this_epoch(replicas: str, min_isr: int, hw: int) -> None:
+    positions: dict[str, int | None] = dict(zip("abcde", (9, 7, 5, 3, 1), strict=True))
+    for epoch_start in range(12):
+        found = quorum_high_watermark(positions, replicas, len(replicas), min_isr, epoch_start, 0)
+        assert found == (hw if hw >= epoch_start else 0), epoch_start
+
+
+def test_leader_high_watermark_counts_only_its_flushed_records() -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2))
+    leader.publish(5, flush=False)
+    for follower in "bc":
+        leader.fetch(follower, 4)
+    assert leader.replica.high_watermark == -1, "its own flush counts too"
+    leader.step(ev.LogFlushed(end_offset=3))
+    assert leader.replica.high_watermark == 2
+    leader.step(ev.LogFlushed(end_offset=5))
+    assert leader.replica.high_watermark == 4
+
+
+def test_quorum_high_watermark_never_exceeds_the_flush_of_the_leader() -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2, policy=CommitPolicy.QUORUM))
+    leader.publish(5, flush=False)
+    for follower in "bc":
+        leader.fetch(follower, 4)
+    assert leader.replica.high_watermark == -1
+    leader.step(ev.LogFlushed(end_offset=2))
+    assert leader.replica.high_watermark == 1
+
+
+def test_fetch_of_a_fenced_incarnation_is_answered_but_not_counted_for_commits() -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2))
+    leader.told(state(leader_epoch=2, epoch=2), {"a": 1, "b": 1})  # c is fenced
+    leader.publish(3)
+    leader.fetch("b", 2)
+    leader.fetch("c", 2, incarnation=1)
+    assert leader.has(do.SendFetchResponse)
+    assert leader.replica.high_watermark == -1
+    leader.told(state(leader_epoch=2, epoch=3), {"a": 1, "b": 1, "c": 2})
+    leader.fetch("c", 2, incarnation=1)
+    assert leader.only(do.SendFetchRefusal).reason is RefusalReason.STALE_INCARNATION
+    assert leader.replica.high_watermark == -1
+    leader.fetch("c", 2, incarnation=2)
+    assert leader.replica.high_watermark == 2
+
+
+def test_fetch_without_an_incarnation_is_answered_but_not_counted_for_commits() -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2))
+    leader.publish(3)
+    leader.fetch("b", 2)
+    leader.fetch("c", 2, incarnation=0)
+    assert leader.has(do.SendFetchResponse)
+    assert leader.replica.high_watermark == -1
+
+
+@pytest.mark.parametrize(("copy_epoch", "counts"), [(0, False), (3, False), (4, True)])
+def test_learner_fetch_with_an_old_copy_epoch_does_not_change_its_position(copy_epoch: int, counts: bool) -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2))
+    held = state(leader_epoch=2, epoch=2)
+    learning = replace(held, state=replace(held.state, target=("a", "b", "d"), joining="d", copy_epoch=4))
+    leader.told(learning, dict.fromkeys("abcd", 1))
+    leader.publish(3)
+    leader.fetch("d", 1, copy_epoch=copy_epoch)
+    assert leader.has(do.SendFetchResponse)
+    desk = leader.replica._role.desk  # type: ignore[attr-defined]
+    assert desk.newest_offset_of("d") == (1 if counts else None)
+
+
+def test_quorum_majority_includes_the_leader() -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2, policy=CommitPolicy.QUORUM))
+    leader.publish(3)
+    leader.fetch("b", 2)
+    assert leader.replica.high_watermark == 2
+
+
+@pytest.mark.parametrize(
+    ("offset", "reason"), [(-1, None), (0, None), (2, None), (3, RefusalReason.DIVERGED), (4, RefusalReason.DIVERGED)]
+)
+def test_fetch_with_an_invalid_offset_is_rejected_with_the_reason(offset: int, reason: RefusalReason | None) -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2))
+    leader.publish(3)
+    leader.fetch("b", offset)
+    assert leader.has(do.SendFetchRefusal) is (reason is not None)
+    if reason is not None:
+        assert leader.only(do.SendFetchRefusal).reason is reason
+
+
+@pytest.mark.parametrize(("asked", "given"), [(0, 1000), (999, 999), (1000, 1000), (1001, 1000)])
+def test_fetch_response_size_is_the_smaller_of_both_limits(asked: int, given: int) -> None:
+    leader = Stepped("a", ReplicationConfig(replication_max_bytes=1_000_000)).leads(state(leader_epoch=2))
+    leader.publish(3)
+    leader.fetch("b", -1, max_bytes=asked * 1000)
+    assert leader.only(do.SendFetchResponse).max_bytes == given * 1000
+
+
+@pytest.mark.parametrize(("incarnation", "heard"), [(1, True), (0, False)])
+def test_damage_report_of_a_live_follower_makes_the_leader_recheck_its_log(incarnation: int, heard: bool) -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2))
+    leader.publish(3)
+    leader.fetch("b", -1, bad_offset=1, incarnation=incarnation)
+    assert leader.has(do.RecheckLog) is heard
+    if heard:
+        assert (leader.only(do.RecheckLog).offset, leader.only(do.RecheckLog).replica) == (1, "b")
+
+
+def test_waiting_fetch_response_has_the_high_watermark_at_the_time_of_the_response() -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2))
+    for follower in "bc":
+        leader.fetch(follower, -1, awaits_more=True)
+    leader.publish(2)
+    assert {effect.replica for effect in leader.out if isinstance(effect, do.AnswerWaiter)} <= {"b", "c"}
+    followers = leader.replica._role.desk.followers  # type: ignore[attr-defined]
+    assert all(progress.told_high_watermark == leader.replica.high_watermark for progress in followers.values())

@@ -1,0 +1,255 @@
+"""Test the fetches of a follower: checks, high watermark, idle waits, wake-ups and backoff."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.config import ReplicationConfig
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.events import Deadline
+from tests.unit.replication.stepping import S, Stepped, idle, state
+
+
+def test_follower_fetch_offset_covers_fetched_records_only_after_their_flush() -> None:
+    follower = Stepped("b").follows()
+    assert follower.only(do.SendFetch).offset == -1
+    follower.answered([(0, 2, 1), (3, 4, 1)], 1)
+    assert follower.sent() == [do.AppendFetched(token=1, last_offset=4, leader_high_watermark=1, leader_epoch=1)]
+    assert follower.replica.high_watermark == -1, "HW waits for the flush"
+    follower.step(ev.LogFlushed(end_offset=3))
+    assert not follower.has(do.SendFetch)
+    follower.step(ev.LogFlushed(end_offset=5))
+    assert follower.replica.high_watermark == 1
+    fetch = follower.only(do.SendFetch)
+    assert (fetch.offset, fetch.offset_epoch) == (4, 1)
+
+
+def test_follower_high_watermark_never_exceeds_its_log_end() -> None:
+    follower = Stepped("b").follows()
+    follower.answered([(0, 2, 1)], 100)
+    follower.step(ev.LogFlushed(end_offset=3))
+    assert follower.replica.high_watermark == 2
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [(1, 2, 1)],  # a gap in front
+        [(0, 2, 1), (4, 5, 1)],  # a gap inside
+        [(0, 2, 1), (2, 5, 1)],  # an overlap
+        [(0, 2, 2)],  # an epoch that the leader can't have
+        [(0, -1, 1)],
+    ],
+)
+def test_follower_drops_an_invalid_fetch_response_and_retries_after_a_backoff(spans: list) -> None:
+    follower = Stepped("b").follows()
+    follower.answered(spans, 5)
+    assert follower.has(do.DropFetched)
+    assert follower.replica.log.log_end_offset == 0
+    assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
+    follower.fire(Deadline.FETCH)
+    assert follower.has(do.SendFetch)
+
+
+def test_follower_drops_a_response_to_another_request() -> None:
+    follower = Stepped("b").follows()
+    request = follower.only(do.SendFetch).request_id
+    follower.answered([(0, 2, 1)], 5, request=request + 1)
+    assert follower.only(do.DropFetched).why == "stale request"
+    follower.answered([(0, 2, 1)], 5, request=request)
+    assert follower.has(do.AppendFetched)
+    follower.answered([(0, 2, 1)], 5, request=request)
+    assert follower.only(do.DropFetched).why == "stale request", "a duplicate"
+
+
+def test_caught_up_follower_sends_no_fetch_until_a_wake_up() -> None:
+    follower = idle()
+    follower.step(ev.WokenUp())
+    assert follower.only(do.SendFetch).offset == 2
+
+
+def test_idle_follower_accepts_records_in_a_second_response_to_its_fetch() -> None:
+    follower = Stepped("b").follows()
+    request = follower.only(do.SendFetch).request_id
+    follower.answered([], -1, request=request)
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+    follower.answered([], -1, request=request)
+    assert not follower.sent(), "the empty answer twice says nothing"
+    follower.answered([(0, 2, 1)], -1, request=request + 1)
+    assert follower.only(do.DropFetched).why == "stale request"
+    follower.answered([(0, 2, 1)], -1, request=request)
+    assert follower.only(do.AppendFetched).last_offset == 2
+    follower.answered([(0, 2, 1)], -1, request=request)
+    assert follower.only(do.DropFetched).why == "stale request", "a duplicate"
+    follower.step(ev.LogFlushed(end_offset=3))
+    assert follower.only(do.SendFetch).offset == 2
+    follower.answered([(3, 4, 1)], -1, request=request)
+    assert follower.only(do.DropFetched).why == "stale request", "it waits for another answer now"
+
+
+def test_follower_after_a_batch_fragment_sends_the_next_fetch_with_its_own_timeout() -> None:
+    follower = Stepped("b").follows()
+    first = follower.only(do.SendFetch)
+    follower.step(ev.FetchPieceArrived(request_id=first.request_id, leader_epoch=1), after_s=1)
+    at_ns = follower.now_ns + round(ReplicationConfig().fetch_timeout_s * S)
+    asked = follower.only(do.SendFetch)
+    assert [effect for effect in follower.out if getattr(effect, "kind", None) is Deadline.REQUEST] == [
+        do.SetDeadline(kind=Deadline.REQUEST, at_ns=None),
+        do.SetDeadline(kind=Deadline.REQUEST, at_ns=at_ns),
+    ]
+    assert asked.request_id > first.request_id
+    assert (asked.offset, asked.leader) == (first.offset, "a")
+    follower.answered([(0, 2, 1)], -1, request=first.request_id)
+    assert follower.only(do.DropFetched).why == "stale request"
+    follower.answered([(0, 2, 1)], -1, request=asked.request_id)
+    assert follower.only(do.AppendFetched).last_offset == 2
+
+
+def test_idle_follower_backs_off_after_an_invalid_second_response() -> None:
+    follower = Stepped("b").follows()
+    request = follower.only(do.SendFetch).request_id
+    follower.answered([], -1, request=request)
+    follower.answered([(1, 2, 1)], -1, request=request)
+    assert follower.only(do.DropFetched).why == "gap"
+    assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
+
+
+def test_idle_follower_ignores_an_unreadable_second_response() -> None:
+    follower = idle()
+    follower.step(ev.RequestFailed(request_id=follower.replica._role._idle_request_id, reason="unreadable"))
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+
+
+def test_idle_follower_raises_its_high_watermark_from_an_empty_second_response() -> None:
+    follower = Stepped("b").follows()
+    follower.answered([(0, 2, 1)], hw=-1)
+    follower.step(ev.LogFlushed(end_offset=3))
+    request = follower.only(do.SendFetch).request_id
+    follower.answered([], hw=-1)
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+    follower.answered([], hw=1, request=request)
+    assert follower.sent() == [do.RaiseHighWatermark(high_watermark=1)], "nothing is asked for"
+    follower.answered([], hw=7, request=request)
+    assert follower.sent() == [do.RaiseHighWatermark(high_watermark=2)], "never above what is here"
+    follower.answered([], hw=0, request=request)
+    assert follower.sent() == [], "an old one"
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+    follower.answered([(3, 3, 1)], hw=2, request=request)
+    assert follower.has(do.AppendFetched), "the fetch can still be answered with more"
+
+
+def test_idle_follower_ignores_a_second_response_of_another_epoch_or_fetch() -> None:
+    follower = Stepped("b").follows()
+    follower.answered([(0, 2, 1)], hw=-1)
+    follower.step(ev.LogFlushed(end_offset=3))
+    request = follower.only(do.SendFetch).request_id
+    follower.answered([], hw=-1)
+    follower.step(ev.FetchAnswered(token=90, request_id=request, leader_epoch=9, high_watermark=2, spans=()))
+    assert follower.sent() == []
+    follower.answered([], hw=2, request=request - 1)
+    assert follower.sent() == []
+    assert follower.replica.phase == "FOLLOWER_IDLE"
+
+
+def test_idle_follower_sends_a_fetch_after_each_idle_timeout() -> None:
+    follower = idle()
+    before = follower.now_ns
+    follower.fire(Deadline.FETCH)
+    assert follower.now_ns - before == S
+    assert follower.has(do.SendFetch)
+
+
+def test_follower_woken_before_its_empty_response_sends_one_fetch_after_the_response() -> None:
+    follower = Stepped("b").follows()
+    request = follower.only(do.SendFetch).request_id
+    follower.step(ev.WokenUp())
+    assert not follower.has(do.SendFetch)
+    follower.answered([], -1, request=request)
+    assert follower.has(do.SendFetch)
+    follower.answered([], -1)
+    assert follower.replica.phase == "FOLLOWER_IDLE", "one wake-up is one fetch"
+
+
+def test_follower_woken_during_a_flush_sends_a_fetch() -> None:
+    follower = Stepped("b").follows()
+    follower.answered([(0, 2, 1)], 0)
+    follower.step(ev.WokenUp())
+    follower.step(ev.LogFlushed(end_offset=3))
+    assert follower.has(do.SendFetch)
+
+
+def test_follower_after_errors_backs_off_and_does_not_become_idle() -> None:
+    follower = Stepped("b").follows()
+    waits = []
+    for _ in range(6):
+        follower.step(ev.RequestFailed(request_id=follower.only(do.SendFetch).request_id, reason="no responders"))
+        before = follower.now_ns
+        follower.fire(Deadline.FETCH)
+        waits.append((follower.now_ns - before) / S)
+    assert waits[0] <= 0.05
+    assert waits == sorted(waits) or waits[-1] > waits[0]
+    assert max(waits) <= 1.0
+
+
+def test_follower_without_a_response_backs_off_and_drops_the_late_response() -> None:
+    follower = Stepped("b").follows()
+    request = follower.only(do.SendFetch).request_id
+    follower.fire(Deadline.REQUEST)
+    assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
+    follower.answered([(0, 2, 1)], 5, request=request)
+    assert follower.has(do.DropFetched)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_follower_sends_a_fetch_at_once_after_a_reconnect(waits: bool) -> None:
+    follower = idle() if waits else Stepped("b").follows()
+    follower.step(ev.DataPathChanged(is_up=False))
+    follower.step(ev.DataPathChanged(is_up=True), 0.2)
+    assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
+    follower.fire(Deadline.FETCH)
+    assert follower.has(do.SendFetch)
+    answered = Stepped("b").follows()
+    answered.answered([(0, 2, 1)], -1)
+    phase = answered.replica.phase
+    answered.step(ev.DataPathChanged(is_up=True))
+    assert answered.replica.phase == phase, "it asked for nothing that could be lost"
+
+
+@pytest.mark.parametrize("end", [0, 3])
+def test_follower_of_a_candidate_sends_its_first_request_after_a_delay(end: int) -> None:
+    follower = idle(end)
+    follower.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
+    assert not follower.has(do.SendEpochQuery)
+    assert not follower.has(do.SendFetch)
+    follower.fire(Deadline.FETCH)  # its replay may take long: what it holds is fetched meanwhile
+    assert follower.has(do.SendEpochQuery if end else do.SendFetch)
+    follower.told(state("c", isr="bc", epoch=4, leader_epoch=3))
+    assert not follower.has(do.SendEpochQuery)
+    assert not follower.has(do.SendFetch)
+
+
+def test_follower_backoff_is_not_shortened_by_an_isr_change() -> None:
+    follower = idle()
+    follower.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
+    follower.told(state("c", isr="bc", epoch=4, leader_epoch=3))
+    follower.step(
+        ev.RequestFailed(
+            request_id=follower.only(do.SendEpochQuery).request_id,
+            reason="No responders on this subject. Check that the nodes run: `liftpy health`.",
+        )
+    )
+    follower.told(state("c", isr="b", epoch=5, leader_epoch=3))
+    assert not follower.has(do.SendEpochQuery)
+
+
+@pytest.mark.parametrize("end", [0, 3])
+def test_follower_backoff_ends_with_a_notice_of_the_new_leader(end: int) -> None:
+    follower = idle(end)
+    follower.told(state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="c", epoch=3, leader_epoch=3))
+    follower.step(
+        ev.NoticeReceived(leader="c", leader_epoch=3, epoch=4, epoch_start_offset=end, high_watermark=-1, log_start_offset=0)
+    )
+    assert follower.has(do.SendEpochQuery if end else do.SendFetch), "an empty log has nothing to reconcile"
+    assert not follower.has(do.SendFetch if end else do.SendEpochQuery)

@@ -1,0 +1,60 @@
+"""Test the table of phases of a follower: a change that is not in the table raises an error with the recent phases."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.replication import events as ev
+from liftpy.core.replication import phases
+from liftpy.core.replication.follower import FollowerRole
+from liftpy.core.replication.phases import FOLLOWS_ON, Following, Leading, RoleName, Waiting
+from liftpy.errors import InvariantError
+from tests.unit.replication.stepping import Stepped
+
+
+def test_follower_phase_table_contains_every_phase() -> None:
+    assert set(FOLLOWS_ON) == set(Following)
+    reached = {Following.RECONCILING}
+    while True:
+        more = reached.union(*(FOLLOWS_ON[phase] for phase in reached))
+        if more == reached:
+            break
+        reached = more
+    assert reached == set(Following)
+
+
+def test_follower_phase_table_allows_no_fetch_before_reconciliation() -> None:
+    agreed = {Following.FLUSHING, Following.IDLE, Following.QUIET, Following.FETCH_BACKOFF}
+    for phase in (Following.RECONCILE_BACKOFF, Following.RECONCILING, Following.CUTTING):
+        assert not FOLLOWS_ON[phase] & (agreed - {Following.FLUSHING})
+    for phase in agreed:
+        assert Following.CUTTING not in FOLLOWS_ON[phase], "a cut is never begun without the leader's word"
+
+
+def test_follower_phase_table_has_a_waiting_phase_for_each_partition_status() -> None:
+    assert {status.name for status in PartitionStatus} <= set(Waiting)
+    names = [member.value for kind in (Leading, Following, Waiting) for member in kind]
+    assert len(names) == len(set(names))
+
+
+def idle_follower() -> Stepped:
+    follower = Stepped("b").follows()
+    follower.answered([], hw=-1)
+    assert follower.replica.phase == Following.IDLE
+    assert follower.replica.role is RoleName.FOLLOWER
+    return follower
+
+
+def test_follower_invalid_phase_change_raises_with_the_recent_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(phases.FOLLOWS_ON, Following.IDLE, frozenset({Following.FLUSHING}))
+    follower = idle_follower()
+    with pytest.raises(InvariantError, match="from IDLE to FETCHING; its way: RECONCILING -> FETCHING -> IDLE"):
+        follower.step(ev.WokenUp())
+
+
+def test_follower_phase_change_missing_in_the_table_raises_invariant_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mistake: whoever is woken waits for a cut that nobody began."""
+    monkeypatch.setattr(FollowerRole, "woken_up", lambda self, now_ns, out: self._waits_for(Following.CUTTING))
+    with pytest.raises(InvariantError, match="IDLE to CUTTING"):
+        idle_follower().step(ev.WokenUp())

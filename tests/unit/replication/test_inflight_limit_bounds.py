@@ -1,0 +1,163 @@
+"""Test the limits of inflight publishes, the slow-consumer guard, combined fetches and slow disks."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from liftpy.config import ReplicationConfig
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.inflight_limits import (
+    RECORD_OVERHEAD_BYTES,
+    Gate,
+    InflightLimits,
+    NodeIntake,
+    Overflow,
+    size_in_memory,
+)
+from liftpy.core.replication.isr import SlowFlushes
+from liftpy.core.replication.quiescence import QuietFetch, QuietFetches
+from tests.unit.replication.stepping import KEY, S
+
+MS = 1_000_000
+
+
+def publishes(count: int, size: int, *, plain: bool = True) -> ev.PublishesReceived:
+    return ev.PublishesReceived(
+        token=1, record_count=count, size_bytes=size, received_wall_ns=0, plain_count=count if plain else 0
+    )
+
+
+def test_inflight_limits_return_to_zero_after_all_bytes_are_replicated() -> None:
+    config = ReplicationConfig(ingest_queue_bytes=1 << 20, ingest_buffer_bytes=1 << 22)
+    node = NodeIntake()
+    intakes = [InflightLimits(node, config) for _ in range(2)]
+    event = publishes(3, 1000)
+    assert size_in_memory(event) == 1000 + 3 * RECORD_OVERHEAD_BYTES
+    for intake in intakes:
+        assert intake.hold(event, 0)
+        intake.appended(4, 100)
+        intake.appended(9, 200)
+    assert (node.held_bytes, node.unreplicated_bytes) == (2 * size_in_memory(event), 600)
+    intakes[0].committed(3)
+    assert intakes[0].uncommitted_bytes == 300
+    intakes[0].committed(4)
+    assert (intakes[0].uncommitted_bytes, node.unreplicated_bytes) == (200, 500)
+    assert intakes[0].next() is event
+    assert (node.held_bytes, node.released_bytes, intakes[0].held_bytes) == (size_in_memory(event), size_in_memory(event), 0)
+    for intake in intakes:
+        list(intake.close())
+    assert (node.held_bytes, node.unreplicated_bytes, node.full_count) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("of_node", [False, True])
+def test_inflight_limits_reject_queued_bytes_above_the_limit(of_node: bool) -> None:
+    size = size_in_memory(publishes(1, 1000))
+    bounds = {"ingest_queue_bytes": 1 << 20, "ingest_buffer_bytes": 1 << 22}
+    node = NodeIntake()
+    intake = InflightLimits(node, ReplicationConfig(**bounds))  # type: ignore[arg-type]
+    bound = bounds["ingest_queue_bytes"]
+    if of_node:
+        node.held_bytes = bounds["ingest_buffer_bytes"] // 2 - size * 3
+        bound = size * 3
+    taken = sum(1 for _ in itertools.takewhile(bool, (intake.hold(publishes(1, 1000), 0) for _ in range(5000))))
+    assert taken == bound // size
+    assert intake.held_bytes == taken * size
+
+
+def test_ingest_gate_waits_half_a_second_then_passes_a_minimum_rate_until_stuck() -> None:
+    node = NodeIntake(full_count=1)
+    gate = Gate(node)
+    assert gate.may_take(0, True, 1 * S) is False, "nothing is due at once"
+    patient = [gate.may_take(0, True, S + ms * MS) for ms in (100, 300, 490)]
+    assert patient == [False, False, False], "it is only just full"
+    assert gate.may_take(0, True, S + 600 * MS), "then some is due"
+    assert not gate.may_take(gate.least_rate_bytes, True, S + 700 * MS), "and no more than that"
+    node.released_bytes += 1
+    assert not gate.may_take(1 << 30, True, 3 * S + 100 * MS), "it gets on: not stuck"
+    assert gate.may_take(1 << 40, True, 6 * S), "stuck"
+    node.full_count = 0
+    assert gate.may_take(1 << 40, True, 6 * S)
+
+
+def test_slow_consumer_guard_ignores_older_answers_and_lowers_its_limit_after_a_disconnect() -> None:
+    overflow = Overflow()
+    overflow.record_pong(1000, 0, 10)
+    overflow.record_pong(5, 0, 9)
+    assert overflow.backlog_bytes == 1000
+    before = overflow.limit_bytes
+    overflow.cut_at(1 << 40)
+    assert overflow.limit_bytes == before
+    overflow.cut_at(before)
+    lower = overflow.limit_bytes
+    assert lower < before
+    overflow.cut_at(before)
+    assert overflow.limit_bytes == lower
+    overflow.cut_at(0)
+    assert 0 < overflow.limit_bytes < lower
+
+
+def quiet(count: int) -> tuple[QuietFetches, list[QuietFetch]]:
+    fetches = QuietFetches(ReplicationConfig())
+    made = [QuietFetch(type(KEY)("s", "u", number), 1, 1 + number) for number in range(count)]
+    for fetch in made:
+        assert fetches.add(fetch, "n2", 0)
+    return fetches, made
+
+
+def test_combined_fetches_end_if_one_of_several_requests_is_unanswered_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.core.replication.quiescence.MAX_PER_QUESTION", 2)
+    fetches, made = quiet(40)
+    questions, _ = fetches.due(fetches.interval_ns)
+    assert len(questions) > 1
+    fetches.take_ended(questions[0], ())
+    again, ended = fetches.due(2 * fetches.interval_ns)
+    assert not ended
+    assert {f for q in questions[1:] for f in q.fetches} <= {f for q in again for f in q.fetches}, "lost pages are asked again"
+    _, ended = fetches.due(3 * fetches.interval_ns)
+    assert {f for e in ended for f in e.fetches} == set(made), "twice without an answer: the leader's node is silent"
+
+
+def test_combined_fetches_ignore_a_late_failure_of_an_earlier_request() -> None:
+    fetches, made = quiet(3)
+    first, _ = fetches.due(fetches.interval_ns)
+    for question in first:
+        fetches.take_ended(question, ())
+    fetches.due(2 * fetches.interval_ns)
+    assert fetches.take_unanswered(first[0]) is None
+    assert len(fetches) == 3
+    second, _ = fetches.due(3 * fetches.interval_ns)
+    ended = fetches.take_unanswered(second[0])
+    assert ended is not None
+    assert set(ended.fetches) == set(made)
+
+
+def test_slow_disk_detection_needs_several_slow_flushes_and_excludes_up_to_a_bound() -> None:
+    config = ReplicationConfig()
+    flushes = SlowFlushes(config)
+    now = 0
+
+    def fast() -> None:
+        for other in "ab":
+            for _ in range(5):
+                flushes.flushed(other, MS, now)
+
+    fast()
+    out_ns = round(config.slow_flush_isr_backoff_s * S)
+    slow_ns = round(max(config.slow_flush_s, config.slow_flush_factor * 0.001) * S) + MS
+    flushes.flushed("b", slow_ns, now)
+    assert not flushes.is_slow("b", now), "one slow flush is no slow disk"
+    longest = 0
+    for _ in range(12):
+        for _ in range(100):
+            now += slow_ns
+            flushes.flushed("b", slow_ns, now)
+            if flushes.is_slow("b", now):
+                break
+        assert flushes.is_slow("b", now)
+        length = flushes._records["b"].slow_until_ns - now
+        assert longest <= length <= 16 * out_ns
+        longest = length
+        now = flushes._records["b"].slow_until_ns
+    assert longest == 16 * out_ns

@@ -1,0 +1,299 @@
+"""Test which publishes a leader appends, queues or rejects under load: bounded, in order, without ISR changes [A11, D20]."""
+
+from __future__ import annotations
+
+from liftpy.config import ReplicationConfig
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.inflight_limits import RECORD_OVERHEAD_BYTES, Gate, InflightLimits, NodeIntake
+from liftpy.core.replication.isr import FollowerProgress, wanted_isr
+from tests.unit.replication.stepping import S, Stepped, state
+
+KIB = 1024
+MIB = 1024 * 1024
+SMALL = ReplicationConfig(
+    unreplicated_bytes=1000, node_unreplicated_bytes=2000, ingest_queue_bytes=1000, ingest_buffer_bytes=8192
+)
+BATCH_BYTES = 400
+"""In memory."""
+STORED_BYTES = BATCH_BYTES - RECORD_OVERHEAD_BYTES
+"""In the log: two of them are below the bound, with three it is reached."""
+
+
+def publish(leader: Stepped, *, plain: bool = True, flush: bool = True) -> int:
+    leader.tokens += 1
+    leader.step(
+        ev.PublishesReceived(
+            token=leader.tokens, record_count=1, size_bytes=STORED_BYTES, received_wall_ns=0, plain_count=1 if plain else 0
+        )
+    )
+    token = leader.tokens
+    if flush and leader.has(do.AppendBatch):
+        leader.step(ev.LogFlushed(end_offset=leader.replica.log.log_end_offset))
+    return token
+
+
+def appended(leader: Stepped) -> list[int]:
+    return [effect.token for effect in leader.out if isinstance(effect, do.AppendBatch)]
+
+
+def test_leader_ahead_of_its_followers_queues_publishes_and_appends_them_in_order() -> None:
+    leader = Stepped("a", SMALL).leads()
+    leader.fetch("b", -1)
+    leader.fetch("c", -1)
+    for _ in range(3):
+        publish(leader)
+    assert leader.replica.log.log_end_offset == 3
+    held = [publish(leader, plain=plain) for plain in (True, False)]
+    assert leader.sent() == []
+    assert leader.replica.held_bytes == 2 * BATCH_BYTES
+    leader.fetch("b", 2)
+    assert appended(leader) == [], "c has not fetched"
+    leader.fetch("c", 0)
+    assert leader.replica.high_watermark == 0
+    assert appended(leader) == [held[0]]
+    publish(leader)
+    assert appended(leader) == [], "behind what is held"
+    leader.fetch("c", 2)
+    assert appended(leader)[0] == held[1]
+
+
+def test_leader_sends_a_fetch_response_before_it_appends_queued_publishes() -> None:
+    """Else a fetch would be answered to which no way back is kept yet."""
+    leader = Stepped("a", SMALL).leads()
+    leader.fetch("b", -1, awaits_more=True)
+    leader.fetch("c", -1, awaits_more=True)
+    for _ in range(5):
+        publish(leader)
+    leader.fetch("b", 2, awaits_more=True)
+    leader.fetch("c", 2, awaits_more=True)
+    kinds = [type(effect) for effect in leader.sent() if isinstance(effect, do.AppendBatch | do.KeepFetch)]
+    assert kinds[0] is do.KeepFetch
+    assert do.AppendBatch in kinds
+
+
+def test_leader_above_its_queue_limit_rejects_or_drops_publishes() -> None:
+    leader = Stepped("a", SMALL).leads()
+    leader.fetch("b", -1)
+    leader.fetch("c", -1)
+    for _ in range(5):
+        publish(leader)
+    token = publish(leader)
+    assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.OVERLOADED)]
+    token = publish(leader, plain=False)
+    assert leader.sent() == [do.RejectPublishes(token=token, reason=do.RejectReason.OVERLOADED)]
+    leader.now_ns += 30 * S
+    token = publish(leader, plain=False)
+    assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.OVERLOADED)], "without a lease nobody is told"
+
+
+def test_conditional_publish_is_rejected_where_other_publishes_are_queued() -> None:
+    leader = Stepped("a", SMALL).leads()
+    leader.fetch("b", -1)
+    for _ in range(4):
+        publish(leader)
+    leader.tokens += 1
+    leader.step(ev.PublishesReceived(token=leader.tokens, record_count=1, size_bytes=10, received_wall_ns=0, conditional=True))
+    assert leader.has(do.DropPublishes), "c has not joined: nobody may be told"
+    leader.fetch("c", -1)
+    leader.step(ev.PublishesReceived(token=leader.tokens, record_count=1, size_bytes=10, received_wall_ns=0, conditional=True))
+    assert leader.sent() == [do.RejectPublishes(token=leader.tokens, reason=do.RejectReason.OVERLOADED)]
+
+
+def test_leader_below_min_isr_queues_publishes_without_reply_until_the_isr_grows() -> None:
+    leader = Stepped("a", SMALL).leads(state(isr="a", leader_epoch=2))
+    held = [publish(leader) for _ in range(2)]
+    assert leader.sent() == []
+    refused = publish(leader, plain=False)
+    assert leader.sent() == [do.RejectPublishes(token=refused, reason=do.RejectReason.BELOW_MIN_ISR)]
+    lost = publish(leader)
+    assert leader.sent() == [do.DropPublishes(token=lost, reason=do.RejectReason.BELOW_MIN_ISR)]
+    leader.told(state(isr="ab", leader_epoch=2, epoch=2))
+    assert appended(leader) == held
+
+
+def test_leader_that_may_not_reject_queues_publishes_behind_the_others() -> None:
+    leader = Stepped("a", SMALL).leads(state(isr="a", leader_epoch=2))
+    first = publish(leader)
+    leader.now_ns += 30 * S
+    second = publish(leader, plain=False)
+    assert leader.sent() == [], "no lease: it can't be refused, and it may not overtake [A4]"
+    leader.told(state(isr="ab", leader_epoch=2, epoch=2))
+    assert appended(leader) == [first, second]
+
+
+def test_queued_publishes_with_reply_are_rejected_when_the_isr_shrinks_below_min_isr() -> None:
+    leader = Stepped("a", SMALL).leads()
+    leader.fetch("b", -1)
+    leader.fetch("c", -1)
+    for _ in range(3):
+        publish(leader)
+    plain, waiting = publish(leader), publish(leader, plain=False)
+    leader.told(state(isr="a", leader_epoch=2, epoch=2))
+    assert leader.only(do.RejectPublishes) == do.RejectPublishes(token=waiting, reason=do.RejectReason.BELOW_MIN_ISR)
+    leader.told(state(isr="abc", leader_epoch=2, epoch=3))
+    leader.fetch("b", 2)
+    leader.fetch("c", 2)
+    assert appended(leader) == [plain]
+
+
+def test_queued_publishes_are_dropped_when_the_leadership_ends() -> None:
+    leader = Stepped("a", SMALL).leads()
+    node = leader.replica._shared.intake
+    leader.fetch("b", -1)
+    leader.fetch("c", -1)
+    for _ in range(4):
+        publish(leader)
+    assert (node.unreplicated_bytes, node.held_bytes) == (3 * STORED_BYTES, BATCH_BYTES)
+    leader.told(state("b", leader_epoch=3, epoch=2))
+    assert leader.only(do.DropPublishes) == do.DropPublishes(token=leader.tokens, reason=do.RejectReason.NOT_LEADER)
+    assert (node.unreplicated_bytes, node.held_bytes, node.full_count) == (0, 0, 0)
+
+
+def test_inflight_limits_of_a_node_at_its_limit_allow_one_batch_per_partition() -> None:
+    node = NodeIntake()
+    busy, quiet = InflightLimits(node, SMALL), InflightLimits(node, SMALL)
+    others = [InflightLimits(node, SMALL) for _ in range(5)]
+    for number, intake in enumerate(others):
+        assert intake.may_append()
+        intake.appended(number, BATCH_BYTES)
+    assert busy.may_append()
+    busy.appended(0, BATCH_BYTES)
+    assert node.unreplicated_bytes > SMALL.node_unreplicated_bytes
+    assert not busy.may_append()
+    assert quiet.may_append(), "nothing of it is uncommitted"
+    busy.committed(0)
+    assert busy.may_append()
+
+
+def progress(position: int, *, caught_up_ago_s: float, progressed_ago_s: float, now_ns: int) -> FollowerProgress:
+    found = FollowerProgress(
+        now_ns - round(caught_up_ago_s * S), incarnation=1, live=True, position=position, was_caught_up=True
+    )
+    found.progressed_ns = now_ns - round(progressed_ago_s * S)
+    return found
+
+
+def wanted(followers: dict[str, FollowerProgress], now_ns: int, *, isr: str = "abc", min_isr: int = 2) -> str:
+    found = wanted_isr(
+        "a",
+        frozenset(isr),
+        followers,
+        {"a": 1, "b": 1, "c": 1},
+        high_watermark=5,
+        epoch_start_offset=0,
+        log_end_offset=1000,
+        now_ns=now_ns,
+        max_lag_ns=5 * S,
+        max_lag_records=0,
+        min_isr=min_isr,
+    )
+    return "".join(sorted(found))
+
+
+def test_follower_that_makes_progress_stays_in_the_isr_despite_its_lag() -> None:
+    now_ns = 100 * S
+    slow = {r: progress(10, caught_up_ago_s=20, progressed_ago_s=0.1, now_ns=now_ns) for r in "bc"}
+    assert wanted(slow, now_ns) == "abc"
+    stuck = {**slow, "c": progress(10, caught_up_ago_s=20, progressed_ago_s=6, now_ns=now_ns)}
+    assert wanted(stuck, now_ns) == "ab"
+    slower = {r: progress(10, caught_up_ago_s=31 + (r == "c"), progressed_ago_s=0.1, now_ns=now_ns) for r in "bc"}
+    assert wanted(slower, now_ns) == "ab", "too slow for too long, and min_isr can do without it"
+    assert wanted(slower, now_ns, min_isr=3) == "abc"
+    assert wanted(slower, now_ns, isr="ab") == "ab", "nobody joins by it"
+    gone = {r: progress(10, caught_up_ago_s=20, progressed_ago_s=20, now_ns=now_ns) for r in "bc"}
+    assert wanted(gone, now_ns) == "a"
+
+
+def test_follower_lag_time_is_the_age_of_the_leaders_log_end_that_it_reached() -> None:
+    follower = FollowerProgress(caught_up_ns=0)
+    for second in range(1, 11):  # the leader appends 100 a second, the follower gets 50 of them
+        follower.fetched(50 * second, second, 100 * second, second * S)
+    assert follower.caught_up_ns == 4 * S, "at 10 s it has what the leader had at 5 s; it was looked at before"
+    assert follower.progressed_ns == 10 * S
+    follower.fetched(500, 11, 1100, 11 * S)
+    assert follower.progressed_ns == 10 * S
+
+
+def full(node: NodeIntake) -> Gate:
+    node.full_count = 1
+    return Gate(node)
+
+
+def test_ingest_gate_stays_closed_while_full_partitions_make_progress() -> None:
+    node = NodeIntake()
+    gate = full(node)
+    for tenths in range(100):
+        node.released_bytes += MIB
+        assert not gate.may_take(0, False, S + tenths * S // 10)
+    node.full_count = 0
+    assert gate.may_take(0, True, 12 * S)
+
+
+def test_ingest_gate_closed_for_long_passes_a_minimum_rate() -> None:
+    node = NodeIntake()
+    gate = full(node)
+    taken, now_ns = 0, S
+    for _ in range(1000):
+        now_ns += S // 100
+        node.released_bytes += 1
+        while gate.may_take(taken, True, now_ns):
+            taken += 64 * KIB
+    least = gate.least_rate_bytes
+    assert 8 * least < taken < 11 * least
+    gate.cut_off()
+    assert gate.least_rate_bytes == 2 * least
+    node.full_count = 0
+    assert gate.may_take(taken, False, now_ns + 60 * S)
+    assert gate.least_rate_bytes == least, "calm has returned"
+    gate.cut_off()
+    assert gate.least_rate_bytes == least, "it was cut for another reason"
+
+
+def test_ingest_gate_opens_when_full_partitions_make_no_progress_for_two_seconds() -> None:
+    node = NodeIntake()
+    gate = full(node)
+    assert not gate.may_take(0, False, S)
+    assert not gate.may_take(0, False, 3 * S - 1)
+    assert gate.may_take(0, False, 3 * S)
+    node.released_bytes += 1
+    assert not gate.may_take(0, False, 3 * S + 1)
+
+
+def held(size_bytes: int) -> ev.PublishesReceived:
+    return ev.PublishesReceived(
+        token=1, record_count=1, size_bytes=size_bytes - RECORD_OVERHEAD_BYTES, received_wall_ns=0, plain_count=1
+    )
+
+
+def test_inflight_limits_count_a_partition_as_full_once_at_three_quarters() -> None:
+    node = NodeIntake()
+    one, other = InflightLimits(node, SMALL), InflightLimits(node, SMALL)
+    counts = []
+    order = (one, one, one, other, one, other, other)
+    for intake in order:
+        assert intake.hold(held(250), 0)
+        counts.append(node.full_count)
+    assert counts == [0, 0, 1, 1, 1, 1, 2], "three quarters of what it may hold"
+    for intake in order:
+        assert intake.next().size_bytes == held(250).size_bytes
+        counts.append(node.full_count)
+    assert counts[7:] == [2, 1, 1, 0, 0, 0, 0]
+    assert (node.held_bytes, node.released_bytes) == (0, 7 * 250)
+
+
+def test_inflight_limits_of_a_full_node_count_each_partition_with_queued_bytes_as_full() -> None:
+    node = NodeIntake()
+    wide = ReplicationConfig(ingest_queue_bytes=1 << 20, ingest_buffer_bytes=8192)
+    busy, quiet = InflightLimits(node, wide), InflightLimits(node, wide)
+    while not node.full_count:
+        assert busy.hold(held(128), 0)
+    assert busy.held_bytes == node.held_bytes == 3072, "three quarters of half the buffer"
+    assert quiet.hold(held(128), 0)
+    assert node.full_count == 2
+    quiet.next()
+    assert node.full_count == 1
+    while busy.hold(held(128), 0):
+        assert node.held_bytes <= 4096
+    assert node.held_bytes == 4096, "its bound, exactly"
+    assert not quiet.hold(held(128), 0)

@@ -1,0 +1,173 @@
+"""Test who leaves and joins the ISR, follower progress, leases and waiting fetches at each limit [D8, D15]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liftpy.core.replication import events as ev
+from liftpy.core.replication import isr
+from liftpy.core.replication.fetch_handler import Waiter, Waiters
+from liftpy.core.replication.isr import DOUBT_NS, REACH_NS, FollowerProgress, IsrChange
+from liftpy.core.replication.lease import Lease, Succession
+from liftpy.core.replication.role import Backoff
+from tests.unit.replication.stepping import Stepped, state
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(("behind", "lags"), [(9, False), (10, False), (11, True)])
+def test_follower_above_the_record_or_time_lag_limit_is_lagging(behind: int, lags: bool) -> None:
+    progress = FollowerProgress(caught_up_ns=0, position=99 - behind)
+    assert isr.is_lagging(progress, 100, 5, 5, 10) is lags
+    assert not isr.is_lagging(progress, 100, 5, 5, 0), "0: no bound"
+    assert isr.is_lagging(FollowerProgress(caught_up_ns=0), 100, 6, 5, 0), "by time"
+    assert not isr.is_lagging(FollowerProgress(caught_up_ns=0), 100, 5, 5, 10)
+
+
+def wanted(followers: dict[str, FollowerProgress], **more: Any) -> frozenset[str]:
+    given: dict[str, Any] = {
+        "high_watermark": 5, "epoch_start_offset": 0, "log_end_offset": 6, "now_ns": 10, "max_lag_ns": 100, "max_lag_records": 0,
+        "min_isr": 2, "replica_count": 4,
+    }  # fmt: skip
+    live = dict.fromkeys("abcd", 1)
+    return isr.wanted_isr("a", frozenset("abcd"), followers, live, **(given | more))
+
+
+@pytest.mark.parametrize(
+    ("min_isr", "silent", "leave"), [(2, 1, True), (3, 1, True), (4, 1, False), (3, 2, False), (1, 3, False), (2, 2, True)]
+)
+@pytest.mark.parametrize("absences", [1, 2])
+def test_silent_followers_leave_the_isr_together_down_to_min_isr(min_isr: int, silent: int, leave: bool, absences: int) -> None:
+    followers = {node: FollowerProgress(caught_up_ns=9, incarnation=1, live=True, position=5) for node in "bcd"}
+    for node in "bcd"[:silent]:
+        followers[node].probed, followers[node].absences = True, absences
+    staying = frozenset("abcd") - frozenset("bcd"[:silent]) if leave and absences == 2 else frozenset("abcd")
+    assert wanted(followers, min_isr=min_isr) == staying
+
+
+@pytest.mark.parametrize(
+    ("position", "hw", "start", "joins"), [(5, 5, 0, True), (4, 5, 0, False), (5, 5, 6, True), (5, 5, 7, False)]
+)
+def test_follower_may_join_the_isr_with_all_committed_records_and_the_epoch_start(
+    position: int, hw: int, start: int, joins: bool
+) -> None:
+    progress = FollowerProgress(caught_up_ns=0, incarnation=3, position=position)
+    assert isr.may_join(progress, 3, hw, start) is joins
+    assert not isr.may_join(progress, 4, hw, start), "of the process before"
+    assert not isr.may_join(progress, 0, hw, start), "fenced"
+    assert not isr.may_join(FollowerProgress(caught_up_ns=0, incarnation=3), 3, hw, start)
+
+
+def test_isr_change_with_an_unknown_outcome_counts_all_possible_members() -> None:
+    change = IsrChange()
+    change.record_attempt(frozenset("abc"))
+    assert change.maximal(frozenset("ab")) == frozenset("abc")
+    change.record_unknown_result(5)
+    change.record_attempt(frozenset("ab"))
+    change.record_rejection(6)
+    assert change.maximal(frozenset("ab")) == frozenset("abc"), "the first one may still be made"
+    change.record_new_epoch()
+    assert change.maximal(frozenset("ab")) == frozenset("ab")
+    change.record_attempt(frozenset("abc"))
+    change.record_rejection(7)
+    assert change.maximal(frozenset("ab")) == frozenset("ab")
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_isr_change_response_of_another_epoch_is_ignored(epoch: int) -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2, epoch=2, isr="ab"))
+    role: Any = leader.replica._role
+    role.isr_change.record_attempt(frozenset("abc"))
+    leader.step(ev.IsrChangeAnswered(epoch=epoch, accepted=False))
+    assert role.isr_change.in_flight is (epoch != 2)
+
+
+def fetched(*ids: int, now_ns: int = 0) -> FollowerProgress:
+    progress = FollowerProgress(caught_up_ns=0)
+    for number, request_id in enumerate(ids):
+        progress.fetched(number, request_id, 100, now_ns)
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("request_id", "believed"), [(99, False), (100, False), (101, True), (100 + REACH_NS, True), (101 + REACH_NS, False)]
+)
+def test_follower_fetch_with_an_implausible_request_id_is_not_trusted(request_id: int, believed: bool) -> None:
+    assert fetched(100).believes(request_id, 0) is believed
+
+
+def test_follower_position_after_an_implausible_fetch_is_trusted_again_after_a_delay() -> None:
+    progress = fetched(100)
+    for now_ns, believed in ((0, False), (1, False), (DOUBT_NS, False), (DOUBT_NS + 1, True)):
+        assert progress.believes(50, now_ns) is believed
+    progress.fetched(1, 101, 100, 0)
+    assert not progress.believes(50, DOUBT_NS + 2), "a fetch that fits ends the doubt"
+
+
+def test_follower_fetch_or_wait_resets_its_absence_count() -> None:
+    for sign in (lambda p: p.fetched(1, 5, 100, 7), lambda p: p.still_waits(7)):
+        progress = FollowerProgress(caught_up_ns=0, absences=1, probed=True)
+        sign(progress)
+        assert (progress.absences, progress.probed) == (0, False)
+
+
+def test_follower_progress_is_reset_by_a_new_incarnation() -> None:
+    progress = fetched(5, 6)
+    progress.live_is(1, 0)
+    assert progress.position is None
+    progress.fetched(9, 7, 10, 0)
+    progress.live_is(1, 1)
+    assert (progress.position, progress.was_caught_up) == (9, True), "the same"
+    progress.live_is(2, 1)
+    assert (progress.position, progress.was_caught_up, progress.last_request_id) == (None, False, 0)
+
+
+def test_lease_end_counts_from_the_heartbeat_request_and_never_falls() -> None:
+    lease = Lease(100)
+    assert not lease.is_current(0)
+    lease.extend(50)
+    lease.extend(20)
+    assert [lease.is_current(now) for now in (149, 150)] == [True, False]
+    assert (lease.until_ns(10), lease.until_ns(150), lease.until_ns(200)) == (150, 150, 200)
+    lease.extend(60, 30)
+    assert lease.until_ns(10) == 150, "an answer before has granted more"
+    lease.extend(60, 300)
+    assert lease.until_ns(10) == 360, "as long as the answer says, whatever the own length is"
+
+
+def test_backoff_delays_double_up_to_a_bound_with_jitter() -> None:
+    waits = {seed: Backoff(100 * MS, 800 * MS, seed).next_ns() for seed in range(50)}
+    assert len(set(waits.values())) > 40
+    assert all(50 * MS <= wait <= 100 * MS for wait in waits.values())
+    backoff = Backoff(100 * MS, 800 * MS, 1)
+    for base in (100, 200, 400, 800, 800, 800):
+        assert base * MS // 2 <= backoff.next_ns() <= base * MS
+    backoff.reset()
+    assert backoff.next_ns() <= 100 * MS
+
+
+def test_new_leader_lease_wait_covers_every_possible_previous_leader() -> None:
+    live = {"a": 1, "b": 1, "c": 1}
+    succession = Succession("c", 100)
+    succession.partition_changed(state("a", leaderships=1).state, live, 0)
+    assert succession.is_over(0)
+    succession.partition_changed(state("b", epoch=2, leader_epoch=2, leaderships=2).state, live, 10)
+    assert [succession.is_over(now) for now in (10, 109, 110)] == [False, False, True]
+    assert succession.until_ns() == 110
+    succession.partition_changed(state("c", epoch=3, leader_epoch=4, leaderships=4).state, live, 20)  # one was missed
+    assert set(succession._suspects) == {"a", "b"}, "whoever it was"
+    succession.asked_by("a")
+    assert not succession.is_over(20)
+    succession.asked_by("b")
+    assert succession.is_over(20)
+
+
+def test_idle_followers_are_signaled_once_the_log_end_passes_their_offset() -> None:
+    waiters = Waiters()
+    for name, end in (("a", 5), ("b", 6), ("c", 7)):
+        waiters.register(Waiter(name, end, 1))
+    assert [w.replica for w in waiters.signal(6)] == ["a"]
+    assert [w.replica for w in waiters.signal(6)] == []
+    assert [w.replica for w in waiters.signal(8)] == ["b", "c"]

@@ -1,0 +1,302 @@
+"""Test the fields of leader notices, ISR change requests, high watermarks and the leader's snapshot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liftpy.config import CommitPolicy, ReplicationConfig, StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.partition import HeldPartition, PartitionState, PartitionStatus
+from liftpy.core.log.log import Log
+from liftpy.core.log.storage import MemoryStorage
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.isr import new_high_watermark
+from liftpy.core.replication.reads import ReplicaSource
+from liftpy.core.replication.replica import FollowerSnapshot, ReplicaSnapshot
+from tests.unit.replication.stepping import S, Stepped, idle, state
+
+MS = 1_000_000
+
+
+def leader(end: int = 5, hw: int = 2, *, start: int = 1, partition: HeldPartition | None = None, **config: Any) -> Stepped:
+    """a leads in LeaderEpoch 4, from ``end`` on, in the partition's Epoch 9; its log begins at ``start`` with epoch 2."""
+    stepped = Stepped("a", ReplicationConfig(**config)).opened(end, hw, ((2, start),), start)
+    stepped.heard()
+    stepped.told(partition or state(epoch=9, leader_epoch=4))
+    notices = [effect for effect in stepped.out if isinstance(effect, do.SendNotice)]
+    stepped.step(ev.ReplayFinished(end_offset=end))
+    stepped.out = [*notices, *stepped.out]
+    return stepped
+
+
+# ---- notices -----------------------------------------------------------------------------------------------------------------
+def test_new_leader_notice_contains_epoch_start_and_log_start() -> None:
+    assert leader().only(do.SendNotice) == do.SendNotice(
+        replicas=("b", "c"), leader_epoch=4, epoch=9, epoch_start_offset=5, high_watermark=2, log_start_offset=1
+    )
+
+
+def test_new_leader_notice_is_repeated_to_followers_that_have_not_fetched() -> None:
+    stepped = leader()
+    stepped.fetch("b", 4, 2, awaits_more=True)
+    stepped.told(state(epoch=10, leader_epoch=4), {"a": 1, "b": 1, "c": 1})
+    before_ns = stepped.now_ns
+    stepped.fire(ev.Deadline.NOTICE)
+    assert stepped.only(do.SendNotice).replicas == ("c",)
+    assert stepped.only(do.SendNotice).epoch == 10
+    assert stepped.now_ns - before_ns <= S
+    stepped.told(state(epoch=11, leader_epoch=4), {"a": 1, "b": 1})
+    stepped.fire(ev.Deadline.NOTICE)
+    assert not stepped.has(do.SendNotice)
+    with pytest.raises(KeyError):
+        stepped.fire(ev.Deadline.NOTICE)
+
+
+def test_leader_sends_a_higher_high_watermark_to_each_idle_follower_once() -> None:
+    """b takes a second answer to its fetch, c is of an older version and is sent a notice."""
+    stepped = leader()
+    stepped.fetch("b", 4, 2, awaits_more=True)
+    stepped.fetch("c", 4, 2)
+    assert stepped.replica.high_watermark == 4
+    stepped.fire(ev.Deadline.NOTICE)
+    assert stepped.only(do.TellWaiter) == do.TellWaiter(replica="b", leader_epoch=4)
+    assert not stepped.has(do.SendNotice), "the answer to c's own fetch had it"
+    stepped.publish()
+    stepped.fetch("b", 5, 4, awaits_more=True)
+    assert stepped.replica.high_watermark == 4
+    stepped.fetch("c", 5, 4)
+    assert stepped.replica.high_watermark == 5
+    stepped.fire(ev.Deadline.NOTICE)
+    assert [e for e in stepped.out if not isinstance(e, do.SetDeadline)] == [do.TellWaiter(replica="b", leader_epoch=4)]
+    stepped.publish()
+    stepped.fetch("c", 6, 4)
+    stepped.fetch("b", 6, 4, awaits_more=True)
+    stepped.fire(ev.Deadline.NOTICE)
+    assert [e for e in stepped.out if not isinstance(e, do.SetDeadline)] == [
+        do.TellWaiter(replica="b", leader_epoch=4),
+        do.SendNotice(replicas=("c",), leader_epoch=4, epoch=9, epoch_start_offset=5, high_watermark=6, log_start_offset=1),
+    ]
+
+
+def test_new_leader_notice_is_not_repeated_to_followers_that_fetched() -> None:
+    stepped = leader(partition=state(epoch=9, leader_epoch=4, replicas="abcd"))
+    stepped.told(state(epoch=9, leader_epoch=4, replicas="abcd"), {"a": 1, "b": 1, "c": 1, "d": 1})
+    for replica in "bc":
+        stepped.fetch(replica, 4, 2)
+    stepped.publish()
+    for replica in "bc":
+        stepped.fetch(replica, 5, 4)
+    told = []
+    for _ in range(3):
+        stepped.fire(ev.Deadline.NOTICE)
+        told.append(stepped.only(do.SendNotice).replicas)
+    assert told == [("b", "d"), ("d",), ("d",)]
+
+
+def test_waiting_fetch_of_a_follower_without_the_high_watermark_is_answered_at_the_notice_timer() -> None:
+    stepped = leader()
+    stepped.fetch("b", 4, 2, awaits_more=True)
+    assert stepped.replica.high_watermark == 2, "c has not fetched"
+    stepped.fire(ev.Deadline.NOTICE)
+    assert stepped.only(do.TellWaiter) == do.TellWaiter(replica="b", leader_epoch=4)
+
+
+def test_leader_sends_the_high_watermark_with_the_next_records_or_shortly_after() -> None:
+    """One fetch and one answer for each record, and no more, while the next comes within the time that word may take."""
+    stepped = Stepped("a").leads()
+    for follower in "bc":
+        stepped.fetch(follower, -1, awaits_more=True)
+    for offset in range(5):
+        stepped.publish(1, flush=False)
+        told = [effect.replica for effect in stepped.out if isinstance(effect, do.AnswerWaiter)]
+        assert sorted(told) == ["b", "c"]
+        stepped.step(ev.LogFlushed(end_offset=offset + 1))
+        for follower in "bc":
+            stepped.fetch(follower, offset, awaits_more=True)
+        stepped.now_ns += 2_000_000 * 2 // 3
+        if stepped.replica._shared.deadlines._at_ns[ev.Deadline.NOTICE] <= stepped.now_ns:
+            stepped.step(ev.DeadlineReached(kind=ev.Deadline.NOTICE))
+            assert not stepped.has(do.TellWaiter)
+            assert stepped.replica._shared.deadlines._at_ns[ev.Deadline.NOTICE] > stepped.now_ns
+    stepped.fire(ev.Deadline.NOTICE)
+    assert {effect.replica for effect in stepped.out if isinstance(effect, do.TellWaiter)} == {"b", "c"}
+    with pytest.raises(KeyError):
+        stepped.fire(ev.Deadline.NOTICE)  # everybody knows all there is
+
+
+# ---- what is held ------------------------------------------------------------------------------------------------------------
+def test_queued_publishes_are_rejected_on_an_isr_change_only_below_min_isr() -> None:
+    stepped = leader(unreplicated_bytes=512)
+    for replica in "bc":
+        stepped.fetch(replica, 4, 2)
+    for _ in range(3):
+        stepped.publish(60, flush=False)
+    assert stepped.replica.held_bytes > 0
+    stepped.told(state(epoch=10, leader_epoch=4, isr="ab"))
+    assert not stepped.has(do.RejectPublishes), "they wait for room, and there are members enough"
+    stepped.told(state(epoch=11, leader_epoch=4, isr="a"))
+    refused = [effect for effect in stepped.out if isinstance(effect, do.RejectPublishes)]
+    assert [(r.token, r.reason) for r in refused] == [(token, do.RejectReason.BELOW_MIN_ISR) for token in (4, 5)]
+    assert stepped.replica.held_bytes == 0
+
+
+# ---- HW ----------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("positions", "changes", "wanted"),
+    [
+        ({"a": 9, "b": 9, "c": None}, {}, 9),
+        ({"a": 9, "b": 7, "c": 5}, {}, 7),
+        ({"a": 9, "b": 5, "c": 5}, {}, 3),  # nothing of this epoch is held by a majority
+        ({"a": 9, "b": 6, "c": 2}, {}, 6),
+        ({"a": 9, "b": 6, "c": 2}, {"isr": ("a",)}, 3),
+        ({"a": 5, "b": 5, "c": 5}, {"may_lead": ("a", "b", "c")}, 5),  # everyone who may be elected has all of it
+        ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b", "c")}, 4),
+        ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b"), "maximal_isr": ("a", "b")}, 5),
+        ({"a": 5, "b": 5, "c": 4}, {"may_lead": ("a", "b"), "maximal_isr": ("a", "b", "c")}, 4),  # c may have become one
+    ],
+)
+def test_quorum_high_watermark_is_the_highest_offset_on_a_majority_of_known_positions(
+    positions: dict[str, int | None], changes: dict[str, tuple[str, ...]], wanted: int
+) -> None:
+    known: dict[str, Any] = {"replicas": ("a", "b", "c"), "isr": ("a", "b", "c"), "maximal_isr": ("a", "b", "c")}
+    found = new_high_watermark(
+        CommitPolicy.QUORUM, positions, min_isr=2, epoch_start_offset=6, high_watermark=3, **{**known, **changes}
+    )
+    assert found == wanted
+
+
+@pytest.mark.parametrize(("maximal", "wanted"), [("ab", 7), ("abc", 5), ("abcd", 3)])
+def test_isr_high_watermark_is_the_lowest_position_of_all_possible_isr_members(maximal: str, wanted: int) -> None:
+    positions = {"a": 9, "b": 7, "c": 5, "d": None}
+    known: dict[str, Any] = {"replicas": "abcd", "isr": "ab", "min_isr": 2, "may_lead": "abcd", "epoch_start_offset": 9}
+    assert new_high_watermark(CommitPolicy.ISR, positions, maximal_isr=maximal, high_watermark=3, **known) == wanted
+
+
+@pytest.mark.parametrize(("isr", "high_watermark"), [("ab", 5), ("a", 2)])
+def test_quorum_leader_below_min_isr_commits_no_record(isr: str, high_watermark: int) -> None:
+    """All three may be elected, and a majority holds it; but too few count as members."""
+    stepped = leader(partition=state(epoch=9, leader_epoch=4, isr="ab", policy=CommitPolicy.QUORUM))
+    stepped.publish()
+    stepped.told(state(epoch=10, leader_epoch=4, isr=isr, policy=CommitPolicy.QUORUM))
+    for replica in "bc":
+        stepped.fetch(replica, 5, 4)
+    assert stepped.replica.high_watermark == high_watermark
+
+
+# ---- the ISR -----------------------------------------------------------------------------------------------------------------
+def test_isr_change_request_contains_epochs_and_incarnations() -> None:
+    stepped = leader(partition=state(epoch=9, leader_epoch=4, isr="ab"))
+    stepped.told(state(epoch=9, leader_epoch=4, isr="ab"), {"a": 1, "b": 7, "c": 3})
+    stepped.fetch("b", 4, 2, incarnation=7)
+    stepped.fetch("c", 3, 2, incarnation=3)
+    assert not stepped.has(do.ProposeIsr), "its log ends before the epoch begins"
+    stepped.fetch("c", 4, 2, incarnation=3)
+    assert stepped.only(do.ProposeIsr) == do.ProposeIsr(
+        isr=frozenset("abc"), leader_epoch=4, epoch=9, incarnations=(("a", 1), ("b", 7), ("c", 3)), lost=frozenset(), slow=()
+    )
+
+
+def test_follower_with_all_committed_records_joins_the_isr_despite_a_newer_epoch_start() -> None:
+    stepped = leader(partition=state(epoch=9, leader_epoch=4, isr="ab"))
+    stepped.fetch("b", 4, 2)
+    stepped.fetch("c", 3, 2)
+    stepped.publish(3)
+    stepped.fetch("c", 7, 4)
+    assert stepped.only(do.ProposeIsr).isr == frozenset("abc")
+
+
+def test_follower_lag_in_records_is_counted_from_the_log_end() -> None:
+    for behind, wanted in ((3, None), (4, frozenset("ac"))):
+        stepped = leader(max_lag_records=3, lease_s=1.5)
+        for replica in "bc":
+            stepped.fetch(replica, 4, 2)
+        stepped.publish(behind)
+        stepped.fetch("c", 4 + behind, 4)
+        stepped.fire(ev.Deadline.LAG)
+        proposed = [effect.isr for effect in stepped.out if isinstance(effect, do.ProposeIsr)]
+        assert proposed == ([] if wanted is None else [wanted])
+
+
+def test_leader_sends_nothing_to_a_removed_replica_and_drops_its_position() -> None:
+    stepped = leader()
+    for replica in "bc":
+        stepped.fetch(replica, 4, 2, awaits_more=True)
+    stepped.told(state(epoch=10, leader_epoch=4, isr="ab", replicas="ab"))
+    stepped.publish()
+    told = [effect.replica for effect in stepped.out if isinstance(effect, do.AnswerWaiter | do.NotifyReplica)]
+    assert "c" not in told
+    stepped.told(state(epoch=11, leader_epoch=4, isr="ab"))
+    assert stepped.replica.snapshot(stepped.now_ns).followers[-1].position is None
+
+
+# ---- what is shown -----------------------------------------------------------------------------------------------------------
+def shown(stepped: Stepped) -> ReplicaSnapshot:
+    return stepped.replica.snapshot(stepped.now_ns)
+
+
+def held(**changes: Any) -> HeldPartition:
+    fields: dict[str, Any] = {
+        "partition": 3, "replicas": ("c", "a", "b"), "isr": ("c", "a"), "leader": "a", "leader_epoch": 4, "epoch": 9,
+        "status": PartitionStatus.ONLINE,
+    }  # fmt: skip
+    partition = PartitionState(**{**fields, **changes})
+    return HeldPartition(
+        key=PartitionKey("orders", "uid-1", 3), config=StreamConfig(min_isr=2, commit_policy=CommitPolicy.ISR), state=partition
+    )
+
+
+def test_leader_snapshot_contains_offsets_epochs_isr_and_follower_states() -> None:
+    stepped = leader(partition=held(), lease_s=1.5)
+    stepped.fetch("c", 4, 2, flush_ns=2_500_000)
+    stepped.step(ev.LogFlushed(end_offset=5, took_ns=7 * MS))
+    stepped.publish(2)
+    stepped.publish(4, flush=False)
+    stepped.now_ns += 1_400 * MS
+    found = shown(stepped)
+    assert found == ReplicaSnapshot(
+        stream="orders", partition=3, role="LEADER", phase="LEADER_READY", leader="a", leader_epoch=4, epoch=9,
+        replicas=("c", "a", "b"), isr=("c", "a"), log_start_offset=1, log_end_offset=11, flushed_end_offset=7, high_watermark=4,
+        lease_is_current=True,
+        followers=(
+            FollowerSnapshot("c", 4, 2, True, 1.4, 2.5, False),
+            FollowerSnapshot("b", None, None, False, 1.4, 0.0, False),
+        ),
+        has_slow_disk=False,
+    )  # fmt: skip
+    stepped.now_ns += 100 * MS
+    assert not shown(stepped).lease_is_current
+
+
+def test_follower_snapshot_contains_its_leader_and_no_followers() -> None:
+    stepped = idle(3)
+    found = shown(stepped)
+    assert (found.role, found.phase, found.leader, found.leader_epoch) == ("FOLLOWER", "FOLLOWER_IDLE", "a", 1)
+    assert (found.log_start_offset, found.log_end_offset, found.flushed_end_offset, found.high_watermark) == (0, 3, 3, 2)
+    assert (found.followers, found.has_slow_disk, found.lease_is_current) == ((), False, False)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_replica_source_returns_role_epoch_and_committed_end_for_readers(leads: bool) -> None:
+    log, _ = Log.open(MemoryStorage(), StreamConfig(max_per_subject=3))
+    failed = heard = False
+    stepped = leader() if leads else idle(3)
+    source = ReplicaSource(stepped.replica, log, failed=lambda: failed, is_heard=lambda: heard)
+    assert (source.log is log, source.compacted) == (True, True)
+    assert (source.leads, source.leader, source.leader_epoch) == (leads, "a", 4 if leads else 1)
+    if leads:
+        stepped.publish()
+        assert stepped.replica.log.newest_offset == 5
+    assert source.high_watermark == 2, "not what is only stored"
+    assert source.may_answer_latest(stepped.now_ns) is not leads, "nobody could publish here: ask again"
+    heard = True
+    assert source.may_answer_latest(stepped.now_ns) is not leads, "HW has not reached the epoch's start"
+    if leads:
+        for replica in "bc":
+            stepped.fetch(replica, 5, 4)
+        assert source.may_answer_latest(stepped.now_ns)
+    assert source.may_serve
+    failed = True
+    assert not source.may_serve

@@ -1,0 +1,128 @@
+"""Test when a leader that its followers or publishers cannot reach resigns."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.config import ReplicationConfig
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from tests.unit.replication.stepping import S, Stepped, state
+
+LAG = ev.DeadlineReached(kind=ev.Deadline.LAG)
+SILENT_S = ReplicationConfig().max_leader_timeout_s + 0.6 * ReplicationConfig().max_lag_time_s
+
+
+def leader() -> Stepped:
+    stepped = Stepped("a").leads()
+    for follower in "bc":
+        stepped.fetch(follower, -1)
+    return stepped
+
+
+def looks(stepped: Stepped, after_s: float) -> bool:
+    """Whether it gives up at one of its looks, ``after_s`` later."""
+    end_ns = stepped.now_ns + round(after_s * S)
+    gave_up = False
+    while stepped.now_ns < end_ns:
+        stepped.step(LAG, 1.25)
+        gave_up = gave_up or stepped.has(do.GiveUpLeadership)
+    return gave_up
+
+
+def test_leader_resigns_when_its_nats_connections_are_down_too_long() -> None:
+    stepped = leader()
+    stepped.step(ev.DataPathChanged(is_up=False))
+    stepped.step(LAG, 1.25)
+    assert not stepped.has(do.GiveUpLeadership)
+    stepped.step(ev.DataPathChanged(is_up=True))
+    stepped.step(ev.DataPathChanged(is_up=False))
+    stepped.step(LAG, 1.25)
+    assert not stepped.has(do.GiveUpLeadership), "it was back meanwhile"
+    stepped.step(LAG, 1.25)
+    assert stepped.only(do.GiveUpLeadership).leader_epoch == 2
+    stepped.heard()
+    assert not stepped.replica.serves(2, stepped.now_ns)
+
+
+@pytest.mark.parametrize(("live", "gives_up"), [("abc", True), ("ab", False), ("a", False)])
+def test_leader_resigns_when_several_live_followers_are_silent(live: str, gives_up: bool) -> None:
+    stepped = leader()
+    stepped.told(state(epoch=9, leader_epoch=2), dict.fromkeys(live, 1))
+    assert looks(stepped, SILENT_S + 3) == gives_up, "one that is silent may be cut off itself"
+
+
+@pytest.mark.parametrize(("away", "back"), [({"a": 1, "c": 1}, {"a": 1, "b": 1, "c": 1}), (None, {"a": 1, "b": 2, "c": 1})])
+def test_leader_measures_the_silence_of_a_returned_follower_from_its_return(
+    away: dict[str, int] | None, back: dict[str, int]
+) -> None:
+    stepped = leader()
+    if away:
+        stepped.told(state(epoch=9, leader_epoch=2), away)
+    stepped.fetch("c", -1)
+    assert not looks(stepped, SILENT_S - 2), "one that is silent may be cut off itself"
+    stepped.told(state(epoch=10, leader_epoch=2), back)
+    assert not looks(stepped, SILENT_S - 2), "what counts is its silence since"
+    assert looks(stepped, 5)
+
+
+def test_leader_with_a_lease_and_one_fetching_follower_does_not_resign() -> None:
+    stepped = leader()
+    for _ in range(10):
+        stepped.fetch("c", -1, leader_epoch=1)
+        assert not looks(stepped, 2)
+    stepped.heard()
+    assert stepped.replica.serves(2, stepped.now_ns)
+    assert not stepped.replica.serves(3, stepped.now_ns)
+    assert not stepped.replica.serves(2, stepped.now_ns + 10 * S), "its lease is over"
+
+
+def test_follower_replica_does_not_count_as_a_serving_leader() -> None:
+    assert not Stepped("b").opened().replica.serves(2, 0)
+
+
+EAGER = ReplicationConfig(max_lag_time_s=0.6, max_idle_wait_s=0.2)
+"""A lag time below the silence after which a leader asks for a successor: 2 s of patience, and 0.36 s in which nobody need ask."""
+
+
+def alone_after(stepped: Stepped, at_most_s: float) -> tuple[float, float]:
+    """Seconds until it asks for a successor, and until it wants to be alone in the ISR; where neither comes, ``at_most_s``."""
+    begin_ns, asked_s, alone_s = stepped.now_ns, at_most_s, at_most_s
+    while stepped.now_ns < begin_ns + at_most_s * S:
+        stepped.heard()
+        stepped.step(LAG, 0.1)
+        now_s = (stepped.now_ns - begin_ns) / S
+        if stepped.has(do.GiveUpLeadership):
+            asked_s = min(asked_s, now_s)
+        if stepped.has(do.ProposeIsr) and stepped.only(do.ProposeIsr).isr == {"a"}:
+            alone_s = min(alone_s, now_s)
+    return asked_s, alone_s
+
+
+def test_leader_without_fetches_resigns_before_it_shrinks_the_isr_to_itself() -> None:
+    """Seed 68 of the simulator's ``lasting`` profile: alone in it there was nobody to hand over to, for as long as it was deaf."""
+    stepped = Stepped("a", EAGER).leads(state(leader_epoch=2, min_isr=1))
+    stepped.publish()
+    for follower in "bc":
+        stepped.fetch(follower, 0)
+    asked_s, alone_s = alone_after(stepped, 10)
+    assert asked_s == pytest.approx(2.36, abs=0.15)
+    assert alone_s == pytest.approx(asked_s + 2, abs=0.15), "nobody took over: it goes on alone"
+
+
+@pytest.mark.parametrize(("live", "asks"), [({"a": 1, "b": 1}, False), ({"a": 1, "b": 1, "c": 1}, True)])
+def test_leader_with_one_silent_follower_shrinks_the_isr_to_itself_at_once(live: dict[str, int], asks: bool) -> None:
+    stepped = Stepped("a", EAGER).leads(state(leader_epoch=2, min_isr=1, isr="ab"))
+    stepped.publish()
+    stepped.fetch("b", 0)
+    stepped.publish()
+    stepped.told(state(leader_epoch=2, min_isr=1, epoch=2, isr="ab"), live)
+    proposed_s = 0.0
+    for number in range(1, 13):
+        stepped.heard()
+        if asks:
+            stepped.fetch("c", -1, leader_epoch=1)
+        stepped.step(LAG, 0.1)
+        if not proposed_s and stepped.has(do.ProposeIsr) and stepped.only(do.ProposeIsr).isr == {"a"}:
+            proposed_s = number / 10
+    assert EAGER.max_lag_time_s <= proposed_s <= 1.0

@@ -1,0 +1,601 @@
+"""Test the leader role: offsets, follower positions, high watermark, acks, lease, ISR and notices."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.config import AckPolicy, CommitPolicy, ReplicationConfig
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication.events import Deadline, RefusalReason
+from tests.unit.replication.stepping import KEY, S, Stepped, state
+
+
+def acks(leader: Stepped) -> list[tuple[AckPolicy, int]]:
+    return [(e.policy, e.through_offset) for e in leader.out if isinstance(e, do.SendAcks)]
+
+
+def test_leader_answers_fetches_during_its_replay_and_accepts_publishes_afterwards() -> None:
+    leader = Stepped("a").opened(5, 3, ((1, 0),))
+    leader.heard()
+    leader.told(state(leader_epoch=2))
+    assert leader.has(do.StartServing)
+    assert leader.only(do.ReplayLog).end_offset == 5
+    assert not leader.has(do.OpenSubject)
+    leader.step(ev.ReplayFinished(end_offset=5))
+    assert leader.has(do.OpenSubject)
+    assert leader.replica.phase == "LEADER_READY"
+
+
+def test_replica_becomes_leader_only_if_the_metadata_shows_its_own_incarnation() -> None:
+    node = Stepped("a").opened()
+    for live in ({}, {"a": 2}, {"b": 1}):
+        node.told(state(), live)
+        assert node.replica.role == "WAITING", live
+    node.told(state())
+    assert node.replica.role == "LEADER"
+
+
+def test_leader_assigns_offsets_and_acknowledges_after_flush_and_commit() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(3, flush=False)
+    assert leader.only(do.AppendBatch) == do.AppendBatch(token=1, base_offset=0, leader_epoch=2, timestamp_ns=0)
+    assert not leader.has(do.SendAcks)
+    leader.step(ev.LogFlushed(end_offset=3))
+    assert acks(leader) == [(AckPolicy.LEADER, 2)]
+    leader.fetch("b", 2)
+    assert leader.replica.high_watermark == -1
+    leader.fetch("c", 2)
+    assert leader.replica.high_watermark == 2
+    assert acks(leader) == [(AckPolicy.ALL, 2)]
+    kinds = [type(effect) for effect in leader.sent()]
+    assert kinds.index(do.RaiseHighWatermark) < kinds.index(do.SendFetchResponse), "the answer carries the new HW"
+
+
+def test_leader_without_a_flush_does_not_raise_the_high_watermark() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(3)
+    leader.publish(2, flush=False)
+    leader.fetch("b", 2)
+    leader.fetch("c", 2)
+    assert leader.replica.high_watermark == 2
+
+
+def test_leader_below_min_isr_rejects_publishes_and_appends_nothing() -> None:
+    leader = Stepped("a").leads(state(isr="a", leader_epoch=2))
+    leader.publish()
+    assert leader.sent() == [do.RejectPublishes(token=1, reason=do.RejectReason.BELOW_MIN_ISR)]
+    assert leader.replica.log.log_end_offset == 0
+
+
+def test_leader_without_a_lease_appends_and_sends_acks_when_the_lease_returns() -> None:
+    leader = Stepped("a").leads()
+    leader.fire(Deadline.LEASE)
+    assert leader.replica.phase == "LEADER_NO_LEASE"
+    leader.publish(2)
+    leader.fetch("b", 1)
+    leader.fetch("c", 1)
+    assert leader.replica.high_watermark == 1
+    assert not leader.has(do.SendAcks)
+    assert not leader.replica.may_answer_latest(leader.now_ns)
+    leader.heard()
+    assert acks(leader) == [(AckPolicy.LEADER, 1), (AckPolicy.ALL, 1)]
+    assert leader.replica.phase == "LEADER_READY"
+
+
+def test_leader_paused_longer_than_its_lease_sends_no_acks() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(2, flush=False)
+    leader.now_ns += 30 * S
+    leader.step(ev.LogFlushed(end_offset=2))
+    assert not leader.has(do.SendAcks)
+
+
+def test_leader_without_a_lease_sends_no_negative_acks() -> None:
+    leader = Stepped("a").leads(state(isr="a", leader_epoch=2))
+    leader.now_ns += 30 * S
+    leader.publish()
+    assert not leader.has(do.RejectPublishes)
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ({"leader_epoch": 1}, RefusalReason.STALE_EPOCH),
+        ({"leader_epoch": 0}, RefusalReason.STALE_EPOCH),
+        ({"incarnation": 2}, RefusalReason.STALE_INCARNATION),
+        ({"replica": "x"}, RefusalReason.NOT_A_REPLICA),
+        ({"stream_uid": "uid-0"}, RefusalReason.WRONG_STREAM),
+        ({"offset_epoch": 1}, RefusalReason.DIVERGED),
+        ({"offset": 7}, RefusalReason.DIVERGED),
+    ],
+)
+def test_invalid_fetch_is_rejected_and_changes_no_follower_position(other: dict, reason: RefusalReason) -> None:
+    leader = Stepped("a").leads()
+    leader.publish(5)
+    leader.fetch("c", 4)
+    leader.fetch("b", 1)
+    leader.fetch(**{"replica": "b", "offset": 4, **other})
+    assert leader.only(do.SendFetchRefusal).reason is reason
+    assert leader.replica.high_watermark == 1
+
+
+def test_leader_accepts_a_lower_fetch_position_and_rejects_an_older_fetch() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(5)
+    leader.fetch("b", 4, request_id=10)
+    leader.fetch("b", 1, request_id=11)
+    leader.fetch("b", 4, request_id=9)
+    assert leader.only(do.SendFetchRefusal).reason is RefusalReason.UNKNOWN
+    leader.fetch("c", 4)
+    assert leader.replica.high_watermark == 1
+
+
+def test_follower_of_another_incarnation_has_an_unknown_position() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(5)
+    leader.fetch("b", 4)
+    leader.told(state(leader_epoch=2), {"a": 1, "b": 2, "c": 1})
+    leader.fetch("c", 4)
+    assert leader.replica.high_watermark == -1
+    leader.fetch("b", 4, incarnation=2)
+    assert leader.replica.high_watermark == 4
+
+
+def test_fenced_follower_gets_records_but_is_not_counted_for_commits() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(5)
+    leader.told(state(leader_epoch=2), {"a": 1, "c": 1})
+    leader.fetch("b", 4)
+    leader.fetch("c", 4)
+    assert leader.has(do.SendFetchResponse)
+    assert leader.replica.high_watermark == -1
+
+
+def test_fetch_behind_the_log_start_is_rejected_with_the_log_start() -> None:
+    leader = Stepped("a")
+    leader.opened(20, 19, ((1, 10),), start=10)
+    leader.heard()
+    leader.told(state(leader_epoch=2))
+    for offset, offset_epoch, refused in ((4, 1, True), (9, 1, True), (9, 0, False), (8, 0, True), (12, 1, False)):
+        leader.fetch("b", offset, offset_epoch)
+        assert leader.has(do.SendFetchRefusal) is refused, offset
+    leader.fetch("b", 4, 1)
+    assert leader.only(do.SendFetchRefusal) == do.SendFetchRefusal(
+        token=leader.tokens, reason=RefusalReason.BEFORE_LOG_START, leader_epoch=2, log_start_offset=10
+    )
+
+
+def test_epoch_query_of_another_leader_epoch_is_rejected() -> None:
+    leader = Stepped("a").leads(end=5, hw=3)
+    leader.publish(2)
+    for asked, epoch, last in ((1, 1, 4), (2, 2, 6), (9, 2, 6), (0, 0, -1)):
+        leader.step(ev.EpochQueryReceived(token=1, replica="b", asked_epoch=asked, current_epoch=2, stream_uid=KEY.uid))
+        assert leader.only(do.SendEpochAnswer) == do.SendEpochAnswer(
+            token=1, leader_epoch=epoch, last_offset=last, current_epoch=2, log_start_offset=0
+        )
+    leader.step(ev.EpochQueryReceived(token=1, replica="b", asked_epoch=1, current_epoch=1, stream_uid=KEY.uid))
+    assert leader.only(do.SendFetchRefusal).reason is RefusalReason.STALE_EPOCH
+
+
+def test_leader_with_an_empty_log_or_epoch_answers_epoch_queries_with_the_end_offset() -> None:
+    empty = Stepped("a").leads()
+    empty.step(ev.EpochQueryReceived(token=1, replica="b", asked_epoch=1, current_epoch=2, stream_uid=KEY.uid))
+    assert empty.only(do.SendEpochAnswer) == do.SendEpochAnswer(
+        token=1, leader_epoch=0, last_offset=-1, current_epoch=2, log_start_offset=0
+    )
+    empty_epoch = Stepped("a").leads(end=5)
+    empty_epoch.step(ev.EpochQueryReceived(token=1, replica="b", asked_epoch=2, current_epoch=2, stream_uid=KEY.uid))
+    assert empty_epoch.only(do.SendEpochAnswer) == do.SendEpochAnswer(
+        token=1, leader_epoch=1, last_offset=4, current_epoch=2, log_start_offset=0
+    )
+
+
+def test_leader_wakes_an_idle_follower_once_per_idle_wait() -> None:
+    leader = Stepped("a").leads()
+    leader.fetch("b", -1)
+    assert leader.has(do.SendFetchResponse), "of an older version: it is answered with nothing at once"
+    leader.publish(1, flush=False)
+    assert leader.only(do.NotifyReplica).replica == "b", "its flush runs beside this one"
+    leader.publish(1, flush=False)
+    assert not leader.has(do.NotifyReplica)
+    leader.fetch("b", 1)
+    leader.publish(1, flush=False)
+    assert leader.has(do.NotifyReplica)
+
+
+def test_waiting_fetch_is_answered_when_records_arrive() -> None:
+    leader = Stepped("a").leads()
+    leader.fetch("b", -1, awaits_more=True, max_bytes=500)
+    assert leader.only(do.KeepFetch).replica == "b"
+    assert not leader.has(do.SendFetchResponse)
+    leader.publish(2, flush=False)
+    assert leader.only(do.AnswerWaiter) == do.AnswerWaiter(replica="b", from_offset=0, max_bytes=500, leader_epoch=2)
+    assert not leader.has(do.NotifyReplica)
+    leader.publish(1, flush=False)
+    assert not leader.has(do.AnswerWaiter), "one for one fetch"
+    leader.fetch("b", 1, awaits_more=True)
+    assert leader.only(do.SendFetchResponse).from_offset == 2
+    assert not leader.has(do.KeepFetch), "this answer is not empty"
+
+
+@pytest.mark.parametrize("other", [{"incarnation": 0}, {"request_id": 1}, {"incarnation": 0, "offset": -1, "offset_epoch": 0}])
+def test_waiting_fetch_repeated_by_another_sender_is_answered_only_to_the_follower(other: dict) -> None:
+    leader = Stepped("a").leads()
+    leader.fetch("b", -1, request_id=1, awaits_more=True)
+    leader.fetch(**{"replica": "b", "offset": -1, "request_id": 1, "awaits_more": True, **other})
+    assert not leader.has(do.KeepFetch), "the answer is for the follower's own reply subject"
+    leader.publish(1, flush=False)
+    assert leader.only(do.AnswerWaiter).replica == "b"
+
+
+def test_waiting_fetch_of_a_fenced_follower_is_dropped() -> None:
+    leader = Stepped("a").leads()
+    leader.fetch("b", -1, awaits_more=True)
+    leader.told(state(leader_epoch=2), live={"a": 1, "c": 1})
+    leader.fetch("b", -1, awaits_more=True)
+    assert leader.has(do.SendFetchResponse)
+    leader.publish(1, flush=False)
+    assert not leader.has(do.AnswerWaiter)
+
+
+def test_leader_does_not_commit_records_that_only_followers_have_flushed() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(2, flush=False)
+    leader.fetch("b", 1)
+    leader.fetch("c", 1)
+    assert leader.replica.log.high_watermark == -1
+    assert not leader.has(do.SendAcks)
+    leader.step(ev.LogFlushed(end_offset=2))
+    assert leader.replica.log.high_watermark == 1
+    assert {effect.through_offset for effect in leader.out if isinstance(effect, do.SendAcks)} == {1}
+
+
+def test_idle_follower_gets_a_notice_of_a_higher_high_watermark() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(1)
+    leader.fetch("b", 0)
+    leader.fetch("c", 0)
+    leader.fire(Deadline.NOTICE)
+    assert leader.only(do.SendNotice).replicas == ("b",)
+    assert leader.only(do.SendNotice).high_watermark == 0
+
+
+def test_waiting_fetch_gets_a_higher_high_watermark_without_being_completed() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(1)
+    leader.fetch("b", 0, awaits_more=True)
+    leader.fetch("c", 0, awaits_more=True)
+    leader.fire(Deadline.NOTICE)
+    assert [effect for effect in leader.out if isinstance(effect, do.TellWaiter)] == [
+        do.TellWaiter(replica=replica, leader_epoch=2) for replica in "bc"
+    ]
+    assert not leader.has(do.SendNotice), "it need not fetch to know"
+    leader.publish(1, flush=False)
+    assert {effect.replica for effect in leader.out if isinstance(effect, do.AnswerWaiter)} == {"b", "c"}
+
+
+def test_silent_follower_counts_for_commits_until_the_metadata_shows_the_smaller_isr() -> None:
+    leader = Stepped("a", ReplicationConfig(lease_s=1.5)).leads()  # whose lag is looked at once in a second
+    leader.publish(1)
+    while not leader.has(do.ProposeIsr):
+        leader.heard()
+        leader.fetch("b", 0)
+        leader.fire(Deadline.LAG)
+    proposed = leader.only(do.ProposeIsr)
+    assert proposed == do.ProposeIsr(isr=frozenset("ab"), leader_epoch=2, epoch=1, incarnations=(("a", 1), ("b", 1)))
+    leader.step(ev.IsrChangeAnswered(epoch=1, accepted=True))
+    assert leader.replica.high_watermark == -1, "accepted, but the image does not show it yet"
+    leader.told(state(isr="ab", epoch=2, leader_epoch=2))
+    assert leader.replica.high_watermark == 0
+
+
+def test_fenced_follower_leaves_the_isr_at_once() -> None:
+    leader = Stepped("a").leads()
+    leader.told(state(leader_epoch=2, epoch=2), {"a": 1, "b": 1})
+    assert leader.only(do.ProposeIsr).isr == frozenset("ab")
+
+
+def test_follower_that_refetches_acknowledged_records_leaves_the_isr_at_once() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(3)
+    leader.fetch("b", 2)
+    leader.fetch("c", 2)
+    assert leader.replica.high_watermark == 2
+    leader.fetch("b", 1)
+    assert leader.only(do.ProposeIsr).isr == frozenset("ac")
+
+
+def test_quorum_follower_below_the_high_watermark_may_stay_in_the_isr() -> None:
+    leader = Stepped("a").leads(state(policy=CommitPolicy.QUORUM, leader_epoch=2))
+    leader.publish(3)
+    leader.fetch("b", 2)
+    leader.fetch("c", 1)
+    assert leader.replica.high_watermark == 2
+    assert not leader.has(do.ProposeIsr)
+
+
+def test_follower_joins_the_isr_by_a_fetch_of_this_epoch() -> None:
+    leader = Stepped("a").leads(state(isr="ab", leader_epoch=2), end=5, hw=3)
+    leader.publish(1)
+    leader.fetch("b", 5)
+    leader.fetch("c", 3, 1)
+    assert not leader.has(do.ProposeIsr)
+    leader.fetch("c", 5)
+    assert leader.only(do.ProposeIsr).isr == frozenset("abc")
+    leader.publish(1)
+    leader.fetch("b", 6)
+    assert leader.replica.high_watermark == 5, "c is in flight: it counts"
+
+
+def test_isr_change_with_an_unknown_outcome_counts_both_isrs_until_the_metadata_decides() -> None:
+    leader = Stepped("a").leads(state(isr="ab", leader_epoch=2))
+    leader.fetch("b", -1)
+    leader.fetch("c", -1)
+    leader.step(ev.IsrChangeAnswered(epoch=1, accepted=None))
+    leader.publish(1)
+    leader.fetch("b", 0)
+    assert leader.replica.high_watermark == -1
+    leader.now_ns += S
+    leader.heard()
+    leader.fetch("c", -1)
+    assert leader.has(do.ProposeIsr), "settle it by another attempt"
+    leader.step(ev.IsrChangeAnswered(epoch=1, accepted=False))
+    assert leader.replica.high_watermark == -1
+    leader.told(state(isr="ab", epoch=2, leader_epoch=2))
+    assert leader.replica.high_watermark == 0
+
+
+def test_isr_changes_are_proposed_one_at_a_time_with_a_delay_after_a_rejection() -> None:
+    leader = Stepped("a", ReplicationConfig(lease_s=1.5)).leads(state(isr="ab", leader_epoch=2))
+    leader.fetch("c", -1)
+    assert leader.has(do.ProposeIsr)
+    leader.fetch("c", -1)
+    assert not leader.has(do.ProposeIsr)
+    leader.step(ev.IsrChangeAnswered(epoch=1, accepted=False))
+    leader.fetch("c", -1)
+    assert not leader.has(do.ProposeIsr)
+    leader.now_ns += S
+    leader.fetch("c", -1)
+    assert leader.has(do.ProposeIsr)
+
+
+def test_leader_whose_process_was_paused_does_not_remove_followers_from_the_isr() -> None:
+    leader = Stepped("a").leads()
+    leader.now_ns += 20 * S
+    leader.heard()
+    leader.step(ev.DeadlineReached(kind=Deadline.LAG))
+    assert not leader.has(do.ProposeIsr)
+
+
+def test_leader_that_sees_a_higher_leader_epoch_steps_down_and_drops_pending_acks() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(3)
+    leader.told(state("b", epoch=2, leader_epoch=3))
+    assert leader.has(do.CloseSubject)
+    assert leader.has(do.DropPendingAcks)
+    assert leader.replica.role == "FOLLOWER"
+    assert leader.only(do.SendEpochQuery).asked_epoch == 2
+    leader.publish()
+    assert leader.sent() == [do.DropPublishes(token=leader.tokens)], "the new leader heard it too: no negative ack"
+
+
+def test_replica_ignores_an_older_partition_state() -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2, epoch=5))
+    leader.told(state("b", epoch=4, leader_epoch=1))
+    assert leader.replica.role == "LEADER"
+
+
+def test_leader_with_a_full_disk_rejects_publishes_and_resigns() -> None:
+    leader = Stepped("a").leads()
+    leader.fetch("b", -1)
+    leader.fetch("c", -1)
+    leader.publish(1, flush=False)
+    leader.step(ev.StorageFailed(reason="disk full", no_space=True, token=1))
+    assert leader.only(do.RejectPublishes) == do.RejectPublishes(token=1, reason=do.RejectReason.NO_SPACE)
+    assert leader.has(do.CloseSubject)
+    assert leader.replica.role == "FAILED"
+    leader.publish()
+    assert leader.only(do.RejectPublishes).reason is do.RejectReason.NO_SPACE
+    leader.now_ns += 2 * S
+    leader.publish()
+    assert leader.has(do.DropPublishes)
+
+
+def test_leader_sends_no_rejection_while_an_isr_member_may_follow_the_previous_leader() -> None:
+    leader = Stepped("a").leads(state(isr="ab", leader_epoch=2, min_isr=3))
+    assert not leader.replica.may_refuse_publishers(leader.now_ns)
+    leader.publish(flush=False)
+    assert leader.has(do.AppendBatch)
+    leader.fetch("b", -1)
+    assert leader.replica.may_refuse_publishers(leader.now_ns)
+    leader.publish()
+    assert leader.only(do.RejectPublishes).reason is do.RejectReason.BELOW_MIN_ISR
+    leader.told(state(isr="ab", leader_epoch=2, min_isr=3, epoch=2), live={"a": 1, "b": 2, "c": 1})
+    assert not leader.replica.may_refuse_publishers(leader.now_ns), "b has started again"
+
+
+def test_isr_change_without_a_response_is_repeated_after_the_session_timeout() -> None:
+    leader = Stepped("a").leads()
+    leader.told(state(leader_epoch=2, epoch=5), {"a": 1, "b": 1})
+    asked = leader.only(do.ProposeIsr)
+    assert asked.isr == frozenset("ab")
+    deadlines = leader.replica._shared.deadlines
+    assert deadlines._at_ns[ev.Deadline.ISR_CHANGE] == leader.now_ns + 2 * S
+    leader.heard()
+    assert not leader.has(do.ProposeIsr), "one at a time"
+    leader.fire(ev.Deadline.ISR_CHANGE)
+    leader.heard()
+    leader.fire(ev.Deadline.LAG)
+    assert leader.only(do.ProposeIsr) == asked
+    assert deadlines._at_ns[ev.Deadline.ISR_CHANGE] == leader.now_ns + 2 * S
+
+
+def test_leader_with_a_full_disk_that_may_not_reject_drops_publishes() -> None:
+    leader = Stepped("a").leads()
+    leader.fetch("b", -1)
+    leader.publish(1, flush=False)
+    leader.step(ev.StorageFailed(reason="disk full", no_space=True, token=1))
+    assert leader.only(do.DropPublishes).token == 1
+    leader.publish()
+    assert leader.has(do.DropPublishes)
+
+
+def test_leader_with_a_failed_flush_sends_no_acks() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(1, flush=False)
+    leader.step(ev.StorageFailed(reason="flush"))
+    assert leader.has(do.DropPendingAcks)
+    leader.publish()
+    assert leader.has(do.DropPublishes)
+
+
+def test_failed_leader_repeats_its_resignation_until_the_metadata_shows_another_leader() -> None:
+    leader = Stepped("a").leads()
+    leader.step(ev.StorageFailed(reason="flush"))
+    assert leader.only(do.GiveUpLeadership).leader_epoch == 2
+    leader.step(ev.DeadlineReached(kind=ev.Deadline.ISR_CHANGE), after_s=2.001)
+    assert leader.has(do.GiveUpLeadership)
+    leader.told(state(isr="bc", leader="b", leader_epoch=3, epoch=9))
+    assert not leader.has(do.GiveUpLeadership)
+    assert not leader.has(do.LeaveIsr)
+
+
+def test_failed_follower_leaves_the_isr() -> None:
+    follower = Stepped("b").opened()
+    follower.told(state(leader_epoch=2))
+    follower.step(ev.StorageFailed(reason="flush"))
+    assert follower.has(do.LeaveIsr)
+    assert not follower.has(do.GiveUpLeadership)
+    follower.told(state(isr="ac", leader_epoch=2, epoch=9))
+    assert not follower.has(do.LeaveIsr)
+
+
+def test_single_replica_commits_after_its_own_flush() -> None:
+    leader = Stepped("a").leads(state(isr="a", replicas="a", min_isr=1, leader_epoch=2), end=4, hw=1)
+    assert leader.replica.high_watermark == 3
+    leader.publish(2)
+    assert acks(leader) == [(AckPolicy.LEADER, 5), (AckPolicy.ALL, 5)]
+
+
+def test_quorum_leader_commits_with_the_median() -> None:
+    leader = Stepped("a").leads(state(policy=CommitPolicy.QUORUM, leader_epoch=2))
+    leader.publish(3)
+    leader.fetch("b", 1)
+    assert leader.replica.high_watermark == 1
+
+
+def test_leader_answers_latest_reads_only_after_the_epoch_start_is_committed() -> None:
+    leader = Stepped("a").leads(end=5, hw=2)
+    assert not leader.replica.may_answer_latest(leader.now_ns)
+    leader.fetch("b", 4, 1)
+    leader.fetch("c", 4, 1)
+    assert leader.replica.may_answer_latest(leader.now_ns)
+
+
+def test_idle_leader_sends_nothing_at_a_heartbeat() -> None:
+    leader = Stepped("a", ReplicationConfig()).leads()
+    leader.now_ns += S // 4
+    assert leader.heard() == []
+
+
+def test_stopped_leader_closes_its_subject_and_ignores_metadata_changes() -> None:
+    leader = Stepped("a").leads()
+    leader.step(ev.StopRequested())
+    assert leader.has(do.CloseSubject)
+    assert leader.replica.role == "STOPPED"
+    leader.told(state(epoch=9, leader_epoch=9))
+    assert leader.replica.role == "STOPPED"
+
+
+# ---- request ids that are not the follower's --------------------------------------------------------------------------------
+BASE = 10**18
+
+
+@pytest.mark.parametrize("forged", [2**63 - 1, BASE + 3600 * S, 1])
+def test_fetch_beyond_the_log_end_commits_no_record_and_the_next_fetch_is_accepted(forged: int) -> None:
+    leader = Stepped("a").leads()
+    leader.fetch("b", -1, request_id=BASE)
+    leader.fetch("c", -1, request_id=BASE)
+    leader.publish(3)
+    for replica in ("b", "c"):
+        leader.fetch(replica, 2, request_id=forged)
+        assert leader.only(do.SendFetchRefusal).reason is RefusalReason.UNKNOWN
+    assert leader.replica.high_watermark == -1
+    leader.now_ns += S
+    leader.fetch("b", 2, request_id=BASE + S)
+    leader.fetch("c", 1, request_id=BASE + S)
+    assert leader.replica.high_watermark == 1
+
+
+def test_forged_first_fetch_blocks_the_real_follower_for_less_than_ten_seconds() -> None:
+    leader = Stepped("a").leads()
+    leader.fetch("b", -1, request_id=2**63 - 1)
+    leader.publish(1)
+    leader.fetch("c", 0, request_id=BASE + leader.now_ns)
+    start_ns = leader.now_ns
+    while leader.replica.high_watermark < 0:
+        leader.now_ns += S
+        leader.heard()
+        leader.fetch("b", 0, request_id=BASE + leader.now_ns)
+        assert leader.now_ns - start_ns < 10 * S
+    leader.now_ns += S
+    leader.publish(1)
+    leader.fetch("b", 1, request_id=BASE + leader.now_ns)
+    leader.fetch("c", 1, request_id=BASE + leader.now_ns)
+    assert leader.replica.high_watermark == 1
+
+
+def test_follower_request_ids_grow_at_least_with_its_clock() -> None:
+    follower = Stepped("b").follows(state(leader="a"))
+    fetch = follower.only(do.SendFetch).request_id
+    follower.now_ns += 100 * S
+    follower.step(ev.RequestFailed(request_id=fetch, reason="unreadable"))
+    follower.fire(Deadline.FETCH)
+    assert 100 * S <= follower.only(do.SendFetch).request_id - fetch < 200 * S
+
+
+def test_duplicate_of_a_committed_record_is_acked_at_once_and_of_others_at_the_commit() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(3)
+    leader.fetch("b", 2)
+    leader.fetch("c", 2)
+    leader.step(ev.DuplicateReceived(last_offset=1))
+    assert acks(leader) == [(AckPolicy.LEADER, 2), (AckPolicy.ALL, 2)]
+    leader.step(ev.DuplicateReceived(last_offset=2))
+    assert acks(leader) == [(AckPolicy.LEADER, 2), (AckPolicy.ALL, 2)]
+    leader.publish(2, flush=False)
+    leader.step(ev.DuplicateReceived(last_offset=4))
+    assert acks(leader) == []
+    leader.step(ev.LogFlushed(end_offset=5))
+    assert acks(leader) == [(AckPolicy.LEADER, 4)]
+    leader.step(ev.DuplicateReceived(last_offset=4))
+    assert acks(leader) == [(AckPolicy.LEADER, 4)]
+    leader.fetch("b", 4)
+    leader.fetch("c", 4)
+    assert acks(leader) == [(AckPolicy.ALL, 4)]
+
+
+def test_duplicate_of_a_record_of_an_earlier_leader_is_acked_after_its_commit() -> None:
+    leader = Stepped("a").leads(end=5, hw=2)
+    leader.step(ev.DuplicateReceived(last_offset=2))
+    assert (AckPolicy.ALL, 2) in acks(leader)
+    leader.step(ev.DuplicateReceived(last_offset=4))
+    assert AckPolicy.ALL not in [policy for policy, _ in acks(leader)]
+    leader.fetch("b", 4, 1)
+    leader.fetch("c", 4, 1)
+    assert acks(leader) == [(AckPolicy.ALL, 4)]
+
+
+def test_duplicate_is_acked_only_with_a_lease() -> None:
+    leader = Stepped("a").leads()
+    leader.publish(3)
+    leader.fetch("b", 2)
+    leader.fetch("c", 2)
+    leader.fire(Deadline.LEASE)
+    leader.step(ev.DuplicateReceived(last_offset=1))
+    assert acks(leader) == []
+    leader.heard()
+    assert acks(leader) == [(AckPolicy.LEADER, 2), (AckPolicy.ALL, 2)]
+    follower = Stepped("b").opened()
+    assert follower.step(ev.DuplicateReceived(last_offset=1)) == []

@@ -1,0 +1,82 @@
+"""Test the offsets that a replica tracks of its log: end, flushed end, high watermark and epochs [D7]."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.core.log.compaction_point import NEVER, Horizon
+from liftpy.core.log.leader_epochs import EpochCache
+from liftpy.core.replication.log_offsets import Lineage, LogOffsets, judge
+from liftpy.errors import InvariantError
+from tests.unit.replication.stepping import KEY
+
+
+def mirror(end: int = 10, flushed: int = 10, hw: int = 5) -> LogOffsets:
+    return LogOffsets(0, end, flushed, hw, EpochCache([(1, 0), (3, 6)]))
+
+
+def test_log_offsets_ignore_a_flush_started_before_a_truncation() -> None:
+    log = mirror(flushed=4)
+    log.was_cut(6)
+    log.flushed(10)
+    assert log.flushed_end_offset == 6
+    log.append(3, 4)
+    assert (log.flushed_end_offset, log.is_flushed) == (6, False)
+    log.flushed(5)
+    assert log.flushed_end_offset == 6, "it never falls"
+
+
+def test_log_offsets_of_an_emptied_log_have_no_compaction_horizon() -> None:
+    for cut in (lambda log: log.was_cut(0), lambda log: log.start_afresh(20)):
+        log = mirror()
+        log.compacted(Horizon(8, 3))
+        cut(log)
+        assert log.is_empty
+        assert log.horizon == NEVER
+    log = mirror()
+    log.compacted(Horizon(8, 3))
+    log.was_cut(9)
+    assert log.horizon == Horizon(8, 3)
+    with pytest.raises(InvariantError):
+        log.was_cut(10)
+
+
+@pytest.mark.parametrize(
+    ("last_offset", "last_epoch", "lineage", "end"),
+    [
+        (5, 1, Lineage.SAME, 0),
+        (6, 3, Lineage.SAME, 0),
+        (6, 1, Lineage.CUT, 6),
+        (8, 2, Lineage.CUT, 6),
+        (12, 3, Lineage.CUT, 10),
+        (3, 3, Lineage.CUT, 3),
+    ],
+)
+def test_divergence_check_of_a_diverged_reader_returns_the_end_of_the_common_prefix(
+    last_offset: int, last_epoch: int, lineage: Lineage, end: int
+) -> None:
+    found = judge(mirror(), last_offset=last_offset, last_epoch=last_epoch, is_latest=True)
+    assert (found.lineage, found.end_offset) == (lineage, end)
+    if lineage is Lineage.CUT:
+        assert judge(mirror(), last_offset=last_offset, last_epoch=last_epoch, is_latest=False).lineage is Lineage.BEHIND
+
+
+@pytest.mark.parametrize(("uid", "refused"), [("u1", False), ("", False), ("u2", True)])
+def test_read_request_for_another_stream_uid_is_rejected(uid: str, refused: bool) -> None:
+    from liftpy.core.replication.reads import Reads
+    from liftpy.core.wire._pb import client_pb2 as pb
+
+    source = SimpleNamespace(leads=True, may_serve=True, may_answer_latest=lambda now: True)
+    reads: Any = Reads(type(KEY)("s", "u1", 0), "n1", source, SimpleNamespace(now_ns=lambda: 0), None)  # type: ignore[arg-type]
+    assert (reads._why_not(pb.ReadRequest(streamUid=uid)) is not None) is refused
+
+
+@pytest.mark.parametrize("end", [8, 9, 10])
+@pytest.mark.parametrize(("flushed", "hw"), [(10, 9), (10, 7), (9, 8), (6, 5)])
+def test_log_offsets_truncation_lowers_flushed_end_and_high_watermark(end: int, flushed: int, hw: int) -> None:
+    log = LogOffsets(0, 10, flushed, hw, EpochCache([(1, 0), (3, 6)]))
+    log.cut(end)
+    assert (log.log_end_offset, log.flushed_end_offset, log.high_watermark) == (end, min(flushed, end), min(hw, end - 1))

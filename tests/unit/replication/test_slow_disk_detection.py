@@ -1,0 +1,284 @@
+"""Test when a disk counts as slow compared with the others, for how long, and which replica leaves the ISR or resigns."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.config import CommitPolicy, ReplicationConfig
+from liftpy.core.replication import effects as do
+from liftpy.core.replication import events as ev
+from liftpy.core.replication import isr as lag
+from liftpy.core.replication.isr import FollowerProgress, SlowFlushes, successor, to_keep_out
+from liftpy.errors import ConfigError
+from tests.unit.replication.stepping import S, Stepped, state
+
+MS = 1_000_000
+FAST, SLOW, VERY_SLOW = 4 * MS, 1500 * MS, 6 * S
+
+
+class Disks:
+    """What a leader a with followers b and c hears."""
+
+    def __init__(self, **settings: float) -> None:
+        self.flushes = SlowFlushes(ReplicationConfig(**settings))  # type: ignore[arg-type]
+        self.now_ns = 1000 * S
+        for _ in range(3):
+            for replica in "abc":
+                self.flushed(replica, FAST)
+
+    def flushed(self, replica: str, took_ns: int, *, in_isr: bool = True) -> bool:
+        """One more; whether it is slow then."""
+        self.now_ns += took_ns
+        self.flushes.flushed(replica, took_ns, self.now_ns, in_isr=in_isr)
+        return self.flushes.is_slow(replica, self.now_ns)
+
+    def until_slow(self, replica: str, took_ns: int) -> int:
+        """After how many."""
+        return next(count for count in range(1, 100) if self.flushed(replica, took_ns))
+
+    def passes(self, seconds: float) -> None:
+        self.now_ns += round(seconds * S)
+
+
+@pytest.mark.parametrize(("took_ns", "count"), [(SLOW, 4), (VERY_SLOW, 2), (100 * S, 2), (200 * MS, 25)])
+def test_slow_disk_is_detected_after_a_total_slow_time_and_two_slow_flushes(took_ns: int, count: int) -> None:
+    assert Disks().until_slow("b", took_ns) == count
+
+
+@pytest.mark.parametrize("took_ns", [199 * MS, FAST])
+def test_slow_disk_detection_ignores_short_flushes(took_ns: int) -> None:
+    disks = Disks()
+    assert not any(disks.flushed("b", took_ns) for _ in range(200))
+
+
+def test_slow_disk_is_detected_at_eight_times_the_flush_time_of_the_other_disks() -> None:
+    disks = Disks()
+    for replica in "ac":
+        for _ in range(5):
+            disks.flushed(replica, 100 * MS)
+    assert not any(disks.flushed("b", 799 * MS) for _ in range(50))
+    assert disks.until_slow("b", 800 * MS) == 7
+
+
+def test_slow_disk_is_not_detected_if_all_disks_are_slow() -> None:
+    disks = Disks()
+    for _ in range(3):  # the first flushes of that day: no disk is known to be slow for one of them
+        for replica in "abc":
+            disks.flushed(replica, SLOW)
+    for _ in range(50):
+        for replica in "abc":
+            disks.flushed(replica, SLOW)
+    assert not disks.flushes.slow(disks.now_ns)
+
+
+def test_slow_disk_is_not_detected_without_enough_flushes_of_other_disks() -> None:
+    flushes = SlowFlushes(ReplicationConfig())
+    for number in range(1, 50):
+        flushes.flushed("b", SLOW, number * SLOW)
+        if number < 3:
+            flushes.flushed("a", FAST, number * SLOW)
+    assert not flushes.slow(50 * SLOW)
+
+
+def test_slow_disk_is_not_detected_after_single_slow_flushes() -> None:
+    disks = Disks()
+    for _ in range(20):
+        assert not disks.flushed("b", VERY_SLOW)
+        disks.passes(3)
+        assert not disks.flushed("b", FAST)
+
+
+def test_slow_disk_is_detected_with_every_second_flush_slow() -> None:
+    disks = Disks()
+    found = [disks.flushed("b", took_ns) for took_ns in (SLOW, FAST) * 4]
+    assert found.index(True) == 6
+
+
+def test_slow_disk_is_excluded_from_the_isr_longer_each_time() -> None:
+    disks = Disks()
+    for out_s in (20, 40, 80, 160, 320, 320):
+        disks.until_slow("b", SLOW)
+        disks.passes(out_s - 1)
+        assert disks.flushed("b", FAST)
+        disks.passes(1)
+        assert not disks.flushed("b", FAST)
+
+
+def test_slow_disk_exclusion_restarts_at_a_slow_flush_and_is_reset_after_a_long_time() -> None:
+    disks = Disks()
+    disks.until_slow("b", SLOW)
+    disks.passes(15)
+    assert disks.flushed("b", SLOW)
+    disks.passes(19.9)
+    assert disks.flushes.is_slow("b", disks.now_ns)
+    disks.passes(16 * 20 + 1)
+    disks.flushed("b", FAST)
+    disks.until_slow("b", SLOW)
+    disks.passes(20)
+    assert not disks.flushes.is_slow("b", disks.now_ns), "as if for the first time"
+
+
+def test_slow_disk_outside_the_isr_is_detected_after_one_slow_flush() -> None:
+    assert Disks().flushed("b", SLOW, in_isr=False)
+    assert not Disks().flushed("b", FAST, in_isr=False)
+
+
+def test_slow_disk_is_detected_during_a_hanging_flush() -> None:
+    disks = Disks()
+    disks.flushes.waits("a", 4 * S, disks.now_ns)
+    assert not disks.flushes.is_slow("a", disks.now_ns)
+    disks.flushes.waits("a", 5 * S, disks.now_ns)
+    assert disks.flushes.is_slow("a", disks.now_ns)
+
+
+def test_slow_disk_detection_that_is_disabled_excludes_no_follower() -> None:
+    disks = Disks(slow_flush_factor=0.0)
+    assert not any(disks.flushed("b", VERY_SLOW, in_isr=False) for _ in range(20))
+    with pytest.raises(ConfigError):
+        ReplicationConfig(slow_flush_factor=-1.0)
+
+
+def test_slow_disk_record_of_a_removed_replica_is_deleted() -> None:
+    disks = Disks()
+    disks.until_slow("b", SLOW)
+    disks.flushes.keep("ac")
+    assert (disks.flushes.slow(disks.now_ns), disks.flushes.last_ns("b"), disks.flushes.usual_ns("b")) == (frozenset(), 0, None)
+
+
+def test_slow_followers_of_a_leader_with_a_slow_disk_stay_in_the_isr() -> None:
+    isr = frozenset("abc")
+    assert to_keep_out("a", isr, frozenset("bd")) == frozenset("bd")
+    assert to_keep_out("a", isr, frozenset("abd")) == frozenset("d")
+
+
+def test_slow_leader_transfers_only_to_a_live_caught_up_follower_with_min_isr_fast_disks() -> None:
+    near = {r: FollowerProgress(caught_up_ns=100 * S, position=p) for r, p in (("b", 7), ("c", 9), ("d", 9))}
+    live = dict.fromkeys("abcd", 1)
+
+    def chosen(fast: str, needed: int = 2, **others: FollowerProgress) -> str:
+        return successor(fast, near | others, live, needed=needed, now_ns=101 * S, max_lag_ns=5 * S)
+
+    assert chosen("bcd") == "c"
+    assert chosen("bc", needed=3) == ""
+    assert chosen("b") == ""
+    assert chosen("bc", c=FollowerProgress(caught_up_ns=95 * S, position=9)) == ""
+    assert chosen("bc", c=FollowerProgress(caught_up_ns=101 * S)) == ""
+    assert successor("bc", near, {"a": 1, "b": 1}, needed=2, now_ns=101 * S, max_lag_ns=5 * S) == ""
+
+
+# ---- in the leader's role ------------------------------------------------------------------------------------------------
+class SlowDiskLeader(Stepped):
+    """A leader whose replicas flush each for so long, one record at a time."""
+
+    def rounds(self, count: int, **took_ns: int) -> list[do.Effect]:
+        """Records that are flushed by all; what it asked the metadata group for meanwhile."""
+        asked: list[do.Effect] = []
+        for _ in range(count):
+            self.publish(flush=False)
+            end = self.replica.log.log_end_offset
+            self.step(ev.LogFlushed(end_offset=end, took_ns=took_ns.get("a", FAST)))
+            for replica in "bc":
+                self.fetch(replica, end - 1, flush_ns=took_ns.get(replica, FAST))
+            self.now_ns += max([FAST, *took_ns.values()])
+            self.heard()
+            while self.replica._shared.deadlines._at_ns.get(ev.Deadline.LAG, self.now_ns + 1) <= self.now_ns:
+                self.step(ev.DeadlineReached(kind=ev.Deadline.LAG))
+                asked += [effect for effect in self.out if isinstance(effect, do.ProposeIsr | do.StepAside)]
+        return asked
+
+
+def test_slow_follower_leaves_the_isr_with_the_flush_time_as_reason() -> None:
+    leader = SlowDiskLeader("a").leads()
+    assert isinstance(leader, SlowDiskLeader)
+    leader.rounds(5)
+    change = leader.rounds(5, c=SLOW)[0]
+    assert isinstance(change, do.ProposeIsr)
+    assert (change.isr, change.slow) == (frozenset("ab"), (("c", SLOW),))
+    snapshot = leader.replica.snapshot(leader.now_ns)
+    assert [(f.replica, f.flush_ms, f.has_slow_disk) for f in snapshot.followers] == [("b", 4.0, False), ("c", 1500.0, True)]
+
+
+@pytest.mark.parametrize(("leaderships", "asks"), [(1, True), (2, False)])
+def test_slow_leader_requests_one_transfer_but_not_soon_after_its_election(leaderships: int, asks: bool) -> None:
+    leader = SlowDiskLeader("a").leads(state(leader_epoch=2, leaderships=leaderships))
+    assert isinstance(leader, SlowDiskLeader)
+    leader.now_ns += 4 * S  # the lease of the leader before has run out
+    leader.heard()
+    leader.rounds(5)
+    asked = leader.rounds(8, a=SLOW)
+    assert [type(effect) for effect in asked] == ([do.StepAside] if asks else [])
+    if asks:
+        assert isinstance(asked[0], do.StepAside)
+        assert (asked[0].toward, asked[0].leader_epoch) == ("b", 2)
+        assert asked[0].reason == "a flush takes 1500 ms here and 4 ms on b"
+        assert leader.replica.snapshot(leader.now_ns).has_slow_disk
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        state(leader_epoch=2, min_isr=3),
+        state(leader_epoch=2, isr="ab", replicas="ab"),
+        state(leader_epoch=2, isr="ab", min_isr=1),
+        state(leader_epoch=2, isr="ab", policy=CommitPolicy.QUORUM),
+    ],
+)
+def test_slow_leader_requests_no_transfer_if_no_follower_is_faster(partition: object) -> None:
+    for who in "ab":
+        leader = SlowDiskLeader("a").leads(partition)  # type: ignore[arg-type]
+        assert isinstance(leader, SlowDiskLeader)
+        leader.rounds(5)
+        asked = leader.rounds(8, **{who: SLOW, "c": SLOW})
+        assert not [e for e in asked if isinstance(e, do.StepAside) or "b" not in e.isr]  # type: ignore[union-attr]
+
+
+def test_leader_detects_a_hanging_flush_but_not_a_pause_of_its_process() -> None:
+    leader = SlowDiskLeader("a").leads()
+    assert isinstance(leader, SlowDiskLeader)
+    leader.rounds(5)
+    leader.publish(flush=False)
+    for _ in range(6):
+        leader.heard()
+        leader.fire(ev.Deadline.LAG)
+    assert leader.replica.snapshot(leader.now_ns).has_slow_disk
+    other = SlowDiskLeader("a").leads()
+    assert isinstance(other, SlowDiskLeader)
+    other.rounds(5)
+    other.publish(flush=False)
+    for _ in range(3):
+        other.heard()
+        other.fire(ev.Deadline.LAG, late_s=10)
+    assert not other.replica.snapshot(other.now_ns).has_slow_disk
+
+
+def test_follower_fetch_contains_its_last_flush_time() -> None:
+    follower = Stepped("b").follows()
+    assert follower.only(do.SendFetch).flush_ns == 0
+    follower.answered([(0, 2, 1)], -1)
+    follower.step(ev.LogFlushed(end_offset=3, took_ns=SLOW))
+    assert follower.only(do.SendFetch).flush_ns == SLOW
+
+
+@pytest.mark.parametrize(
+    ("isr", "slow", "min_isr", "by_quorum", "wanted"),
+    [
+        ("abc", "c", 2, False, "ab"),
+        ("abc", "c", 1, False, "ab"),
+        ("abc", "bc", 1, False, "abc"),  # never an ISR of one
+        ("abc", "c", 3, False, "abc"),
+        ("ab", "b", 1, False, "ac"),
+        ("ab", "c", 2, False, "ab"),  # it does not come in
+        ("ac", "c", 2, False, "ab"),  # b comes in its place
+        ("abc", "c", 2, True, "abc"),
+    ],
+)
+def test_wanted_isr_excludes_slow_disks_unless_too_few_members_remain(
+    isr: str, slow: str, min_isr: int, by_quorum: bool, wanted: str
+) -> None:
+    followers = {r: FollowerProgress(caught_up_ns=S, incarnation=1, live=True, position=9, was_caught_up=True) for r in "bc"}
+    found = lag.wanted_isr(
+        "a", frozenset(isr), followers, dict.fromkeys("abc", 1), high_watermark=9, epoch_start_offset=0, log_end_offset=10,
+        now_ns=S, max_lag_ns=5 * S, max_lag_records=0, by_quorum=by_quorum, replica_count=3, min_isr=min_isr,
+        slow_disks=frozenset(slow),
+    )  # fmt: skip
+    assert found == frozenset(wanted)

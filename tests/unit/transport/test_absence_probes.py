@@ -1,0 +1,82 @@
+"""Test the probe for a dead node: one request at a time, and only "no responders" proves that the node is absent."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.core.wire.subjects import Subjects
+from sidecar.transport.liveness import Probes
+
+
+class Bus:
+    """Answers when told: an exception is raised, None is an answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.is_connected = True
+        self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> None:
+        self.asked.append(subject)
+        await asyncio.shield(self.answer)
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_absence_probes_of_one_node_share_one_request() -> None:
+    bus, told = Bus(), []
+    probes = Probes(bus, Subjects("space"))  # type: ignore[arg-type]
+    for number in range(3):
+        probes.ask("n1", lambda number=number: told.append(number))
+    probes.ask("n2", lambda: told.append(9))
+    await turns()
+    assert bus.asked == ["space.status.n1", "space.status.n2"]
+    bus.answer.set_exception(nats.errors.NoRespondersError())
+    await turns()
+    assert sorted(told) == [0, 1, 2, 9]
+    probes.ask("n1", lambda: told.append(4))
+    await turns()
+    assert (bus.asked[2:], sorted(told)) == (["space.status.n1"], [0, 1, 2, 4, 9])
+    await probes.close()
+
+
+@pytest.mark.parametrize("answer", [None, TimeoutError(), nats.errors.TimeoutError(), nats.errors.ConnectionClosedError()])
+async def test_absence_probe_with_an_answer_or_error_reports_no_absence(answer: Any) -> None:
+    bus, told = Bus(), []
+    probes = Probes(bus, Subjects())  # type: ignore[arg-type]
+    probes.ask("n1", lambda: told.append("absent"))
+    await turns()
+    if answer is None:
+        bus.answer.set_result(None)
+    else:
+        bus.answer.set_exception(answer)
+    await turns()
+    assert told == []
+    probes.ask("n1", lambda: None)
+    await turns()
+    assert len(bus.asked) == 2, "it can be asked for again"
+    await probes.close()
+
+
+async def test_absence_probe_without_a_connection_or_after_close_reports_no_absence() -> None:
+    bus, told = Bus(), []
+    probes = Probes(bus, Subjects())  # type: ignore[arg-type]
+    bus.is_connected = False
+    probes.ask("n1", lambda: told.append("absent"))
+    await turns()
+    assert (bus.asked, told) == ([], [])
+    bus.is_connected = True
+    probes.ask("n1", lambda: told.append("absent"))
+    await turns()
+    await probes.close()
+    bus.answer.set_exception(nats.errors.NoRespondersError())
+    bus.answer.exception()
+    await turns()
+    assert told == []

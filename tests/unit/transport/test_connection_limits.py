@@ -1,0 +1,201 @@
+"""Test what a connection sends, buffers and rejects at its size limits, and what it logs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from liftpy.errors import NotAllowedError
+from sidecar.transport import connection as module
+from sidecar.transport import dropped_publishes
+from sidecar.transport.connection import BusConnection
+from sidecar.transport.credentials import _MAX_SAID, RightsWatch
+from sidecar.transport.dropped_publishes import Drops
+
+
+class Sending(BusConnection):
+    """Connected or not as the test says; what it writes is kept here."""
+
+    up, waiting = True, 0
+
+    @property
+    def _is_up(self) -> bool:
+        return self.up
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self.waiting
+
+    def _write(self, pieces: Any, size_bytes: int) -> None:
+        self.written.append((b"".join(pieces), size_bytes))
+
+
+@pytest.fixture
+async def sending() -> Sending:
+    made = Sending("acks")
+    made.written = []  # type: ignore[attr-defined]
+    made._max_payload = 1000
+    made._send_buffer_bytes = 5000
+    return made
+
+
+async def test_connection_send_writes_one_pub_line_with_the_size(sending: Any) -> None:
+    assert sending.send("a.b", [b"one", memoryview(b"two")], "_INBOX.x")
+    assert sending.send("a.b", [b""])
+    assert sending.written == [(b"PUB a.b _INBOX.x 6\r\nonetwo\r\n", 6), (b"PUB a.b  0\r\n\r\n", 0)]
+    assert (sending.stats["out_msgs"], sending.stats["out_bytes"]) == (2, 6)
+
+
+async def test_connection_send_above_the_buffer_or_max_payload_returns_false_and_counts_an_error(sending: Any) -> None:
+    sending.waiting = 4900
+    assert sending.send("s", [b"x" * 100])
+    assert not sending.send("s", [b"x" * 101])
+    sending.waiting = 0
+    assert sending.send("s", [b"x" * 1000])
+    assert not sending.send("s", [b"x" * 1001])
+    assert sending.errors == {"send buffer full": 1, "larger than max_payload": 1}
+    assert [size for _, size in sending.written] == [100, 1000]
+
+
+async def test_connection_while_disconnected_buffers_only_messages_sent_with_keep(
+    sending: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_KEPT_BYTES", 300)
+    sending.up = False
+    assert not sending.send("s", [b"x"])
+    assert sending.send("s", [b"x" * 300], keep=True)
+    assert not sending.send("s", [b"x" * 301], keep=True)
+    assert sending.errors == {"dropped while disconnected": 2}
+
+
+@pytest.mark.parametrize(("up", "bound"), [(True, 5000), (False, 300)])
+async def test_connection_buffers_acks_up_to_a_bound_and_counts_the_dropped(
+    up: bool, bound: int, sending: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_KEPT_BYTES", 300)
+    sending.up = up
+    sending.send_lines([b"x" * (bound - 1), b"y"])
+    sending.waiting = 1
+    sending.send_lines([b"x" * (bound - 3), b"y", b"z"])
+    sending.send_lines([b"x"])
+    assert sending.written == [(b"x" * (bound - 1) + b"y", bound), (b"x" * (bound - 3) + b"yz", bound - 1), (b"x", 1)]
+    sending.waiting = bound
+    sending.send_lines([b"x", b"y"])
+    assert sending.errors == {"acks dropped": 2}
+    assert (sending.stats["out_msgs"], sending.stats["out_bytes"]) == (6, 2 * bound)
+
+
+async def test_connection_has_room_only_if_a_message_of_max_payload_fits(sending: Any) -> None:
+    sending.waiting = 4000
+    assert sending.has_room
+    sending.waiting = 4001
+    assert not sending.has_room
+    sending.waiting, sending.up = 0, False
+    assert not sending.has_room
+
+
+# ---- rights ----------------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def watch() -> Any:
+    made: Any = RightsWatch("ns", lambda error: made.ended.append(error), Counter())
+    made.ended = []
+    return made
+
+
+def test_permission_denial_for_a_subject_of_liftpy_stops_the_starting_node_once(
+    watch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch.record_denial(True, "shop.orders")
+    watch.record_denial(False, "nsx.raft.n1")
+    assert watch.ended == []
+    watch.record_denial(False, "ns.raft.n1")
+    watch.record_denial(True, "ns.raft.n2")
+    (error,) = watch.ended
+    assert isinstance(error, NotAllowedError)
+    assert "does not let this node subscribe on ns.raft.n1" in str(error)
+    assert "--role node --namespace ns" in str(error)
+    assert [text.partition(".  ")[0].partition(". Give")[0] for text in caplog.messages] == [
+        "NATS does not let this node publish on shop.orders",
+        "NATS does not let this node subscribe on nsx.raft.n1",
+        "NATS does not let this node publish on ns.raft.n2",
+    ]
+    assert watch._counters == {"refused by NATS's rights": 4}
+
+
+def test_permission_denial_after_the_start_is_logged_once_per_subject(watch: Any, caplog: pytest.LogCaptureFixture) -> None:
+    watch.start_completed()
+    for _ in range(2):
+        watch.record_denial(True, "ns.a")
+        watch.record_denial(False, "ns.a")
+    assert (watch.ended, len(caplog.messages)) == ([], 2)
+    for number in range(2 * _MAX_SAID):
+        watch.record_denial(True, f"s.{number}")
+    assert len(caplog.messages) == _MAX_SAID
+    assert watch._counters == {"refused by NATS's rights": 4 + 2 * _MAX_SAID}
+
+
+# ---- what was dropped ------------------------------------------------------------------------------------------------------
+async def test_dropped_publishes_are_logged_once_per_interval_and_leave_no_timer(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: list[Any] = []
+
+    class Timer:
+        cancelled = False
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+    class Loop:
+        def call_later(self, seconds: float, call: Any) -> Timer:
+            assert seconds == dropped_publishes._SAY_EVERY_S
+            timers.append(Timer())
+            return timers[-1]
+
+    monkeypatch.setattr(dropped_publishes.asyncio, "get_running_loop", Loop)
+    made = Drops()
+    made.count("s/0", "overloaded", 3)
+    for number in range(10):
+        made.count(f"s/{number}", "overloaded", number + 1)
+    assert [text.rpartition("subject: ")[2] for text in caplog.messages] == ["3 of s/0: overloaded"]
+    made._say()  # the timer's time has come
+    assert caplog.messages[1].endswith("10 of s/9: overloaded, 9 of s/8: overloaded, 8 of s/7: overloaded, 7 of s/6: overloaded, "
+        "6 of s/5: overloaded, 5 of s/4: overloaded, 4 of s/3: overloaded, 3 of s/2: overloaded, and 2 more")  # fmt: skip
+    made._say()
+    assert len(caplog.messages) == 2, "there is nothing to say"
+    assert made._timer is None
+    made.count("s/1", "below_min_isr", 1)
+    assert len(caplog.messages) == 3, "at once again"
+    made.count("s/1", "below_min_isr", 2)
+    made.close()
+    assert caplog.messages[3].endswith("2 of s/1: below_min_isr")
+    assert all(timer.cancelled for timer in timers)
+    assert len(timers) == 4
+
+
+async def test_message_handler_error_is_counted_and_logged_once_per_interval(
+    sending: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        sending.sink_failed(b"s" * 5000, KeyError("bug"))
+    assert sending.errors == {"messages not taken": 3}
+    assert len(caplog.messages) == 1
+    assert len(caplog.messages[0]) < 1000
+    sending._may_say()
+    sending.sink_failed(b"s", KeyError("bug"))
+    assert len(caplog.messages) == 2
+
+
+async def test_after_read_callback_outside_a_read_runs_in_the_next_loop_turn(sending: Any) -> None:
+    done: list[int] = []
+    sending.behind_read(lambda: done.append(1))
+    assert done == []
+    await asyncio.sleep(0)
+    assert done == [1]
+    sending._taking = True
+    sending.behind_read(lambda: done.append(2))
+    await asyncio.sleep(0)
+    assert (done, len(sending._behind)) == ([1], 1)

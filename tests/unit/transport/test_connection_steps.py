@@ -1,0 +1,469 @@
+"""Test a connection without a server: the order of bytes, subscriptions and reports."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.errors import ConfigError
+from sidecar.transport import connection as module
+from sidecar.transport.connection import BusConnection, StrictConnection, check_nats_py
+
+
+class Outlet:
+    """Notes what is written, and when what waits is let go."""
+
+    def __init__(self, waiting_bytes: int = 0) -> None:
+        self.waiting_bytes = waiting_bytes
+        self.did: list[Any] = []
+
+    def write(self, pieces: Any, size_bytes: int) -> None:
+        self.did.append((b"".join(pieces), size_bytes))
+
+    def let_go(self) -> None:
+        self.did.append("let go")
+
+
+class Transport:
+    closing, waiting_bytes = False, 0
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting_bytes
+
+
+@pytest.fixture
+async def bus() -> Any:
+    """As one that is connected."""
+    made: Any = BusConnection("acks")
+    made._status = BusConnection.CONNECTED
+    made._receiver = SimpleNamespace(transport=Transport())
+    made._outlet = Outlet()
+    made._flush_queue = asyncio.Queue()
+    return made
+
+
+# ---- out ---------------------------------------------------------------------------------------------------------------------
+async def test_connection_unsent_bytes_is_the_sum_of_its_three_buffers(bus: Any) -> None:
+    bus._pending_data_size, bus._outlet.waiting_bytes, bus._receiver.transport.waiting_bytes = 1, 20, 300
+    assert bus.unsent_bytes == 321
+    for receiver, outlet in ((None, None), (bus._receiver, None), (None, bus._outlet)):
+        bus._receiver, bus._outlet = receiver, outlet
+        assert bus.unsent_bytes == 1
+
+
+async def test_connection_send_buffer_size_is_the_setting_or_the_default() -> None:
+    assert BusConnection("a", 777)._send_buffer_bytes == 777
+    assert BusConnection("a")._send_buffer_bytes == module.SEND_BUFFER_BYTES == 64 * 1024 * 1024
+
+
+async def test_connection_is_up_only_while_connected_with_an_open_transport(bus: Any) -> None:
+    assert bus._is_up
+    bus._receiver.transport.closing = True
+    assert not bus._is_up
+    bus._receiver = None
+    assert bus._is_up, "where nats-py reads"
+    bus._status = BusConnection.RECONNECTING
+    assert not bus._is_up
+
+
+async def test_connection_write_bypasses_the_nats_py_buffer(bus: Any) -> None:
+    bus._write((b"ab", b"c"), 2)
+    assert bus._outlet.did == [(b"abc", 2)]
+    assert (bus._pending, bus._pending_data_size, bus._flush_queue.qsize()) == ([], 0, 0)
+
+
+@pytest.mark.parametrize("why", ["nats-py has something", "no outlet", "down"])
+async def test_connection_write_behind_pending_nats_py_bytes_is_appended_to_its_buffer(bus: Any, why: str) -> None:
+    outlet = bus._outlet
+    pending = [b"PING"] if why == "nats-py has something" else []
+    bus._pending, bus._pending_data_size = list(pending), 10
+    if why == "no outlet":
+        bus._outlet = None
+    bus._receiver.transport.closing = why == "down"
+    bus._write((b"ab", b"c"), 3)
+    assert bus._pending == [*pending, b"ab", b"c"]
+    assert bus._pending_data_size == 14
+    assert outlet.did == ([] if why == "no outlet" else ["let go"])
+    assert bus._flush_queue.qsize() == (why != "down")
+    bus._write((b"d",), 1)
+    assert bus._flush_queue.qsize() == (why != "down"), "it is woken once"
+
+
+async def test_connection_write_before_the_nats_py_flusher_starts_is_buffered(bus: Any) -> None:
+    bus._flush_queue = bus._outlet = None
+    bus._write((b"a",), 1)
+    assert bus._pending == [b"a"]
+
+
+# ---- subscriptions -----------------------------------------------------------------------------------------------------------
+async def test_listener_closed_twice_unsubscribes_once(bus: Any) -> None:
+    got: list[bytes] = []
+    first = bus.listen("a.>", lambda s, r, payload, h: got.append(payload), queue="q")
+    second = bus.listen("b", lambda *_: None)
+    assert bus._take(b"MSG a.x 1 1\r\n1\r\nMSG b.x 1 1\r\n2\r\n") == b"", "the second is of another subject"
+    await bus._parser.parse()
+    assert (got, bus.errors) == ([b"1"], {"messages under a foreign subject": 1})
+    assert (bus._subs[1].subject, bus._subs[1].queue, bus._subs[2].queue) == ("a.>", "q", "")
+    first.leave()
+    assert (sorted(bus._subs), sorted(bus._sinks)) == ([2], [b"1", b"2"])
+    bus._pings_outstanding = 2
+    assert bus._take(b"MSG a.x 1 1\r\n3\r\n") is None
+    assert bus._pings_outstanding == 0, "who sends is alive, whatever its answer waits behind"
+    for _ in range(2):
+        first.close()
+        second.close()
+    assert (bus._subs, bus._sinks, bus._parser._patterns) == ({}, {}, {})
+    written = [each for each in bus._outlet.did if each != "let go"]
+    assert written == [(b"SUB a.> q 1\r\n", 0), (b"SUB b  2\r\n", 0), (b"UNSUB 1 \r\n", 0), (b"UNSUB 2 \r\n", 0)]
+    assert got == [b"1", b"3"]
+
+
+async def test_listener_opened_while_disconnected_sends_nothing_until_the_reconnect(bus: Any) -> None:
+    bus._status = BusConnection.RECONNECTING
+    listener = bus.listen("a", lambda *_: None)
+    assert sorted(bus._subs) == [1], "nats-py renews it"
+    listener.close()
+    assert (bus._subs, bus._outlet.did, bus._pending) == ({}, [], [])
+
+
+# ---- in ----------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("there", [True, False])
+async def test_reading_task_reads_with_a_receiver_if_possible_and_stops_it_at_the_end(
+    there: bool, bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    did: list[str] = []
+    transport = Transport()
+
+    class Receiver:
+        def __init__(self) -> None:
+            self.transport = transport
+
+        async def read(self) -> bytes:
+            return b"by the receiver"
+
+        def stop(self) -> None:
+            did.append("stop")
+
+    made = Receiver() if there else None
+
+    async def receive(*args: Any) -> Any:
+        given.append(args)
+        return made
+
+    async def loop(self: Any) -> None:
+        assert self._receiver is made
+        assert (self._outlet is None) is not there
+        assert not there or self._outlet._transport is transport
+        did.append((await self._read()).decode())
+        raise ZeroDivisionError
+
+    async def read(self: Any) -> bytes:
+        return b"by nats-py"
+
+    monkeypatch.setattr(module, "receive", receive)
+    monkeypatch.setattr(StrictConnection, "_read_loop", loop)
+    monkeypatch.setattr(StrictConnection, "_read", read)
+    with pytest.raises(ZeroDivisionError):
+        await bus._read_loop()
+    assert given == [(bus, bus._take, module._LEFT_BYTES)]
+    assert did == (["by the receiver", "stop"] if there else ["by nats-py"])
+    assert (bus._receiver, bus._outlet) == (None, None)
+
+
+async def test_reading_task_that_ends_late_leaves_the_next_receiver_in_place(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    old: Any = SimpleNamespace(transport=Transport(), stop=lambda: None)
+    newer, outlet = object(), object()
+
+    async def receive(*_: Any) -> Any:
+        return old
+
+    async def loop(self: Any) -> None:
+        self._receiver, self._outlet = newer, outlet
+
+    monkeypatch.setattr(module, "receive", receive)
+    monkeypatch.setattr(StrictConnection, "_read_loop", loop)
+    await bus._read_loop()
+    assert (bus._receiver, bus._outlet) == (newer, outlet)
+
+
+async def test_connection_read_runs_callbacks_and_then_flushes_the_write_buffer(bus: Any) -> None:
+    did = bus._outlet.did
+
+    def feed(data: bytes) -> bool:
+        bus.behind_read(lambda: did.append("behind"))
+        if data == b"bad":
+            raise nats.errors.ProtocolError
+        return True
+
+    bus._parser.feed = feed
+    bus._take(b"good")
+    assert did == ["behind", "let go"]
+    with pytest.raises(nats.errors.ProtocolError):
+        bus._take(b"bad")
+    assert did == ["behind", "let go"] * 2
+    assert (bus._taking, bus._behind) == (False, [])
+
+
+@pytest.mark.parametrize("state", ["is_closed", "is_reconnecting"])
+async def test_connection_read_while_closed_or_reconnecting_is_ignored(
+    state: str, bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: list[bytes] = []
+    bus.listen("a", lambda *message: got.append(message[2]))
+    monkeypatch.setattr(BusConnection, state, True)
+    assert bus._take(b"MSG a 1 1\r\n1\r\nMSG a 1 1\r\n") is None
+    monkeypatch.setattr(BusConnection, state, False)
+    assert bus._take(b"MSG a 1 1\r\n2\r\n") is None
+    assert got == [b"2"]
+
+
+async def test_message_handler_error_is_logged_at_most_once_a_second(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    later: list[Any] = []
+    loop = SimpleNamespace(call_later=lambda *given: later.append(given))
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
+    bus.sink_failed(b"a", KeyError())
+    bus.sink_failed(b"a", KeyError())
+    assert later == [(1.0, bus._may_say)]
+
+
+# ---- leaving, and being heard --------------------------------------------------------------------------------------------------
+class Settling:
+    """Records the timeouts of ``wait_until_processed``. Each answer is an error or the next step of the test."""
+
+    def __init__(self, bus: Any, monkeypatch: pytest.MonkeyPatch, *answers: Any) -> None:
+        self.asked: list[float] = []
+        self.slept: list[float] = []
+        self.tasks: list[Any] = []
+        self.answers = list(answers)
+        bus.wait_until_processed = self.wait_until_processed
+        monkeypatch.setattr(module, "spawn", self.spawn)
+
+    def spawn(self, work: Any, name: str) -> Any:
+        self.tasks.append(asyncio.ensure_future(work))
+        return self.tasks[-1]
+
+    async def wait_until_processed(self, timeout_s: float) -> None:
+        self.asked.append(timeout_s)
+        answer = self.answers.pop(0) if self.answers else None
+        if callable(answer):
+            answer()
+        elif answer is not None:
+            raise answer
+
+    async def end(self) -> None:
+        await asyncio.gather(*self.tasks)
+
+
+class Leaver:
+    def __init__(self, name: str, did: list[str]) -> None:
+        self.name, self.did = name, did
+
+    def leave(self) -> None:
+        self.did.append(f"{self.name} leaves")
+
+    def close(self) -> None:
+        self.did.append(f"{self.name} closes")
+
+
+async def test_listeners_retired_together_wait_for_one_server_flush(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[str] = []
+    late = Leaver("late", did)
+    settling = Settling(bus, monkeypatch, lambda: bus.retire([late]), TimeoutError())
+    bus.retire([])
+    assert settling.tasks == []
+    bus.retire([Leaver("a", did)])
+    bus.retire([Leaver("b", did)])
+    assert (did, len(settling.tasks)) == (["a leaves", "b leaves"], 1)
+    await settling.end()
+    assert did[2:] == ["late leaves", "a closes", "b closes", "late closes"], "also where the server does not answer"
+    assert (settling.asked, len(settling.tasks), bus._leaving) == ([1.0, 1.0], 1, [])
+    bus.retire([Leaver("c", did)])
+    await settling.end()
+    assert (did[6:], len(settling.tasks)) == (["c leaves", "c closes"], 2)
+
+
+@pytest.mark.parametrize("error", [nats.errors.ConnectionClosedError(), TimeoutError(), OSError("gone")])
+async def test_listener_retire_closes_even_if_the_server_flush_raises(
+    error: Exception, bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    did: list[str] = []
+    settling = Settling(bus, monkeypatch, error)
+    bus.retire([Leaver("a", did)])
+    await settling.end()
+    assert did == ["a leaves", "a closes"]
+
+
+async def test_subscription_confirmation_is_retried_with_longer_timeouts_and_reported_once(
+    bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    errors = [nats.errors.ConnectionClosedError(), TimeoutError(), OSError(), OSError(), OSError()]
+    settling = Settling(bus, monkeypatch, *errors, lambda: bus.when_heard(lambda: told.append("late")))
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 1:
+            bus.when_heard(lambda: told.append("third"))
+
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
+    bus.when_heard(lambda: told.append("first"))
+    bus.when_heard(lambda: told.append("second"))
+    assert len(settling.tasks) == 1
+    await settling.end()
+    assert told == ["first", "second", "third", "late"]
+    assert settling.asked == [1.0, 2.0, 4.0, 8.0, 16.0, 16.0, 16.0]
+    assert (slept, len(settling.tasks), bus._unheard) == ([0.1] * 5, 1, [])
+    bus.when_heard(lambda: told.append("next"))
+    await settling.end()
+    assert (told[4:], settling.asked[7:]) == (["next"], [1.0])
+
+
+async def test_subscription_on_a_closed_connection_is_never_confirmed(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settling = Settling(bus, monkeypatch, TimeoutError())
+
+    async def sleep(seconds: float) -> None:
+        monkeypatch.setattr(BusConnection, "is_closed", True)
+
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
+    bus.when_heard(lambda: pytest.fail("it was not heard"))
+    await settling.end()
+    assert settling.asked == [1.0]
+
+
+async def test_connection_wait_until_processed_flushes_twice(bus: Any) -> None:
+    did = bus._outlet.did
+
+    async def flush(timeout_s: float) -> None:
+        did.append(timeout_s)
+
+    bus.flush = flush
+    await bus.wait_until_processed(3.0)
+    assert did == ["let go", 3.0, 3.0]
+
+
+# ---- life --------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("error", "text"), [(OSError("cut"), "cut"), (TimeoutError(), "TimeoutError")])
+async def test_connection_counts_errors_by_kind_and_reports_the_last_one(error: Exception, text: str, bus: Any) -> None:
+    await bus._count_error(error)
+    assert (bus.errors, bus.last_problem) == ({type(error).__name__: 1}, text)
+
+
+async def test_reconnect_failure_is_logged_once_per_reason(bus: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> list[str]:
+        said = [record.getMessage() for record in caplog.records if "cannot reconnect to NATS" in record.getMessage()]
+        return [line.partition("reason=")[2].removesuffix(": retrying") for line in said]
+
+    await bus._count_error(OSError("at its first connect"))
+    bus._problems.last = "EOF"
+    await bus._disconnected()
+    for why in ("EOF", "refused", "expired", "refused"):
+        await bus._count_error(OSError(why))
+    assert told() == ["refused", "expired"], "EOF was said when it was lost"
+    for number in range(20):
+        await bus._count_error(OSError(f"reason {number}"))
+    assert len(told()) == 7
+    await bus._reconnected()
+    await bus._count_error(OSError("something else"))
+    await bus._disconnected()
+    await bus._count_error(OSError("expired"))
+    assert told()[7:] == ["expired"]
+
+
+async def test_connection_calls_its_callbacks_on_loss_reconnect_and_denial(bus: Any) -> None:
+    told: list[Any] = []
+    bus.on_reconnect(lambda: told.append("back"))
+    bus.on_change(told.append)
+    bus.on_denial(lambda *given: told.append(given))
+    await bus._disconnected()
+    await bus._reconnected()
+    assert told == [False, "back", True]
+    assert bus._parser.denials[0](True, "s") is None
+    assert told[3:] == [(True, "s")]
+
+
+async def test_connection_after_a_server_loss_sends_recent_acks_again(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = [0]
+    monkeypatch.setattr(module.clock, "now_ns", lambda: now_ns[0])
+    written: list[bytes] = []
+    monkeypatch.setattr(bus, "_write", lambda pieces, size_bytes: written.append(b"".join(pieces)))
+    bus.send_lines([b"long ago"])
+    now_ns[0] = 2_000_000_000
+    bus.send_lines([b"a", b"b"])
+    await bus._disconnected()
+    bus._status = BusConnection.RECONNECTING
+    bus.send_lines([b"is kept, and sent anyway"])
+    now_ns[0] = 9_000_000_000
+    bus._status = BusConnection.CONNECTED
+    del written[:]
+    await bus._reconnected()
+    assert written == [b"ab"]
+    await bus._reconnected()
+    assert written == [b"ab"]
+
+
+@pytest.mark.parametrize(("after", "known", "all_have"), [("x", 1, False), ("y", 1, True), ("y", 2, False)])
+async def test_reconnect_marks_messages_as_lost_to_all_subscribers_if_the_only_server_restarted(
+    after: str, known: int, all_have: bool, bus: Any
+) -> None:
+    assert bus.all_have_lost_it is False
+    bus._server_info = {"server_id": "x"}
+    await bus._disconnected()
+    bus._server_info, bus._server_pool = {"server_id": after}, [SimpleNamespace(uri=None)] * known
+    bus._current_server = None
+    await bus._reconnected()
+    assert bus.all_have_lost_it is all_have
+
+
+async def test_connection_close_is_not_reported_as_a_loss(
+    bus: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BusConnection, "is_closed", True)
+    bus.on_change(lambda is_up: pytest.fail("nobody is told"))
+    await bus._disconnected()
+    assert (caplog.messages, bus.errors) == ([], {"disconnected": 1})
+
+
+async def test_connection_reads_its_credentials_only_if_the_server_requires_them(bus: Any) -> None:
+    assert bus.requires_credentials is False
+    bus._server_info = {"auth_required": True}
+    assert bus.requires_credentials is True
+
+
+async def test_connection_stop_writes_buffered_bytes_before_it_closes(bus: Any) -> None:
+    async def close() -> None:
+        bus._outlet.did.append("close")
+
+    bus.close = close
+    await bus.stop()
+    assert bus._outlet.did == ["let go", "close"]
+
+
+@pytest.mark.parametrize(("error", "text"), [(OSError("cut"), "cut"), (TimeoutError(), "TimeoutError")])
+async def test_connection_error_is_set_as_last_problem_before_the_reconnect(
+    error: Exception, text: str, bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+
+    async def op_err(self: Any, why: Exception) -> None:
+        told.append((why, self.last_problem))
+
+    monkeypatch.setattr(StrictConnection, "_process_op_err", op_err)
+    await bus._process_op_err(error)
+    assert told == [(error, text)]
+
+
+def test_nats_py_version_without_a_needed_attribute_raises_with_the_attribute_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_nats_py()
+    monkeypatch.setattr(module, "Client", type("Client", (), dict.fromkeys((*module._PRIVATE[1:], "_read_loop"))))
+    with pytest.raises(ConfigError) as raised:
+        check_nats_py()
+    assert "lacks _pending, _process_err, _process_op_err, _remove_sub" in str(raised.value)

@@ -1,0 +1,265 @@
+"""Test the connections of a node: late PONGs and hostile bytes are counted, a server error causes a logged reconnect [A6, A11]."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.lease import GRACES_NS, INGEST
+from liftpy.core.wire.subjects import InboxRule, Subjects
+from liftpy.nats.parser import StrictConnection
+from sidecar.dev.nats_server import NatsServer
+from sidecar.disk.data_folder import DataFolder
+from sidecar.metadata.group_role import GroupLink
+from sidecar.runtime.settings import NodeSettings
+from sidecar.transport.connection import BusConnection, open_bus
+from sidecar.transport.connections import Links, StandbyLink
+from sidecar.transport.ingest_connection import Inflow
+from tests.unit.client.test_client_parser import publish_raw
+from tests.unit.transport.fake_server import FakeServer
+from tests.unit.transport.test_connection import until
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as running:
+        yield running
+
+
+def settings(server: NatsServer, data: Path = Path("unused")) -> NodeSettings:
+    return NodeSettings("n1", data, nats=(server.url,), controllers=("n1",))
+
+
+@contextlib.asynccontextmanager
+async def opened(kind: str, server: NatsServer, data: Path) -> AsyncIterator[StrictConnection]:
+    """A connection of each kind that a node has."""
+    if kind == "metadata":
+        link = GroupLink(settings(server, data), DataFolder(data), Subjects("liftpy"), InboxRule(("_INBOX.",)), Counter())
+        await link.open(pytest.fail)
+        yield link._connection
+        await link.close()
+        return
+    bus = await open_bus(settings(server), lambda: Inflow(NodeIntake(), MIB) if kind == "ingest" else BusConnection(kind))
+    yield bus
+    await bus.stop()
+
+
+KINDS = ("metadata", "replication", "ingest", "reads")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_pong_after_its_timeout_is_counted(kind: str, server: NatsServer, tmp_path: Path) -> None:
+    async with opened(kind, server, tmp_path) as connection:
+        for _ in range(2):
+            given_up: asyncio.Future[bool] = asyncio.Future()
+            await connection._send_ping(given_up)
+            given_up.cancel()
+        await connection.flush()
+        await connection.flush()
+        assert connection.errors["late PONGs"] == 2
+        assert connection.is_connected
+        assert connection.stats["reconnects"] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_message_whose_subject_is_not_utf_8_is_counted_and_skipped(kind: str, server: NatsServer, tmp_path: Path) -> None:
+    async with opened(kind, server, tmp_path) as connection:
+        heard: list[bytes] = []
+
+        async def take(message: object) -> None:
+            heard.append(message.data)  # type: ignore[attr-defined]
+
+        await connection.subscribe("shop.>", cb=take)
+        await connection.flush()
+        await connection.flush()
+        hostile = b"PUB shop.\xff 1\r\nx\r\nPUB shop.a _INBOX.\xff 1\r\nx\r\nPUB liftpy.raft.n1.\xff 1\r\nx\r\n"
+        await publish_raw(server.url, hostile + b"PUB liftpy.control.\xff.x 1\r\nx\r\nPUB shop.last 4\r\nlast\r\n")
+        await until(lambda: bool(heard), "the honest message")
+        assert heard == [b"last"]
+        assert connection.errors["messages that can't be decoded"] >= 2
+        assert connection.stats["reconnects"] == 0
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[tuple[FakeServer, str]]:
+    server = FakeServer()
+    yield server, await server.start()
+    server.close()
+
+
+async def inflow(url: str, node: NodeIntake | None = None, buffer_bytes: int = MIB) -> Inflow:
+    return await open_bus(NodeSettings("n1", Path("unused"), nats=(url,)), lambda: Inflow(node or NodeIntake(), buffer_bytes))
+
+
+def message(payload: bytes) -> bytes:
+    return b"MSG ev 1 %d\r\n%b\r\n" % (len(payload), payload)
+
+
+async def test_connection_closed_by_the_server_reconnects_and_logs_the_reconnect(
+    fake: tuple[FakeServer, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, url = fake
+    caplog.set_level(logging.INFO, "liftpy.nats")
+    bus = await inflow(url)
+    got: list[bytes] = []
+    bus.listen("ev", lambda s, r, payload, h: got.append(payload))
+    server.says(message(b"1") + b"-ERR 'Slow Consumer'\r\n")
+    await until(lambda: bus.stats["reconnects"] == 1, "it is back")
+    assert bus.errors["server: slow consumer"] == 1
+    await until(lambda: "NATS connection restored connection=ingest" in caplog.text, "it says so")
+    server.says(message(b"2"))
+    await until(lambda: len(got) == 2, "what the new connection brings")
+    assert got == [b"1", b"2"]
+    await bus.stop()
+
+
+async def test_ingest_connection_parses_bytes_read_before_its_loss(fake: tuple[FakeServer, str]) -> None:
+    """Parsing waits for room; the server closes meanwhile. Neither the half message at the end nor old commands disturb the new one."""
+    server, url = fake
+    node = NodeIntake(full_count=1)
+    bus = await inflow(url, node)
+    got: list[bytes] = []
+    bus.listen("ev", lambda s, r, payload, h: got.append(payload))
+    server.says(message(b"1") + b"-ERR 'Old Word'\r\n" + message(b"2") + b"MSG ev 1 100\r\nhal")
+    await until(lambda: bus.waiting_bytes > 0, "it lies in the buffer")
+    server.writers[-1].close()
+    await until(lambda: bus.stats["reconnects"] == 1, "it is back")
+    server.says(message(b"3"))
+    await until(lambda: bus.stats["reconnects"] == 1 and bus.waiting_bytes > 60, "more lies there")
+    assert got == []
+    node.full_count = 0
+    await until(lambda: len(got) == 3, "everything is taken")
+    assert got == [b"1", b"2", b"3"]
+    assert bus.stats["reconnects"] == 1
+    assert "server: old word" not in bus.errors
+    await bus.stop()
+
+
+async def test_ingest_connection_delivers_a_new_read_after_buffered_bytes(
+    fake: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, url = fake
+    bus = await inflow(url)
+    got: list[bytes] = []
+    bus.listen("ev", lambda s, r, payload, h: got.append(payload))
+    monkeypatch.setattr(bus, "_may_take", lambda: False)
+    await until(lambda: bus._receiver is not None and bus._receiver._reader is not None, "the reading task is there")
+    receiver = bus._receiver
+    assert receiver is not None
+    receiver.data_received(message(b"1"))
+    await until(lambda: bool(bus.waiting_bytes), "it waits")
+    await until(lambda: receiver._reader is not None, "the reading task is idle again")
+    monkeypatch.undo()
+    receiver.data_received(message(b"2"))
+    await until(lambda: len(got) == 2, "both")
+    assert got == [b"1", b"2"]
+    await bus.stop()
+
+
+async def test_ingest_connection_with_a_full_buffer_leaves_messages_in_the_server(
+    fake: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits._BLIND_NS", 1 << 60)
+    server, url = fake
+    node = NodeIntake(full_count=1)
+    bus = await inflow(url, node, buffer_bytes=100_000)
+    got: list[bytes] = []
+    bus.listen("ev", lambda s, r, payload, h: got.append(payload))
+    server.says(message(b"x" * 1000) * 20_000)
+    await until(lambda: bus.errors["held back: the ingest buffer is full"] == 1, "it is full")
+    assert bus.most_waiting_bytes < 100_000 + 4 * MIB
+    assert got == []
+    node.full_count = 0
+    await until(lambda: len(got) == 20_000, "all of it")
+    assert bus.waiting_bytes == 0
+    assert bus.stats["reconnects"] == 0
+    await bus.stop()
+
+
+async def test_ingest_connection_parses_a_burst_in_small_steps(fake: tuple[FakeServer, str]) -> None:
+    """Others on the loop have their turn within some milliseconds, however much has arrived."""
+    server, url = fake
+    bus = await inflow(url, buffer_bytes=64 * MIB)
+    taken = [0]
+    most = longest = 0
+
+    def take(*_: bytes) -> None:
+        taken[0] += 1
+
+    bus.listen("ev", take)
+    server.says(message(b"x") * 300_000)
+    while taken[0] < 300_000:
+        before = taken[0]
+        await asyncio.sleep(0)
+        most = max(most, taken[0] - before)
+        longest += 1
+    assert most < 20_000
+    assert longest > 10
+    await bus.stop()
+
+
+async def test_ingest_connection_loss_within_its_grace_does_not_report_the_data_path_down(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GRACES_NS, INGEST, 50_000_000)
+    buses = [await open_bus(settings(server), make) for make in _makers()]
+    links = Links(*buses, StandbyLink(_nobody))  # type: ignore[arg-type]
+    seen: list[bool] = []
+    links.watch(seen.append)
+    lost: list[str] = []
+    links.watch_publishes(lambda: lost.append("publishes"))
+    for link in links.all():
+        assert link.is_connected
+    assert links.are_up
+    tell(links.ingest, False)
+    tell(links.ingest, True)
+    tell(links.reads, False)
+    assert (seen, lost) == ([], ["publishes"])
+    tell(links.replication, False)
+    assert seen == [False]
+    tell(links.ingest, False)
+    tell(links.replication, True)
+    assert seen == [False, True]
+    await until(lambda: seen == [False, True, False], "the ingest connection stays away")
+    tell(links.ingest, True)
+    assert seen == [False, True, False, True]
+    await links.ingest.stop()
+    assert not links.are_up
+    await links.close()
+
+
+async def _nobody() -> Inflow:
+    raise AssertionError("nobody stands by")
+
+
+def _makers() -> tuple[Callable[[], BusConnection], ...]:
+    return lambda: BusConnection("replication"), lambda: Inflow(NodeIntake(), MIB), lambda: BusConnection("reads")
+
+
+def tell(link: BusConnection, is_up: bool) -> None:
+    for callback in link._on_change:
+        callback(is_up)
+
+
+async def test_node_close_closes_all_connections_including_the_standby_one() -> None:
+    closed: list[str] = []
+
+    def link(name: str) -> Any:
+        async def stop() -> None:
+            closed.append(name)
+
+        return SimpleNamespace(stop=stop)
+
+    await Links(link("replication"), link("ingest"), link("reads"), link("standby")).close()
+    assert sorted(closed) == ["ingest", "reads", "replication", "standby"]

@@ -1,0 +1,447 @@
+"""Test the ingest connection: what it reads, buffers and takes in one turn [A11]."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.core.replication.inflight_limits import NodeIntake
+from sidecar.transport import ingest_connection as module
+from sidecar.transport.connection import BusConnection
+from sidecar.transport.ingest_connection import ConnectionStats, Inflow
+from tests.unit.transport.ingest_connection_bench import BUFFER_BYTES, KIB, MS, Bench, Thread
+from tests.unit.transport.test_ingest_connection_overload import message
+
+
+@pytest.fixture
+async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch)
+
+
+# ---- what has come -----------------------------------------------------------------------------------------------------------
+async def test_ingest_connection_with_an_empty_buffer_parses_a_read_at_once(bench: Bench) -> None:
+    bus, data = bench.bus, message(b"1")
+    assert bus._take(data) is None
+    assert bench.got == [b"1"]
+    await bus._process_data(data)
+    assert bench.got == [b"1", b"1"]
+    assert (bus.taken_bytes, bus._arrived_bytes, bus._done_bytes) == (2 * len(data),) * 3
+    assert (bus.waiting_bytes, bus.most_waiting_bytes, bus._parsing) == (0, 0, False)
+    assert bench.asked == [(0, False, bench.now_ns), (len(data), False, bench.now_ns)]
+
+
+@pytest.mark.parametrize("why", ["something waits", "something is being parsed", "it is large", "the gate"])
+async def test_ingest_connection_buffers_a_read_that_is_large_or_behind_others(bench: Bench, why: str) -> None:
+    bus = bench.bus
+    data = bytes(module._PIECE_BYTES + (why == "it is large"))
+    before = 0
+    if why == "something waits":
+        bus._append(b"abc")
+        before = 3
+    bus._parsing = why == "something is being parsed"
+    bench.takes = why != "the gate"
+    parsed = bench.parsing()
+    assert bus._take(data) is data
+    assert (bus._arrived_bytes, bus.taken_bytes) == (before, 0)
+    await bus._process_data(data)
+    assert parsed == []
+    assert (bus._arrived_bytes, bus._done_bytes, bus.taken_bytes) == (before + len(data), 0, 0)
+    assert bus.waiting_bytes == bus.most_waiting_bytes == before + len(data)
+    assert bus._chunks[-1] is data
+    assert bus._arrived.is_set(), "the pump is told"
+
+
+async def test_ingest_connection_parses_a_read_of_at_most_one_chunk_at_once(bench: Bench) -> None:
+    parsed = bench.parsing()
+    await bench.bus._process_data(bytes(module._PIECE_BYTES))
+    assert parsed == [(module._PIECE_BYTES, False)]
+    assert not bench.bus._arrived.is_set()
+
+
+async def test_ingest_connection_reports_its_largest_backlog_in_bytes(bench: Bench) -> None:
+    bus = bench.bus
+    bus._append(bytes(10))
+    bus._append(bytes(20))
+    bus._next_piece()
+    bus._append(bytes(5))
+    assert (bus.waiting_bytes, bus.most_waiting_bytes) == (25, 30)
+
+
+async def test_ingest_connection_hands_no_read_that_ends_in_a_command_to_the_thread(bench: Bench) -> None:
+    looked: list[int] = []
+    bench.monkeypatch.setattr(bench.bus, "_hand_over", lambda: looked.append(1) or False)
+    assert bench.bus._take(message(b"1") + b"PING\r\n") == b""
+    assert looked == []
+    bench.bus._parser.reset()
+    assert bench.bus._take(message(b"2")) is None
+    assert looked == [1]
+
+
+async def test_ingest_connection_burst_starts_at_the_first_of_consecutive_large_reads(bench: Bench) -> None:
+    bus, began_ns = bench.bus, bench.now_ns
+    bus._see(module._LARGE_BYTES - 1)
+    assert (bus._large_ns, bus._burst_ns) == (0, 0)
+    bus._see(module._LARGE_BYTES)
+    bench.now_ns += 7
+    bus._see(module._LARGE_BYTES)
+    assert (bus._large_ns, bus._burst_ns) == (began_ns + 7, began_ns)
+    bus._see(0)
+    assert bus._burst_ns == began_ns, "a command that is gone on with is no read"
+    bus._see(1)
+    assert (bus._large_ns, bus._burst_ns) == (began_ns + 7, 0)
+    assert bus._arrived_bytes == 3 * module._LARGE_BYTES
+
+
+# ---- how full it is ----------------------------------------------------------------------------------------------------------
+async def test_ingest_connection_is_full_by_buffered_plus_bytes_held_by_partitions(bench: Bench) -> None:
+    bus, half = bench.bus, BUFFER_BYTES // 2
+    for waiting, held, fills, full in (
+        (half - 1, 0, False, False),
+        (half, 0, True, False),
+        (0, half, True, False),
+        (half - 1, half, True, False),
+        (half, half, True, True),
+        (0, BUFFER_BYTES - 1, True, False),
+        (BUFFER_BYTES, 0, True, True),
+    ):
+        bus._arrived_bytes, bench.node.held_bytes = waiting, held
+        assert (bus._fills(), bus._is_full()) == (fills, full), (waiting, held)
+
+
+async def test_ingest_connection_above_half_its_buffer_reads_only_before_a_slow_consumer(bench: Bench) -> None:
+    bus, asked = bench.bus, []
+    alone = True
+
+    def leaves_alone(read_bytes: int, now_ns: int) -> bool:
+        asked.append((read_bytes, now_ns))
+        return alone
+
+    bench.monkeypatch.setattr(bus.overflow, "leaves_alone", leaves_alone)
+    bus._arrived_bytes = BUFFER_BYTES // 2 - 1
+    assert bus._reads()
+    assert asked == []
+    bus._arrived_bytes = half = BUFFER_BYTES // 2
+    assert not bus._reads()
+    assert asked == [(half, bench.now_ns)]
+    bus._due_to = half
+    assert not bus._reads()
+    bus._due_to = half + 1
+    assert bus._reads()
+    bus._due_to, alone = 0, False
+    assert bus._reads()
+    bus._arrived_bytes, bus._due_to = BUFFER_BYTES, 2 * BUFFER_BYTES
+    assert not bus._reads(), "a full buffer takes nothing"
+
+
+async def test_ingest_connection_with_a_full_buffer_counts_it_once_and_retries(bench: Bench) -> None:
+    bus, waits = bench.bus, []
+
+    async def wait_for(waiting: Any, timeout_s: float) -> None:
+        waiting.close()
+        waits.append((bus._room.is_set(), timeout_s, bus._pings_outstanding))
+        bus._pings_outstanding = 2
+        if len(waits) == 3:
+            bus._arrived_bytes = 0
+            return
+        bus._room.set()
+        raise TimeoutError
+
+    bench.monkeypatch.setattr(module, "asyncio", SimpleNamespace(wait_for=wait_for))
+    bench.takes = False
+    bus._room.set()
+    bus._pings_outstanding = 1
+    bus._due_to = 1 << 60
+    await bus._process_data(bytes(BUFFER_BYTES))
+    assert waits == [(False, 0.5, 1), (False, 0.5, 0), (False, 0.5, 0)]
+    assert bus._pings_outstanding == 0, "it is this node that does not read"
+    assert bus.errors == {"held back: the ingest buffer is full": 1}
+    waits.clear()
+    bus._chunks.clear()
+    await bus._process_data(bytes(BUFFER_BYTES - 1))
+    assert waits == []
+    assert sum(bus.errors.values()) == 1, "while it is not full nothing is said"
+
+
+async def test_ingest_connection_read_by_a_thread_does_not_block_its_reading_task(bench: Bench) -> None:
+    bench.takes = False
+    bench.bus._thread = Thread()
+    await bench.bus._process_data(bytes(BUFFER_BYTES))
+    assert bench.bus.errors == {}
+
+
+# ---- a connection is lost ----------------------------------------------------------------------------------------------------
+async def test_ingest_connection_loss_is_processed_after_the_bytes_buffered_before_it(bench: Bench) -> None:
+    bus, did = bench.bus, []
+    thread = bus._thread = Thread()
+    bus._server_info, bus._client_id = {"server_id": "s1"}, 7
+    for part, name in (
+        (bus._gate, "cut_off"),
+        (bus.overflow, "cut_off"),
+        (bus.cuts, "connection_lost"),
+        (bus.cuts, "messages_processed"),
+    ):
+        bench.monkeypatch.setattr(part, name, lambda *given, part=part: did.append((type(part).__name__, *given)))
+    bus._parser.seen = 3
+    bus._append(b"MSG ev 1 5\r\nha")
+    bus._ps.reset()
+    assert (thread.did, bus._thread) == (["stop"], None)
+    assert did == [("Gate",), ("Overflow",), ("Cuts", "s1", 7)]
+    assert (bus._parser.lost, bus._arrived.is_set()) == (1, True)
+    bus._append(message(b"new"))
+    await bus._take_some()
+    assert did[3:] == [("Cuts", 3)], "all that it had brought was looked at"
+    assert (bus._parser.lost, bench.got, bus.waiting_bytes) == (0, [b"new"], 0)
+
+
+async def test_ingest_connection_to_a_server_without_an_id_has_an_empty_identity(bench: Bench) -> None:
+    bench.bus._server_info, bench.bus._client_id = {}, None
+    assert bench.bus._identity() == ("", 0)
+
+
+# ---- what is taken in a turn -------------------------------------------------------------------------------------------------
+async def test_ingest_connection_turn_parses_a_bounded_number_of_bytes(bench: Bench) -> None:
+    bus, pieces = bench.bus, bench.parsing()
+    bus._append(bytes(300 * KIB))
+    bus._append(bytes(10))
+    await bus._take_some()
+    assert pieces == [(64 * KIB, False)] * 4
+    assert (bus.taken_bytes, bus.waiting_bytes, bus._position) == (256 * KIB, 44 * KIB + 10, 256 * KIB)
+    assert bus._room.is_set()
+    await bus._take_some()
+    assert pieces[4:] == [(44 * KIB, False), (10, False)]
+    assert (bus.taken_bytes, bus.waiting_bytes, bus._position, len(bus._chunks)) == (300 * KIB + 10, 0, 0, 0)
+
+
+async def test_ingest_connection_turn_ends_after_its_time_limit(bench: Bench) -> None:
+    bus, pieces = bench.bus, bench.parsing(each_ns=2 * MS)
+    for _ in range(5):
+        bus._append(bytes(1000))
+    await bus._take_some()
+    assert len(pieces) == 2
+    bench.takes = False
+    await bus._take_some()
+    assert len(pieces) == 2, "nor more than partitions can hold"
+
+
+async def test_ingest_connection_pump_drops_excess_parses_a_turn_and_yields(bench: Bench) -> None:
+    bus, did = bench.bus, []
+
+    async def idle() -> None:
+        did.append("idle")
+        if did.count("idle") == 3:
+            raise ZeroDivisionError
+        bus._chunks.append(b"")
+
+    async def make_room() -> None:
+        did.append("room")
+
+    async def take_some() -> None:
+        did.append("take")
+        bus._chunks.clear()
+
+    async def sleep(seconds: float) -> None:
+        did.append(f"sleep {seconds}")
+        bench.takes = True
+
+    bench.monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
+    bus._idle, bus._make_room, bus._take_some = idle, make_room, take_some
+    bench.takes = False
+    with pytest.raises(ZeroDivisionError):
+        await bus._pump()
+    assert did == ["idle", "room", "sleep 0.005", "room", "take", "sleep 0", "idle", "room", "take", "sleep 0", "idle"]
+
+
+# ---- what is left out --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("waiting", "held", "due", "full", "left_out"),
+    [
+        (600 * KIB, 0, 400 * KIB, False, 0),
+        (600 * KIB, 0, 400 * KIB + 1, False, 1),
+        (600 * KIB, 100 * KIB, 301 * KIB, False, KIB),
+        (937 * KIB, 0, 0, False, 0),
+        (937 * KIB + 512, 0, 0, True, 0),
+        (1100 * KIB, 0, 70 * KIB, True, 70 * KIB),
+    ],
+)
+async def test_ingest_connection_drops_the_due_bytes_that_exceed_its_buffer(
+    bench: Bench, waiting: int, held: int, due: int, full: bool, left_out: int
+) -> None:
+    bus, asked, told = bench.bus, [], []
+
+    def due_bytes(*given: Any) -> int:
+        asked.append(given)
+        return due
+
+    async def leave_out(size_bytes: int) -> None:
+        told.append(size_bytes)
+
+    bench.monkeypatch.setattr(bus.overflow, "due_bytes", due_bytes)
+    bench.monkeypatch.setattr(bus.overflow, "roomy", lambda: pytest.fail("it is half full"))
+    bus._leave_out = leave_out
+    bus._done_bytes, bus._arrived_bytes, bench.node.held_bytes = 50, waiting + 50, held
+    bus._pings_outstanding = 1
+    await bus._make_room()
+    assert asked == [(full, waiting + 50, 50, bench.now_ns)]
+    assert bus._due_to == waiting + 50 + due
+    assert told == ([left_out] if left_out else [])
+    assert bus._pings_outstanding == 1
+    bus._thread = Thread()
+    await bus._make_room()
+    assert bus._pings_outstanding == 0, "the thread does not read while there is no room"
+
+
+async def test_ingest_connection_drops_whole_chunks_up_to_the_due_bytes_and_wakes_the_thread(bench: Bench) -> None:
+    bus, pieces = bench.bus, bench.parsing()
+    for _ in range(5):
+        bus._append(bytes(1000))
+    thread = bus._thread = Thread()
+    await bus._leave_out(2001)
+    assert pieces == [(1000, True)] * 3
+    assert (bus._parser.leaving_out, bus.taken_bytes, bus.waiting_bytes) == (False, 0, 2000)
+    assert (bus._room.is_set(), thread.did) == (True, ["room"])
+    await bus._leave_out(2000)
+    await bus._leave_out(1)
+    assert len(pieces) == 5
+
+
+async def test_ingest_connection_dropping_stops_at_its_time_limit_without_waking_the_thread(bench: Bench) -> None:
+    bus, pieces = bench.bus, bench.parsing(each_ns=4 * MS)
+    thread = bus._thread = Thread()
+    for _ in range(5):
+        bus._append(bytes(1000))
+    bench.node.held_bytes = BUFFER_BYTES
+    await bus._leave_out(1 << 40)
+    assert len(pieces) == 2
+    assert (bus._room.is_set(), thread.did) == (False, [])
+
+
+async def test_ingest_connection_dropping_mode_ends_when_the_parser_raises(bench: Bench) -> None:
+    async def fails(piece: bytes) -> None:
+        raise asyncio.CancelledError
+
+    bench.bus._parser.parse = fails
+    bench.bus._append(b"x")
+    with pytest.raises(asyncio.CancelledError):
+        await bench.bus._leave_out(1)
+    assert (bench.bus._parser.leaving_out, bench.bus._parsing) == (False, False)
+
+
+async def test_ingest_connection_counts_dropped_messages_per_subscription(bench: Bench) -> None:
+    bench.bus.listen("two", lambda *_: None)
+    bench.bus._append(message(b"1") * 3 + message(b"wants an answer", b"_INBOX.a") + message(b"", subject=b"two", sid=2))
+    await bench.bus._leave_out(1)
+    assert (bench.given_up, bench.bus.left_out, bench.got) == ([3], 4, [b"wants an answer"])
+
+
+async def test_ingest_connection_counts_dropped_messages_for_the_new_handler_after_a_takeover(bench: Bench) -> None:
+    before: list[int] = []
+    after: list[int] = []
+    listener = bench.bus.listen("two", lambda *_: None, given_up=before.append)
+    listener.feed_to(lambda *_: None, after.append)
+    bench.bus._append(message(b"", subject=b"two", sid=2))
+    await bench.bus._leave_out(1)
+    assert (before, after) == ([], [1])
+
+
+@pytest.mark.parametrize(
+    ("server", "client_id", "reason", "heard"),
+    [("s1", 7, "", True), ("s1", 8, "", False), ("s2", 7, "", False), ("s1", 7, "Slow Consumer", False)],
+)
+async def test_ingest_connection_ignores_server_statistics_of_another_connection(
+    bench: Bench, server: str, client_id: int, reason: str, heard: bool
+) -> None:
+    bus = bench.bus
+    noted: list[Any] = []
+    bench.monkeypatch.setattr(bus.overflow, "record_pong", lambda *given: noted.append(given))
+    bench.monkeypatch.setattr(bus.cuts, "record_server_report", noted.append)
+    bus._client_id = 7
+    bus._server_info = {"server_id": "s1"}
+    told = ConnectionStats(3, server, client_id, 100, 5, reason)
+    bus._record_server_report(50, told)
+    assert noted == ([told, (100, 50, 3)] if heard else [])
+
+
+# ---- what can't be read ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("error", [OSError("gone"), nats.errors.ProtocolError(), KeyError("a bug")])
+@pytest.mark.parametrize("lost", [0, 1])
+async def test_ingest_connection_with_unparsable_bytes_closes_and_clears_its_buffer(
+    bench: Bench, error: Exception, lost: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus, ended = bench.bus, []
+
+    async def fails(piece: bytes) -> None:
+        raise error
+
+    async def op_err(why: Exception) -> None:
+        ended.append(why)
+
+    bus._parser.parse, bus._process_op_err = fails, op_err
+    bus._parser.lost = lost
+    bus._append(bytes(100))
+    bus._append(bytes(module._PIECE_BYTES + 1))
+    if lost:
+        bus._chunks.append(None)
+        bus._append(b"of the next one")
+    await bus._parse_piece(bus._next_piece())
+    assert bus.errors == {"unreadable streams": 1}
+    assert ended == ([] if lost else [error]), "one that is lost is not ended again"
+    assert list(bus._chunks) == ([None, b"of the next one"] if lost else [])
+    assert bus.waiting_bytes == (15 if lost else 0)
+    assert len(caplog.messages) == isinstance(error, KeyError)
+
+
+# ---- the end -----------------------------------------------------------------------------------------------------------------
+async def test_ingest_connection_close_ends_its_thread_and_stop_also_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Any] = []
+
+    async def close(self: Any, *given: Any) -> None:
+        closed.append(given)
+
+    monkeypatch.setattr(BusConnection, "_close", close)
+    bus: Any = Inflow(NodeIntake(), BUFFER_BYTES)
+    thread = bus._thread = Thread()
+    task = bus._pump_task
+    await asyncio.sleep(0)
+    await bus._close(Inflow.CLOSED, False)
+    assert (thread.did, bus._thread, task.done(), closed) == (["stop"], None, False, [(Inflow.CLOSED, False)])
+    await bus.stop()
+    assert (task.cancelled(), closed[1:]) == (True, [(Inflow.CLOSED, True)])
+
+
+async def test_ingest_connection_passes_its_parameters_to_parser_overflow_and_statistics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spawned: list[Any] = []
+
+    def spawn(work: Any, name: str, *, endless: bool = False) -> None:
+        work.close()
+        spawned.append(endless)
+
+    monkeypatch.setattr(module, "spawn", spawn)
+    node, asks = NodeIntake(), SimpleNamespace(inbox="box", listen=lambda *_: None)
+    bus: Any = Inflow(node, BUFFER_BYTES, 777, asks)  # type: ignore[arg-type]
+    assert (bus._backlog._bus, bus.cuts._backlog, bus.cuts._overflow) == (asks, bus._backlog, bus.overflow)
+    assert (bus.name, bus._send_buffer_bytes, bus._gate._node) == ("ingest", 777, node)
+    assert (bus._parser._connection, bus._parser._sinks, bus._parser.errors) == (bus, bus._sinks, bus.errors)
+    assert spawned == [True], "its end is an error"
+    alone: Any = Inflow(node, BUFFER_BYTES)
+    assert (alone._backlog, alone.cuts._backlog) == (None, None)
+
+
+async def test_ingest_connection_is_marked_as_parsing_while_a_chunk_is_parsed(bench: Bench) -> None:
+    states: list[bool] = []
+
+    async def parse(piece: bytes) -> None:
+        states.append(bench.bus._parsing)
+        if piece == b"bad":
+            raise nats.errors.ProtocolError
+
+    bench.bus._parser.parse = parse
+    await bench.bus._parse(b"good")
+    with pytest.raises(nats.errors.ProtocolError):
+        await bench.bus._parse(b"bad")
+    assert (states, bench.bus._parsing) == ([True, True], False)

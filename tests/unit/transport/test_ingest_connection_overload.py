@@ -1,0 +1,288 @@
+"""Test overload: excess messages are dropped and counted, and no server disconnects the node [A11]."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.wire.envelope import MAGIC
+from liftpy.core.wire.subjects import SERVER_CONNECTIONS
+from sidecar.dev.nats_server import NatsServer
+from sidecar.runtime.settings import NodeSettings
+from sidecar.transport.connection import BusConnection, open_bus
+from sidecar.transport.ingest_connection import Inflow
+from sidecar.transport.parser import InflowParser
+from tests.unit.transport.fake_server import FakeServer
+from tests.unit.transport.test_connection import until
+
+MIB = 1024 * 1024
+ROOT = Path(__file__).parents[3]
+MAX_PENDING = 4 * MIB
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    account = 'accounts: { APP: { users: [ { user: "app", password: "app" } ] } }\nno_auth_user: "app"'
+    with NatsServer(config=f"max_pending: {MAX_PENDING}\n{account}") as running:
+        yield running
+
+
+@pytest.fixture
+async def asks(server: NatsServer) -> AsyncIterator[BusConnection]:
+    bus = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("reads"))
+    yield bus
+    await bus.stop()
+
+
+class IngestRecorder:
+    """An ingest connection, what it took, and what it was told to be given up."""
+
+    def __init__(self) -> None:
+        self.node = NodeIntake()
+        self.taken = self.given_up = 0
+        self.bus: Inflow
+
+    async def open(self, server: NatsServer, asks: BusConnection, buffer_bytes: int) -> None:
+        await self.connect(server.url, asks, buffer_bytes)
+        await self.bus.wait_until_processed(5.0)
+
+    async def connect(self, url: str, asks: BusConnection, buffer_bytes: int) -> None:
+        given = NodeSettings("n1", Path("unused"), nats=(url,))
+        self.bus = await open_bus(given, lambda: Inflow(self.node, buffer_bytes, asks=asks))
+        self.bus.listen("ev", self._take, given_up=self._given_up)
+
+    def _take(self, *_: bytes) -> None:
+        self.taken += 1
+
+    def _given_up(self, count: int) -> None:
+        self.given_up += count
+
+
+def publisher(server: NatsServer, count: int) -> subprocess.Popen[bytes]:
+    words = [server.port, "ev", count, 1000, 0]
+    return subprocess.Popen([sys.executable, "-m", "tests.system.flood.publisher", *map(str, words)], cwd=ROOT)
+
+
+@pytest.fixture
+def patient() -> Iterator[NatsServer]:
+    """Holds as much as comes in 0.1 s on a fast machine: a slow one has time to give the thread its turn."""
+    with NatsServer(config=f"max_pending: {4 * MAX_PENDING}") as running:
+        yield running
+
+
+async def test_ingest_connection_with_a_blocked_event_loop_loses_no_messages(patient: NatsServer) -> None:
+    """The server could not write for as long as it buffers if only the loop read."""
+    server = patient
+    asks = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("reads"))
+    taker = IngestRecorder()
+    await taker.open(server, asks, 256 * MIB)
+    sending = [publisher(server, 25_000) for _ in range(3)]
+    await until(lambda: taker.bus._thread is not None, "the burst has begun")
+    while any(process.poll() is None for process in sending):
+        time.sleep(0.25)  # noqa: ASYNC251  a turn of a busy loop
+        await asyncio.sleep(0)
+    with contextlib.suppress(AssertionError):
+        await until(lambda: taker.taken == 75_000, "everything that was sent")
+    assert (taker.taken, taker.given_up, taker.bus.stats["reconnects"]) == (75_000, 0, 0), taker.bus.errors
+    await until(lambda: taker.bus._thread is None, "the loop reads again")
+    await taker.bus.stop()
+    await asks.stop()
+
+
+async def burst_of(server: FakeServer, taker: IngestRecorder) -> int:
+    """Publish until the thread reads; return how many messages that took."""
+    sent = 0
+    deadline = time.monotonic() + 10
+    while taker.bus._thread is None:
+        assert time.monotonic() < deadline
+        server.says(message(b"x" * 1000) * 2000)
+        sent += 2000
+        await asyncio.sleep(0.001)
+    return sent
+
+
+def reading() -> int:
+    """Threads that read sockets."""
+    return sum(thread.name == "liftpy-ingest-socket" for thread in threading.enumerate())
+
+
+async def test_ingest_connection_lost_during_a_burst_stores_all_received_and_reconnects(asks: BusConnection) -> None:
+    fake, taker = FakeServer(), IngestRecorder()
+    await taker.connect(await fake.start(), asks, 256 * MIB)
+    sent = await burst_of(fake, taker)
+    fake.says(message(b"the last") + b"MSG ev 1 100\r\nhal")
+    fake.writers[-1].close()
+    await until(lambda: taker.bus.stats["reconnects"] == 1, "it is back")
+    await until(lambda: taker.taken == sent + 1, "what came before the end")
+    assert taker.bus._thread is None
+    fake.says(message(b"of the new one"))
+    await until(lambda: taker.taken == sent + 2, "the new connection's messages are whole")
+    sent = await burst_of(fake, taker)
+    await taker.bus.stop()
+    await until(lambda: reading() == 0, "no thread is left behind")
+    fake.close()
+
+
+async def test_ingest_connection_with_tls_is_read_by_the_event_loop_without_a_thread(asks: BusConnection) -> None:
+    fake, taker = FakeServer(), IngestRecorder()
+    await taker.connect(await fake.start(), asks, 256 * MIB)
+    await until(lambda: taker.bus._receiver is not None, "the handshake is done")
+    assert taker.bus._receiver is not None
+    transport = taker.bus._receiver.transport
+    taker.bus._receiver.transport = Encrypted(transport)  # type: ignore[assignment]
+    fake.says(message(b"x" * 1000) * 60_000)
+    await until(lambda: taker.taken == 60_000, "everything")
+    assert (taker.bus._thread, reading()) == (None, 0)
+    taker.bus._receiver.transport = transport
+    await taker.bus.stop()
+    fake.close()
+
+
+class Encrypted:
+    """A transport as asyncio's for TLS says of itself."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def get_extra_info(self, name: str) -> Any:
+        return self if name == "ssl_object" else self._transport.get_extra_info(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+async def test_ingest_connection_in_overload_drops_and_counts_messages_without_a_disconnect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The buffer is full and nothing is taken: the server is never made to cut. Its bound is so far above what it may hold that this
+    process can be without a turn for a while; 77 MB are published."""
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits._PATIENCE_NS", 1 << 60)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits._STUCK_NS", 1 << 60)
+    with NatsServer(config=f"max_pending: {14 * MAX_PENDING}") as server:
+        asks = await open_bus(NodeSettings("n1", Path("unused"), nats=(server.url,)), lambda: BusConnection("reads"))
+        taker = IngestRecorder()
+        await taker.open(server, asks, 2 * MIB)
+        taker.node.full_count = 1
+        taker.bus.overflow.limit_bytes = 5 * MAX_PENDING
+        sending = [publisher(server, 25_000) for _ in range(3)]
+        while any(process.poll() is None for process in sending):
+            await asyncio.sleep(0.01)
+        taker.node.full_count = 0
+        await until(lambda: taker.taken + taker.given_up == 75_000, "stored and counted is sent")
+        assert taker.given_up > 0
+        assert taker.bus.left_out == taker.given_up
+        assert taker.bus.stats["reconnects"] == 0
+        await taker.bus.stop()
+        await asks.stop()
+
+
+async def test_ingest_connection_closed_as_slow_consumer_counts_the_lost_messages(
+    server: NatsServer, asks: BusConnection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits.Overflow.due_bytes", lambda *_: 0)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits.Overflow.leaves_alone", lambda *_: True)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits._PATIENCE_NS", 1 << 60)
+    monkeypatch.setattr("liftpy.core.replication.inflight_limits._STUCK_NS", 1 << 60)
+    taker = IngestRecorder()
+    await taker.open(server, asks, 64 * 1024)
+    taker.node.full_count = 1
+    _, client_id = taker.bus._identity()
+    sent, closed = 0, False
+    while not closed:
+        for _ in range(10):
+            asks.send("ev", (b"x" * 60_000,))
+        sent += 10
+        answer = await asks.request(SERVER_CONNECTIONS, json.dumps({"cid": client_id, "state": 1}).encode(), timeout=5)
+        closed = bool(json.loads(answer.data)["data"]["connections"])
+    taker.node.full_count = 0
+    cuts = taker.bus.cuts
+    await until(lambda: cuts.lost_messages > 0, "it is counted")
+    assert sent - 10 <= taker.taken + cuts.lost_messages <= sent, "all but what nobody heard of after the cut"
+    assert f"that the server closed reason=Slow Consumer (Pending Bytes) count={cuts.lost_messages}" in caplog.text
+    assert taker.bus.overflow.limit_bytes < MAX_PENDING, "it has learned"
+    await taker.bus.stop()
+
+
+async def test_ingest_connection_to_a_killed_server_logs_an_unknown_number_of_lost_messages(
+    asks: BusConnection, caplog: pytest.LogCaptureFixture
+) -> None:
+    with NatsServer() as gone:
+        taker = IngestRecorder()
+        await taker.open(gone, asks, MIB)
+        gone.stop()
+        await until(lambda: taker.bus.cuts.unknown == 1, "it is said that nobody knows")
+    assert "number not known at_least=0" in caplog.text
+    await taker.bus.stop()
+
+
+# ---- what is left out ----------------------------------------------------------------------------------------------------
+
+
+class Connection:
+    """As much of one as the parser looks at."""
+
+    def __init__(self) -> None:
+        self.stats = {"in_msgs": 0, "in_bytes": 0}
+        self._subs: dict[int, Any] = {}
+        self._pongs: list[Any] = []
+        self.commands: list[bytes] = []
+
+    async def _process_ping(self) -> None:
+        self.commands.append(b"PING")
+
+
+def message(payload: bytes, reply: bytes = b"", subject: bytes = b"ev", sid: int = 1, headers: bytes = b"") -> bytes:
+    words = [b"HMSG" if headers else b"MSG", subject, b"%d" % sid, *([reply] if reply else [])]
+    words += [b"%d" % len(headers)] if headers else []
+    return b"%b %d\r\n%b%b\r\n" % (b" ".join(words), len(headers) + len(payload), headers, payload)
+
+
+STREAM = b"".join(
+    [
+        *(message(b"x" * 100) for _ in range(50)),
+        message(b"wanted 1", b"_INBOX.a"),
+        *(message(b"\r\nMSG ev 1 5\r\n%d" % number) for number in range(120)),
+        b"PING\r\n",
+        message(MAGIC + b"wanted 2"),
+        message(b"with headers", headers=b"NATS/1.0\r\nA: b\r\n\r\n"),
+        message(MAGIC + b"wanted 3"),
+        message(b"foreign", subject=b"other"),
+        message(b"late", sid=9),
+        message(b"of another", subject=b"two", sid=2),
+        message(b"wanted 4", b"_INBOX.b", headers=b"NATS/1.0\r\n\r\n"),
+    ]
+)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2, 3, 7, 61, 250, 4096, len(STREAM)])
+async def test_ingest_parser_in_overload_delivers_requests_and_counts_dropped_plain_messages(chunk_bytes: int) -> None:
+    connection = Connection()
+    got: list[bytes] = []
+    counted = {1: 0, 2: 0}
+    sinks: dict[bytes, Any] = {sid: lambda s, r, payload, h: got.append(payload) for sid in (b"1", b"2")}
+    parser = InflowParser(connection, sinks)
+    for sid, subject in ((1, "ev"), (2, "two")):
+        parser.expect(sid, subject)
+        parser.tell(sid, lambda count, sid=sid: counted.update({sid: counted[sid] + count}))  # type: ignore[misc]
+    parser.leaving_out = True
+    for start in range(0, len(STREAM), chunk_bytes):
+        await parser.parse(STREAM[start : start + chunk_bytes])
+    assert got == [b"wanted 1", MAGIC + b"wanted 2", MAGIC + b"wanted 3", b"wanted 4"]
+    assert counted == {1: 171, 2: 1}
+    assert (parser.left_out, parser.seen) == (172, 178)
+    assert connection.commands == [b"PING"]
+    assert parser.errors == {"messages under a foreign subject": 1}
+    parser.leaving_out = False
+    await parser.parse(message(b"as before"))
+    assert got[-1] == b"as before"

@@ -1,0 +1,514 @@
+"""Test the rejection of unread messages: exactly those with a reply subject of rejecting partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftpy.config import AckPolicy
+from liftpy.core.publish.memory_budget import LEAST_WAIT_MS, LONGEST_WAIT_MS, HeldByNode, MemoryBudget, PartitionRoom
+from liftpy.core.publish.ports import is_refused_unread
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.envelope import MAGIC, Ordinary
+from sidecar.transport.ingest_connection import _PIECE_BYTES as PIECE_BYTES
+from sidecar.transport.parser import InflowParser
+from tests.long import examples
+from tests.unit.publish.batches import Bench, published
+from tests.unit.publish.test_quota_of_publishers import enveloped
+from tests.unit.transport.ingest_connection_bench import MS
+from tests.unit.transport.ingest_connection_bench import Bench as BusBench
+from tests.unit.transport.test_parser_messages import HEADERS, ParserBench
+
+ID = b"NATS/1.0\r\nNats-Msg-Id: m1\r\n\r\n"
+NEW = b"NATS/1.0\r\nA: b\r\nNats-Msg-Id: m2\r\n\r\n"
+UNCLEAR = [
+    b"NATS/1.0\r\nNats-Msg-Id: m2\r\nNats-Msg-Id: m1\r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id:\tm2\r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id: m2 \r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id: \r\n\r\n",
+    b"NATS/1.0\r\nX-Nats-Msg-Id: m2\r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % (b"m" * 1025),
+]
+ASKS = b"MSG ev 1 _INBOX.a.1 3\r\nabc\r\n"
+
+
+class SwitchableRefuser:
+    """Refuses while it is told to."""
+
+    def __init__(self, log: list[Any], name: int) -> None:
+        self.shut = True
+        self._log, self._name = log, name
+
+    def refuses(self) -> bool:
+        return self.shut
+
+    def is_new(self, message_id: bytes) -> bool:
+        return message_id != b"m1"
+
+    def refuse(self, replies: Sequence[bytes]) -> None:
+        if b"bug" in replies:
+            raise KeyError("a bug")
+        self._log.append((self._name, list(replies)))
+
+
+class OverloadedParser(ParserBench):
+    """Subscriptions 1 and 3 refuse; 2 does not."""
+
+    def __init__(self) -> None:
+        super().__init__(InflowParser)
+        self.refused: list[tuple[int, list[bytes]]] = []
+        self.doors = {sid: SwitchableRefuser(self.refused, sid) for sid in (1, 3)}
+        for sid, door in self.doors.items():
+            self.parser.refuse_by(sid, door)
+        self.parser.pauses = True
+
+
+def test_ingest_parser_in_overload_rejects_requests_of_one_subject_together() -> None:
+    made = OverloadedParser()
+    stream = b"".join(b"MSG ev 1 _INBOX.a.%d %d\r\n%b\r\n" % (number, number, b"x" * number) for number in range(4))
+    stream += b"HMSG ev 1 _INBOX.e 12 14\r\n%bab\r\n" % HEADERS
+    stream += b"HMSG ev 1 _INBOX.f %d %d\r\n%bab\r\n" % (len(NEW), len(NEW) + 2, NEW)
+    stream += b"MSG w.x 3 _INBOX.b 1\r\na\r\nMSG w.y 3 _INBOX.c 1\r\na\r\nMSG any 2 _INBOX.d 1\r\na\r\n"
+    assert made.parser._messages(b"##" + stream, 2) == 2 + len(stream)
+    plain = [b"_INBOX.a.%d" % number for number in range(4)]
+    assert made.refused == [(1, plain), (1, [b"_INBOX.e", b"_INBOX.f"]), (3, [b"_INBOX.b"]), (3, [b"_INBOX.c"])]
+    assert made.got == [(b"any", b"_INBOX.d", b"a", b"")]
+    assert (made.parser.refused, made.parser.seen, made.counted) == (8, 9, (9, 25 + len(NEW)))
+
+
+@pytest.mark.parametrize(
+    ("other", "given"),
+    [
+        (b"MSG ev 1 3\r\nabc\r\n", (b"ev", b"", b"abc", b"")),
+        (b"HMSG ev 1 _INBOX.r 0 3\r\nabc\r\n", (b"ev", b"_INBOX.r", b"abc", b"")),
+        (b"HMSG ev 1 12 15\r\n%babc\r\n" % HEADERS, (b"ev", b"", b"abc", HEADERS)),
+        (b"HMSG ev 1 _INBOX.r %d %d\r\n%babc\r\n" % (len(ID), len(ID) + 3, ID), (b"ev", b"_INBOX.r", b"abc", ID)),
+        *(
+            (
+                b"HMSG ev 1 _INBOX.r %d %d\r\n%babc\r\n" % (len(block), len(block) + 3, block),
+                (b"ev", b"_INBOX.r", b"abc", block),
+            )
+            for block in UNCLEAR
+        ),
+        (b"HMSG ev 1 _INBOX.r 12 %d\r\n%b%b\r\n" % (12 + len(MAGIC), HEADERS, MAGIC), (b"ev", b"_INBOX.r", MAGIC, HEADERS)),
+        (b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC), (b"ev", b"_INBOX.r", MAGIC, b"")),
+        (b"MSG any 2 _INBOX.r 3\r\nabc\r\n", (b"any", b"_INBOX.r", b"abc", b"")),
+        (b"MSG ev 1 %b 3\r\nabc\r\n" % (b"r" * 256), (b"ev", b"r" * 256, b"abc", b"")),
+    ],
+)
+def test_ingest_parser_in_overload_delivers_messages_that_are_no_requests(other: bytes, given: Any) -> None:
+    made = OverloadedParser()
+    assert made.parser._messages(ASKS * 2 + other, 0) == len(ASKS * 2 + other)
+    assert (made.refused, made.got) == ([(1, [b"_INBOX.a.1"] * 2)], [given])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"MSG evx 1 r 3\r\nabc\r\n",
+        b"MSG ev 9 r 3\r\nabc\r\n",
+        b"MSG ev 1 r 0000000003\r\nabc\r\n",
+        b"MSG ev 1 r 3 3\r\nabc\r\n",
+        b"HMSG ev 1 r 4 3\r\nabc\r\n",
+        b"PING\r\n",
+    ],
+)
+def test_ingest_parser_in_overload_stops_before_a_line_of_nats_py(other: bytes) -> None:
+    made = OverloadedParser()
+    assert made.parser._messages(ASKS + other + ASKS, 0) == len(ASKS)
+    assert (made.refused, made.got, made.parser._needed_bytes) == ([(1, [b"_INBOX.a.1"])], [], 0)
+
+
+@pytest.mark.parametrize(("pauses", "given"), [(True, 1), (False, 4)])
+def test_ingest_parser_in_overload_rejects_requests_after_a_delivered_message(pauses: bool, given: int) -> None:
+    made = OverloadedParser()
+    made.parser.pauses = pauses
+    stream = ASKS * 2 + b"MSG ev 1 3\r\nabc\r\n" + ASKS * 3
+    assert made.parser._messages(stream, 0) == len(stream)
+    assert (len(made.got), made.parser.refused, made.parser.seen) == (given, 6 - given, 6)
+
+
+def test_ingest_parser_in_overload_waits_for_the_rest_of_a_message() -> None:
+    for cut in range(1, len(ASKS)):
+        made = OverloadedParser()
+        assert made.parser._messages(ASKS + ASKS[:cut], 0) == len(ASKS)
+        assert (made.refused, made.got) == ([(1, [b"_INBOX.a.1"])], [])
+        assert made.parser._needed_bytes == (len(ASKS) if cut >= ASKS.index(b"\n") + 1 else 0)
+
+
+def test_ingest_parser_in_overload_delivers_consecutive_envelopes_and_rejects_the_next() -> None:
+    made = OverloadedParser()
+    enveloped = b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC)
+    calls: list[int] = []
+    refuse = made.parser._refuse
+    made.parser._refuse = lambda buffer, position: (calls.append(position), refuse(buffer, position))[1]  # type: ignore[assignment, func-returns-value]
+    stream = enveloped * 3 + b"MSG any 2 _INBOX.e %d\r\n%b\r\n" % (len(MAGIC), MAGIC) + ASKS + b"MSG ev 1 3\r\nabc\r\n"
+    assert made.parser._messages(stream, 0) == len(stream)
+    assert [payload for _, _, payload, _ in made.got] == [MAGIC] * 4 + [b"abc"]
+    assert (made.refused, len(calls)) == ([(1, [b"_INBOX.a.1"])], 3)
+
+
+def test_ingest_parser_after_overload_or_without_a_subscription_rejects_no_request() -> None:
+    made = OverloadedParser()
+    made.doors[1].shut = False
+    made.parser._messages(ASKS, 0)
+    made.doors[1].shut = True
+    made.parser.forget(1)
+    made.parser._messages(ASKS, 0)
+    assert (made.refused, len(made.got), made.parser.refused) == ([], 2, 0)
+
+
+def test_ingest_parser_rejection_that_raises_is_reported_and_skips_only_its_requests() -> None:
+    made = OverloadedParser()
+    bug = b"MSG ev 1 bug 1\r\na\r\n"
+    assert made.parser._messages(bug + b"MSG w.x 3 _INBOX.b 1\r\na\r\n", 0) == len(bug) + 25
+    assert (made.client.failed, made.refused, made.counted) == ([b"ev"], [(3, [b"_INBOX.b"])], (2, 2))
+
+
+_WORD = st.sampled_from([b"_INBOX.a", b"_INBOX.b.77", b"r\nx", b"", b"\xff", b"r" * 255, b"r" * 300])
+_PAYLOAD = st.sampled_from([b"", b"a", b"\r\n", ASKS, MAGIC + b"e", MAGIC[:2], b"x" * 70, b"MSG ev 1 _INBOX.f 500\r\n"])
+_FRAME = st.tuples(
+    st.sampled_from([(b"ev", b"1"), (b"any.x", b"2"), (b"w.x", b"3"), (b"w.y", b"3")]),
+    _WORD,
+    _PAYLOAD,
+    st.sampled_from([b"", HEADERS, ID, NEW, UNCLEAR[0]]),
+)
+
+
+def _bytes_of(frame: Any) -> bytes:
+    (subject, sid), reply, payload, block = frame
+    words = [b"HMSG" if block else b"MSG", subject, sid, *([reply] if reply else [])]
+    sizes = [b"%d" % len(block)] if block else []
+    return b" ".join([*words, *sizes, b"%d" % len(block + payload)]) + b"\r\n" + block + payload + b"\r\n"
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.lists(_FRAME, max_size=12), st.lists(st.integers(0, 400), max_size=4), st.data())
+async def test_ingest_parser_in_overload_handles_each_message_once_for_any_split(
+    frames: list[Any], cuts: list[int], data: Any
+) -> None:
+    stream, made = b"".join(map(_bytes_of, frames)), OverloadedParser()
+    ends = sorted({min(cut, len(stream)) for cut in cuts} | {len(stream)})
+    for start, end in zip([0, *ends], ends, strict=False):
+        if data.draw(st.booleans()) and not made.parser._chunks:
+            made.parser.feed(stream[start:end]) or await made.parser.parse()
+        else:
+            await made.parser.parse(stream[start:end])
+    due: list[Any] = []
+    for (subject, sid), reply, payload, block in frames:
+        unread = (
+            sid != b"2"
+            and len(reply) <= 255
+            and b"\n" not in reply
+            and (is_refused_unread(reply, payload, block, made.doors[1].is_new))
+        )
+        due.append((int(sid), reply) if unread else (subject, reply, payload, block))
+    assert made.got == [one for one in due if len(one) == 4]
+    assert [(sid, reply) for sid, replies in made.refused for reply in replies] == [one for one in due if len(one) == 2]
+    sizes = [len(payload) + len(block) for _, _, payload, block in frames]
+    assert (made.counted, made.parser.seen) == ((len(frames), sum(sizes)), len(frames))
+
+
+async def test_ingest_connection_rejects_publishes_while_its_unread_bytes_are_too_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
+    bus = bench.bus
+    bus._room_of_node = room
+    bus.listen("two", lambda *_: None, refuser=(door := SwitchableRefuser([], 2)))
+    assert bus._parser._refusers == {b"2": door}
+    pieces = bench.parsing(each_ns=10 * MS)  # one in a turn
+    bus._append(bytes(2 * PIECE_BYTES))
+    await bus._take_some()
+    assert (room.waited_ns, bus._parser.pauses) == (0, False)
+    bench.now_ns += 101 * MS
+    bus._append(bytes(PIECE_BYTES))
+    await bus._take_some()
+    assert (room.waited_ns, room.is_late, bus._parser.pauses) == (101 * MS, True, True)
+    await bus._take_some()
+    assert (room.is_late, bus._parser.pauses, len(pieces)) == (False, False, 3)
+    room.limit_bytes = 100
+    room.look(HeldByNode(unread=100))
+    bus._append(bytes(10))
+    await bus._take_some()
+    assert bus._parser.pauses, "without room, too"
+
+
+async def test_ingest_connection_with_an_empty_buffer_accepts_publishes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last turn began late. A single message is then taken on arrival, without a turn."""
+    bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
+    bench.bus._room_of_node = room
+    bench.parsing()
+    bench.bus._append(bytes(2))
+    room.update_wait(2, 0, bench.now_ns)
+    bench.now_ns += 101 * MS
+    await bench.bus._take_some()
+    assert (room.is_late, bench.bus._parser.pauses, bench.bus.waiting_bytes) == (True, True, 0)
+    bench.bus._arrived.set()
+    idle = asyncio.ensure_future(bench.bus._idle())
+    await asyncio.sleep(0)
+    assert (room.is_late, bench.bus._parser.pauses) == (False, False)
+    idle.cancel()
+
+
+@pytest.mark.parametrize(("waited_ms", "taken"), [(100, 4), (101, 16)])
+async def test_ingest_connection_turn_parses_more_bytes_while_most_messages_are_rejected(
+    waited_ms: int, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, room = BusBench(monkeypatch), MemoryBudget(late_s=0.1)
+    bench.bus._room_of_node = room
+    pieces = bench.parsing(each_ns=1)
+    bench.bus._append(bytes(20 * PIECE_BYTES))
+    room.update_wait(20 * PIECE_BYTES, 0, bench.now_ns)
+    bench.now_ns += waited_ms * MS
+    await bench.bus._take_some()
+    assert len(pieces) == taken
+
+
+# ---- who is refused ----------------------------------------------------------------------------------------------------------
+class OverloadedIngest(Bench):
+    """An ``Ingest`` whose node may be late."""
+
+    def __init__(self, own_bytes: int = 1 << 20) -> None:
+        super().__init__()
+        self.node = MemoryBudget(100)
+        self.may(room=PartitionRoom(self.node, own_bytes, lambda: 0))
+
+    def may(self, **changed: Any) -> None:
+        self.ingest._may = self.ingest._overload._may = self.ingest._may._replace(**changed)
+
+
+def _is_late(bench: OverloadedIngest) -> None:
+    bench.node.is_late = True
+
+
+def _has_no_room(bench: OverloadedIngest) -> None:
+    bench.node.look(HeldByNode(uncommitted=100))
+
+
+def _many_wait(bench: OverloadedIngest) -> None:
+    bench.ingest._raw = [(b"ev.1", b"", b"v", b"")] * bench.ingest._config.ingest_queue_records
+
+
+def _much_waits(bench: OverloadedIngest) -> None:
+    bench.ingest._raw_bytes = bench.ingest._config.ingest_queue_bytes
+
+
+def _waits_for_its_commit(bench: OverloadedIngest) -> None:
+    bench.node.late_ns, bench.node.is_pressed = 1000 * MS, True
+    bench.ingest.counters.times.now_ns = lambda: 7000 * MS
+    bench.arrive((b"_INBOX.1", b"v", b""))
+    assert bench.acks.since_ns() == 7000 * MS
+    bench.ingest.counters.times.now_ns = lambda: 7501 * MS
+
+
+@pytest.mark.parametrize("why", [_is_late, _has_no_room, _many_wait, _much_waits, _waits_for_its_commit])
+def test_overload_rejects_publishes_while_the_node_is_late_or_a_queue_is_full(why: Callable[[OverloadedIngest], None]) -> None:
+    bench = OverloadedIngest()
+    door = bench.ingest._overload
+    assert not door.refuses()
+    why(bench)
+    assert door.refuses()
+    bench.may(refuse_for_now=lambda: False)
+    assert not door.refuses(), "somebody else may store it"
+    bench.may(refuse_for_now=lambda: True)
+    bench.ingest.reader._policy = AckPolicy.NONE
+    assert not door.refuses(), "nobody is answered here: nobody waits"
+
+
+def test_overload_rejects_for_slow_commits_only_while_memory_is_under_pressure() -> None:
+    bench = OverloadedIngest()
+    door = bench.ingest._overload
+    _waits_for_its_commit(bench)
+    bench.node.is_pressed = False
+    assert not door.refuses(), "a calm: a follower that died is waited for"
+    bench.node.is_pressed = True
+    assert door.refuses()
+    bench.acks.release(AckPolicy.ALL, 0, 3, 0)
+    assert bench.acks.since_ns() == 0
+    assert not door.refuses()
+
+
+def test_overload_rejects_for_late_acks_even_without_memory_pressure() -> None:
+    """At the start of a flood the queue is before the commit, and few bytes wait unread."""
+    bench = OverloadedIngest()
+    door = bench.ingest._overload
+    bench.node = MemoryBudget(100, late_s=1.0)
+    bench.may(room=PartitionRoom(bench.node, 1 << 20, lambda: 0))
+    seen = []
+    for step in range(100):
+        at_ms = 7000 + 50 * step
+        bench.ingest.counters.times.now_ns = lambda now_ms=at_ms: now_ms * MS  # type: ignore[misc]
+        seen.append(door.refuses())
+        bench.node.update_wait(0, 0, at_ms * MS)
+        if seen[-1]:
+            break
+        bench.arrive((b"_INBOX.1", b"v", b""))
+        if step > 22:  # commits go on, 1.1 s late
+            bench.acks.release(AckPolicy.ALL, step - 23, 3, 0)
+    assert 28 < len(seen) < 36, "older than a second since step 21, and it moves since step 23"
+    assert bench.node.is_pressed
+
+
+def test_overload_rejection_for_slow_commits_counts_as_memory_pressure() -> None:
+    """Publishes are rejected when they are read, so the age of unread bytes shows no overload."""
+    bench = OverloadedIngest()
+    bench.node = MemoryBudget(100, late_s=1.0)
+    bench.may(room=PartitionRoom(bench.node, 1 << 20, lambda: 0))
+    _waits_for_its_commit(bench)
+    assert bench.ingest._overload.refuses()
+    bench.node.update_wait(0, 0, 7502 * MS)
+    assert bench.node.is_pressed
+    bench.acks.release(AckPolicy.ALL, 0, 3, 0)
+    assert not bench.ingest._overload.refuses()
+    bench.node.update_wait(0, 0, (7501 + 7000) * MS)
+    assert not bench.node.is_pressed
+
+
+def test_overload_rejection_has_a_retry_delay_and_is_sent_only_to_inboxes() -> None:
+    bench = OverloadedIngest()
+    bench.node.waited_ns = 700_000_000
+    bench.ingest._overload.refuse([b"_INBOX.1", b"shop.orders", b"_INBOX.2"])
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1", b"_INBOX.2"]
+    assert all(b'"code": 429' in line and line.endswith(b'"retry_after_ms":700}\r\n') for line in bench.lines)
+    sizes = [line.split(b"\r\n") for line in bench.lines]
+    assert all(int(head.rsplit(b" ", 1)[1]) == len(body) for head, body, _ in sizes)
+    counters = bench.ingest.counters
+    assert (counters.overloaded, dict(counters.refused), dict(counters.dropped)) == (3, {"overloaded": 3}, {})
+    assert bench.ingest.reader.refused_replies == 1
+
+
+def test_overload_retry_delay_is_the_queue_age_within_bounds() -> None:
+    node = MemoryBudget()
+    said = []
+    for waited_ms in (0, LEAST_WAIT_MS, 1234, 60_000):
+        node.waited_ns = waited_ms * 1_000_000
+        said.append(node.retry_after_ms)
+    assert said == [LEAST_WAIT_MS, LEAST_WAIT_MS, 1234, LONGEST_WAIT_MS]
+
+
+def test_overload_rejection_without_a_lease_is_sent_when_the_lease_returns() -> None:
+    bench, said = OverloadedIngest(), [False]
+    bench.may(refuse=lambda: said[0], refuse_for_now=lambda: said[0])
+    bench.ingest._overload.refuse([b"_INBOX.1"])
+    assert bench.lines == []
+    said[0] = True
+    bench.ingest.settle()
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1"]
+
+
+def test_stream_without_acks_stores_requests_on_an_overloaded_node() -> None:
+    bench = OverloadedIngest()
+    bench.node.is_late = True
+    bench.ingest.reader._policy = AckPolicy.NONE
+    bench.arrive((b"_INBOX.1", b"v", b""))
+    assert (bench.ingest.counters.overloaded, dict(bench.ingest.counters.dropped)) == (0, {})
+
+
+@pytest.mark.parametrize("again", [b"_INBOX.2", b"_INBOX.1"])
+def test_overload_does_not_reject_a_stored_duplicate(again: bytes) -> None:
+    """A batch has the stored message and one with a new id."""
+    bench, first, new = OverloadedIngest(), b"NATS/1.0\r\nNats-Msg-Id: m1\r\n\r\n", b"NATS/1.0\r\nNats-Msg-Id: m2\r\n\r\n"
+    bench.arrive((b"_INBOX.1", b"v", first))
+    bench.node.is_late = True
+    bench.arrive((again, b"v", first), (b"_INBOX.3", b"w", new))
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.3"]
+    assert bench.ingest.counters.overloaded == 2
+
+
+def test_memory_budget_keeps_less_than_600_age_samples_per_minute() -> None:
+    node, ms = MemoryBudget(late_s=1.0), 1_000_000
+    for number in range(60_000):  # a minute of turns of 1 ms, in which nothing is looked at
+        node.update_wait(1 + number, 0, number * ms)
+    assert len(node._looks) < 600
+    assert node.waited_ns == 59_999 * ms
+    node.update_wait(60_000, 30_000, 60_000 * ms)
+    assert 29_000 * ms < node.waited_ns <= 30_010 * ms
+
+
+# ---- by message ids ----------------------------------------------------------------------------------------------------------
+def block(message_id: bytes) -> bytes:
+    return b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % message_id
+
+
+def test_overload_message_id_is_new_only_if_neither_stored_nor_in_flight() -> None:
+    bench = OverloadedIngest()
+    is_new = bench.ingest._overload.is_new
+    bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
+    assert (is_new(b"m1"), is_new(b"m2")) == (False, True)
+    bench.ingest._feed = lambda event: None  # held back
+    bench.arrive((b"_INBOX.2", b"v", block(b"m2")))
+    assert (is_new(b"m2"), is_new(b"m3")) == (False, True)
+    bench.ingest._message_arrived(b"ev.1", b"_INBOX.3", b"v", block(b"m3"))
+    assert not is_new(b"m4"), "what has come and was not taken yet is not looked through"
+    bench.ingest._drain()
+    assert (is_new(b"m3"), is_new(b"m4")) == (False, True)
+    bench.ingest._derived.ids._lost_ns = bench.ingest.wall_ns()
+    assert not is_new(b"m4"), "one of those that went for want of room may be it"
+
+
+def test_overload_rejects_each_attempt_with_a_new_message_id() -> None:
+    bench = OverloadedIngest()
+    bench.node.is_late = True
+    bench.arrive((b"_INBOX.1", b"v", block(b"m1")), (b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3", b"v", block(b"m2")))
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1", b"_INBOX.2", b"_INBOX.3"]
+
+
+def test_overload_does_not_reject_a_duplicate_in_flight() -> None:
+    bench = OverloadedIngest()
+    bench.ingest._feed = lambda event: None
+    bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
+    bench.node.is_late = True
+    bench.arrive((b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3", b"v", block(b"m2")))
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.3"]
+
+
+def test_overload_does_not_answer_a_message_id_that_may_be_stored() -> None:
+    bench = OverloadedIngest()
+    bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
+    bench.ingest._derived.ids._lost_ns = bench.ingest.wall_ns()
+    bench.node.is_late = True
+    bench.arrive((b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3", b"v", block(b"m2")), (b"_INBOX.4", b"v", b""))
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.4"]
+    assert dict(bench.ingest.counters.dropped) == {"message_ids_lost": 1}
+
+
+def test_overload_rejects_a_jetstream_fast_batch_but_not_a_duplicate_next_to_it() -> None:
+    bench = OverloadedIngest()
+    bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
+    bench.node.is_late = True
+    bench.arrive((b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3.$FI", b"v", b""))
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.3.$FI"]
+
+
+def test_overload_rejects_each_envelope_with_a_negative_ack_envelope() -> None:
+    bench = OverloadedIngest()
+    bench.arrive((b"_INBOX.0", enveloped(b"v", headers=[client_pb2.Header(name="Nats-Msg-Id", value=b"m1")]), b""))
+    bench.lines.clear()
+    bench.node.is_late = True
+    read: list[int] = []
+    reading = bench.ingest.reader.read
+    bench.ingest.reader.read = lambda messages, now: (read.append(len(messages)), reading(messages, now))[1]  # type: ignore[method-assign, func-returns-value]
+    form = Ordinary("s", 1, "u1", AckPolicy.ALL)
+    bench.arrive(
+        (b"_INBOX.1", form.envelope(b"1", b""), b""),
+        (b"_INBOX.2", form.envelope(b"2", b"m2"), b""),
+        (b"_INBOX.3", enveloped(b"3", correlationId="c3"), b""),
+        (b"_INBOX.4", form.envelope(b"4", b"m1"), b""),
+        (b"_INBOX.5", enveloped(b"5", correlationId="c5", ackInbox="_INBOX.else"), b""),
+        (b"_INBOX.6", published(b"no batch", correlationId="c6"), b""),
+        (b"_INBOX.7", form.envelope(b"7", b""), b""),
+    )
+    said = [(line.split()[1], ack) for line, ack in zip(list(bench.lines), bench.answers(), strict=True)]
+    assert [(inbox, ack.correlationId, ack.ackError) for inbox, ack in said] == [
+        (b"_INBOX.1", "", client_pb2.Ack.OVERLOADED), (b"_INBOX.2", "", client_pb2.Ack.OVERLOADED),
+        (b"_INBOX.3", "c3", client_pb2.Ack.OVERLOADED), (b"_INBOX.else", "c5", client_pb2.Ack.OVERLOADED),
+        (b"_INBOX.7", "", client_pb2.Ack.OVERLOADED), (b"_INBOX.6", "c6", client_pb2.Ack.OVERLOADED),
+    ]  # fmt: skip
+    assert all(ack.retryAfterMs == LEAST_WAIT_MS and ack.offset == -1 for _, ack in said)
+    assert read == [6, 1], "a whole batch is read alone"

@@ -1,0 +1,279 @@
+"""Test that the parser delivers the same messages for any split of the bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nats.aio.subscription import Subscription
+from nats.protocol.parser import ProtocolError
+
+from liftpy.nats.parser import Pattern
+from sidecar.transport.parser import SinkParser
+from tests.long import examples
+from tests.unit.transport.parser_fuzz import complete, fuzz
+
+MESSAGES = [
+    (b"a.b", b"", b"hello", b""),
+    (b"a.c", b"_INBOX.x", b"", b""),
+    (b"a.d", b"", b"MSG a.b 1 3\r\n", b""),
+    (b"a.e", b"_INBOX.y", b"payload\r\n", b"NATS/1.0\r\nName: value\r\n\r\n"),
+    (b"a.f", b"", b"", b"NATS/1.0 503\r\n\r\n"),
+    (b"a.g", b"", b"z" * 5000, b""),
+]
+
+
+def wire(message: tuple[bytes, bytes, bytes, bytes], sid: int = 1) -> bytes:
+    subject, reply, payload, headers = message
+    reply = b" " + reply if reply else b""
+    if headers:
+        return b"HMSG %b %d%b %d %d\r\n%b%b\r\n" % (
+            subject, sid, reply, len(headers), len(headers) + len(payload), headers, payload,
+        )  # fmt: skip
+    return b"MSG %b %d%b %d\r\n%b\r\n" % (subject, sid, reply, len(payload), payload)
+
+
+class FakeClient:
+    """What nats-py's parser calls."""
+
+    def __init__(self) -> None:
+        self.stats = {"in_msgs": 0, "in_bytes": 0}
+        self.calls: Counter[str] = Counter()
+        self.own: list[bytes] = []
+        self._subs = {7: Subscription(self, 7, "a.*")}
+        self.failed: list[bytes] = []
+
+    def sink_failed(self, subject: bytes, error: Exception) -> None:
+        self.failed.append(subject)
+
+    async def _process_ping(self) -> None:
+        self.calls["ping"] += 1
+
+    async def _process_pong(self) -> None:
+        self.calls["pong"] += 1
+
+    async def _process_info(self, info: dict[str, Any]) -> None:
+        self.calls["info"] += 1
+
+    async def _process_err(self, text: str) -> None:
+        self.calls[text] += 1
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        self.own.append(data)
+
+
+def run(chunks: list[bytes]) -> tuple[list[tuple[bytes, bytes, bytes, bytes]], FakeClient]:
+    got: list[tuple[bytes, bytes, bytes, bytes]] = []
+    client = FakeClient()
+    parser = SinkParser(client, {b"1": lambda *message: got.append(message)})
+
+    async def feed() -> None:
+        for chunk in chunks:
+            await parser.parse(chunk)
+
+    complete(feed())
+    return got, client
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=8), st.lists(st.integers(0, 12_000), max_size=8))
+def test_parser_returns_the_same_messages_for_any_split_of_the_bytes(picks: list[int], cuts: list[int]) -> None:
+    noise = [b"PING\r\n", b'INFO {"a":1}\r\n', b"PONG\r\n"]
+    sent, stream = [], b""
+    for number, pick in enumerate(picks):
+        sent.append(MESSAGES[pick])
+        stream += wire(MESSAGES[pick]) + noise[number % 3]
+    edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    got, client = run([stream[a:b] for a, b in pairwise(edges)])
+    assert got == sent
+    assert sum(client.calls.values()) == len(picks)
+    assert client.stats["in_msgs"] == len(picks)
+
+
+BURST = [(b"a.b", b"_INBOX.x", b"%03d" % number, b"") for number in range(5)]
+
+
+def test_parser_returns_all_messages_with_equal_lines_for_any_split() -> None:
+    sent = [*BURST, MESSAGES[4], *BURST, (b"a.b", b"_INBOX.x", b"four", b"")]
+    stream = b"".join(map(wire, sent))
+    for cut in range(1, len(stream)):
+        got, client = run([stream[:cut], stream[cut:]])
+        assert got == sent, cut
+        assert client.stats == {"in_msgs": len(sent), "in_bytes": sum(len(m[2]) + len(m[3]) for m in sent)}
+
+
+def test_parser_handler_removed_within_a_burst_gets_no_more_messages() -> None:
+    for successor in (False, True):
+        got: list[bytes] = []
+        later: list[bytes] = []
+        sinks: dict[bytes, Any] = {}
+
+        def sink(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+            got.append(payload)  # noqa: B023
+            if len(got) == 3:  # noqa: B023
+                del sinks[b"1"]  # noqa: B023
+                if successor:  # noqa: B023
+                    sinks[b"1"] = lambda *message: later.append(message[2])  # noqa: B023
+
+        sinks[b"1"] = sink
+        asyncio.run(SinkParser(FakeClient(), sinks).parse(b"".join(map(wire, BURST))))
+        assert got == [b"000", b"001", b"002"]
+        assert later == ([b"003", b"004"] if successor else [])
+
+
+def test_parser_handler_error_within_a_burst_skips_only_that_message() -> None:
+    got: list[bytes] = []
+
+    def sink(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if payload in (b"000", b"002"):
+            raise KeyError("a bug")
+        got.append(payload)
+
+    client = FakeClient()
+    asyncio.run(SinkParser(client, {b"1": sink}).parse(b"".join(map(wire, BURST))))
+    assert (got, client.failed) == ([b"001", b"003", b"004"], [b"a.b", b"a.b"])
+
+
+def test_parser_distinguishes_lines_with_the_same_prefix() -> None:
+    other = (b"a.b", b"_INBOX.x", b"x" * 31, b"")
+    got, _ = run([wire(BURST[0]) + wire(other) + wire(BURST[1])])
+    assert got == [BURST[0], other, BURST[1]]
+    with pytest.raises(ProtocolError):
+        run([wire(BURST[0]) + b"\n" + wire(BURST[1])])
+
+
+def test_parser_feed_delivers_complete_messages_synchronously() -> None:
+    got: list[tuple[bytes, bytes, bytes, bytes]] = []
+    client = FakeClient()
+    parser = SinkParser(client, {b"1": lambda *message: got.append(message)})
+    large = wire(MESSAGES[5])
+    assert parser.feed(wire(MESSAGES[0]) + large[:7])
+    assert got == [MESSAGES[0]]
+    assert parser.feed(large[7:3000])
+    assert parser.feed(large[3000:] + wire(MESSAGES[1]))
+    assert got == [MESSAGES[0], MESSAGES[5], MESSAGES[1]]
+    assert not parser.feed(b"PING\r\n" + wire(MESSAGES[2])), "somebody has to await the command"
+    assert (len(got), client.calls["ping"]) == (3, 0), "and nothing overtakes it"
+    asyncio.run(parser.parse())
+    assert (got[3:], client.calls["ping"]) == ([MESSAGES[2]], 1)
+    assert not parser.feed(b"M" * 70_000), "a line that is too long is an error, which parse raises"
+    with pytest.raises(ProtocolError):
+        asyncio.run(parser.parse())
+
+
+def test_parser_passes_messages_of_nats_py_subscriptions_to_nats_py() -> None:
+    got, client = run([wire(MESSAGES[0]) + wire(MESSAGES[0], sid=7) + wire(MESSAGES[3], sid=7) + wire(MESSAGES[1])])
+    assert got == [MESSAGES[0], MESSAGES[1]]
+    assert client.own == [b"hello", b"payload\r\n"]
+
+
+def test_parser_passes_a_server_error_to_nats_py() -> None:
+    _, client = run([b"-ERR 'Slow Consumer'\r\n"])
+    assert client.calls["'slow consumer'"] == 1
+
+
+def test_parser_raises_protocol_error_at_bytes_that_are_not_nats_protocol() -> None:
+    with pytest.raises(ProtocolError):
+        run([b"HTTP/1.1 200 OK\r\n"])
+
+
+def test_parser_handler_error_skips_only_that_message() -> None:
+    client, got = FakeClient(), []
+
+    def sink(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if subject == b"a.c":
+            raise KeyError("bug")
+        got.append(subject)
+
+    asyncio.run(SinkParser(client, {b"1": sink}).parse(b"".join(map(wire, MESSAGES))))
+    assert got == [b"a.b", b"a.d", b"a.e", b"a.f", b"a.g"]
+    assert client.failed == [b"a.c"]
+
+
+def test_parser_reads_random_hostile_streams_like_a_plain_reference_parser() -> None:
+    assert fuzz(300, seed=7) > 600  # more of it: python -m tests.unit.transport.parser_fuzz
+
+
+def test_parser_delivers_forged_subjects_only_to_the_subscription_of_the_server() -> None:
+    """nats-server takes ``shop.a\x0b7`` for one token. A parser that splits at \x0b would take 7 for the sid [A12]."""
+    got: list[tuple[int, bytes]] = []
+    client = FakeClient()
+    sinks = {b"%d" % sid: (lambda s, r, payload, h, sid=sid: got.append((sid, payload))) for sid in (5, 7)}
+    parser = SinkParser(client, sinks)
+    parser.expect(5, "shop.>")
+    parser.expect(7, "liftpy.notify.n1")
+    forged = (
+        b"MSG liftpy.notify.n1\x0b7 5 2\r\nhi\r\nMSG shop.a\x0b7 5 2\r\nhi\r\nMSG shop.a\x0c7\x0c_INBOX.x\x0c0 5 2\r\nhi\r\n"
+    )
+    asyncio.run(parser.parse(forged + b"MSG shop.a 7 2\r\nhi\r\nMSG liftpy.notify.n1 7 2\r\nok\r\n"))
+    assert got == [(5, b"hi"), (5, b"hi"), (7, b"ok")]
+    assert parser.errors == {"messages under a foreign subject": 2}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"MSG a.b  1 2",
+        b"MSG a.b 1",
+        b"MSG a.b 1 r s 2",
+        b"MSG a.b 1\t2 2",
+        b"HMSG a.b 1 3 2",
+        b"HMSG a.b 1 r \xd9\xa1 2",
+        b"MSG  1 2",
+    ],
+)
+def test_parser_skips_a_message_whose_subject_does_not_match_its_subscription(line: bytes) -> None:
+    content = b"x" * int(line.split(b" ")[-1])
+    got, _ = run([wire(MESSAGES[0]) + line + b"\r\n" + content + b"\r\n" + wire(MESSAGES[1])])
+    assert got == [MESSAGES[0], MESSAGES[1]]
+
+
+@pytest.mark.parametrize("size", [b"+2", b"2_0", b"\xd9\xa2", b"2\x0b", b"", b"-1", b"1234567890", b"999999999", b"0x2"])
+def test_parser_closes_the_connection_at_an_invalid_message_size(size: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        run([b"MSG a.b 1 %b\r\nhi\r\n" % size])
+
+
+def test_parser_after_a_reconnect_drops_bytes_of_the_old_connection() -> None:
+    got, client = [], FakeClient()
+    parser = SinkParser(client, {b"1": lambda *message: got.append(message)})
+
+    async def process_err(text: str) -> None:
+        parser.reset()  # as nats-py does when it begins to reconnect
+
+    client._process_err = process_err  # type: ignore[method-assign]
+    asyncio.run(parser.parse(b"-ERR 'Stale Connection'\r\n" + wire(MESSAGES[0]) + b"MSG a.b 1 1"))
+    asyncio.run(parser.parse(wire(MESSAGES[1])))
+    assert got == [MESSAGES[1]]
+
+
+def test_parser_rejects_a_line_above_the_maximum_length() -> None:
+    with pytest.raises(ProtocolError):
+        run([b"M" * 1024] * 65)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inside", "outside"),
+    [
+        ("a.b", [b"a.b"], [b"a.b.c", b"a", b"a.B", b"aXb"]),
+        ("a.*", [b"a.b", b"a.\xff", b"a.*"], [b"a", b"a.", b"a.b.c", b"b.b", b"aXb"]),
+        ("a.>", [b"a.b", b"a.b.c"], [b"a", b"a.", b"a.b.", b"a..b", b"b.a"]),
+        ("*.x.*.r", [b"q.x.1.r"], [b"q.y.1.r", b"q.x.r", b"q.x.1.r.s"]),
+        (">", [b"a", b"a.b"], [b"", b".a"]),
+    ],
+)
+def test_subject_pattern_matches_as_nats_does_with_a_bounded_cache(
+    pattern: str, inside: list[bytes], outside: list[bytes]
+) -> None:
+    subscription = Pattern(pattern)
+    for _ in range(2):  # the second time from memory
+        assert all(map(subscription.matches, inside))
+        assert not any(map(subscription.matches, outside))
+    for number in range(3000):
+        subscription.matches(b"a.%d" % number)
+    assert len(subscription.known) <= 1024

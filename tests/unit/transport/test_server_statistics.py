@@ -1,0 +1,345 @@
+"""Test statistics of a nats-server: the requests, which answers count, and how many messages a disconnect lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.core.wire.subjects import SERVER_CONNECTIONS
+from sidecar.transport import connections, ingest_connection
+from sidecar.transport.connection import BusConnection
+from sidecar.transport.ingest_connection import Backlog, ConnectionStats, Cuts
+from sidecar.transport.parser import InflowParser
+from tests.unit.transport.test_ingest_connection_overload import Connection, message
+
+MS = 1_000_000
+
+
+class Bus:
+    """Keeps what is asked; ``answer`` gives an answer to the question of that number."""
+
+    inbox = "box"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any], str]] = []
+        self.up = True
+        self.sink: Any = None
+
+    def listen(self, subject: str, sink: Any) -> None:
+        assert subject == "box.connz.*"
+        self.sink = sink
+
+    def send(self, subject: str, pieces: tuple[bytes, ...], reply: str) -> bool:
+        self.asked.append((subject, json.loads(b"".join(pieces)), reply))
+        return self.up
+
+    def answer(self, number: int, server: str = "s1", cid: int = 7, **fields: Any) -> None:
+        found = {"cid": cid, "pending_bytes": 100, "out_msgs": 5, **fields}
+        said = {"data": {"server_id": server, "connections": [{"cid": cid + 1}, found]}}
+        self.raw(number, json.dumps(said).encode())
+
+    def raw(self, number: int, payload: bytes) -> None:
+        self.sink(b"box.connz.%d" % number, b"", payload, b"")
+
+
+class Asker:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 1_000 * MS
+        monkeypatch.setattr(ingest_connection, "clock", SimpleNamespace(now_ns=lambda: self.now_ns))
+        self.bus = Bus()
+        self.backlog = Backlog(self.bus)  # type: ignore[arg-type]
+        self.heard: list[ConnectionStats] = []
+
+    def ask(self, after_ms: float = 0, **how: bool) -> int:
+        """Whether it was asked."""
+        self.now_ns += round(after_ms * MS)
+        before = len(self.bus.asked)
+        self.backlog.ask("s1", 7, self.heard.append, **how)
+        return len(self.bus.asked) - before
+
+
+@pytest.fixture
+def asker(monkeypatch: pytest.MonkeyPatch) -> Asker:
+    return Asker(monkeypatch)
+
+
+def test_server_statistics_answer_is_delivered_once_with_the_request_time(asker: Asker) -> None:
+    asker.ask()
+    assert asker.bus.asked == [(SERVER_CONNECTIONS, {"cid": 7, "state": 2}, "box.connz.1")]
+    asked_ns = asker.now_ns
+    asker.now_ns += 5 * MS
+    asker.bus.answer(1, reason="Slow Consumer")
+    asker.bus.answer(1)
+    asker.bus.answer(2)
+    assert asker.heard == [ConnectionStats(asked_ns, "s1", 7, 100, 5, "Slow Consumer")]
+    assert asker.ask() == 1, "who has answered may be asked at once"
+
+
+def test_server_statistics_answer_without_a_request_is_ignored(asker: Asker) -> None:
+    """Anybody may send to an inbox."""
+    asker.bus.answer(9, server="", cid=0)
+    asker.ask()
+    asker.bus.answer(9, server="", cid=0)
+    assert asker.heard == []
+    asker.bus.answer(1)
+    assert len(asker.heard) == 1
+
+
+def test_server_statistics_answer_of_another_server_is_ignored(asker: Asker) -> None:
+    asker.ask()
+    asker.bus.answer(1, server="s2")
+    asker.bus.answer(1, cid=8)
+    for payload in (b"", b"[]", b"{}", b'{"data": 5}', b'{"data": {"server_id": "s1", "connections": [{"cid": 7}]}}'):
+        asker.bus.raw(1, payload)
+    asker.bus.answer(1, pending_bytes=-1)
+    asker.bus.answer(1, out_msgs="many")
+    assert asker.heard == []
+    asker.bus.answer(1)
+    assert [told.reason for told in asker.heard] == [""], "it is still waited for"
+
+
+def test_server_statistics_are_requested_at_longer_intervals_from_a_silent_server(asker: Asker) -> None:
+    assert asker.ask() == 1
+    assert asker.ask(19.9) == 0
+    assert asker.ask(at_once=True) == 1
+    assert asker.ask(20) == 1
+    assert asker.ask(1_940) == 1, "two seconds since the first one"
+    assert asker.ask(30) == 1
+    assert asker.ask(9_999) == 0
+    assert asker.ask(1) == 1
+    asker.bus.answer(len(asker.bus.asked))
+    assert (asker.ask(), asker.ask(19), asker.ask(1)) == (1, 0, 1)
+
+
+def test_server_statistics_are_requested_at_once_after_a_time_without_connection(asker: Asker) -> None:
+    """After minutes without a link, a burst asks the server at once."""
+    asker.ask()
+    asker.bus.up = False
+    assert asker.ask(1_000) == 1
+    assert asker.ask(60_000) == 1
+    assert (asker.ask(19.9), asker.ask(0.1)) == (0, 1)
+    asker.bus.up = True
+    assert (asker.ask(20), asker.ask(20), asker.ask(1_980)) == (1, 1, 1)
+    assert (asker.ask(9_999), asker.ask(1)) == (0, 1), "this silence is its own"
+
+
+def test_server_statistics_after_a_server_change_are_requested_at_normal_intervals(asker: Asker) -> None:
+    assert (asker.ask(), asker.ask(2_000), asker.ask(20)) == (1, 1, 0)
+    for count in (3, 4):
+        asker.backlog.ask("s2", 3, asker.heard.append)
+        assert len(asker.bus.asked) == count
+        asker.now_ns += 20 * MS
+
+
+def test_server_statistics_after_a_disconnect_are_requested_despite_a_pending_request(asker: Asker) -> None:
+    asker.backlog.ask("s0", 7, asker.heard.append, at_once=True)
+    assert (asker.ask(60_000), asker.ask(20)) == (1, 1)
+
+
+def test_server_statistics_answer_to_one_of_the_oldest_requests_is_ignored(asker: Asker) -> None:
+    for _ in range(17):
+        asker.ask(25)
+        asker.backlog._silent_ns = 0
+    asker.bus.answer(1)
+    assert asker.heard == [], "too long ago"
+    asker.bus.answer(2)
+    assert len(asker.heard) == 1
+    asker.bus.up = False
+    asker.ask(30_000)
+    asker.bus.answer(18)
+    assert len(asker.heard) == 1, "that one was never sent"
+
+
+# ---- what a cut has cost -----------------------------------------------------------------------------------------------------
+class Server:
+    """In the place of Backlog: answers with what the test gives; None: silence."""
+
+    def __init__(self, *answers: ConnectionStats | None) -> None:
+        self.answers = list(answers)
+        self.asked: list[Any] = []
+
+    def ask(self, server_id: str, client_id: int, heard: Callable[[ConnectionStats], None], *, at_once: bool = False) -> None:
+        self.asked.append((server_id, client_id, at_once))
+        answer = self.answers.pop(0) if self.answers else None
+        if answer is not None:
+            heard(answer)
+
+
+CLOSED = ConnectionStats(0, "s1", 7, 4096, 30, "Slow Consumer (Pending Bytes)")
+
+
+async def judged(
+    server: Server | None, last: ConnectionStats | None, seen: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Cuts, list[int]]:
+    monkeypatch.setattr(ingest_connection, "_TRY_S", 0.001)
+    learned: list[int] = []
+    overflow: Any = SimpleNamespace(cut_at=learned.append)
+    tasks: list[Any] = []
+    monkeypatch.setattr(ingest_connection, "spawn", lambda work, name: tasks.append(asyncio.ensure_future(work)))
+    made = Cuts(server, overflow)  # type: ignore[arg-type]
+    made._seen = 10
+    if last is not None:
+        made.record_server_report(last)
+    made.connection_lost("s1", 7)
+    made.messages_processed(seen)
+    await asyncio.gather(*tasks)
+    assert made._seen == seen
+    return made, learned
+
+
+@pytest.mark.parametrize(
+    ("answers", "last", "lost", "unknown", "learned"),
+    [
+        ((CLOSED,), None, 5, 0, [4096]),  # 30 were delivered, 25 arrived
+        (
+            (ConnectionStats(0, "s1", 7, 0, 30, ""), CLOSED),
+            None,
+            5,
+            0,
+            [4096],
+        ),  # it is asked again until the connection is closed
+        ((None, CLOSED), None, 5, 0, [4096]),
+        ((ConnectionStats(0, "s1", 7, 9, 20, "Client Closed"),), None, 0, 0, []),
+        ((ConnectionStats(0, "s1", 7, 9, 20, "Client Closed"),), ConnectionStats(0, "s1", 7, 0, 28, ""), 3, 0, []),
+        ((), ConnectionStats(0, "s1", 7, 0, 28, ""), 3, 1, []),
+        ((), ConnectionStats(0, "s1", 6, 0, 28, ""), 0, 1, []),
+        ((), ConnectionStats(0, "s2", 7, 0, 28, ""), 0, 1, []),  # each server counts from one on
+        ((), None, 0, 1, []),
+    ],
+)
+async def test_disconnect_counts_messages_sent_by_the_server_but_not_received(
+    answers: Any, last: Any, lost: int, unknown: int, learned: list[int], monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    server = Server(*answers)
+    made, cut_at = await judged(server, last, 35, monkeypatch)
+    assert (made.lost_messages, made.unknown, cut_at) == (lost, unknown, learned)
+    assert set(server.asked) == {("s1", 7, True)}
+    assert len(server.asked) == (len(answers) or ingest_connection._TRIES)
+    text = caplog.messages[0] if caplog.messages else ""
+    if unknown:
+        assert text.endswith(f"number not known at_least={lost}")
+    else:
+        assert bool(text) is bool(lost)
+        assert text.endswith(f" count={lost}") or not lost
+
+
+async def test_disconnect_without_server_statistics_counts_an_unknown_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = await judged(None, None, 35, monkeypatch)
+    assert (made.lost_messages, made.unknown) == (0, 1)
+
+
+async def test_connection_read_resets_the_outstanding_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Any = BusConnection("acks")
+    made._pings_outstanding = 2
+    done: list[int] = []
+    fed: list[bytes] = []
+
+    def feed(data: bytes) -> bool:
+        fed.append(data)
+        made.behind_read(lambda: done.append(len(fed)))
+        return data == b"all of it"
+
+    made._parser.feed = feed
+    assert made._take(b"all of it") is None
+    assert (made._pings_outstanding, done) == (0, [1])
+    assert made._take(b"a part") == b"", "the reading task goes on"
+    assert done == [1, 2]
+    monkeypatch.setattr(type(made), "is_closed", True)
+    assert made._take(b"late") is None
+    assert fed == [b"all of it", b"a part"]
+
+
+# ---- a connection that comes and goes ------------------------------------------------------------------------------------------
+async def test_connection_loss_and_reconnect_call_the_callbacks_and_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    made: Any = BusConnection("acks")
+    told: list[Any] = []
+    made._on_change.append(told.append)
+    made._on_reconnect.append(lambda: told.append("renewed"))
+    await made._count_error(OSError("cut"))
+    await made._count_error(TimeoutError())
+    assert made.last_problem == "TimeoutError", "one without a text is named"
+    await made._disconnected()
+    await made._reconnected()
+    assert told == [False, "renewed", True]
+    assert made.errors == {"OSError": 1, "TimeoutError": 1, "disconnected": 1}
+    assert [text.split(" server=")[0] for text in caplog.messages] == [
+        "NATS connection lost connection=acks reason=TimeoutError: reconnecting",
+        "NATS connection restored connection=acks",
+    ]
+
+
+async def test_data_path_grace_timer_is_rearmed_and_cancelled_on_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[str, str, bool]] = []
+    timers: list[Any] = []
+
+    class Path:
+        answer: bool | None = None
+        next: int | None = None
+
+        def link_changed(self, name: str, is_up: bool, now_ns: int) -> bool | None:
+            told.append(("link", name, is_up))
+            return self.answer
+
+        def due(self, now_ns: int) -> bool | None:
+            told.append(("due", "", False))
+            return self.answer
+
+        def next_ns(self, now_ns: int) -> int | None:
+            return self.next
+
+    class Loop:
+        def call_later(self, seconds: float, call: Any) -> Any:
+            timers.append(SimpleNamespace(seconds=seconds, call=call, cancelled=False))
+            timers[-1].cancel = lambda timer=timers[-1]: setattr(timer, "cancelled", True)
+            return timers[-1]
+
+    class Link:
+        is_closed = False
+
+        def on_change(self, changed: Any) -> None:
+            self.changed = changed
+
+    monkeypatch.setattr(connections, "DataPath", Path)
+    monkeypatch.setattr(connections, "clock", SimpleNamespace(now_ns=lambda: 5 * 10**9))
+    monkeypatch.setattr(connections.asyncio, "get_running_loop", Loop)
+    replication, ingest, changes = Link(), Link(), []
+    path: Any = connections._DataPath(SimpleNamespace(replication=replication, ingest=ingest), changes.append)  # type: ignore[arg-type]
+    replication.changed(False)
+    assert (told, timers, changes) == ([("link", connections.REPLICATION, False)], [], [])
+    path._path.next = 7 * 10**9
+    path._path.answer = False
+    ingest.changed(False)
+    assert (told[1:], changes, timers[0].seconds) == ([("link", connections.INGEST, False)], [False], 2.0)
+    path._path.answer = None
+    timers[0].call()
+    assert told[2:] == [("due", "", False)]
+    assert (timers[0].cancelled, len(timers), changes) == (True, 2, [False])
+    ingest.is_closed = replication.is_closed = True
+    path._path.next = None
+    timers[1].call()
+    replication.changed(False)
+    assert told[3:] == [("link", connections.INGEST, True), ("link", connections.REPLICATION, True)], (
+        "a closed one is missed by nobody"
+    )
+    assert timers[1].cancelled
+    assert len(timers) == 2
+
+
+async def test_ingest_parser_counts_dropped_messages_and_bytes() -> None:
+    connection = Connection()
+    taken: list[bytes] = []
+    parser = InflowParser(connection, {b"1": lambda s, r, payload, h: taken.append(payload)})
+    parser.expect(1, "ev")
+    parser.leaving_out = True
+    await parser.parse(message(b"12345") * 3 + message(b"", headers=b"NATS/1.0\r\n\r\n") + message(b"want", b"_INBOX.a"))
+    assert taken == [b"want"]
+    assert parser.left_out == 4
+    assert connection.stats == {"in_msgs": 4, "in_bytes": 3 * 5 + 12}

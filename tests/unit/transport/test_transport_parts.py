@@ -1,0 +1,335 @@
+"""Test the receiver, absence probes, the losses of a disconnect, the node's connections and the socket thread."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+from nats.errors import UnexpectedEOF
+
+from liftpy.core.metadata.node_identity import EarlierProcessSign
+from liftpy.core.publish.memory_budget import MemoryBudget
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.wire.subjects import Subjects
+from liftpy.nats.connection import Receiver, receive
+from liftpy.nats.credentials import Credentials
+from sidecar.transport import connections, ingest_connection, liveness
+from sidecar.transport.connections import Links, open_links
+from sidecar.transport.credentials import Keys
+from sidecar.transport.ingest_connection import ConnectionStats, Cuts, SocketThread
+from sidecar.transport.liveness import QUESTION, Probes, is_absent, look_for
+
+
+# ---- receiving ---------------------------------------------------------------------------------------------------------------
+class Transport:
+    """Notes what it and its stream protocol are told."""
+
+    def __init__(self) -> None:
+        self.did: list[Any] = []
+        self.closing = False
+        self.protocol: Any = self
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: self.did.append((name, *given))
+
+    def get_protocol(self) -> Any:
+        return self
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+@pytest.fixture
+async def receiver() -> Any:
+    transport: Any = Transport()
+    made = Receiver(transport, lambda data: data, 10)
+    assert transport.protocol is made
+    return made
+
+
+async def test_receiver_pauses_the_socket_above_its_bound_and_resumes_after_a_read(receiver: Any) -> None:
+    did = receiver.transport.did
+    receiver.data_received(b"x" * 10)
+    assert did == []
+    receiver.data_received(b"y")
+    receiver.data_received(b"z")
+    assert did == [("pause_reading",)]
+    assert await receiver.read() == b"x" * 10 + b"yz"
+    assert did == [("pause_reading",), ("resume_reading",)]
+    receiver.data_received(b"x" * 10)
+    assert await receiver.read() == b"x" * 10
+    assert len(did) == 2, "what was read counts no more"
+    receiver.data_received(b"x" * 11)
+    receiver.transport.closing = True
+    await receiver.read()
+    assert did[2:] == [("pause_reading",)], "one that closes is not read again"
+
+
+async def test_receiver_is_idle_only_while_open_with_no_unread_bytes(receiver: Any) -> None:
+    assert receiver.is_idle
+    receiver.data_received(b"x")
+    assert not receiver.is_idle
+    await receiver.read()
+    assert receiver.is_idle
+    receiver.connection_lost(None)
+    assert not receiver.is_idle
+    other = Receiver(receiver.transport, lambda data: data, 10)
+    other.data_received(b"x")
+    other.stop()
+    assert (other.is_idle, list(other._left)) == (False, [])
+
+
+async def test_receiver_read_raises_the_first_error_of_a_lost_connection(receiver: Any) -> None:
+    receiver.connection_lost(ConnectionResetError("first"))
+    receiver.eof_received()
+    receiver.data_received(b"late")
+    for _ in range(2):
+        with pytest.raises(ConnectionResetError, match="first"):
+            await receiver.read()
+    assert [name for name, *_ in receiver.transport.did] == ["connection_lost", "eof_received"]
+    receiver.pause_writing()
+    receiver.resume_writing()
+    assert receiver.transport.did[2:] == [("pause_writing",), ("resume_writing",)]
+
+
+async def test_receiver_with_a_cancelled_reading_task_does_not_wake_it(receiver: Any) -> None:
+    task = asyncio.ensure_future(receiver.read())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    receiver.data_received(b"x")
+    assert await receiver.read() == b"x"
+
+
+async def test_receiver_made_for_a_failed_stream_raises_its_error_on_read() -> None:
+    def connection(reader: asyncio.StreamReader) -> Any:
+        return SimpleNamespace(_transport=SimpleNamespace(_io_reader=reader, _io_writer=SimpleNamespace(transport=Transport())))
+
+    failed, quiet = asyncio.StreamReader(), asyncio.StreamReader()
+    failed.set_exception(ConnectionResetError())
+    made = await receive(connection(failed), lambda data: None, 10)
+    assert made is not None
+    with pytest.raises(ConnectionResetError):
+        await made.read()
+    made = await receive(connection(quiet), lambda data: None, 7)
+    assert made is not None
+    assert (made.is_idle, made._bound_bytes, quiet.at_eof()) == (True, 7, True)
+    for name in ("_io_reader", "_io_writer"):
+        without = connection(asyncio.StreamReader())
+        delattr(without._transport, name)
+        assert await receive(without, lambda data: None, 10) is None
+    ended = asyncio.StreamReader()
+    ended.feed_eof()
+    made = await receive(connection(ended), lambda data: None, 10)
+    assert made is not None
+    assert isinstance(made._ended, UnexpectedEOF)
+
+
+# ---- who is absent -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("answer", "sign"),
+    [
+        (None, EarlierProcessSign.PRESENT),
+        (nats.errors.NoRespondersError(), EarlierProcessSign.ABSENT),
+        (nats.errors.TimeoutError(), EarlierProcessSign.SILENT),
+        (TimeoutError(), EarlierProcessSign.SILENT),
+        (nats.errors.ConnectionClosedError(), EarlierProcessSign.UNASKED),
+        (OSError(), EarlierProcessSign.UNASKED),
+    ],
+)
+async def test_node_is_absent_only_if_its_status_request_has_no_responders(answer: Any, sign: EarlierProcessSign) -> None:
+    asked: list[Any] = []
+
+    async def request(*given: Any, timeout: float) -> None:
+        asked.append((*given, timeout))
+        if answer is not None:
+            raise answer
+
+    bus: Any = SimpleNamespace(request=request)
+    assert await look_for(bus, Subjects("space"), "n1") is sign
+    assert await is_absent(bus, Subjects("space"), "n1") is (sign is EarlierProcessSign.ABSENT)
+    assert asked == [("space.status.n1", QUESTION, 0.5)] * 2
+
+
+async def test_absence_probe_started_during_another_probe_sends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[asyncio.Future[bool]] = []
+
+    async def asked(*_: Any) -> bool:
+        answers.append(asyncio.get_running_loop().create_future())
+        return await answers[-1]
+
+    monkeypatch.setattr(liveness, "is_absent", asked)
+    told: list[str] = []
+    probes = Probes(SimpleNamespace(is_connected=True), Subjects())  # type: ignore[arg-type]
+    probes.ask("n1", lambda: told.append("first"))
+    await asyncio.sleep(0)
+    probes.ask("n1", lambda: told.append("meanwhile"))
+    answers[0].set_result(True)
+    while probes._asking:
+        await asyncio.sleep(0)
+    assert (told, len(answers), probes._waiting) == (["first"], 1, {})
+    probes.ask("n1", lambda: told.append("again"))
+    await asyncio.sleep(0)
+    answers[1].set_result(True)
+    while probes._asking:
+        await asyncio.sleep(0)
+    assert told == ["first", "again"]
+    probes.ask("n1", lambda: told.append("too late"))
+    await asyncio.sleep(0)
+    await probes.close()
+    assert (answers[2].cancelled(), probes._asking) == (True, {})
+
+
+# ---- what cuts cost ----------------------------------------------------------------------------------------------------------
+async def test_lost_message_count_of_a_connection_uses_only_that_connections_statistics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    judged: list[Any] = []
+    monkeypatch.setattr(ingest_connection, "spawn", lambda work, name: (judged.append(work), work.close()))
+    made: Any = Cuts(None, SimpleNamespace())  # type: ignore[arg-type]
+    made._judge = lambda *given: judged.append(given) or SimpleNamespace(close=lambda: None)
+    made.connection_lost("s1", 7)
+    told = ConnectionStats(0, "s2", 8, 0, 3, "")
+    made.record_server_report(told)
+    made.connection_lost("s2", 8)
+    made.record_server_report(ConnectionStats(0, "s3", 9, 0, 4, ""))  # by then of the next one
+    made.messages_processed(10)
+    made.messages_processed(25)
+    first, second = (given for given in judged if isinstance(given, tuple))
+    assert (first[0].server_id, first[0].client_id, first[0].last, *first[1:]) == ("s1", 7, None, 10)
+    assert (second[0].server_id, second[0].client_id, second[0].last, *second[1:]) == ("s2", 8, told, 15)
+
+
+async def test_lost_connection_statistics_are_requested_until_the_server_reports_the_close_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[Any] = []
+    answers = [
+        ConnectionStats(0, "s1", 7, 0, 3, ""),
+        None,
+        ConnectionStats(0, "s1", 7, 0, 4, "Slow Consumer (Pending Bytes)"),
+        None,
+    ]
+
+    class Queue(list[ConnectionStats]):
+        put_nowait = list.append
+
+        def get(self) -> Any:
+            return self.pop(0) if self else None
+
+    async def sleep(seconds: float) -> None:
+        waits.append(("sleep", seconds))
+
+    async def wait_for(answer: Any, timeout_s: float) -> Any:
+        waits.append(("wait", timeout_s))
+        if answer is None:
+            raise TimeoutError
+        return answer
+
+    def ask(server_id: str, client_id: int, heard: Any, *, at_once: bool) -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            heard(answer)
+
+    monkeypatch.setattr(ingest_connection, "asyncio", SimpleNamespace(Queue=Queue, sleep=sleep, wait_for=wait_for))
+    made: Any = Cuts(SimpleNamespace(ask=ask), SimpleNamespace())  # type: ignore[arg-type]
+    told = await made._ask(SimpleNamespace(server_id="s1", client_id=7))
+    assert told.delivered == 4
+    assert waits == [("wait", 0.2), ("sleep", 0.2), ("wait", 0.2), ("wait", 0.2)]
+
+
+# ---- the links ---------------------------------------------------------------------------------------------------------------
+async def test_node_connections_are_opened_with_name_and_buffer_size_and_all_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    closed: list[str] = []
+
+    async def open_bus(settings: Any, make: Any, keys: Any) -> Any:
+        given.append((settings, keys))
+        return make()
+
+    class Made:
+        def __init__(self, *args: Any, **named: Any) -> None:
+            self.args = (*args, *named.items())
+
+        async def stop(self) -> None:
+            closed.append(self.args[0])
+
+    monkeypatch.setattr(connections, "open_bus", open_bus)
+    monkeypatch.setattr(connections, "BusConnection", Made)
+    monkeypatch.setattr(connections, "Inflow", lambda *args, **named: Made("ingest", *args, **named))
+    settings: Any = SimpleNamespace(replication=SimpleNamespace(ingest_buffer_bytes=777, node_standby_bytes=888))
+    node, room, keys = NodeIntake(), MemoryBudget(), Keys(Credentials())
+    made: Any = await open_links(settings, node, room, keys)
+    assert given == [(settings, keys)] * 3
+    assert made.replication.args == ("replication",)
+    assert made.reads.args == ("reads", 32 * 1024 * 1024)
+    assert made.ingest.args == ("ingest", node, 777, ("asks", made.reads), ("room", room)), "asked over another connection"
+    assert made.all() == (made.ingest, made.reads, made.replication)
+    assert made.standby.link is None, "none where nobody stands by"
+    assert isinstance(made, Links)
+    await made.close()
+    assert closed == ["ingest", "reads", "replication"]
+
+
+# ---- the thread that reads -----------------------------------------------------------------------------------------------------
+class Socket:
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+
+    def recv(self, size_bytes: int) -> bytes:
+        assert size_bytes == ingest_connection.READ_BYTES
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+
+def thread_of(given: Any) -> Any:
+    """A SocketThread that has not begun."""
+    made: Any = SocketThread.__new__(SocketThread)
+    made.took, made.said = [], []
+    made._socket, made._stopping = given, False
+    made._take, made._ended = made.took.append, lambda: made.said.append("ended")
+    made._reading, made._room = threading.Lock(), threading.Event()
+    return made
+
+
+def test_socket_thread_read_returns_the_byte_count_and_reports_eof_once() -> None:
+    made = thread_of(Socket(b"abc", BlockingIOError(), InterruptedError(), OSError("reset"), b"", b"never"))
+    assert [made._read_once() for _ in range(5)] == [3, 0, 0, -1, -1]
+    assert (made.took, made.said) == ([b"abc"], ["ended", "ended"])
+    made._stopping = True
+    assert made._read_once() == -1
+    assert (made.took, made.said, len(made._socket.answers)) == ([b"abc"], ["ended", "ended"], 1), "nothing after the stop"
+    assert not made._reading.locked()
+
+
+def test_socket_thread_sleeps_after_small_reads_and_while_the_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(ingest_connection, "time", SimpleNamespace(sleep=slept.append))
+    ours, theirs = socket.socketpair()
+    made = thread_of(ours)
+    made._woken, made._wakes = socket.socketpair()
+    theirs.sendall(b"x")
+    reads = iter([ingest_connection._LITTLE_BYTES, ingest_connection._LITTLE_BYTES - 1, 0, -1])
+    rooms = iter([True, False, True, True, True])
+    waits: list[float] = []
+    made._has_room, made._read_once = lambda: next(rooms), lambda: next(reads)
+    made._room = SimpleNamespace(wait=waits.append, clear=lambda: waits.append(0))
+    made._run()
+    assert slept == [0.001, 0.001]
+    assert waits == [0.05, 0]
+    assert [end.fileno() for end in (ours, made._woken, made._wakes)] == [-1, -1, -1]
+    assert (list(reads), list(rooms)) == ([], [])
+    theirs.close()

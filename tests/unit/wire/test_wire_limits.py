@@ -1,0 +1,446 @@
+"""Test each limit of the wire and disk formats, at the limit and one above, and values that only a forger sends."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import crc32c
+import pytest
+
+from liftpy.config import Codec
+from liftpy.core.base.ids import check_data_subject, check_name, check_publisher_subject
+from liftpy.core.base.strict_json import load_json, whole_number
+from liftpy.core.wire import batch as batches
+from liftpy.core.wire import batch_columns, envelope, frames
+from liftpy.core.wire._pb import client_pb2
+from liftpy.core.wire.batch import (
+    HEADER_SIZE_BYTES,
+    BatchTooLargeError,
+    Record,
+    build_batch,
+    build_filler,
+    encode_body,
+    parse_batch,
+    parse_header,
+    reach,
+    seal,
+    split_batches,
+)
+from liftpy.core.wire.chunking import Assembly, Piece
+from liftpy.core.wire.envelope import ChecksumError, EnvelopeError, MessageType
+from liftpy.core.wire.headers import is_reserved, is_status, may_be_enveloped, pairs_of, parse_headers
+from liftpy.core.wire.permissions import AccessRole, Rights, Scope, as_nats_conf, as_nsc, partition_subjects, rights_of
+from liftpy.core.wire.subjects import MAX_REPLY_BYTES, InboxRule, Subjects, data_subject, is_protocol_shaped
+from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, ProtocolError
+
+MOST = (1 << 63) - 1
+FIELDS = {"size": (8, "<I"), "count": (12, "<I"), "base": (16, "<q"), "epoch": (24, "<Q"), "columns": (54, "<H"),
+          "body": (56, "<I"), "delta": (60, "<I"), "attributes": (7, "<B")}  # fmt: skip
+
+
+def forged(data: bytes, **fields: int) -> bytes:
+    """The batch with other header fields and a right CRC."""
+    changed = bytearray(data)
+    for name, value in fields.items():
+        position, kind = FIELDS[name]
+        struct.pack_into(kind, changed, position, value)
+    struct.pack_into("<I", changed, 0, crc32c.crc32c(bytes(changed[4:])))
+    return bytes(changed)
+
+
+BATCH = build_batch([b"a", b"b", b"c"], base_offset=5, leader_epoch=3)
+HOLES = build_batch([b"a", b"b"], base_offset=5, leader_epoch=3, offset_deltas=[0, 4])
+
+
+@pytest.mark.parametrize(
+    ("data", "right", "wrong"),
+    [
+        (BATCH, {"base": 0}, {"base": -1}),
+        (BATCH, {"base": MOST - 3}, {"base": MOST - 2}),
+        (BATCH, {"epoch": MOST}, {"epoch": MOST + 1}),
+        (BATCH, {"delta": 2}, {"delta": 3}),
+        (BATCH, {"delta": 2}, {"delta": 1}),
+        (HOLES, {"delta": 1}, {"delta": 0}),  # as many records as offsets, then more
+        (build_filler(5, 9, 1, 0), {"delta": 1 << 31}, {"count": 1}),
+        (build_filler(5, 9, 1, 0), {"delta": 0}, {"body": 1}),
+        (build_filler(5, 9, 1, 0), {"delta": 0}, {"columns": 1}),
+        (BATCH, {"attributes": 8}, {"size": 63}),
+        (BATCH, {"body": 64 << 20}, {"body": (64 << 20) + 1}),
+    ],
+)
+def test_batch_header_with_impossible_values_is_rejected(data: bytes, right: dict[str, int], wrong: dict[str, int]) -> None:
+    parse_header(memoryview(forged(data, **right)))
+    with pytest.raises(CorruptionError):
+        parse_header(memoryview(forged(data, **wrong)))
+
+
+def test_batch_with_a_column_past_its_end_is_rejected() -> None:
+    batch, told = parse_batch(forged(HOLES, delta=3)), []
+    batch.on_damage = told.append
+    with pytest.raises(CorruptionError) as error:
+        batch.values()
+    assert told == [error.value]
+    whole = parse_batch(forged(HOLES, delta=4))
+    whole.on_damage = told.append
+    assert (whole.values(), whole.offsets().tolist(), len(told)) == ([b"a", b"b"], [5, 9], 1)
+
+
+@pytest.mark.parametrize("behind", [1, 63, 64])
+def test_split_batches_with_bytes_after_the_last_batch_raises(behind: int) -> None:
+    assert [b.base_offset for b in split_batches(BATCH + forged(BATCH, base=8))] == [5, 8]
+    with pytest.raises(CorruptionError):
+        split_batches(BATCH + bytes(behind))
+    with pytest.raises(CorruptionError):
+        split_batches(BATCH + forged(BATCH, base=8)[:behind])
+
+
+def test_batch_seal_sets_only_offset_leader_epoch_timestamp_and_crc() -> None:
+    body = encode_body([b"a", None], keys=[b"k", None])
+    before, after = (
+        parse_batch(seal(body)).header,
+        parse_batch(seal(body, base_offset=11, leader_epoch=12, timestamp_ns=-13)).header,
+    )
+    assert after._replace(crc=0) == before._replace(crc=0, base_offset=11, leader_epoch=12, timestamp_ns=-13)
+    assert not parse_batch(BATCH).header.control
+    assert parse_batch(BATCH).header.size_bytes == len(BATCH)
+
+
+def test_batch_header_fields_are_at_their_documented_byte_positions() -> None:
+    stamps = {
+        "base_offset": 101, "leader_epoch": 102, "timestamp_ns": -103, "producer_id": 104, "base_sequence": 105, "producer_epoch": 106,
+    }  # fmt: skip
+    data = build_batch([b"aa", b"b"], keys=[b"k", None], offset_deltas=[0, 6], codec=Codec.ZSTD, control=True, **stamps)  # type: ignore[arg-type]
+    header = parse_batch(data).header
+    assert {name: getattr(header, name) for name in stamps} == stamps
+    crc, magic, version, attributes, *numbers = struct.unpack("<IHBBIIqQqQIHHII", data[:64])
+    assert (magic, version, attributes) == (0x424C, 1, 0b1010)
+    assert numbers == [
+        len(data), 2, 101, 102, -103, 104, 105, 106, header.column_bits, header.body_size_bytes, 6,
+    ]  # fmt: skip
+    assert (header.crc, header.control, header.codec, header.record_count) == (crc, True, Codec.ZSTD, 2)
+    assert (header.last_offset, header.next_offset) == (107, 108)
+    assert crc == crc32c.crc32c(data[4:])
+    assert header.body_size_bytes == build_batch([b"aa", b"b"], keys=[b"k", None], offset_deltas=[0, 6]).__len__() - 64
+
+
+def test_compacted_batch_covers_the_offsets_up_to_the_next_batch() -> None:
+    stretched = parse_batch(reach(HOLES, 20))
+    assert (stretched.base_offset, stretched.next_offset, stretched.values()) == (5, 20, [b"a", b"b"])
+    filler = parse_batch(build_filler(20, 25, 3, 7))
+    assert (filler.base_offset, filler.next_offset, filler.leader_epoch, filler.timestamp_ns) == (20, 25, 3, 7)
+    assert stretched.header.is_compacted
+    assert filler.header.is_compacted
+    assert not parse_batch(BATCH).header.is_compacted
+
+
+def test_build_batch_above_the_size_limit_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = encode_body([b"x" * 100]).size_bytes
+    monkeypatch.setattr(batches, "MAX_BATCH_BYTES", size)
+    assert parse_batch(build_batch([b"x" * 100])).values() == [b"x" * 100]
+    with pytest.raises(BatchTooLargeError):
+        encode_body([b"x" * 108])
+    with pytest.raises(BatchTooLargeError):  # before compression it is: nobody could read it
+        encode_body([b"x" * 108], codec=Codec.ZSTD)
+    monkeypatch.setattr(batches, "compress", lambda body, codec: body + b"!")  # what does not compress gets larger
+    with pytest.raises(BatchTooLargeError):
+        encode_body([b"x" * 100], codec=Codec.LZ4)
+
+
+def column_body(*numbers: int, data: bytes = b"") -> memoryview:
+    """Values of ``numbers`` (ends), then ``data``, each from an 8-byte boundary on."""
+    ends = struct.pack(f"<{len(numbers)}I", *numbers)
+    return memoryview(ends + bytes(-len(ends) % 8) + data + bytes(-len(data) % 8))
+
+
+@pytest.mark.parametrize("ends", [(3, 2), (1, 3, 2), (2, 1, 3), (5, 4, 9)])
+def test_batch_column_with_decreasing_ends_is_rejected(ends: tuple[int, ...]) -> None:
+    with pytest.raises(CorruptionError):
+        batch_columns.decode_columns(column_body(*ends, data=b"abcdefghi"), len(ends), batch_columns.Columns.NONE)
+    rising = tuple(sorted(ends))
+    found = batch_columns.decode_columns(column_body(*rising, data=b"abcdefghi"), len(ends), batch_columns.Columns.NONE)
+    assert b"".join(v or b"" for v in found.values.to_list()) == b"abcdefghi"[: rising[-1]]
+
+
+@pytest.mark.parametrize(("deltas", "fits"), [((0, 1, 2), True), ((0, 1, 1), False), ((0, 2, 1), False), ((1, 1, 2), False)])
+def test_batch_with_offset_deltas_that_do_not_increase_is_rejected(deltas: tuple[int, ...], fits: bool) -> None:
+    body = bytes(column_body(1, 2, 3, data=b"abc")) + struct.pack("<3I", *deltas)
+    if fits:
+        assert batch_columns.decode_columns(memoryview(body), 3, batch_columns.Columns.DELTAS).deltas is not None
+    else:
+        with pytest.raises(CorruptionError):
+            batch_columns.decode_columns(memoryview(body), 3, batch_columns.Columns.DELTAS)
+
+
+@pytest.mark.parametrize(("index", "fits"), [((0, 1, 0), True), ((0, 1, 2), False), ((9, 0, 1), False)])
+def test_batch_with_a_dictionary_index_beyond_the_dictionary_is_rejected(index: tuple[int, ...], fits: bool) -> None:
+    entries = struct.pack("<II", 2, 0) + bytes(column_body(1, 2, data=b"xy"))
+    body = memoryview(bytes(column_body(1, 2, 3, data=b"abc")) + entries + struct.pack("<3I", *index))
+    if fits:
+        found = batch_columns.decode_columns(body, 3, batch_columns.Columns.SUBJECTS)
+        assert found.subjects is not None
+        assert found.subjects.to_list() == ["x", "y", "x"]
+    else:
+        with pytest.raises(CorruptionError):
+            batch_columns.decode_columns(body, 3, batch_columns.Columns.SUBJECTS)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 24, 25, 64, 65])
+def test_batch_columns_of_any_length_encoded_and_decoded_are_equal(count: int) -> None:
+    """Around a byte of the bitmap, and where numpy takes over."""
+    values = [None if i % 3 == 2 else bytes([i]) * (i % 5) for i in range(count)]
+    headers = [((f"h{i}", b"v"),) * (i % 3) for i in range(count)]
+    replies = [None if i % 2 else f"r{i}" for i in range(count)]
+    subjects = [f"s{i % 3}" for i in range(count)]
+    found = parse_batch(build_batch(values, keys=values[::-1], headers=headers, subjects=subjects, replies=replies))
+    assert found.values() == values
+    assert found.keys() == (values[::-1] if any(v is not None for v in values) else [None] * count)
+    assert [(r.headers, r.subject, r.reply) for r in found.records()] == list(zip(headers, subjects, replies, strict=True))
+
+
+class Long:
+    """An entry of so many bytes that nobody has to hold."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+
+@pytest.mark.parametrize("count", [4, 40])
+def test_batch_column_of_two_gibibytes_is_rejected(count: int) -> None:
+    share = (1 << 31) // count
+    with pytest.raises(ValueError, match="2 GiB"):
+        batch_columns._ends([Long(share), *(Long(share) for _ in range(count - 1)), Long((1 << 31) % count)])
+    assert len(batch_columns._ends([*(Long(share) for _ in range(count - 1)), Long(share - 1)])) == 4 * count
+
+
+@pytest.mark.parametrize("codec", [Codec.LZ4, Codec.ZSTD])
+@pytest.mark.parametrize("off_by", [-1, 1, 1 << 30])
+def test_batch_body_of_another_than_the_declared_size_is_rejected(codec: Codec, off_by: int) -> None:
+    body = b"many of the same " * 40
+    stored = memoryview(batches.compress(body, codec))
+    assert batches.decompress(stored, codec, len(body)) == body
+    with pytest.raises(CorruptionError):
+        batches.decompress(stored, codec, len(body) + off_by)
+
+
+def test_zstd_frame_without_a_size_is_decompressed_completely() -> None:
+    import zstandard
+
+    body = b"abcdefgh" * 100
+    stored = memoryview(zstandard.ZstdCompressor(write_content_size=False).compress(body))
+    assert batches.decompress(stored, Codec.ZSTD, len(body)) == body
+    for size in (len(body) - 1, len(body) + 1):
+        with pytest.raises(CorruptionError):
+            batches.decompress(stored, Codec.ZSTD, size)
+
+
+def test_lz4_size_above_the_maximum_ratio_is_rejected_without_decompression(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        batches.lz4.block, "decompress", lambda stored, uncompressed_size: asked.append(uncompressed_size) or b""
+    )
+    for size, looked_at in ((255 * 8 + 64, 1), (255 * 8 + 65, 0), (1 << 30, 0)):
+        asked.clear()
+        with pytest.raises(CorruptionError):
+            batches.decompress(memoryview(bytes(8)), Codec.LZ4, size)
+        assert len(asked) == looked_at
+
+
+# ---- envelopes and frames ----------------------------------------------------------------------------------------------------
+def test_sealed_envelope_with_a_changed_byte_is_rejected() -> None:
+    sealed = envelope.encode(MessageType.RAFT_FRAME, b"payload", crc=True)
+    assert bytes(envelope.sealed_payload(sealed, MessageType.RAFT_FRAME)) == b"payload"
+    head = struct.pack(">4sBBBB", envelope.MAGIC, 0, 12, 0, MessageType.RAFT_FRAME)
+    for unsealed in (envelope.encode(MessageType.RAFT_FRAME, b"payload"), head + bytes(4) + b"payload"):
+        with pytest.raises(EnvelopeError):
+            envelope.sealed_payload(unsealed, MessageType.RAFT_FRAME)
+    for flags, length in ((1, 8), (1, 11), (1, 13), (0, 7)):
+        odd = struct.pack(">4sBBBB", envelope.MAGIC, 0, length, flags, MessageType.RAFT_FRAME) + bytes(20)
+        with pytest.raises(EnvelopeError):
+            envelope.decode(odd)
+    chunks = [b"one", memoryview(b"two"), b""]
+    head = envelope.checked_header(MessageType.READ_RESPONSE, b"zero", chunks)
+    assert bytes(envelope.decode(head + b"onetwo")[1]) == b"zeroonetwo"
+    with pytest.raises(ChecksumError):
+        envelope.decode(head + b"twoone")
+
+
+@pytest.mark.parametrize("kind", list(MessageType))
+def test_envelope_of_another_type_is_rejected(kind: MessageType) -> None:
+    frame = envelope.encode(kind, b"")
+    assert envelope.decode(frame, kind)[0] is kind
+    for other in MessageType:
+        if other is not kind:
+            with pytest.raises(EnvelopeError):
+                envelope.decode(frame, other)
+
+
+def test_read_response_with_a_header_longer_than_its_frame_is_rejected() -> None:
+    head = client_pb2.ReadResponse(node="n1", nextOffset=4)
+    body = head.SerializeToString()
+    for claimed, fits in ((len(body), True), (len(body) + 1, False), (len(body) + 9, False)):
+        frame = envelope.encode(MessageType.READ_RESPONSE, struct.pack(">I", claimed) + body)
+        if fits:
+            assert frames.decode_read_response(frame)[0] == head
+        else:
+            with pytest.raises(ProtocolError, match="is longer than its frame"):
+                frames.decode_read_response(frame)
+
+
+def test_replication_fragment_encoded_and_decoded_is_equal() -> None:
+    piece = Piece(crc=7, total_bytes=100, position=40, data=memoryview(b"x" * 10))
+    head = frames.replication_piece_header(3, -1, piece)
+    assert len(head) == frames.PIECE_OVERHEAD_BYTES - envelope.ADDRESS_SIZE_BYTES
+    found = frames.decode_replication_piece(head + bytes(piece.data))
+    assert (found.leader_epoch, found.high_watermark, found.piece) == (3, -1, piece)
+
+
+def test_batch_assembly_drops_fragments_that_declare_another_batch_size() -> None:
+    assembly = Assembly()
+    first = Piece(1, 6, 0, memoryview(b"abc"))
+    assert assembly.take(first) is None
+    assert assembly.take(Piece(1, 7, 3, memoryview(b"def"))) is None, "of another size"
+    assert assembly.held.position == 3
+    whole = assembly.take(Piece(1, 6, 3, memoryview(b"def")))
+    assert whole is not None
+    assert assembly.held.position == 0, "it begins anew"
+    assert assembly.take(Piece(1, 6, 3, memoryview(b"xyz"))) is None
+    assert assembly.take(Piece(1, 6, 0, memoryview(b"uvwxyz"))) is not None
+    assert bytes(whole) == b"abcdef"
+
+
+# ---- names, subjects, headers ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("length", [1, 64, 65])
+def test_stream_name_above_64_characters_is_rejected(length: int) -> None:
+    if length <= 64:
+        assert check_name("n" * length, "x") == "n" * length
+    else:
+        with pytest.raises(InvalidNameError):
+            check_name("n" * length, "x")
+
+
+@pytest.mark.parametrize("check", [lambda s: check_data_subject(s, "liftpy"), check_publisher_subject])
+def test_subject_above_the_maximum_length_or_tokens_is_rejected(check: Any) -> None:
+    assert check("a" * 255) == "a" * 255
+    assert check("a.*.>") == "a.*.>"
+    for wrong in ("a" * 256, "", ".", "a.", ".a", "a..b", "a.>.b", "a b", "a\tb", "a\x7f", "a*", "a.b>"):
+        with pytest.raises(InvalidNameError):
+            check(wrong)
+
+
+@pytest.mark.parametrize("first", ["liftpy", "*", ">", "$SYS", "$JS", "_INBOX", "_INBOX_alice", "_INBOXES"])
+def test_stream_subject_in_the_namespace_of_the_cluster_is_rejected(first: str) -> None:
+    for subject in (first,) if first == ">" else (first, f"{first}.x"):
+        with pytest.raises(InvalidNameError):
+            check_data_subject(subject, "liftpy")
+    assert check_data_subject("liftpyx.a", "liftpy") == "liftpyx.a"
+
+
+def test_data_subject_of_partition_n_is_the_stream_subject_with_suffix_n() -> None:
+    assert [data_subject("orders", n) for n in (0, 1, 2)] == ["orders", "orders.1", "orders.2"]
+    assert partition_subjects("orders", 64) == tuple(data_subject("orders", n) for n in range(64))
+    assert partition_subjects("orders", 65) == ("orders", "orders.*")
+
+
+def test_protocol_subject_check_accepts_only_protocol_subjects_of_any_namespace() -> None:
+    subjects = Subjects("other")
+    ours = [subjects.replicate("s", 0), subjects.offset("s", 1), subjects.read("s", 2), subjects.read_from("s", 2, "n1"),
+            subjects.notify("n"), subjects.info(), subjects.feed(), subjects.raft("a", "b"), subjects.status("n")]  # fmt: skip
+    assert all(map(is_protocol_shaped, ours))
+    for data in ("orders", "orders.1", "a.b.c", "a.b.c.d", "a.b.c.reads", "a.b.c.d.read", "a.b.read"):
+        assert not is_protocol_shaped(data), data
+
+
+@pytest.mark.parametrize("name", ["Lift-Key", "lift-key", "LIFT-ANY", "lIfT-x", ""])
+def test_reserved_header_name_in_any_case_is_recognized(name: str) -> None:
+    assert is_reserved(name)
+    assert not may_be_enveloped(name)
+    with pytest.raises(ConfigError):
+        pairs_of({name: b"x"})
+    assert not is_reserved("Lift")
+    assert not is_reserved("xlift-")
+
+
+@pytest.mark.parametrize("value", ["text", b"text", bytearray(b"text"), memoryview(b"text")])
+def test_header_value_may_be_text_or_bytes_and_other_types_raise(value: Any) -> None:
+    assert pairs_of([("a", value), ("a", value)]) == (("a", b"text"), ("a", b"text"))
+    for wrong in (7, None, [b"x"]):
+        with pytest.raises(ConfigError):
+            pairs_of({"a": wrong})  # type: ignore[dict-item]
+
+
+def test_record_headers_are_decoded_in_their_order() -> None:
+    record = Record(0, 0, None, None, (("a", b"1"), ("b", b"2"), ("a", b"3")), "", None, 1)
+    assert record.header_values("a") == [b"1", b"3"]
+    assert (record.header("a"), record.header("A"), record.header("c", b"no")) == (b"1", None, b"no")
+
+
+def test_header_block_is_parsed_as_by_nats_server() -> None:
+    block = b"NATS/1.0\r\nA: one \t\r\nB:\t two\r\nA:three\r\nno colon\r\n: no name\r\n\r\n"
+    assert parse_headers(block) == [("A", b"one \t"), ("B", b"two"), ("A", b"three")]
+    assert is_status(b"NATS/1.0 503\r\n\r\n", b"")
+    assert not is_status(b"NATS/1.0\r\nA: b\r\n\r\n", b""), "an empty publish with headers"
+    assert not is_status(b"NATS/1.0 503\r\n\r\n", b"payload")
+
+
+def test_reply_subject_above_the_maximum_length_is_rejected() -> None:
+    rule = InboxRule(("_INBOX.",))
+    for extra, fits in ((0, True), (1, False)):
+        subject = b"_INBOX." + b"x" * (MAX_REPLY_BYTES - 7 + extra)
+        assert rule.allows(subject) is fits
+        assert rule.allows_all([subject, b"_INBOX.a"]) is fits
+    assert not rule.allows_all([b"_INBOX.a\n_INBOX.b"])
+    assert not rule.allows_all([b"_INBOX.a\n_INBOX.b", b"_INBOX.c"])
+
+
+def test_role_permissions_equal_the_subjects_of_its_table_rows() -> None:
+    scope = Scope("ns", ("s",), ("orders", "orders.*"), "_INBOX_me", "me")
+    publishes = {role: set(rights_of(role, scope).publish) for role in AccessRole}
+    assert publishes[AccessRole.PUBLISHER] == {"orders", "orders.*"}
+    assert publishes[AccessRole.READER] == {"ns.s.*.read", "ns.s.*.read.*", "ns.info"}
+    assert publishes[AccessRole.OPERATOR] == {
+        "ns.info", "ns.control.admin.me", "ns.control.level.*", "ns.control.settings.*", "ns.control.events.*", "ns.status.*",
+        "ns._liftpy-events.*.read", "ns._liftpy-events.*.read.*",
+    }  # fmt: skip
+    assert publishes[AccessRole.STATUS] == {"ns.info", "ns.status.*"}
+    assert all(
+        rights_of(role, scope).subscribe == ("_INBOX_me.>",)
+        for role in set(AccessRole) - {AccessRole.NODE, AccessRole.SERVICE, AccessRole.OPERATOR}
+    )
+    assert rights_of(AccessRole.OPERATOR, scope).subscribe == ("ns.events.*", "_INBOX_me.>")
+    given = Rights(("a",), ("b",), (5, 30))
+    assert 'expires: "30s"' in as_nats_conf(given)
+    assert "max: 5" in as_nats_conf(given)
+    assert "--allow-pub-response=5 --response-ttl 30s" in as_nsc(given, "u")
+
+
+# ---- numbers -----------------------------------------------------------------------------------------------------------------
+def test_strict_json_rejects_numbers_that_are_not_plain_integers() -> None:
+    assert [whole_number(n, 0, 3) for n in (0, 3)] == [0, 3]
+    for wrong in (-1, 4, True, False, 1.0, "1", None):
+        with pytest.raises(ValueError, match="not a whole number"):
+            whole_number(wrong, 0, 3)
+    for text in ("1e999", "-1e999", "NaN", "Infinity", "[" * 100_000):
+        with pytest.raises(ValueError):
+            load_json(text)
+    assert load_json("[1.5, 1e300, 10000000000000000000000]") == [1.5, 1e300, 10**22]
+
+
+def test_batch_header_size_bytes_equals_the_encoded_size() -> None:
+    assert len(build_filler(0, 1, 1, 0)) == HEADER_SIZE_BYTES
+
+
+@pytest.mark.parametrize(("entry_count", "right"), [(0, False), (1, True), (3, True), (4, False)])
+def test_batch_dictionary_empty_or_larger_than_the_batch_is_rejected(entry_count: int, right: bool) -> None:
+    entries = struct.pack("<II", entry_count, 0) + struct.pack(f"<{entry_count}I", *range(1, entry_count + 1))
+    index = struct.pack("<III", 0, 0, 0)
+    body = entries + bytes(-len(entries) % 8) + bytes(8) + index + bytes(8)
+    reader = batch_columns._Reader(memoryview(body))
+    if right:
+        assert list(reader.dictionary(3).index) == [0, 0, 0]
+    else:
+        with pytest.raises(CorruptionError, match=f"has {entry_count} entries for 3 records"):
+            reader.dictionary(3)
