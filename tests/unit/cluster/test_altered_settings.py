@@ -51,7 +51,7 @@ def test_alter_stream_changes_only_the_named_settings() -> None:
     ],
 )
 @pytest.mark.parametrize("standby", [True, False])
-def test_alter_stream_to_rejecting_settings_ends_with_a_pause_if_followers_are_on_standby(
+def test_alter_stream_to_stricter_settings_puts_partitions_with_standby_into_pause_ending(
     standby: bool, changed: str, how: dict[str, object], ends: bool
 ) -> None:
     cluster = driver(failover_standby=standby, ack_policy=AckPolicy.ALL)
@@ -70,7 +70,7 @@ def test_alter_stream_to_read_only_keeps_a_paused_partition_paused() -> None:
     assert found == [(Pause.ENDING, 1), (Pause.UNTIL_RESUMED, 2)]
 
 
-def test_alter_stream_to_equal_settings_keeps_the_version() -> None:
+def test_alter_stream_to_equal_settings_keeps_the_settings_version() -> None:
     cluster = driver(read_only=True)
     before = cluster.fsm.image.streams["orders"]
     assert alter(cluster, ["readOnly"], readOnly=True).error == Error.OK
@@ -86,7 +86,7 @@ def test_alter_stream_dry_run_shows_the_settings_and_changes_nothing() -> None:
     assert cluster.fsm.image.streams == before.streams
 
 
-def test_alter_stream_with_another_version_is_stale() -> None:
+def test_alter_stream_with_an_old_settings_version_returns_stale() -> None:
     cluster = driver()
     assert alter(cluster, ["readOnly"], readOnly=True, configVersion=0).error == Error.OK
     answer = alter(cluster, ["readOnly"], readOnly=False, configVersion=0)
@@ -127,13 +127,13 @@ def test_alter_stream_with_invalid_or_fixed_settings_is_rejected(
     assert cluster.fsm.image.streams == before.streams
 
 
-def test_alter_stream_without_acks_cannot_enable_optimistic_concurrency() -> None:
+def test_alter_stream_of_a_stream_without_acks_to_optimistic_concurrency_is_rejected() -> None:
     cluster = driver(ack_policy=AckPolicy.NONE)
     answer = alter(cluster, ["optimisticConcurrency"], optimisticConcurrency=True)
     assert (answer.error, "optimistic_concurrency needs answers" in answer.detail) == (Error.INVALID, True)
 
 
-def test_every_alterable_setting_is_applied_by_its_name() -> None:
+def test_alter_stream_of_one_setting_changes_only_this_setting() -> None:
     values = {"read_only": True, "optimistic_concurrency": True, "quota_exempt": True, "segment_bytes": 8192}
     wanted = StreamConfig(**{name: values.get(name, 77) for name in ALTERABLE})  # type: ignore[arg-type]
     before = StreamConfig(max_per_subject=3)
@@ -146,7 +146,7 @@ def test_every_alterable_setting_is_applied_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 5), (5, 0)])
-def test_alter_stream_cannot_start_or_stop_max_per_subject(before: int, after: int) -> None:
+def test_alter_stream_that_enables_or_disables_max_per_subject_is_rejected(before: int, after: int) -> None:
     cluster = driver(max_per_subject=before)
     answer = alter(cluster, ["maxPerSubject"], maxPerSubject=after)
     assert answer.error == Error.INVALID

@@ -15,7 +15,7 @@ def alter(driver: Driver, factor: int, **more: object) -> pb.ControlResponse:
     return driver.ask(alterStream=pb.AlterStream(name="orders", replicationFactor=factor, **more))  # type: ignore[arg-type]
 
 
-def test_alter_stream_to_more_replicas_adds_one_at_a_time_and_evenly() -> None:
+def test_alter_stream_to_more_replicas_adds_one_replica_at_a_time_and_balances_nodes() -> None:
     moved = Moved("abcdef")
     moved.driver.create(partitions=6, replicationFactor=2)
     answer = alter(moved.driver, 4)
@@ -43,7 +43,7 @@ def test_alter_stream_to_fewer_replicas_keeps_the_leader() -> None:
     assert [p.leader for _, p in moved.partitions()] == leaders
 
 
-def test_alter_stream_to_fewer_replicas_drops_one_outside_the_isr_first() -> None:
+def test_alter_stream_to_fewer_replicas_removes_replicas_outside_the_isr_first() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     driver.change_isr(["a", "c"])
@@ -85,7 +85,7 @@ def test_alter_stream_to_an_impossible_replication_factor_is_rejected(factor: in
     assert alter(driver, 2, uid="000009-0").error == Error.NOT_FOUND
 
 
-def test_alter_stream_to_more_replicas_than_racks_is_rejected_with_the_reason() -> None:
+def test_alter_stream_to_more_replicas_than_racks_is_rejected_with_the_number_of_racks() -> None:
     driver = Driver()
     for node in "abc":
         driver.register(node, rack="x" if node == "a" else "y")
@@ -112,7 +112,7 @@ def test_alter_stream_of_an_unplaced_stream_changes_the_replica_count() -> None:
 
 
 @pytest.mark.parametrize("policy", ["round-robin", "rack", "rendezvous", "least-loaded"])
-def test_drained_node_gets_no_replicas(policy: str) -> None:
+def test_create_stream_places_no_replica_on_a_draining_node(policy: str) -> None:
     driver = Driver(("a", "b", "c", "d"))
     driver.ask(setNode=pb.SetNode(nodeId="b", leaving=True))
     driver.create(partitions=8, placement=policy)
@@ -122,7 +122,7 @@ def test_drained_node_gets_no_replicas(policy: str) -> None:
     assert (answer.error, "is being drained" in answer.detail) == (Error.INVALID, True)
 
 
-def test_remove_node_rejection_names_the_next_step() -> None:
+def test_remove_node_of_a_node_with_replicas_is_rejected_with_the_command_to_use() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=4, replicationFactor=2)
 

@@ -16,7 +16,7 @@ def ask(driver: Driver, offset: int, **more: object) -> pb.ControlResponse:
     return driver.ask(truncateBefore=pb.TruncateBefore(offset=offset, **about))  # type: ignore[arg-type]
 
 
-def test_truncate_before_is_stored_and_reaches_every_replica() -> None:
+def test_truncate_before_raises_the_requested_log_start_of_every_replica() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=2)
     before = driver.fsm.image
@@ -30,7 +30,7 @@ def test_truncate_before_is_stored_and_reaches_every_replica() -> None:
 
 
 @pytest.mark.parametrize("offset", [40, 41])
-def test_truncate_before_never_moves_backwards(offset: int) -> None:
+def test_truncate_before_of_a_lower_offset_keeps_the_requested_log_start(offset: int) -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=2)
     ask(driver, 41)
@@ -54,7 +54,7 @@ def test_truncate_before_of_another_stream_or_an_impossible_offset_is_rejected(m
     assert ask(driver, 1 << 62).error == Error.OK
 
 
-def test_truncate_before_is_forgotten_only_by_an_unclean_election() -> None:
+def test_requested_log_start_is_reset_only_by_an_unclean_election() -> None:
     cluster = Cluster("abc", minIsr=1)
     cluster.ask(truncateBefore=pb.TruncateBefore(**cluster.about(offset=41)))
     cluster.fence("a")

@@ -68,7 +68,7 @@ def comparable(image: ClusterImage) -> ClusterImage:
     return replace(image, index=0, time_ns=0, operations=ClusterImage().operations, trail=DirtyStreams())
 
 
-def test_batch_has_the_same_result_as_its_requests_one_by_one() -> None:
+def test_request_batch_gives_the_same_result_as_single_requests() -> None:
     alone, together = Group(), Group()
     requests = alone.wishes()
     answers = [alone.apply(request).error for request in requests]
@@ -81,7 +81,7 @@ def test_batch_has_the_same_result_as_its_requests_one_by_one() -> None:
     assert all(p.status is PartitionStatus.ONLINE and "a" not in p.isr for p in together.image.streams["s"].partitions)
 
 
-def test_batch_repeated_is_applied_once() -> None:
+def test_request_batch_sent_twice_is_applied_once() -> None:
     group = Group()
     request = batch_of(group.wishes())
     first = group.apply(request)
@@ -92,7 +92,7 @@ def test_batch_repeated_is_applied_once() -> None:
     assert comparable(group.image) == comparable(image)
 
 
-def test_batch_request_that_raises_does_not_affect_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_batch_with_one_raising_request_applies_the_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group()
     requests = group.wishes()
     real = request_batcher.decide
@@ -110,7 +110,7 @@ def test_batch_request_that_raises_does_not_affect_the_others(monkeypatch: pytes
     assert group.fsm.failure_count >= 1
 
 
-def test_batch_rejects_requests_that_are_not_about_a_partition() -> None:
+def test_request_batch_rejects_requests_that_concern_no_partition() -> None:
     group = Group()
     fence = pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="b", incarnation=2))
     nested = batch_of([fence, fence])
@@ -119,7 +119,7 @@ def test_batch_rejects_requests_that_are_not_about_a_partition() -> None:
     assert group.image.is_live("b")
 
 
-def test_metadata_leader_answers_known_requests_of_a_batch_and_logs_the_rest() -> None:
+def test_metadata_leader_answers_no_op_requests_of_a_batch_and_logs_the_others() -> None:
     group = Group()
     duties = ActiveController(ReplicationConfig())
     duties.lead(group.image, 0, term=1)

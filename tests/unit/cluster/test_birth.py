@@ -76,7 +76,7 @@ def test_new_cluster_answers_read_requests_before_its_feature_level() -> None:
 
 
 @pytest.mark.parametrize("outcome", [EntryOutcome.NEVER, EntryOutcome.UNKNOWN])
-def test_feature_level_request_without_outcome_is_repeated(outcome: EntryOutcome) -> None:
+def test_new_cluster_repeats_the_feature_level_request_after_an_unknown_outcome(outcome: EntryOutcome) -> None:
     made = new_group()
     [birth] = orders(made)
     entry = made.member.entry(birth, 1, MAX_BYTES)
@@ -88,7 +88,7 @@ def test_feature_level_request_without_outcome_is_repeated(outcome: EntryOutcome
     assert made.log.image.feature_level == 6
 
 
-def test_new_cluster_with_an_older_controller_begins_at_its_level() -> None:
+def test_new_cluster_with_an_older_controller_uses_the_feature_level_of_this_controller() -> None:
     made = new_group(n3=OLD)
     [birth] = orders(made)
     assert made.do(birth).error == Error.OK
@@ -97,7 +97,7 @@ def test_new_cluster_with_an_older_controller_begins_at_its_level() -> None:
     assert made.log.image.feature_level == 5
 
 
-def test_new_cluster_waits_for_a_silent_controller_and_then_begins_at_the_old_level() -> None:
+def test_new_cluster_with_a_silent_controller_waits_and_then_uses_the_oldest_feature_level() -> None:
     made = new_group(n3=None)
     assert orders(made) == []
     assert "has not heard yet which feature levels n3 speaks" in refused(made, register())
@@ -110,14 +110,14 @@ def test_new_cluster_waits_for_a_silent_controller_and_then_begins_at_the_old_le
     assert birth.request.setFeatureLevel.level == 5
 
 
-def test_controllers_with_different_images_decide_no_feature_level() -> None:
+def test_new_cluster_whose_controllers_have_different_images_sets_no_feature_level() -> None:
     made = new_group(halted="they differ")
     assert orders(made) == []
     made.log.view_ = replace(made.log.view_, halted="")
     assert len(orders(made)) == 1
 
 
-def test_metadata_leader_without_duties_logs_nothing_before_the_feature_level() -> None:
+def test_metadata_leader_before_the_first_feature_level_logs_no_request() -> None:
     made = Member()
     made.log.fsm.image = ClusterImage()
     made.log.leads = True
@@ -138,6 +138,6 @@ def test_metadata_leader_without_duties_logs_nothing_before_the_feature_level() 
         (BOTH, {"b": UNSAID}, "controllers speak no feature level in common: the leader 5 to 6, b 1"),
     ],
 )
-def test_newest_common_feature_level_is_chosen(own: LevelRange, others: dict[str, LevelRange | None], level: int | str) -> None:
+def test_first_feature_level_is_the_newest_that_all_controllers_support(own: LevelRange, others: dict[str, LevelRange | None], level: int | str) -> None:
     found = first_level_of_a_cluster(own, others, waited=False)
     assert found == level or (isinstance(level, str) and isinstance(found, str) and found.endswith(level))

@@ -59,7 +59,7 @@ def _strike(driver: Driver, rng: random.Random, names: list[str]) -> None:
             driver.ask(addPartitions=pb.AddPartitions(name="orders", partitions=rng.randint(2, 6)))
 
 
-def test_worker_replaying_the_records_gets_the_same_image() -> None:
+def test_worker_that_replays_records_between_images_gets_an_equal_image() -> None:
     """The worker also gets only some of the images."""
     rng = random.Random(7)
     for _ in range(30):
@@ -82,7 +82,7 @@ def _led_on_from(shown: ClusterImage, old: ClusterImage, new: ClusterImage) -> C
     return replace(replay_all(shown, [record_from_pb(record) for record in entry.records]), index=entry.index)
 
 
-def test_records_between_equal_images_are_none() -> None:
+def test_records_between_equal_images_is_empty() -> None:
     driver = Driver(("a",))
     driver.create()
     image = driver.fsm.image
@@ -90,7 +90,7 @@ def test_records_between_equal_images_are_none() -> None:
     assert records_between(image, replace(image, index=image.index + 1)) == []
 
 
-def test_records_between_an_image_and_an_older_one_require_a_snapshot() -> None:
+def test_records_between_an_image_and_an_older_image_requires_a_snapshot() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=2)
     old = driver.fsm.image

@@ -43,7 +43,7 @@ def code_of(error: pytest.ExceptionInfo[InvariantError]) -> str:
         ("C3", {"joining": "b"}),
     ],
 )
-def test_check_partition_finds_contradicting_fields(code: str, changes: dict[str, Any]) -> None:
+def test_check_partition_with_contradicting_fields_raises_invariant_error(code: str, changes: dict[str, Any]) -> None:
     broken = a_partition(**changes)
     with pytest.raises(InvariantError) as error:
         check_partition(broken)
@@ -87,14 +87,14 @@ def broken_images() -> dict[str, tuple[str, ClusterImage]]:
 
 
 @pytest.mark.parametrize("what", list(broken_images()))
-def test_check_image_finds_a_contradiction(what: str) -> None:
+def test_check_image_with_contradicting_parts_raises_invariant_error(what: str) -> None:
     code, image = broken_images()[what]
     with pytest.raises(InvariantError) as error:
         check_image(image)
     assert code_of(error) == code
 
 
-def test_check_image_accepts_counters_above_the_used_numbers() -> None:
+def test_check_image_accepts_counters_above_the_highest_used_epoch() -> None:
     check_image(replace(sound(), counters=Counters(4, 1, 6, 7, 0)))
 
 
@@ -121,7 +121,7 @@ def step(old: PartitionState, new: PartitionState, *, fenced: str = "", policy: 
         ),
     ],
 )
-def test_check_step_finds_an_impossible_partition_change(code: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+def test_check_step_with_an_impossible_partition_change_raises_invariant_error(code: str, old: dict[str, Any], new: dict[str, Any]) -> None:
     with pytest.raises(InvariantError) as error:
         step(a_partition(**old), a_partition(**{**old, **new}))
     assert code_of(error) == code

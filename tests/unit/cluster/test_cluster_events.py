@@ -37,7 +37,7 @@ def told(driver: Any) -> list[str]:
     return [event_text(event.as_object()) for event in all_events(driver.log, elections=driver.fsm.rules.elections)]
 
 
-def test_events_describe_a_day_of_a_cluster() -> None:
+def test_cluster_events_describe_each_change_of_a_cluster_in_order() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=2)
     driver.change_isr(["a", "b"])
@@ -67,7 +67,7 @@ def test_events_describe_a_day_of_a_cluster() -> None:
     ]
 
 
-def test_event_of_a_default_quota_has_the_sender_and_the_old_value() -> None:
+def test_cluster_event_of_a_changed_default_quota_has_the_requester_and_the_old_value() -> None:
     driver = Driver(("a",))
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5, byToken=2))
     driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=0, bytesPerS=9))
@@ -84,7 +84,7 @@ def test_event_of_a_default_quota_has_the_sender_and_the_old_value() -> None:
     assert asked == ["recordsPerS 5, byToken 2", "recordsPerS 0, bytesPerS 9", "byToken 9999"]
 
 
-def test_events_distinguish_elections_transfers_and_unclean_elections() -> None:
+def test_cluster_events_distinguish_elections_from_leadership_transfers() -> None:
     cluster = Cluster()
     cluster.report("b", (1, 90))
     cluster.report("c", (1, 93))
@@ -100,7 +100,7 @@ def test_events_distinguish_elections_transfers_and_unclean_elections() -> None:
     assert ("unclean_election", "", "b") not in kinds
 
 
-def test_events_of_elections_and_isr_changes_say_the_cause() -> None:
+def test_cluster_events_of_elections_and_isr_changes_have_the_cause() -> None:
     cluster = Cluster()
     cluster.report("b", (1, 90))
     cluster.report("c", (1, 93))
@@ -127,7 +127,7 @@ def test_events_of_elections_and_isr_changes_say_the_cause() -> None:
     assert found["isr_changed", "b c", "b"] == "c: disk failed"
 
 
-def test_event_of_a_fenced_node_says_whether_it_stopped() -> None:
+def test_cluster_event_of_a_fenced_node_distinguishes_a_stop_from_missing_heartbeats() -> None:
     driver = Driver(("a", "b"))
     driver.fence("a")
     fence = pb.FenceNode(nodeId="b", incarnation=driver.incarnation("b"))
@@ -138,14 +138,14 @@ def test_event_of_a_fenced_node_says_whether_it_stopped() -> None:
     assert fenced == ["sent no heartbeat for 2 s", "stopped"]
 
 
-def test_stream_created_event_without_enough_nodes_says_that_the_stream_waits() -> None:
+def test_cluster_event_of_a_stream_created_without_enough_nodes_says_waits_for_nodes() -> None:
     driver = Driver(("a",))
     driver.create(replicationFactor=3)
     created = [event.detail for event in all_events(driver.log, elections=False) if event.kind == "stream_created"]
     assert "waits for nodes" in created[0]
 
 
-def test_event_of_a_rejected_request_has_its_error() -> None:
+def test_cluster_event_of_a_rejected_request_has_the_error_of_the_request() -> None:
     driver = Driver(("a",))
     assert driver.delete("nothing").error == Error.NOT_FOUND
     event = all_events(driver.log)[-1]
@@ -155,7 +155,7 @@ def test_event_of_a_rejected_request_has_its_error() -> None:
     assert event.detail
 
 
-def test_events_omit_repeated_and_read_only_requests() -> None:
+def test_cluster_events_omit_repeated_and_read_only_requests() -> None:
     driver = Driver(("a",))
     count = len(all_events(driver.log))
     for _ in range(3):
@@ -167,7 +167,7 @@ def test_events_omit_repeated_and_read_only_requests() -> None:
     assert [event.kind for event in all_events(driver.log)[count:]] == ["request", "stream_created"]
 
 
-def test_events_have_the_answer_of_each_request_in_a_batch() -> None:
+def test_cluster_events_have_the_result_of_each_request_in_a_batch() -> None:
     driver = Driver(("a", "b"), elections=True)
     driver.create(replicationFactor=2)
     uid = driver.fsm.image.streams["orders"].uid
@@ -183,7 +183,7 @@ def test_events_have_the_answer_of_each_request_in_a_batch() -> None:
     assert asked[1].error == "NOT_FOUND"
 
 
-def test_event_of_an_ended_service_has_the_reason() -> None:
+def test_cluster_event_of_an_ended_service_has_the_reason() -> None:
     driver = Driver(("a", "b"))
     driver.create()
     of = {"stream": "orders", "uid": driver.fsm.image.streams["orders"].uid, "partition": 0, "node": "b", "incarnation": 2}
@@ -209,7 +209,7 @@ def test_event_of_an_ended_service_has_the_reason() -> None:
     assert driver.fsm.image.streams is before
 
 
-def test_event_data_directory_lost_is_recorded_when_a_node_registers_another_directory() -> None:
+def test_cluster_event_data_directory_lost_is_recorded_when_a_node_registers_another_directory() -> None:
     driver = Driver()
     driver.register("a", folderId="f1")
     driver.register("a", folderId="f1", previousIncarnation=1)
@@ -218,7 +218,7 @@ def test_event_data_directory_lost_is_recorded_when_a_node_registers_another_dir
     assert [event.kind for event in all_events(driver.log)][-2:] == ["node_registered", "data_directory_lost"]
 
 
-def test_events_of_one_entry_compare_each_change_with_the_previous_one() -> None:
+def test_cluster_events_of_two_changes_in_one_entry_each_have_their_own_old_value() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create()
     uid, held = driver.fsm.image.streams["orders"].uid, driver.partition()
@@ -229,7 +229,7 @@ def test_events_of_one_entry_compare_each_change_with_the_previous_one() -> None
     assert found == [("a b c", "a b"), ("a b", "a")]
 
 
-def test_events_are_equal_on_every_controller() -> None:
+def test_cluster_events_are_equal_on_every_controller() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=9)
     driver.fence("a")
@@ -239,7 +239,7 @@ def test_events_are_equal_on_every_controller() -> None:
     assert {event.kind for event in found} <= set(KINDS)
 
 
-def test_requests_of_operators_name_the_object_they_change() -> None:
+def test_operator_requests_have_a_field_that_names_the_changed_object() -> None:
     for name, row in REQUESTS.items():
         if row.asked_by is AskedBy.OPERATORS and name != "changeControllers":
             field = pb.ControlRequest.DESCRIPTOR.fields_by_name[name].message_type
@@ -249,7 +249,7 @@ def test_requests_of_operators_name_the_object_they_change() -> None:
             )
 
 
-def test_event_of_changed_session_times_is_recorded_at_the_change_and_when_settled() -> None:
+def test_cluster_event_of_changed_session_times_is_recorded_at_the_change_and_when_settled() -> None:
     driver = Driver()
     begin = begin_at(5, Rules(), SessionTimes(2000, 900))
     driver.ask(setFeatureLevel=begin.setFeatureLevel)
@@ -262,7 +262,7 @@ def test_event_of_changed_session_times_is_recorded_at_the_change_and_when_settl
     assert asked == ["sessionMs 5000, leaseMs 900"]
 
 
-def test_every_event_kind_is_documented_and_used() -> None:
+def test_cluster_event_kinds_are_all_documented_and_recorded() -> None:
     root = Path(__file__).resolve().parents[3]
     source = (root / "liftpy/core/metadata/controller/cluster_events.py").read_text(encoding="utf-8")
     page = (root / "docs" / "operating.md").read_text(encoding="utf-8")
@@ -276,7 +276,7 @@ def some(index: int, count: int, time_ns: int = 0) -> Any:
     return (ClusterEvent(index=index, number=n, time_ns=time_ns or index, kind="election") for n in range(count))
 
 
-def test_event_trail_reads_a_large_entry_in_parts() -> None:
+def test_event_trail_derives_the_events_of_a_large_entry_in_parts() -> None:
     trail = EventTrail()
     trail.note_entry(5, some(5, 7))
     trail.note_entry(6, some(6, 2))
@@ -289,7 +289,7 @@ def test_event_trail_reads_a_large_entry_in_parts() -> None:
     assert [event.place for event in trail.events_after((0, -1), 6, 9)] == [(6, 0), (6, 1)]
 
 
-def test_event_trail_is_bounded_and_knows_its_first_index() -> None:
+def test_event_trail_is_bounded_and_reports_the_first_index_in_memory() -> None:
     trail = EventTrail(most=4, most_noted=2)
     trail.note_entry(1, some(1, 3, 100))
     trail.note_entry(2, some(2, 3, 200))
@@ -309,7 +309,7 @@ def test_event_trail_is_bounded_and_knows_its_first_index() -> None:
     )
 
 
-def test_event_json_omits_fields_that_do_not_apply() -> None:
+def test_cluster_event_json_omits_empty_fields() -> None:
     event = ClusterEvent(
         index=7, number=1, time_ns=1_700_000_000_123 * MS, kind="isr_changed", stream="s", partition=0, was="a b", now="a"
     )
@@ -322,11 +322,11 @@ def test_event_json_omits_fields_that_do_not_apply() -> None:
 
 
 @pytest.mark.parametrize("event", [{}, {"kind": "request"}, {"kind": "x", "was": ""}])
-def test_events_of_unusual_shape_are_described_in_words(event: dict[str, Any]) -> None:
+def test_cluster_event_with_missing_or_unknown_fields_has_a_text(event: dict[str, Any]) -> None:
     assert event_text(event)
 
 
-def test_events_of_an_unknown_stream_are_omitted() -> None:
+def test_cluster_events_of_an_unknown_stream_are_omitted() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create()
     driver.change_isr(["a", "b"])

@@ -196,7 +196,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", sampled(range(20), 3))
-def test_control_plane_elects_a_leader_for_every_complete_partition_after_any_faults(seed: int) -> None:
+def test_metadata_group_after_random_faults_elects_a_leader_for_every_complete_partition(seed: int) -> None:
     world = World(seed)
     for _ in range(400):
         world.fault()

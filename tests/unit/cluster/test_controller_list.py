@@ -68,7 +68,7 @@ def plan(what: int, node: str, of: GroupView, replaced: str = "", fenced: str = 
         (ADD, "c", "", view(leaving="c"), "abc", "", ""),
     ],
 )
-def test_controller_change_begins_with_one_step(
+def test_controller_change_plan_returns_the_first_step_only(
     what: int, node: str, replaced: str, of: GroupView, voters: str, learner: str, leaving: str
 ) -> None:
     made = plan(what, node, of, replaced)
@@ -97,7 +97,7 @@ def test_controller_change_begins_with_one_step(
         (ADD, "d", "", view(blocked="not yet"), _E.UNAVAILABLE, "not yet"),
     ],
 )
-def test_impossible_controller_change_is_rejected_with_a_reason(
+def test_controller_change_plan_of_an_impossible_change_returns_an_error_with_the_reason(
     what: int, node: str, replaced: str, of: GroupView, error: int, says: str
 ) -> None:
     made = plan(what, node, of, replaced, fenced="h")
@@ -107,7 +107,7 @@ def test_impossible_controller_change_is_rejected_with_a_reason(
     assert re.search(says, made.detail), made.detail
 
 
-def test_controllers_are_seven_at_most() -> None:
+def test_controller_change_plan_beyond_seven_controllers_is_rejected() -> None:
     made = plan(ADD, "h", view("abcdefg"))
     assert isinstance(made, Refused)
     assert "The cluster has 7 controllers, the maximum is 7" in made.detail
@@ -124,7 +124,7 @@ def test_controllers_are_seven_at_most() -> None:
         (REPLACE, "d", "c", view("abd")),
     ],
 )
-def test_controller_change_that_is_already_done_changes_nothing(what: int, node: str, replaced: str, of: GroupView) -> None:
+def test_controller_change_plan_of_a_finished_change_has_no_step(what: int, node: str, replaced: str, of: GroupView) -> None:
     assert isinstance(plan(what, node, of, replaced), NoChange)
 
 
@@ -137,7 +137,7 @@ def _come_to(of: GroupView) -> list[ControllerList]:
     return made
 
 
-def test_controller_replacement_keeps_a_majority_if_the_old_controller_is_dead() -> None:
+def test_controller_replacement_of_a_dead_controller_keeps_a_majority_at_each_step() -> None:
     begun = view(learner="d", leaving="c", dead="c")
     first, second = _come_to(begun)
     assert (first.voters, first.leaving, second.voters, second.leaving) == (("a", "b", "c", "d"), "c", ("a", "b", "d"), "")
@@ -157,13 +157,13 @@ def test_controller_replacement_keeps_a_majority_if_the_old_controller_is_dead()
         (view(learner="d", blocked="not yet"), "not yet"),
     ],
 )
-def test_controller_change_waits_and_names_the_reason(of: GroupView, why: str) -> None:
+def test_controller_change_plan_that_must_wait_returns_the_reason(of: GroupView, why: str) -> None:
     assert why in waits_for(of)
     assert next_step(of) is None
     assert not leader_must_transfer(of)
 
 
-def test_controller_leader_that_is_removed_transfers_its_leadership_first() -> None:
+def test_controller_change_that_removes_the_metadata_leader_transfers_the_leadership_first() -> None:
     of = view(leaving="a")
     assert leader_must_transfer(of)
     assert next_step(of) is None
@@ -172,7 +172,7 @@ def test_controller_leader_that_is_removed_transfers_its_leadership_first() -> N
     assert not leader_must_transfer(view())
 
 
-def test_controller_change_majorities_share_a_member_at_every_step() -> None:
+def test_controller_change_majorities_before_and_after_each_step_overlap() -> None:
     """[M10]: lists of one to seven voters, one more or fewer at a time."""
     for count in range(1, 7):
         few, more = range(count), range(count + 1)
@@ -184,7 +184,7 @@ def a_change(**given: object) -> pb.ControlRequest:
     return pb.ControlRequest(operationId=b"o" * 16, changeControllers=change)  # type: ignore[arg-type]
 
 
-def test_controller_change_entry_rejected_by_the_state_machine_is_no_change() -> None:
+def test_controller_list_of_an_entry_that_apply_rejects_is_none() -> None:
     entry = a_change()
     made = list_of(entry.SerializeToString(), 5)
     assert made == ControllerList(ABC, "d", "", 5)
@@ -212,7 +212,7 @@ def test_controller_change_entry_rejected_by_the_state_machine_is_no_change() ->
     assert not well_formed(ControllerList())
 
 
-def test_unproposed_controller_change_is_ignored() -> None:
+def test_controller_change_with_an_invalid_list_or_index_is_rejected_by_apply() -> None:
     fsm = born_fsm()
     for index, wrong in enumerate((a_change(list={}), a_change(after=1)), 3):
         wrong.operationId = bytes(15) + bytes([index])

@@ -19,14 +19,14 @@ def test_recorded_entries_of_each_feature_level_give_the_recorded_digests(level:
     )
 
 
-def test_feature_level_without_changes_differs_only_by_its_number() -> None:
+def test_recorded_entries_of_two_equal_feature_levels_differ_only_in_the_level_number() -> None:
     history = next(read_entries())[:100]
     now, later = (digests_of(history, level, BOTH) for level in (SPOKEN.most, NEXT.level))
     assert now == digests_of(history, SPOKEN.most)
     assert all(map(operator.ne, now, later)), "the image holds its level"
 
 
-def test_recorded_entries_cover_every_kind_of_request() -> None:
+def test_recorded_entries_contain_every_kind_of_control_request() -> None:
     kinds = set[str]()
     for history in read_entries():
         for entry in history:

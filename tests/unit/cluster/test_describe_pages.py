@@ -96,7 +96,7 @@ class Transport:
         return answer
 
 
-async def test_cluster_larger_than_a_message_is_described_completely(fsm: ClusterFsm) -> None:
+async def test_describe_cluster_larger_than_a_message_returns_all_pages(fsm: ClusterFsm) -> None:
     transport: Any = Transport(fsm)
     found = await MetadataRequests(transport, Subjects()).describe()
     assert (found.image.nodes, found.image.streams, found.image.counters) == (
@@ -106,7 +106,7 @@ async def test_cluster_larger_than_a_message_is_described_completely(fsm: Cluste
     assert max(transport.sizes) < DEFAULT_PAGE_BYTES + 1024
 
 
-async def test_stream_larger_than_a_message_is_created_and_described_completely() -> None:
+async def test_describe_stream_larger_than_a_message_returns_all_partitions() -> None:
     fsm = cluster(3, node_name="a-node-with-a-name-that-is-rather-long-{}")
     transport: Any = Transport(fsm)
     admin = MetadataRequests(transport, Subjects())
@@ -142,7 +142,7 @@ async def test_describe_of_a_stream_deleted_or_recreated_between_pages_raises_no
             await MetadataRequests(transport, Subjects()).stream("stream-1x")
 
 
-async def test_describe_of_one_stream_needs_one_small_answer(fsm: ClusterFsm) -> None:
+async def test_describe_of_one_stream_receives_one_small_answer(fsm: ClusterFsm) -> None:
     transport: Any = Transport(fsm)
     admin = MetadataRequests(transport, Subjects())
     assert await admin.stream("stream-7") == fsm.image.streams["stream-7"]
@@ -152,7 +152,7 @@ async def test_describe_of_one_stream_needs_one_small_answer(fsm: ClusterFsm) ->
 
 
 @pytest.mark.parametrize("asked", [1, 700, 5000, 1 << 31])
-def test_describe_pages_have_the_requested_size(fsm: ClusterFsm, asked: int) -> None:
+def test_describe_pages_have_at_most_the_requested_bytes(fsm: ClusterFsm, asked: int) -> None:
     pages = ClusterPages()
     while (request := pages.request) is not None:
         request.maxBytes = asked
@@ -163,7 +163,7 @@ def test_describe_pages_have_the_requested_size(fsm: ClusterFsm, asked: int) -> 
     assert codec.image_from_pb(pages.cluster.image).nodes == fsm.image.nodes
 
 
-def test_describe_pages_all_name_the_controllers(fsm: ClusterFsm) -> None:
+def test_describe_pages_each_contain_the_controllers(fsm: ClusterFsm) -> None:
     image = replace(fsm.image, controllers=ControllerList(("a", "b", "c"), "d", "b", 6))
     pages = ClusterPages()
     while (request := pages.request) is not None:
@@ -186,7 +186,7 @@ def test_describe_stream_page_size_follows_the_request_up_to_the_maximum(
         assert found.nextPartition == len(found.stream.partitions)
 
 
-def test_error_of_an_unknown_node_lists_at_most_ten_nodes() -> None:
+def test_describe_of_an_unknown_node_raises_not_found_with_at_most_ten_node_names() -> None:
     for count, said in ((0, "there are: none"), (10, "there are: n0, n1, n2, n3, n4, n5, n6, n7, n8, n9"), (11, "n8, n9 ...")):
         made = born_fsm()
         ask = asker(made)
@@ -197,7 +197,7 @@ def test_error_of_an_unknown_node_lists_at_most_ten_nodes() -> None:
         assert answer.detail.endswith(said)
 
 
-def test_empty_describe_page_that_promises_more_is_a_protocol_error() -> None:
+def test_describe_page_without_streams_but_with_more_set_raises_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="empty page"):
         ClusterPages().add(pb.ClusterDescription(more=True))
 
@@ -215,7 +215,7 @@ class Reports(Reporter):
         return {"node": "n1", "partitions": [{"stream": k.stream, "partition": k.partition, "text": self._text} for k in keys]}
 
 
-async def test_node_status_with_many_partitions_is_paged_completely() -> None:
+async def test_node_status_with_many_partitions_returns_all_pages() -> None:
     sizes: list[int] = []
     reporter = Reports(PAGE_PARTITIONS * 5 + 3, "x" * 4000)
 
@@ -233,7 +233,7 @@ async def test_node_status_with_many_partitions_is_paged_completely() -> None:
 
 
 @pytest.mark.parametrize("question", [b"", b"\xb9\x0e", b"{}", b'{"after": 5}', b'{"after": ["s", "x"]}', b"[1, 2]"])
-def test_node_status_with_an_invalid_question_returns_the_first_page(question: bytes) -> None:
+def test_node_status_request_with_invalid_arguments_returns_the_first_page(question: bytes) -> None:
     found = json.loads(_page_of(Reports(3), question, MESSAGE_BYTES))
     assert [p["partition"] for p in found["partitions"]] == [0, 1, 2]
     assert found["more"] is False

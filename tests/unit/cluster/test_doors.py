@@ -25,19 +25,19 @@ def asked(name: str, asker: str = "n1") -> pb.ControlRequest:
     return request
 
 
-def test_request_table_has_one_row_per_kind() -> None:
+def test_request_table_has_one_row_per_kind_of_control_request() -> None:
     assert set(REQUESTS) == set(KINDS)
 
 
 @pytest.mark.parametrize("door", RequestAcl)
 @pytest.mark.parametrize("name", sorted(REQUESTS))
-def test_unknown_request_on_each_subject_is_rejected(name: str, door: RequestAcl) -> None:
+def test_control_request_without_a_kind_is_rejected_on_each_subject(name: str, door: RequestAcl) -> None:
     request = asked(name)
     getattr(request, name).MergeFromString(bytes.fromhex("c23e0161"))
     assert refusal(door, "n1", request).startswith("UNSUPPORTED: the request holds fields")
 
 
-def test_request_table_accepts_each_kind_on_its_own_subject_only() -> None:
+def test_control_request_is_accepted_only_on_the_subject_of_its_kind() -> None:
     def those(is_so: Callable[[RequestKind], object]) -> str:
         return " ".join(sorted(name for name, kind in REQUESTS.items() if is_so(kind)))
 
@@ -63,7 +63,7 @@ def test_request_table_accepts_each_kind_on_its_own_subject_only() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(KINDS))
-def test_read_only_requests_are_logged_only_if_they_must_be_linearizable(name: str) -> None:
+def test_read_only_control_requests_are_logged_only_if_linearizable(name: str) -> None:
     request = asked(name)
     reads = name in ("barrier", "describeCluster", "describeStream", "heartbeat")
     assert changes_nothing(request) == reads
@@ -76,7 +76,7 @@ def test_read_only_requests_are_logged_only_if_they_must_be_linearizable(name: s
     assert not changes_nothing(pb.ControlRequest()), "a kind of a later version"
 
 
-def test_request_table_names_the_decision_after_its_request() -> None:
+def test_request_table_decision_function_takes_the_request_type_of_its_row() -> None:
     for name, kind in REQUESTS.items():
         message = KINDS[name].message_type.name
         said = list(inspect.signature(kind.decide).parameters.values())[1].annotation
@@ -85,25 +85,25 @@ def test_request_table_names_the_decision_after_its_request() -> None:
     assert len(set(decided)) == len(decided)
 
 
-def test_request_table_asker_is_a_field_of_the_request() -> None:
+def test_request_table_sender_field_exists_in_the_request() -> None:
     for name, kind in REQUESTS.items():
         assert not kind.asker or kind.asker in KINDS[name].message_type.fields_by_name, name
         assert bool(kind.asker) is (kind.asked_by is AskedBy.NODES and name not in ("barrier", "batch")), name
 
 
-def test_request_table_batches_only_requests_about_a_partition() -> None:
+def test_request_table_allows_only_requests_about_a_partition_in_batches() -> None:
     for name, kind in REQUESTS.items():
         assert not kind.batched or {"stream", "partition"} <= set(KINDS[name].message_type.fields_by_name), name
         assert not (kind.batched and kind.read_only), name
 
 
-def test_request_table_kinds_of_operators_have_an_admin_method() -> None:
+def test_request_table_operator_requests_each_have_an_admin_client_method() -> None:
     source = inspect.getsource(admin)
     for name, kind in REQUESTS.items():
         assert kind.asked_by is not AskedBy.OPERATORS or re.search(rf"\b{name}\b", source), name
 
 
-def test_request_of_an_unknown_kind_is_rejected_on_every_subject() -> None:
+def test_control_request_of_an_unknown_kind_is_rejected_on_every_subject() -> None:
     assert kind_of(pb.ControlRequest()).asked_by is AskedBy.NOBODY
     for door in RequestAcl:
         assert refusal(door, "n1", pb.ControlRequest())
@@ -111,7 +111,7 @@ def test_request_of_an_unknown_kind_is_rejected_on_every_subject() -> None:
 
 @pytest.mark.parametrize("name", NOT_READ)
 @pytest.mark.parametrize("door", list(RequestAcl))
-def test_request_in_the_name_of_another_node_is_rejected(door: RequestAcl, name: str) -> None:
+def test_control_request_with_the_id_of_another_node_is_rejected(door: RequestAcl, name: str) -> None:
     kind, request = REQUESTS[name], asked(name)
     whose = {RequestAcl.INFO: AskedBy.READERS, RequestAcl.ADMIN: AskedBy.OPERATORS, RequestAcl.NODE: AskedBy.NODES}[door]
     assert (refusal(door, "n1", request) == "") is (kind.asked_by is whose)
@@ -135,7 +135,7 @@ def test_create_stream_with_a_reserved_name_is_rejected(internal: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["-rf", "-", "--yes"])
-def test_create_stream_with_a_name_like_an_option_is_rejected(name: str) -> None:
+def test_create_stream_with_a_name_that_starts_with_a_dash_is_rejected(name: str) -> None:
     said = refusal(
         RequestAcl.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name=name, subject="x.s"), internal=True)
     )

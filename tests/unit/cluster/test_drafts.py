@@ -35,7 +35,7 @@ KEY = PartitionKey("s", "u1", 0)
         ({"uid": "u1", "replicas": "ab", "partition": 1}, None),
     ],
 )
-def test_data_of_a_replica_may_be_deleted_when_the_controllers_confirm(response: dict[str, Any], allowed: bool | None) -> None:
+def test_replica_data_may_be_deleted_only_after_the_controllers_confirm(response: dict[str, Any], allowed: bool | None) -> None:
     made = pb.ControlResponse(error=response.get("error", pb.ControlResponse.OK))
     if "uid" in response:
         made.stream.uid = response["uid"]
@@ -48,7 +48,7 @@ def fence(node: str) -> pb.ControlRequest:
 
 
 @pytest.mark.parametrize("others", [0, 1, 2])
-def test_batch_with_a_request_in_the_name_of_another_node_is_rejected(others: int) -> None:
+def test_request_batch_with_the_id_of_another_node_is_rejected(others: int) -> None:
     requests = [pb.BatchedRequest(request=pb.ControlRequest(leaveIsr=pb.LeaveIsr(node="n1"))) for _ in range(3)]
     if others:
         requests[others].request.leaveIsr.node = "n2"
@@ -64,13 +64,13 @@ def test_batch_with_a_request_in_the_name_of_another_node_is_rejected(others: in
         (RequestAcl.INFO, fence("n1"), False),
     ],
 )
-def test_request_of_a_node_is_accepted_only_on_its_own_subject(
+def test_control_request_of_a_node_is_accepted_only_on_the_subject_of_this_node(
     door: RequestAcl, request_: pb.ControlRequest, fits: bool
 ) -> None:
     assert (refusal(door, "n1", request_) == "") is fits
 
 
-def test_record_builder_counts_a_leadership_when_it_begins() -> None:
+def test_record_builder_increments_leaderships_when_a_leader_or_leader_epoch_begins() -> None:
     stream = a_stream()
     for change, counted in (
         ({"isr": ("a", "b")}, 2),
@@ -86,7 +86,7 @@ def test_record_builder_counts_a_leadership_when_it_begins() -> None:
     assert len(refuse(pb.ControlResponse.INVALID, "x" * 10_000).response.detail) < 700
 
 
-def test_batch_answers_each_request_number_once() -> None:
+def test_request_batch_response_has_one_answer_per_request_number() -> None:
     image = an_image(a_stream(a_partition(), a_partition(partition=1)))
     requests = [
         pb.BatchedRequest(
@@ -104,12 +104,12 @@ def test_batch_answers_each_request_number_once() -> None:
     assert moved.counters.next_epoch == 14 + sum(isinstance(record, PartitionStateChanged) for record in records)
 
 
-def test_record_builder_takes_an_unknown_node_for_dead() -> None:
+def test_record_builder_is_live_of_an_unknown_node_is_false() -> None:
     draft = RecordBuilder(an_image(a_stream(), "abc", "b"), 9, Rules())
     assert [draft.is_live(node_id) for node_id in ("a", "b", "z", "")] == [True, False, False, False]
 
 
-def test_record_builder_counts_each_leader_appointed_in_one_decision() -> None:
+def test_record_builder_leader_counts_include_leaders_appointed_in_the_same_decision() -> None:
     """Otherwise all leaderships of a fenced node go to one successor."""
     draft = RecordBuilder(an_image(a_stream()), 1, Rules())
     counts = []
@@ -119,7 +119,7 @@ def test_record_builder_counts_each_leader_appointed_in_one_decision() -> None:
     assert counts == [[1, 1, 0], [1, 2, 0], [2, 2, 0], [2, 3, 0]]
 
 
-def test_evicted_replica_is_removed_from_every_list_of_the_partition() -> None:
+def test_remove_replica_removes_the_node_from_every_list_of_the_partition() -> None:
     partition = a_partition(
         replicas=("c", "a", "b", "d"), isr=("a", "b"), incomplete=("d", "b"), complete=("b", "c"), passed_over=("b", "a")
     )

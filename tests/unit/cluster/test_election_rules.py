@@ -39,7 +39,7 @@ def elect(partition: PartitionState, fenced: str = "", **config: Any) -> tuple[s
         ({"deposed": "a", "passed_over": ("b",)}, "c", ""),
     ],
 )
-def test_electable_replicas_depend_on_the_isr_and_fencing(more: dict[str, Any], fenced: str, able: str) -> None:
+def test_electable_replicas_are_unfenced_isr_members_and_complete_replicas(more: dict[str, Any], fenced: str, able: str) -> None:
     assert elect(a_partition(**more), fenced) == tuple(able)
 
 
@@ -87,7 +87,7 @@ def test_election_chooses_the_longest_log_of_the_latest_epoch(reports: dict[str,
     ("replicas", "count", "decided"),
     [("abc", 1, False), ("abc", 2, True), ("abcd", 2, False), ("abcd", 3, True), ("abcde", 2, False)],
 )
-def test_quorum_election_needs_positions_of_a_majority(replicas: str, count: int, decided: bool) -> None:
+def test_quorum_policy_election_without_positions_of_a_majority_elects_no_leader(replicas: str, count: int, decided: bool) -> None:
     heard = dict.fromkeys(replicas[-count:], (3, 9))
     assert (chosen(heard, replicas=replicas, **QUORUM).candidate in heard) is decided
 
@@ -96,7 +96,7 @@ def test_position_report_of_an_older_incarnation_is_ignored() -> None:
     assert chosen({"b": (9, 9), "c": (1, 1)}, incarnations={"b": 1}, **QUORUM).candidate == "a"
 
 
-def test_unclean_leader_begins_with_itself_as_the_isr() -> None:
+def test_unclean_election_sets_the_isr_to_the_new_leader() -> None:
     partition = a_partition(leader="", candidate="c", status=PartitionStatus.CANDIDATE_FOUND, incomplete=("c",), deposed="a")
     found = election.finish(a_stream(partition), partition)
     assert (found.isr, found.unclean_elected, found.incomplete) == (("c",), True, ())
@@ -114,7 +114,7 @@ def timers(status: PartitionStatus = PartitionStatus.CANDIDATE_FOUND) -> tuple[E
     return made, config
 
 
-def test_promotion_progress_is_noted_only_if_an_offset_advances() -> None:
+def test_election_timers_record_promotion_progress_only_if_an_offset_advances() -> None:
     made, _ = timers()
 
     def progress(replayed: int, newest: int) -> bool:
@@ -126,7 +126,7 @@ def test_promotion_progress_is_noted_only_if_an_offset_advances() -> None:
     assert [progress(*at) for at in ((0, 5), (0, 5), (3, 5), (3, 5), (3, 6), (2, 6))] == [True, False, True, False, True, False]
 
 
-def test_candidate_with_progress_elsewhere_is_passed_over_after_a_bound() -> None:
+def test_candidate_that_never_ends_its_promotion_is_passed_over_after_16_candidate_timeouts() -> None:
     made, config = timers()
     passed = []
     for tenth in range(3000):
@@ -137,7 +137,7 @@ def test_candidate_with_progress_elsewhere_is_passed_over_after_a_bound() -> Non
     assert passed[0] <= 16 * config.candidate_timeout_s * S
 
 
-def test_election_timers_wait_only_for_replicas() -> None:
+def test_election_timers_ignore_position_reports_of_nodes_without_a_replica() -> None:
     made, _ = timers(PartitionStatus.ELECTION)
     for witness in ("b", "x"):
         made.note_report(pb.ReportLeader(stream="s", uid="u1", witness=witness), 5)
@@ -145,7 +145,7 @@ def test_election_timers_wait_only_for_replicas() -> None:
 
 
 @pytest.mark.parametrize("count", [1, SENT_TOGETHER, SENT_TOGETHER + 1, 3 * SENT_TOGETHER])
-def test_metadata_leader_sends_all_due_proposals_in_batches(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_leader_proposes_all_due_changes_in_batches(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     duties = ActiveController(ReplicationConfig())
     messages = [pb.PassOver(stream="s", partition=n) for n in range(count)]
     monkeypatch.setattr(duties._timers, "due", lambda now_ns: messages)
@@ -162,7 +162,7 @@ def leading(now_ns: int = 0) -> ActiveController:
     return duties
 
 
-def test_metadata_leader_answers_a_no_op_only_with_a_majority_and_if_unlogged() -> None:
+def test_metadata_leader_answers_a_no_op_directly_only_with_a_recent_majority_and_no_logged_entry() -> None:
     image = an_image(a_stream(), fenced="c")
     request = pb.ControlRequest(operationId=bytes(16), deleteStream=pb.DeleteStream(name="none"))
     assert leading().answer(request, image, 100, 100) is not None
@@ -174,7 +174,7 @@ def test_metadata_leader_answers_a_no_op_only_with_a_majority_and_if_unlogged() 
     assert duties.answer(request, image, 100, 100) is not None
 
 
-def test_running_node_is_not_removed() -> None:
+def test_remove_node_of_a_running_node_is_rejected() -> None:
     duties = leading()
     remove = pb.ControlRequest(operationId=bytes(16), removeNode=pb.RemoveNode(nodeId="c"))
     duties.answer(pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="c", incarnation=3)), duties._image, 10, 10)
@@ -194,7 +194,7 @@ def test_running_node_is_not_removed() -> None:
         ({"b": ProbeResult.DOES_NOT}, 0, False),
     ],
 )
-def test_accusation_is_proven_by_the_answers_of_the_witness_and_the_accused(
+def test_leader_failure_report_is_confirmed_by_probes_of_the_reporter_and_the_leader(
     said: dict[str, ProbeResult], proven: int, closed: bool
 ) -> None:
     cases, image = FailureReports(), an_image(a_stream(a_partition(isr=("a", "b"))))

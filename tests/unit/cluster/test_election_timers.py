@@ -28,12 +28,12 @@ def timers(cluster: Cluster) -> ElectionTimers:
     return made
 
 
-def test_election_timers_run_no_clock_while_all_partitions_are_online(timers: ElectionTimers) -> None:
+def test_election_timers_have_no_deadline_while_all_partitions_are_online(timers: ElectionTimers) -> None:
     assert timers.next_deadline_ns() is None
     assert timers.due(10 * TIMEOUT) == []
 
 
-def test_election_timers_conclude_an_election_and_pass_over_a_silent_candidate(
+def test_election_timers_end_an_election_and_pass_over_a_silent_candidate(
     cluster: Cluster, timers: ElectionTimers
 ) -> None:
     cluster.fence("a")
@@ -54,7 +54,7 @@ def test_election_timers_conclude_an_election_and_pass_over_a_silent_candidate(
     assert timers.next_deadline_ns() is None
 
 
-def test_promotion_progress_restarts_the_candidate_timer_but_a_repetition_does_not(
+def test_candidate_timer_restarts_with_new_promotion_progress_but_not_with_a_repeated_report(
     cluster: Cluster, timers: ElectionTimers
 ) -> None:
     cluster.fence("a")
@@ -91,7 +91,7 @@ def test_election_timers_retry_an_offline_partition_when_an_isr_member_is_live(
     assert timers.next_deadline_ns() is None
 
 
-def test_election_timers_restart_with_a_new_metadata_leader_and_stop_with_the_old(
+def test_election_timers_restart_on_a_new_metadata_leader_and_stop_on_the_old(
     cluster: Cluster, timers: ElectionTimers
 ) -> None:
     cluster.fence("a")
@@ -193,7 +193,7 @@ def test_election_waits_for_a_node_that_reports_positions_of_other_partitions() 
         assert (1 not in {p.partition for p in timers.due(3 * WAIT)}) is tells
 
 
-def test_election_does_not_wait_for_a_node_that_reports_unwanted_positions(many: Many) -> None:
+def test_election_does_not_wait_for_a_node_that_reports_positions_of_partitions_without_election(many: Many) -> None:
     many.unfence("a")
     timers = watching(many)
     for number in range(12):
@@ -215,7 +215,7 @@ def test_candidate_that_completes_other_promotions_is_not_passed_over(many: Many
     assert [p.partition for p in timers.due(now + TIMEOUT) if isinstance(p, pb.PassOver) and p.candidate == "b"] == slow[-1:]
 
 
-def test_candidate_without_progress_is_passed_over_in_the_end(many: Many) -> None:
+def test_candidate_without_progress_is_passed_over_at_the_time_limit(many: Many) -> None:
     for number in range(12):
         many.ask(concludeElection=many.about(pb.ConcludeElection, number, epoch=many.of(number).epoch))
     timers, now = watching(many), 0
@@ -233,7 +233,7 @@ def test_candidate_without_progress_is_passed_over_in_the_end(many: Many) -> Non
     assert stuck in {p.partition for p in timers.due(end)}
 
 
-def test_election_timers_return_only_the_clocks_that_are_due(many: Many) -> None:
+def test_election_timers_due_returns_only_expired_deadlines(many: Many) -> None:
     timers = watching(many)
     assert timers.next_deadline_ns() == WAIT
     assert [p.partition for p in timers.due(WAIT)] == list(range(12))
@@ -244,7 +244,7 @@ def test_election_timers_return_only_the_clocks_that_are_due(many: Many) -> None
     assert timers.next_deadline_ns() is None
 
 
-def test_election_timers_start_no_clock_after_resigning(cluster: Cluster, timers: ElectionTimers) -> None:
+def test_election_timers_after_resigning_have_no_deadline(cluster: Cluster, timers: ElectionTimers) -> None:
     timers.resign()
     cluster.fence("a")
     timers.image_changed(cluster.fsm.image, 0)

@@ -13,7 +13,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 # ---- witnesses -----------------------------------------------------------------------------------------------------
-def test_leader_reported_by_most_followers_is_deposed_for_the_longest_log() -> None:
+def test_leader_reported_by_most_followers_is_replaced_by_the_replica_with_the_longest_log() -> None:
     cluster = Cluster()
     before = cluster.partition()
     cluster.report("b", (1, 90))
@@ -55,7 +55,7 @@ def test_leader_reports_count_only_within_the_report_window() -> None:
     assert cluster.now[0] is CANDIDATE_FOUND
 
 
-def test_leader_reports_to_two_metadata_leaders_do_not_add_up() -> None:
+def test_leader_reports_sent_to_two_metadata_leaders_are_counted_separately() -> None:
     cluster = Cluster()
     cluster.report("b", stampNs=5, stampTerm=1)
     cluster.report("c", stampNs=6, stampTerm=2)
@@ -65,7 +65,7 @@ def test_leader_reports_to_two_metadata_leaders_do_not_add_up() -> None:
 
 
 @pytest.mark.parametrize("off_ns", [10 * 365 * 86_400 * 10**9, -3600 * 10**9])
-def test_entry_with_a_wrong_clock_neither_voids_nor_completes_reports(off_ns: int) -> None:
+def test_entry_with_a_wrong_clock_does_not_change_the_count_of_leader_reports(off_ns: int) -> None:
     cluster = Cluster()
     cluster.now_ns += off_ns
     cluster.create("other", "shop.other")
@@ -79,7 +79,7 @@ def test_entry_with_a_wrong_clock_neither_voids_nor_completes_reports(off_ns: in
     assert cluster.now[0] is CANDIDATE_FOUND
 
 
-def test_leader_with_an_isr_of_two_is_deposed_by_one_report_only_after_it_was_asked() -> None:
+def test_leader_with_an_isr_of_two_is_deposed_by_one_report_only_after_a_probe_of_the_leader() -> None:
     cluster = Cluster()
     cluster.change_isr(["a", "b"])
     for _ in range(3):
@@ -90,7 +90,7 @@ def test_leader_with_an_isr_of_two_is_deposed_by_one_report_only_after_it_was_as
     assert cluster.now == (CANDIDATE_FOUND, "", "b")
 
 
-def test_sole_isr_member_is_accused_by_any_replica_and_replaced_by_a_complete_one() -> None:
+def test_sole_isr_member_reported_by_any_replica_is_replaced_by_a_complete_replica() -> None:
     for min_isr in (1, 2):
         cluster = Cluster(minIsr=min_isr)
         cluster.change_isr(["a", "b"])
@@ -100,7 +100,7 @@ def test_sole_isr_member_is_accused_by_any_replica_and_replaced_by_a_complete_on
         assert cluster.now == ((ONLINE, "a", "") if min_isr == 1 else (CANDIDATE_FOUND, "", "b"))
 
 
-def test_leader_report_of_a_follower_that_rejoined_does_not_count() -> None:
+def test_leader_report_of_a_follower_that_rejoined_the_isr_is_not_counted() -> None:
     cluster = Cluster()
     cluster.report("c")
     cluster.change_isr(["a", "b"])
@@ -149,7 +149,7 @@ def test_leader_that_lacks_committed_records_is_deposed_by_one_isr_member() -> N
     assert cluster.partition().isr == ("c",)
 
 
-def test_leader_resigns_partitions_that_another_replica_can_lead() -> None:
+def test_leader_that_resigns_transfers_only_partitions_with_another_electable_replica() -> None:
     cluster = Cluster(minIsr=1)
 
     def wish(**other: Any) -> pb.ControlResponse:
@@ -168,7 +168,7 @@ def test_leader_resigns_partitions_that_another_replica_can_lead() -> None:
     assert cluster.now == (CANDIDATE_FOUND, "", "c")
 
 
-def test_serving_leader_transfers_to_the_named_replica_and_stays_in_the_isr() -> None:
+def test_leadership_transfer_elects_the_named_replica_and_keeps_the_old_leader_in_the_isr() -> None:
     cluster = Cluster()
 
     def wish(toward: str, **other: Any) -> pb.ControlResponse:
@@ -191,7 +191,7 @@ def test_serving_leader_transfers_to_the_named_replica_and_stays_in_the_isr() ->
     assert cluster.partition().isr == ("a", "c"), "who made way is still complete"
 
 
-def test_leader_reports_of_two_leader_epochs_do_not_add_up() -> None:
+def test_leader_reports_of_two_leader_epochs_are_counted_separately() -> None:
     cluster = Cluster()
     cluster.report("b")
     old = cluster.partition().leader_epoch
@@ -217,7 +217,7 @@ def test_leader_reports_count_only_from_live_isr_followers_of_the_current_incarn
 
 
 # ---- the end of a session ------------------------------------------------------------------------------------------
-def test_fenced_leader_starts_an_election_that_waits_for_positions() -> None:
+def test_fencing_a_leader_starts_an_election_that_waits_for_positions() -> None:
     cluster = Cluster()
     cluster.fence("a")
     assert cluster.now == (ELECTION, "", "")
@@ -228,7 +228,7 @@ def test_fenced_leader_starts_an_election_that_waits_for_positions() -> None:
     assert cluster.now == (CANDIDATE_FOUND, "", "b")
 
 
-def test_election_concludes_without_silent_followers() -> None:
+def test_election_ends_without_positions_of_silent_followers() -> None:
     cluster = Cluster()
     cluster.fence("a")
     cluster.report("c", (1, 2))
@@ -250,7 +250,7 @@ def test_election_with_equal_positions_chooses_the_node_with_the_fewest_leadersh
     assert cluster.now == (CANDIDATE_FOUND, "", "c")
 
 
-def test_elections_after_a_node_loss_spread_the_leaders_over_the_other_nodes() -> None:
+def test_elections_after_a_node_failure_spread_leaders_over_the_other_nodes() -> None:
     cluster = Driver(("a", "b", "c", "d"), elections=True)
     cluster.create(partitions=24, replicationFactor=4)
     cluster.fence("b")
@@ -298,7 +298,7 @@ def test_candidate_that_fails_is_passed_over_with_a_new_leader_epoch() -> None:
 
 
 @pytest.mark.parametrize("field", ["candidate", "leaderEpoch", "epoch"])
-def test_pass_over_request_for_another_state_is_stale(field: str) -> None:
+def test_pass_over_request_for_an_older_partition_state_returns_stale(field: str) -> None:
     cluster = Cluster()
     cluster.fence("a")
     cluster.conclude()
@@ -361,7 +361,7 @@ def test_last_candidate_that_restarts_is_proposed_again_with_a_new_leader_epoch(
     assert cluster.now == (CANDIDATE_FOUND, "", "b")
 
 
-def test_shrink_without_the_elected_leader_is_stale() -> None:
+def test_isr_shrink_by_the_former_leader_after_an_election_returns_stale() -> None:
     cluster = Cluster()
     shrink = cluster.isr_request(["a", "b"])
     cluster.fence("a")
@@ -373,7 +373,7 @@ def test_shrink_without_the_elected_leader_is_stale() -> None:
 
 
 # ---- switched off --------------------------------------------------------------------------------------------------
-def test_cluster_with_elections_disabled_ignores_reports_and_keeps_fenced_leaders() -> None:
+def test_cluster_with_elections_disabled_ignores_leader_reports_and_keeps_fenced_leaders() -> None:
     cluster = Driver(("a", "b", "c"))
     cluster.create()
     before = cluster.partition()

@@ -9,7 +9,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 # ---- what may be lost ----------------------------------------------------------------------------------------------
-def test_leader_restarted_incomplete_leaves_the_isr_and_another_is_elected() -> None:
+def test_leader_restarted_after_data_loss_leaves_the_isr_and_another_replica_is_elected() -> None:
     cluster = Cluster()
     cluster.restart("a", flushed=False)
     assert cluster.now[0] is ELECTION
@@ -19,7 +19,7 @@ def test_leader_restarted_incomplete_leaves_the_isr_and_another_is_elected() -> 
     assert cluster.partition().isr == ("b", "c")
 
 
-def test_candidate_restarted_incomplete_is_passed_over() -> None:
+def test_candidate_restarted_after_data_loss_is_passed_over() -> None:
     cluster = Cluster()
     cluster.fence("a")
     cluster.conclude()
@@ -49,7 +49,7 @@ def test_last_replica_that_may_have_lost_data_is_elected_only_by_an_unclean_elec
     assert (partition.unclean_elected, partition.isr, partition.incomplete) == (True, ("a",), ())
 
 
-def test_unclean_election_replaces_the_isr_only_when_it_succeeds() -> None:
+def test_unclean_election_replaces_the_isr_only_after_the_promotion() -> None:
     cluster = Cluster("abc", minIsr=1)
     cluster.change_isr(["a"])
     cluster.fence("a")
@@ -105,7 +105,7 @@ def test_complete_replica_outside_the_isr_is_elected_if_no_isr_member_can() -> N
     assert cluster.partition().complete == ()
 
 
-def test_replica_that_lost_data_is_not_complete() -> None:
+def test_replica_that_lost_data_is_not_electable_as_complete_replica() -> None:
     for lose in ("registers", "asks for it", "asked for it when it left"):
         cluster = Cluster("ab")
         lost = ["b"] if lose == "asked for it when it left" else []
@@ -123,7 +123,7 @@ def test_replica_that_lost_data_is_not_complete() -> None:
         assert cluster.now == (OFFLINE, "", ""), lose
 
 
-def test_unclean_election_needs_an_offline_partition_and_a_live_replica() -> None:
+def test_unclean_election_without_an_offline_partition_or_a_live_replica_is_rejected() -> None:
     cluster = Cluster("ab")
     assert cluster.elect("b", unclean=True).error == Error.INVALID
     assert cluster.elect("zz", unclean=True).error == Error.INVALID
@@ -163,7 +163,7 @@ def test_leadership_transfer_to_an_ineligible_replica_is_rejected() -> None:
     assert cluster.now == (ONLINE, "a", "")
 
 
-def test_drain_node_transfers_its_leaderships_and_counts_the_remaining_ones() -> None:
+def test_drain_node_transfers_the_leaderships_of_the_node_and_returns_the_number_left() -> None:
     cluster = Cluster()
     cluster.create("alone", replicationFactor=1, partitions=3)
     led = [p.partition for p in cluster.fsm.image.streams["alone"].partitions if p.leader == "a"]

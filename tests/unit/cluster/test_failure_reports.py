@@ -24,7 +24,7 @@ def accused(isr: str = "ab") -> tuple[Cluster, FailureReports]:
     return cluster, accusations
 
 
-def test_leader_report_of_three_followers_is_logged_with_the_stamp_of_the_metadata_leader() -> None:
+def test_leader_report_with_three_followers_is_logged_with_term_and_time_of_the_metadata_leader() -> None:
     cluster, accusations = accused("abc")
     said = report(cluster, "b")
     assert not accusations.add(said, cluster.fsm.image, 11)
@@ -40,7 +40,7 @@ def test_leader_report_of_three_followers_is_logged_with_the_stamp_of_the_metada
         (ABSENT, ABSENT, False), (None, None, False), (DOES_NOT, None, False), (DOES_NOT, ABSENT, False),
     ],
 )  # fmt: skip
-def test_accused_leader_is_deposed_if_it_does_not_serve_and_the_witness_is_reachable(
+def test_reported_leader_that_does_not_serve_is_deposed_if_the_reporter_is_reachable(
     of_accused: ProbeResult | None, of_witness: ProbeResult | None, proposed: bool
 ) -> None:
     cluster, accusations = accused()
@@ -56,7 +56,7 @@ def test_accused_leader_is_deposed_if_it_does_not_serve_and_the_witness_is_reach
     assert accusations.next_deadline_ns() is None
 
 
-def test_accusation_of_a_sole_isr_member_may_come_from_any_node_one_case_at_a_time() -> None:
+def test_sole_isr_member_reported_twice_is_probed_once_for_the_last_reporting_node() -> None:
     cluster, accusations = accused("a")
     assert accusations.add(report(cluster, "c"), cluster.fsm.image, 0)
     assert accusations.add(report(cluster, "b"), cluster.fsm.image, 1)
@@ -64,7 +64,7 @@ def test_accusation_of_a_sole_isr_member_may_come_from_any_node_one_case_at_a_ti
     assert not accusations.add(report(cluster, "a"), cluster.fsm.image, 2), "apply refuses it"
 
 
-def test_accusation_answer_of_another_epoch_is_ignored_and_a_new_term_restarts() -> None:
+def test_leader_probe_answer_of_an_older_leader_epoch_is_ignored() -> None:
     cluster, accusations = accused()
     accusations.add(report(cluster, "b"), cluster.fsm.image, 0)
     old = accusations.take_questions()

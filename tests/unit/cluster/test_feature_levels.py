@@ -141,7 +141,7 @@ def test_feature_level_is_rejected_while_a_registered_node_is_silent() -> None:
     assert asked(driver, NEXT, heard).error == Error.OK, "what comes late does not count"
 
 
-def test_feature_level_is_stale_if_a_node_registered_since_the_check() -> None:
+def test_feature_level_request_checked_before_a_node_registered_returns_stale() -> None:
     driver = a_driver("a", "b")
     request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=NEXT))
     assert levels_answer(request, driver.fsm.image, heard_of(driver), {}, driver.fsm.rules, TIMES) is None
@@ -163,7 +163,7 @@ def test_feature_level_dry_run_lists_the_ranges_of_the_nodes() -> None:
     assert driver.log[-1:] == driver.log[2:3], "only the restart was logged"
 
 
-def test_feature_ranges_are_forgotten_on_resigning_and_with_removed_nodes() -> None:
+def test_feature_ranges_are_cleared_on_resigning_and_when_a_node_is_removed() -> None:
     driver = a_driver("a")
     duties = ActiveController(ReplicationConfig(), driver.fsm.rules)
     duties.lead(driver.fsm.image, 0, 1)
@@ -178,7 +178,7 @@ def test_feature_ranges_are_forgotten_on_resigning_and_with_removed_nodes() -> N
 
 
 # ---- the way back ---------------------------------------------------------------------------------------------------------------
-def test_feature_level_downgrade_needs_a_compatible_table_and_no_user() -> None:
+def test_feature_level_downgrade_is_rejected_while_a_stream_uses_the_feature() -> None:
     driver = finalized("a", "b", features=NEWER)
     driver.create("orders", "x", replicationFactor=2)
     assert asked(driver, NOW, heard_of(driver)).detail == "orders"
@@ -191,14 +191,14 @@ def test_feature_level_downgrade_needs_a_compatible_table_and_no_user() -> None:
     assert driver.fsm.image.rules == ClusterRules("shop", True)
 
 
-def test_feature_level_without_a_downgrade_cannot_be_lowered() -> None:
+def test_feature_level_marked_irreversible_rejects_a_downgrade() -> None:
     driver = finalized("a", features=(*FEATURES, replace(NEXT_FEATURE, has_way_back=False)))
     answer = asked(driver, NOW, heard_of(driver))
     assert answer.error == Error.INVALID
     assert answer.detail.startswith("level 6 has written what versions before it can't read")
 
 
-def test_feature_level_downgrades_go_one_level_at_a_time() -> None:
+def test_feature_level_downgrade_by_two_levels_is_rejected() -> None:
     driver = a_driver("a", features=(*BOTH, replace(NEXT_FEATURE, level=7)))
     assert asked(driver, 7, heard_of(driver)).error == Error.OK
     assert asked(driver, NOW, heard_of(driver)).detail == "one level at a time: from 7 to 6"
@@ -207,7 +207,7 @@ def test_feature_level_downgrades_go_one_level_at_a_time() -> None:
     assert (answer.error, answer.detail) == (Error.INVALID, "one level at a time: from 7 to 6"), "apply says the same"
 
 
-def test_apply_of_a_level_below_the_supported_ones_raises() -> None:
+def test_apply_of_a_feature_level_below_the_supported_range_raises() -> None:
     driver = a_driver("a", features=FEATURES)
     checked = [pb.CheckedNode(nodeId="a", incarnation=driver.incarnation("a"))]
     with pytest.raises(IncompatibleVersionError, match="the feature level becomes 4, but this version supports 5"):
@@ -221,7 +221,7 @@ def test_feature_level_downgrade_is_rejected_if_a_node_supports_only_the_new_lev
     assert answer.detail == "node b (1.2.3) speaks 6, not 5"
 
 
-def test_request_that_needs_the_next_level_is_not_logged_before_it_is_finalized() -> None:
+def test_control_request_that_needs_a_feature_level_not_yet_finalized_is_rejected() -> None:
     part = pb.ControlRequest(createStream=pb.CreateStream(name="s", config=pb.StreamConfig(readOnly=True)))
     batch = pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(number=1, request=part)]))
     says = "UNSUPPORTED: a read-only stream needs feature level 6, the cluster is at level 5: liftpy upgrade finalize"
@@ -253,7 +253,7 @@ def test_default_quota_keeps_omitted_fields_and_rejects_invalid_values() -> None
 
 
 # ---- who takes part -------------------------------------------------------------------------------------------------------------
-def test_node_that_does_not_support_the_feature_level_is_rejected_with_both_levels() -> None:
+def test_registration_of_a_node_without_the_cluster_feature_level_is_rejected_with_both_levels() -> None:
     driver = finalized("a")
     answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old", minLevel=NOW, maxLevel=NOW))
     assert (answer.error, "old" in driver.fsm.image.nodes) == (Error.INVALID, False)
@@ -265,7 +265,7 @@ def test_node_that_does_not_support_the_feature_level_is_rejected_with_both_leve
     assert driver.ask(registerNode=pb.RegisterNode(nodeId="b", minLevel=NEXT, maxLevel=7)).error == Error.OK
 
 
-def test_node_without_a_feature_range_is_rejected() -> None:
+def test_registration_of_a_node_without_a_feature_range_is_rejected() -> None:
     driver = a_driver("a")
     answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old"))
     assert registration_result(answer) is Registered.UNSPOKEN
@@ -300,7 +300,7 @@ def test_image_without_a_feature_level_is_accepted_only_while_empty() -> None:
             read()
 
 
-def test_entry_before_the_first_feature_level_stops_apply() -> None:
+def test_apply_of_an_entry_before_the_first_feature_level_raises() -> None:
     fsm = ClusterFsm("shop", elections=True)
     barrier = pb.ControlRequest(operationId=b"b" * 16, timeNs=1, barrier=pb.Barrier())
     assert pb.ControlResponse.FromString(fsm.apply(barrier.SerializeToString(), 1)).error == Error.OK
@@ -338,7 +338,7 @@ def test_apply_of_an_entry_with_a_nested_unknown_field_raises() -> None:
         finalized("a").fsm.apply(entry, 100)
 
 
-def test_controller_that_does_not_support_the_next_level_stops_before_applying() -> None:
+def test_controller_that_does_not_support_a_new_feature_level_stops_before_applying_the_entry() -> None:
     newer = a_driver("a")
     older = born_fsm("shop", elections=True)
     for index, entry in enumerate(newer.log, 1):
@@ -385,7 +385,7 @@ def test_feed_subscription_stops_at_an_unsupported_feature_level() -> None:
         take(data)
 
 
-def test_unknown_fields_are_found_at_any_depth() -> None:
+def test_unknown_protobuf_fields_are_found_at_any_depth() -> None:
     request = pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(number=3)]))
     assert not has_unknown_fields(request)
     request.batch.requests[0].request.setNode.MergeFromString(UNKNOWN_FIELD)
@@ -393,7 +393,7 @@ def test_unknown_fields_are_found_at_any_depth() -> None:
 
 
 # ---- rules and digest -----------------------------------------------------------------------------------------------------------
-def test_image_holds_the_cluster_rules_independent_of_controller_settings() -> None:
+def test_cluster_rules_in_the_image_do_not_depend_on_controller_settings() -> None:
     same = a_driver("a")
     other = ClusterFsm("another", elections=False)
     other.image = born_image("shop")
@@ -412,7 +412,7 @@ def heavier(weight: int) -> bytes:
     return request.SerializeToString()
 
 
-def test_image_digest_covers_every_entry_and_survives_snapshots() -> None:
+def test_image_digest_changes_with_every_entry_and_is_restored_from_a_snapshot() -> None:
     driver = a_driver("a")
     seen = {driver.fsm.image.digest}
     for request in ({"barrier": pb.Barrier()}, {"setNode": pb.SetNode(nodeId="a", weight=2)}, {"barrier": pb.Barrier()}):
@@ -447,7 +447,7 @@ def test_image_digest_covers_every_entry_and_survives_snapshots() -> None:
     assert driver.fsm.image.digest != restored.image.digest, "each index counts"
 
 
-def test_feature_level_request_repeated_gets_the_same_answer() -> None:
+def test_feature_level_request_sent_twice_returns_the_first_answer() -> None:
     driver = a_driver("a")
     request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=NEXT), operationId=b"f" * 16, timeNs=5)
     assert levels_answer(request, driver.fsm.image, heard_of(driver), {}, driver.fsm.rules, TIMES) is None

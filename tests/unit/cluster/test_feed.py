@@ -79,7 +79,7 @@ def feed() -> Feed:
     return made
 
 
-def test_feed_node_starts_from_a_snapshot_and_follows_the_entries(feed: Feed) -> None:
+def test_feed_subscriber_starts_from_a_snapshot_and_applies_later_entries(feed: Feed) -> None:
     feed.deliver(feed.do("create", partitions=3))
     feed.check()
     feed.deliver(feed.do("change_isr", isr=["a", "b"]))
@@ -87,7 +87,7 @@ def test_feed_node_starts_from_a_snapshot_and_follows_the_entries(feed: Feed) ->
     assert feed.subscription.resync_count == 0
 
 
-def test_feed_of_an_empty_controller_offers_no_snapshot() -> None:
+def test_feed_of_a_controller_without_entries_offers_no_snapshot() -> None:
     feed = Feed()
     for _ in range(3):  # asked before the cluster's first entry, also by way of a snapshot
         assert feed.exchange()
@@ -113,7 +113,7 @@ def test_feed_snapshot_of_index_0_is_rejected() -> None:
     feed.settle()
 
 
-def test_feed_node_requests_a_snapshot_then_its_chunks_then_missing_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_subscriber_requests_a_snapshot_then_chunks_then_missing_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
     feed = Feed()
     feed.register("a", "b")
@@ -138,7 +138,7 @@ def test_feed_node_requests_a_snapshot_then_its_chunks_then_missing_entries(monk
     assert subscription.request(feed.now_ns + 2 * RETRY_AFTER_NS) == pb.FeedSnapshotRequest(nodeId="n9", afterIndex=image.index)
 
 
-def test_feed_node_fetches_a_lost_entry_without_a_snapshot(feed: Feed) -> None:
+def test_feed_subscriber_fetches_a_lost_entry_without_a_snapshot(feed: Feed) -> None:
     feed.do("create")
     feed.deliver(feed.register("d"))
     assert feed.subscription.behind
@@ -147,7 +147,7 @@ def test_feed_node_fetches_a_lost_entry_without_a_snapshot(feed: Feed) -> None:
     feed.check()
 
 
-def test_feed_node_notices_a_lost_last_entry_by_the_head(feed: Feed) -> None:
+def test_feed_subscriber_detects_a_lost_last_entry_by_the_published_last_index(feed: Feed) -> None:
     feed.do("create")
     assert not feed.subscription.behind
     feed.deliver([feed.producer.head()])
@@ -155,7 +155,7 @@ def test_feed_node_notices_a_lost_last_entry_by_the_head(feed: Feed) -> None:
     feed.settle()
 
 
-def test_feed_late_and_repeated_entries_change_nothing(feed: Feed) -> None:
+def test_feed_subscriber_ignores_late_and_repeated_entries(feed: Feed) -> None:
     entries = feed.do("create") + feed.register("d")
     feed.deliver(entries)
     image = feed.subscription.image
@@ -163,7 +163,7 @@ def test_feed_late_and_repeated_entries_change_nothing(feed: Feed) -> None:
     assert feed.subscription.image is image
 
 
-def test_feed_joins_entries_applied_between_two_publications(feed: Feed) -> None:
+def test_feed_publishes_entries_applied_since_the_last_publication_in_one_message(feed: Feed) -> None:
     for node in ("d", "e", "f"):
         feed.driver.register(node)
         feed.producer.entry_applied(feed.driver.index, feed.driver.fsm.last_records)
@@ -174,14 +174,14 @@ def test_feed_joins_entries_applied_between_two_publications(feed: Feed) -> None
     feed.check()
 
 
-def test_feed_node_behind_the_held_entries_fetches_a_snapshot(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_subscriber_behind_the_buffered_entries_fetches_a_snapshot(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "MAX_HELD_ENTRIES", 2)
     feed.register("d", "e", "f")
     feed.deliver([feed.producer.head()])
     feed.settle()
 
 
-def test_feed_entries_are_bounded_and_a_long_gap_needs_several_answers(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_answers_are_bounded_and_a_long_gap_takes_several_answers(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "MAX_ENTRY_SIZE_BYTES", 300)
     monkeypatch.setattr(feed_module, "_MAX_STATE_SIZE_BYTES", 100)
     for number in range(20):
@@ -195,7 +195,7 @@ def test_feed_entries_are_bounded_and_a_long_gap_needs_several_answers(feed: Fee
     assert feed.subscription.resync_count == 0
 
 
-def test_feed_entry_above_the_message_limit_is_a_gap_for_every_node(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_entry_above_the_message_limit_is_published_without_records(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "MAX_ENTRY_SIZE_BYTES", 2000)
     entries = feed.do("create", partitions=200)
     assert [(e.index == e.previousIndex, len(e.records)) for e in entries] == [(True, 0)]
@@ -205,7 +205,7 @@ def test_feed_entry_above_the_message_limit_is_a_gap_for_every_node(feed: Feed, 
     feed.settle()
 
 
-def test_feed_snapshot_in_chunks_serves_several_nodes(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_snapshot_chunks_are_received_by_several_subscribers_at_once(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
     feed.do("create", partitions=50)
     data = encode_snapshot(feed.driver.fsm.image, operations=False)
@@ -224,7 +224,7 @@ def test_feed_snapshot_in_chunks_serves_several_nodes(feed: Feed, monkeypatch: p
         feed.settle()
 
 
-def test_feed_snapshot_replaced_during_its_transfer_restarts(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_snapshot_replaced_during_a_transfer_restarts_the_transfer(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
     feed.do("create", partitions=50)
     feed.producer.snapshot_loaded(feed.driver.index)
@@ -279,7 +279,7 @@ def test_feed_answer_for_another_node_is_rejected_and_one_without_a_name_accepte
     assert subscription.synced
 
 
-def test_feed_damaged_chunks_are_ignored_and_requested_again_after_a_delay(feed: Feed) -> None:
+def test_feed_subscriber_ignores_damaged_chunks_and_requests_them_after_a_delay(feed: Feed) -> None:
     feed.subscription = subscription = FeedSubscription("late")
     image = feed.driver.fsm.image
     feed.producer.snapshot_is_ready(image.index, encode_snapshot(image, operations=False))
@@ -294,7 +294,7 @@ def test_feed_damaged_chunks_are_ignored_and_requested_again_after_a_delay(feed:
     feed.settle()
 
 
-def test_feed_record_that_cannot_be_applied_causes_a_resync(feed: Feed) -> None:
+def test_feed_record_that_contradicts_the_image_causes_a_resync(feed: Feed) -> None:
     entries = feed.do("create")
     entries[0].records[0].streamCreated.config.codec = "unheard-of"
     feed.deliver(entries)
@@ -306,7 +306,7 @@ def test_feed_record_that_cannot_be_applied_causes_a_resync(feed: Feed) -> None:
     feed.settle()
 
 
-def test_feed_of_a_new_metadata_leader_continues_at_the_same_index(feed: Feed) -> None:
+def test_feed_after_a_metadata_leader_change_resumes_without_a_gap(feed: Feed) -> None:
     other = FeedProducer()
     for number in range(1, 4):
         other.entry_applied(number, ())
@@ -321,7 +321,7 @@ def test_feed_of_a_new_metadata_leader_continues_at_the_same_index(feed: Feed) -
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_feed_image_equals_the_controllers_after_any_loss_delay_and_repetition(seed: int) -> None:
+def test_feed_image_equals_the_controller_image_after_message_loss_delay_and_repetition(seed: int) -> None:
     rng = random.Random(seed)
     feed = Feed()
     feed.register("a", "b", "c")
@@ -379,7 +379,7 @@ def forged_deletion(feed: Feed, index: int) -> pb.FeedEntry:
 
 
 @pytest.mark.parametrize("ahead", [1, 5, 1 << 60])
-def test_feed_image_changed_by_a_forged_record_is_fetched_again(ahead: int) -> None:
+def test_feed_image_changed_by_a_forged_record_is_replaced_by_a_resync(ahead: int) -> None:
     feed = Feed()
     feed.deliver(feed.register("n1", "n2"))
     feed.deliver(feed.do("create", name="s"))
@@ -393,7 +393,7 @@ def test_feed_image_changed_by_a_forged_record_is_fetched_again(ahead: int) -> N
     assert feed.subscription.resync_count == 1
 
 
-def test_feed_forged_record_at_an_unused_index_is_repaired_by_a_snapshot() -> None:
+def test_feed_image_changed_by_a_forged_record_at_an_unused_index_is_replaced_by_a_snapshot() -> None:
     """The library's own entries have an index and are not applied: seed 97 of the metadata group's simulator."""
     feed = Feed()
     feed.deliver(feed.register("a", "b"))
@@ -407,7 +407,7 @@ def test_feed_forged_record_at_an_unused_index_is_repaired_by_a_snapshot() -> No
     feed.settle()
 
 
-def test_feed_true_entry_after_a_forged_one_causes_a_resync() -> None:
+def test_feed_entry_at_the_index_of_an_earlier_forged_record_causes_a_resync() -> None:
     feed = Feed()
     feed.deliver(feed.register("n1", "n2"))
     feed.deliver(feed.do("create", name="s"))

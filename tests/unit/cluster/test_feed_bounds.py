@@ -21,7 +21,7 @@ def created(number: int, partitions: int = 1) -> StreamCreated:
     return StreamCreated(StreamImage(f"s{number}", f"u{number}", f"shop.{number}", StreamConfig(), made))
 
 
-def test_feed_producer_bounds_held_entries_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feed_producer_bounds_the_buffered_entries_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "MAX_HELD_RECORDS", 10)
     producer = FeedProducer()
     for index in range(1, 30):
@@ -106,7 +106,7 @@ def test_feed_subscription_bounds_the_bytes_waiting_behind_a_gap(monkeypatch: py
     assert made.image.index >= 3
 
 
-def test_feed_snapshot_chunks_are_checked_and_never_older() -> None:
+def test_feed_snapshot_chunks_that_are_damaged_or_older_than_the_image_are_rejected() -> None:
     producer = FeedProducer()
     image = dataclasses.replace(an_image(a_stream()), index=5)
     producer.entry_applied(5, ())

@@ -51,7 +51,7 @@ def driver() -> Driver:
     ],
     ids=lambda value: value.WhichOneof("request") if isinstance(value, pb.ControlRequest) else "",
 )
-def test_forecast_answers_an_impossible_request_without_the_log(
+def test_metadata_leader_answers_an_impossible_request_without_a_log_entry(
     driver: Driver, request_: pb.ControlRequest, error: int
 ) -> None:
     duties = leading(driver)
@@ -63,7 +63,7 @@ def test_forecast_answers_an_impossible_request_without_the_log(
     assert duties.counters["control requests that change nothing"] == 300
 
 
-def test_forecast_leaves_a_request_that_changes_something_to_the_log(driver: Driver) -> None:
+def test_metadata_leader_logs_a_request_that_changes_the_image(driver: Driver) -> None:
     duties = leading(driver)
     ended = {"uid": driver.fsm.image.streams["orders"].uid, "node": "a", "incarnation": driver.incarnation("a"), "service": "x"}
     for request in (
@@ -78,14 +78,14 @@ def test_forecast_leaves_a_request_that_changes_something_to_the_log(driver: Dri
         assert duties.answer(request, driver.fsm.image, 0, 0) is None
 
 
-def test_forecast_without_a_recent_majority_leaves_the_request_to_the_log(driver: Driver) -> None:
+def test_metadata_leader_without_a_recent_majority_logs_a_request_that_changes_nothing(driver: Driver) -> None:
     duties = leading(driver)
     wrong = pb.ControlRequest(deleteStream=pb.DeleteStream(name="none"))
     assert duties.answer(wrong, driver.fsm.image, 400 * MS, 0) is not None
     assert duties.answer(wrong, driver.fsm.image, 400 * MS + 1, 0) is None
 
 
-def test_forecast_leaves_an_operation_already_logged_to_the_log(driver: Driver) -> None:
+def test_metadata_leader_answers_an_operation_id_in_the_log_only_after_apply(driver: Driver) -> None:
     """The first request is logged, not applied yet, and may succeed."""
     duties = leading(driver)
     delete = pb.ControlRequest(operationId=ID, deleteStream=pb.DeleteStream(name="more"))
@@ -103,7 +103,7 @@ def test_forecast_leaves_an_operation_already_logged_to_the_log(driver: Driver) 
     assert duties.answer(lost, driver.fsm.image, 0, 0).error == Error.NOT_FOUND  # type: ignore[union-attr]
 
 
-def test_forecast_after_a_new_leadership_forgets_logged_operations(driver: Driver) -> None:
+def test_metadata_leader_of_a_new_term_has_no_operation_ids_of_earlier_terms(driver: Driver) -> None:
     """The image of the new leader has all logged entries. A lost entry may be requested again."""
     duties = leading(driver)
     assert [duties.record_logged(ID), duties.record_logged(ID)] == [True, False]
@@ -114,7 +114,7 @@ def test_forecast_after_a_new_leadership_forgets_logged_operations(driver: Drive
     assert duties.record_logged(ID)
 
 
-def test_forecast_logs_a_whole_batch_if_one_request_changes_something(driver: Driver) -> None:
+def test_metadata_leader_logs_a_whole_batch_if_one_request_changes_the_image(driver: Driver) -> None:
     good = driver.isr_request(["a", "b"])
     stale = driver.isr_request(["a", "b"], number=1)
     stale.epoch += 7
@@ -133,7 +133,7 @@ def test_forecast_logs_a_whole_batch_if_one_request_changes_something(driver: Dr
     assert not here.batch.answers
 
 
-def test_forecast_leaves_a_decision_that_raises_to_the_log(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_leader_logs_a_request_whose_decision_raises(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
@@ -141,7 +141,7 @@ def test_forecast_leaves_a_decision_that_raises_to_the_log(driver: Driver, monke
     assert answer_without_log(driver.fsm.image, pb.ControlRequest(createStream=CREATE), 1, driver.fsm.rules) is None
 
 
-def test_forecast_does_not_remove_a_node_with_recent_heartbeats(driver: Driver) -> None:
+def test_metadata_leader_rejects_remove_node_of_a_node_with_recent_heartbeats_without_a_log_entry(driver: Driver) -> None:
     driver.register("d")
     duties = leading(driver)
     beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="d", incarnation=driver.incarnation("d")))
@@ -156,7 +156,7 @@ def test_forecast_does_not_remove_a_node_with_recent_heartbeats(driver: Driver) 
 
 
 @pytest.mark.parametrize("kind", ["a command", "a leader that can't serve", "a witness"])
-def test_forecast_rejects_an_election_without_a_possible_winner(kind: str) -> None:
+def test_metadata_leader_rejects_an_election_without_an_electable_replica_without_a_log_entry(kind: str) -> None:
     cluster = Cluster("ab", minIsr=1)
     cluster.change_isr(["a"])
     if kind == "a command":

@@ -16,7 +16,7 @@ def way() -> Forwarding:
     return Forwarding(pb.ControlRequest(barrier=pb.Barrier(), operationId=b"o" * 16), END_NS)
 
 
-def test_forwarding_retries_until_its_time_is_over() -> None:
+def test_request_forwarding_retries_until_its_timeout() -> None:
     made = way()
     assert made.left_ns(0) == END_NS
     assert made.pause_ns(0) == PAUSE_NS
@@ -27,7 +27,7 @@ def test_forwarding_retries_until_its_time_is_over() -> None:
 
 
 @pytest.mark.parametrize("error", [E.OK, E.STALE, E.INVALID, E.EXISTS, E.NOT_FOUND, E.FENCED])
-def test_forwarding_ends_with_a_decision(error: pb.ControlResponse.Error) -> None:
+def test_request_forwarding_ends_with_the_first_decisive_answer(error: pb.ControlResponse.Error) -> None:
     made = way()
     made.attempt_failed("no answer", sent=True)
     assert made.response_received(E(error=error))
@@ -36,13 +36,13 @@ def test_forwarding_ends_with_a_decision(error: pb.ControlResponse.Error) -> Non
 
 
 @pytest.mark.parametrize("error", [E.UNAVAILABLE, E.OUTCOME_UNKNOWN, E.NOT_METADATA_LEADER])
-def test_forwarding_retries_after_an_answer_without_a_decision(error: pb.ControlResponse.Error) -> None:
+def test_request_forwarding_retries_after_an_answer_without_a_decision(error: pb.ControlResponse.Error) -> None:
     made = way()
     assert not made.response_received(E(error=error))
     assert not made.decided
 
 
-def test_forwarding_after_a_sent_attempt_reports_an_unknown_outcome() -> None:
+def test_request_forwarding_that_times_out_after_a_sent_attempt_returns_an_unknown_outcome() -> None:
     made = way()
     made.attempt_failed("no controller can be reached", sent=False)
     assert made.response.error == E.UNAVAILABLE

@@ -16,7 +16,7 @@ from tests.born import born_fsm, registration
 YEARS_NS = 10 * 365 * 86_400 * 1000 * MS
 
 
-def test_fsm_answers_invalid_bytes_and_advances_the_index() -> None:
+def test_cluster_fsm_answers_an_entry_of_invalid_bytes_with_invalid_and_advances_the_index() -> None:
     driver = Driver(("a",))
     before = driver.fsm.image
     assert driver.apply(b"\xff\xff\xff").error == Error.INVALID
@@ -25,7 +25,7 @@ def test_fsm_answers_invalid_bytes_and_advances_the_index() -> None:
     assert driver.apply(b"").error == Error.INVALID
 
 
-def test_fsm_rejects_requests_of_unknown_kind_without_id_or_not_for_the_log() -> None:
+def test_cluster_fsm_rejects_entries_of_unknown_kind_without_operation_id_or_read_only() -> None:
     driver = Driver()
     assert driver.ask().error == Error.INVALID
     assert driver.ask(heartbeat=pb.Heartbeat(nodeId="a")).error == Error.INVALID
@@ -36,7 +36,7 @@ def test_fsm_rejects_requests_of_unknown_kind_without_id_or_not_for_the_log() ->
     assert not driver.fsm.image.nodes
 
 
-def test_fsm_rolls_back_an_entry_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_fsm_entry_whose_decision_raises_leaves_the_image_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(("a",))
     before = driver.fsm.image
 
@@ -53,7 +53,7 @@ def test_fsm_rolls_back_an_entry_that_raises(monkeypatch: pytest.MonkeyPatch) ->
     assert not driver.fsm.image.streams
 
 
-def test_fsm_applies_an_index_only_once() -> None:
+def test_cluster_fsm_applies_an_index_only_once() -> None:
     driver = Driver(("a",))
     entry = pb.ControlRequest(operationId=b"n" * 16, registerNode=registration(nodeId="b")).SerializeToString()
     response = pb.ControlResponse.FromString(driver.fsm.apply(entry, 1))
@@ -61,7 +61,7 @@ def test_fsm_applies_an_index_only_once() -> None:
     assert set(driver.fsm.image.nodes) == {"a"}
 
 
-def test_fsm_entry_with_a_clock_years_ahead_delays_nothing() -> None:
+def test_cluster_fsm_after_an_entry_years_ahead_uses_the_time_of_the_next_entry() -> None:
     driver = Driver(("a",))
     before_ns = driver.now_ns
     driver.now_ns += YEARS_NS
@@ -72,7 +72,7 @@ def test_fsm_entry_with_a_clock_years_ahead_delays_nothing() -> None:
 
 
 @pytest.mark.parametrize("off_ns", [YEARS_NS, -YEARS_NS])
-def test_fsm_with_a_clock_years_off_keeps_and_bounds_the_operation_window(off_ns: int) -> None:
+def test_cluster_fsm_with_entry_times_years_off_keeps_and_bounds_the_idempotency_cache(off_ns: int) -> None:
     driver = Driver()
     first = driver.register("a")
     for _ in range(3):
@@ -88,7 +88,7 @@ def test_fsm_with_a_clock_years_off_keeps_and_bounds_the_operation_window(off_ns
     assert len(driver.fsm.image.operations) <= 1 + idempotency_cache.MAX_AGE_NS // idempotency_cache.MAX_STEP_NS
 
 
-def test_fsm_after_an_idle_night_ages_the_operation_window_by_one_step() -> None:
+def test_cluster_fsm_after_a_long_idle_time_keeps_recent_operations_in_the_idempotency_cache() -> None:
     driver = Driver()
     first = driver.register("a")
     driver.now_ns += 10 * idempotency_cache.MAX_AGE_NS
@@ -96,7 +96,7 @@ def test_fsm_after_an_idle_night_ages_the_operation_window_by_one_step() -> None
     assert driver.ask(first.operationId, registerNode=registration(nodeId="a")) == first
 
 
-def test_fsm_repeats_the_first_outcome_of_an_operation() -> None:
+def test_cluster_fsm_operation_id_applied_twice_returns_the_first_answer() -> None:
     driver = Driver()
     refused = driver.delete("orders")
     assert refused.error == Error.NOT_FOUND
@@ -106,7 +106,7 @@ def test_fsm_repeats_the_first_outcome_of_an_operation() -> None:
     assert driver.fsm.image.streams
 
 
-def test_fsm_repeated_registration_gives_one_incarnation() -> None:
+def test_cluster_fsm_registration_applied_twice_gives_one_incarnation() -> None:
     driver = Driver()
     first = driver.register("a")
     driver.register("b")
@@ -115,7 +115,7 @@ def test_fsm_repeated_registration_gives_one_incarnation() -> None:
     assert driver.fsm.image.counters.next_incarnation == 3
 
 
-def test_fsm_operation_window_is_bounded_by_count_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_fsm_idempotency_cache_is_bounded_in_count_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idempotency_cache, "MAX_OPERATIONS", 10)
     driver = Driver()
     for number in range(25):
@@ -130,7 +130,7 @@ def test_fsm_operation_window_is_bounded_by_count_and_time(monkeypatch: pytest.M
     assert len(driver.fsm.image.operations) == 10
 
 
-def test_fsm_operation_window_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_fsm_idempotency_cache_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idempotency_cache, "MAX_SIZE_BYTES", 20_000)
     driver = Driver(("a",))
     for number in range(300):
@@ -145,7 +145,7 @@ def test_fsm_operation_window_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("length", [100, 4000, 400_000])
-def test_fsm_rejection_shortens_a_long_name(length: int) -> None:
+def test_cluster_fsm_rejection_of_a_long_stream_name_contains_the_shortened_name(length: int) -> None:
     driver = Driver(("a",))
     name = "orders-" + "a" * length
     for response in (
@@ -162,7 +162,7 @@ def test_fsm_rejection_shortens_a_long_name(length: int) -> None:
     assert "bytes)" in driver.create(name, "x").detail
 
 
-def test_fsm_deduplication_survives_a_snapshot() -> None:
+def test_cluster_fsm_idempotency_cache_is_restored_from_a_snapshot() -> None:
     driver = Driver(("a",))
     first = driver.create()
     restored = born_fsm()
@@ -172,7 +172,7 @@ def test_fsm_deduplication_survives_a_snapshot() -> None:
     assert pb.ControlResponse.FromString(answer) == first
 
 
-def test_fsm_snapshot_restores_an_equal_image_and_equal_bytes() -> None:
+def test_cluster_fsm_restored_from_a_snapshot_has_an_equal_image_and_equal_bytes() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=4, config=pb.StreamConfig(codec="zstd", flush="none"))
     driver.change_isr(["a", "b"])
@@ -185,7 +185,7 @@ def test_fsm_snapshot_restores_an_equal_image_and_equal_bytes() -> None:
 
 
 @pytest.mark.parametrize("position", [0, 5, 7, 9, 17, 25, 30, -1])
-def test_fsm_rejects_a_damaged_snapshot_and_keeps_its_image(position: int) -> None:
+def test_cluster_fsm_restore_of_a_damaged_snapshot_raises_and_keeps_the_image(position: int) -> None:
     driver = Driver(("a", "b", "c"))
     driver.create()
     data = bytearray(driver.fsm.snapshot())
@@ -196,7 +196,7 @@ def test_fsm_rejects_a_damaged_snapshot_and_keeps_its_image(position: int) -> No
     assert driver.fsm.image is before
 
 
-def test_fsm_rejects_a_truncated_snapshot_and_a_pickle() -> None:
+def test_cluster_fsm_restore_of_a_truncated_snapshot_or_a_pickle_raises() -> None:
     driver = Driver(("a",))
     data = driver.fsm.snapshot()
     for cut in range(len(data)):
@@ -206,7 +206,7 @@ def test_fsm_rejects_a_truncated_snapshot_and_a_pickle() -> None:
         born_fsm().restore(b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x07builtins." * 3)
 
 
-def test_fsm_last_records_are_those_of_the_last_entry() -> None:
+def test_cluster_fsm_last_records_contain_the_records_of_the_last_entry() -> None:
     driver = Driver()
     driver.register("a")
     kinds = [type(record) for record in driver.fsm.last_records]
@@ -216,7 +216,7 @@ def test_fsm_last_records_are_those_of_the_last_entry() -> None:
     assert driver.fsm.last_records == ()
 
 
-def test_fsm_answers_barrier_and_describe_with_the_image_of_their_index() -> None:
+def test_cluster_fsm_answers_barrier_and_describe_with_the_image_at_their_index() -> None:
     driver = Driver(("a", "b"))
     driver.create()
     assert driver.ask(barrier=pb.Barrier()).index == driver.index

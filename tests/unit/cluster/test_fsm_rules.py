@@ -12,7 +12,7 @@ from tests.unit.cluster.cluster_driver import Driver
 from tests.unit.cluster.small_images import S
 
 
-def test_fsm_applies_an_entry_once_and_repeats_its_answer() -> None:
+def test_cluster_fsm_entry_applied_twice_returns_the_first_answer() -> None:
     driver = Driver(("a", "b", "c"))
     request = pb.ControlRequest(
         operationId=b"o" * 16, timeNs=driver.now_ns, createStream=pb.CreateStream(name="s", subject="x")
@@ -29,7 +29,7 @@ def test_fsm_applies_an_entry_once_and_repeats_its_answer() -> None:
     assert driver.fsm.image.time_ns == before, "a request without a time"
 
 
-def test_fsm_counts_bugs_and_foreign_entries_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_fsm_counters_include_only_exceptions_and_undecodable_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(("a", "b", "c"))
     fsm = driver.fsm
     driver.ask(createStream=pb.CreateStream(name="s", subject="x"))
@@ -56,7 +56,7 @@ def test_fsm_counts_bugs_and_foreign_entries_only(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("reporters", [1, 2, 3])
 @pytest.mark.parametrize("apart_s", [0, 3, 5])
-def test_leader_of_many_followers_is_deposed_by_most_of_them_within_the_window(reporters: int, apart_s: int) -> None:
+def test_leader_of_many_followers_is_deposed_by_reports_of_most_followers_within_the_window(reporters: int, apart_s: int) -> None:
     driver = Driver(("a", "b", "c", "d", "e"), elections=True)
     driver.ask(createStream=pb.CreateStream(name="s", subject="x", replicationFactor=5))
     partition = driver.fsm.image.streams["s"].partitions[0]
@@ -78,7 +78,7 @@ def test_leader_of_many_followers_is_deposed_by_most_of_them_within_the_window(r
     assert deposed is (2 * together > 4)
 
 
-def test_leader_of_two_is_not_deposed_by_one_report() -> None:
+def test_leader_of_two_replicas_is_not_deposed_by_one_report() -> None:
     driver = Driver(("a", "b"), elections=True)
     driver.ask(createStream=pb.CreateStream(name="s", subject="x", replicationFactor=2))
     partition = driver.fsm.image.streams["s"].partitions[0]
@@ -91,7 +91,7 @@ def test_leader_of_two_is_not_deposed_by_one_report() -> None:
     assert driver.fsm.image.streams["s"].partitions[0].leader == partition.leader
 
 
-def test_create_stream_with_a_protocol_name_is_rejected() -> None:
+def test_create_stream_with_a_name_reserved_by_the_protocol_is_rejected() -> None:
     driver = Driver(("a",))
     for name in ("info", "control", "feed", "raft", "status"):
         assert driver.ask(createStream=pb.CreateStream(name=name, subject="x")).error == pb.ControlResponse.INVALID
@@ -100,7 +100,7 @@ def test_create_stream_with_a_protocol_name_is_rejected() -> None:
     assert driver.ask(removeNode=pb.RemoveNode(nodeId="a")).error == pb.ControlResponse.INVALID
 
 
-def test_leaders_of_streams_created_one_after_another_are_spread() -> None:
+def test_create_stream_repeatedly_spreads_the_leaders_over_the_nodes() -> None:
     driver = Driver(("a", "b", "c"))
     for number in range(6):
         driver.ask(createStream=pb.CreateStream(name=f"s{number}", subject=f"x{number}", replicationFactor=1))

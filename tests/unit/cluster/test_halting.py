@@ -46,14 +46,14 @@ def own_barriers(made: Member) -> list[ProposedEntry]:
     return [d for d in made.tick() if isinstance(d, ProposedEntry) and d.request.HasField("barrier")]
 
 
-def test_halted_controllers_answer_with_the_reason() -> None:
+def test_metadata_leader_halted_by_different_digests_answers_unavailable_with_the_reason() -> None:
     made = halted()
     answer = made.ask(create())
     assert isinstance(answer, pb.ControlResponse)
     assert (answer.error, answer.detail) == (Error.UNAVAILABLE, WHY)
 
 
-def test_halted_leader_answers_unavailable_only_if_no_entry_can_exist() -> None:
+def test_halted_metadata_leader_answers_unavailable_only_if_the_request_has_no_log_entry() -> None:
     """[D8] This log, or that of an unknown leader, may have an entry of the same operation."""
     made = halted()
     made.log.view_ = replace(made.log.view_, halted="")
@@ -70,13 +70,13 @@ def test_halted_leader_answers_unavailable_only_if_no_entry_can_exist() -> None:
     assert error_of(new, create()) == Error.OUTCOME_UNKNOWN, "the leader before may have logged it"
 
 
-def test_halted_leader_without_a_confirmed_majority_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_halted_metadata_leader_without_a_confirmed_majority_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     made = halted()
     monkeypatch.setattr(Log, "confirmed_ns", lambda log: log.now_ns - NS_PER_S)
     assert made.ask(create()) is None
 
 
-def test_halted_leader_accepts_only_the_barrier_of_a_lagging_controller() -> None:
+def test_halted_metadata_leader_logs_only_barriers_of_controllers_without_the_newest_digest() -> None:
     made = halted()
     assert isinstance(made.ask(barrier("n3")), ProposedEntry), "without it its digest would be missing for ever"
     assert error_of(made, barrier("n2")) == Error.UNAVAILABLE, "it counts"
@@ -86,7 +86,7 @@ def test_halted_leader_accepts_only_the_barrier_of_a_lagging_controller() -> Non
     assert error_of(made, asked) == Error.UNAVAILABLE
 
 
-def test_halted_leader_logs_barriers_until_every_digest_is_known() -> None:
+def test_halted_metadata_leader_logs_barriers_until_each_controller_reports_a_digest() -> None:
     made = halted(voters_without_digest="n2 n3")
     first = own_barriers(made)
     assert len(first) == MAX_BARRIERS
@@ -113,7 +113,7 @@ def test_applied_digests_list_controllers_without_the_newest_digest() -> None:
     assert made.voters_without_digest(("a", "b", "c", "d")) == {"b", "d"}
 
 
-def test_applied_digests_forget_a_majority_that_is_gone() -> None:
+def test_applied_digests_without_a_majority_after_a_voter_is_removed_have_no_agreed_digest() -> None:
     """The data directory of a voter may be gone. The group then needs the one that differs, until the voter has caught up."""
     made = AppliedDigests("a")
     made.entry_applied(EVERY - 1, EVERY, D)

@@ -78,7 +78,7 @@ def test_image_diff_of_equal_images_is_empty() -> None:
     assert [str(c.key) for c in diff(driver.fsm.image, old).partitions] == ["orders/0"]
 
 
-def test_image_diff_looks_only_at_changed_streams_unless_the_trail_is_too_long(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_image_diff_compares_only_changed_streams_unless_too_many_changed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     driver = Driver(("a", "b"))
     for number in range(4):
         driver.create(f"s{number}")
@@ -140,7 +140,7 @@ def test_image_diff_reports_streams_that_use_a_changed_default_quota() -> None:
     assert [str(c.key) for c in diff(after, gone).partitions if c.new is not None] == ["plain/0", "plain/1"]
 
 
-def test_held_replica_has_its_partition_state_and_the_stream_settings() -> None:
+def test_partition_metadata_of_a_stream_has_the_partition_state_and_the_stream_settings() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(config=pb.StreamConfig(commitPolicy="quorum"))
     stream = driver.fsm.image.streams["orders"]

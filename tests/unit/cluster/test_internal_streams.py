@@ -29,13 +29,13 @@ def test_groups_stream_is_created_once_for_all_clients() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "replicas", "copies"), [(("a",), 0, 1), (("a", "b"), 0, 2), (("a", "b", "c"), 2, 2)])
-def test_groups_stream_has_as_many_replicas_as_nodes_allow(nodes: tuple[str, ...], replicas: int, copies: int) -> None:
+def test_groups_stream_has_the_requested_replicas_or_the_number_of_live_nodes(nodes: tuple[str, ...], replicas: int, copies: int) -> None:
     driver = Driver(nodes)
     driver.ask(openGroups=pb.OpenGroups(partitions=1, replicationFactor=replicas))
     assert driver.fsm.image.streams[GROUPS_STREAM].replica_count == copies
 
 
-def test_groups_stream_without_nodes_waits_for_nodes() -> None:
+def test_groups_stream_created_without_nodes_is_placed_when_nodes_register() -> None:
     driver = Driver()
     assert driver.ask(openGroups=pb.OpenGroups(partitions=3)).stream.waiting == 3
 
@@ -48,7 +48,7 @@ def test_groups_stream_with_a_conflicting_subject_names_the_other_stream() -> No
     assert "mine" in refused.detail
 
 
-def test_groups_stream_size_comes_from_the_settings_of_the_metadata_leader() -> None:
+def test_groups_stream_partitions_and_replicas_come_from_the_settings_of_the_metadata_leader() -> None:
     request = pb.ControlRequest(openGroups=pb.OpenGroups(partitions=900, replicationFactor=31))
     with_partition_count(request, ReplicationConfig(groups_partitions=4, groups_replicas=2))
     assert (request.openGroups.partitions, request.openGroups.replicationFactor) == (4, 2)
@@ -96,5 +96,5 @@ def test_internal_stream_replicas_can_be_moved_without_the_internal_flag() -> No
 
 
 @pytest.mark.parametrize("door", list(RequestAcl))
-def test_reader_request_that_needs_the_groups_stream_is_accepted(door: RequestAcl) -> None:
+def test_open_groups_request_on_each_request_subject_is_accepted(door: RequestAcl) -> None:
     assert refusal(door, "n1", pb.ControlRequest(openGroups=pb.OpenGroups())) == ""

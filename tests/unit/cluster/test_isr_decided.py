@@ -28,7 +28,7 @@ def test_change_isr_shrink_and_expand_raise_only_the_partition_epoch(driver: Dri
     assert expanded.partition.epoch > shrunk.partition.epoch
 
 
-def test_change_isr_on_an_older_state_is_stale_and_returns_the_state(driver: Driver) -> None:
+def test_change_isr_based_on_an_older_state_returns_stale_with_the_current_state(driver: Driver) -> None:
     stale = driver.isr_request(["a", "b"])
     driver.change_isr(["a", "c"])
     now = driver.partition()
@@ -39,26 +39,26 @@ def test_change_isr_on_an_older_state_is_stale_and_returns_the_state(driver: Dri
 
 
 @pytest.mark.parametrize("field", ["leader", "leaderEpoch", "epoch"])
-def test_change_isr_compares_leader_leader_epoch_and_partition_epoch(driver: Driver, field: str) -> None:
+def test_change_isr_with_another_leader_leader_epoch_or_partition_epoch_returns_stale(driver: Driver, field: str) -> None:
     request = driver.isr_request(["a"])
     setattr(request, field, "b" if field == "leader" else getattr(request, field) + 1)
     assert driver.ask(changeIsr=request).error == Error.STALE
 
 
-def test_change_isr_from_before_a_leader_restart_is_stale(driver: Driver) -> None:
+def test_change_isr_sent_before_a_leader_restart_returns_stale(driver: Driver) -> None:
     old = driver.isr_request(["a"])
     driver.restart("a")
     assert driver.ask(changeIsr=old).error == Error.STALE
 
 
 @pytest.mark.parametrize("isr", [[], ["b"], ["a", "d"], ["a", "a"], ["a", "zz"]])
-def test_change_isr_to_an_impossible_isr_is_invalid(driver: Driver, isr: list[str]) -> None:
+def test_change_isr_to_an_impossible_isr_returns_invalid(driver: Driver, isr: list[str]) -> None:
     request = driver.isr_request([node for node in isr if node != "zz"])
     request.isr[:] = isr
     assert driver.ask(changeIsr=request).error == Error.INVALID
 
 
-def test_change_isr_adds_only_a_live_replica_of_the_current_incarnation(driver: Driver) -> None:
+def test_change_isr_adds_only_a_live_replica_with_its_current_incarnation(driver: Driver) -> None:
     driver.change_isr(["a", "b"])
     caught_up = driver.isr_request(["a", "b", "c"])
     driver.fence("c")
@@ -69,7 +69,7 @@ def test_change_isr_adds_only_a_live_replica_of_the_current_incarnation(driver: 
     assert driver.change_isr(["a", "b", "c"]).error == Error.OK
 
 
-def test_change_isr_does_not_add_a_replica_that_registered_empty(driver: Driver) -> None:
+def test_change_isr_does_not_add_a_replica_that_restarted_with_an_empty_directory(driver: Driver) -> None:
     driver.change_isr(["a", "b"])
     in_flight = driver.isr_request(["a", "b", "c"])
     driver.restart("c", emptied=True)
@@ -77,7 +77,7 @@ def test_change_isr_does_not_add_a_replica_that_registered_empty(driver: Driver)
     assert driver.partition().isr == ("a", "b")
 
 
-def test_change_isr_keeps_a_fenced_member_but_a_fenced_leader_is_rejected(driver: Driver) -> None:
+def test_change_isr_keeps_a_fenced_follower_but_rejects_a_fenced_leader(driver: Driver) -> None:
     driver.fence("b")
     assert driver.change_isr(["a", "b"]).error == Error.OK
     driver.fence("a")
@@ -94,14 +94,14 @@ def test_change_isr_to_the_same_members_raises_the_epoch(driver: Driver) -> None
     assert driver.ask(changeIsr=late).error == Error.STALE
 
 
-def test_change_isr_of_an_unknown_partition_is_not_found(driver: Driver) -> None:
+def test_change_isr_of_an_unknown_partition_returns_not_found(driver: Driver) -> None:
     for field, value in (("stream", "nothing"), ("uid", "other"), ("partition", 7), ("partition", -1)):
         request = driver.isr_request(["a"])
         setattr(request, field, value)
         assert driver.ask(changeIsr=request).error == Error.NOT_FOUND
 
 
-def test_leave_isr_removes_a_follower_with_failed_storage(driver: Driver) -> None:
+def test_leave_isr_of_a_follower_with_failed_storage_removes_the_follower(driver: Driver) -> None:
     def leave(node: str, **other: Any) -> pb.ControlResponse:
         uid = driver.fsm.image.streams["orders"].uid
         fields = {"stream": "orders", "uid": uid, "partition": 0, "node": node, "incarnation": driver.incarnation(node)}
@@ -123,7 +123,7 @@ def test_leave_isr_removes_a_follower_with_failed_storage(driver: Driver) -> Non
     assert driver.partition() == after
 
 
-def test_leave_isr_of_an_older_incarnation_is_fenced(driver: Driver) -> None:
+def test_leave_isr_of_an_older_incarnation_returns_fenced(driver: Driver) -> None:
     uid = driver.fsm.image.streams["orders"].uid
     late = pb.LeaveIsr(stream="orders", uid=uid, partition=0, node="c", incarnation=driver.incarnation("c"))
     driver.restart("c")

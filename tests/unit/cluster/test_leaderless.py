@@ -12,7 +12,7 @@ def tick(leaderless: LeaderlessTimer, there_is_a_leader: bool, from_ns: int, unt
         leaderless.tick(there_is_a_leader, now_ns)
 
 
-def test_leaderless_for_long_needs_every_tick_without_a_leader() -> None:
+def test_leaderless_timer_expires_only_after_all_ticks_have_no_leader() -> None:
     leaderless = LeaderlessTimer()
     assert not leaderless.for_long
     tick(leaderless, False, TICK_NS, LONG_NS)
@@ -25,7 +25,7 @@ def test_leaderless_for_long_needs_every_tick_without_a_leader() -> None:
     assert not leaderless.for_long, "it has only just lost sight of the leader"
 
 
-def test_leaderless_member_that_slept_restarts_its_wait() -> None:
+def test_leaderless_timer_after_a_pause_of_the_process_restarts() -> None:
     leaderless = LeaderlessTimer()
     tick(leaderless, False, TICK_NS, 2 * LONG_NS)
     assert leaderless.for_long

@@ -28,7 +28,7 @@ from tests.unit.cluster.test_metadata_member import Member, heartbeat
 
 
 # ---- the member --------------------------------------------------------------------------------------------------------------
-def test_metadata_leader_that_loses_its_leadership_ends_its_duties() -> None:
+def test_metadata_leader_that_loses_and_regains_the_leadership_proposes_a_new_barrier_first() -> None:
     made = Member()
     made.lead()
     made.register(1)
@@ -58,7 +58,7 @@ def test_metadata_leader_checks_late_nodes_only_at_intervals() -> None:
         assert [d for d in made.tick(later_ns=later_ns) if isinstance(d, ProbeNode)] == found
 
 
-def test_metadata_leader_drops_an_own_request_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_leader_drops_a_proposal_above_the_entry_size(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Member()
     made.lead()
     monkeypatch.setattr(made.member._duties, "next_deadline_ns", lambda: 0)
@@ -71,7 +71,7 @@ def test_metadata_leader_drops_an_own_request_that_is_too_large(monkeypatch: pyt
     assert [d for d in made.tick() if isinstance(d, ProposedEntry)]
 
 
-def test_metadata_leader_repeats_a_barrier_that_is_too_large() -> None:
+def test_metadata_leader_repeats_a_barrier_rejected_as_too_large() -> None:
     made = Member()
     made.log.leads = True
     [order] = made.tick()
@@ -81,7 +81,7 @@ def test_metadata_leader_repeats_a_barrier_that_is_too_large() -> None:
     assert len(made.tick()) == 1
 
 
-def test_metadata_leader_answers_known_parts_of_a_batch_and_logs_the_rest() -> None:
+def test_metadata_leader_rejects_an_impossible_request_in_a_batch_without_a_log_entry() -> None:
     made = Member()
     made.lead()
     made.register(1)
@@ -98,7 +98,7 @@ def test_metadata_leader_answers_known_parts_of_a_batch_and_logs_the_rest() -> N
 
 
 # ---- whose place is wanted -----------------------------------------------------------------------------------------------------
-def test_node_whose_id_is_claimed_by_another_process_is_overdue_for_one_second() -> None:
+def test_node_whose_id_another_process_claims_is_listed_as_overdue_for_one_second() -> None:
     now_ns = 100 * S
     sessions = NodeSessions(ReplicationConfig())
     sessions.lead(an_image(), now_ns)
@@ -119,7 +119,7 @@ def asked(**move: object) -> pb.ControlRequest:
     return pb.ControlRequest(electLeader=pb.ElectLeader(stream="s", **move))  # type: ignore[arg-type]
 
 
-def test_leader_is_asked_to_resign_only_before_a_transfer_to_another_member() -> None:
+def test_metadata_leader_asks_a_partition_leader_to_resign_only_before_a_transfer() -> None:
     image = an_image(a_stream(a_partition(replicas=("c", "a", "b"), isr=("a", "b")), a_partition(partition=1)))
     question = replication_pb2.StepAside(stream="s", streamUid="u1", partition=0, leaderEpoch=5)
     assert leader_to_ask_first(image, asked(node="b")) == ("a", question)
@@ -139,7 +139,7 @@ def test_leader_is_asked_to_resign_only_before_a_transfer_to_another_member() ->
 
 
 # ---- the feed ------------------------------------------------------------------------------------------------------------------
-def test_feed_subscription_drops_waiting_entries_behind_the_image() -> None:
+def test_feed_subscription_drops_buffered_entries_older_than_the_image() -> None:
     made, (one, two, three, four) = subscribed(), entries(4)
     for entry in (two, four):
         assert not made.entry_received(entry)
@@ -164,7 +164,7 @@ def test_feed_subscription_drops_waiting_entries_behind_the_image() -> None:
         (MAX_TIME_NS, 7, pb.ControlResponse.INVALID),
     ],
 )
-def test_fsm_image_time_advances_with_valid_entry_times(time_ns: int, known_ns: int, error: pb.ControlResponse.Error) -> None:
+def test_cluster_fsm_image_time_advances_with_valid_entry_times(time_ns: int, known_ns: int, error: pb.ControlResponse.Error) -> None:
     fsm = born_fsm()
     fsm.image = replace(fsm.image, time_ns=7)
     request = pb.ControlRequest(operationId=b"i" * 16, timeNs=time_ns, registerNode=registration(nodeId="n1"))
@@ -172,11 +172,11 @@ def test_fsm_image_time_advances_with_valid_entry_times(time_ns: int, known_ns: 
     assert (answer.error, fsm.image.time_ns, fsm.image.index) == (error, known_ns, 1)
 
 
-def test_cluster_pages_request_the_first_page_as_paged() -> None:
+def test_describe_cluster_pages_set_the_paged_flag_in_the_first_request() -> None:
     assert ClusterPages().request == pb.DescribeCluster(paged=True)
 
 
-def test_control_request_texts_and_reasons_are_bounded() -> None:
+def test_control_request_above_the_size_list_or_text_limit_is_rejected() -> None:
     many = pb.ControlRequest(changeIsr=pb.ChangeIsr(isr=["n"] * MAX_LIST_LENGTH))
     assert fit(many, MAX_REQUEST_BYTES) == ""
     assert fit(many, MAX_REQUEST_BYTES + 1) == f"the request has {MAX_REQUEST_BYTES + 1} bytes, more than {MAX_REQUEST_BYTES}"

@@ -20,7 +20,7 @@ def granted(index: int, lease_ms: int = 0) -> pb.ControlResponse:
     return pb.ControlResponse(index=index, leaseMs=lease_ms)
 
 
-def test_heartbeat_answer_grants_the_lease_when_the_node_has_the_image_of_the_answer() -> None:
+def test_heartbeat_answer_grants_the_lease_after_the_node_applied_the_image_of_the_answer() -> None:
     heartbeats = AnsweredHeartbeats()
     assert heartbeats.response_received(100, granted(7), 7) == (100, 0)
     assert heartbeats.response_received(200, granted(9, 5), 7) is None
@@ -31,7 +31,7 @@ def test_heartbeat_answer_grants_the_lease_when_the_node_has_the_image_of_the_an
     assert heartbeats.image_seen(13) is None
 
 
-def test_heartbeat_answers_waiting_for_an_image_are_bounded_and_dropped_by_a_newer_one() -> None:
+def test_heartbeat_answers_that_wait_for_an_image_are_bounded_and_replaced_by_newer_answers() -> None:
     heartbeats = AnsweredHeartbeats()
     for number in range(MAX_WAITING + 10):
         heartbeats.response_received(1 + number, granted(9), 7)
@@ -47,22 +47,22 @@ def test_heartbeat_answers_waiting_for_an_image_are_bounded_and_dropped_by_a_new
         (E.STALE, Registered.REFUSED), (E.UNAVAILABLE, Registered.AGAIN), (E.OUTCOME_UNKNOWN, Registered.AGAIN),
     ],
 )  # fmt: skip
-def test_registration_errors_map_to_their_meaning(error: pb.ControlResponse.Error, meaning: Registered) -> None:
+def test_registration_error_codes_decide_between_retry_fenced_and_failed(error: pb.ControlResponse.Error, meaning: Registered) -> None:
     assert registration_result(E(error=error)) is meaning
 
 
-def test_clean_stop_requires_an_opened_node_without_errors() -> None:
+def test_node_stop_is_clean_only_if_the_node_was_opened_and_had_no_error() -> None:
     right = {"failed": False, "opened": True, "logs_are_clean": True, "repairs": False}
     assert stopped_cleanly(**right)
     assert not any(stopped_cleanly(**{**right, name: not value}) for name, value in right.items())
 
 
-def test_partition_missing_in_the_image_is_not_deleted() -> None:
+def test_partition_data_missing_in_the_image_is_not_deleted() -> None:
     key = PartitionKey("s", "uid", 0)
     assert not DataDeletion("n1").has_left(key, ClusterImage())
 
 
-def test_partition_deleted_in_the_image_is_deleted_until_a_controller_denies() -> None:
+def test_partition_data_deleted_in_the_image_is_deleted_unless_a_controller_denies() -> None:
     key, departures = PartitionKey("s", "uid", 0), DataDeletion("n1")
     departures.note_deleted_streams([SimpleNamespace(uid="uid")])  # type: ignore[list-item]
     assert departures.has_left(key, ClusterImage())

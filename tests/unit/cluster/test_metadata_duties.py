@@ -54,7 +54,7 @@ class Led:
         raise AssertionError("it never came about")
 
 
-def test_drained_leader_is_asked_to_resign_before_its_leaderships_move() -> None:
+def test_metadata_leader_asks_a_drained_leader_to_resign_before_it_moves_leaderships() -> None:
     led = Led()
     while led.cluster.now != (PartitionStatus.ONLINE, "a", ""):
         led.tick()
@@ -90,7 +90,7 @@ def test_silent_leader_and_silent_candidate_are_fenced_and_replaced() -> None:
 
 
 @pytest.mark.parametrize("linearizable", [False, True])
-def test_metadata_leader_answers_heartbeats_and_reads_without_the_log(linearizable: bool) -> None:
+def test_metadata_leader_answers_heartbeats_and_reads_without_log_entries(linearizable: bool) -> None:
     led = Led()
     answered = led.heartbeat("a")
     assert answered is not None
@@ -115,7 +115,7 @@ def test_controller_that_does_not_lead_proposes_nothing() -> None:
     assert led.heartbeat("a").error == Error.NOT_METADATA_LEADER  # type: ignore[union-attr]
 
 
-def test_leadership_returns_to_the_preferred_leader_at_the_second_check() -> None:
+def test_metadata_leader_returns_leadership_to_the_preferred_leader_at_the_second_check() -> None:
     led = Led()
     while led.cluster.now != (PartitionStatus.ONLINE, "a", ""):
         led.tick()

@@ -111,7 +111,7 @@ def heartbeat(number: int = 0) -> pb.ControlRequest:
     return pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=f"d{number}", incarnation=number + 1))
 
 
-def test_metadata_leader_starts_its_duties_after_a_barrier_of_its_term() -> None:
+def test_metadata_leader_answers_unavailable_before_a_barrier_of_its_term() -> None:
     made = Member()
     assert made.tick() == []
     assert made.ask(heartbeat()) is None, "who does not lead answers nothing"
@@ -131,7 +131,7 @@ def test_metadata_leader_starts_its_duties_after_a_barrier_of_its_term() -> None
 
 
 @pytest.mark.parametrize("outcome", [EntryOutcome.NEVER, EntryOutcome.UNKNOWN])
-def test_barrier_without_a_known_outcome_starts_no_duties_and_is_repeated(outcome: EntryOutcome) -> None:
+def test_metadata_leader_repeats_a_barrier_with_an_unknown_outcome(outcome: EntryOutcome) -> None:
     made = Member()
     made.log.leads = True
     [order] = made.tick()
@@ -144,7 +144,7 @@ def test_barrier_without_a_known_outcome_starts_no_duties_and_is_repeated(outcom
     assert again.barrier_term == 1
 
 
-def test_barrier_of_an_older_term_starts_no_duties() -> None:
+def test_metadata_leader_does_not_act_after_a_barrier_of_an_older_term() -> None:
     made = Member()
     made.log.leads = True
     [order] = made.tick()
@@ -172,7 +172,7 @@ def test_metadata_leader_that_resigned_grants_no_leases() -> None:
     assert made.tick() == [], "and takes them up again never"
 
 
-def test_metadata_leadership_regained_between_two_ticks_restarts_the_duties() -> None:
+def test_metadata_leader_with_a_new_term_between_two_ticks_proposes_a_new_barrier() -> None:
     made = Member()
     made.lead()
     made.log.term = 3
@@ -184,7 +184,7 @@ def test_metadata_leadership_regained_between_two_ticks_restarts_the_duties() ->
     assert order.barrier_term == 3
 
 
-def test_controller_without_a_vote_asks_for_one_barrier_at_a_time() -> None:
+def test_controller_without_a_vote_requests_one_barrier_at_a_time() -> None:
     made = Member()
     assert made.tick(votes=False) == [CatchUp()]
     assert made.tick(votes=False) == []
@@ -212,7 +212,7 @@ def test_metadata_leader_checks_late_nodes_periodically_and_a_few_at_a_time() ->
     assert len(again) == 2
 
 
-def test_session_ends_early_only_for_a_node_confirmed_absent() -> None:
+def test_metadata_leader_fences_a_silent_node_early_only_after_a_no_responders_result() -> None:
     for absent in (False, True):
         made = Member()
         made.lead()
@@ -229,7 +229,7 @@ def test_session_ends_early_only_for_a_node_confirmed_absent() -> None:
         assert [order.request.fenceNode.nodeId for order in fenced] == (["d1"] if absent else [])
 
 
-def test_metadata_leader_questions_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_leader_bounds_its_probes_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Member()
     made.lead()
     questions = [LeaderQuestion(PartitionKey("s", "u", number), 1, "d0") for number in range(MAX_QUESTIONS + 2)]
@@ -244,7 +244,7 @@ def test_metadata_leader_questions_in_flight_are_bounded(monkeypatch: pytest.Mon
     assert [d for d in made.tick() if isinstance(d, LeaderQuestion)] == questions[MAX_QUESTIONS:]
 
 
-def test_metadata_leader_own_requests_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_leader_bounds_its_proposals_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Member()
     made.lead()
     monkeypatch.setattr(made.member._duties, "next_deadline_ns", lambda: 0)
@@ -258,7 +258,7 @@ def test_metadata_leader_own_requests_in_flight_are_bounded(monkeypatch: pytest.
     assert [d for d in made.tick() if isinstance(d, ProposedEntry)]
 
 
-def test_metadata_leader_publishes_applied_entries_at_once_and_the_head_periodically() -> None:
+def test_metadata_leader_publishes_applied_entries_at_once_and_the_last_index_periodically() -> None:
     made = Member()
     made.lead()
     made.tick()
@@ -277,7 +277,7 @@ def test_metadata_leader_publishes_applied_entries_at_once_and_the_head_periodic
     ("outcome", "error"),
     [(EntryOutcome.NEVER, pb.ControlResponse.UNAVAILABLE), (EntryOutcome.UNKNOWN, pb.ControlResponse.OUTCOME_UNKNOWN)],
 )
-def test_request_is_rejected_only_if_its_entry_can_never_be_logged(
+def test_control_request_is_rejected_only_if_no_log_entry_of_it_can_exist(
     outcome: EntryOutcome, error: pb.ControlResponse.Error
 ) -> None:
     made = Member()
@@ -288,7 +288,7 @@ def test_request_is_rejected_only_if_its_entry_can_never_be_logged(
     assert made.member.proposal_ended(order, outcome, None, made.log.now_ns).error == error
 
 
-def test_operation_with_an_entry_in_flight_is_answered_only_by_the_log() -> None:
+def test_operation_id_with_an_entry_in_flight_is_answered_only_after_apply() -> None:
     """A full queue rejected the second attempt, and the entry of the first one is applied."""
     made = Member()
     made.lead()
@@ -305,7 +305,7 @@ def test_operation_with_an_entry_in_flight_is_answered_only_by_the_log() -> None
     assert isinstance(made.ask(delete), ProposedEntry), "the first entry is still on its way"
 
 
-def test_request_above_the_entry_size_is_rejected_and_not_logged() -> None:
+def test_control_request_above_the_entry_size_is_rejected_and_not_logged() -> None:
     made = Member()
     made.lead()
     order = ProposedEntry(pb.ControlRequest(createStream=pb.CreateStream(name="s" * 300)))
@@ -336,7 +336,7 @@ def a_view(*voters: str, learner: str = "", leaving: str = "", caught_up: bool =
     return GroupView(now, "n1", frozenset(now.members), caught_up)
 
 
-def test_metadata_leader_that_is_removed_repeats_its_transfer_at_intervals() -> None:
+def test_metadata_leader_removed_from_the_controllers_repeats_its_leadership_transfer() -> None:
     member = Member()
     member.lead()
     member.log.view_ = a_view("n1", "n2", "n3", leaving="n1")
@@ -350,7 +350,7 @@ def test_metadata_leader_that_is_removed_repeats_its_transfer_at_intervals() -> 
     assert not leader_must_transfer(TRANSFER_EVERY_NS)
 
 
-def test_controller_change_step_is_ordered_once_until_it_ends() -> None:
+def test_controller_change_step_is_proposed_once_until_it_ends() -> None:
     member = Member()
     member.lead()
 

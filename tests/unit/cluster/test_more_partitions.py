@@ -33,7 +33,7 @@ def racked() -> Driver:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_added_partitions_are_placed_after_the_existing_ones(policy: str) -> None:
+def test_add_partitions_continues_the_placement_of_existing_partitions(policy: str) -> None:
     driver, whole = racked(), racked()
     for one in (driver, whole):
         one.create("before", partitions=5, placement="round-robin")
@@ -55,7 +55,7 @@ def test_added_partitions_are_placed_after_the_existing_ones(policy: str) -> Non
     assert len({p.leader_epoch for p in stream.partitions}) == 20
 
 
-def test_added_partitions_reach_nodes_through_the_feed() -> None:
+def test_add_partitions_reaches_nodes_through_the_feed() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=2)
     follower, feed = driver.fsm.image, FeedProducer(driver.fsm.image.index)
@@ -88,7 +88,7 @@ def test_added_partitions_reach_nodes_through_the_feed() -> None:
         ({"manual": [pb.ReplicaList(partition=2, replicas=["a"])]}, Error.INVALID, "the same number of node ids: 2"),
     ],
 )
-def test_invalid_add_partitions_changes_nothing_and_gives_the_reason(fields: dict[str, object], error: int, says: str) -> None:
+def test_add_partitions_with_invalid_arguments_is_rejected_with_the_reason(fields: dict[str, object], error: int, says: str) -> None:
     driver = Driver(("a", "b"))
     driver.create(partitions=2)
     driver.create("rest", "rest.>")
@@ -103,7 +103,7 @@ def test_invalid_add_partitions_changes_nothing_and_gives_the_reason(fields: dic
     assert (driver.fsm.image.streams, driver.fsm.image.counters) == (before.streams, before.counters)
 
 
-def test_add_partitions_by_hand_repeated_adds_once() -> None:
+def test_add_partitions_with_manual_placement_sent_twice_adds_the_partitions_once() -> None:
     driver = Driver(("a", "b"))
     driver.create("hand", manual=[pb.ReplicaList(replicas=["b", "a"])])
     more = [pb.ReplicaList(partition=1, replicas=["a", "b"])]
@@ -115,7 +115,7 @@ def test_add_partitions_by_hand_repeated_adds_once() -> None:
     assert driver.fsm.image.counters.placement_index == 0
 
 
-def test_added_partitions_claim_their_subjects() -> None:
+def test_add_partitions_reserves_the_subjects_of_the_new_partitions() -> None:
     driver = Driver(("a",))
     driver.create(partitions=2)
     add(driver, 4)
@@ -151,7 +151,7 @@ def test_create_stream_dry_run_returns_the_placement_and_changes_nothing(policy:
         assert more.firstPartition == 6
 
 
-def test_dry_run_of_an_invalid_request_is_rejected() -> None:
+def test_create_stream_dry_run_of_an_invalid_request_is_rejected() -> None:
     driver = Driver(("a",))
     driver.create()
     assert driver.create(dryRun=True).error == Error.EXISTS
@@ -159,7 +159,7 @@ def test_dry_run_of_an_invalid_request_is_rejected() -> None:
     assert driver.create("x", placement="astrology", dryRun=True).error == Error.INVALID
 
 
-def test_failed_create_and_dry_run_do_not_advance_the_placement_start() -> None:
+def test_create_stream_that_fails_or_is_a_dry_run_keeps_the_placement_start() -> None:
     driver = Driver(FIVE)
     driver.create("first", partitions=9, replicationFactor=3)
     driver.create("dry", partitions=4, dryRun=True)

@@ -41,14 +41,14 @@ def followed(held: Held, plan: MovePlan, nodes: list[NodeFacts]) -> Held:
     return now
 
 
-def test_plan_moves_of_a_balanced_cluster_is_empty() -> None:
+def test_replica_move_plan_of_a_balanced_cluster_is_empty() -> None:
     nodes = cluster("abcd")
     assert plan_moves(nodes, laid(nodes, 24)).moves == ()
     assert plan_moves(nodes, {}).moves == ()
     assert plan_moves([], {}).moves == ()
 
 
-def test_plan_moves_with_a_node_below_its_share_moves_to_that_node_alone() -> None:
+def test_replica_move_plan_with_one_node_below_its_share_moves_only_to_this_node() -> None:
     """``a`` is empty, too, but holds its share of 4/7, rounded down."""
     nodes = [NodeFacts(node_id="a"), *cluster("bcd", weight=2)]
     held: Held = {("s", number): (node,) for number, node in enumerate("cbbc")}
@@ -57,7 +57,7 @@ def test_plan_moves_with_a_node_below_its_share_moves_to_that_node_alone() -> No
     assert plan.fewest == 1
 
 
-def test_plan_moves_gives_a_new_node_its_share_with_the_fewest_moves() -> None:
+def test_replica_move_plan_gives_a_new_node_its_share_with_the_fewest_moves() -> None:
     nodes = cluster("abcd")
     held = laid(nodes[:3], 4)
     plan = plan_moves(nodes, held)
@@ -67,7 +67,7 @@ def test_plan_moves_gives_a_new_node_its_share_with_the_fewest_moves() -> None:
     assert all(move.into == "d" and not move.leads for move in plan.moves), "who leads is moved last"
 
 
-def test_plan_moves_empties_a_drained_node_and_moves_nothing_else() -> None:
+def test_replica_move_plan_moves_all_replicas_off_a_draining_node_and_no_others() -> None:
     nodes = cluster("abcde")
     held = laid(nodes, 20)
     plan = plan_moves(nodes, held, ["b"])
@@ -77,7 +77,7 @@ def test_plan_moves_empties_a_drained_node_and_moves_nothing_else() -> None:
     assert [plan.held[node] for node in "acde"] == [15] * 4
 
 
-def test_plan_moves_keeps_and_lists_replicas_that_no_node_can_take() -> None:
+def test_replica_move_plan_lists_replicas_that_no_other_node_can_host() -> None:
     nodes = cluster("abc")
     held = laid(nodes, 2)
     plan = plan_moves(nodes, held, ["c"])
@@ -85,7 +85,7 @@ def test_plan_moves_keeps_and_lists_replicas_that_no_node_can_take() -> None:
     assert plan.stuck == (("s", 0), ("s", 1))
 
 
-def test_plan_moves_follows_raised_and_zero_weights() -> None:
+def test_replica_move_plan_follows_changed_and_zero_node_weights() -> None:
     nodes = [*cluster("abc"), NodeFacts(node_id="d", weight=3)]
     held = laid(cluster("abcd"), 24, 1)
     plan = plan_moves(nodes, held)
@@ -96,7 +96,7 @@ def test_plan_moves_follows_raised_and_zero_weights() -> None:
     assert dict(plan_moves(nodes, held).held) == {"a": 8, "b": 8, "c": 8, "d": 0}
 
 
-def test_plan_moves_ignores_dead_nodes() -> None:
+def test_replica_move_plan_ignores_dead_nodes() -> None:
     nodes = [*cluster("abc"), NodeFacts(node_id="d", live=False), NodeFacts(node_id="e", live=False)]
     held = laid(cluster("abcd"), 12, 2)
     plan = plan_moves(nodes, held, ["e"])
@@ -125,7 +125,7 @@ def worlds(draw: st.DrawFn) -> tuple[list[NodeFacts], Held, list[str]]:
 
 
 @given(worlds(), st.randoms(use_true_random=False))
-def test_plan_moves_is_possible_and_makes_no_node_worse(world: tuple[list[NodeFacts], Held, list[str]], random: Any) -> None:
+def test_replica_move_plan_has_only_valid_moves_and_worsens_no_node(world: tuple[list[NodeFacts], Held, list[str]], random: Any) -> None:
     nodes, held, leaving = world
     before = Counter(node for replicas in held.values() for node in replicas)
     plan = plan_moves(nodes, held, leaving)
@@ -147,7 +147,7 @@ def test_plan_moves_is_possible_and_makes_no_node_worse(world: tuple[list[NodeFa
 
 
 @given(st.integers(2, 9), st.integers(1, 60), st.data())
-def test_plan_moves_without_racks_is_even_with_near_the_fewest_moves(count: int, partitions: int, data: st.DataObject) -> None:
+def test_replica_move_plan_without_racks_is_balanced_with_nearly_the_fewest_moves(count: int, partitions: int, data: st.DataObject) -> None:
     nodes = [NodeFacts(node_id=f"n{n}") for n in range(count)]
     there = data.draw(st.integers(1, count))
     factor = data.draw(st.integers(1, max(1, there // 2)))

@@ -61,13 +61,13 @@ class Planner:
 
 
 # ---- what is proposed ----------------------------------------------------------------------------------------------------
-def test_begin_copy_names_the_partition_the_epoch_and_the_node() -> None:
+def test_planner_begin_copy_proposal_has_the_partition_the_epoch_and_the_target_node() -> None:
     planner = Planner(image_of(a_partition(), a_partition(partition=1, epoch=9, target=("a", "b", "d"))))
     assert planner.look() == [pb.BeginCopy(stream="s", uid="u1", partition=1, epoch=9, node="d")]
     assert planner.moving.counters == {"copies begun": 1}
 
 
-def test_planner_aborts_a_copy_into_a_removed_or_drained_node() -> None:
+def test_planner_aborts_a_copy_to_a_removed_or_draining_node() -> None:
     for image in (
         image_of(a_partition(joining="d", copy_epoch=6, **MOVES), leaving="cd"),
         image_of(a_partition(joining="d", copy_epoch=6, **MOVES), nodes="abc", leaving="c"),
@@ -77,7 +77,7 @@ def test_planner_aborts_a_copy_into_a_removed_or_drained_node() -> None:
         assert planner.moving.counters == {"copies given up, their node is down or drained": 1}
 
 
-def test_planner_cancels_a_move_whose_reason_is_gone() -> None:
+def test_planner_cancels_a_move_after_its_reason_ended() -> None:
     for more in ({}, {"joining": "d", "copy_epoch": 6}):
         planner = Planner(image_of(a_partition(**MOVES, **more)))
         # nobody is drained, and c runs
@@ -138,7 +138,7 @@ def test_planner_replaces_dead_nodes_before_drained_ones_and_the_longest_dead_fi
     assert planner.moving.counters == {"targets: drain": 2, "targets: a node is down": 2}
 
 
-def test_planner_replaces_the_node_first_that_went_down_first() -> None:
+def test_planner_replaces_dead_nodes_in_the_order_of_their_failure() -> None:
     ones = [a_partition(partition=n, replicas=(r, "c"), isr=("c",), leader="c") for n, r in enumerate("aabb")]
     image = image_of(*ones, nodes="abcdef", fenced="b")
     planner = Planner(image, max_copies=1)
@@ -187,7 +187,7 @@ def test_planner_picks_a_replacement_with_the_fewest_replicas_in_another_rack() 
     assert [tuple(m.replicas) for m in found] == [("a", "e", "c")]
 
 
-def test_planner_begins_no_copy_into_a_dead_node() -> None:
+def test_planner_begins_no_copy_to_a_dead_node() -> None:
     planner = Planner(image_of(a_partition(**MOVES), fenced="d", leaving="c"))
     assert planner.look() == [], "within its grace it may come back"
     assert planner.numbers(node(planner.image, "d", fenced=False)) == [("BeginCopy", 0)]
@@ -280,7 +280,7 @@ def test_planner_limits_copies_per_leader_and_per_target_node(per_node: int, tar
     assert len(Planner(image_of(*under_way, nodes="abcde"), max_copies_per_node=per_node).look()) == count - 1
 
 
-def test_planner_sets_targets_for_twice_as_many_partitions_as_copies() -> None:
+def test_planner_sets_move_targets_for_twice_as_many_partitions_as_concurrent_copies() -> None:
     image = image_of(*many(9, leader="b", isr=("b", "c")), leaving="a")
     assert len(Planner(image, max_copies=2).look()) == 4
     waits = [replace(p, **MOVES) if p.partition < 3 else p for p in image.streams["s"].partitions]
@@ -304,7 +304,7 @@ def test_planner_proposes_nothing_after_resigning() -> None:
     assert planner.numbers() == [("BeginCopy", 0)], "what it asked for as another leader may be lost: it is asked again"
 
 
-def test_planner_starts_clean_with_a_new_leadership() -> None:
+def test_planner_of_a_new_metadata_leader_has_no_state_of_an_earlier_term() -> None:
     image = image_of(*many(20), nodes="abcde", leaving="a", fenced="e")
     planner = Planner(image, max_copies=1)
     assert [kind for kind, _ in planner.numbers()].count("ElectLeader") == 16
@@ -325,7 +325,7 @@ def test_planner_starts_clean_with_a_new_leadership() -> None:
     assert planner.moving.next_deadline_ns() == 2 * GRACE_NS
 
 
-def test_planner_checks_all_streams_changed_between_two_checks() -> None:
+def test_planner_check_includes_every_stream_changed_since_the_last_check() -> None:
     streams = [replace(a_stream(), name=name, uid=f"u-{name}", subject=name) for name in ("x", "y")]
     image = an_image(None, "abcd").with_streams(streams)
     planner = Planner(image)
@@ -337,14 +337,14 @@ def test_planner_checks_all_streams_changed_between_two_checks() -> None:
     assert [message.stream for message in planner.look()] == ["y", "x"], "the oldest first"
 
 
-def test_planner_does_not_wait_for_an_expired_grace_again() -> None:
+def test_planner_without_a_target_node_after_the_grace_checks_again_after_the_repeat_delay() -> None:
     planner = Planner(image_of(a_partition(), nodes="abc", fenced="c"))
     planner.look()
     planner.look(after_ns=GRACE_NS)
     assert planner.moving.next_deadline_ns() == planner.now_ns + REPEAT_AFTER_NS, "no node may take it: another one may come"
 
 
-def test_planner_checks_every_quarter_second_only_after_a_change() -> None:
+def test_planner_checks_again_after_a_quarter_second_only_if_the_image_changed() -> None:
     image = image_of(a_partition())
     planner = Planner(image)
     assert planner.moving.next_deadline_ns() == 0
@@ -381,7 +381,7 @@ def test_planner_checks_every_five_seconds_while_a_move_is_pending() -> None:
     assert planner.moving.next_deadline_ns() is None, "it holds nothing"
 
 
-def test_planner_waits_for_the_end_of_the_grace_of_nodes_with_replicas() -> None:
+def test_planner_next_check_is_at_the_end_of_the_grace_of_a_dead_node_with_replicas() -> None:
     image = image_of(a_partition(), nodes="abcde", fenced="ce")
     planner = Planner(image)
     planner.look(after_ns=10)
@@ -399,7 +399,7 @@ def test_planner_waits_for_the_end_of_the_grace_of_nodes_with_replicas() -> None
     assert planner.moving.next_deadline_ns() == GRACE_NS + 10 + 3 * NS_PER_S, "it went down anew"
 
 
-def test_planner_forgets_moves_that_ended_in_a_changed_stream() -> None:
+def test_planner_removes_ended_moves_of_a_changed_stream_from_its_memory() -> None:
     image = image_of(*many(2, **MOVES), leaving="c")
     planner = Planner(image, max_copies=1)
     assert planner.numbers() == [("BeginCopy", 0)]
@@ -423,7 +423,7 @@ def test_planner_forgets_moves_that_ended_in_a_changed_stream() -> None:
         ({"joining": "d", "copy_epoch": 6, "target": ("a", "b", "e")}, [("e", 1), ("c", -1), ("d", -1)]),
     ],
 )
-def test_replicas_to_come_are_the_replicas_and_the_targets(more: dict[str, Any], found: list[tuple[str, int]]) -> None:
+def test_replicas_to_come_returns_the_replicas_and_the_target_nodes(more: dict[str, Any], found: list[tuple[str, int]]) -> None:
     assert list(replicas_to_come(a_partition(**more))) == found
 
 
@@ -438,14 +438,14 @@ def test_replicas_to_come_are_the_replicas_and_the_targets(more: dict[str, Any],
         ({"target": ("d", "e", "c")}, Phase.WAITS, "d", "a"),
     ],
 )
-def test_movement_names_its_phase_and_both_nodes(more: dict[str, Any], phase: Phase, into: str, out: str) -> None:
+def test_movement_report_of_a_replica_has_the_phase_and_both_nodes(more: dict[str, Any], phase: Phase, into: str, out: str) -> None:
     found = movement_of(a_stream(), a_partition(**more))
     assert found is not None
     assert (found.stream, found.uid, found.partition, found.phase, found.into, found.out) == ("s", "u1", 0, phase, into, out)
     assert (found.replicas, found.target) == (more.get("replicas", ("a", "b", "c")), more["target"])
 
 
-def test_movement_of_a_leadership_names_both_nodes() -> None:
+def test_movement_report_of_a_leadership_has_both_nodes() -> None:
     image = image_of(a_partition(**LEADS))
     (found,) = movements(image)
     assert (found.phase, found.into, found.out, found.target, found.why) == (
@@ -454,7 +454,7 @@ def test_movement_of_a_leadership_names_both_nodes() -> None:
     assert movements(image_of(a_partition(moved_for=MoveReason.LEADERSHIPS))) == []
 
 
-def test_movements_are_sorted_by_stream_and_partition() -> None:
+def test_movement_reports_are_sorted_by_stream_and_partition() -> None:
     assert movement_of(a_stream(), a_partition()) is None
     streams = [replace(a_stream(*many(3, **MOVES)), name=name, uid=f"u-{name}", subject=name) for name in ("z", "b")]
     image = an_image(None, "abcd").with_streams(streams)

@@ -16,11 +16,11 @@ def judged(
     return [inquiry.record_sign(sign, round(number * every_s * S)) for number, sign in enumerate(signs)]
 
 
-def test_predecessor_that_was_killed_is_not_waited_for() -> None:
+def test_new_process_after_a_killed_process_of_the_node_starts_at_once() -> None:
     assert judged(EarlierProcessSign.ABSENT) == [EarlierProcessStep.GO_ON]
 
 
-def test_predecessor_that_stops_is_waited_for() -> None:
+def test_new_process_waits_for_a_stopping_process_of_the_node() -> None:
     assert judged(EarlierProcessSign.PRESENT, EarlierProcessSign.PRESENT, EarlierProcessSign.ABSENT) == [
         EarlierProcessStep.ASK,
         EarlierProcessStep.ASK,
@@ -28,11 +28,11 @@ def test_predecessor_that_stops_is_waited_for() -> None:
     ]
 
 
-def test_predecessor_that_stays_makes_the_new_process_give_up() -> None:
+def test_new_process_gives_up_if_an_earlier_process_of_the_node_keeps_running() -> None:
     assert judged(*[EarlierProcessSign.PRESENT] * 11) == [EarlierProcessStep.ASK] * 10 + [EarlierProcessStep.GIVE_UP]
 
 
-def test_predecessor_silence_counts_only_after_repeated_questions() -> None:
+def test_new_process_continues_only_after_several_unanswered_probes_of_the_earlier_process() -> None:
     assert judged(EarlierProcessSign.SILENT, EarlierProcessSign.SILENT, EarlierProcessSign.SILENT) == [
         EarlierProcessStep.ASK,
         EarlierProcessStep.ASK,
@@ -41,7 +41,7 @@ def test_predecessor_silence_counts_only_after_repeated_questions() -> None:
     assert judged(EarlierProcessSign.SILENT, silences=1) == [EarlierProcessStep.GO_ON]
 
 
-def test_predecessor_answer_restarts_the_count_of_silences() -> None:
+def test_new_process_restarts_the_count_of_unanswered_probes_after_an_answer() -> None:
     signs = (
         EarlierProcessSign.SILENT,
         EarlierProcessSign.SILENT,
@@ -53,6 +53,6 @@ def test_predecessor_answer_restarts_the_count_of_silences() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 50])
-def test_predecessor_behind_an_unreachable_bus_is_asked_again(count: int) -> None:
+def test_new_process_that_cannot_reach_nats_repeats_the_probe_of_the_earlier_process(count: int) -> None:
     assert judged(*[EarlierProcessSign.UNASKED] * count) == [EarlierProcessStep.ASK] * count
     assert judged(*[EarlierProcessSign.UNASKED] * count, EarlierProcessSign.ABSENT)[-1] is EarlierProcessStep.GO_ON

@@ -14,7 +14,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import registration
 
 
-def test_registration_gives_a_new_incarnation_each_time() -> None:
+def test_register_node_of_each_new_process_gives_a_new_incarnation() -> None:
     driver = Driver(("a", "b"))
     first = driver.incarnation("a")
     response = driver.restart("a", clean=True)
@@ -46,7 +46,7 @@ def test_replica_that_may_have_lost_data_leaves_every_isr(how: dict[str, bool]) 
     assert (was_its_own.leader, was_its_own.status) == ("c", PartitionStatus.ONLINE)
 
 
-def test_replica_after_a_clean_stop_without_flush_always_is_complete() -> None:
+def test_replica_with_lazy_flush_after_a_clean_stop_is_complete() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create()
     driver.restart("b", clean=True, flushed=False)
@@ -90,7 +90,7 @@ def test_sole_isr_member_that_may_have_lost_data_goes_offline() -> None:
     assert driver.partition() == offline
 
 
-def test_partition_whose_leader_lost_its_data_waits_offline_for_an_isr_member() -> None:
+def test_partition_whose_leader_lost_its_data_is_offline_until_an_isr_member_returns() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create()
     driver.fence("b")
@@ -106,7 +106,7 @@ def test_partition_whose_leader_lost_its_data_waits_offline_for_an_isr_member() 
     assert driver.partition().leader_epoch == epoch
 
 
-def test_fence_and_unfence_need_the_current_incarnation() -> None:
+def test_fence_and_unfence_of_an_older_incarnation_are_rejected() -> None:
     driver = Driver(("a", "b"))
     old = driver.incarnation("a")
     driver.restart("a")
@@ -120,7 +120,7 @@ def test_fence_and_unfence_need_the_current_incarnation() -> None:
     assert not driver.restart("a").node.fenced
 
 
-def test_remove_node_needs_a_stopped_node_without_replicas() -> None:
+def test_remove_node_of_a_running_node_or_a_node_with_replicas_is_rejected() -> None:
     driver = Driver(("a", "b"))
     driver.create()
     assert driver.ask(removeNode=pb.RemoveNode(nodeId="b")).error == Error.INVALID
@@ -159,7 +159,7 @@ def test_registration_with_invalid_fields_is_rejected(fields: dict[str, object])
     assert not driver.fsm.image.nodes
 
 
-def test_registration_of_a_dead_process_does_not_replace_its_successor() -> None:
+def test_registration_of_a_dead_process_does_not_replace_the_newer_process() -> None:
     driver = Driver(("b", "c"))
     driver.register("a", folderId="f", start=1)
     driver.register("a", folderId="f", start=3)
@@ -192,7 +192,7 @@ def cluster_with_folder() -> tuple[Driver, DirectoryIdentity]:
     return driver, history.after_registration()
 
 
-def test_data_directory_restarted_repeatedly_keeps_the_isr_place() -> None:
+def test_node_restarted_repeatedly_with_its_data_directory_stays_in_the_isr() -> None:
     driver, history = cluster_with_folder()
     for number in range(102, 150):
         history = history.next(number)
@@ -228,7 +228,7 @@ def test_data_directory_copy_is_detected_despite_unregistered_starts() -> None:
 
 @pytest.mark.parametrize("registered", [True, False])
 @pytest.mark.parametrize("deaths", [1, 3, MAX_EARLIER_NONCES])
-def test_process_that_died_during_registration_keeps_the_isr_place(deaths: int, registered: bool) -> None:
+def test_node_that_died_during_registration_stays_in_the_isr(deaths: int, registered: bool) -> None:
     driver, history = cluster_with_folder()
     stored = driver.incarnation("b")
     for number in range(deaths):
@@ -239,7 +239,7 @@ def test_process_that_died_during_registration_keeps_the_isr_place(deaths: int, 
     assert in_isr(driver)
 
 
-def test_node_that_died_before_reaching_the_controllers_keeps_the_isr_place() -> None:
+def test_node_that_died_before_it_reached_the_controllers_stays_in_the_isr() -> None:
     driver, history = cluster_with_folder()
     for number in range(200, 300):
         history = history.next(number)
@@ -269,7 +269,7 @@ def test_late_registration_of_a_dead_process_is_stale() -> None:
     assert in_isr(driver)
 
 
-def test_data_directory_registered_without_nonces_is_judged_by_its_start_count() -> None:
+def test_data_directory_registered_without_nonces_is_compared_by_its_start_count() -> None:
     """The image and the ``node`` file are older than nonces."""
     driver = Driver(("a", "c"))
     driver.register("b", folderId="f", start=7)
@@ -281,7 +281,7 @@ def test_data_directory_registered_without_nonces_is_judged_by_its_start_count()
     assert not in_isr(driver), "no nonce, where one was registered"
 
 
-def test_data_directory_used_before_an_emptied_one_is_not_trusted() -> None:
+def test_data_directory_from_before_a_data_loss_is_not_trusted() -> None:
     driver, history = cluster_with_folder()
     before = driver.incarnation("b")
     start(driver, DirectoryIdentity("g").next(400), 0)
@@ -296,7 +296,7 @@ def test_registration_with_too_many_nonces_is_rejected() -> None:
     assert driver.ask(registerNode=request).error == Error.INVALID
 
 
-def test_node_nonces_survive_a_snapshot() -> None:
+def test_node_nonces_are_restored_from_a_snapshot() -> None:
     driver, history = cluster_with_folder()
     start(driver, history.next(200), driver.incarnation("b"))
     found = image_from_bytes(image_to_bytes(driver.fsm.image)).nodes
@@ -305,7 +305,7 @@ def test_node_nonces_survive_a_snapshot() -> None:
 
 
 # ---- ghosts ------------------------------------------------------------------------------------------------------------------
-def test_registrations_beyond_the_node_limit_are_rejected_and_known_nodes_kept() -> None:
+def test_registration_beyond_the_node_limit_is_rejected_except_for_known_nodes() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create()
     answers = [driver.register(f"ghost{number}") for number in range(1100)]

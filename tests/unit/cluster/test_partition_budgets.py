@@ -39,7 +39,7 @@ def test_create_stream_skips_a_node_at_its_partition_budget() -> None:
     assert sum(counts(driver).values()) == 24
 
 
-def test_node_without_a_partition_budget_takes_any_replicas() -> None:
+def test_node_without_a_partition_budget_accepts_any_number_of_replicas() -> None:
     driver = cluster(n1=0)
     assert driver.create("a", partitions=500).error == Error.OK
 
@@ -52,7 +52,7 @@ def test_node_that_lowers_its_partition_budget_gets_no_more_replicas() -> None:
     assert driver.create("b").error == Error.NOT_ENOUGH_NODES
 
 
-def test_replica_counts_survive_a_snapshot() -> None:
+def test_replica_counts_of_nodes_are_restored_from_a_snapshot() -> None:
     driver = cluster(n1=100, n2=100, n3=100)
     driver.create("a", partitions=7, replicationFactor=2)
     driver.create("b", partitions=3, replicationFactor=3)

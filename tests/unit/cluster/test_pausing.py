@@ -55,7 +55,7 @@ def test_pause_partitions_applies_to_the_named_partitions_or_all() -> None:
 
 
 @pytest.mark.parametrize("until", [pb.UNTIL_RESUMED, pb.UNTIL_PUBLISH, pb.UNTIL_PUBLISH_TO_ANY, pb.NOT_PAUSED])
-def test_pause_of_a_paused_partition_changes_nothing(until: int) -> None:
+def test_pause_partitions_of_a_paused_partition_changes_nothing(until: int) -> None:
     driver = a_stream()
     pause(driver, until)
     before = driver.fsm.image.streams["orders"]
@@ -63,7 +63,7 @@ def test_pause_of_a_paused_partition_changes_nothing(until: int) -> None:
     assert driver.fsm.image.streams["orders"].partitions == before.partitions
 
 
-def test_resumed_partition_accepts_publishes_when_its_leader_confirms() -> None:
+def test_resumed_partition_accepts_publishes_after_its_leader_confirms() -> None:
     driver = a_stream()
     pause(driver, pb.UNTIL_RESUMED, 0, 2)
     assert pause(driver, pb.NOT_PAUSED).error == Error.OK
@@ -93,7 +93,7 @@ def test_wake_partition_resumes_one_partition_or_all() -> None:
 @pytest.mark.parametrize(
     "other", [{"leader": "z"}, {"leaderEpoch": 99}, {"pause": pb.UNTIL_RESUMED}, {"pause": pb.ENDING}, {"pauses": 7}]
 )
-def test_wake_partition_with_another_pause_number_is_stale(other: dict[str, Any]) -> None:
+def test_wake_partition_with_the_number_of_another_pause_returns_stale(other: dict[str, Any]) -> None:
     """Otherwise a repeated request reports that the partition takes publishes before it may."""
     driver = a_stream()
     pause(driver, pb.UNTIL_PUBLISH)
@@ -117,7 +117,7 @@ def test_wake_partition_paused_by_an_operator_is_rejected(until: int) -> None:
      ((0, 3), pb.UNTIL_RESUMED, {}, Error.NOT_FOUND), ((), pb.ENDING, {}, Error.INVALID), ((), 99, {}, Error.INVALID),
      ((), pb.UNTIL_RESUMED, {"configVersion": 5}, Error.STALE)],
 )  # fmt: skip
-def test_pause_of_a_missing_partition_changes_nothing(
+def test_pause_partitions_of_a_missing_partition_changes_nothing(
     partitions: tuple[int, ...], until: int, more: dict[str, Any], error: int
 ) -> None:
     driver = a_stream()
@@ -128,7 +128,7 @@ def test_pause_of_a_missing_partition_changes_nothing(
     assert pause(driver, configVersion=0).error == Error.OK
 
 
-def test_pause_of_an_unplaced_stream_is_rejected() -> None:
+def test_pause_partitions_of_an_unplaced_stream_is_rejected() -> None:
     driver = Driver(("a",))
     driver.create(replicationFactor=3)
     if not state_is_placed(driver):
@@ -143,7 +143,7 @@ def state_is_placed(driver: Driver) -> bool:
     return bool(driver.fsm.image.streams["orders"].partitions)
 
 
-def test_pause_survives_elections_restarts_and_snapshots() -> None:
+def test_paused_partition_stays_paused_after_elections_restarts_and_snapshots() -> None:
     cluster = Cluster("abc")
     pause(cluster, pb.UNTIL_RESUMED)
     cluster.fence("a")

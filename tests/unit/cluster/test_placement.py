@@ -61,22 +61,22 @@ def by_name(case: dict[str, Any]) -> str:
 
 # ---- the vectors -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("case", VECTORS["round_robin"], ids=by_name)
-def test_placement_round_robin_vectors(case: dict[str, Any]) -> None:
+def test_placement_round_robin_gives_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
     assert of_case(case, "round-robin") == of_case(case, "") == case["expected"]
 
 
 @pytest.mark.parametrize("case", VECTORS["rack"], ids=by_name)
-def test_placement_rack_vectors(case: dict[str, Any]) -> None:
+def test_placement_rack_gives_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
     assert of_case(case, "rack") == case["expected"]
     assert [int(node.node_id) for node in row_of(sort_by_id(in_racks(case["racks"])))] == case["sequence"]
 
 
 @pytest.mark.parametrize("case", VECTORS["rack_strict"], ids=by_name)
-def test_placement_rack_strict_vectors(case: dict[str, Any]) -> None:
+def test_placement_rack_strict_gives_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
     assert of_case(case, "rack-strict") == case["expected"]
 
 
-def test_placement_rendezvous_vectors() -> None:
+def test_placement_rendezvous_gives_the_replicas_of_the_recorded_examples() -> None:
     vectors = VECTORS["rendezvous"]
     nodes = [NodeFacts(node_id=name, weight=weight) for name, weight in vectors["weights"].items()]
     wanted = Wanted(policy="rendezvous", stream="orders", partitions=len(vectors["expected"]), replication_factor=4)
@@ -91,7 +91,7 @@ def by_hand(entries: Any, nodes: list[NodeFacts], **more: Any) -> list[Replicas]
 
 
 @pytest.mark.parametrize("case", VECTORS["manual"], ids=lambda case: str(case["map"]))
-def test_placement_manual_vectors(case: dict[str, Any]) -> None:
+def test_placement_manual_gives_the_replicas_of_the_recorded_examples(case: dict[str, Any]) -> None:
     nodes = facts(VECTORS["manual_known_nodes"])
     entries = [(entry["id"], entry["replicas"]) for entry in case["map"]]
     if case["result"] == "ok":
@@ -104,7 +104,7 @@ def test_placement_manual_vectors(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", VECTORS["invalid"], ids=by_name)
-def test_placement_invalid_vectors_are_rejected(case: dict[str, Any]) -> None:
+def test_placement_of_the_recorded_invalid_examples_is_rejected(case: dict[str, Any]) -> None:
     with pytest.raises(PlacementError) as raised:
         of_case(case, "rack" if "racks" in case else "")
     if "racks" in case:
@@ -129,7 +129,7 @@ def test_placement_sorts_nodes_as_numbers_only_if_all_are_numbers() -> None:
 
 @pytest.mark.parametrize("policy", COMPUTED)
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_placement_with_too_few_nodes_tells_how_many_are_missing(policy: str, count: int) -> None:
+def test_placement_with_too_few_nodes_raises_with_the_number_of_missing_nodes(policy: str, count: int) -> None:
     with pytest.raises(NotEnoughNodesError, match=f"not enough nodes: {3 - count} more needed") as raised:
         placed(in_racks({"x": range(count)}), policy, 1, 3)
     assert raised.value.missing == 3 - count
@@ -143,7 +143,7 @@ def test_placement_skips_nodes_that_are_not_live(policy: str) -> None:
         placed(nodes, policy, 1, 3)
 
 
-def test_placement_rack_strict_with_too_few_racks_names_both_numbers() -> None:
+def test_placement_rack_strict_with_too_few_racks_raises_with_both_numbers() -> None:
     with pytest.raises(PlacementError, match="3 replicas need as many racks, there are 2"):
         placed(in_racks({"x": [1, 2], "y": [3, 4]}), "rack-strict", 1, 3)
     with pytest.raises(PlacementError, match="1 replicas need as many racks, there are 0"):
@@ -160,7 +160,7 @@ def test_placement_rack_without_racks_equals_round_robin_with_a_note() -> None:
 
 
 @pytest.mark.parametrize("policy", ["rack", "rack-strict"])
-def test_placement_with_racks_on_some_nodes_only_names_the_other_nodes(policy: str) -> None:
+def test_placement_with_racks_on_some_nodes_only_lists_the_nodes_without_rack(policy: str) -> None:
     with pytest.raises(PlacementError, match="no rack on 2, 10: set one"):
         placed(in_racks({"": [10, 2], "x": [3, 1]}), policy, 1, 1)
 
@@ -194,7 +194,7 @@ def test_placement_least_loaded_prefers_the_fewest_replicas_then_leaders() -> No
     assert placed(nodes, "least-loaded", 3, 1) == [("d",), ("c",), ("d",)]  # 10 / 5 is as few as b's 2, and d leads fewer
 
 
-def test_placement_accepts_a_start_of_any_size() -> None:
+def test_placement_accepts_a_start_position_of_any_size() -> None:
     for policy in ("round-robin", "rack", "rack-strict"):
         nodes = in_racks({"x": range(3), "y": range(3, 6), "z": range(6, 9)})
         period = 9 * 7
@@ -205,7 +205,7 @@ def test_placement_accepts_a_start_of_any_size() -> None:
 
 
 @pytest.mark.parametrize("policy", ["rendezvous", "least-loaded"])
-def test_placement_policies_without_a_start_keep_the_start(policy: str) -> None:
+def test_placement_policies_without_rotation_keep_the_start_position(policy: str) -> None:
     wanted = Wanted(policy=policy, stream="s", partitions=20, replication_factor=1, start=5)
     assert place(facts("abc"), wanted).next_start == 5
     assert placed(facts("abc"), policy, 20, 1, 5) == placed(facts("abc"), policy, 20, 1, 6)
@@ -229,7 +229,7 @@ def test_placement_of_added_partitions_continues_the_first_placement() -> None:
             assert placed(nodes, policy, 10, 3, 39, first=30) == whole[30:]
 
 
-def test_placement_manual_names_every_wrong_entry() -> None:
+def test_placement_manual_with_wrong_entries_raises_with_each_wrong_entry() -> None:
     nodes = [*facts("abc"), NodeFacts(node_id="down", live=False), NodeFacts(node_id="full", budget=3, replicas=2)]
     entries = [(1, ["a", "b"]), (3, ["a", "a"]), (4, ["x", "down"]), (4, ["a"]), (5, ["full", "b"]), (6, ["b", "full"])]
     with pytest.raises(ManualError) as raised:
@@ -298,7 +298,7 @@ def test_placement_replicas_are_distinct_and_independent_of_the_node_order(
 
 
 @given(layouts(), st.integers(0, 10**6), st.data())
-def test_placement_rack_leads_and_follows_equally_over_a_turn(
+def test_placement_rack_balances_leaders_and_followers_over_a_full_rotation(
     racks: dict[str, list[int]], start: int, data: st.DataObject
 ) -> None:
     nodes = in_racks(racks)
@@ -342,7 +342,7 @@ def test_placement_round_robin_balances_leaders(count: int, partitions: int, sta
 
 
 @given(st.integers(1, 9), st.data())
-def test_placement_round_robin_balances_leaders_and_followers_over_a_period(count: int, data: st.DataObject) -> None:
+def test_placement_round_robin_balances_leaders_and_followers_over_a_full_rotation(count: int, data: st.DataObject) -> None:
     factor = data.draw(st.integers(1, count))
     period = count * (count - factor + 1)
     found = placed(facts(range(count)), "round-robin", period, factor, data.draw(st.integers(0, 40)))
@@ -350,7 +350,7 @@ def test_placement_round_robin_balances_leaders_and_followers_over_a_period(coun
     assert len(set(Counter(node for r in found for node in r[1:]).values())) <= 1
 
 
-def test_placement_spreads_the_leaderships_of_a_dead_node_over_all_others() -> None:
+def test_placement_spreads_the_leaderships_of_a_dead_node_over_all_other_nodes() -> None:
     found = placed(facts("abcd"), "", 12, 2)
     assert {(r[0], r[1]) for r in found} == set(itertools.permutations("abcd", 2))
 
@@ -400,7 +400,7 @@ def test_placement_least_loaded_balances_replicas_and_leaders(count: int, partit
         assert max(counts) - min(counts) <= most_apart
 
 
-def test_placement_least_loaded_evens_out_leaders() -> None:
+def test_placement_least_loaded_on_unbalanced_nodes_balances_leaders() -> None:
     apart = 0
     for count in range(2, 10):
         for factor in range(1, count + 1):
@@ -412,6 +412,6 @@ def test_placement_least_loaded_evens_out_leaders() -> None:
 
 @pytest.mark.parametrize("policy", [round_robin, rack, rack_strict, least_loaded])
 @pytest.mark.parametrize(("partitions", "pauses"), [(PER_STEP - 1, 0), (PER_STEP, 1), (3 * PER_STEP + 1, 3)])
-def test_placement_yields_after_each_step_with_every_policy(policy: Any, partitions: int, pauses: int) -> None:
+def test_placement_policies_yield_after_a_bounded_number_of_partitions(policy: Any, partitions: int, pauses: int) -> None:
     nodes = [NodeFacts(node_id=n, rack=n) for n in "abc"]
     assert sum(1 for _ in policy(nodes, Wanted(partitions=partitions, replication_factor=2))) == pauses

@@ -23,7 +23,7 @@ def held_by(*replicas: str) -> Held:
     return {("s", number): tuple(nodes) for number, nodes in enumerate(replicas)}
 
 
-def test_plan_leaderships_follows_the_worked_example() -> None:
+def test_leadership_plan_of_the_documented_example_has_the_documented_moves() -> None:
     held = held_by("ab", "ab", "ab", "ab", "bc")
     plan = plan_leaderships(cluster("abc"), held)
     assert (dict(plan.led), plan.fewest) == ({"a": 2, "b": 2, "c": 1}, 2)
@@ -31,7 +31,7 @@ def test_plan_leaderships_follows_the_worked_example() -> None:
     assert plan.targets(held)["s", 4] == ("c", "b")
 
 
-def test_plan_sizes_gives_no_bytes_to_a_node_at_its_share() -> None:
+def test_size_plan_moves_no_bytes_to_a_node_at_its_share() -> None:
     """Node c already has as many partitions as it can open."""
     nodes = [*cluster("ab"), NodeFacts(node_id="c", budget=1)]
     held = held_by(*"aaaaaabbbc")
@@ -42,18 +42,18 @@ def test_plan_sizes_gives_no_bytes_to_a_node_at_its_share() -> None:
     assert (free.moved_bytes, free.held_bytes) == (90, {"a": 90, "b": 90, "c": 90})
 
 
-def test_plan_leaderships_gives_one_to_a_node_below_its_share() -> None:
+def test_leadership_plan_moves_one_leadership_to_a_node_below_its_share() -> None:
     plan = plan_leaderships(cluster("abc"), held_by("ac", "ac", "bc", "bc"))
     assert (sorted(plan.led.values()), plan.led["c"], plan.fewest) == ([1, 1, 2], 1, 1)
     assert [transfer.into for transfer in plan.transfers] == ["c"]
 
 
-def test_plan_leaderships_keeps_an_even_distribution() -> None:
+def test_leadership_plan_of_a_balanced_cluster_is_empty() -> None:
     assert plan_leaderships(cluster("abc"), held_by("abc", "bca", "cab")).transfers == ()
     assert plan_leaderships([], {}).transfers == ()
 
 
-def test_plan_leaderships_respects_draining_dead_nodes_and_weights() -> None:
+def test_leadership_plan_respects_draining_nodes_dead_nodes_and_weights() -> None:
     nodes = [
         NodeFacts(node_id="a", leaving=True),
         NodeFacts(node_id="b", weight=3),
@@ -66,7 +66,7 @@ def test_plan_leaderships_respects_draining_dead_nodes_and_weights() -> None:
 
 
 @given(st.data())
-def test_plan_leaderships_ends_even_if_possible(data: st.DataObject) -> None:
+def test_leadership_plan_ends_balanced_if_the_replicas_allow(data: st.DataObject) -> None:
     ids = "abcdef"[: data.draw(st.integers(1, 6))]
     nodes = [
         NodeFacts(node_id=n, weight=data.draw(st.sampled_from([1.0, 1.0, 2.0])), live=data.draw(st.integers(0, 9)) > 0)
@@ -91,7 +91,7 @@ def test_plan_leaderships_ends_even_if_possible(data: st.DataObject) -> None:
         assert len(plan.transfers) == plan.fewest
 
 
-def test_plan_sizes_follows_the_worked_example() -> None:
+def test_size_plan_of_the_documented_example_has_the_documented_moves() -> None:
     held = held_by("a", "a", "a", "b")
     plan = plan_sizes(cluster("ab"), held, dict(zip(held, (10 * GB, 6 * GB, 2 * GB, 4 * GB), strict=True)))
     assert [(move.partition, move.out, move.into) for move in plan.moves] == [(1, "a", "b")]
@@ -100,7 +100,7 @@ def test_plan_sizes_follows_the_worked_example() -> None:
     assert 6 * GB < plan.fewest_bytes < 7 * GB
 
 
-def test_plan_sizes_ignores_unknown_sizes_and_small_differences() -> None:
+def test_size_plan_ignores_unknown_sizes_and_small_differences() -> None:
     held = held_by("a", "a", "a", "b", "b", "b")
     even = dict.fromkeys(held, 100)
     assert plan_sizes(cluster("ab"), held, even | {("s", 0): 101}).moves == ()
@@ -110,7 +110,7 @@ def test_plan_sizes_ignores_unknown_sizes_and_small_differences() -> None:
     assert {move.into for move in moves} == {"c"}
 
 
-def test_plan_sizes_moves_nothing_within_the_tolerance() -> None:
+def test_size_plan_within_the_tolerance_is_empty() -> None:
     for above in (2, 3):
         held = held_by(*["a"] * (100 + above), *["b"] * (100 - above))
         plan = plan_sizes(cluster("ab"), held, dict.fromkeys(held, 1))
@@ -118,7 +118,7 @@ def test_plan_sizes_moves_nothing_within_the_tolerance() -> None:
         assert dict(plan.held_bytes) == ({"a": 102, "b": 98})
 
 
-def test_plan_sizes_moves_followers_before_leaders() -> None:
+def test_size_plan_moves_followers_before_leaders() -> None:
     held = held_by("ab", "ba", "ab", "ba")
     plan = plan_sizes(cluster("abc"), held, dict.fromkeys(held, 30))
     assert [(move.out, move.into, move.leads) for move in plan.moves] == [("a", "c", False), ("b", "c", False)]
@@ -126,7 +126,7 @@ def test_plan_sizes_moves_followers_before_leaders() -> None:
 
 
 @given(st.data())
-def test_plan_sizes_never_increases_the_difference(data: st.DataObject) -> None:
+def test_size_plan_never_increases_the_difference_of_bytes_between_nodes(data: st.DataObject) -> None:
     ids = "abcde"
     nodes = [
         NodeFacts(

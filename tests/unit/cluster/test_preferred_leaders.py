@@ -19,7 +19,7 @@ def moved(cluster: Cluster, node: str) -> None:
     assert cluster.partition().leader == node
 
 
-def test_misplaced_leaderships_are_those_whose_preferred_leader_could_lead() -> None:
+def test_misplaced_leaderships_are_partitions_whose_electable_preferred_leader_does_not_lead() -> None:
     cluster = Cluster()
     assert partitions_off_preferred_leader(cluster.fsm.image) == []
     moved(cluster, "b")
@@ -28,7 +28,7 @@ def test_misplaced_leaderships_are_those_whose_preferred_leader_could_lead() -> 
     assert partitions_off_preferred_leader(cluster.fsm.image) == []
 
 
-def test_preferred_leaders_move_at_the_second_check_and_never_if_disabled() -> None:
+def test_preferred_leader_rebalance_moves_at_the_second_check_and_never_if_disabled() -> None:
     cluster = Cluster()
     moved(cluster, "b")
     on, off = PreferredLeaders(10.0), PreferredLeaders(0.0)
@@ -44,7 +44,7 @@ def test_preferred_leaders_move_at_the_second_check_and_never_if_disabled() -> N
     assert on.due(image, 10**6 * NS_PER_S) == []
 
 
-def test_preferred_leaders_move_nothing_during_an_election() -> None:
+def test_preferred_leader_rebalance_moves_nothing_during_an_election() -> None:
     cluster = Cluster()
     moved(cluster, "b")
     leaders = PreferredLeaders(10.0)
@@ -55,7 +55,7 @@ def test_preferred_leaders_move_nothing_during_an_election() -> None:
     assert leaders.due(cluster.fsm.image, 20 * NS_PER_S) == []
 
 
-def test_preferred_leaders_interval_can_change_while_leading() -> None:
+def test_preferred_leader_rebalance_interval_can_change_while_leading() -> None:
     cluster = Cluster()
     moved(cluster, "b")
     image, leaders = cluster.fsm.image, PreferredLeaders(0.0)

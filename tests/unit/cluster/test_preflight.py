@@ -33,23 +33,23 @@ def asked(image: Any, node: str = "a", controllers: dict[str, bool] | None = Non
     return reasons_to_keep_running(image, node, ALL if controllers is None else controllers)
 
 
-def test_may_stop_allows_one_of_three_replicas() -> None:
+def test_node_stop_check_allows_one_of_three_replicas() -> None:
     assert asked(Image(ONLINE)) == []
 
 
-def test_may_stop_names_a_partition_that_could_not_commit() -> None:
+def test_node_stop_check_lists_a_partition_that_could_not_commit_afterwards() -> None:
     assert asked(Image(replace(ONLINE, isr=("a", "b")))) == ["s/0 would have 1 in-sync replicas of 2 that it needs"]
     assert asked(Image(ONLINE, down="c"), "b", {"a": True, "b": True, "c": True}) != [], "one that is fenced does not count"
     assert asked(Image(replace(ONLINE, isr=("a", "b"))), "c") == [], "it is not in the ISR: nobody waits for it"
     assert asked(Image(replace(ONLINE, isr=("a", "b")), min_isr=1)) == []
 
 
-def test_may_stop_names_a_leaderless_partition_and_ignores_single_replicas() -> None:
+def test_node_stop_check_lists_a_leaderless_partition_and_ignores_single_replicas() -> None:
     assert asked(Image(replace(ONLINE, status=PartitionStatus.ELECTION))) == ["s/0 has no leader now"]
     assert asked(Image(replace(ONLINE, replicas=("a",), isr=("a",)))) == []
 
 
-def test_may_stop_keeps_the_majority_of_the_controllers() -> None:
+def test_node_stop_check_rejects_a_stop_that_leaves_no_controller_majority() -> None:
     [reason] = asked(Image(), "a", {"a": True, "b": True, "c": False})
     assert reason == "the metadata group would have 1 of its 3 members, and needs 2"
     assert asked(Image(), "c", {"a": True, "b": True, "c": False}) == []

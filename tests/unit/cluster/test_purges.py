@@ -70,7 +70,7 @@ def test_purge_stays_in_the_image_until_every_replica_has_reported() -> None:
     assert now(driver).epoch == epoch, "nothing is under way"
 
 
-def test_purge_repeated_changes_nothing_and_a_larger_one_replaces_it() -> None:
+def test_purge_sent_twice_changes_nothing_and_a_larger_purge_replaces_the_smaller() -> None:
     driver = cluster()
     ask(driver, 41)
     first = now(driver)
@@ -139,7 +139,7 @@ def a_state(**more: Any) -> PartitionState:
     return PartitionState(partition=0, leader="a", leader_epoch=1, epoch=1, **about)
 
 
-def test_purges_done_by_all_are_removed_with_reports_of_former_members() -> None:
+def test_purge_reported_by_all_replicas_is_removed_with_the_reports_of_former_replicas() -> None:
     both = (PurgedBy("a", 7), PurgedBy("b", 3))
     assert [p.number for p in without_completed(a_state(purged=both)).purges] == [7]
     assert without_completed(a_state(purged=both)).purged == both
@@ -163,7 +163,7 @@ def test_purge_report_sends_only_new_progress() -> None:
     assert purge_report(key, state, "a", 5, {7}) is None
 
 
-def test_purge_that_replaces_another_does_not_count_its_size_twice() -> None:
+def test_purge_that_replaces_a_smaller_purge_counts_the_size_once() -> None:
     state = a_state(purges=(Purge(number=1, keys=(b"k" * MAX_PURGE_BYTES,), end_offset=5),))
     larger = Purge(number=2, keys=(b"k" * MAX_PURGE_BYTES,), end_offset=6)
     found = with_purge(state, larger)
@@ -172,7 +172,7 @@ def test_purge_that_replaces_another_does_not_count_its_size_twice() -> None:
     assert with_purge(state, Purge(number=2, keys=(b"x",), end_offset=6)) is None
 
 
-def test_purge_is_forgotten_only_by_an_unclean_election() -> None:
+def test_purge_is_discarded_only_by_an_unclean_election() -> None:
     group = Cluster("abc", minIsr=1)
     wish = group.about(endOffset=41, subjects=["x"])
     assert group.ask(purgeRecords=pb.PurgeRecords(**wish)).error == Error.OK

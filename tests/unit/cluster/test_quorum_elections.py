@@ -6,7 +6,7 @@ from cluster_driver import Error
 from election_driver import CANDIDATE_FOUND, ELECTION, OFFLINE, ONLINE, Cluster
 
 
-def test_quorum_election_needs_positions_reported_during_the_election() -> None:
+def test_quorum_policy_election_uses_only_positions_reported_during_the_election() -> None:
     cluster = Cluster(commitPolicy="quorum")
     cluster.report("b", (1, 5))
     cluster.report("c", (1, 6))
@@ -17,7 +17,7 @@ def test_quorum_election_needs_positions_reported_during_the_election() -> None:
     assert cluster.now == (CANDIDATE_FOUND, "", "b")
 
 
-def test_quorum_election_without_a_majority_leaves_the_partition_offline() -> None:
+def test_quorum_policy_election_without_a_majority_leaves_the_partition_offline() -> None:
     cluster = Cluster(commitPolicy="quorum")
     cluster.fence("a")
     cluster.report("b")
@@ -34,7 +34,7 @@ def test_quorum_election_without_a_majority_leaves_the_partition_offline() -> No
     assert again.now == (CANDIDATE_FOUND, "", "c")
 
 
-def test_quorum_leader_may_lead_again_without_a_majority() -> None:
+def test_quorum_policy_election_without_a_majority_may_elect_only_the_former_leader() -> None:
     cluster = Cluster(commitPolicy="quorum")
     cluster.fence("b")
     cluster.fence("c")
@@ -47,7 +47,7 @@ def test_quorum_leader_may_lead_again_without_a_majority() -> None:
     assert cluster.now == (CANDIDATE_FOUND, "", "a")
 
 
-def test_quorum_counts_a_complete_replica_outside_the_isr_but_not_an_emptied_one() -> None:
+def test_quorum_policy_majority_includes_complete_replicas_but_no_replica_with_lost_data() -> None:
     cluster = Cluster(commitPolicy="quorum")
     cluster.change_isr(["a", "b"])
     cluster.restart("a", emptied=True)
@@ -63,7 +63,7 @@ def test_quorum_counts_a_complete_replica_outside_the_isr_but_not_an_emptied_one
     assert cluster.partition().incomplete == ()
 
 
-def test_quorum_without_a_majority_needs_an_unclean_election() -> None:
+def test_quorum_policy_partition_without_a_majority_is_elected_only_uncleanly() -> None:
     cluster = Cluster(commitPolicy="quorum")
     cluster.restart("a", emptied=True)
     cluster.restart("c", emptied=True)

@@ -40,7 +40,7 @@ def held(driver: Driver, node: str) -> int:
     return driver.fsm.image.replica_counts.get(node, 0)
 
 
-def test_reassign_swaps_one_replica_from_request_to_eviction(driver: Driver) -> None:
+def test_reassign_of_one_replica_adds_the_new_replica_and_then_evicts_the_old(driver: Driver) -> None:
     assert to(driver, "d", "b", "a").error == Error.OK
     assert (driver.partition().wants_next, driver.partition().leaving) == ("d", "")
     assert copy(driver, "d").error == Error.OK
@@ -61,7 +61,7 @@ def test_reassign_swaps_one_replica_from_request_to_eviction(driver: Driver) -> 
     assert not list(driver.fsm.image.partitions_of("c"))
 
 
-def test_reassign_of_two_replicas_swaps_one_after_the_other(driver: Driver) -> None:
+def test_reassign_of_two_replicas_replaces_one_after_the_other(driver: Driver) -> None:
     to(driver, "d", "e", "a")
     copy(driver, "d")
     join(driver, "a", "b", "c", "d")
@@ -88,13 +88,13 @@ def test_reassign_evicts_replicas_outside_the_isr_first_and_the_leader_last(driv
     assert join(driver, "d", evicted="a").error == Error.INVALID, "the leader does not evict itself"
 
 
-def test_reassign_of_the_same_replicas_in_another_order_applies_at_once(driver: Driver) -> None:
+def test_reassign_to_another_order_of_the_replicas_applies_at_once(driver: Driver) -> None:
     to(driver, "c", "a", "b")
     assert (driver.partition().replicas, driver.partition().isr) == (("c", "a", "b"), ("c", "a", "b"))
     assert (driver.partition().target, driver.partition().leader) == ((), "a")
 
 
-def test_reassign_repeated_changes_nothing(driver: Driver) -> None:
+def test_reassign_sent_twice_changes_nothing(driver: Driver) -> None:
     to(driver, "d", "b", "a")
     before = driver.partition()
     assert to(driver, "d", "b", "a").error == Error.OK
@@ -110,7 +110,7 @@ def test_reassign_cancelled_before_the_learner_joined_restores_the_partition(dri
     assert held(driver, "d") == 0
 
 
-def test_reassign_cancelled_after_the_learner_joined_finishes_only_this_swap(driver: Driver) -> None:
+def test_reassign_cancelled_after_the_learner_joined_finishes_only_the_current_replacement(driver: Driver) -> None:
     to(driver, "d", "e", "a")
     copy(driver, "d")
     join(driver, "a", "b", "c", "d")
@@ -120,7 +120,7 @@ def test_reassign_cancelled_after_the_learner_joined_finishes_only_this_swap(dri
     assert (driver.partition().replicas, driver.partition().target) == (("d", "a", "b"), ())
 
 
-def test_reassign_to_other_replicas_drops_a_learner_not_among_them(driver: Driver) -> None:
+def test_reassign_to_other_replicas_removes_a_learner_outside_the_new_target(driver: Driver) -> None:
     to(driver, "d", "b", "a")
     copy(driver, "d")
     to(driver, "a", "b", "e")
@@ -130,7 +130,7 @@ def test_reassign_to_other_replicas_drops_a_learner_not_among_them(driver: Drive
     assert driver.partition().joining == "e"
 
 
-def test_begin_copy_can_be_aborted_and_repeated(driver: Driver) -> None:
+def test_reassign_copy_can_be_aborted_and_started_again(driver: Driver) -> None:
     to(driver, "d", "b", "a")
     copy(driver, "d")
     assert copy(driver, "").error == Error.OK
@@ -159,7 +159,7 @@ def test_reassign_adds_or_removes_replicas(driver: Driver) -> None:
     assert (driver.partition().replicas, driver.partition().target) == (("a", "b"), ())
 
 
-def test_change_isr_evicts_only_the_replica_to_remove(driver: Driver) -> None:
+def test_change_isr_at_the_end_of_a_reassignment_evicts_only_the_replaced_replica(driver: Driver) -> None:
     assert join(driver, "a", "b", evicted="c").error == Error.INVALID, "nothing is to move"
     to(driver, "d", "b", "a")
     assert join(driver, "a", "b", evicted="c").error == Error.INVALID, "d has not joined"
@@ -182,7 +182,7 @@ def test_reassign_to_impossible_replicas_is_rejected(driver: Driver, replicas: t
     assert driver.partition().target == ()
 
 
-def test_reassign_may_keep_a_wanted_node_that_went_down(driver: Driver) -> None:
+def test_reassign_to_replicas_with_a_fenced_current_replica_is_accepted(driver: Driver) -> None:
     to(driver, "d", "e", "a")
     driver.fence("e")
     assert to(driver, "b", "e", "a").error == Error.OK
@@ -204,7 +204,7 @@ def test_reassign_to_a_draining_or_full_node_is_rejected(driver: Driver) -> None
     assert to(driver, "a", "b", "d").error == Error.OK
 
 
-def test_min_isr_of_a_moving_partition_is_limited_by_its_replicas_and_target() -> None:
+def test_reassign_limits_the_effective_min_isr_by_replicas_and_target() -> None:
     config = StreamConfig()
     moving = PartitionState(partition=0, replicas=("a",), isr=("a",), leader="a", leader_epoch=1, epoch=1, target=("b",))
     assert moving.min_isr(config) == 1
@@ -214,7 +214,7 @@ def test_min_isr_of_a_moving_partition_is_limited_by_its_replicas_and_target() -
     assert replace(moving, replicas=("a", "b"), target=()).min_isr(config) == 2
 
 
-def test_complete_replica_stays_so_only_while_nothing_can_be_committed(driver: Driver) -> None:
+def test_reassign_keeps_a_replica_complete_only_while_min_isr_prevents_commits(driver: Driver) -> None:
     stream = driver.fsm.image.streams["orders"]
     short = replace(driver.partition(), replicas=("a", "b"), isr=("a",), complete=("b",), target=())
     assert finish_reached_target(stream, short).complete == ("b",)
@@ -228,7 +228,7 @@ def test_remove_node_of_a_learner_is_rejected(driver: Driver) -> None:
     assert driver.ask(removeNode=pb.RemoveNode(nodeId="d")).error == Error.INVALID
 
 
-def test_reassign_state_survives_a_snapshot(driver: Driver) -> None:
+def test_reassign_in_progress_is_restored_from_a_snapshot(driver: Driver) -> None:
     to(driver, "a", "b", "d")
     copy(driver, "d")
     driver.ask(setNode=pb.SetNode(nodeId="e", leaving=True))
@@ -238,7 +238,7 @@ def test_reassign_state_survives_a_snapshot(driver: Driver) -> None:
     assert restored.fsm.image.replica_counts["d"] == 1
 
 
-def test_reassign_batch_of_an_operator_rejects_other_requests() -> None:
+def test_reassign_batch_with_another_kind_of_request_is_rejected() -> None:
     wish = pb.ControlRequest(reassign=pb.Reassign(stream="orders", partition=0, replicas=["a"]))
     batch = pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(number=0, request=wish)]))
     assert refusal(RequestAcl.ADMIN, "ann", wish) == ""
@@ -255,7 +255,7 @@ def test_reassign_batch_of_an_operator_rejects_other_requests() -> None:
         del batch.batch.requests[1]
 
 
-def test_reassign_made_on_an_older_state_is_stale(driver: Driver) -> None:
+def test_reassign_based_on_an_older_state_returns_stale(driver: Driver) -> None:
     epoch = driver.partition().epoch
     wish = pb.Reassign(stream="orders", partition=0, replicas=["a", "b", "d"], epoch=epoch)
     assert driver.ask(reassign=wish).error == Error.OK
@@ -271,7 +271,7 @@ def test_reassign_made_on_an_older_state_is_stale(driver: Driver) -> None:
         ({"stream": "orders", "uid": "u9"}, "orders/0 of stream u9"),
     ],
 )
-def test_reassign_of_a_missing_partition_is_not_found(driver: Driver, place: dict[str, Any], of: str) -> None:
+def test_reassign_of_a_missing_partition_returns_not_found(driver: Driver, place: dict[str, Any], of: str) -> None:
     for asked in (
         pb.ControlRequest(reassign=pb.Reassign(replicas=["d"], **place)),
         pb.ControlRequest(beginCopy=pb.BeginCopy(node="d", **place)),
@@ -281,7 +281,7 @@ def test_reassign_of_a_missing_partition_is_not_found(driver: Driver, place: dic
         assert (answer.error, answer.detail) == (Error.NOT_FOUND, f"there is no partition {of}")
 
 
-def test_where_a_partition_stays_after_a_cancelled_move_keeps_joined_replicas() -> None:
+def test_reassign_cancelled_during_a_copy_keeps_the_joined_replicas() -> None:
     waits = PartitionState(
         partition=0, replicas=("a", "b", "c"), isr=("a",), leader="a", leader_epoch=1, epoch=1, target=("a", "d"), joining="d",
         copy_epoch=1,
@@ -292,7 +292,7 @@ def test_where_a_partition_stays_after_a_cancelled_move_keeps_joined_replicas() 
     assert (leaves.replicas, leaves.target, leaves.joining, leaves.copy_epoch) == (("a", "b", "c"), ("a", "b"), "", 0)
 
 
-def test_rebalance_that_only_reorders_replicas_moves_the_leadership(driver: Driver) -> None:
+def test_reassign_by_rebalance_to_another_replica_order_transfers_the_leadership(driver: Driver) -> None:
     def asked(*replicas: str, reason: pb.MoveReason = pb.REBALANCED) -> PartitionState:
         wish = pb.Reassign(stream="orders", partition=0, replicas=replicas, movedFor=reason)
         assert driver.ask(reassign=wish).error == Error.OK
@@ -331,7 +331,7 @@ def promoted(driver: Driver) -> PartitionState:
     return driver.partition()
 
 
-def test_wanted_leadership_ends_with_the_transfer_or_an_election_command(driver: Driver) -> None:
+def test_reassign_leadership_target_is_cleared_after_the_transfer_or_an_election_command(driver: Driver) -> None:
     driver.fsm.image = replace(driver.fsm.image, rules=replace(driver.fsm.image.rules, elections=True))
 
     def asked(*replicas: str) -> PartitionState:
@@ -362,7 +362,7 @@ def test_wanted_leadership_ends_with_the_transfer_or_an_election_command(driver:
     assert (kept.leader, kept.moved_for) == ("b", MoveReason.BY_HAND)
 
 
-def test_wanted_leadership_survives_an_election_won_by_another_replica(driver: Driver) -> None:
+def test_reassign_leadership_target_remains_after_an_election_of_another_replica(driver: Driver) -> None:
     driver.fsm.image = replace(driver.fsm.image, rules=replace(driver.fsm.image.rules, elections=True))
     wish = pb.Reassign(stream="orders", partition=0, replicas=["c", "a", "b"], movedFor=pb.REBALANCED)
     assert driver.ask(reassign=wish).error == Error.OK
@@ -373,7 +373,7 @@ def test_wanted_leadership_survives_an_election_won_by_another_replica(driver: D
     assert (won.leader, won.wants_leader, won.moved_for) == ("b", "c", MoveReason.LEADERSHIPS)
 
 
-def test_evicted_replica_is_removed_from_every_partition_field() -> None:
+def test_reassign_removes_an_evicted_replica_from_every_partition_field() -> None:
     abc = ("a", "b", "c")
     whole = PartitionState(
         partition=0, replicas=abc, isr=abc, leader="a", leader_epoch=1, epoch=1, incomplete=abc, complete=abc, passed_over=abc,
@@ -383,7 +383,7 @@ def test_evicted_replica_is_removed_from_every_partition_field() -> None:
     assert remove_replica(whole, "b") == replace(whole, replicas=ac, isr=ac, incomplete=ac, complete=ac, passed_over=ac)
 
 
-def test_settled_partition_lists_its_members_in_replica_order(driver: Driver) -> None:
+def test_reassign_at_its_target_orders_all_partition_lists_like_the_replicas(driver: Driver) -> None:
     stream = driver.fsm.image.streams["orders"]
     mixed = PartitionState(
         partition=0, replicas=("a", "b", "c"), isr=("c", "a"), leader="a", leader_epoch=1, epoch=1, incomplete=("c", "b", "x"),
@@ -396,7 +396,7 @@ def test_settled_partition_lists_its_members_in_replica_order(driver: Driver) ->
     assert (short.isr, short.complete, short.moved_for) == (("a",), ("b", "c"), MoveReason.DRAINED)
 
 
-def test_reassign_with_an_unknown_reason_counts_as_by_hand(driver: Driver) -> None:
+def test_reassign_with_an_unknown_reason_is_treated_as_manual(driver: Driver) -> None:
     wish = pb.Reassign(stream="orders", partition=0, replicas=["a", "b", "d"], movedFor=99)  # type: ignore[arg-type]
     assert driver.ask(reassign=wish).error == Error.OK
     assert driver.partition().moved_for is MoveReason.BY_HAND

@@ -63,11 +63,11 @@ RECORDS: list[Record] = [
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_record_survives_encoding(record: Record) -> None:
+def test_metadata_record_decodes_to_an_equal_record(record: Record) -> None:
     assert record_from_pb(pb.Record.FromString(record_to_pb(record).SerializeToString())) == record
 
 
-def test_record_kinds_are_complete_and_an_unknown_kind_raises() -> None:
+def test_metadata_record_of_an_unknown_kind_raises_and_each_known_kind_decodes() -> None:
     kinds = {record_to_pb(record).WhichOneof("record") for record in RECORDS}
     assert kinds == {field.name for field in pb.Record.DESCRIPTOR.oneofs_by_name["record"].fields}
     with pytest.raises(ProtocolError, match="has a kind that this version of liftpy does not support"):
@@ -85,7 +85,7 @@ def test_metadata_record_with_unknown_fields_is_rejected(record: Record) -> None
         record_from_pb(message)
 
 
-def test_records_change_the_image_as_defined() -> None:
+def test_metadata_record_replayed_changes_only_its_part_of_the_image() -> None:
     image = an_image(a_stream())
     stream = image.streams["s"]
     (
@@ -154,7 +154,7 @@ def test_records_change_the_image_as_defined() -> None:
         ("C3", PartitionStateChanged("s", "u1", a_partition(epoch=7, isr=("b",)))),
     ],
 )
-def test_metadata_record_that_contradicts_the_image_raises(code: str, record: Record) -> None:
+def test_metadata_record_that_contradicts_the_image_raises_invariant_error(code: str, record: Record) -> None:
     with pytest.raises(InvariantError) as error:
         replay(an_image(a_stream()), record)
     assert str(error.value).split()[1] == code

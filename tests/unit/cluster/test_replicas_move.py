@@ -30,14 +30,14 @@ def reassign(moved: Moved, *replicas: str, partition: int = 0, reason: pb.MoveRe
     assert moved.driver.ask(reassign=wish).error == pb.ControlResponse.OK
 
 
-def test_planner_with_nothing_to_move_proposes_nothing() -> None:
+def test_planner_of_a_healthy_cluster_proposes_nothing() -> None:
     moved = Moved()
     moved.driver.create(partitions=8, replicationFactor=3)
     assert [moved.look() for _ in range(3)] == [[], [], []]
     assert moved.moving.next_deadline_ns() is None
 
 
-def test_drained_node_loses_leaderships_first_then_replicas_and_others_keep_theirs() -> None:
+def test_planner_moves_first_leaderships_then_replicas_of_a_drained_node() -> None:
     moved = Moved("abcde")
     moved.driver.create(partitions=20, replicationFactor=3)
     before = {p.partition: p.replicas for _, p in moved.partitions()}
@@ -56,7 +56,7 @@ def test_drained_node_loses_leaderships_first_then_replicas_and_others_keep_thei
     assert moved.look() == []
 
 
-def test_drained_single_leader_transfers_to_its_copy() -> None:
+def test_planner_copies_a_single_replica_of_a_drained_node_and_transfers_the_leadership() -> None:
     moved = Moved("ab")
     moved.driver.create(replicationFactor=1)
     drain(moved, "a")
@@ -65,7 +65,7 @@ def test_drained_single_leader_transfers_to_its_copy() -> None:
     assert (partition.replicas, partition.leader) == (("b",), "b")
 
 
-def test_dead_node_is_replaced_after_the_grace() -> None:
+def test_planner_replaces_a_dead_node_after_the_grace_period() -> None:
     moved = Moved("abcde")
     moved.driver.create(partitions=10, replicationFactor=3)
     moved.down("c")
@@ -80,7 +80,7 @@ def test_dead_node_is_replaced_after_the_grace() -> None:
     assert moved.driver.ask(removeNode=pb.RemoveNode(nodeId="c")).error == pb.ControlResponse.OK
 
 
-def test_new_metadata_leader_restarts_the_grace_and_continues_begun_moves() -> None:
+def test_planner_of_a_new_metadata_leader_restarts_the_grace_and_continues_moves_in_progress() -> None:
     moved = Moved("abcd", max_copies=1)
     moved.driver.create(partitions=8, replicationFactor=3)
     moved.down("c")
@@ -100,7 +100,7 @@ def test_new_metadata_leader_restarts_the_grace_and_continues_begun_moves() -> N
     assert moved.held("c") == held - begun, "what has a target goes on, the rest waits for the grace"
 
 
-def test_node_back_within_the_grace_keeps_its_replicas() -> None:
+def test_planner_keeps_the_replicas_of_a_node_that_returns_within_the_grace() -> None:
     moved = Moved()
     moved.driver.create(partitions=8, replicationFactor=3)
     held = moved.held("c")
@@ -114,7 +114,7 @@ def test_node_back_within_the_grace_keeps_its_replicas() -> None:
     assert (moved.step(), moved.held("c")) == ([], held)
 
 
-def test_node_back_during_its_replacement_keeps_replicas_not_yet_replaced() -> None:
+def test_planner_keeps_unreplaced_replicas_of_a_node_that_returns_during_its_replacement() -> None:
     moved = Moved("abcd", max_copies=2)
     moved.driver.create(partitions=8, replicationFactor=3)
     moved.down("c")
@@ -134,7 +134,7 @@ def test_node_back_during_its_replacement_keeps_replicas_not_yet_replaced() -> N
     assert all("c" in p.isr for _, p in moved.partitions() if "c" in p.replicas)
 
 
-def test_cancelled_drain_stops_moves_that_have_not_begun() -> None:
+def test_planner_after_a_cancelled_drain_starts_no_further_moves() -> None:
     moved = Moved("abcd", max_copies=1)
     moved.driver.create(partitions=8, replicationFactor=3)
     drain(moved, "b")
@@ -144,7 +144,7 @@ def test_cancelled_drain_stops_moves_that_have_not_begun() -> None:
     assert moved.held("b") in (2, 3)
 
 
-def test_copy_into_a_node_that_dies_is_aborted_and_another_node_chosen() -> None:
+def test_planner_aborts_a_copy_to_a_dead_node_and_chooses_another_node() -> None:
     moved = Moved("abcde")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     moved.copies = False
@@ -171,7 +171,7 @@ def _of_three(nodes: str = "abcde") -> Moved:
 
 
 @pytest.mark.parametrize("reason", [pb.BY_HAND, pb.REBALANCED, pb.FACTOR])
-def test_replica_that_joined_and_died_is_dropped_for_the_old_one(reason: pb.MoveReason) -> None:
+def test_planner_keeps_the_old_replica_if_the_joined_replacement_dies(reason: pb.MoveReason) -> None:
     """Seeds 4, 8 and 9 of ``tests.simulation.whole``."""
     moved = _of_three()
     reassign(moved, "a", "b", "d", reason=reason)
@@ -185,7 +185,7 @@ def test_replica_that_joined_and_died_is_dropped_for_the_old_one(reason: pb.Move
     assert moved.driver.partition().replicas == ("a", "b", "c")
 
 
-def test_replica_kept_by_a_smaller_factor_that_dies_is_replaced_by_the_leaving_one() -> None:
+def test_planner_during_a_factor_reduction_keeps_the_leaving_replica_if_a_remaining_replica_dies() -> None:
     moved = _of_three()
     moved.down("b")
     reassign(moved, "a", "b", reason=pb.FACTOR)
@@ -195,7 +195,7 @@ def test_replica_kept_by_a_smaller_factor_that_dies_is_replaced_by_the_leaving_o
     assert moved.driver.partition().replicas == ("a", "c")
 
 
-def test_replacement_that_dies_is_replaced_by_another_node() -> None:
+def test_planner_replaces_a_target_node_that_dies_with_another_node() -> None:
     moved = _of_three()
     drain(moved, "c")
     moved.until(lambda: len(moved.driver.partition().isr) == 4, 20)
@@ -208,7 +208,7 @@ def test_replacement_that_dies_is_replaced_by_another_node() -> None:
 
 
 @pytest.mark.parametrize("copying", [True, False])
-def test_returning_node_keeps_its_replica_while_another_node_is_drained(copying: bool) -> None:
+def test_planner_keeps_the_replica_of_a_returning_node_while_another_node_drains(copying: bool) -> None:
     """The planner makes one copy, and the copy in progress continues."""
     moved = Moved("abcdef")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
@@ -233,7 +233,7 @@ def test_returning_node_keeps_its_replica_while_another_node_is_drained(copying:
 
 
 @pytest.mark.parametrize(("reason", "goes_on"), [(pb.BY_HAND, False), (pb.REBALANCED, False), (pb.FACTOR, True)])
-def test_target_on_a_drained_node_is_cancelled_or_chosen_again_by_reason(reason: pb.MoveReason, goes_on: bool) -> None:
+def test_planner_cancels_or_replaces_a_target_on_a_drained_node_depending_on_the_move_reason(reason: pb.MoveReason, goes_on: bool) -> None:
     moved = Moved("abcde")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     reassign(moved, "a", "b", "c", "d", reason=reason)
@@ -260,7 +260,7 @@ def test_planner_limits_copies_and_begins_the_oldest_first() -> None:
     assert moved.most_copies == 3
 
 
-def test_partition_with_a_reduced_isr_waits_with_its_copy() -> None:
+def test_planner_begins_no_copy_of_a_partition_with_a_reduced_isr() -> None:
     moved = Moved("abcd")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     moved.driver.change_isr(["a", "b"])
@@ -285,7 +285,7 @@ def test_planner_waits_for_a_partition_in_an_election() -> None:
     assert moved.look() == ["beginCopy"]
 
 
-def test_planner_keeps_racks_and_waits_with_rack_strict() -> None:
+def test_planner_places_replacements_by_rack_and_waits_with_rack_strict() -> None:
     moved = Moved("abcdef", racks="xxyyzz")
     moved.driver.create(partitions=6, replicationFactor=3, placement="rack-strict")
     moved.driver.create("loose", partitions=6, replicationFactor=3, placement="rack")
@@ -302,7 +302,7 @@ def test_planner_keeps_racks_and_waits_with_rack_strict() -> None:
     assert all({rack[n] for n in p.replicas} == {"x", "y", "z"} for stream, p in moved.partitions() if stream.name == "orders")
 
 
-def test_drained_node_keeps_replicas_that_no_node_can_take() -> None:
+def test_planner_leaves_replicas_on_a_drained_node_if_no_other_node_can_host_them() -> None:
     moved = Moved("abc")
     moved.driver.create(partitions=2, replicationFactor=3)
     drain(moved, "c")
@@ -325,7 +325,7 @@ def test_planner_repeats_a_lost_proposal_after_a_delay() -> None:
     assert len(moved.moving.due(REPEAT_AFTER_NS + NS_PER_S)) == 1
 
 
-def test_planner_forgets_a_deleted_stream() -> None:
+def test_planner_after_a_stream_deletion_has_no_moves_of_the_stream() -> None:
     moved = Moved("abcd", max_copies=2)
     moved.copies = False
     moved.driver.create(partitions=8, replicationFactor=2)
@@ -338,7 +338,7 @@ def test_planner_forgets_a_deleted_stream() -> None:
     assert moved.moving.next_deadline_ns() is None
 
 
-def test_movements_show_the_phases_of_a_drain() -> None:
+def test_movement_reports_of_a_drain_show_each_phase() -> None:
     moved = Moved("abcd")
     moved.copies = False
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
@@ -357,7 +357,7 @@ def test_movements_show_the_phases_of_a_drain() -> None:
 
 @settings(max_examples=40, phases=[Phase_.generate])
 @given(st.data())
-def test_planner_ends_with_complete_partitions_on_remaining_nodes_after_any_faults(data: st.DataObject) -> None:
+def test_planner_after_random_faults_ends_with_full_isr_on_the_remaining_nodes(data: st.DataObject) -> None:
     moved = Moved("abcdef", max_copies=data.draw(st.integers(1, 8)), max_copies_per_node=data.draw(st.integers(1, 4)))
     moved.driver.create(partitions=data.draw(st.integers(1, 9)), replicationFactor=data.draw(st.integers(2, 3)))
     away: set[str] = set()

@@ -20,7 +20,7 @@ def change(incarnations: dict[str, int]) -> pb.ControlRequest:
     return request
 
 
-def test_request_bounds_apply_to_map_fields() -> None:
+def test_control_request_with_a_too_large_map_field_is_rejected() -> None:
     assert fit(change({"n1": 3, "n2": 7}), 100) == ""
     assert "longer than" in fit(change({"n1": 3, "x" * (MAX_TEXT_BYTES + 1): 1}), 2000)
     assert "items" in fit(change({f"n{number}": 1 for number in range(MAX_LIST_LENGTH + 1)}), 2000)

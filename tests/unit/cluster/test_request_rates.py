@@ -13,7 +13,7 @@ def taken(rates: RequestRates, principal: str, count: int, now_ns: int) -> int:
     return sum(rates.wait_ms(principal, now_ns) == 0 for _ in range(count))
 
 
-def test_request_rate_of_a_principal_does_not_affect_others() -> None:
+def test_request_rate_limit_of_one_principal_does_not_affect_other_principals() -> None:
     rates = RequestRates()
     assert taken(rates, "alice", 400, 0) == PRINCIPAL_AT_ONCE
     assert rates.wait_ms("alice", 0) == 21
@@ -22,7 +22,7 @@ def test_request_rate_of_a_principal_does_not_affect_others() -> None:
     assert taken(rates, "alice", 400, 2 * NS_PER_S) == 2 * PER_PRINCIPAL - 2
 
 
-def test_request_rate_of_all_principals_is_bounded_and_rejections_use_none() -> None:
+def test_request_rate_of_all_principals_is_bounded_and_not_used_by_rejected_requests() -> None:
     rates = RequestRates()
     assert sum(taken(rates, f"p{number}", 400, 0) for number in range(8)) == ALL_AT_ONCE
     assert taken(rates, "late", 100, 0) == 0
@@ -30,7 +30,7 @@ def test_request_rate_of_all_principals_is_bounded_and_rejections_use_none() -> 
     assert rates.wait_ms("late", NS_PER_S) == 6
 
 
-def test_request_rates_keep_a_bounded_number_of_principals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_rate_memory_holds_a_bounded_number_of_principals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "MAX_PRINCIPALS", 2)
     rates = RequestRates()
     for principal in ("a", "b", "a", "c"):
@@ -40,7 +40,7 @@ def test_request_rates_keep_a_bounded_number_of_principals(monkeypatch: pytest.M
     assert rates.wait_ms("b", 0) == 0, "it was forgotten"
 
 
-def test_request_rejected_by_the_shared_rate_does_not_use_the_own_rate() -> None:
+def test_request_rate_of_a_principal_is_not_used_by_requests_that_the_total_rate_rejects() -> None:
     rates = RequestRates()
     assert sum(taken(rates, f"p{number}", PRINCIPAL_AT_ONCE, 0) for number in range(4)) == ALL_AT_ONCE
     assert taken(rates, "late", PRINCIPAL_AT_ONCE, 0) == 0

@@ -16,7 +16,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import S, an_image
 
 
-def test_operation_window_is_bounded_and_survives_clock_jumps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idempotency_cache_is_bounded_and_keeps_operations_after_clock_jumps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("liftpy.core.metadata.idempotency_cache.MAX_SIZE_BYTES", 5000)
     window = IdempotencyCache()
     for number in range(40):
@@ -33,11 +33,11 @@ def test_operation_window_is_bounded_and_survives_clock_jumps(monkeypatch: pytes
     ("asked", "payload", "size"),
     [(0, 1 << 20, 128 << 10), (1 << 30, 1 << 21, MAX_PAGE_BYTES), (1 << 30, 100_000, 50_000), (1, 1 << 20, 512)],
 )
-def test_describe_pages_fit_a_message(asked: int, payload: int, size: int) -> None:
+def test_describe_pages_fit_into_a_nats_message(asked: int, payload: int, size: int) -> None:
     assert page_bytes(asked, payload) == size
 
 
-def test_node_sessions_fence_after_a_session_and_check_late_nodes_repeatedly() -> None:
+def test_node_sessions_fence_a_silent_node_after_the_session_timeout_in_repeated_proposals() -> None:
     config = ReplicationConfig()
     sessions = NodeSessions(config)
     sessions.lead(an_image(fenced="c"), 0)
@@ -53,7 +53,7 @@ def test_node_sessions_fence_after_a_session_and_check_late_nodes_repeatedly() -
     assert 2 <= len(found) <= 8, "again and again, but not with every tick"
 
 
-def test_node_gone_from_the_bus_keeps_its_lease() -> None:
+def test_node_without_responders_on_nats_is_fenced_after_its_lease_and_before_the_session_timeout() -> None:
     config = ReplicationConfig()
     sessions = NodeSessions(config)
     sessions.lead(an_image(), 0)
@@ -68,7 +68,7 @@ def test_node_gone_from_the_bus_keeps_its_lease() -> None:
     assert 10 * S + lease_ns <= ended[0] <= 10 * S + round(config.session_s * S)
 
 
-def test_data_directory_remembers_the_process_registered_last() -> None:
+def test_registration_after_many_unregistered_starts_follows_the_last_registered_process() -> None:
     starts = DirectoryIdentity("f").next(100).after_registration()
     for nonce in range(101, 101 + 3 * MAX_EARLIER_NONCES):
         starts = starts.next(nonce)
@@ -92,6 +92,6 @@ def test_data_directory_remembers_the_process_registered_last() -> None:
         ({"folderId": ""}, ProcessRelation.FOLLOWS),
     ],
 )
-def test_registration_relates_to_the_previous_process(request_: dict[str, Any], how: ProcessRelation) -> None:
+def test_registration_is_classified_by_directory_start_count_and_nonce(request_: dict[str, Any], how: ProcessRelation) -> None:
     known = NodeImage(node_id="a", incarnation=3, folder_id="f", start=5, nonce=50, earlier_nonces=(30, 40))
     assert compare_processes(known, pb.RegisterNode(**({"nodeId": "a", "folderId": "f"} | request_))) is how

@@ -113,7 +113,7 @@ def test_session_times_of_the_first_leader_are_stored_with_the_feature_level() -
         assert image.session_times == SessionTimes(5000, 3000, 2000, 900, 1)
 
 
-def test_session_times_change_keeps_the_old_times_until_settled() -> None:
+def test_session_times_change_before_the_last_change_is_settled_returns_stale() -> None:
     driver = a_driver("a")
     answer = set_times(driver, 5000, 3000)
     assert (answer.error, answer.sessionTimes.sessionBeforeMs, answer.sessionTimes.change) == (Error.OK, 2000, 1)
@@ -135,7 +135,7 @@ def test_session_times_change_keeps_the_old_times_until_settled() -> None:
     assert (old.error, times_of(driver).is_settled) == (Error.STALE, False), "that was about the change before"
 
 
-def test_session_times_reach_nodes_workers_and_clients() -> None:
+def test_session_times_change_is_encoded_for_nodes_workers_and_clients() -> None:
     driver = a_driver("a")
     before = driver.fsm.image
     set_times(driver, 5000, 3000)
@@ -159,7 +159,7 @@ def test_session_times_reach_nodes_workers_and_clients() -> None:
     assert record_from_pb(begun.records[-1]).times == OWN  # type: ignore[union-attr]
 
 
-def test_replicas_use_the_longest_lease_that_may_still_run() -> None:
+def test_replica_uses_the_longest_lease_still_valid_during_a_session_times_change() -> None:
     driver = a_driver("a")
     driver.create(replicationFactor=1)
 
@@ -220,7 +220,7 @@ def test_heartbeat_answer_has_the_lease_of_the_cluster() -> None:
     assert (fresh.error, fresh.leaseMs) == (Error.UNAVAILABLE, 0)
 
 
-def test_granted_lease_matches_the_session_that_ends_it() -> None:
+def test_heartbeat_during_a_session_times_change_grants_the_new_lease_only_with_the_new_session() -> None:
     """The image may be newer than the settings of the sessions."""
     driver = a_driver("a", "b")
     sessions = leading(driver)
@@ -242,7 +242,7 @@ def test_shorter_session_does_not_end_a_longer_lease() -> None:
     assert ends_ns(sessions, "a", START) == 2000 * MS, "the answer before has granted 900 ms from START on"
 
 
-def test_node_gone_keeps_the_longest_lease_granted() -> None:
+def test_node_without_responders_is_fenced_after_its_longest_granted_lease() -> None:
     driver = a_driver("a", "b")
     sessions = leading(driver)
     beat(sessions, driver, "a", START)
@@ -254,7 +254,7 @@ def test_node_gone_keeps_the_longest_lease_granted() -> None:
     assert 900 * MS <= ends_ns(sessions, "a", START) < 1000 * MS
 
 
-def test_node_gone_may_hold_a_lease_of_the_previous_metadata_leader() -> None:
+def test_node_without_responders_is_fenced_after_a_lease_of_the_previous_metadata_leader() -> None:
     driver = a_driver("a", "b")
     set_times(driver, 300, 200)
     sessions = leading(driver)
@@ -334,7 +334,7 @@ def test_node_heartbeat_interval_is_short_enough_for_the_lease() -> None:
     assert heartbeat_every_s(5.0, OWN) == pytest.approx(0.3)
 
 
-def test_node_that_beats_at_the_lease_pace_is_not_overdue() -> None:
+def test_node_that_sends_heartbeats_at_the_lease_interval_is_not_overdue() -> None:
     driver = a_driver("a")
     sessions = leading(driver, own=ReplicationConfig(heartbeat_interval_s=10.0, session_s=60.0, lease_s=50.0))
     beat(sessions, driver, "a", START)

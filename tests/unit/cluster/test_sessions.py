@@ -95,7 +95,7 @@ def test_metadata_leader_without_a_recent_majority_grants_no_leases(driver: Driv
     assert (refused.granted, refused.error) == (False, Error.UNAVAILABLE)
 
 
-def test_new_metadata_leader_restarts_all_sessions_and_the_old_one_is_silent(driver: Driver, sessions: NodeSessions) -> None:
+def test_new_metadata_leader_restarts_all_node_sessions_and_the_old_leader_fences_no_node(driver: Driver, sessions: NodeSessions) -> None:
     later = START + 100 * SESSION
     sessions.resign()
     assert sessions.due(later) == []
@@ -107,7 +107,7 @@ def test_new_metadata_leader_restarts_all_sessions_and_the_old_one_is_silent(dri
     assert [p.nodeId for p in sessions.due(later + SESSION)] == ["a", "b"]
 
 
-def test_sessions_after_a_full_restart_fence_no_node_before_the_first_heartbeat(driver: Driver) -> None:
+def test_node_sessions_after_a_restart_of_all_nodes_fence_no_node_before_the_first_heartbeat(driver: Driver) -> None:
     sessions = NodeSessions(ReplicationConfig())
     sessions.lead(driver.fsm.image, START)
     sessions.record_no_responders("a")
@@ -123,7 +123,7 @@ def test_sessions_after_a_full_restart_fence_no_node_before_the_first_heartbeat(
     assert [p.nodeId for p in sessions.due(first + 6000 * MS)] == ["b"]
 
 
-def test_sessions_after_a_quick_start_have_their_normal_length(driver: Driver) -> None:
+def test_node_sessions_after_the_first_heartbeat_end_at_the_session_timeout(driver: Driver) -> None:
     sessions = NodeSessions(ReplicationConfig())
     sessions.lead(driver.fsm.image, START)
     sessions.record_no_responders("b")  # its process has ended; the next one may be on its way, as a's was
@@ -132,7 +132,7 @@ def test_sessions_after_a_quick_start_have_their_normal_length(driver: Driver) -
     assert [p.nodeId for p in sessions.due(START + SESSION)] == ["b"]
 
 
-def test_sessions_without_any_heartbeat_fence_all_nodes_in_the_end(driver: Driver) -> None:
+def test_node_sessions_without_any_heartbeat_fence_all_nodes_after_15_seconds(driver: Driver) -> None:
     sessions = NodeSessions(ReplicationConfig())
     sessions.lead(driver.fsm.image, START - SESSION)
     beat(sessions, driver, "a", START - SESSION)
@@ -143,7 +143,7 @@ def test_sessions_without_any_heartbeat_fence_all_nodes_in_the_end(driver: Drive
     assert [p.nodeId for p in sessions.due(START + 15_000 * MS)] == ["a", "b"]
 
 
-def test_session_of_a_removed_node_is_forgotten(driver: Driver, sessions: NodeSessions) -> None:
+def test_node_session_of_a_removed_node_is_deleted(driver: Driver, sessions: NodeSessions) -> None:
     driver.fence("b")
     driver.ask(removeNode=pb.RemoveNode(nodeId="b"))
     sessions.image_changed(driver.fsm.image, START)
@@ -159,7 +159,7 @@ def test_node_that_announced_its_stop_is_not_unfenced_by_a_late_heartbeat(driver
     assert [type(p) for p in sessions.due(START + 50 * MS)] == [pb.UnfenceNode]
 
 
-def test_node_gone_from_the_bus_is_fenced_when_its_lease_ends(driver: Driver, sessions: NodeSessions) -> None:
+def test_node_without_responders_on_nats_is_fenced_when_its_lease_ends(driver: Driver, sessions: NodeSessions) -> None:
     heard = START + 1000 * MS
     beat(sessions, driver, "a", heard)
     beat(sessions, driver, "b", heard)
@@ -172,7 +172,7 @@ def test_node_gone_from_the_bus_is_fenced_when_its_lease_ends(driver: Driver, se
     assert sessions.overdue(heard + 1600 * MS) == ["a"], "b is being fenced"
 
 
-def test_heartbeat_after_a_gone_report_restores_the_full_session(driver: Driver, sessions: NodeSessions) -> None:
+def test_heartbeat_after_a_no_responders_report_restores_the_full_session(driver: Driver, sessions: NodeSessions) -> None:
     beat(sessions, driver, "b", START)
     sessions.record_no_responders("b")
     beat(sessions, driver, "b", START + 700 * MS)
@@ -180,7 +180,7 @@ def test_heartbeat_after_a_gone_report_restores_the_full_session(driver: Driver,
     assert sessions.due(START + 700 * MS + SESSION - 1) == []
 
 
-def test_node_gone_keeps_a_lease_the_previous_metadata_leader_may_have_granted(driver: Driver, sessions: NodeSessions) -> None:
+def test_node_without_responders_is_not_fenced_before_leases_of_the_previous_metadata_leader_end(driver: Driver, sessions: NodeSessions) -> None:
     sessions.record_no_responders("b")
     beat(sessions, driver, "a", START + 100 * MS)
     assert sessions.due(START + 918 * MS - 1) == []
@@ -205,14 +205,14 @@ def test_node_that_sends_heartbeats_counts_as_running(driver: Driver, sessions: 
     assert not sessions.runs("a", START + 5601 * MS)
 
 
-def test_sessions_with_a_claimed_node_id_list_the_node_as_overdue_at_once(driver: Driver, sessions: NodeSessions) -> None:
+def test_node_whose_id_another_process_claims_is_overdue_at_once(driver: Driver, sessions: NodeSessions) -> None:
     assert not sessions.may_still_run("stranger", START)
     assert sessions.may_still_run("a", START)
     assert sessions.overdue(START + 1) == ["a"], "its place is wanted: the bus is asked at once"
     assert sorted(sessions.overdue(START + 1002 * MS)) == ["a", "b"], "late as they are"
 
 
-def test_node_with_an_ended_session_keeps_its_node_id_until_nats_confirms_its_absence(
+def test_node_with_an_ended_session_keeps_its_id_until_nats_reports_no_responders(
     driver: Driver, sessions: NodeSessions
 ) -> None:
     """A flood on a starved machine ended every session, and registrations of strangers removed running nodes."""
@@ -232,7 +232,7 @@ def test_node_with_an_ended_session_keeps_its_node_id_until_nats_confirms_its_ab
     assert "a" not in sessions.overdue(ended + 4501 * MS), "the bus has said so"
 
 
-def test_new_metadata_leader_takes_no_node_for_gone(driver: Driver, sessions: NodeSessions) -> None:
+def test_new_metadata_leader_treats_every_node_as_running_until_a_no_responders_report(driver: Driver, sessions: NodeSessions) -> None:
     sessions.lead(driver.fsm.image, START + 9000 * MS)
     assert sessions.runs("b", START + 9000 * MS)
     sessions.record_no_responders("b")

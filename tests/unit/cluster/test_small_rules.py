@@ -38,7 +38,7 @@ FIRST, LAST = (CountersMoved(Counters(number, 1, 1, 1, 1)) for number in (1, 2))
         ([NODE, FIRST, LAST], (NODE, LAST)),
     ],
 )
-def test_batch_moves_the_counters_once_at_its_end(records: list[Record], wanted: tuple[Record, ...]) -> None:
+def test_request_batch_writes_one_counters_record_at_the_end(records: list[Record], wanted: tuple[Record, ...]) -> None:
     assert _one_count(records) == wanted
 
 
@@ -49,7 +49,7 @@ def accused(accusations: FailureReports, witness: str = "b") -> pb.ReportLeader:
     return report
 
 
-def test_accusations_after_resigning_ask_and_propose_nothing() -> None:
+def test_leader_failure_reports_after_resigning_send_no_probe_and_no_proposal() -> None:
     for ends in ("asked nobody yet", "proven"):
         accusations = FailureReports()
         accusations.lead(7)
@@ -67,7 +67,7 @@ def test_accusations_after_resigning_ask_and_propose_nothing() -> None:
         assert [question.node for question in accusations.take_questions()] == ["a", "b"]
 
 
-def test_accusation_belongs_to_one_partition_and_epoch_and_ends_in_time() -> None:
+def test_leader_failure_report_ignores_probe_answers_of_another_partition_or_epoch() -> None:
     accusations = FailureReports()
     accusations.lead(7)
     accused(accusations)
@@ -88,7 +88,7 @@ def test_accusation_belongs_to_one_partition_and_epoch_and_ends_in_time() -> Non
 
 
 # ---- answers -------------------------------------------------------------------------------------------------------------------
-def test_rejection_detail_is_shortened() -> None:
+def test_control_request_rejection_detail_above_the_limit_is_shortened() -> None:
     fits = "é" * MAX_DETAIL_LENGTH
     decision = refuse(pb.ControlResponse.INVALID, fits)
     assert (decision.records, decision.response) == ((), pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=fits))
@@ -97,7 +97,7 @@ def test_rejection_detail_is_shortened() -> None:
     assert codec.partition_from_pb(longer.response.partition) == a_partition()
 
 
-def test_control_answer_with_a_large_stream_is_cut_and_names_the_next_partition() -> None:
+def test_describe_stream_answer_above_the_size_limit_is_truncated_with_the_next_partition() -> None:
     whole = pb.ControlResponse(stream=codec.stream_to_pb(a_stream(*(a_partition(partition=n) for n in range(9)))))
     answer = pb.ControlResponse()
     answer.CopyFrom(whole)
@@ -114,7 +114,7 @@ def test_control_answer_with_a_large_stream_is_cut_and_names_the_next_partition(
     assert other == pb.ControlResponse(detail="x" * 100)
 
 
-def test_preferred_leaders_are_checked_once_per_interval() -> None:
+def test_preferred_leader_rebalance_checks_once_per_interval() -> None:
     image = an_image(a_stream(a_partition(leader="b", last_leader="b")))
     leaders = PreferredLeaders(10.0)
     leaders.lead(0)
@@ -124,7 +124,7 @@ def test_preferred_leaders_are_checked_once_per_interval() -> None:
 
 
 # ---- the feed ------------------------------------------------------------------------------------------------------------------
-def test_image_operations_are_encoded_only_for_controllers() -> None:
+def test_feed_omits_records_of_finished_operations() -> None:
     producer = FeedProducer()
     producer.entry_applied(1, (created(1), OperationDone(Operation(b"o" * 16, 1, b"secret"))))
     (entry,) = producer.take()
@@ -134,7 +134,7 @@ def test_image_operations_are_encoded_only_for_controllers() -> None:
 
 
 # ---- bytes ---------------------------------------------------------------------------------------------------------------------
-def test_image_bytes_do_not_depend_on_the_order_of_changes() -> None:
+def test_image_snapshot_bytes_do_not_depend_on_the_order_of_changes() -> None:
     streams = [replace(a_stream(), name=f"s{number}", uid=f"u{number}", subject=f"x.{number}") for number in range(5)]
     first, second = (an_image().with_streams(order) for order in (streams, streams[::-1]))
     nodes = Map(dict(reversed(list(first.nodes.items()))))

@@ -16,7 +16,7 @@ def at(index: int, digest: bytes, **told: bytes) -> AppliedDigests:
     return made
 
 
-def test_applied_digests_keep_a_checkpoint_after_each_multiple() -> None:
+def test_applied_digests_store_a_checkpoint_at_each_multiple_of_the_interval() -> None:
     made = AppliedDigests("a", every=4)
     seen = []
     before = 0
@@ -51,7 +51,7 @@ def test_metadata_leader_whose_digest_differs_from_the_majority_resigns() -> Non
     assert made.agreed == NONE, "what it holds is told to nobody"
 
 
-def test_applied_digests_without_a_majority_halt_until_a_majority_agrees() -> None:
+def test_applied_digests_without_an_equal_majority_halt_the_controllers_until_a_majority_agrees() -> None:
     for made, voters in ((at(EVERY, D, b=E, c=F), ABC), (at(EVERY, D, b=E), ABC), (at(EVERY, D, b=E), ("a", "b"))):
         assert not made.compare_reports(voters)
         assert (
@@ -71,7 +71,7 @@ def test_applied_digests_without_a_majority_halt_until_a_majority_agrees() -> No
     assert other.halted == "", "its next process is sent a snapshot"
 
 
-def test_applied_digests_after_a_snapshot_agree_from_the_next_checkpoint() -> None:
+def test_applied_digests_after_a_snapshot_are_compared_from_the_next_checkpoint() -> None:
     made = at(EVERY, D, b=E)
     assert not made.compare_reports(ABC)
     assert made.halted
@@ -91,7 +91,7 @@ def test_applied_digests_after_a_snapshot_agree_from_the_next_checkpoint() -> No
     assert not itself.compare_reports(ABC), "it was sent one itself, before it led"
 
 
-def test_applied_digests_ignore_learners_and_a_single_controller_agrees() -> None:
+def test_applied_digests_of_learners_are_ignored_and_a_single_controller_agrees_with_itself() -> None:
     made = at(EVERY, D, b=E, l1=D)
     made.compare_reports(("a", "b", "c"))
     assert made.halted

@@ -20,7 +20,7 @@ from liftpy.errors import CorruptionError
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
 
 
-def test_state_codec_keeps_every_field() -> None:
+def test_metadata_state_codec_restores_every_field() -> None:
     node = NodeImage(
         node_id="n",
         incarnation=2,
@@ -126,13 +126,13 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_stream_settings_codec_keeps_every_setting(config: StreamConfig) -> None:
+def test_stream_settings_codec_restores_every_setting(config: StreamConfig) -> None:
     assert config_from_pb(config_to_pb(config)) == config
     assert config_from_pb(pb.StreamConfig()) == StreamConfig()
 
 
 @pytest.mark.parametrize("position", [4, 6, 8, 15, 16, 23, 24, 30, -1])
-def test_snapshot_with_any_flipped_bit_is_rejected(position: int) -> None:
+def test_metadata_snapshot_with_any_flipped_bit_is_rejected(position: int) -> None:
     data = bytearray(encode_snapshot(an_image(a_stream())))
     data[position] ^= 1
     with pytest.raises(Exception, match="snapshot"):

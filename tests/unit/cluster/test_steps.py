@@ -74,7 +74,7 @@ def of_a_node(kind: str, driven: Driven) -> pb.ControlRequest:
 
 
 @pytest.mark.parametrize("kind", ["register", "emptied", "fence", "unfence", "drain"])
-def test_apply_in_steps_is_bounded_invisible_and_gives_the_same_image(kind: str) -> None:
+def test_apply_of_a_large_entry_in_steps_changes_the_image_only_at_the_end(kind: str) -> None:
     in_one, in_steps = cluster(), cluster()
     entry = in_one.entry(of_a_node(kind, in_one))
     assert in_steps.entry(of_a_node(kind, in_steps)) == entry
@@ -91,7 +91,7 @@ def test_apply_in_steps_is_bounded_invisible_and_gives_the_same_image(kind: str)
     assert encode_snapshot(in_steps.fsm.image) == encode_snapshot(in_one.fsm.image)
 
 
-def test_apply_step_replays_no_more_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apply_of_a_large_entry_in_steps_replays_a_bounded_number_of_records_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
     driven = cluster()
     entry = driven.entry(of_a_node("emptied", driven))
     counted = 0
@@ -110,7 +110,7 @@ def test_apply_step_replays_no_more_than_its_limit(monkeypatch: pytest.MonkeyPat
     assert sum(replayed) + counted > STREAMS * PARTITIONS
 
 
-def test_work_ahead_is_dropped_on_a_snapshot_or_another_entry() -> None:
+def test_apply_in_steps_discards_its_partial_result_on_a_snapshot_or_another_entry() -> None:
     driven, other = cluster(), cluster()
     snapshot = encode_snapshot(driven.fsm.image)
     driven.apply(pb.ControlRequest(deleteStream=pb.DeleteStream(name="s7")))

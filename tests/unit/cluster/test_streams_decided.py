@@ -38,7 +38,7 @@ def test_create_stream_places_no_replica_on_a_fenced_node() -> None:
     assert list(driver.create().stream.partitions[0].replicas) == ["a", "c"]
 
 
-def test_create_stream_advances_the_round_robin_start() -> None:
+def test_create_stream_advances_the_round_robin_start_for_the_next_stream() -> None:
     driver = Driver(("0", "1", "2", "3", "4"))
     driver.create("first", partitions=9, replicationFactor=3)
     second = driver.create("second", partitions=2, replicationFactor=3)
@@ -66,7 +66,7 @@ def test_create_stream_advances_the_round_robin_start() -> None:
         ({"config": pb.StreamConfig(retentionAgeS=float("nan"))}, "retention_age_s"),
     ],
 )
-def test_create_stream_with_a_wrong_request_is_invalid_and_changes_nothing(fields: dict[str, object], says: str) -> None:
+def test_create_stream_with_invalid_arguments_returns_invalid_and_changes_nothing(fields: dict[str, object], says: str) -> None:
     driver = Driver(("a", "b", "c"))
     before = driver.fsm.image.counters
     response = driver.create(**fields)  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ def test_create_stream_retry_returns_the_current_or_deleted_stream() -> None:
     assert not gone.stream.partitions
 
 
-def test_delete_stream_needs_the_uid_and_a_new_stream_gets_another() -> None:
+def test_delete_stream_with_another_uid_is_rejected_and_a_recreated_stream_has_a_new_uid() -> None:
     driver = Driver(("a",))
     uid = driver.create().stream.uid
     assert driver.ask(deleteStream=pb.DeleteStream(name="orders", uid="000009-0")).error == Error.NOT_FOUND
@@ -120,7 +120,7 @@ def test_delete_stream_needs_the_uid_and_a_new_stream_gets_another() -> None:
     assert driver.ask(deleteStream=pb.DeleteStream(name="orders")).detail == second
 
 
-def test_create_stream_keeps_given_settings_and_defaults_the_rest() -> None:
+def test_create_stream_stores_given_settings_and_defaults_for_the_others() -> None:
     driver = Driver(("a",))
     asked = pb.StreamConfig(ackPolicy="leader", flush="interval:20", retentionRecords=5, failoverStandby=True, dedupWindowS=0)
     driver.create(config=asked)

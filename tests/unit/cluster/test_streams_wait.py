@@ -34,7 +34,7 @@ def place(driver: Driver, name: str = "orders") -> pb.ControlResponse:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("nodes", [(), ("a",)])
-def test_create_stream_with_too_few_nodes_waits_and_is_placed_when_nodes_register(policy: str, nodes: tuple[str, ...]) -> None:
+def test_create_stream_with_too_few_nodes_is_unplaced_until_nodes_register(policy: str, nodes: tuple[str, ...]) -> None:
     driver = Driver()
     for node in nodes:
         driver.register(node, rack=node)
@@ -61,7 +61,7 @@ def test_create_stream_with_too_few_nodes_waits_and_is_placed_when_nodes_registe
     check_image(driver.fsm.image)
 
 
-def test_unplaced_stream_claims_its_subjects_and_survives_a_snapshot() -> None:
+def test_unplaced_stream_reserves_its_subjects_and_is_restored_from_a_snapshot() -> None:
     driver = Driver(("a",))
     driver.create(partitions=3, replicationFactor=2)
     image = driver.fsm.image
@@ -74,7 +74,7 @@ def test_unplaced_stream_claims_its_subjects_and_survives_a_snapshot() -> None:
     assert driver.create("other", "shop.orders.2").error == Error.OK
 
 
-def test_unplaced_stream_is_not_placed_under_another_uid() -> None:
+def test_place_stream_with_another_uid_returns_not_found() -> None:
     driver = Driver(("a",))
     driver.create(replicationFactor=2)
     driver.register("b")
@@ -82,7 +82,7 @@ def test_unplaced_stream_is_not_placed_under_another_uid() -> None:
     assert driver.fsm.image.waiting
 
 
-def test_create_stream_with_rack_strict_waits_for_nodes_and_racks() -> None:
+def test_create_stream_with_rack_strict_is_unplaced_until_enough_nodes_and_racks_register() -> None:
     driver = Driver()
     driver.register("a", rack="x")
     driver.create(replicationFactor=2, placement="rack-strict")
@@ -94,7 +94,7 @@ def test_create_stream_with_rack_strict_waits_for_nodes_and_racks() -> None:
     assert place(driver).error == Error.OK
 
 
-def test_create_stream_dry_run_with_too_few_nodes_tells_the_missing_nodes() -> None:
+def test_create_stream_dry_run_with_too_few_nodes_returns_the_number_of_missing_nodes() -> None:
     driver = Driver(("a",))
     answer = driver.create(replicationFactor=3, dryRun=True)
     assert answer.plan.waits == "not enough nodes: 2 more needed"
@@ -126,7 +126,7 @@ def heartbeat(node: str, incarnation: int) -> pb.ControlRequest:
     return pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=node, incarnation=incarnation))
 
 
-def test_metadata_leader_places_waiting_streams_a_few_at_a_time() -> None:
+def test_metadata_leader_places_unplaced_streams_a_few_at_a_time() -> None:
     driver = Driver(("a",))
     for number in range(AT_ONCE + 3):
         driver.create(f"s{number:02}", replicationFactor=2 + number % 2)
@@ -148,7 +148,7 @@ def test_metadata_leader_places_waiting_streams_a_few_at_a_time() -> None:
     assert leading.due() == [f"s{number:02}" for number in range(AT_ONCE + 1, AT_ONCE + 3)]
 
 
-def test_controller_that_does_not_lead_places_no_waiting_stream() -> None:
+def test_controller_that_does_not_lead_places_no_unplaced_stream() -> None:
     driver = Driver(("a",))
     driver.create(replicationFactor=2)
     leading = Leading(driver)
@@ -159,7 +159,7 @@ def test_controller_that_does_not_lead_places_no_waiting_stream() -> None:
     assert leading.due() == ["orders"]
 
 
-def test_create_stream_by_hand_on_dead_nodes_is_led_by_the_first_to_return() -> None:
+def test_create_stream_with_manual_placement_on_dead_nodes_is_led_by_the_first_returning_node() -> None:
     cluster = Cluster(("a", "b", "c"))
     for node in "bc":
         cluster.fence(node)
@@ -178,7 +178,7 @@ def test_create_stream_by_hand_on_dead_nodes_is_led_by_the_first_to_return() -> 
     assert status in (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND, PartitionStatus.ONLINE)
 
 
-def test_placement_of_a_large_stream_is_left_to_the_log_in_steps() -> None:
+def test_create_stream_with_expensive_placement_is_logged_and_applied_in_steps() -> None:
     """The forecast must not take seconds."""
     driver = Driver()
     for number in range(100):
@@ -199,7 +199,7 @@ def test_placement_of_a_large_stream_is_left_to_the_log_in_steps() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"partition": 1}, {"isr": ()}, {"leader": ""}, {"isr": ("z",)}])
-def test_record_of_impossible_partitions_is_rejected(wrong: dict[str, object]) -> None:
+def test_partitions_added_record_with_impossible_partitions_raises_invariant_error(wrong: dict[str, object]) -> None:
     """A client that may publish can put a record on the feed."""
     driver = Driver(("a",))
     driver.create(replicationFactor=1)
@@ -214,7 +214,7 @@ def test_record_of_impossible_partitions_is_rejected(wrong: dict[str, object]) -
     assert not replay(driver.fsm.image, PartitionsAdded("orders", stream.uid, (good,))).waiting
 
 
-def test_stream_of_an_older_snapshot_does_not_wait() -> None:
+def test_stream_of_an_older_snapshot_format_is_decoded_as_placed() -> None:
     driver = Driver(("a", "b"))
     driver.create(partitions=2)
     older = pb.Stream.FromString(pb.Image.FromString(b"").SerializeToString())

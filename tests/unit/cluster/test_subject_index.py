@@ -47,7 +47,7 @@ def _streams() -> st.SearchStrategy[tuple[str, int]]:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(_streams(), min_size=1, max_size=6), _streams())
-def test_subject_index_finds_exactly_the_overlapping_streams(held: list[tuple[str, int]], wanted: tuple[str, int]) -> None:
+def test_subject_index_search_returns_exactly_the_streams_with_overlapping_subjects(held: list[tuple[str, int]], wanted: tuple[str, int]) -> None:
     index = SubjectIndex()
     for number, (subject, partitions) in enumerate(held):
         index = index.with_stream(f"s{number}", subject, partitions)
@@ -78,7 +78,7 @@ def create(driver: Driver, name: str, subject: str, partitions: int = 1, ack: st
         ("shop.orders.*", 1, "shop.orders", 2),
     ],
 )
-def test_stream_with_an_overlapping_subject_is_rejected(held: str, partitions: int, wanted: str, count: int) -> None:
+def test_create_stream_with_an_overlapping_subject_is_rejected(held: str, partitions: int, wanted: str, count: int) -> None:
     driver = Driver(("a",))
     assert create(driver, "one", held, partitions).error == Error.OK
     before = driver.fsm.image
@@ -104,13 +104,13 @@ def test_stream_with_an_overlapping_subject_is_rejected(held: str, partitions: i
         ("a.b", 1, "b.a", 1),
     ],
 )
-def test_streams_with_disjoint_subjects_are_created(held: str, partitions: int, wanted: str, count: int) -> None:
+def test_create_stream_with_disjoint_subjects_is_accepted(held: str, partitions: int, wanted: str, count: int) -> None:
     driver = Driver(("a",))
     assert create(driver, "one", held, partitions).error == Error.OK
     assert create(driver, "two", wanted, count).error == Error.OK
 
 
-def test_stream_without_acks_and_a_deleted_stream_do_not_block_a_subject() -> None:
+def test_create_stream_with_a_subject_of_a_deleted_stream_or_a_stream_without_acks_is_accepted() -> None:
     driver = Driver(("a",))
     assert create(driver, "audit", "shop.>", ack="none").error == Error.OK
     assert create(driver, "all", "shop.>").error == Error.OK
@@ -129,14 +129,14 @@ def test_create_stream_checks_the_name_before_the_subject() -> None:
 
 
 @pytest.mark.parametrize("name", ["control", "feed", "inbox", "info", "notify", "raft", "service", "status"])
-def test_stream_name_with_protocol_words_is_rejected(name: str) -> None:
+def test_create_stream_with_a_name_of_protocol_words_is_rejected(name: str) -> None:
     assert "protocol's own" in create(Driver(("a",)), name, "shop").detail
 
 
 @pytest.mark.parametrize(
     "subject", ["liftpy.>", "liftpy", "_INBOX.>", "_INBOX_bob.x", "_INBOX", "$SYS.>", "$JS.API", ">", "*.x"]
 )
-def test_stream_subject_of_the_protocol_is_rejected(subject: str) -> None:
+def test_create_stream_with_a_protocol_subject_is_rejected(subject: str) -> None:
     assert "overlap" in create(Driver(("a",)), "one", subject).detail
 
 
@@ -155,11 +155,11 @@ def test_stream_subject_of_the_protocol_is_rejected(subject: str) -> None:
         ("shop.>", 1, False),
     ],
 )
-def test_stream_subject_under_an_inbox_prefix_is_rejected(subject: str, partitions: int, under: bool) -> None:
+def test_create_stream_with_a_subject_under_an_inbox_prefix_is_rejected(subject: str, partitions: int, under: bool) -> None:
     assert begins_under(subject, partitions, "acme.inbox.") is under
 
 
-def test_subject_index_search_visits_few_streams() -> None:
+def test_subject_index_search_in_many_streams_compares_few_streams() -> None:
     index = SubjectIndex()
     for number in range(20_000):
         index = index.with_stream(f"s{number}", f"data.s{number}", 3)

@@ -49,14 +49,14 @@ SUBJECTS = [
 
 
 @pytest.mark.parametrize("one", SUBJECTS)
-def test_subjects_overlap_if_one_message_matches_both(one: tuple[str, int]) -> None:
+def test_subjects_overlap_if_one_message_subject_matches_both_filters(one: tuple[str, int]) -> None:
     index = SubjectIndex().with_stream("one", *one)
     for other in SUBJECTS:
         assert bool(index.overlapping(*other)) is bool(listens(*one) & listens(*other)), other
     assert index.without_stream("one", one[0]) == SubjectIndex()
 
 
-def test_dirty_streams_are_comparable_within_one_image() -> None:
+def test_dirty_streams_since_a_later_or_unrelated_image_returns_none() -> None:
     trail = DirtyStreams()
     later = trail.step("x").step("y")
     assert later.since(trail) == {"x", "y"}
@@ -64,7 +64,7 @@ def test_dirty_streams_are_comparable_within_one_image() -> None:
     assert trail.since(later) is None
 
 
-def test_partition_requests_are_sent_answered_and_bounded() -> None:
+def test_partition_requests_are_batched_bounded_in_bytes_and_each_answered() -> None:
     wishes, told = RequestBatcher(), list[Any]()
     for number in range(3 * SENT_TOGETHER):
         key = PartitionKey("s", "u", number)
@@ -101,11 +101,11 @@ def test_misplaced_leadership_needs_a_live_in_sync_preferred_leader(more: dict[s
 @pytest.mark.parametrize(
     ("uid", "number", "there"), [("u1", 0, True), ("", 0, True), ("u2", 0, False), ("u1", 1, False), ("u1", -1, False)]
 )
-def test_image_finds_a_partition_by_stream_and_number(uid: str, number: int, there: bool) -> None:
+def test_image_returns_a_partition_by_stream_and_number(uid: str, number: int, there: bool) -> None:
     assert (an_image(a_stream()).find("s", uid, number) is not None) is there
 
 
-def test_image_replica_counts_change_with_streams_and_records_decode_unchanged() -> None:
+def test_image_replica_counts_follow_created_and_deleted_streams() -> None:
     image = an_image()
     after = replay(image, StreamCreated(a_stream()))
     assert dict(after.replica_counts) == {"a": 1, "b": 1, "c": 1}

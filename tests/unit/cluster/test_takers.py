@@ -17,7 +17,7 @@ def cluster(ids: str, **more: Any) -> list[NodeFacts]:
     return [NodeFacts(node_id=node, **more) for node in ids]
 
 
-def test_takers_follow_the_worked_example() -> None:
+def test_destination_nodes_of_the_documented_example_are_the_documented_nodes() -> None:
     nodes = [NodeFacts(node_id=n, rack=r) for n, r in zip("abcde", "xyzxz", strict=True)]
     held = {"d": 3, "e": 5}
     assert DestinationNodes(nodes, held).take("ab", "c") == "e"
@@ -25,25 +25,25 @@ def test_takers_follow_the_worked_example() -> None:
     assert DestinationNodes(nodes[:4], held).take("ab", "c", strictly=True) is None
 
 
-def test_takers_count_replicas_already_assigned() -> None:
+def test_destination_nodes_count_replicas_assigned_earlier_in_the_plan() -> None:
     takers = DestinationNodes(cluster("abc"), {"a": 2, "b": 1})
     assert [takers.take(()) for _ in range(6)] == ["c", "b", "c", "a", "b", "c"]
 
 
 @pytest.mark.parametrize("more", [{"live": False}, {"leaving": True}, {"weight": 0.0}, {"budget": 2}])
-def test_takers_skip_full_draining_or_dead_nodes(more: dict[str, Any]) -> None:
+def test_destination_nodes_exclude_full_draining_and_dead_nodes(more: dict[str, Any]) -> None:
     takers = DestinationNodes([NodeFacts(node_id="a", **more), NodeFacts(node_id="b")], {"a": 2, "b": 9})
     assert takers.take(()) == "b"
     assert takers.take("b") is None
     assert takers.take((), "b") is None
 
 
-def test_takers_follow_the_node_weights() -> None:
+def test_destination_nodes_receive_replicas_in_proportion_to_their_weight() -> None:
     takers = DestinationNodes([NodeFacts(node_id="a", weight=3), NodeFacts(node_id="b")], {})
     assert Counter(takers.take(()) for _ in range(40)) == {"a": 30, "b": 10}
 
 
-def test_takers_choose_the_replica_to_drop() -> None:
+def test_destination_nodes_choose_the_replica_to_remove() -> None:
     takers = DestinationNodes(
         [NodeFacts(node_id=n, rack=r) for n, r in zip("abcd", "xyxz", strict=True)], {"a": 1, "b": 9, "c": 1, "d": 5}
     )
@@ -54,14 +54,14 @@ def test_takers_choose_the_replica_to_drop() -> None:
     assert takers.replica_to_remove(("a", "b"), "a", "a") == "b", "never the leader"
 
 
-def test_takers_accept_a_node_that_dropped_a_replica() -> None:
+def test_destination_nodes_include_a_full_node_after_the_removal_of_one_replica() -> None:
     takers = DestinationNodes(cluster("ab", budget=2), {"a": 2, "b": 2})
     assert takers.take(()) is None
     takers.replica_to_remove(("a", "b"), "b", "ab")
     assert takers.take(()) == "a"
 
 
-def test_takers_resize_a_replica_list_to_another_factor() -> None:
+def test_destination_nodes_extend_or_shorten_a_replica_list_to_a_replication_factor() -> None:
     nodes = cluster("abcde")
     assert with_replication_factor(("a", "b", "c"), 5, DestinationNodes(nodes, {}), "a", "abc", "") == ("a", "b", "c", "d", "e")
     assert with_replication_factor(("a", "b", "c"), 6, DestinationNodes(nodes, {}), "a", "abc", "") is None
@@ -72,7 +72,7 @@ def test_takers_resize_a_replica_list_to_another_factor() -> None:
 
 
 @given(st.data())
-def test_takers_pick_the_least_loaded_node_on_a_new_rack(data: st.DataObject) -> None:
+def test_destination_node_for_a_new_rack_is_the_least_loaded_node(data: st.DataObject) -> None:
     count = data.draw(st.integers(2, 9))
     nodes = [
         NodeFacts(

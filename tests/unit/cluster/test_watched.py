@@ -72,7 +72,7 @@ def test_controller_metrics_count_an_unclean_election_once() -> None:
     assert watched.show(again) == (0, 0, {"unclean": 1, "clean": 1})
 
 
-def test_controller_metrics_count_existing_partitions_and_forget_removed_ones() -> None:
+def test_controller_metrics_exclude_partitions_of_deleted_streams() -> None:
     watched = Watched()
     assert watched.show(OFFLINE, replace(ELECTION, partition=1)) == (1, 1, {})
     assert watched.show() == (0, 0, {})
@@ -94,7 +94,7 @@ def test_controller_metrics_count_a_lost_data_directory() -> None:
     assert lost == [0, 0, 0, 1, 1, 1, 2], "not at first sight, and not who says it for the first time"
 
 
-def test_controller_metrics_keep_partitions_that_need_an_unclean_election() -> None:
+def test_controller_metrics_count_partitions_that_need_an_unclean_election() -> None:
     watched = Watched()
     watched.show(ONLINE)
     watched.show(replace(OFFLINE, isr=("b",)))

@@ -63,7 +63,7 @@ def test_partition_requests_count_batches_sent_and_superseded() -> None:
     assert counts == [(1, SENT_TOGETHER, 1), (2, SENT_TOGETHER + 1, 1)]
 
 
-def test_partition_requests_of_thousands_leave_in_few_batches_one_at_a_time() -> None:
+def test_partition_requests_of_thousands_of_partitions_are_sent_in_few_batches_one_at_a_time() -> None:
     asked = Asked()
     for number in range(3000):
         asked.put(number, promotion(number))
@@ -81,7 +81,7 @@ def test_partition_requests_of_thousands_leave_in_few_batches_one_at_a_time() ->
     assert len(asked.answers) == 3000
 
 
-def test_newest_partition_request_replaces_the_waiting_one() -> None:
+def test_partition_request_replaces_an_older_unsent_request_of_the_partition_and_kind() -> None:
     asked = Asked()
     for _ in range(50):
         for number in range(10):
@@ -96,7 +96,7 @@ def test_newest_partition_request_replaces_the_waiting_one() -> None:
     assert {error for _, error in asked.answers} == {pb.ControlResponse.STALE}
 
 
-def test_partition_request_during_a_batch_waits_for_its_answer() -> None:
+def test_partition_request_made_during_a_batch_is_sent_after_the_answer_of_the_batch() -> None:
     asked = Asked()
     asked.put(1, promotion(1))
     first = asked.wishes.take()
@@ -110,7 +110,7 @@ def test_partition_request_during_a_batch_waits_for_its_answer() -> None:
     assert numbers(asked.wishes.take()) == [1, 2]
 
 
-def test_partition_requests_of_leaders_come_before_isr_changes() -> None:
+def test_partition_requests_about_leaders_are_sent_before_isr_changes() -> None:
     asked = Asked()
     asked.put(1, isr(1))
     asked.put(2, promotion(2))
@@ -119,7 +119,7 @@ def test_partition_requests_of_leaders_come_before_isr_changes() -> None:
     assert [item.request.WhichOneof("request") for item in batch.batch.requests] == ["reportPromotion", "changeIsr"]
 
 
-def test_partition_requests_get_their_own_answer_or_an_unknown_outcome() -> None:
+def test_partition_request_gets_its_own_answer_from_a_batch_or_an_unknown_outcome() -> None:
     asked = Asked()
     for number in range(4):
         asked.put(number, isr(number))
@@ -139,7 +139,7 @@ def test_partition_requests_without_a_metadata_leader_have_unknown_outcomes(erro
     assert asked.answers == [(0, None), (1, None)]
 
 
-def test_partition_request_batch_rejected_as_a_whole_answers_invalid() -> None:
+def test_partition_requests_of_a_rejected_batch_each_get_the_answer_invalid() -> None:
     asked = Asked()
     for number in range(2):
         asked.put(number, isr(number))
