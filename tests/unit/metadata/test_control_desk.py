@@ -92,14 +92,14 @@ async def controller() -> Controller:
     return made
 
 
-async def test_control_desk_of_the_leader_answers(controller: Controller) -> None:
+async def test_control_endpoint_of_the_metadata_leader_answers_requests(controller: Controller) -> None:
     await controller.receive(Message(REQUEST))
     await controller.settled()
     [(subject, response)] = controller.replies
     assert (subject, response.operationId, response.index) == ("space.inbox.n1.1", b"o" * 16, 7)
 
 
-async def test_control_desk_subscribes_to_requests_of_nodes_while_it_leads(controller: Controller) -> None:
+async def test_control_endpoint_subscribes_to_node_requests_only_on_the_metadata_leader(controller: Controller) -> None:
     of_nodes, of_operators = "space.control.node.*", "space.control.admin"
     assert {of_nodes, of_operators, "space.info"} <= controller.listening.keys()
     controller.leads = False
@@ -118,7 +118,7 @@ async def test_control_desk_subscribes_to_requests_of_nodes_while_it_leads(contr
     assert controller.listening == {}
 
 
-async def test_control_desk_on_a_follower_is_silent_where_the_leader_decides(controller: Controller) -> None:
+async def test_control_endpoint_of_another_controller_sends_no_answer_to_requests_for_the_leader(controller: Controller) -> None:
     controller.leads = False
     await controller.receive(Message(REQUEST))
     assert controller.replies == []
@@ -127,7 +127,7 @@ async def test_control_desk_on_a_follower_is_silent_where_the_leader_decides(con
     assert [response.index for _, response in controller.replies] == [3]
 
 
-async def test_control_desk_above_its_bound_answers_unavailable(
+async def test_control_endpoint_with_too_many_requests_in_progress_answers_unavailable(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "MAX_IN_PROGRESS", 2)
@@ -148,7 +148,7 @@ async def test_control_desk_above_its_bound_answers_unavailable(
     "message",
     [Message(REQUEST, ""), Message(REQUEST, "shop.orders"), Message(REQUEST, "_INBOX.1"), Message(b"junk"), Message(b"")],
 )
-async def test_control_desk_invalid_request_or_reply_subject_gets_no_answer(controller: Controller, message: Message) -> None:
+async def test_control_endpoint_request_with_invalid_bytes_or_reply_subject_gets_no_answer(controller: Controller, message: Message) -> None:
     await controller.receive(message)
     await controller.settled()
     assert controller.replies == []
@@ -157,7 +157,7 @@ async def test_control_desk_invalid_request_or_reply_subject_gets_no_answer(cont
     }
 
 
-async def test_control_desk_close_cancels_requests_in_progress(controller: Controller) -> None:
+async def test_control_endpoint_close_cancels_requests_in_progress(controller: Controller) -> None:
     controller.may_decide.clear()
     await controller.receive(Message(REQUEST))
     await controller.desk.close()
@@ -165,7 +165,7 @@ async def test_control_desk_close_cancels_requests_in_progress(controller: Contr
 
 
 @pytest.mark.parametrize(("subject", "taken"), [("acme.box.x", True), ("acme.>", True), ("shop.x", False)])
-async def test_control_desk_rejects_a_stream_on_inbox_subjects(controller: Controller, subject: str, taken: bool) -> None:
+async def test_control_endpoint_rejects_a_stream_on_inbox_subjects(controller: Controller, subject: str, taken: bool) -> None:
     request = pb.ControlRequest(operationId=b"o" * 16, createStream=pb.CreateStream(name="s", subject=subject))
     await controller.receive(Message(frames.encode(request), "_INBOX.1", "space.control.admin.alice"))
     await controller.settled()
@@ -174,7 +174,7 @@ async def test_control_desk_rejects_a_stream_on_inbox_subjects(controller: Contr
     assert ("inboxes under acme.box." in response.detail) is taken
 
 
-async def test_control_desk_answer_above_the_message_size_is_rejected_with_a_hint(
+async def test_control_endpoint_answer_above_the_message_size_is_replaced_by_an_error_with_a_hint(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     controller.response = pb.ControlResponse(detail="x" * 5000)
@@ -227,7 +227,7 @@ def batch(*requests: pb.ControlRequest) -> pb.ControlRequest:
         ("space.control.node.n1", pb.ControlRequest(), False),
     ],
 )
-async def test_control_desk_subject_accepts_only_its_requests(
+async def test_control_endpoint_subject_accepts_only_requests_allowed_on_this_subject(
     controller: Controller, subject: str, request_: pb.ControlRequest, taken: bool
 ) -> None:
     reply = "space.inbox." + subject.rpartition(".")[2] + ".x" if ".node." in subject else "_INBOX.x"
@@ -240,7 +240,7 @@ async def test_control_desk_subject_accepts_only_its_requests(
     assert len(controller.decided) == taken
 
 
-async def test_control_desk_sender_is_taken_from_the_subject(controller: Controller) -> None:
+async def test_control_endpoint_takes_the_sender_from_the_subject(controller: Controller) -> None:
     forged = pb.ControlRequest(operationId=b"o" * 16, sender="root", deleteStream=pb.DeleteStream(name="s"))
     for subject in ("space.control.admin", "space.control.admin.alice"):
         await controller.receive(Message(frames.encode(forged), "_INBOX.x", subject))
@@ -249,7 +249,7 @@ async def test_control_desk_sender_is_taken_from_the_subject(controller: Control
 
 
 @pytest.mark.parametrize("reply", ["_INBOX.x", "space.inbox.n2.x", "space.inbox.n1", "space.inbox.n10.x", "space.feed", ""])
-async def test_control_desk_answers_a_node_only_in_its_own_inbox(controller: Controller, reply: str) -> None:
+async def test_control_endpoint_answers_a_node_only_on_the_inbox_of_this_node(controller: Controller, reply: str) -> None:
     await controller.receive(Message(REQUEST, reply))
     await controller.settled()
     assert controller.replies == []
@@ -257,13 +257,13 @@ async def test_control_desk_answers_a_node_only_in_its_own_inbox(controller: Con
 
 
 @pytest.mark.parametrize("subject", ["space.info", "space.control.admin", "space.control.admin.alice"])
-async def test_control_desk_does_not_answer_applications_in_node_inboxes(controller: Controller, subject: str) -> None:
+async def test_control_endpoint_does_not_answer_applications_on_inboxes_of_nodes(controller: Controller, subject: str) -> None:
     await controller.receive(Message(frames.encode(DESCRIBE), "space.inbox.n1.x", subject))
     await controller.settled()
     assert controller.replies == []
 
 
-async def test_control_desk_answer_is_cut_to_the_message_size(controller: Controller) -> None:
+async def test_control_endpoint_truncates_an_answer_to_the_message_size(controller: Controller) -> None:
     controller.max_payload = 4096
     wide = pb.Stream(name="s", partitions=[pb.Partition(partition=n, replicas=["n" * 60]) for n in range(200)])
     controller.response = pb.ControlResponse(stream=wide)
@@ -293,7 +293,7 @@ LONG = "a" * 400_000
         pb.ControlRequest(createStream=pb.CreateStream(name="s", manual=[pb.ReplicaList(replicas=["n" * 2000])])),
     ],
 )
-async def test_control_desk_too_large_request_is_rejected_before_the_log(
+async def test_control_endpoint_rejects_a_too_large_request_without_a_log_entry(
     controller: Controller, request_: pb.ControlRequest
 ) -> None:
     request_.operationId = b"o" * 16
@@ -306,7 +306,7 @@ async def test_control_desk_too_large_request_is_rejected_before_the_log(
     assert controller.decided == []
 
 
-async def test_control_desk_flood_of_large_requests_leaves_no_memory(controller: Controller) -> None:
+async def test_control_endpoint_after_a_flood_of_large_requests_releases_their_memory(controller: Controller) -> None:
     request = pb.ControlRequest(operationId=b"o" * 16, createStream=pb.CreateStream(name=LONG, subject="x"))
     message = Message(frames.encode(request), "_INBOX.x", "space.control.admin")
     await controller.receive(message)
@@ -320,7 +320,7 @@ async def test_control_desk_flood_of_large_requests_leaves_no_memory(controller:
     assert len(controller.replies) == 301
 
 
-async def test_control_desk_requests_in_progress_are_bounded_in_bytes(
+async def test_control_endpoint_bounds_the_bytes_of_requests_in_progress(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "MAX_IN_PROGRESS_BYTES", 2 * len(REQUEST))
@@ -335,7 +335,7 @@ async def test_control_desk_requests_in_progress_are_bounded_in_bytes(
     assert len(controller.replies) == 4
 
 
-async def test_control_desk_long_reason_is_truncated_and_accepted(controller: Controller) -> None:
+async def test_control_endpoint_truncates_a_long_reason_and_accepts_the_request(controller: Controller) -> None:
     leaving = pb.LeaveIsr(stream="s", node="n1", reason="because " * 1000)
     await controller.receive(Message(frames.encode(pb.ControlRequest(operationId=b"o" * 16, leaveIsr=leaving))))
     await controller.settled()
@@ -343,7 +343,7 @@ async def test_control_desk_long_reason_is_truncated_and_accepted(controller: Co
     assert len(controller.decided[0].leaveIsr.reason) <= 256
 
 
-def test_control_desk_full_batch_of_a_node_is_never_too_large() -> None:
+def test_control_endpoint_accepts_a_full_request_batch_of_a_node() -> None:
     longest = pb.ChangeIsr(stream="s" * 64, uid="u" * 30, leader="n" * 64, isr=["n" * 64] * 3)
     request = batch(*[pb.ControlRequest(changeIsr=longest)] * MAX_REQUESTS)
     while request.batch.ByteSize() > MAX_BATCH_BYTES:
@@ -351,7 +351,7 @@ def test_control_desk_full_batch_of_a_node_is_never_too_large() -> None:
     assert fit(request, len(frames.encode(request))) == ""
 
 
-async def test_control_desk_flood_is_dropped_unread_while_nodes_are_answered(
+async def test_control_endpoint_during_a_flood_drops_client_requests_undecoded_and_answers_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_ns = 5_000_000_000
@@ -386,7 +386,7 @@ async def test_control_desk_flood_is_dropped_unread_while_nodes_are_answered(
         controller.leads = True
 
 
-async def test_control_desk_operator_above_the_allowance_gets_a_retry_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_endpoint_rejects_an_operator_above_the_rate_limit_with_a_retry_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = 5_000_000_000
     monkeypatch.setattr(control.clock, "now_ns", lambda: now_ns)
     controller = Controller()
@@ -425,7 +425,7 @@ async def ran() -> None:
         await asyncio.sleep(0)
 
 
-async def test_control_desk_flooding_sender_waits_without_delaying_others(controller: Controller) -> None:
+async def test_control_endpoint_requests_of_a_flooding_sender_wait_without_delaying_other_senders(controller: Controller) -> None:
     controller.may_decide.clear()
     for number in range(10):
         await controller.receive(Message(order(f"s{number}"), "_INBOX.1", "space.control.admin"))
@@ -454,7 +454,7 @@ async def test_control_desk_flooding_sender_waits_without_delaying_others(contro
     assert len(controller.desk._turns) == 0
 
 
-async def test_control_desk_request_waiting_past_its_limit_is_unavailable(
+async def test_control_endpoint_request_that_waits_too_long_for_admission_gets_unavailable(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "_TIMEOUT_S", 0.01)
@@ -472,7 +472,7 @@ async def test_control_desk_request_waiting_past_its_limit_is_unavailable(
     assert len(controller.desk._turns) == 0
 
 
-async def test_control_desk_unknown_node_shares_the_allowance_of_strangers(controller: Controller) -> None:
+async def test_control_endpoint_requests_of_unknown_nodes_share_one_rate_limit(controller: Controller) -> None:
     controller.desk.limits.allowance = admission.Allowance(0.0, 3)
     for number in range(5):
         beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="ghost", incarnation=number))
@@ -481,7 +481,7 @@ async def test_control_desk_unknown_node_shares_the_allowance_of_strangers(contr
     assert (len(controller.replies), controller.desk.counters[admission.FLOODED]) == (3, 2)
 
 
-def test_control_requests_that_may_be_logged_match_the_table() -> None:
+def test_control_requests_that_may_be_logged_are_those_not_read_only_in_the_request_table() -> None:
     for name, kind in REQUESTS.items():
         request = pb.ControlRequest()
         getattr(request, name).SetInParent()

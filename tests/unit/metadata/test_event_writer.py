@@ -121,7 +121,7 @@ async def test_event_writer_writes_each_event_once_and_in_order(monkeypatch: pyt
     assert world.said == ["connected", "client closed"], "one connection for all, and none is left"
 
 
-async def test_event_writer_after_a_faster_writer_reads_the_end_and_repeats_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_writer_rejected_by_another_writer_reads_the_stream_end_and_repeats_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 1, 1, 1)
     write = world.writer._write
     await write()
@@ -162,14 +162,14 @@ async def test_event_writer_skips_records_that_are_no_events(monkeypatch: pytest
     assert len(reads) <= 3
 
 
-async def test_event_writer_on_a_stream_without_events_starts_at_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_writer_on_a_stream_without_events_starts_with_the_first_event(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 1)
     world.stream.records += [b"junk"] * 3
     await world.writer._write()
     assert b'"index": 1' in world.stream.records[-1]
 
 
-async def test_event_writer_partial_rejection_keeps_the_accepted_events(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_writer_after_a_partial_rejection_does_not_repeat_accepted_events(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 1, 1, 1)
     publish, left = world.stream.publish, [2]
 

@@ -38,7 +38,7 @@ def forwarder(bus: Bus) -> Forwarder:
 
 
 @pytest.mark.parametrize("next_leader", ["n1", "n2"])
-async def test_forwarder_new_leadership_repeats_unanswered_requests(monkeypatch: pytest.MonkeyPatch, next_leader: str) -> None:
+async def test_request_forwarder_repeats_unanswered_requests_after_a_leader_change(monkeypatch: pytest.MonkeyPatch, next_leader: str) -> None:
     """The same leader may lead again. It did not receive requests while NATS was down."""
     monkeypatch.setattr(control, "ATTEMPT_NS", 3600 * 1_000_000_000)
     bus = Bus(silent=1)
@@ -57,14 +57,14 @@ async def test_forwarder_new_leadership_repeats_unanswered_requests(monkeypatch:
     assert bus.asked[0].operationId == bus.asked[1].operationId, "one operation, however often it is asked for"
 
 
-async def test_forwarder_without_answer_until_the_deadline_returns_unknown() -> None:
+async def test_request_forwarder_without_answer_until_the_deadline_returns_an_unknown_outcome() -> None:
     bus = Bus(silent=1000)
     response = await forwarder(bus).until_decided(pb.ControlRequest(barrier=pb.Barrier()), 0.2)
     assert response.error == pb.ControlResponse.OUTCOME_UNKNOWN
     assert len(bus.asked) == 1
 
 
-async def test_forwarder_ignores_an_answer_to_another_request_and_asks_again() -> None:
+async def test_request_forwarder_ignores_an_answer_to_another_request_and_retries() -> None:
     class Mixed(Bus):
         async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
             answer = await super().request(subject, payload, timeout)

@@ -99,7 +99,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_group_role_node_named_by_the_feed_becomes_a_controller(tmp_path: Path) -> None:
+async def test_metadata_role_of_a_node_added_to_the_controllers_changes_to_controller(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
     feed, member = Part(an_image(5)), Member(an_image(3, "n1", "n2", "n3", "n4", at=8))
     member.started.clear()
@@ -126,7 +126,7 @@ async def test_group_role_node_named_by_the_feed_becomes_a_controller(tmp_path: 
     assert member.calls == ["start", "stop"]
 
 
-async def test_role_on_a_full_disk_follows_the_feed_until_space_is_free(
+async def test_metadata_role_on_a_full_disk_is_feed_subscriber_until_space_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group_role, "STORAGE_AGAIN_S", 0.001)
@@ -140,7 +140,7 @@ async def test_role_on_a_full_disk_follows_the_feed_until_space_is_free(
     await bench.role.stop()
 
 
-async def test_group_role_removed_controller_follows_the_feed_first(tmp_path: Path) -> None:
+async def test_metadata_role_of_a_removed_controller_starts_the_feed_before_the_member_stops(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n1")
     member, feed = Member(an_image(7, *THREE, at=3)), Part(an_image(6, "n2", "n3", at=6))
     feed.started.clear()
@@ -168,7 +168,7 @@ async def test_group_role_removed_controller_follows_the_feed_first(tmp_path: Pa
     await bench.role.stop()
 
 
-async def test_group_role_learner_removed_before_catching_up_stays_with_the_feed(tmp_path: Path) -> None:
+async def test_metadata_role_of_a_learner_removed_before_catching_up_is_feed_subscriber(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
     feed, member = Part(an_image(5, *THREE, at=5, learner="n4")), Member(an_image(0), is_member=False, left_at=7)
     bench.feeds, bench.members = [feed], [member]
@@ -188,7 +188,7 @@ async def test_group_role_learner_removed_before_catching_up_stays_with_the_feed
     ],
     ids=["its log names it", "its log names it no more", "nobody has changed the list, and it never was one"],
 )
-async def test_group_role_journal_overrides_the_settings(
+async def test_metadata_role_with_a_raft_journal_ignores_the_controllers_in_the_settings(
     tmp_path: Path, given: dict[str, Any], starts: bool, follows: bool
 ) -> None:
     bench = Bench(tmp_path, "n9", ("n2", "n3"), journal=True)
@@ -201,7 +201,7 @@ async def test_group_role_journal_overrides_the_settings(
     await bench.role.stop()
 
 
-async def test_group_role_member_missing_in_its_settings_does_not_start_during_bootstrap(tmp_path: Path) -> None:
+async def test_metadata_role_of_a_controller_missing_in_its_settings_does_not_start_during_bootstrap(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4", journal=True)
     bench.members = [Member(an_image(3), controllers=ControllerList(THREE), has_voted=True)]
     with pytest.raises(ConfigError, match="controllers = n1, n2, n3 does not contain this node, but n4 is a member"):
@@ -210,7 +210,7 @@ async def test_group_role_member_missing_in_its_settings_does_not_start_during_b
 
 @pytest.mark.parametrize("index", [0, 30])
 @pytest.mark.parametrize("first", [None, TimeoutError()])
-async def test_group_role_single_controller_with_empty_directory_starts_no_second_group(
+async def test_metadata_role_of_a_single_controller_with_empty_directory_starts_no_second_group(
     tmp_path: Path, index: int, first: Exception | None
 ) -> None:
     bench = Bench(tmp_path, "n1", ("n1",))
@@ -234,7 +234,7 @@ async def test_group_role_single_controller_with_empty_directory_starts_no_secon
     await bench.role.stop()
 
 
-async def test_group_role_retired_takes_no_other_role(tmp_path: Path) -> None:
+async def test_metadata_role_after_retiring_does_not_change(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
     feed = Part(an_image(5))
     bench.feeds = [feed]
@@ -246,7 +246,7 @@ async def test_group_role_retired_takes_no_other_role(tmp_path: Path) -> None:
     await bench.role.stop()
 
 
-async def test_group_role_settings_that_differ_from_the_log_are_logged_once(
+async def test_metadata_role_with_settings_that_differ_from_the_raft_log_logs_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(tmp_path, "n4")
@@ -264,7 +264,7 @@ async def test_group_role_settings_that_differ_from_the_log_are_logged_once(
 
 
 # ---- at its edges ----------------------------------------------------------------------------------------------------------
-async def test_group_role_removed_controller_returns_only_by_a_later_list(tmp_path: Path) -> None:
+async def test_metadata_role_of_a_removed_controller_changes_back_only_by_a_later_controller_list(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n1", journal=True)
     left = Member(an_image(7, *THREE, at=3), is_member=False, left_at=6, controllers=ControllerList(THREE, "", "", 3))
     feed, again = Part(an_image(5, *THREE, at=6)), Member(an_image(9, *THREE, at=7))
@@ -278,7 +278,7 @@ async def test_group_role_removed_controller_returns_only_by_a_later_list(tmp_pa
     await bench.role.stop()
 
 
-async def test_group_role_node_removed_while_joining_returns_by_a_later_list(tmp_path: Path) -> None:
+async def test_metadata_role_of_a_node_removed_while_joining_changes_by_a_later_controller_list(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
     feed = Part(an_image(8, *THREE, at=8, learner="n4"))
     out, comes = Member(an_image(9), is_member=False, left_at=9), Member(an_image(20, *THREE, "n4", at=12))
@@ -295,7 +295,7 @@ async def test_group_role_node_removed_while_joining_returns_by_a_later_list(tmp
     assert (out.calls, comes.calls) == (["start", "stop"], ["start", "stop"])
 
 
-async def test_group_role_stop_while_joining_stops_feed_and_member(tmp_path: Path) -> None:
+async def test_metadata_role_stopped_while_joining_stops_feed_and_raft_member(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
     feed, comes = Part(an_image(8, *THREE, at=8, learner="n4")), Member(an_image(9))
     comes.started.clear()
@@ -307,7 +307,7 @@ async def test_group_role_stop_while_joining_stops_feed_and_member(tmp_path: Pat
     assert (feed.calls, comes.calls) == (["start", "stop"], ["start", "stop"])
 
 
-async def test_group_role_retire_while_joining_takes_no_role(tmp_path: Path) -> None:
+async def test_metadata_role_retired_while_joining_starts_no_raft_member(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "n4")
     feed, comes = Part(an_image(8, *THREE, at=8, learner="n4")), Member(an_image(9))
     comes.started.clear()
@@ -322,7 +322,7 @@ async def test_group_role_retire_while_joining_takes_no_role(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("controllers", [("n1", "n2"), THREE])
-async def test_group_role_controller_of_several_starts_without_asking(tmp_path: Path, controllers: tuple[str, ...]) -> None:
+async def test_metadata_role_of_one_of_several_controllers_starts_without_a_request(tmp_path: Path, controllers: tuple[str, ...]) -> None:
     asked: list[int] = []
     bench = Bench(tmp_path, "n1", controllers)
 
@@ -335,7 +335,7 @@ async def test_group_role_controller_of_several_starts_without_asking(tmp_path: 
     assert asked == []
 
 
-async def test_group_role_single_controller_starts_at_once_without_responders(tmp_path: Path) -> None:
+async def test_metadata_role_of_a_single_controller_without_responders_starts_at_once(tmp_path: Path) -> None:
     asked: list[int] = []
     bench = Bench(tmp_path, "n1", ("n1",))
 
@@ -348,7 +348,7 @@ async def test_group_role_single_controller_starts_at_once_without_responders(tm
     assert asked == [1]
 
 
-def test_group_role_differing_settings_are_logged_once_per_minute(
+def test_metadata_role_with_settings_that_differ_logs_a_warning_once_per_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench, now_s = Bench(tmp_path, "n1"), [1000.0]

@@ -67,7 +67,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_group_thread_shows_image_changes_in_order_on_the_nodes_loop(group: GroupThread) -> None:
+async def test_metadata_thread_calls_image_watchers_in_order_on_the_event_loop_of_the_node(group: GroupThread) -> None:
     shown: list[tuple[ClusterImage, ClusterImage]] = []
     group.watch(lambda before, after: shown.append((before, after)))
     start = group.image
@@ -85,7 +85,7 @@ async def test_group_thread_shows_image_changes_in_order_on_the_nodes_loop(group
     assert isinstance(group.counters, dict)
 
 
-async def test_group_thread_keeps_the_session_while_the_nodes_loop_is_blocked(group: GroupThread) -> None:
+async def test_metadata_thread_sends_heartbeats_while_the_event_loop_of_the_node_is_blocked(group: GroupThread) -> None:
     assert (await _register(group)).error == pb.ControlResponse.OK
     beats: list[tuple[int, pb.ControlResponse]] = []
     heartbeat = pb.Heartbeat(nodeId="n1", incarnation=1)
@@ -106,7 +106,7 @@ async def test_group_thread_keeps_the_session_while_the_nodes_loop_is_blocked(gr
     task.cancel()
 
 
-async def test_group_thread_loop_blocked_for_a_session_stops_heartbeats(group: GroupThread) -> None:
+async def test_metadata_thread_sends_no_heartbeats_after_the_node_loop_is_blocked_for_a_session(group: GroupThread) -> None:
     await _register(group)
     beats: list[int] = []
     heartbeat = pb.Heartbeat(nodeId="n1", incarnation=1)
@@ -126,7 +126,7 @@ async def test_group_thread_loop_blocked_for_a_session_stops_heartbeats(group: G
     task.cancel()
 
 
-async def test_group_thread_calls_from_the_nodes_loop_run_on_its_own_loop(
+async def test_metadata_thread_runs_calls_from_the_node_loop_on_its_own_event_loop(
     group: GroupThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -149,7 +149,7 @@ async def test_group_thread_calls_from_the_nodes_loop_run_on_its_own_loop(
     assert handed == asked
 
 
-def test_group_thread_read_during_a_change_is_retried() -> None:
+def test_metadata_thread_read_during_a_concurrent_change_is_retried() -> None:
     tries: list[int] = []
 
     def read() -> str:
@@ -162,7 +162,7 @@ def test_group_thread_read_during_a_change_is_retried() -> None:
     assert len(tries) == 3
 
 
-def test_group_thread_read_that_keeps_failing_returns_the_default() -> None:
+def test_metadata_thread_read_that_fails_repeatedly_returns_the_default() -> None:
     tries: list[int] = []
 
     def read() -> str:
@@ -181,7 +181,7 @@ def _membership(heard: list[int]) -> Any:
     return made
 
 
-async def test_group_thread_heartbeat_answer_counts_after_its_image_was_shown() -> None:
+async def test_metadata_thread_heartbeat_answer_extends_the_lease_after_watchers_received_its_image() -> None:
     heard: list[int] = []
     membership = _membership(heard)
     for sent_ns, index in ((1, 0), (2, 5), (3, 6), (4, 9)):
@@ -199,7 +199,7 @@ async def test_group_thread_heartbeat_answer_counts_after_its_image_was_shown() 
     assert heard == [1, 3, 4]
 
 
-async def test_group_thread_ends_with_its_group(server: NatsServer, tmp_path: Path) -> None:
+async def test_metadata_thread_ends_when_the_metadata_group_is_closed(server: NatsServer, tmp_path: Path) -> None:
     folder, inboxes = DataFolder(tmp_path), InboxRule(("_INBOX.",))
     settings = NodeSettings("n1", tmp_path, nats=(server.url,), controllers=("n1",), namespace="ends")
     thread = GroupThread(lambda: GroupLink(settings, folder, Subjects("ends"), inboxes, Counter()), pytest.fail)

@@ -30,14 +30,14 @@ def stored(folder: DataFolder) -> NodeIdentity:
     return found
 
 
-def test_node_file_start_is_stored_before_its_use(folder: DataFolder) -> None:
+def test_node_file_count_start_stores_the_start_before_it_returns(folder: DataFolder) -> None:
     starts = NodeFile(folder, "a").count_start()
     assert stored(folder).starts == starts
     assert (starts.starts, starts.earlier, starts.registered) == (1, (), 0)
     assert starts.folder_id
 
 
-def test_node_file_each_process_has_its_own_nonce_and_knows_earlier_ones(folder: DataFolder) -> None:
+def test_node_file_gives_each_process_a_nonce_and_stores_earlier_nonces(folder: DataFolder) -> None:
     drawn = []
     for number in range(1, 6):
         identity = NodeFile(folder, "a")
@@ -49,7 +49,7 @@ def test_node_file_each_process_has_its_own_nonce_and_knows_earlier_ones(folder:
     assert len(set(drawn)) == 5
 
 
-def test_node_file_clean_stop_is_consumed_when_the_next_process_registers(folder: DataFolder) -> None:
+def test_node_file_clean_stop_marker_is_removed_when_the_next_process_registers(folder: DataFolder) -> None:
     """[S9]"""
     first = NodeFile(folder, "a")
     first.count_start()
@@ -63,7 +63,7 @@ def test_node_file_clean_stop_is_consumed_when_the_next_process_registers(folder
     assert not NodeFile(folder, "a").previous.clean_stop
 
 
-def test_node_file_distrust_survives_a_process_that_never_registers(folder: DataFolder) -> None:
+def test_node_file_distrust_is_stored_for_later_processes(folder: DataFolder) -> None:
     first = NodeFile(folder, "a")
     first.count_start()
     first.begin(1)
@@ -98,7 +98,7 @@ def test_node_file_is_a_flat_json_object(folder: DataFolder) -> None:
     }  # fmt: skip
 
 
-def test_unknown_folders_names_stream_directories_missing_in_the_image(folder: DataFolder) -> None:
+def test_unknown_folders_returns_stream_directories_missing_in_the_image(folder: DataFolder) -> None:
     for name in ("orders-u1", "orders-u2", "gone-u3"):
         (folder.path / "streams" / name / "0").mkdir(parents=True)
     known: Any = SimpleNamespace(streams={"orders": SimpleNamespace(name="orders", uid="u2")})

@@ -52,7 +52,7 @@ class Strict:
         raise OSError
 
 
-async def test_group_link_retries_until_connected_and_closes_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metadata_group_link_retries_until_connected_and_closes_its_parts_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Strict.made, Strict.failures = [], [OSError(), nats.errors.NoServersError()]
     monkeypatch.setattr(group_role, "BusConnection", Strict)
     monkeypatch.setattr(group_role, "_RECONNECT_WAIT_S", 0.0)
@@ -85,7 +85,7 @@ async def test_group_link_retries_until_connected_and_closes_in_order(tmp_path: 
     assert third.calls == ["group", "flush", "close"]
 
 
-async def test_heartbeats_are_sent_on_time_and_pause_while_the_nodes_loop_is_blocked(
+async def test_heartbeats_are_sent_at_the_interval_and_stop_while_the_node_loop_is_blocked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
@@ -137,7 +137,7 @@ def a_membership(group: Any, told: list[Any]) -> membership.Membership:
     ("node", "seen", "incarnation", "ends"),
     [(None, 9, 3, True), (None, 8, 3, False), (None, 9, 0, False), ("n1", 9, 3, False)],
 )
-async def test_membership_removed_node_ends_when_the_image_confirms_the_removal(
+async def test_node_membership_of_a_removed_node_ends_when_the_image_confirms_the_removal(
     node: str | None, seen: int, incarnation: int, ends: bool
 ) -> None:
     group, told = ScriptedGroup(), list[Any]()
@@ -152,7 +152,7 @@ async def test_membership_removed_node_ends_when_the_image_confirms_the_removal(
 
 
 @pytest.mark.parametrize(("own", "ends"), [(4, True), (3, False), (2, False), (None, False)])
-async def test_membership_newer_process_of_the_id_ends_the_node(own: int | None, ends: bool) -> None:
+async def test_node_membership_ends_when_a_newer_process_registers_the_node_id(own: int | None, ends: bool) -> None:
     group, told = ScriptedGroup(), list[Any]()
     made = a_membership(group, told)
     made._end_heartbeats = lambda: asyncio.sleep(0)  # type: ignore[assignment,return-value]
@@ -167,7 +167,7 @@ async def test_membership_newer_process_of_the_id_ends_the_node(own: int | None,
     assert len(told) == ends, "after the last heartbeat nothing is heard any more"
 
 
-async def test_membership_leave_is_sent_after_the_last_heartbeat(caplog: pytest.LogCaptureFixture) -> None:
+async def test_node_membership_sends_leave_after_the_last_heartbeat(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     refusal = pb.ControlResponse(error=UNAVAILABLE, detail="nobody leads")
     group, told = ScriptedGroup(refusal, pb.ControlResponse(), refusal), list[Any]()
@@ -190,7 +190,7 @@ async def test_membership_leave_is_sent_after_the_last_heartbeat(caplog: pytest.
 
 
 # ---- who follows the feed --------------------------------------------------------------------------------------------------
-async def test_feed_missing_entries_are_requested_until_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feed_subscriber_requests_missing_entries_until_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "_POLL_S", 0.0)
     asked: list[Any] = []
     shown: list[tuple[int, int]] = []

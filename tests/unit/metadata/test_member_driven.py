@@ -93,7 +93,7 @@ async def shell(monkeypatch: pytest.MonkeyPatch) -> Shell:
     return Shell()
 
 
-async def test_proposal_executor_carries_out_each_decision(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proposal_executor_executes_each_kind_of_decision(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     async def absent(connection: Any, subjects: Subjects, node_id: str) -> bool:
         return node_id == "gone"
 
@@ -116,7 +116,7 @@ async def test_proposal_executor_carries_out_each_decision(shell: Shell, monkeyp
         (FAIL_REASON.UNKNOWN_OUTCOME, EntryOutcome.UNKNOWN),
     ],
 )
-async def test_proposal_executor_reports_the_librarys_result_for_an_entry(
+async def test_proposal_executor_maps_the_pysyncobj_result_to_the_entry_outcome(
     shell: Shell, reason: int, outcome: EntryOutcome
 ) -> None:
     answer = b"answer" if reason == FAIL_REASON.SUCCESS else None
@@ -131,13 +131,13 @@ async def test_proposal_executor_reports_the_librarys_result_for_an_entry(
     assert before_ns <= time_ns <= time.time_ns()
 
 
-async def test_proposal_executor_without_result_in_time_reports_unknown(shell: Shell) -> None:
+async def test_proposal_executor_without_result_until_the_timeout_reports_an_unknown_outcome(shell: Shell) -> None:
     response = await shell.orders.decide(pb.ControlRequest(barrier=pb.Barrier()), 0.01)
     assert response is not None
     assert response.detail == "UNKNOWN"
 
 
-async def test_proposal_executor_of_a_stopped_member_decides_nothing(shell: Shell) -> None:
+async def test_proposal_executor_of_a_stopped_member_executes_no_decision(shell: Shell) -> None:
     shell.driver.stopped = True
     assert await shell.orders.decide(pb.ControlRequest(barrier=pb.Barrier()), _LONG_S) is None
 
@@ -170,7 +170,7 @@ async def made(tmp_path: Path) -> Any:
     one.log.journal.abandon()
 
 
-async def test_raft_member_duties_end_with_the_leadership(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_member_resigns_as_metadata_leader_when_the_raft_leadership_ends(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     told = made.calls(monkeypatch, (made.member._member, "resign"))
     made.member._state_changed(0, 2)
     assert told == []
@@ -178,14 +178,14 @@ async def test_raft_member_duties_end_with_the_leadership(made: Made, monkeypatc
     assert told == ["resign"]
 
 
-async def test_raft_member_duties_end_before_a_leadership_transfer(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_member_resigns_as_metadata_leader_before_a_leadership_transfer(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """The new leader waits for no election timeout, and so for no lease."""
     told = made.calls(monkeypatch, (made.member._member, "resign"), (made.log.core, "hand_over"))
     made.member._transfer()
     assert told == ["resign", "hand_over"]
 
 
-async def test_raft_member_tick_checks_probation_and_carries_out_decisions(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_member_tick_checks_probation_and_executes_decisions(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     told = made.calls(monkeypatch, (made.log.probation, "look"), (made.member._orders, "look"))
     leaders: list[tuple[str, int]] = []
     monkeypatch.setattr(made.member._forwarder, "leader_is", lambda *leadership: leaders.append(leadership))
@@ -194,7 +194,7 @@ async def test_raft_member_tick_checks_probation_and_carries_out_decisions(made:
     assert leaders == [(made.log.leader_id, made.log.term)], "what the one before has not answered is asked again"
 
 
-async def test_raft_member_image_is_shown_once_before_decisions_that_follow(
+async def test_raft_member_tick_calls_image_watchers_once_before_decisions(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[Any] = []
@@ -207,7 +207,7 @@ async def test_raft_member_image_is_shown_once_before_decisions_that_follow(
     assert shown == ["decisions", (0, 5), "decisions", "decisions"]
 
 
-async def test_raft_member_sessions_follow_the_connection_and_its_message_size(made: Made) -> None:
+async def test_raft_member_peer_sessions_follow_the_nats_connection_and_its_maximum_payload(made: Made) -> None:
     sessions = made.log.transport.sessions
     made.member.bus_changed(True)
     assert sessions.online
@@ -217,7 +217,7 @@ async def test_raft_member_sessions_follow_the_connection_and_its_message_size(m
     assert not sessions.online
 
 
-async def test_raft_member_barrier_ends_when_applied_and_not_when_committed(
+async def test_raft_member_barrier_returns_when_applied_and_not_when_committed(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def propose(request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
@@ -230,7 +230,7 @@ async def test_raft_member_barrier_ends_when_applied_and_not_when_committed(
     assert await made.member.barrier(_LONG_S)
 
 
-async def test_raft_member_barrier_of_an_earlier_turn_ends_no_probation(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_member_barrier_from_before_the_current_probation_does_not_end_the_probation(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second probation may begin while a barrier is in flight."""
     applied: list[int] = []
     probation = made.log.probation

@@ -38,7 +38,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
     one.log.journal.abandon()
 
 
-def test_member_log_feed_gets_each_entry(opened: Opened) -> None:
+def test_member_log_passes_each_applied_entry_to_the_feed(opened: Opened) -> None:
     for index in (2, 3):
         assert pb.ControlResponse.FromString(opened.apply(index)).error == pb.ControlResponse.OK
     assert opened.feed.index == opened.log.image.index == 3
@@ -67,7 +67,7 @@ def test_member_log_snapshot_replaces_image_journal_and_feed(opened: Opened, tmp
     other.log.journal.abandon()
 
 
-def test_member_log_new_directory_is_on_probation_and_forgets_its_vote(opened: Opened) -> None:
+def test_member_log_of_a_new_directory_is_on_probation_and_has_no_stored_vote(opened: Opened) -> None:
     assert opened.log.core.on_probation
     assert not opened.log.probation.over
     journal = opened.log.journal
@@ -79,7 +79,7 @@ def test_member_log_new_directory_is_on_probation_and_forgets_its_vote(opened: O
     again.log.journal.abandon()
 
 
-def test_member_log_journal_is_flushed(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_log_flushes_the_raft_journal(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[int] = []
     monkeypatch.setattr(sidecar.quorum.journal.os, "fdatasync", flushed.append)
     journal = opened.log.journal
@@ -116,7 +116,7 @@ def test_member_log_with_lost_files_does_not_start(opened: Opened, lost: str) ->
         Opened(opened.folder)
 
 
-def test_member_log_live_members_exclude_those_that_acknowledge_nothing(opened: Opened) -> None:
+def test_member_log_live_members_exclude_members_on_probation(opened: Opened) -> None:
     """A change of controllers needs the majority that a member on probation waits for."""
     log = opened.log
     assert log.view().live == {"a"}
@@ -139,7 +139,7 @@ def _told(opened: Opened, known: ControllerList, error: pb.ControlResponse.Error
 @pytest.mark.parametrize(
     "known", [ControllerList(("d", "e"), learner="a", index=75), ControllerList(("a", "d", "e"), index=75)]
 )
-def test_member_log_named_by_an_unknown_list_follows_the_members_in_the_list(opened: Opened, known: ControllerList) -> None:
+def test_member_log_receiving_a_newer_controller_list_uses_the_members_of_this_list(opened: Opened, known: ControllerList) -> None:
     """Seed 57 of ``tests.simulation.whole``: the member was removed and added, or all others were replaced, while it was down."""
     log = opened.log
     assert not _told(opened, known, pb.ControlResponse.UNAVAILABLE)

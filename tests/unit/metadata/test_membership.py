@@ -36,7 +36,7 @@ def member(*, known: bool, incarnation: int = 4) -> tuple[Membership, list[Excep
     return made, fatal
 
 
-def test_membership_removed_node_gets_an_error_with_the_next_step() -> None:
+def test_node_membership_of_a_removed_node_raises_an_error_with_the_next_command() -> None:
     made, fatal = member(known=False)
     made._heartbeat_answered(1, pb.ControlResponse(error=NOT_FOUND, index=50))
     (error,) = fatal
@@ -53,13 +53,13 @@ def test_membership_removed_node_gets_an_error_with_the_next_step() -> None:
         (False, 50, 0, "it has not registered yet"),
     ],
 )
-def test_membership_single_sign_of_removal_does_not_end_the_node(known: bool, index: int, incarnation: int, why: str) -> None:
+def test_node_membership_with_only_one_of_two_removal_signs_does_not_end(known: bool, index: int, incarnation: int, why: str) -> None:
     made, fatal = member(known=known, incarnation=incarnation)
     made._heartbeat_answered(1, pb.ControlResponse(error=NOT_FOUND, index=index))
     assert fatal == [], why
 
 
-def test_membership_forged_record_alone_does_not_end_the_node() -> None:
+def test_node_membership_after_a_forged_removal_record_does_not_end() -> None:
     made, fatal = member(known=True)
     made._image_changed(made._group.image, member(known=False)[0]._group.image)
     assert fatal == []

@@ -96,7 +96,7 @@ async def until(what: Callable[[], bool]) -> None:
 
 # ---- registration --------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("clean", [False, True])
-async def test_membership_registers_with_the_state_of_its_directory(driven: Driven, clean: bool) -> None:
+async def test_node_membership_registers_with_the_state_of_the_data_directory(driven: Driven, clean: bool) -> None:
     driven.group.show(5)
     driven.group.answer = lambda _: Response(index=5, node=pb.Node(incarnation=7))
     assert await driven.register(clean_stop=clean, flushed_always=not clean) == driven.member.incarnation == 7
@@ -107,7 +107,7 @@ async def test_membership_registers_with_the_state_of_its_directory(driven: Driv
     assert said.partitionBudget == 9
 
 
-async def test_membership_registration_attempts_share_an_operation_id(driven: Driven) -> None:
+async def test_node_membership_registration_retries_have_the_same_operation_id(driven: Driven) -> None:
     """Otherwise an attempt with a lost answer creates an incarnation, and the node fences itself."""
     answers = [
         Response(error=Response.UNAVAILABLE),
@@ -121,7 +121,7 @@ async def test_membership_registration_attempts_share_an_operation_id(driven: Dr
     assert len({request.operationId for request in driven.group.asked}) == 1
 
 
-async def test_membership_start_waits_until_the_image_shows_the_registration(driven: Driven) -> None:
+async def test_node_membership_start_waits_until_the_image_contains_the_registration(driven: Driven) -> None:
     driven.group.answer = lambda _: Response(index=5, node=pb.Node(incarnation=7))
     registering = asyncio.create_task(driven.register())
     await until(lambda: bool(driven.member.incarnation))
@@ -133,7 +133,7 @@ async def test_membership_start_waits_until_the_image_shows_the_registration(dri
     assert await asyncio.wait_for(registering, _LONG_S) == 7
 
 
-async def test_membership_refused_registration_ends_the_start(driven: Driven) -> None:
+async def test_node_membership_start_raises_when_the_registration_is_rejected(driven: Driven) -> None:
     driven.group.answer = lambda _: Response(error=Response.INVALID, detail="no such weight")
     with pytest.raises(LiftError, match="no such weight"):
         await driven.register()
@@ -149,7 +149,7 @@ async def beating(driven: Driven) -> Driven:
     return driven
 
 
-async def test_membership_only_an_ok_answer_extends_the_lease(beating: Driven) -> None:
+async def test_node_membership_lease_is_extended_only_by_an_ok_answer(beating: Driven) -> None:
     for error in Response.Error.values():
         if error != Response.OK:
             beating.beats(error, 10, 1000 + error)
@@ -161,7 +161,7 @@ async def test_membership_only_an_ok_answer_extends_the_lease(beating: Driven) -
     await beating.member.close()
 
 
-async def test_membership_lease_waits_until_watchers_have_seen_the_answers_image(beating: Driven) -> None:
+async def test_node_membership_extends_the_lease_after_watchers_received_the_image_of_the_answer(beating: Driven) -> None:
     beating.group.image = replace(beating.group.image, index=12)  # applied, and not shown yet
     beating.beats(Response.OK, 12, 5000)
     assert beating.heard == []
@@ -173,14 +173,14 @@ async def test_membership_lease_waits_until_watchers_have_seen_the_answers_image
     await beating.member.close()
 
 
-async def test_membership_after_the_last_heartbeat_extends_no_lease(beating: Driven) -> None:
+async def test_node_membership_after_its_last_heartbeat_extends_no_lease(beating: Driven) -> None:
     await beating.member.close()
     beating.beats(Response.OK, 10, 5000)
     await asyncio.sleep(0)
     assert beating.heard == []
 
 
-async def test_membership_heartbeat_counts_from_its_send_time(driven: Driven) -> None:
+async def test_node_membership_lease_begins_at_the_send_time_of_the_heartbeat(driven: Driven) -> None:
     driven.group.show(10)
     answered_ns: list[int] = []
 
@@ -200,7 +200,7 @@ async def test_membership_heartbeat_counts_from_its_send_time(driven: Driven) ->
     await driven.member.close()
 
 
-async def test_membership_unanswered_heartbeat_ends_before_the_session(driven: Driven) -> None:
+async def test_node_membership_heartbeat_times_out_before_the_session_timeout(driven: Driven) -> None:
     given: list[float] = []
 
     async def propose(request: pb.ControlRequest, timeout_s: float = 5.0) -> Response:
@@ -215,7 +215,7 @@ async def test_membership_unanswered_heartbeat_ends_before_the_session(driven: D
 
 
 # ---- the end -------------------------------------------------------------------------------------------------------------------
-async def test_membership_leaves_after_its_last_heartbeat(beating: Driven) -> None:
+async def test_node_membership_leaves_after_its_last_heartbeat(beating: Driven) -> None:
     await until(lambda: "heartbeat" in beating.group.kinds())
     await beating.member.leave(1.0)
     kinds = beating.group.kinds()
@@ -226,7 +226,7 @@ async def test_membership_leaves_after_its_last_heartbeat(beating: Driven) -> No
     assert beating.group.kinds() == kinds, "who beats on is unfenced again"
 
 
-async def test_membership_drain_waits_until_no_partition_moves(beating: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_membership_drain_waits_until_no_partition_of_the_node_moves(beating: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
     moving = [True]
     monkeypatch.setattr(Membership, "_has_moving_replicas", lambda self: moving[0])
     beating.group.answer = lambda request: Response(index=10) if request.HasField("drainNode") else None
@@ -243,7 +243,7 @@ async def test_membership_drain_waits_until_no_partition_moves(beating: Driven, 
     await beating.member.close()
 
 
-async def test_membership_refused_drain_ends_at_once(beating: Driven) -> None:
+async def test_node_membership_rejected_drain_returns_at_once(beating: Driven) -> None:
     beating.group.answer = lambda request: Response(error=Response.UNAVAILABLE) if request.HasField("drainNode") else None
     await asyncio.wait_for(beating.member.drain(1000.0), _LONG_S)
     await beating.member.close()

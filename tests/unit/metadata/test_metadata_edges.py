@@ -34,7 +34,7 @@ async def turns(condition: Callable[[], object] = lambda: False, most: int = 50)
 
 
 # ---- the desk ------------------------------------------------------------------------------------------------------------
-def test_allowance_survives_a_falling_clock() -> None:
+def test_request_rate_limit_after_a_clock_step_back_still_admits_requests() -> None:
     allowance = admission.Allowance(1.0, 3)
     assert allowance.take(10 * S)
     assert [allowance.take(5 * S) for _ in range(3)] == [True, True, False]
@@ -48,7 +48,7 @@ async def desk() -> Controller:
     return made
 
 
-async def test_control_desk_answered_request_frees_its_bytes(desk: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_endpoint_answered_request_frees_its_bytes_in_the_limit(desk: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "MAX_IN_PROGRESS_BYTES", 2 * len(REQUEST))
     for _ in range(3):
         desk.may_decide.clear()
@@ -64,19 +64,19 @@ async def test_control_desk_answered_request_frees_its_bytes(desk: Controller, m
 
 
 @pytest.mark.parametrize("reply", ["space.inbox.n1.*", "space.inbox.n1.>", "space.inbox.n1.a b", "space.inbox.n1.\r\nPUB x 0"])
-async def test_control_desk_invalid_reply_subject_gets_no_answer(desk: Controller, reply: str) -> None:
+async def test_control_endpoint_request_with_an_invalid_reply_subject_gets_no_answer(desk: Controller, reply: str) -> None:
     await desk.receive(Message(REQUEST, reply))
     await desk.settled()
     assert (desk.replies, desk.decided, desk.desk.counters) == ([], [], {"refused: reply subject": 1})
 
 
-async def test_control_desk_request_on_the_wrong_subject_is_counted(desk: Controller) -> None:
+async def test_control_endpoint_request_on_the_wrong_subject_increments_a_counter(desk: Controller) -> None:
     await desk.receive(Message(frames.encode(DELETE), "_INBOX.1", "space.info"))
     assert [response.error for _, response in desk.replies] == [pb.ControlResponse.INVALID]
     assert desk.desk.counters == {"refused: control request": 1}
 
 
-async def test_control_desk_request_cancelled_by_close_is_never_answered(desk: Controller) -> None:
+async def test_control_endpoint_request_cancelled_by_close_gets_no_answer(desk: Controller) -> None:
     desk.may_decide.clear()
     await desk.receive(Message(REQUEST))
     await turns(lambda: desk.begun)
@@ -120,7 +120,7 @@ UNREACHED, UNKNOWN = pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_
     ],
     ids=str,
 )
-async def test_forwarder_request_that_was_sent_may_have_unknown_outcome(
+async def test_request_forwarder_timeout_after_sending_returns_an_unknown_outcome(
     answers: list[Any], error: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = Asked(*answers)
@@ -133,7 +133,7 @@ async def test_forwarder_request_that_was_sent_may_have_unknown_outcome(
     assert {asked.operationId for asked in bus.asked} == {b"this very one..."}
 
 
-async def test_forwarder_request_sent_before_a_leader_change_may_have_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_forwarder_request_sent_before_a_leader_change_returns_an_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = Asked(None, nats.errors.NoRespondersError())
     made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
     made.leader_is("n1", 1)
@@ -154,7 +154,7 @@ async def test_forwarder_request_sent_before_a_leader_change_may_have_unknown_ou
 
 
 # ---- heartbeats ----------------------------------------------------------------------------------------------------------
-async def test_heartbeats_slow_answer_shortens_the_next_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heartbeats_after_a_slow_answer_shorten_the_next_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     now, slept, takes = [100.0], list[float](), [0.2, 0.9, 0.0]
     monkeypatch.setattr(membership, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
@@ -180,7 +180,7 @@ async def test_heartbeats_slow_answer_shortens_the_next_pause(monkeypatch: pytes
 
 
 # ---- the feed ------------------------------------------------------------------------------------------------------------
-async def test_feed_snapshot_is_the_image_without_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feed_snapshot_contains_the_image_without_the_idempotency_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     image, ready, sent = replace(ClusterImage(), index=5), list[Any](), list[Any]()
 
     class Producer:
@@ -220,7 +220,7 @@ class Feed:
         await asyncio.Event().wait()
 
 
-async def test_feed_subscriber_without_answer_asks_again_until_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feed_subscriber_without_answer_retries_until_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "_POLL_S", 0.0)
     now = [S]
     monkeypatch.setattr(feed.clock, "now_ns", lambda: now.__setitem__(0, now[0] + 10 * S) or now[0])
@@ -237,7 +237,7 @@ async def test_feed_subscriber_without_answer_asks_again_until_the_stop(monkeypa
     await asyncio.gather(starting, return_exceptions=True)
 
 
-async def test_feed_subscriber_distrusted_image_is_fetched_again_and_counted() -> None:
+async def test_feed_subscriber_distrust_fetches_the_image_again_and_increments_a_counter() -> None:
     node: Any = FeedSubscriber("n9", Feed(), Subjects("ns"))  # type: ignore[arg-type]
     anew: list[int] = []
     node._subscription.start_again = lambda: anew.append(1)
@@ -249,7 +249,7 @@ async def test_feed_subscriber_distrusted_image_is_fetched_again_and_counted() -
     assert node.counters == {"refused: no envelope": 2, "images fetched anew": 3}
 
 
-async def test_feed_subscriber_watcher_that_fails_is_reported() -> None:
+async def test_feed_subscriber_watcher_that_raises_is_reported() -> None:
     node: Any = FeedSubscriber("n9", Feed(), Subjects("ns"))  # type: ignore[arg-type]
     told: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))

@@ -88,7 +88,7 @@ async def register(made: Membership) -> int:
         return await made.register(3, True, False, "http://x", STARTS, 64)
 
 
-async def test_membership_registration_has_all_fields_and_is_retried(quick: None, tmp_path: Path) -> None:
+async def test_node_membership_registration_has_all_fields_and_is_retried(quick: None, tmp_path: Path) -> None:
     silent = pb.ControlResponse(error=UNAVAILABLE)
     made, group, _, _ = a_member(tmp_path, silent, pb.ControlResponse(error=EXISTS), silent, taken_in())
     assert (await register(made), made.incarnation) == (7, 7)
@@ -100,7 +100,7 @@ async def test_membership_registration_has_all_fields_and_is_retried(quick: None
     assert [request.registerNode for request, _ in group.asked] == [wanted] * 4
 
 
-async def test_membership_registered_node_has_seen_its_image(quick: None, tmp_path: Path) -> None:
+async def test_node_membership_start_returns_after_the_node_has_the_image_of_its_registration(quick: None, tmp_path: Path) -> None:
     made, group, _, _ = a_member(tmp_path, taken_in(index=8))
     registering = asyncio.ensure_future(register(made))
     await until(lambda: made.incarnation)
@@ -114,14 +114,14 @@ async def test_membership_registered_node_has_seen_its_image(quick: None, tmp_pa
 
 
 @pytest.mark.parametrize("error", [INVALID, STALE])
-async def test_membership_registration_refused_permanently_raises(error: Any, quick: None, tmp_path: Path) -> None:
+async def test_node_membership_registration_rejected_permanently_raises(error: Any, quick: None, tmp_path: Path) -> None:
     made, _group, _, _ = a_member(tmp_path, pb.ControlResponse(error=error, detail="no such rack"))
     with pytest.raises(LiftError, match="rejected the registration of this node: no such rack"):
         await register(made)
     assert made.incarnation == 0
 
 
-async def test_membership_registration_with_a_taken_id_raises_fenced(
+async def test_node_membership_registration_with_the_id_of_a_running_node_raises_fenced(
     quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(membership_module, "DEFAULT_WAIT_S", 0.0)
@@ -135,7 +135,7 @@ async def test_membership_registration_with_a_taken_id_raises_fenced(
     ("node", "live"),
     [(None, False), ({}, True), ({"incarnation": 6}, False), ({"incarnation": 8}, False), ({"fenced": True}, False)],
 )
-async def test_membership_is_live_when_the_image_shows_its_process_unfenced(node: Any, live: bool, tmp_path: Path) -> None:
+async def test_node_membership_is_live_when_the_image_has_its_process_unfenced(node: Any, live: bool, tmp_path: Path) -> None:
     made, group, _, _ = a_member(tmp_path)
     made.incarnation = 7
     if node is not None:
@@ -158,7 +158,7 @@ async def test_membership_is_live_when_the_image_shows_its_process_unfenced(node
     await made.live(0.0)
 
 
-async def test_membership_lease_is_extended_after_watchers_saw_the_image(tmp_path: Path) -> None:
+async def test_node_membership_lease_is_extended_after_watchers_received_the_image(tmp_path: Path) -> None:
     made, group, heard, _ = a_member(tmp_path)
     made._heartbeat_answered(10, pb.ControlResponse(error=OK, index=5))
     assert heard == [], "no heartbeats are out"
@@ -174,7 +174,7 @@ async def test_membership_lease_is_extended_after_watchers_saw_the_image(tmp_pat
     assert heard == [11, 12]
 
 
-async def test_membership_lease_length_comes_from_the_answer(tmp_path: Path) -> None:
+async def test_node_membership_lease_length_comes_from_the_heartbeat_answer(tmp_path: Path) -> None:
     group, heard = Group(), []
     made = Membership(NodeSettings("n4", tmp_path), group, lambda *lease: heard.append(lease), lambda _: None)  # type: ignore[arg-type]
     group.show(session_times=SessionTimes(9000, 8000))
@@ -186,7 +186,7 @@ async def test_membership_lease_length_comes_from_the_answer(tmp_path: Path) -> 
     assert heard == [(11, 400_000_000), (12, 300_000_000)]
 
 
-async def test_membership_heartbeat_pace_and_session_come_from_the_image(
+async def test_node_membership_heartbeat_interval_and_session_come_from_the_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, group, _, _ = a_member(tmp_path)
@@ -215,7 +215,7 @@ async def test_membership_heartbeat_pace_and_session_come_from_the_image(
 
 
 @pytest.mark.parametrize(("incarnation", "ends"), [(7, False), (8, True), (6, False)])
-async def test_membership_only_a_newer_process_of_its_id_is_fatal(incarnation: int, ends: bool, tmp_path: Path) -> None:
+async def test_node_membership_fenced_answer_ends_the_node_only_if_a_newer_process_has_its_id(incarnation: int, ends: bool, tmp_path: Path) -> None:
     made, group, _, fatal = a_member(tmp_path)
     made.incarnation = 7
     made._end_heartbeats = lambda: None  # type: ignore[assignment,return-value]
@@ -235,7 +235,7 @@ class Leading(Group):
         self.shown = driver.fsm.image
 
 
-async def test_membership_drain_waits_for_all_moves_of_the_node(quick: None, tmp_path: Path) -> None:
+async def test_node_membership_drain_waits_for_all_moves_of_the_node(quick: None, tmp_path: Path) -> None:
     driver = Driver(("n4", "n5"), elections=True)
     driver.create("orders", partitions=2, replicationFactor=2)
     incarnation = driver.incarnation("n4")
@@ -271,7 +271,7 @@ async def test_membership_drain_waits_for_all_moves_of_the_node(quick: None, tmp
         await draining
 
 
-async def test_membership_drain_is_bounded_in_time_and_ends_when_refused(quick: None, tmp_path: Path) -> None:
+async def test_node_membership_drain_ends_at_its_timeout_or_when_rejected(quick: None, tmp_path: Path) -> None:
     made, group, _, _ = a_member(
         tmp_path, pb.ControlResponse(error=UNAVAILABLE, index=999), pb.ControlResponse(error=OK, index=999)
     )
@@ -281,7 +281,7 @@ async def test_membership_drain_is_bounded_in_time_and_ends_when_refused(quick: 
     assert len(group.asked) == 2
 
 
-async def test_membership_leave_ends_heartbeats_first(tmp_path: Path) -> None:
+async def test_node_membership_leave_stops_heartbeats_first(tmp_path: Path) -> None:
     made, group, _, _ = a_member(tmp_path, pb.ControlResponse(error=OK))
     made.incarnation = 7
     order: list[str] = []
@@ -338,7 +338,7 @@ def a_feed() -> tuple[Driver, FeedProducer]:
     return driver, producer
 
 
-async def test_feed_subscriber_follows_from_a_snapshot_and_shows_each_step() -> None:
+async def test_feed_subscriber_applies_a_snapshot_and_calls_watchers_for_each_entry() -> None:
     driver, _ = a_feed()
     producer = FeedProducer(driver.index)
     bus, shown = Bus(), []
@@ -380,7 +380,7 @@ async def test_feed_subscriber_follows_from_a_snapshot_and_shows_each_step() -> 
     await node.stop()
 
 
-async def test_feed_publisher_answers_only_inboxes() -> None:
+async def test_feed_publisher_answers_only_on_inbox_subjects() -> None:
     driver, producer = a_feed()
     bus = Bus()
     publisher = FeedPublisher(
@@ -395,7 +395,7 @@ async def test_feed_publisher_answers_only_inboxes() -> None:
     await publisher._request_arrived(SimpleNamespace(reply="_INBOX.x", data=request))  # not connected: who asked asks again
 
 
-async def test_feed_subscriber_barrier_waits_for_the_answered_index(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_feed_subscriber_barrier_waits_for_the_index_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     node: Any = FeedSubscriber("n9", Bus(), Subjects("ns"))  # type: ignore[arg-type]
     answers = [pb.ControlResponse(error=OK, index=4, metadataLeader="n2"), pb.ControlResponse(error=UNAVAILABLE, index=0)]
 
@@ -450,7 +450,7 @@ def some_orders(member: Any, propose: Any, *, stopped: bool = False) -> Orders:
     return Orders(Bus(), Subjects("ns"), member, log, driver, None, None)  # type: ignore[arg-type]
 
 
-async def test_proposal_executor_unanswered_order_is_unknown_not_refused() -> None:
+async def test_proposal_executor_unanswered_proposal_has_an_unknown_outcome() -> None:
     async def never(entry: bytes, *, change: bool) -> Any:
         await asyncio.Event().wait()
 
@@ -462,7 +462,7 @@ async def test_proposal_executor_unanswered_order_is_unknown_not_refused() -> No
     assert member.told == [("ended", "UNKNOWN", None)]
 
 
-async def test_proposal_executor_request_without_entry_is_answered_without_the_log() -> None:
+async def test_proposal_executor_request_that_needs_no_entry_is_answered_without_a_log_entry() -> None:
     async def propose(entry: bytes, *, change: bool) -> Any:
         raise AssertionError("not in the log")
 
@@ -476,7 +476,7 @@ async def test_proposal_executor_request_without_entry_is_answered_without_the_l
     assert await some_orders(answered, propose, stopped=True).decide(pb.ControlRequest(), 1.0) is None
 
 
-async def test_proposal_executor_reports_looked_for_nodes_until_its_close(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_proposal_executor_reports_results_of_node_probes_until_close(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
 
     async def is_absent(connection: Any, subjects: Any, node_id: str) -> bool:
@@ -497,7 +497,7 @@ async def test_proposal_executor_reports_looked_for_nodes_until_its_close(monkey
 
 
 @pytest.mark.parametrize("way", ["answered", "leader changes"])
-async def test_forwarder_finished_request_leaves_no_task(way: str) -> None:
+async def test_request_forwarder_finished_request_leaves_no_task(way: str) -> None:
     cancelled: list[str] = []
 
     class Asked:
@@ -533,7 +533,7 @@ def a_link(tmp_path: Path, **settings: Any) -> GroupLink:
     return GroupLink(NodeSettings("n1", tmp_path, **given), folder, Subjects("ns"), None, Counter())  # type: ignore[arg-type]
 
 
-async def test_group_link_reports_connection_changes_to_the_group(tmp_path: Path) -> None:
+async def test_metadata_group_link_reports_nats_connection_changes_to_the_group(tmp_path: Path) -> None:
     link, heard = a_link(tmp_path), []
     await link._disconnected()
     await link._reconnected()
@@ -543,13 +543,13 @@ async def test_group_link_reports_connection_changes_to_the_group(tmp_path: Path
     assert heard == [False, True]
 
 
-async def test_group_link_without_controllers_in_settings_is_rejected(tmp_path: Path) -> None:
+async def test_metadata_group_link_without_controllers_in_settings_raises(tmp_path: Path) -> None:
     a_link(tmp_path, controllers=("n2",))
     with pytest.raises(ConfigError, match="controllers is missing"):
         a_link(tmp_path, controllers=())
 
 
-async def test_group_link_counts_messages_that_were_not_received(tmp_path: Path) -> None:
+async def test_metadata_group_link_counts_errors_of_its_nats_subscriptions(tmp_path: Path) -> None:
     link = a_link(tmp_path)
     for error in (nats.errors.TimeoutError(), OSError(), ValueError("a bug")):
         await link._error(error)
@@ -564,7 +564,7 @@ async def test_group_link_counts_messages_that_were_not_received(tmp_path: Path)
         (nats.errors.TimeoutError(), pb.ControlResponse.OUTCOME_UNKNOWN),
     ],
 )
-async def test_forwarder_request_without_responders_was_not_done(error: Exception, outcome: Any) -> None:
+async def test_request_forwarder_without_responders_reports_that_nothing_was_applied(error: Exception, outcome: Any) -> None:
     class Nobody:
         async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
             raise error

@@ -41,30 +41,30 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership.clock, "now_ns", lambda: 1_000_000_000)
 
 
-async def test_node_predecessor_after_a_kill_needs_a_single_question() -> None:
+async def test_starting_node_after_a_killed_process_sends_one_status_request() -> None:
     bus = Bus(nats.errors.NoRespondersError())
     await wait(bus)
     assert bus.asked == ["space.status.n1"]
 
 
-async def test_node_predecessor_that_is_stopping_is_awaited() -> None:
+async def test_starting_node_waits_for_a_stopping_process_of_its_id() -> None:
     bus = Bus(b"yes", b"yes", nats.errors.NoRespondersError())
     await wait(bus)
     assert len(bus.asked) == 3
 
 
-async def test_node_predecessor_that_stays_raises_fenced() -> None:
+async def test_starting_node_with_a_running_process_of_its_id_raises_fenced() -> None:
     with pytest.raises(FencedError, match=r"answers on space\.status\.n1.*must not use the same id"):
         await wait(Bus(b"yes"), wait_s=0.5)
 
 
-async def test_node_predecessor_without_answer_is_replaced() -> None:
+async def test_starting_node_continues_after_an_earlier_process_does_not_answer() -> None:
     bus = Bus(nats.errors.TimeoutError())
     await wait(bus)
     assert len(bus.asked) == 3
 
 
-async def test_node_predecessor_broken_connection_proves_nothing() -> None:
+async def test_starting_node_retries_the_status_request_while_its_connection_is_closed() -> None:
     bus = Bus(*[nats.errors.ConnectionClosedError()] * 9, nats.errors.NoRespondersError())
     await wait(bus)
     assert len(bus.asked) == 10

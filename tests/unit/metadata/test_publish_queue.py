@@ -29,7 +29,7 @@ def bus() -> Any:
     return Bus()
 
 
-def test_outgoing_sends_messages_in_order(bus: Any) -> None:
+def test_publish_queue_of_the_metadata_group_sends_messages_in_order(bus: Any) -> None:
     made = Outgoing(bus)
     for number in range(3):
         made.put("s", bytes([number]))
@@ -42,7 +42,7 @@ def test_outgoing_sends_messages_in_order(bus: Any) -> None:
     ("missing", "counter"),
     [("is_connected", "not sent: not connected"), ("has_room", "not sent: too much is waiting")],
 )
-def test_outgoing_drops_and_counts_messages_that_cannot_be_sent(bus: Any, missing: str, counter: str) -> None:
+def test_publish_queue_of_the_metadata_group_drops_and_counts_unsendable_messages(bus: Any, missing: str, counter: str) -> None:
     made = Outgoing(bus)
     setattr(bus, missing, False)
     made.put("s", b"before")

@@ -49,7 +49,7 @@ def said_about(**fields: int) -> bytes:
         (TimeoutError(), None), (nats.errors.ConnectionClosedError(), None), (b"garbage", None),
     ],
 )  # fmt: skip
-async def test_reported_leader_answer_decides_the_probe_result(
+async def test_leader_probe_result_follows_the_answer_of_the_reported_leader(
     answer: bytes | Exception, testimony: ProbeResult | None
 ) -> None:
     bus: Any = Bus(answer)
@@ -73,7 +73,7 @@ OTHER = replication_pb2.StepAside(stream="orders", streamUid="uid-1", partition=
         ([frames.seal(OTHER), TimeoutError()], 2),
     ],
 )  # fmt: skip
-async def test_step_aside_question_is_repeated_until_a_valid_answer(answers: list[bytes | Exception], asked: int) -> None:
+async def test_leadership_transfer_request_to_a_node_is_repeated_until_a_valid_answer(answers: list[bytes | Exception], asked: int) -> None:
     bus: Any = Bus(b"")
     given = iter(answers)
 

@@ -65,7 +65,7 @@ def a_member(**log: Any) -> tuple[Any, list[Any]]:
     return made, calls
 
 
-def test_raft_member_counters_have_their_own_names() -> None:
+def test_raft_member_counters_include_the_counters_of_all_parts() -> None:
     made, _ = a_member()
     wanted = {"stale": 2, "not sent: x": 5, "desk": 1, "asked": 1, "looked": 4, "events": 7}
     assert made.counters == wanted | {f"{REFUSED}too many frames at once": 6, "entries refused": 3}
@@ -75,14 +75,14 @@ def test_raft_member_counters_have_their_own_names() -> None:
 
 
 @pytest.mark.parametrize("online", [True, False])
-def test_raft_member_reconnect_adapts_to_the_message_size(online: bool) -> None:
+def test_raft_member_after_a_reconnect_uses_the_maximum_payload_of_the_server(online: bool) -> None:
     made, calls = a_member()
     made.bus_changed(online)
     fits = [("sessions.fit", 77), ("producer.set_message_size", 77)] if online else []
     assert calls == [*fits, ("sessions.set_online", online), ("driver.wake",)]
 
 
-async def test_raft_member_start_ends_with_the_barrier_that_ends_probation(caplog: pytest.LogCaptureFixture) -> None:
+async def test_raft_member_start_returns_after_the_barrier_that_ends_probation(caplog: pytest.LogCaptureFixture) -> None:
     made, calls = a_member()
     probation = made._log.probation
     probation.over = False
@@ -130,7 +130,7 @@ async def test_raft_member_long_start_is_logged_at_intervals(
     ("error", "index", "timeout_s", "over"),
     [(OK, 5, 3600, True), (OK, 4, 0, True), (OK, 6, 0.01, False), (UNAVAILABLE, 0, 3600, False)],
 )
-async def test_raft_member_barrier_ends_when_its_index_is_applied(error: Any, index: int, timeout_s: float, over: bool) -> None:
+async def test_raft_member_barrier_returns_when_its_index_is_applied(error: Any, index: int, timeout_s: float, over: bool) -> None:
     made, _ = a_member()
 
     async def propose(request: pb.ControlRequest, within_s: float) -> pb.ControlResponse:
@@ -143,7 +143,7 @@ async def test_raft_member_barrier_ends_when_its_index_is_applied(error: Any, in
         assert await made.barrier(timeout_s) is over
 
 
-async def test_raft_member_leader_transfers_until_another_member_leads() -> None:
+async def test_raft_member_stopping_leader_repeats_the_transfer_until_another_member_leads() -> None:
     up: Any = type("Peer", (), {"up": True})()
     made, calls = a_member(peers={"n2": up})
 
@@ -164,7 +164,7 @@ async def test_raft_member_leader_transfers_until_another_member_leads() -> None
     assert calls.index(("member.resign",)) < calls.index(("core.hand_over",)) < calls.index(("driver.wake",))
 
 
-async def test_raft_member_leader_without_live_peers_transfers_nothing() -> None:
+async def test_raft_member_stopping_leader_without_live_peers_starts_no_transfer() -> None:
     gone: Any = type("Peer", (), {"up": False})()
     made, calls = a_member(peers={"n2": gone})
     async with asyncio.timeout(30):
@@ -200,7 +200,7 @@ async def test_raft_member_stop_closes_all_parts_once_in_order(fails: bool) -> N
     assert [call[0] for call in calls] == wanted
 
 
-async def test_raft_member_answer_names_leader_and_members() -> None:
+async def test_raft_member_describe_answer_contains_metadata_leader_and_controllers() -> None:
     made, _ = a_member(leader_id="n3")
     response = pb.ControlResponse(error=OK)
     response.cluster.metadataLeader = "old"

@@ -62,7 +62,7 @@ class Slow(Bus):
         return await super().request(subject, payload, timeout)
 
 
-async def test_forwarder_leader_change_before_a_request_does_not_repeat_the_request() -> None:
+async def test_request_forwarder_does_not_repeat_a_request_after_an_earlier_leader_change() -> None:
     bus = Slow(silent=0)
     made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
     made.leader_is("n1", 1)
@@ -73,7 +73,7 @@ async def test_forwarder_leader_change_before_a_request_does_not_repeat_the_requ
     assert len(bus.asked[0].operationId) == 16
 
 
-async def test_forwarder_keeps_a_given_operation_id() -> None:
+async def test_request_forwarder_keeps_a_given_operation_id() -> None:
     bus = Slow(silent=0)
     request = pb.ControlRequest(barrier=pb.Barrier(), operationId=b"o" * 16)
     await Forwarder(bus, Subjects("space"), "n1").until_decided(request, 60.0)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ async def test_forwarder_keeps_a_given_operation_id() -> None:
         (ConfigError("odd"), OUTCOME_UNKNOWN, "no answer from the metadata leader: ConfigError"),
     ],
 )
-async def test_forwarder_error_says_if_the_request_may_have_been_received(error: Exception, outcome: Any, detail: str) -> None:
+async def test_request_forwarder_error_distinguishes_sent_from_unsent_requests(error: Exception, outcome: Any, detail: str) -> None:
     class Failing(Bus):
         async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
             raise error
@@ -102,7 +102,7 @@ async def test_forwarder_error_says_if_the_request_may_have_been_received(error:
     assert (response.error, response.detail) == (outcome, detail)
 
 
-async def test_forwarder_on_the_leader_decides_locally_with_the_remaining_timeout() -> None:
+async def test_request_forwarder_on_the_metadata_leader_decides_locally_with_the_remaining_timeout() -> None:
     given: list[float] = []
 
     async def here(request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
@@ -118,7 +118,7 @@ async def test_forwarder_on_the_leader_decides_locally_with_the_remaining_timeou
 
 
 # ---- what a member says ----------------------------------------------------------------------------------------------------
-def test_member_log_leader_status_lists_the_position_of_each_member(made: Made) -> None:
+def test_member_log_status_of_the_leader_has_the_log_position_of_each_member(made: Made) -> None:
     core, log = made.log.core, made.log
     core._SyncObj__raftState, core._SyncObj__raftLeader = 2, Node("a")
     core._SyncObj__raftCurrentTerm, core._SyncObj__raftCommitIndex, core._SyncObj__raftLastApplied = 7, 5, 4
@@ -134,7 +134,7 @@ def test_member_log_leader_status_lists_the_position_of_each_member(made: Made) 
     ]
 
 
-def test_member_log_follower_status_knows_the_leader_and_itself(made: Made) -> None:
+def test_member_log_status_of_a_follower_has_the_leader_and_its_own_position(made: Made) -> None:
     core, log = made.log.core, made.log
     core._SyncObj__raftState, core._SyncObj__raftLeader, core._SyncObj__raftCurrentTerm = 0, Node("b"), 7
     log.transport.applied.update({"b": 5, "c": 2})
@@ -152,7 +152,7 @@ def test_member_log_follower_status_knows_the_leader_and_itself(made: Made) -> N
     assert log.waits_for() == "waits for a leader of the metadata group; not connected: nobody"
 
 
-async def test_raft_member_control_desk_uses_its_image_and_leadership(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_member_control_endpoint_uses_image_and_leadership_of_the_member(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     desk = made.member._desk
     assert not desk._is_known("d1")
     made.log.fsm.image = replace(made.log.fsm.image, nodes={"d1": None})  # type: ignore[dict-item]
@@ -164,7 +164,7 @@ async def test_raft_member_control_desk_uses_its_image_and_leadership(made: Made
 
 
 @pytest.mark.parametrize("whole", [True, False])
-async def test_raft_member_frame_with_a_wrong_seal_is_counted(made: Made, whole: bool) -> None:
+async def test_raft_member_frame_with_a_wrong_checksum_increments_a_counter(made: Made, whole: bool) -> None:
     sealed = seal("a", "b", b"frame")
     payload = sealed if whole else sealed[:-1] + bytes((sealed[-1] ^ 1,))
     received: list[Any] = []
@@ -174,7 +174,7 @@ async def test_raft_member_frame_with_a_wrong_seal_is_counted(made: Made, whole:
     assert sum(made.log.transport.sessions.counters.values()) == (0 if whole else 1)
 
 
-async def test_raft_member_stopping_leader_waits_for_a_successor() -> None:
+async def test_raft_member_stopping_leader_waits_until_another_member_leads() -> None:
     member, calls = a_member(peers={"n2": SimpleNamespace(up=True)})
     stopping = asyncio.ensure_future(member.stop())
     async with asyncio.timeout(30):
@@ -188,7 +188,7 @@ async def test_raft_member_stopping_leader_waits_for_a_successor() -> None:
     assert ("driver.stop",) in calls
 
 
-async def test_group_thread_barrier_ends_when_watchers_have_seen_its_image() -> None:
+async def test_metadata_thread_barrier_returns_after_watchers_received_its_image() -> None:
     made: Any = GroupThread.__new__(GroupThread)
     shown: list[tuple[int, int]] = []
     made._watchers = [lambda before, after: shown.append((before.index, after.index))]
@@ -209,7 +209,7 @@ async def test_group_thread_barrier_ends_when_watchers_have_seen_its_image() -> 
 
 
 # ---- the desk --------------------------------------------------------------------------------------------------------------
-def test_allowance_grows_with_time_to_its_bound() -> None:
+def test_request_rate_limit_refills_with_time_up_to_its_maximum() -> None:
     allowance = Allowance(per_s=2, at_once=3)
     assert [allowance.take(0) for _ in range(4)] == [True, True, True, False]
     assert [allowance.take(NS // 2) for _ in range(2)] == [True, False]
@@ -217,7 +217,7 @@ def test_allowance_grows_with_time_to_its_bound() -> None:
     assert [allowance.take(100 * NS) for _ in range(4)] == [True, True, True, False]
 
 
-async def test_turns_are_per_sender_and_forgotten_after_the_last() -> None:
+async def test_concurrent_request_limit_is_per_sender_and_released_after_the_last_request() -> None:
     turns = Turns()
     entered: list[str] = []
     go_on = asyncio.Event()
@@ -279,7 +279,7 @@ def witness(serves: bool, about: Any = None) -> bytes:
         (b"nothing", None),
     ],
 )
-async def test_controller_asks_a_reported_leader_and_gets_a_probe_result(
+async def test_controller_probe_of_a_reported_leader_returns_the_result_of_its_answer(
     answer: bytes | Exception, said: ProbeResult | None
 ) -> None:
     connection: Any = Asked(answer)
@@ -290,7 +290,7 @@ async def test_controller_asks_a_reported_leader_and_gets_a_probe_result(
 
 
 @pytest.mark.parametrize("error", [nats.errors.NoRespondersError(), TimeoutError(), OSError()])
-async def test_step_aside_question_to_a_missing_node_is_not_repeated(error: Exception) -> None:
+async def test_leadership_transfer_request_to_a_missing_node_is_not_repeated(error: Exception) -> None:
     connection: Any = Asked(b"nothing", error)
     request = replication_pb2.StepAside(stream="s")
     await ask_to_step_aside(connection, Subjects("space"), "n2", request)
@@ -312,7 +312,7 @@ def test_node_file_of_another_node_is_rejected(tmp_path: Path) -> None:
     folder.close()
 
 
-def test_node_file_lazy_flush_is_marked_until_a_clean_stop(tmp_path: Path) -> None:
+def test_node_file_marks_lazy_flush_until_a_clean_stop(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     identity = NodeFile(folder, "a")
     assert identity.previous.flushed_always
@@ -326,7 +326,7 @@ def test_node_file_lazy_flush_is_marked_until_a_clean_stop(tmp_path: Path) -> No
     folder.close()
 
 
-async def test_heartbeats_run_endlessly_within_the_session_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heartbeats_of_a_started_membership_run_until_cancelled_with_the_configured_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     spawned: list[Any] = []
     monkeypatch.setattr(membership, "spawn_in", lambda loop, work, name, endless: spawned.append((loop, name, endless)))
     made_with: list[Any] = []
@@ -353,7 +353,7 @@ async def test_heartbeats_run_endlessly_within_the_session_pace(monkeypatch: pyt
     assert (pace, answered) == ((0.5, 3.0), made._heartbeat_answered)
 
 
-async def test_group_link_starts_a_member_for_controllers_and_the_feed_for_others(
+async def test_metadata_group_link_starts_a_raft_member_on_controllers_and_the_feed_on_other_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joined: list[Any] = []
@@ -405,7 +405,7 @@ async def test_group_link_starts_a_member_for_controllers_and_the_feed_for_other
         joined.clear()
 
 
-async def test_feed_subscriber_names_the_leader_of_the_last_answer() -> None:
+async def test_feed_subscriber_returns_the_metadata_leader_of_the_last_answer() -> None:
     made = FeedSubscriber("n1", Slow(0), Subjects("space"))  # type: ignore[arg-type]
     answers = [pb.ControlResponse(metadataLeader="n2"), pb.ControlResponse()]
 
@@ -420,7 +420,7 @@ async def test_feed_subscriber_names_the_leader_of_the_last_answer() -> None:
     assert (made.held, made.status(), made.ticks(), made.counters) == ({}, [], {}, {})
 
 
-async def test_feed_subscriber_counts_unreadable_entries() -> None:
+async def test_feed_subscriber_counts_undecodable_entries() -> None:
     made = FeedSubscriber("n1", Slow(0), Subjects("space"))  # type: ignore[arg-type]
     await made._entry_arrived(SimpleNamespace(data=b"nothing"))
     assert sum(made.counters.values()) == 1

@@ -22,7 +22,7 @@ ENTRIES = 60
 BOUND = 200_000
 
 
-def test_quorum_log_with_large_entries_is_compacted_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_log_with_few_large_entries_is_compacted_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By their number, 10,000 entries would be kept."""
     monkeypatch.setattr(library, "COMPACT_AFTER_BYTES", BOUND)
     monkeypatch.setattr(library, "COMPACT_AT_ONCE_BYTES", BOUND)
@@ -48,7 +48,7 @@ def test_quorum_log_with_large_entries_is_compacted_by_bytes(tmp_path: Path, mon
         assert net.run(lambda: all(net.values(name)[-1:] == [b"after"] for name in net.up))
 
 
-def test_quorum_journal_without_entries_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_journal_of_commit_index_updates_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit index is written every second: 3 MB a day, and nothing to compact."""
     monkeypatch.setattr(journal_module, "MAX_SPENT_BYTES", 5_000)
     journal = GroupJournal(tmp_path / "journal", flush=False)
@@ -66,7 +66,7 @@ def test_quorum_journal_without_entries_does_not_grow(tmp_path: Path, monkeypatc
     again.close()
 
 
-def test_quorum_journal_counts_the_bytes_of_its_entries(tmp_path: Path) -> None:
+def test_raft_journal_counts_the_bytes_of_its_entries(tmp_path: Path) -> None:
     journal = GroupJournal(tmp_path / "journal", flush=False)
     for index in range(1, 11):
         journal.add(b"x" * index, index, 1)
@@ -78,7 +78,7 @@ def test_quorum_journal_counts_the_bytes_of_its_entries(tmp_path: Path) -> None:
     journal.close()
 
 
-async def test_quorum_inbox_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_inbox_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "MAX_INBOX_BYTES", 1_000)
     unused: Any = SimpleNamespace(leads=False)
     driver = GroupDriver(unused, unused, unused, lambda *_: None, lambda: None, lambda _: None)
@@ -92,7 +92,7 @@ async def test_quorum_inbox_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch)
     assert len(driver._inbox) == 1, "one always comes in"
 
 
-def test_quorum_feed_entries_waiting_are_bounded_in_bytes() -> None:
+def test_feed_entries_waiting_for_publication_are_bounded_in_bytes() -> None:
     feed = FeedSubscription("n9")
     large = pb.Record(operationDone=pb.OperationDone(response=b"x" * (1 << 20)))
     for number in range(200):

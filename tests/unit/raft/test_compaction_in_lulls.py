@@ -32,7 +32,7 @@ def sizes(net: OurNet) -> list[int]:
     return [len(member.journal) for member in net.up.values()]
 
 
-def test_quorum_log_is_compacted_in_the_next_lull_and_a_restart_begins_with_the_snapshot(tmp_path: Path) -> None:
+def test_raft_log_above_the_size_limit_is_compacted_when_idle_and_loaded_from_the_snapshot(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
         put(net, lead, COMPACT_AFTER_BYTES)
@@ -49,7 +49,7 @@ def test_quorum_log_is_compacted_in_the_next_lull_and_a_restart_begins_with_the_
         assert len(net.values(near)) >= len(before) - 21, "from the snapshot, before anything is heard of the others"
 
 
-def test_quorum_log_is_short_after_a_compaction(tmp_path: Path) -> None:
+def test_raft_log_below_the_size_limit_is_not_compacted_when_idle(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, *_ = net.elected()
         put(net, lead, COMPACT_AFTER_BYTES // 3)
@@ -58,7 +58,7 @@ def test_quorum_log_is_short_after_a_compaction(tmp_path: Path) -> None:
         assert sizes(net) == before
 
 
-def test_quorum_log_without_a_lull_is_compacted_at_a_larger_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_log_that_is_never_idle_is_compacted_at_a_larger_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert COMPACT_AT_ONCE_BYTES > 4 * COMPACT_AFTER_BYTES
     monkeypatch.setattr(library, "COMPACT_AT_ONCE_BYTES", 2 * COMPACT_AFTER_BYTES)
     with our_net(tmp_path) as net:

@@ -46,7 +46,7 @@ def voters(net: OurNet, name: str) -> tuple[str, ...]:
     return core.controllers.voters
 
 
-def test_controller_change_counts_when_appended_and_is_undone_by_a_truncation(tmp_path: Path) -> None:
+def test_controller_change_applies_when_appended_and_is_undone_by_a_truncation(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, one, other = elected(net)
         net.split(lead, one + other)
@@ -61,7 +61,7 @@ def test_controller_change_counts_when_appended_and_is_undone_by_a_truncation(tm
         assert net.run(net.logs_are_equal)
 
 
-def test_controller_list_after_a_restart_comes_from_the_journal(tmp_path: Path) -> None:
+def test_controller_list_after_a_restart_is_read_from_the_raft_journal(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, one, other = elected(net)
         remaining = tuple(sorted((lead, one)))
@@ -76,7 +76,7 @@ def test_controller_list_after_a_restart_comes_from_the_journal(tmp_path: Path) 
         assert net.run(lambda: set(net.up[lead].transport.sessions.peers) == {one}), "it is committed: the third one is gone"
 
 
-def test_controller_changes_are_appended_one_at_a_time_by_a_leader_with_a_committed_entry(tmp_path: Path) -> None:
+def test_controller_changes_are_appended_one_at_a_time_after_a_committed_entry_of_the_term(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, one, other = elected(net)
         core = net.up[lead].core
@@ -134,7 +134,7 @@ def test_controller_learner_receives_the_log_without_a_vote(tmp_path: Path) -> N
         assert net.up[other].core._SyncObj__raftState == 0, "nor does it campaign"
 
 
-def test_controller_list_is_the_newest_of_snapshot_and_journal() -> None:
+def test_controller_list_after_a_restart_is_the_newest_of_snapshot_and_journal() -> None:
     entry = CHANGE + a_change("a", "b", after=0)
     by_log = LogControllers(first_list("cba"), ControllerList(("a", "b", "c"), "d", "", 4))
     assert by_log.newest([]).index == 4
@@ -148,7 +148,7 @@ def test_controller_list_is_the_newest_of_snapshot_and_journal() -> None:
     assert joins.at(10, []).voters == ("a", "b")
 
 
-def test_controller_list_of_the_journal_follows_truncations(tmp_path: Path) -> None:
+def test_controller_list_of_the_raft_journal_is_restored_after_a_truncation(tmp_path: Path) -> None:
     told: list[int] = []
     journal = GroupJournal(tmp_path / "journal", flush=False)
     journal.changed = lambda: told.append(len(journal.changes))
@@ -170,7 +170,7 @@ def test_controller_list_of_the_journal_follows_truncations(tmp_path: Path) -> N
     again.abandon()
 
 
-def test_controller_list_in_a_snapshot_is_that_of_its_last_entry() -> None:
+def test_controller_list_in_a_snapshot_is_the_list_at_its_last_entry() -> None:
     last, previous = (b"\0x", 9, 2), (b"\0y", 8, 2)
     held = ControllerList(("a", "b"), "d", "b", 7)
     made = SnapshotFile(last, previous, held.voters, b"image", held)
@@ -183,7 +183,7 @@ def test_controller_list_in_a_snapshot_is_that_of_its_last_entry() -> None:
 
 
 @pytest.mark.parametrize(("own", "said", "refused"), [(0, 0, True), (5, 0, False), (0, 5, False), (5, 5, False)])
-def test_controller_lists_of_the_settings_are_compared_only_without_a_logged_list(own: int, said: int, refused: bool) -> None:
+def test_controller_lists_in_settings_are_compared_only_while_no_list_is_in_the_log(own: int, said: int, refused: bool) -> None:
     frames: dict[str, PeerSessions] = {}
     drawn = iter(range(1, 100, 2))
     for name, peers, index in (("a", ("b", "c"), own), ("b", ("a", "d"), said)):
@@ -204,7 +204,7 @@ def test_controller_lists_of_the_settings_are_compared_only_without_a_logged_lis
     assert (not frames["b"].peers["a"].up) is refused
 
 
-def test_quorum_peers_follow_the_controller_list() -> None:
+def test_raft_peers_are_added_and_removed_with_the_controller_list() -> None:
     ended: list[tuple[str, bool]] = []
     made = PeerSessions("a", ("b", "c"), lambda *_: True, lambda *given: ended.append(given), lambda: 5)
     made.peers["c"].up = True
@@ -216,7 +216,7 @@ def test_quorum_peers_follow_the_controller_list() -> None:
     assert not made.send("c", b"x", 1, 0.0)
 
 
-def test_single_controller_applies_only_flushed_entries(tmp_path: Path) -> None:
+def test_single_controller_applies_entries_only_after_their_flush(tmp_path: Path) -> None:
     with our_net(tmp_path, "a") as net:
         elected(net)
         member = net.up["a"]
@@ -233,7 +233,7 @@ def test_single_controller_applies_only_flushed_entries(tmp_path: Path) -> None:
         assert b"y" in net.values("a")
 
 
-def test_last_remaining_controller_applies_its_change_after_the_flush(tmp_path: Path) -> None:
+def test_last_remaining_controller_applies_its_controller_change_after_the_flush(tmp_path: Path) -> None:
     with our_net(tmp_path, "ab") as net:
         lead, other = elected(net)
         member = net.up[lead]
@@ -251,7 +251,7 @@ def test_last_remaining_controller_applies_its_change_after_the_flush(tmp_path: 
         assert voters(net, lead) == voters(net, other) == tuple(sorted((lead, other))), "it went with the memory"
 
 
-def test_quorum_journal_knows_its_flushed_index(tmp_path: Path) -> None:
+def test_raft_journal_flushed_index_follows_syncs_and_truncations(tmp_path: Path) -> None:
     journal = GroupJournal(tmp_path / "journal")
     for index in range(1, 5):
         journal.add(b"x", index, 1)

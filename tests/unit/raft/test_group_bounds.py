@@ -36,19 +36,19 @@ TOO_MUCH = [MAX_NUMBER, 2**64 - 1]
         lambda n: pb.RaftMessage(appendEntries=pb.RaftAppendEntries(entries=[pb.RaftEntry(command=b"c", index=1, term=n)])),
     ],
 )
-def test_quorum_message_with_a_number_beyond_the_bound_is_rejected(message: Any, number: int) -> None:
+def test_raft_message_with_a_term_or_index_above_the_limit_is_rejected(message: Any, number: int) -> None:
     with pytest.raises(ProtocolError):
         decode(message(number).SerializeToString())
 
 
-def test_quorum_message_with_entries_out_of_order_is_rejected() -> None:
+def test_raft_message_with_entries_out_of_order_is_rejected() -> None:
     entries = [pb.RaftEntry(command=b"c", index=9, term=1)]
     append = pb.RaftAppendEntries(term=1, previousIndex=7, previousTerm=1, entries=entries)
     with pytest.raises(ProtocolError, match="order"):
         decode(pb.RaftMessage(appendEntries=append).SerializeToString())
 
 
-def test_quorum_answer_beyond_the_log_commits_nothing_and_ends_the_session(tmp_path: Path) -> None:
+def test_raft_append_answer_beyond_the_log_is_rejected_and_commits_nothing(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, near, _ = net.elected()
         member = net.up[leader]
@@ -59,7 +59,7 @@ def test_quorum_answer_beyond_the_log_commits_nothing_and_ends_the_session(tmp_p
         assert member.core.match_index(near) <= member.journal.last_index
 
 
-def test_quorum_leader_after_a_suspension_has_no_confirmation(tmp_path: Path) -> None:
+def test_raft_leader_after_a_suspended_process_is_not_confirmed_by_older_answers(tmp_path: Path) -> None:
     """Its clock goes on while it stands still: what was answered before is old when it wakes up, and so is an answer to it."""
     with our_net(tmp_path) as net:
         leader, *_ = net.elected()
@@ -72,7 +72,7 @@ def test_quorum_leader_after_a_suspension_has_no_confirmation(tmp_path: Path) ->
         assert net.run(lambda: transport._stamp() - transport.confirmed_ns() < 0.2e9)
 
 
-def test_quorum_leader_is_confirmed_from_the_time_of_the_request(tmp_path: Path) -> None:
+def test_raft_leader_confirmation_begins_at_the_send_time_of_the_append(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, *others = net.elected()
         transport = net.up[leader].transport
@@ -87,6 +87,6 @@ def test_quorum_leader_is_confirmed_from_the_time_of_the_request(tmp_path: Path)
         assert transport.confirmed_ns() < asked + 0.3e9
 
 
-def test_quorum_clock_never_runs_backwards() -> None:
+def test_raft_driver_clock_never_runs_backwards() -> None:
     seen = [clock.now_ns() for _ in range(1000)]
     assert seen == sorted(seen)

@@ -32,7 +32,7 @@ def late(net: OurNet, name: str, seconds: float, leader: str) -> int:
 
 
 @pytest.mark.parametrize("seconds", [0.3, 0.6, 1.1, 3.0])
-def test_late_controller_listens_before_it_campaigns(tmp_path: Path, seconds: float) -> None:
+def test_controller_with_one_late_tick_reads_messages_before_it_starts_an_election(tmp_path: Path, seconds: float) -> None:
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
         before = net.up[lead].core.raftCurrentTerm
@@ -40,7 +40,7 @@ def test_late_controller_listens_before_it_campaigns(tmp_path: Path, seconds: fl
         assert net.leaders() == [lead]
 
 
-def test_always_late_controller_campaigns_in_the_end(tmp_path: Path) -> None:
+def test_controller_with_all_ticks_late_starts_an_election_within_three_seconds(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         before = net.up[near].core.raftCurrentTerm
@@ -53,7 +53,7 @@ def test_always_late_controller_campaigns_in_the_end(tmp_path: Path) -> None:
                 net.tick(name)
 
 
-def test_quorum_tick_applies_one_batch_of_requests(tmp_path: Path) -> None:
+def test_raft_tick_applies_one_batch_of_requests_at_most(tmp_path: Path) -> None:
     """Between two of them the leader sends what keeps the others from campaigning, and everybody listens."""
     with our_net(tmp_path) as net:
         lead, *_ = net.elected()

@@ -54,12 +54,12 @@ while not node._isLeader(): tick(1)
 """
 
 
-def test_shipped_library_retries_a_failing_apply_forever(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_retries_a_failing_apply_forever(tmp_path: Path) -> None:
     code = NODE + 'node._applyCommand(b"raise", lambda *a: None, 0); tick(20); print(Alone.calls)'
     assert int(shipped(code, tmp_path)) > 5
 
 
-def test_shipped_library_applies_a_command_twice_when_a_callback_raises(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_applies_a_command_twice_when_a_callback_raises(tmp_path: Path) -> None:
     code = NODE + "def bad(*_): raise KeyError\nnode._applyCommand(b'once', bad, 0); tick(20); print(Alone.calls)"
     assert int(shipped(code, tmp_path)) > 1
 
@@ -94,7 +94,7 @@ def _alone(folder: Path, machine: Any) -> RaftCore:
     return core
 
 
-def test_quorum_apply_that_raises_is_tried_once_and_stops_the_process(tmp_path: Path) -> None:
+def test_raft_apply_that_raises_is_not_retried_and_stops_the_process(tmp_path: Path) -> None:
     machine = _Raising()
     core = _alone(tmp_path, machine)
     core.propose(b"raise", lambda *_: None)
@@ -105,7 +105,7 @@ def test_quorum_apply_that_raises_is_tried_once_and_stops_the_process(tmp_path: 
     assert isinstance(core.failure, ValueError)
 
 
-async def test_quorum_callback_that_raises_stops_the_process_after_one_apply(tmp_path: Path) -> None:
+async def test_raft_callback_that_raises_stops_the_process_after_one_apply(tmp_path: Path) -> None:
     machine = _Counting()
     core = _alone(tmp_path, machine)
     failures: list[Exception] = []
@@ -124,7 +124,7 @@ async def test_quorum_callback_that_raises_stops_the_process_after_one_apply(tmp
     core.log.close()
 
 
-def test_shipped_library_executes_a_pickle_in_the_journal_meta_file(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_executes_a_pickle_in_the_journal_meta_file(tmp_path: Path) -> None:
     code = """
 import sys, pickle, os
 from pysyncobj.journal import FileJournal
@@ -139,13 +139,13 @@ except Exception: pass
     assert "executed" in shipped(code, tmp_path)
 
 
-def test_quorum_journal_that_is_a_pickle_is_rejected(tmp_path: Path) -> None:
+def test_raft_journal_file_that_is_a_pickle_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "journal").write_bytes(pickle.dumps({"raftCommitIndex": 7}))
     with pytest.raises(StorageError):
         GroupJournal(tmp_path / "journal")
 
 
-def test_shipped_library_never_flushes(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_never_flushes(tmp_path: Path) -> None:
     code = """
 import pysyncobj, pathlib
 sources = [p.read_text() for p in pathlib.Path(pysyncobj.__file__).parent.glob("*.py")]

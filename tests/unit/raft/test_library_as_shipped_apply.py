@@ -77,14 +77,14 @@ def told(folder: Path) -> Any:
     return answers
 
 
-def test_shipped_library_applies_a_retry_twice_after_an_unknown_outcome(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_applies_a_retry_twice_after_an_unknown_outcome(tmp_path: Path) -> None:
     changed, unknown, silent = in_process(told, tmp_path, leader_changed, unknown_outcome, silence)
     assert changed == [["LEADER_CHANGED"], 2]
     assert unknown == [["UNKNOWN_OUTCOME"], 2]
     assert silent == [[], 2]
 
 
-def test_quorum_retry_across_a_leader_change_is_applied_once(tmp_path: Path) -> None:
+def test_raft_retry_across_a_leader_change_is_applied_once(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         machines = {}
@@ -110,7 +110,7 @@ def test_quorum_retry_across_a_leader_change_is_applied_once(tmp_path: Path) -> 
         assert net.run(lambda: machines[far].image.nodes["n1"].incarnation == 2), "another operation is another one"
 
 
-def test_quorum_proposal_to_a_follower_is_rejected_at_once(tmp_path: Path) -> None:
+def test_raft_proposal_to_a_follower_is_rejected_at_once(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
         net.put(near, b"not forwarded")
@@ -119,7 +119,7 @@ def test_quorum_proposal_to_a_follower_is_rejected_at_once(tmp_path: Path) -> No
         assert net.run(lambda: net.logs_are_equal() and not net.values(lead))
 
 
-async def test_quorum_proposal_without_an_answer_times_out_with_an_unknown_outcome(tmp_path: Path) -> None:
+async def test_raft_proposal_without_an_answer_times_out_with_an_unknown_outcome(tmp_path: Path) -> None:
     member = bare_member(tmp_path)
     member._driver.stopped = True  # nothing is ever applied
     request = pb.ControlRequest(barrier=pb.Barrier())
@@ -146,7 +146,7 @@ def reign(folder: Path) -> Any:
     return SyncObjConf().leaderFallbackTimeout, two_lead_after, net.now - since, net.results
 
 
-def test_shipped_library_isolated_leader_keeps_leading_for_half_a_minute(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_isolated_leader_stays_leader_for_30_seconds(tmp_path: Path) -> None:
     default, two_lead_after, ends_after, results = in_process(reign, tmp_path)
     assert default == 30.0
     assert two_lead_after < 3
@@ -154,7 +154,7 @@ def test_shipped_library_isolated_leader_keeps_leading_for_half_a_minute(tmp_pat
     assert results == []
 
 
-def test_quorum_isolated_leader_steps_down_soon(tmp_path: Path) -> None:
+def test_raft_isolated_leader_steps_down_within_seconds(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         net.split(lead, near + far)
@@ -188,11 +188,11 @@ def tick_thread(folder: Path) -> Any:
     return len(ticks) > 0, made[0].tick_thread_alive()
 
 
-def test_shipped_library_tick_thread_ends_with_its_creator_thread(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_tick_thread_ends_with_its_creator_thread(tmp_path: Path) -> None:
     assert in_process(tick_thread, tmp_path) == [True, False]
 
 
-def test_quorum_needs_no_thread_and_ticks_from_any_thread(tmp_path: Path) -> None:
+def test_raft_driver_starts_no_thread_and_ticks_from_any_thread(tmp_path: Path) -> None:
     before = threading.active_count()
     with our_net(tmp_path, "a") as net:
         net.crash("a")
@@ -226,12 +226,12 @@ def arguments(folder: Path) -> Any:
     return given
 
 
-def test_shipped_library_passes_no_log_index_to_the_apply(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_passes_no_log_index_to_apply(tmp_path: Path) -> None:
     assert in_process(arguments, tmp_path) == [[["value"], {"key": "word"}]]
 
 
 @pytest.mark.parametrize("compacts", [False, True])
-def test_quorum_apply_receives_the_log_index(tmp_path: Path, compacts: bool) -> None:
+def test_raft_apply_receives_the_log_index(tmp_path: Path, compacts: bool) -> None:
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
         for number in range(10):

@@ -50,14 +50,14 @@ def fifo_loss(folder: Path) -> Any:
     return stepped_back, cut, sorted(set(acknowledged) - set(survive))
 
 
-def test_shipped_library_loses_acknowledged_entries_after_one_crash(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_loses_acknowledged_entries_after_one_crash(tmp_path: Path) -> None:
     stepped_back, cut, lost = in_process(fifo_loss, tmp_path)
     assert stepped_back
     assert cut > 0
     assert lost
 
 
-def test_quorum_entries_in_flight_are_not_resent_and_survive_a_crash(tmp_path: Path) -> None:
+def test_raft_entries_in_flight_are_not_resent_and_survive_a_crash(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         net.split(lead + near, far)
@@ -91,7 +91,7 @@ def test_quorum_entries_in_flight_are_not_resent_and_survive_a_crash(tmp_path: P
         assert set(net.values(far)) == net.acknowledged()
 
 
-def test_quorum_append_sent_twice_truncates_nothing(tmp_path: Path) -> None:
+def test_raft_append_entries_received_twice_truncates_nothing(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
         start = net.up[lead].journal.last_index
@@ -132,14 +132,14 @@ def old_answer(folder: Path) -> Any:
     return before, net.up[lead].raftCurrentTerm, sorted(answer), matched_before, match[Node(near)]
 
 
-def test_shipped_library_counts_an_answer_to_an_older_leadership(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_accepts_an_append_answer_to_an_earlier_term(tmp_path: Path) -> None:
     before, after, keys, matched_before, matched = in_process(old_answer, tmp_path)
     assert after > before
     assert keys == ["next_node_idx", "reset", "success", "type"]
     assert matched_before == 0 < matched
 
 
-def test_quorum_answer_to_an_older_leadership_is_counted_and_ignored(tmp_path: Path) -> None:
+def test_raft_append_answer_to_an_earlier_term_is_ignored(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         before = net.up[lead].core.raftCurrentTerm
@@ -173,11 +173,11 @@ def votes_counted_twice(folder: Path) -> Any:
     return [(name, net.up[name].raftCurrentTerm) for name in net.leaders()]
 
 
-def test_shipped_library_elects_two_leaders_with_a_duplicated_vote(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_elects_two_leaders_with_a_duplicated_vote(tmp_path: Path) -> None:
     assert in_process(votes_counted_twice, tmp_path) == [["a", 1], ["e", 1]]
 
 
-def test_quorum_vote_that_arrives_twice_elects_no_leader(tmp_path: Path) -> None:
+def test_raft_vote_received_twice_is_counted_once(tmp_path: Path) -> None:
     with our_net(tmp_path, "abcde") as net:
         net.split("ab", "c", "de")
         once = net.post
@@ -216,14 +216,14 @@ def rejoins_after_a_transfer(batch_size: int) -> Any:
     return caught_up, len(net.leaders()), len(net.up[lead].values)
 
 
-def test_shipped_library_follower_with_a_long_conflict_never_catches_up(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_follower_with_many_conflicting_entries_never_catches_up(tmp_path: Path) -> None:
     small, large = in_process(livelock, tmp_path, rejoins_after_a_transfer)
     assert small == [False, 1, 0]
     assert large == [True, 1, 200]
 
 
 @pytest.mark.parametrize("batch_size", [64 * 1024 * 1024, 4096])
-def test_quorum_follower_with_a_long_conflict_catches_up(tmp_path: Path, batch_size: int) -> None:
+def test_raft_follower_with_many_conflicting_entries_catches_up(tmp_path: Path, batch_size: int) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         for member in net.up.values():
@@ -245,7 +245,7 @@ def test_quorum_follower_with_a_long_conflict_catches_up(tmp_path: Path, batch_s
         assert net.values(lead) == net.values(near) == net.values(far)
 
 
-async def test_quorum_entry_above_the_batch_size_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_entry_above_the_batch_size_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proposal_executor, "MAX_APPEND_BYTES", 4096)
     member = bare_member(tmp_path)
     request = pb.ControlRequest(createStream=pb.CreateStream(name="x" * 4096))

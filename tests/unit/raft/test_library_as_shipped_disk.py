@@ -48,11 +48,11 @@ def flushes(folder: Path) -> Any:
     return counts
 
 
-def test_shipped_library_never_flushes_votes_terms_entries_or_dumps(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_never_flushes_votes_terms_entries_or_dumps(tmp_path: Path) -> None:
     assert in_process(flushes, tmp_path) == {"fsync": 0, "fdatasync": 0, "msync": 0}
 
 
-def test_quorum_messages_leave_only_after_the_journal_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_messages_are_sent_only_after_the_journal_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: dict[int, int] = {}
 
     def flush(descriptor: int) -> None:
@@ -116,7 +116,7 @@ def entries_left(folder: Path) -> Any:
     return [index for _, index, _ in FileJournal(str(folder / "journal"))[:]]
 
 
-def test_shipped_library_loses_entries_when_killed_during_a_compaction(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_loses_entries_when_killed_during_a_compaction(tmp_path: Path) -> None:
     in_process(killed_in_compaction, tmp_path, dies=True)
     assert in_process(entries_left, tmp_path) == list(range(11, 30)), "and 30 to 100 are gone"
 
@@ -127,7 +127,7 @@ class _Death(BaseException):
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "rename"])
 @pytest.mark.parametrize("after", [False, True])
-def test_quorum_killed_during_a_compaction_loses_nothing(
+def test_raft_log_of_a_member_killed_during_a_compaction_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, after: bool
 ) -> None:
     """[M8]"""
@@ -177,14 +177,14 @@ def damaged_files(folder: Path) -> Any:
     return [c.decode() for c, *_ in changed[:]], [(j.getCurrentTerm(), j.getVotedForNodeId()) for j in (changed, forgot)]
 
 
-def test_shipped_library_accepts_a_flipped_bit_and_an_unreadable_meta_file(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_accepts_a_flipped_bit_and_an_unreadable_meta_file(tmp_path: Path) -> None:
     commands, (before, after) = in_process(damaged_files, tmp_path)
     assert commands == ["conmand", "command", "command"]
     assert before == [7, "b"]
     assert after == [0, None], "so that it may vote again in term 7"
 
 
-def test_quorum_journal_with_a_flipped_bit_in_an_entry_or_vote_does_not_open(tmp_path: Path) -> None:
+def test_raft_journal_with_a_flipped_bit_in_an_entry_or_vote_raises_on_open(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = GroupJournal(path)
     for index in range(1, 4):
@@ -229,7 +229,7 @@ def pickled_entry_and_dump(folder: Path) -> Any:
     return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
 
-def test_shipped_library_executes_a_pickle_in_a_journal_entry_or_dump(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_executes_a_pickle_in_a_journal_entry_or_dump(tmp_path: Path) -> None:
     assert in_process(pickled_entry_and_dump, tmp_path) == ["by the dump", "by the journal"]
 
 
@@ -241,7 +241,7 @@ class _Evil:
         return os.mkdir, (str(self.path),)
 
 
-def test_quorum_pickle_in_a_journal_entry_is_rejected_by_the_state_machine(tmp_path: Path) -> None:
+def test_raft_journal_entry_that_is_a_pickle_is_rejected_by_the_state_machine(tmp_path: Path) -> None:
     """[M13]"""
     evil = pickle.dumps(_Evil(tmp_path / "executed"))
     folder = tmp_path / "a"
@@ -260,7 +260,7 @@ def test_quorum_pickle_in_a_journal_entry_is_rejected_by_the_state_machine(tmp_p
     assert not (tmp_path / "executed").exists()
 
 
-async def test_quorum_pickle_as_journal_or_snapshot_file_stops_the_start(tmp_path: Path) -> None:
+async def test_raft_start_with_a_pickle_as_journal_or_snapshot_file_raises(tmp_path: Path) -> None:
     evil = pickle.dumps(_Evil(tmp_path / "executed"))
     for name in "journal", "snapshot":
         folder = tmp_path / f"with a pickle as {name}"

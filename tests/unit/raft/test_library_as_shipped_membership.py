@@ -35,13 +35,13 @@ def two_changes(folder: Path) -> Any:
     return at_once, reasons, lead
 
 
-def test_shipped_library_accepts_two_membership_changes_at_once(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_accepts_two_membership_changes_at_once(tmp_path: Path) -> None:
     at_once, reasons, lead = in_process(two_changes, tmp_path)
     assert at_once == sorted({*"abcde"} - {lead}), "both count, and neither is committed"
     assert reasons == [FAIL_REASON.SUCCESS] * 2
 
 
-def test_quorum_membership_change_of_the_library_is_denied(tmp_path: Path) -> None:
+def test_raft_membership_change_by_pysyncobj_is_rejected(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, *_ = net.elected()
         core = net.up[lead].core
@@ -74,11 +74,11 @@ def votes_twice(folder: Path) -> Any:
     return [(name, net.up[name].raftCurrentTerm) for name in net.leaders()]
 
 
-def test_shipped_library_member_that_lost_its_disk_votes_twice(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_member_that_lost_its_disk_votes_twice(tmp_path: Path) -> None:
     assert in_process(votes_twice, tmp_path) == [["a", 1], ["b", 1]]
 
 
-def test_quorum_member_that_lost_its_disk_does_not_vote(tmp_path: Path) -> None:
+def test_raft_member_that_lost_its_disk_does_not_vote(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         net.split("ac", "b")
         net.forbid_elections("b", "c")
@@ -99,7 +99,7 @@ def test_quorum_member_that_lost_its_disk_does_not_vote(tmp_path: Path) -> None:
         assert net.up["c"].core.raftCurrentTerm == 0, "nor asks for votes"
 
 
-async def test_quorum_member_with_an_empty_directory_is_on_probation_and_a_lost_journal_stops_the_start(tmp_path: Path) -> None:
+async def test_raft_member_with_an_empty_directory_is_on_probation_and_a_lost_journal_raises_on_start(tmp_path: Path) -> None:
     member = bare_member(tmp_path)
     assert member._log.core.on_probation
     member._log.journal.close()
@@ -152,13 +152,13 @@ def open_port(folder: Path) -> Any:
     return asked, (folder / "executed").exists()
 
 
-def test_shipped_library_listens_on_all_interfaces_and_executes_pickles(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_listens_on_all_interfaces_and_executes_pickles(tmp_path: Path) -> None:
     asked, executed = in_process(open_port, tmp_path)
     assert asked == [["0.0.0.0", 4321]]
     assert executed
 
 
-def test_quorum_opens_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_member_opens_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("a socket was opened")
 
@@ -178,7 +178,7 @@ class _Evil:
         return os.mkdir, (str(self.path),)
 
 
-def test_quorum_frame_with_a_pickle_is_rejected_and_ends_the_session(tmp_path: Path) -> None:
+def test_raft_frame_with_a_pickle_is_rejected_and_ends_the_session(tmp_path: Path) -> None:
     """Even of a known sender, in its session, with the next sequence number; and what others send is not looked at."""
     evil = pickle.dumps(_Evil(tmp_path / "executed"))
     with our_net(tmp_path) as net:

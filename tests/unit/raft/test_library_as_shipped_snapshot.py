@@ -50,13 +50,13 @@ def false_success(folder: Path) -> Any:
     return net.results, [value for value in net.up[new].values if str(value).startswith("tail")]
 
 
-def test_shipped_library_snapshot_chunk_commits_entries_of_a_deposed_leader(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_snapshot_chunk_commits_entries_of_a_deposed_leader(tmp_path: Path) -> None:
     results, held_by_the_group = in_process(false_success, tmp_path, compact)
     assert results == [[f"tail {number}", "SUCCESS"] for number in range(3)]
     assert held_by_the_group == []
 
 
-def test_quorum_snapshot_chunks_commit_nothing(tmp_path: Path) -> None:
+def test_raft_snapshot_chunks_commit_nothing(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         net.split(lead, near + far)
@@ -107,7 +107,7 @@ def older_snapshot(folder: Path) -> Any:
     return held, follower.last_index, leader._SyncObj__raftMatchIndex[Node(near)]
 
 
-def test_shipped_library_repeated_snapshot_discards_later_entries(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_repeated_snapshot_discards_later_entries(tmp_path: Path) -> None:
     held, left, counted = in_process(older_snapshot, tmp_path, compact)
     assert left < held
     assert counted == held, "and the leader counts them as held"
@@ -133,7 +133,7 @@ def _send_snapshot(net: OurNet, sender: str, receiver: str, data: bytes) -> None
     net.step(), net.step()
 
 
-def test_quorum_repeated_snapshot_is_acknowledged_and_ignored(tmp_path: Path) -> None:
+def test_raft_repeated_snapshot_is_acknowledged_and_ignored(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, data = _with_snapshot(net)
         held = net.up[near].journal.last_index
@@ -177,7 +177,7 @@ def unverified_dump(folder: Path) -> Any:
     return dump[10:] == bytes(len(dump) - 10), answers[-1], net.up[near].values
 
 
-def test_shipped_library_damaged_snapshot_replaces_the_good_dump(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_damaged_snapshot_replaces_the_good_dump(tmp_path: Path) -> None:
     replaced, success, values = in_process(unverified_dump, tmp_path, compact)
     assert replaced
     assert success
@@ -185,7 +185,7 @@ def test_shipped_library_damaged_snapshot_replaces_the_good_dump(tmp_path: Path)
 
 
 @pytest.mark.parametrize("what", ["zeros", "pickle", "shortened"])
-def test_quorum_damaged_snapshot_is_rejected_and_the_old_one_kept(tmp_path: Path, what: str) -> None:
+def test_raft_damaged_snapshot_is_rejected_and_the_old_one_kept(tmp_path: Path, what: str) -> None:
     with our_net(tmp_path) as net:
         lead, near, data = _with_snapshot(net)
         compact(net, near)
@@ -226,13 +226,13 @@ def restarted_with(folder: Path, kind: str) -> Any:
     return again.leaders(), again.up["a"].values
 
 
-def test_shipped_library_starts_empty_with_a_lost_or_damaged_dump(tmp_path: Path) -> None:
+def test_unmodified_pysyncobj_starts_empty_with_a_lost_or_damaged_dump(tmp_path: Path) -> None:
     whole, damaged, journal_only = in_process(restarts, tmp_path, compact, restarted_with)
     assert whole == [["a"], [*range(20), "new"]]
     assert damaged == journal_only == [["a"], []], "it leads, and nothing is there"
 
 
-def test_quorum_restart_after_a_compaction_loses_nothing(tmp_path: Path) -> None:
+def test_raft_restart_after_a_compaction_restores_all_entries(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         _, near, _ = _with_snapshot(net)
         compact(net, near)
@@ -242,7 +242,7 @@ def test_quorum_restart_after_a_compaction_loses_nothing(tmp_path: Path) -> None
         assert net.run(lambda: net.values(near) == before)
 
 
-async def test_quorum_damaged_or_lost_snapshot_stops_the_start(tmp_path: Path) -> None:
+async def test_raft_start_with_a_damaged_or_lost_snapshot_raises(tmp_path: Path) -> None:
     snapshot = encode_snapshot_file(SnapshotFile((b"\0last", 9, 2), (b"\0previous", 8, 2), ("a", "b", "c"), b""))
     assert decode_snapshot_file(snapshot).last[1] == 9
     with our_net(tmp_path) as net:

@@ -22,7 +22,7 @@ from sidecar.quorum.library import FAIL_REASON, _NoPickle, outcome_of, settings
 from tests.unit.raft.ours import our_net
 
 
-def test_quorum_library_settings_are_the_proven_ones(tmp_path: Path) -> None:
+def test_raft_driver_settings_for_pysyncobj_have_the_tested_values(tmp_path: Path) -> None:
     journal = GroupJournal(tmp_path / "journal")
     marks: list[Any] = [object() for _ in range(3)]
     conf = settings(journal, "dump", *marks, 77)
@@ -59,7 +59,7 @@ def test_quorum_library_settings_are_the_proven_ones(tmp_path: Path) -> None:
         (b"", FAIL_REASON.UNKNOWN_OUTCOME, EntryOutcome.UNKNOWN),
     ],
 )
-def test_quorum_outcome_is_never_only_for_entries_never_logged(
+def test_raft_entry_outcome_is_never_only_for_entries_that_were_not_logged(
     answer: bytes | None, reason: int, outcome: EntryOutcome
 ) -> None:
     assert outcome_of(answer, reason) is outcome
@@ -77,7 +77,7 @@ def standing(folder: Path) -> Iterator[Any]:
         yield net
 
 
-def test_quorum_late_tick_postpones_the_election_by_its_lateness(tmp_path: Path) -> None:
+def test_raft_late_tick_postpones_the_election_by_its_delay(tmp_path: Path) -> None:
     with standing(tmp_path) as net:
         core: Any = net.up["a"].core
         net.step()
@@ -100,7 +100,7 @@ def test_quorum_late_tick_postpones_the_election_by_its_lateness(tmp_path: Path)
         assert deadline(core) == pytest.approx(net.now + 7)
 
 
-def test_quorum_election_that_is_due_begins_with_a_pre_vote(tmp_path: Path) -> None:
+def test_raft_election_begins_with_a_pre_vote(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
         core: Any = net.up[near].core
@@ -150,7 +150,7 @@ def test_controller_on_probation_or_closed_starts_no_election(tmp_path: Path) ->
         assert 0.5 <= deadline(core) - net.now <= 1.0
 
 
-def test_quorum_leader_steps_down_only_for_a_later_term(tmp_path: Path) -> None:
+def test_raft_leader_steps_down_only_for_a_higher_term(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, *_ = net.elected()
         core: Any = net.up[lead].core
@@ -161,7 +161,7 @@ def test_quorum_leader_steps_down_only_for_a_later_term(tmp_path: Path) -> None:
         assert (core.leads, core.leader_id, core.raftCurrentTerm, core.log.getVotedForNodeId()) == (False, "", term + 2, None)
 
 
-def test_quorum_member_with_lost_votes_votes_for_itself_up_to_the_last_possible_term(tmp_path: Path) -> None:
+def test_raft_member_that_may_have_lost_votes_stores_a_vote_for_itself_in_the_last_possible_term(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         core: Any = net.up["a"].core
         term = core.raftCurrentTerm
@@ -171,7 +171,7 @@ def test_quorum_member_with_lost_votes_votes_for_itself_up_to_the_last_possible_
         assert (core.raftCurrentTerm, core.log.getCurrentTerm(), core.log.getVotedForNodeId()) == (term + 4, term + 4, "a")
 
 
-def test_quorum_leader_that_begins_probation_steps_down(tmp_path: Path) -> None:
+def test_raft_leader_put_on_probation_steps_down(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
         core: Any = net.up[lead].core
@@ -197,7 +197,7 @@ def test_quorum_leader_that_begins_probation_steps_down(tmp_path: Path) -> None:
         (8 * 1024 * 1024, 0.0, True),
     ],
 )
-def test_quorum_log_is_compacted_in_a_lull_or_at_once_when_very_large(
+def test_raft_log_is_compacted_when_idle_or_at_once_above_the_upper_limit(
     applied_bytes: int, quiet_s: float, due: bool, tmp_path: Path
 ) -> None:
     with standing(tmp_path) as net:
@@ -206,7 +206,7 @@ def test_quorum_log_is_compacted_in_a_lull_or_at_once_when_very_large(
         assert core._compaction_is_due() is due
 
 
-def test_quorum_snapshots_that_replace_entries_are_counted(tmp_path: Path) -> None:
+def test_raft_installed_snapshots_increment_a_counter(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, *_ = net.elected()
         core: Any = net.up[lead].core
@@ -257,7 +257,7 @@ class Ticking:
         monkeypatch.setattr(driver_module, "tick_once", once)
 
 
-async def test_quorum_tick_sends_before_it_answers_and_repeats_while_work_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_tick_sends_messages_before_it_answers_callers_and_reschedules_while_work_remains(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Ticking(monkeypatch)
     future = bench.driver.propose(b"command")
     (command, callback) = bench.done.pop()
@@ -275,7 +275,7 @@ async def test_quorum_tick_sends_before_it_answers_and_repeats_while_work_is_lef
     assert bench.driver._scheduled, "entries are committed that are not applied"
 
 
-async def test_quorum_tick_takes_a_bounded_number_of_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_tick_processes_a_bounded_number_of_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Ticking(monkeypatch)
     for number in range(2001):
         bench.driver.frame_received("b", b"%04d" % number)
@@ -286,7 +286,7 @@ async def test_quorum_tick_takes_a_bounded_number_of_frames(monkeypatch: pytest.
     assert (bench.frames[1], bench.driver.inbox_bytes, bench.driver._scheduled) == ([("b", b"2000")], 0, False)
 
 
-async def test_quorum_tick_failure_stops_the_driver_and_completes_its_waiters(
+async def test_raft_tick_that_raises_stops_the_driver_and_ends_waiting_proposals(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Ticking(monkeypatch)
@@ -308,7 +308,7 @@ async def test_quorum_tick_failure_stops_the_driver_and_completes_its_waiters(
 
 
 @pytest.mark.parametrize(("moved", "leads", "at_once"), [(True, True, True), (False, True, False), (True, False, False)])
-def test_quorum_leader_with_new_entries_sends_them_in_the_same_tick(moved: bool, leads: bool, at_once: bool) -> None:
+def test_raft_leader_with_new_entries_sends_them_in_the_same_tick(moved: bool, leads: bool, at_once: bool) -> None:
     done: list[str] = []
     core: Any = SimpleNamespace(log=SimpleNamespace(last_index=4), raftLastApplied=3, leads=leads, failure=None)
     core.listens = lambda: done.append("listens")
@@ -327,7 +327,7 @@ def test_quorum_leader_with_new_entries_sends_them_in_the_same_tick(moved: bool,
     assert done == ["listens", "polls", "('b', b'f')", "ticks", *(["sends at once"] * at_once), "lineage", "journal"]
 
 
-async def test_quorum_frame_received_schedules_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_frame_received_schedules_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Ticking(monkeypatch)
     assert not bench.driver._scheduled
     bench.driver.frame_received("b", b"frame")
@@ -358,7 +358,7 @@ class Machine:
         return b"answer"
 
 
-def test_quorum_works_ahead_only_on_the_next_entry(tmp_path: Path) -> None:
+def test_raft_driver_prepares_only_the_next_entry_in_steps(tmp_path: Path) -> None:
     with standing(tmp_path) as net:
         core: Any = net.up["a"].core
         core._machine = machine = Machine()
@@ -377,7 +377,7 @@ def test_quorum_works_ahead_only_on_the_next_entry(tmp_path: Path) -> None:
         assert machine.told == [], "the process stops"
 
 
-def test_quorum_counts_applied_bytes_and_stops_applying_after_a_failure(tmp_path: Path) -> None:
+def test_raft_driver_counts_applied_bytes_and_applies_nothing_after_a_failure(tmp_path: Path) -> None:
     with standing(tmp_path) as net:
         core: Any = net.up["a"].core
         core._machine = machine = Machine()
@@ -396,7 +396,7 @@ def test_quorum_counts_applied_bytes_and_stops_applying_after_a_failure(tmp_path
         assert len(machine.told) == 2, "nothing is applied after a failure"
 
 
-def test_quorum_tick_applies_a_bounded_amount(tmp_path: Path) -> None:
+def test_raft_tick_applies_a_bounded_number_of_bytes(tmp_path: Path) -> None:
     with standing(tmp_path) as net:
         core: Any = net.up["a"].core
         core._machine = machine = Machine()
@@ -425,12 +425,12 @@ def test_quorum_tick_applies_a_bounded_amount(tmp_path: Path) -> None:
         assert not core.behind
 
 
-def test_quorum_library_serialization_uses_bytes_without_pickle() -> None:
+def test_raft_driver_serializes_entries_for_pysyncobj_without_pickle() -> None:
     assert (_NoPickle.to_bytes("é"), _NoPickle.to_bytes(b"\xff")) == ("é".encode(), b"\xff")
     assert _NoPickle.loads(_NoPickle.dumps((b"command", 7, 3))) == (b"command", 7, 3)
 
 
-async def test_quorum_tick_lateness_is_kept_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_tick_delay_report_covers_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (driver_module.TICK_S, driver_module.REST_S, driver_module._TICKS_KEPT) == (0.05, 0.12, 1200)
     kept = Ticking(monkeypatch).driver.lateness
     kept.add(9.0)

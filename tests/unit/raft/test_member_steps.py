@@ -34,7 +34,7 @@ class Told(Bench):
         self.core.pre_vote = SimpleNamespace(end=lambda: self.told.append("a leader is heard"))
 
 
-def test_quorum_session_loss_drops_partial_messages_and_snapshots() -> None:
+def test_raft_session_loss_disconnects_the_peer_and_cancels_its_snapshot() -> None:
     bench = Told()
     bench.hear("b", APPEND)
     bench.told.clear()
@@ -51,7 +51,7 @@ def test_quorum_session_loss_drops_partial_messages_and_snapshots() -> None:
     assert bench.told == [("connected", "b"), ("disconnected", "b")], "before the library's node is made"
 
 
-def test_quorum_pre_vote_is_granted_and_postpones_the_own_election() -> None:
+def test_raft_pre_vote_grant_postpones_the_election_of_the_granting_member() -> None:
     bench = Told(leads=False)
     assert bench.hear("b", PRE_VOTE, term=7)
     assert bench.told == [("give_way", 0.1)]
@@ -63,7 +63,7 @@ def test_quorum_pre_vote_is_granted_and_postpones_the_own_election() -> None:
     ("quiet_s", "log", "late", "granted"),
     [(0.4, 9, False, True), (0.39, 9, False, False), (0.4, 8, False, False), (0.4, 9, True, False)],
 )
-def test_quorum_pre_vote_is_not_granted_with_a_live_leader_or_a_shorter_log(
+def test_raft_pre_vote_with_a_live_leader_or_a_shorter_log_is_not_granted(
     quiet_s: float, log: int, late: bool, granted: bool
 ) -> None:
     bench = Told(leads=False)
@@ -79,19 +79,19 @@ def test_quorum_pre_vote_is_not_granted_with_a_live_leader_or_a_shorter_log(
     assert bench.given == []
 
 
-def test_quorum_leader_asked_for_a_pre_vote_of_a_later_term_steps_down() -> None:
+def test_raft_leader_that_receives_a_pre_vote_request_of_a_higher_term_steps_down() -> None:
     bench = Told(leads=True)
     assert bench.hear("b", PRE_VOTE, term=7)
     assert (bench.told, bench.sent, bench.counters) == ([("step_down", 7)], [], {"pre-votes not granted": 1})
 
 
-def test_quorum_pre_vote_grant_is_not_passed_to_the_library() -> None:
+def test_raft_pre_vote_grant_is_not_passed_to_pysyncobj() -> None:
     bench = Told()
     assert bench.hear("b", {"type": "pre_vote_granted", "term": 4})
     assert (bench.told, bench.given) == ([("pre_vote_granted", "b", 4)], [])
 
 
-def test_quorum_append_marks_the_leader_alive_and_its_timestamp_is_echoed() -> None:
+def test_raft_append_entries_marks_the_leader_alive_and_returns_its_timestamp_in_the_answer() -> None:
     bench = Told()
     bench.hear("b", APPEND)
     assert bench.told == ["a leader is heard"]
@@ -102,7 +102,7 @@ def test_quorum_append_marks_the_leader_alive_and_its_timestamp_is_echoed() -> N
     assert bench.transport.applied == {"b": 5, "c": 0}
 
 
-def test_quorum_forwarded_command_is_rejected_once_on_poll() -> None:
+def test_raft_transport_receive_uses_the_time_of_the_last_poll() -> None:
     bench = Bench()
     polled: list[float] = []
     bench.transport.sessions.poll = polled.append
@@ -117,7 +117,7 @@ def test_quorum_forwarded_command_is_rejected_once_on_poll() -> None:
     assert heard == [("b", b"frame", 101.5)]
 
 
-def test_quorum_member_with_an_older_directory_is_logged_when_found_and_when_caught_up(
+def test_raft_member_with_an_older_data_directory_is_logged_when_detected_and_when_caught_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Told()
@@ -137,7 +137,7 @@ def test_quorum_member_with_an_older_directory_is_logged_when_found_and_when_cau
     assert bench.told[-1] == "sync"
 
 
-def test_quorum_journal_with_at_most_one_entry_is_new(tmp_path: Path) -> None:
+def test_raft_journal_with_at_most_one_entry_is_reported_as_new(tmp_path: Path) -> None:
     bench = Bench()
     for last, new in ((0, True), (1, True), (2, False)):
         bench.core.log = SimpleNamespace(last_index=last)
@@ -147,7 +147,7 @@ def test_quorum_journal_with_at_most_one_entry_is_new(tmp_path: Path) -> None:
     assert (bench.transport._journal_is_new(), bench.transport._term()) == (False, 0)
 
 
-def test_quorum_vote_request_without_a_transfer_is_not_marked_as_one() -> None:
+def test_raft_vote_request_without_a_leadership_transfer_is_not_marked_as_transfer() -> None:
     bench = Bench()
     bench.now = 0.0
     bench.say(VOTE)
@@ -159,7 +159,7 @@ def lineage(folder: Path, nonce: int = 5, **more: Any) -> FolderLineage:
     return FolderLineage(folder, lambda: nonce, **more)
 
 
-def test_directory_lineage_after_catching_up_is_durable(tmp_path: Path) -> None:
+def test_data_directory_history_is_flushed_after_catching_up(tmp_path: Path) -> None:
     own = lineage(tmp_path, 4)
     assert own.nonce == 5, "a nonce is never 0"
     own.known, own.missed, own._known_as, own._changed = {"b": 7}, (4711, 4713), {"b": 5}, True
@@ -174,7 +174,7 @@ def test_directory_lineage_after_catching_up_is_durable(tmp_path: Path) -> None:
     assert (tmp_path / FILE).stat().st_mtime_ns == before, "nothing has changed"
 
 
-def test_directory_lineage_of_a_peer_is_durable_with_the_next_flush(tmp_path: Path) -> None:
+def test_data_directory_history_of_a_peer_is_stored_with_the_next_flush(tmp_path: Path) -> None:
     own, other = lineage(tmp_path / "", 5), Path(tmp_path / "b")
     other.mkdir()
     peer_folder = lineage(other, 9)
@@ -192,7 +192,7 @@ def test_directory_lineage_of_a_peer_is_durable_with_the_next_flush(tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["", "zz\n{}", '{"nonce": 1}'])
-def test_directory_lineage_file_that_is_invalid_is_rejected(text: str, tmp_path: Path) -> None:
+def test_data_directory_history_file_that_is_invalid_raises(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(CorruptionError, match="is damaged"):
         lineage(tmp_path)
@@ -226,7 +226,7 @@ def on_probation(folder: Path, peers: list[Any], **more: Any) -> tuple[Any, Core
     return made, core
 
 
-def test_first_start_of_a_majority_needs_the_operator_option(tmp_path: Path) -> None:
+def test_first_start_with_only_a_majority_of_controllers_requires_the_operator_option(tmp_path: Path) -> None:
     peers = [peer("b"), peer("c", heard=False)]
     made, core = on_probation(tmp_path, peers)
     made.look()
@@ -241,7 +241,7 @@ def test_first_start_of_a_majority_needs_the_operator_option(tmp_path: Path) -> 
     assert (again.over, again.has_been_member, core.on_probation) == (True, True, False)
 
 
-def test_first_vote_is_beyond_every_term_named_by_a_peer(tmp_path: Path) -> None:
+def test_first_start_sets_the_vote_to_the_highest_term_of_a_peer(tmp_path: Path) -> None:
     peers = [peer("b"), peer("c")]
     peers[0].term, peers[1].term = 6, 4
     made, core = on_probation(tmp_path, peers)
@@ -249,7 +249,7 @@ def test_first_vote_is_beyond_every_term_named_by_a_peer(tmp_path: Path) -> None
     assert core.told == [6, "flushed", "ends"]
 
 
-def test_probation_is_not_ended_by_a_barrier_of_an_earlier_turn(tmp_path: Path) -> None:
+def test_probation_does_not_end_with_a_barrier_of_an_earlier_probation(tmp_path: Path) -> None:
     (tmp_path / MARKER).write_text("a")
     made, core = on_probation(tmp_path, [peer("b"), peer("c")])
     made.lineage.missed = (77,)
@@ -266,7 +266,7 @@ def test_probation_is_not_ended_by_a_barrier_of_an_earlier_turn(tmp_path: Path) 
     assert made.waits_for() == ""
 
 
-def test_single_new_controller_votes_at_once_and_marks_its_directory(tmp_path: Path) -> None:
+def test_single_new_controller_votes_at_once_and_writes_the_directory_marker(tmp_path: Path) -> None:
     made, core = Probation(tmp_path, ("a",), draw=lambda: 5), Core()
     core.controllers = ControllerList(("a",))
     made.attach(core, {})  # type: ignore[arg-type]
@@ -278,7 +278,7 @@ def test_single_new_controller_votes_at_once_and_marks_its_directory(tmp_path: P
     assert made.over, "there is nobody from whom to catch up"
 
 
-def test_probation_terms_are_forgotten_when_the_journal_is_opened(tmp_path: Path) -> None:
+def test_probation_start_deletes_the_term_and_vote_in_the_journal(tmp_path: Path) -> None:
     forgotten: list[str] = []
     journal: Any = SimpleNamespace(forget_promises=lambda: forgotten.append("forgotten"))
     made = Probation(tmp_path, ("a", "b"), draw=lambda: 5)
@@ -289,7 +289,7 @@ def test_probation_terms_are_forgotten_when_the_journal_is_opened(tmp_path: Path
     assert forgotten == ["forgotten"]
 
 
-def test_probation_wait_message_names_the_reason() -> None:
+def test_probation_wait_message_contains_the_reason() -> None:
     assert waits_for(True, [peer("b"), peer("c")]).startswith("waits for the others to begin: the first start")
     new = waits_for(True, [peer("b", is_new=False), peer("c", is_new=False)])
     assert "is new or emptied, the group is not (known: b, c; not connected: nobody)" in new
@@ -297,7 +297,7 @@ def test_probation_wait_message_names_the_reason() -> None:
     assert "its folder went back in time, as with an older copy put back (known: its own entries; not connected: b)" in back
 
 
-def test_directory_lineage_gives_every_process_its_own_nonce(tmp_path: Path) -> None:
+def test_data_directory_history_gives_every_process_its_own_nonce(tmp_path: Path) -> None:
     nonces = {Probation(tmp_path, ("a", "b")).lineage.nonce for _ in range(4)}
     assert len(nonces) == 4
     assert all(0 < nonce < 1 << 63 for nonce in nonces)
@@ -307,7 +307,7 @@ def test_directory_lineage_gives_every_process_its_own_nonce(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("commit", "committed", "held"), [(4, 9, 4), (9, 4, 4)], ids=["the leader's commit index", "what is committed here"]
 )
-def test_quorum_snapshot_chunk_is_a_heartbeat_that_commits_only_held_entries(commit: int, committed: int, held: int) -> None:
+def test_raft_snapshot_chunk_commits_only_entries_in_the_log(commit: int, committed: int, held: int) -> None:
     hard = Hard(LogCore(1, 1))
     hard.core.raftCommitIndex = committed
     beat = {"type": "append_entries", "term": 9, "commit_index": held}
@@ -320,7 +320,7 @@ def test_quorum_snapshot_chunk_is_a_heartbeat_that_commits_only_held_entries(com
     assert len(hard.handled) == 2, "of an earlier term"
 
 
-def test_quorum_entries_already_held_are_a_heartbeat_and_acknowledged() -> None:
+def test_raft_append_of_entries_already_in_the_log_is_acknowledged_without_a_write() -> None:
     hard = Hard(LogCore(1, 1, 2, 2, 2))
     assert hard.append(2, 1, 2, 2, commit=9)
     assert hard.handled == [{"type": "append_entries", "term": 9, "commit_index": 4}]

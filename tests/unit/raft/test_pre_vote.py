@@ -28,12 +28,12 @@ WOULD: dict[str, Any] = {
         ({"asker": (2, 9)}, False),
     ],
 )
-def test_pre_vote_is_granted_where_a_vote_would_be(otherwise: dict[str, Any], granted: bool) -> None:
+def test_pre_vote_is_granted_in_the_same_cases_as_a_vote(otherwise: dict[str, Any], granted: bool) -> None:
     assert may_grant(**{**WOULD, **otherwise}) is granted
 
 
 @pytest.mark.parametrize(("members", "needed"), [(2, 1), (3, 1), (4, 2), (5, 2)])
-def test_pre_vote_is_won_by_a_majority_including_the_asker(members: int, needed: int) -> None:
+def test_pre_vote_is_won_with_a_majority_including_the_requesting_controller(members: int, needed: int) -> None:
     votes = PreVote(members)
     votes.record_grant("early")
     assert not votes.won
@@ -64,7 +64,7 @@ def deaf(net: OurNet, name: str, seconds: float) -> None:
     net.lose = lambda *_: False
 
 
-def test_controller_that_alone_hears_no_leader_deposes_no_leader(tmp_path: Path) -> None:
+def test_controller_partitioned_from_the_leader_only_does_not_depose_the_leader(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         before = terms(net)
@@ -78,7 +78,7 @@ def test_controller_that_alone_hears_no_leader_deposes_no_leader(tmp_path: Path)
             assert net.run(lambda name=name, value=value: value in net.values(name))
 
 
-def test_dead_quorum_leader_is_replaced_within_one_term(tmp_path: Path) -> None:
+def test_raft_leader_that_dies_is_replaced_within_one_term(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, *others = net.elected()
         (before,) = terms(net)
@@ -88,7 +88,7 @@ def test_dead_quorum_leader_is_replaced_within_one_term(tmp_path: Path) -> None:
         assert net.leaders()[0] in others
 
 
-def test_controllers_after_a_member_in_a_higher_term_returns_have_one_leader(tmp_path: Path) -> None:
+def test_raft_group_after_a_member_with_a_higher_term_returns_has_one_leader(tmp_path: Path) -> None:
     """Its votes were lost with the power, its term was not: it does not hear the leader of an earlier term, and says so."""
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
@@ -123,7 +123,7 @@ def due_at(net: OurNet, name: str, moment: float) -> None:
     net.up[name].core._SyncObj__raftElectionDeadline = moment
 
 
-def test_controller_that_granted_a_pre_vote_postpones_its_own(tmp_path: Path) -> None:
+def test_controller_that_granted_a_pre_vote_postpones_its_own_election(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         (before,) = terms(net)
@@ -139,7 +139,7 @@ def test_controller_that_granted_a_pre_vote_postpones_its_own(tmp_path: Path) ->
         assert net.run(lambda: terms(net) == {before + 1}, 1.0)
 
 
-def test_pre_vote_round_ends_when_a_leader_is_detected(tmp_path: Path) -> None:
+def test_pre_vote_round_ends_when_a_leader_sends_append_entries(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
         member = net.up[near].core
@@ -151,7 +151,7 @@ def test_pre_vote_round_ends_when_a_leader_is_detected(tmp_path: Path) -> None:
         assert not member.pre_vote.asks
 
 
-def test_pre_vote_is_not_requested_without_links_and_old_grants_are_forgotten(tmp_path: Path) -> None:
+def test_pre_vote_is_not_requested_without_connected_peers_and_old_grants_are_dropped(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         _, near, far = net.elected()
         member, (before,) = net.up[near].core, terms(net)

@@ -40,7 +40,7 @@ def ready(member: Member) -> bool:
     return bool(member.core.isReady() and member.core.leader_id)
 
 
-def test_emptied_controller_with_part_of_a_snapshot_elects_no_leader(tmp_path: Path) -> None:
+def test_emptied_controller_with_an_incomplete_snapshot_grants_no_vote(tmp_path: Path) -> None:
     """The first chunk makes the library's ``isReady`` true. Then the leader dies: who is left has nothing of what was committed."""
     with our_net(tmp_path, compact_after=15) as net:
         leader, emptied, behind = behind_emptied_and_leader(net)
@@ -70,7 +70,7 @@ def test_emptied_controller_with_part_of_a_snapshot_elects_no_leader(tmp_path: P
         assert net.values(behind)[:40] == [b"%d" % number for number in range(40)]
 
 
-def test_emptied_controller_acknowledgments_commit_nothing(tmp_path: Path) -> None:
+def test_emptied_controller_acknowledgments_do_not_count_for_a_commit(tmp_path: Path) -> None:
     """It may have voted for another leader, whose term it has forgotten."""
     with our_net(tmp_path) as net:
         leader, emptied, _ = behind_emptied_and_leader(net)
@@ -100,7 +100,7 @@ def test_emptied_controller_votes_again_after_catching_up_and_a_barrier(tmp_path
         assert net.run(lambda: b"with its voice" in net.acknowledged())
 
 
-def test_controller_on_probation_without_a_leader_neither_campaigns_nor_raises_its_term(tmp_path: Path) -> None:
+def test_controller_on_probation_without_a_leader_starts_no_election_and_keeps_its_term(tmp_path: Path) -> None:
     """It would outrun the leader's term, never hear it again, and be stuck for ever."""
     with our_net(tmp_path) as net:
         leader, emptied, behind = net.elected()
@@ -120,7 +120,7 @@ def test_controller_on_probation_without_a_leader_neither_campaigns_nor_raises_i
         assert net.run(lambda: net.values(emptied) == [b"first"])
 
 
-def test_term_stored_on_probation_by_an_earlier_version_is_dropped(tmp_path: Path) -> None:
+def test_controller_on_probation_drops_a_term_stored_by_an_earlier_version(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, emptied, _ = net.elected()
         net.put(leader, b"first")
@@ -133,7 +133,7 @@ def test_term_stored_on_probation_by_an_earlier_version_is_dropped(tmp_path: Pat
         assert net.run(lambda: net.values(emptied) == [b"first"])
 
 
-def test_hello_to_an_earlier_process_does_not_count_for_a_first_start(tmp_path: Path) -> None:
+def test_first_start_ignores_a_hello_addressed_to_an_earlier_process(tmp_path: Path) -> None:
     """Late frames of a group that was new then must not make an emptied member take its start for a first one."""
     with our_net(tmp_path, new=True) as net:
         late = []
@@ -167,7 +167,7 @@ def test_first_start_begins_when_all_controllers_are_new(tmp_path: Path) -> None
         assert net.run(net.leaders)
 
 
-def test_first_start_of_a_majority_lets_the_late_controller_join_on_probation(tmp_path: Path) -> None:
+def test_first_start_with_a_majority_lets_the_late_controller_join_on_probation(tmp_path: Path) -> None:
     with our_net(tmp_path, "ab", new=True, members="abc", majority=True) as net:
         assert net.run(net.leaders)
         (leader,) = net.leaders()
@@ -180,7 +180,7 @@ def test_first_start_of_a_majority_lets_the_late_controller_join_on_probation(tm
         assert net.run(lambda: late.probation.over)
 
 
-def test_first_start_needs_new_peers_or_a_majority_with_the_option() -> None:
+def test_first_start_requires_all_peers_new_or_a_majority_with_the_operator_option() -> None:
     new, old, unheard = peer("b"), peer("c", is_new=False), peer("c", heard=False)
     assert is_first_start(True, [new, peer("c")], majority=False)
     assert not is_first_start(True, [new, unheard], majority=False)
@@ -193,7 +193,7 @@ def test_first_start_needs_new_peers_or_a_majority_with_the_option() -> None:
     assert not is_first_start(True, five, majority=True)
 
 
-def test_probation_wait_message_names_the_missing_peers_and_the_option() -> None:
+def test_probation_wait_message_contains_the_missing_peers_and_the_operator_option() -> None:
     text = waits_for(True, [peer("n2"), peer("n3", heard=False)])
     assert "waits for n3:" in text
     assert "--bootstrap-majority" in text

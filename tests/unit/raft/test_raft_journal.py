@@ -38,7 +38,7 @@ def _content(journal: GroupJournal) -> tuple[list, int, str | None]:
     return list(journal[:]), journal.getCurrentTerm(), journal.getVotedForNodeId()
 
 
-def test_quorum_journal_restores_entries_term_and_vote(tmp_path: Path) -> None:
+def test_raft_journal_restores_entries_term_and_vote(tmp_path: Path) -> None:
     journal = _filled(tmp_path / "journal")
     journal.setRaftCommitIndex(4)
     journal.onOneSecondTimer()
@@ -48,13 +48,13 @@ def test_quorum_journal_restores_entries_term_and_vote(tmp_path: Path) -> None:
     assert again.getRaftCommitIndex() == 4
 
 
-def test_quorum_journal_drops_entries_never_synced(tmp_path: Path) -> None:
+def test_raft_journal_drops_entries_never_synced(tmp_path: Path) -> None:
     journal = _filled(tmp_path / "journal", 2)
     journal.add(b"late", 3, 3)
     assert len(GroupJournal(tmp_path / "journal")) == 2
 
 
-def test_quorum_journal_truncations_survive_a_restart(tmp_path: Path) -> None:
+def test_raft_journal_truncations_survive_a_restart(tmp_path: Path) -> None:
     journal = _filled(tmp_path / "journal")
     journal.deleteEntriesFrom(4)
     journal.add(b"other", 5, 4)
@@ -69,7 +69,7 @@ def test_quorum_journal_truncations_survive_a_restart(tmp_path: Path) -> None:
     assert len(GroupJournal(tmp_path / "journal")) == 0
 
 
-def test_quorum_journal_cut_at_any_byte_keeps_what_was_flushed_before(tmp_path: Path) -> None:
+def test_raft_journal_truncated_at_any_byte_restores_everything_flushed_before(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = GroupJournal(path)
     sizes = [(0, 0)]
@@ -85,7 +85,7 @@ def test_quorum_journal_cut_at_any_byte_keeps_what_was_flushed_before(tmp_path: 
         assert GroupJournal(path)[:] == [(b"command %d" % i, i, 1) for i in range(1, held + 1)]
 
 
-def test_quorum_journal_repairs_a_flipped_bit_only_in_the_last_frame(tmp_path: Path) -> None:
+def test_raft_journal_repairs_a_flipped_bit_only_in_the_last_frame(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     _filled(path, 3).close()
     data = path.read_bytes()
@@ -104,7 +104,7 @@ def test_quorum_journal_repairs_a_flipped_bit_only_in_the_last_frame(tmp_path: P
         assert content[0] == good[0][:2]
 
 
-def test_quorum_journal_killed_before_its_first_flush_is_new(tmp_path: Path) -> None:
+def test_raft_journal_of_a_process_killed_before_the_first_flush_is_new(tmp_path: Path) -> None:
     """Found by the simulator, seed 1841."""
     GroupJournal(tmp_path / "journal")
     assert not (tmp_path / "journal").exists()
@@ -113,7 +113,7 @@ def test_quorum_journal_killed_before_its_first_flush_is_new(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("data", [b"LFRJ", pickle.dumps({"a": 1}), b"LFRJ\x02\0\0\0" + bytes(20)])
-def test_quorum_journal_of_other_bytes_is_rejected_and_unchanged(tmp_path: Path, data: bytes) -> None:
+def test_raft_journal_file_of_another_format_is_rejected_and_not_changed(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "journal"
     path.write_bytes(data)
     with pytest.raises(StorageError):
@@ -135,7 +135,7 @@ _record = st.builds(
 
 @settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.binary(min_size=1, max_size=80), st.lists(_record, min_size=1, max_size=5).map(b"".join)))
-def test_quorum_journal_frame_of_any_bytes_opens_or_is_damaged(
+def test_raft_journal_of_random_bytes_opens_or_raises_corruption_error(
     tmp_path_factory: pytest.TempPathFactory, records: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal"
@@ -167,7 +167,7 @@ _steps = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(_steps)
-def test_quorum_journal_behaves_like_a_list_after_any_operations(tmp_path_factory: pytest.TempPathFactory, steps: list) -> None:
+def test_raft_journal_after_random_operations_equals_a_list_model(tmp_path_factory: pytest.TempPathFactory, steps: list) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal"
     journal = GroupJournal(path, flush=False)
     model: list[tuple[bytes, int, int]] = []
@@ -197,7 +197,7 @@ def test_quorum_journal_behaves_like_a_list_after_any_operations(tmp_path_factor
     journal.close()
 
 
-def test_quorum_journal_creates_no_file_before_its_first_flush(tmp_path: Path) -> None:
+def test_raft_journal_creates_no_file_before_its_first_flush(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     for before in (None, b""):
         if before is not None:
@@ -220,7 +220,7 @@ def test_quorum_journal_creates_no_file_before_its_first_flush(tmp_path: Path) -
     again.abandon()
 
 
-def test_quorum_journal_that_was_only_opened_is_not_rewritten(tmp_path: Path) -> None:
+def test_raft_journal_that_is_opened_without_writes_is_not_rewritten(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = GroupJournal(path)
     journal.add(b"x", 1, 1)

@@ -104,7 +104,7 @@ def history_with_one_fault(disk: FaultyDisk, folder: Path, kind: str, number: in
 
 @pytest.mark.parametrize("kind", ["sync", "rename", "open"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_quorum_journal_survives_one_failed_flush_rename_or_open(
+def test_raft_journal_after_one_failed_flush_rename_or_open_restores_all_flushed_entries(
     tmp_path: Path, disk: FaultyDisk, kind: str, number: int
 ) -> None:
     count = calls_of_a_history(disk, tmp_path / "counted")[kind]
@@ -114,7 +114,7 @@ def test_quorum_journal_survives_one_failed_flush_rename_or_open(
 
 
 @pytest.mark.parametrize("short", [True, False])
-def test_quorum_journal_survives_one_failed_write_of_any_length(tmp_path: Path, disk: FaultyDisk, short: bool) -> None:
+def test_raft_journal_after_one_failed_write_of_any_length_restores_all_flushed_entries(tmp_path: Path, disk: FaultyDisk, short: bool) -> None:
     """``short``: the call says that it wrote less than it was given. Otherwise the disk is full, or broken, after that."""
     sizes: list[int] = []
     disk.fault = lambda kind, size: sizes.append(size) if kind == "write" else None
@@ -126,7 +126,7 @@ def test_quorum_journal_survives_one_failed_write_of_any_length(tmp_path: Path, 
             history_with_one_fault(disk, tmp_path / f"{nth}-{kept}", "write", nth, Fault(number, kept))
 
 
-def test_quorum_journal_after_a_failed_flush_writes_no_more(tmp_path: Path, disk: FaultyDisk) -> None:
+def test_raft_journal_after_a_failed_flush_rejects_further_writes(tmp_path: Path, disk: FaultyDisk) -> None:
     journal = GroupJournal(tmp_path / "journal")
     STEPS[0](journal)
     journal.sync()
@@ -142,7 +142,7 @@ def test_quorum_journal_after_a_failed_flush_writes_no_more(tmp_path: Path, disk
     assert (tmp_path / "journal").stat().st_size == size
 
 
-def test_quorum_journal_flushes_what_it_found_before_showing_it(tmp_path: Path, disk: FaultyDisk) -> None:
+def test_raft_journal_open_flushes_recovered_entries_before_it_returns_entries(tmp_path: Path, disk: FaultyDisk) -> None:
     """A kill -9 between write and flush: the bytes are in the page cache, and marked clean by a flush that failed [S12, S4]."""
     journal = GroupJournal(tmp_path / "journal")
     STEPS[0](journal)

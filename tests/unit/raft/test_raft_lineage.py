@@ -36,7 +36,7 @@ def restored_behind_and_leader(net: OurNet) -> tuple[str, str, str]:
     return leader, restored, behind
 
 
-def test_restored_controller_elects_no_leader_that_lacks_forgotten_entries(tmp_path: Path) -> None:
+def test_controller_with_a_restored_directory_elects_no_leader_without_its_lost_entries(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, restored, behind = restored_behind_and_leader(net)
         net.crash(leader)
@@ -53,7 +53,7 @@ def test_restored_controller_elects_no_leader_that_lacks_forgotten_entries(tmp_p
         assert net.run(lambda: net.values(restored)[1:41] == OPERATIONS)
 
 
-def test_restored_controller_acknowledgments_commit_nothing_and_confirm_no_leader(tmp_path: Path) -> None:
+def test_controller_with_a_restored_directory_is_not_counted_for_commits_and_leader_confirmation(tmp_path: Path) -> None:
     """It may have voted for another leader since. This one believes itself a voter, as it is never told otherwise."""
     with our_net(tmp_path) as net:
         leader, restored, _ = restored_behind_and_leader(net)
@@ -68,7 +68,7 @@ def test_restored_controller_acknowledgments_commit_nothing_and_confirm_no_leade
 
 
 @pytest.mark.parametrize("compact_after", [15, 100_000])
-def test_restored_controller_votes_again_after_catching_up_and_a_barrier(tmp_path: Path, compact_after: int) -> None:
+def test_controller_with_a_restored_directory_votes_after_catching_up_and_a_barrier(tmp_path: Path, compact_after: int) -> None:
     with our_net(tmp_path, compact_after=compact_after) as net:
         leader, restored, behind = restored_behind_and_leader(net)
         net.split()
@@ -88,7 +88,7 @@ def test_restored_controller_votes_again_after_catching_up_and_a_barrier(tmp_pat
         assert net.run(lambda: b"and after a restart" in net.acknowledged())
 
 
-def test_restored_controller_ignores_a_barrier_requested_before_the_finding(tmp_path: Path) -> None:
+def test_controller_with_a_restored_directory_ignores_a_barrier_requested_before_the_detection(tmp_path: Path) -> None:
     """Its own acknowledgement, to a leader that knows no better, may have committed that one."""
     with our_net(tmp_path) as net:
         leader, restored, behind = restored_behind_and_leader(net)
@@ -106,7 +106,7 @@ def test_restored_controller_ignores_a_barrier_requested_before_the_finding(tmp_
         assert net.run(lambda: member.probation.over)
 
 
-def test_quorum_leader_whose_directory_is_found_older_steps_down(tmp_path: Path) -> None:
+def test_raft_leader_with_a_restored_directory_steps_down_when_detected(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, other, third = net.elected()
         assert net.run(lambda: leader in net.up[other].probation.lineage.known)
@@ -116,7 +116,7 @@ def test_quorum_leader_whose_directory_is_found_older_steps_down(tmp_path: Path)
         assert net.run(lambda: net.up[other].core.leads or net.up[third].core.leads)
 
 
-def test_restored_controller_remains_on_probation_after_a_restart(tmp_path: Path) -> None:
+def test_controller_with_a_restored_directory_is_on_probation_after_a_restart(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, restored, behind = restored_behind_and_leader(net)
         member = net.start(restored)
@@ -141,7 +141,7 @@ def test_controller_restarted_normally_is_never_put_on_probation(tmp_path: Path)
         assert all(member.probation.over for member in net.up.values())
 
 
-def test_controller_accepts_peers_without_nonces(tmp_path: Path) -> None:
+def test_controller_accepts_a_hello_without_nonces(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         for member in net.up.values():
             member.transport.sessions.tail_for = lambda _: b""
@@ -150,7 +150,7 @@ def test_controller_accepts_peers_without_nonces(tmp_path: Path) -> None:
         assert net.run(lambda: len(net.acknowledged()) == 1)
 
 
-def test_hello_with_an_impossible_lineage_is_rejected(tmp_path: Path) -> None:
+def test_raft_hello_with_an_invalid_directory_history_is_rejected(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, other, _ = net.elected()
         for tail in (
@@ -168,7 +168,7 @@ def test_hello_with_an_impossible_lineage_is_rejected(tmp_path: Path) -> None:
         assert net.leaders() == [leader]
 
 
-def test_directory_lineage_nonces_are_durable_and_bounded(tmp_path: Path) -> None:
+def test_data_directory_history_nonces_are_stored_and_bounded(tmp_path: Path) -> None:
     drawn = iter(range(1, 10_001, 2))
     first = FolderLineage(tmp_path, lambda: next(drawn))
     tail = struct.pack("<QQB", 99, first.nonce, 0)
@@ -182,7 +182,7 @@ def test_directory_lineage_nonces_are_durable_and_bounded(tmp_path: Path) -> Non
     assert last.process_hello("b", struct.pack("<QQBQ", 101, last.nonce, 1, 99))
 
 
-def test_directory_lineage_keeps_a_missed_nonce_until_caught_up(tmp_path: Path) -> None:
+def test_data_directory_history_reports_a_missing_nonce_until_caught_up(tmp_path: Path) -> None:
     lineage = FolderLineage(tmp_path, lambda: 5)
     lineage.process_hello("b", struct.pack("<QQB", 99, 4711, 0))
     assert lineage.missed == (4711,)
@@ -190,7 +190,7 @@ def test_directory_lineage_keeps_a_missed_nonce_until_caught_up(tmp_path: Path) 
     assert (lineage.missed, lineage.holds(4711)) == ((), True)
 
 
-def test_directory_lineage_needs_a_majority_of_untrusted_peers_to_be_doubted(tmp_path: Path) -> None:
+def test_data_directory_history_is_reported_as_restored_only_by_a_majority_of_untrusted_peers(tmp_path: Path) -> None:
     """A folder that went back knows a peer by a process that this one has forgotten, and made up for, long ago."""
     lineage = FolderLineage(tmp_path, lambda: 5, majority=2)
     for peer in "bc":
@@ -203,7 +203,7 @@ def test_directory_lineage_needs_a_majority_of_untrusted_peers_to_be_doubted(tmp
     assert lineage.known == {}, "what it knew of them was as old as the rest of it"
 
 
-def test_directory_lineage_drops_a_doubt_that_was_withdrawn(tmp_path: Path) -> None:
+def test_data_directory_history_ignores_a_report_that_the_peer_withdrew(tmp_path: Path) -> None:
     lineage = FolderLineage(tmp_path, lambda: 5, majority=2)
     for peer in "bc":
         assert lineage.process_hello(peer, struct.pack("<QQB", 99, 0, 0))
@@ -212,7 +212,7 @@ def test_directory_lineage_drops_a_doubt_that_was_withdrawn(tmp_path: Path) -> N
         assert lineage.missed == missed
 
 
-def test_directory_lineage_damaged_file_is_rejected(tmp_path: Path) -> None:
+def test_data_directory_history_file_that_is_damaged_raises(tmp_path: Path) -> None:
     FolderLineage(tmp_path, lambda: 5)
     path = tmp_path / FILE
     stored = path.read_bytes()
@@ -228,7 +228,7 @@ def test_directory_lineage_damaged_file_is_rejected(tmp_path: Path) -> None:
         FolderLineage(tmp_path, lambda: 5)
 
 
-def test_directory_lineage_file_of_another_format_is_rejected(tmp_path: Path) -> None:
+def test_data_directory_history_file_of_another_format_raises(tmp_path: Path) -> None:
     body = b'{"format": 2}'
     (tmp_path / FILE).write_bytes(b"%08x\n%b" % (crc32c.crc32c(body), body))
     with pytest.raises(UnknownFormatError):

@@ -81,7 +81,7 @@ class Hard:
 
 
 @pytest.mark.parametrize(("term", "taken"), [(8, False), (9, True), (10, False)])
-def test_quorum_answers_count_only_in_their_own_term(term: int, taken: bool) -> None:
+def test_raft_append_answers_of_another_term_are_ignored(term: int, taken: bool) -> None:
     hard = Hard(Core(1, 1, 2, leads=True))
     assert hard.deliver(term, type="next_node_idx", next_node_idx=3, success=True, reset=False)
     assert bool(hard.handled) is taken
@@ -89,13 +89,13 @@ def test_quorum_answers_count_only_in_their_own_term(term: int, taken: bool) -> 
 
 
 @pytest.mark.parametrize(("index", "taken"), [(0, False), (1, True), (4, True), (5, False)])
-def test_quorum_answers_beyond_the_log_are_rejected(index: int, taken: bool) -> None:
+def test_raft_append_answers_beyond_the_log_are_rejected(index: int, taken: bool) -> None:
     hard = Hard(Core(1, 1, 2, leads=True))
     assert hard.deliver(type="next_node_idx", next_node_idx=index, success=True, reset=False) is taken
     assert (len(hard.handled), hard.counters) == ((1, {}) if taken else (0, {"answers beyond the log": 1}))
 
 
-def test_quorum_next_index_never_decreases_on_success() -> None:
+def test_raft_next_index_never_decreases_on_a_success_answer() -> None:
     hard = Hard(Core(1, 1, 2, leads=True))
     hard.core.next["b"] = 4
     for step, left in ((2, 4), (4, 4), (5, 5)):
@@ -105,7 +105,7 @@ def test_quorum_next_index_never_decreases_on_success() -> None:
 
 
 @pytest.mark.parametrize(("previous", "applied", "left"), [(3, 1, 2), (4, 1, 3), (4, 3, 3), (3, 3, 4), (2, 3, 4)])
-def test_quorum_conflicting_entries_are_truncated_unless_applied(previous: int, applied: int, left: int) -> None:
+def test_raft_conflicting_entries_are_truncated_unless_applied(previous: int, applied: int, left: int) -> None:
     hard = Hard(Core(1, 1, 2, 2, applied=applied))
     hard.append(previous, 7, 8)
     assert len(hard.core.entries) == left
@@ -113,7 +113,7 @@ def test_quorum_conflicting_entries_are_truncated_unless_applied(previous: int, 
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_quorum_held_entries_are_neither_truncated_nor_rewritten(count: int) -> None:
+def test_raft_append_of_entries_already_in_the_log_neither_truncates_nor_rewrites(count: int) -> None:
     hard = Hard(Core(1, 1, 2, 2, 2))
     hard.append(2, 1, *([2] * count), commit=5)
     assert hard.core.last_index == 5
@@ -144,7 +144,7 @@ def installed(hard: Hard) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("size", [7, 40, 10_000])
-def test_quorum_snapshot_is_installed_completely(size: int) -> None:
+def test_raft_snapshot_install_replaces_log_and_state(size: int) -> None:
     hard = Hard(Core(1, 1))
     assert all(chunks(hard, snapshot(), size))
     (message,) = installed(hard)
@@ -157,7 +157,7 @@ def test_quorum_snapshot_is_installed_completely(size: int) -> None:
     [(7, 3, 9, "installed"), (7, 9, 9, "installed"), (7, 10, 9, "refused"), (5, 3, 9, "held already"), (4, 2, 9, "held already"),
      (6, 2, 9, "held already"), (6, 3, 9, "installed"), (7, 3, 8, "")],
 )  # fmt: skip
-def test_quorum_snapshot_is_accepted_only_if_newer(index: int, term: int, message_term: int, result: str) -> None:
+def test_raft_snapshot_is_accepted_only_if_newer(index: int, term: int, message_term: int, result: str) -> None:
     hard = Hard(Core(1, 1, 2, 2, 2, 2, applied=5))
     chunks(hard, snapshot(index, term), 10_000, term=message_term)
     assert bool(installed(hard)) is (result == "installed")
@@ -166,7 +166,7 @@ def test_quorum_snapshot_is_accepted_only_if_newer(index: int, term: int, messag
         assert hard.replies[-1]["next_node_idx"] == index + 1
 
 
-def test_quorum_snapshot_that_is_damaged_or_of_two_sessions_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_snapshot_that_is_damaged_or_sent_in_two_sessions_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     hard, data = Hard(Core(1, 1)), snapshot()
     spoilt = bytearray(data)
     spoilt[-3] ^= 1
@@ -195,7 +195,7 @@ def again(made: GroupJournal) -> GroupJournal:
     return GroupJournal(made._path)
 
 
-def test_quorum_journal_restores_votes_truncations_entries_and_commit_index(tmp_path: Path) -> None:
+def test_raft_journal_restores_votes_truncations_entries_and_commit_index(tmp_path: Path) -> None:
     made = journal(tmp_path, 1, 1, 2, 2)
     made.setCurrentTerm(7, "b")
     made.setRaftCommitIndex(3)
@@ -216,7 +216,7 @@ def test_quorum_journal_restores_votes_truncations_entries_and_commit_index(tmp_
     found.abandon()
 
 
-def test_quorum_journal_after_a_failed_write_writes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_journal_after_a_failed_write_rejects_further_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = journal(tmp_path, 1)
     before = (tmp_path / "journal").read_bytes()
     made.add(b"x", 2, 1)
@@ -237,7 +237,7 @@ def test_quorum_journal_after_a_failed_write_writes_no_more(tmp_path: Path, monk
     assert left.startswith(before)
 
 
-def test_quorum_journal_is_rewritten_when_much_is_obsolete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_journal_with_many_obsolete_bytes_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.quorum.journal.MAX_SPENT_BYTES", 2000)
     made = journal(tmp_path, 1)
     sizes = []
@@ -264,7 +264,7 @@ def framed(*records: tuple[int, int, int, bytes]) -> bytes:
         ([(1, 5, 1, b"a"), (1, 5, 2, b"b")], True), ([(1, 5, 1, b"a"), (2, 5, 0, b""), (1, 6, 2, b"b")], True),
     ],
 )  # fmt: skip
-def test_quorum_journal_records_are_valid_or_the_journal_is_damaged(records: list[Any], right: bool, tmp_path: Path) -> None:
+def test_raft_journal_with_an_invalid_record_raises_corruption_error(records: list[Any], right: bool, tmp_path: Path) -> None:
     (tmp_path / "journal").write_bytes(_MAGIC + framed(*records))
     if right:
         GroupJournal(tmp_path / "journal").abandon()
@@ -273,7 +273,7 @@ def test_quorum_journal_records_are_valid_or_the_journal_is_damaged(records: lis
             GroupJournal(tmp_path / "journal")
 
 
-def test_quorum_journal_torn_frame_ends_the_journal_only_without_valid_frames_behind(tmp_path: Path) -> None:
+def test_raft_journal_with_a_torn_frame_is_truncated_only_if_no_valid_frame_follows(tmp_path: Path) -> None:
     first, second = framed((1, 1, 1, b"a")), framed((1, 2, 1, b"b"))
     for torn in (second[:-1], second[: _FRAME.size], b"\0" * 30):
         (tmp_path / "journal").write_bytes(_MAGIC + first + torn)
@@ -305,7 +305,7 @@ class Ticking:
         self.answers.append(callback)
 
 
-def test_quorum_tick_flushes_everything_before_it_ends() -> None:
+def test_raft_tick_flushes_the_journal_before_it_ends() -> None:
     made = Ticking()
     tick_once(made, made, made, [("b", b"12"), ("c", b"3")])  # type: ignore[arg-type]
     assert made.order == ["listens", "poll", "receive 2", "receive 1", "doTick", "sync", "sync"]
@@ -318,7 +318,7 @@ def driving(made: Ticking, sent: list[Any], failed: list[Exception]) -> GroupDri
     return GroupDriver(made, made, made, lambda to, frame: sent.append((to, list(made.order))), lambda: None, failed.append)  # type: ignore[arg-type]
 
 
-async def test_quorum_tick_sends_frames_after_the_flush_and_frees_the_inbox() -> None:
+async def test_raft_tick_sends_frames_after_the_flush_and_empties_the_inbox() -> None:
     made, sent, failed = Ticking(), [], []
     driver = driving(made, sent, failed)
     for _ in range(3):
@@ -331,7 +331,7 @@ async def test_quorum_tick_sends_frames_after_the_flush_and_frees_the_inbox() ->
     driver.stop()
 
 
-async def test_quorum_inbox_has_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_inbox_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "MAX_INBOX_BYTES", 1000)
     driver = driving(Ticking(), [], [])
     for _ in range(25):
@@ -341,7 +341,7 @@ async def test_quorum_inbox_has_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch
     driver.stop()
 
 
-async def test_quorum_proposals_in_flight_have_an_unknown_outcome_when_the_member_stops() -> None:
+async def test_raft_proposals_in_flight_have_an_unknown_outcome_when_the_member_stops() -> None:
     made, failed = Ticking(), []
     driver = driving(made, [], failed)
     futures = [driver.propose(b"x") for _ in range(2)]
@@ -356,7 +356,7 @@ async def test_quorum_proposals_in_flight_have_an_unknown_outcome_when_the_membe
 
 
 # ---- frames, sessions, lineages ------------------------------------------------------------------------------------------------
-def test_quorum_frame_opens_only_for_its_sender_and_receiver() -> None:
+def test_raft_frame_is_accepted_only_with_its_sender_and_receiver() -> None:
     data = seal("a", "b", b"frame")
     assert unseal("a", "b", data) == b"frame"
     for to, sender in (("a", "c"), ("b", "a"), ("a", "bb"), ("ab", ""), ("c", "b")):
@@ -380,7 +380,7 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m["type"])
-def test_quorum_message_fields_survive_encoding_and_are_bounded(message: dict[str, Any]) -> None:
+def test_raft_message_fields_decode_to_equal_values_and_are_bounded(message: dict[str, Any]) -> None:
     assert codec.decode(codec.encode(message)) == message
     if "checkpoint" in message:
         for wrong in ((0, b"8 bytes."), (9, b""), (9, b"7 bytes"), (MAX_NUMBER, b"8 bytes.")):
@@ -396,12 +396,12 @@ def test_quorum_message_fields_survive_encoding_and_are_bounded(message: dict[st
     [{"entries": [(b"a", 6, 3)]}, {"entries": [(b"a", 5, 3), (b"b", 7, 3)]}, {"entries": [(b"", 5, 3)]}, {"entries": [(b"a", 5, 4)]},
      {"prevLogTerm": 4}],
 )  # fmt: skip
-def test_quorum_message_entries_must_be_consecutive(wrong: dict[str, Any]) -> None:
+def test_raft_message_with_non_consecutive_entries_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         codec.decode(codec.encode({**MESSAGES[0], **wrong}))
 
 
-def test_quorum_snapshot_file_needs_two_consecutive_entries() -> None:
+def test_raft_snapshot_file_without_two_consecutive_last_entries_is_rejected() -> None:
     data = snapshot()
     assert decode_snapshot_file(data).last[1:] == (7, 3)
     for position in (len(data) - 1, 13):
@@ -461,7 +461,7 @@ class Talk:
         return self.frames("a")
 
 
-def test_quorum_session_delivers_in_order_and_ends_at_a_gap() -> None:
+def test_raft_session_delivers_frames_in_order_and_ends_at_a_gap() -> None:
     talk = Talk()
     talk.meet()
     one, two, three = talk.data(b"1", b"2", b"3")
@@ -473,7 +473,7 @@ def test_quorum_session_delivers_in_order_and_ends_at_a_gap() -> None:
     assert not talk.peer("b").up
 
 
-def test_quorum_chunks_of_an_ended_session_are_dropped() -> None:
+def test_raft_session_drops_chunks_of_an_ended_session() -> None:
     talk = Talk()
     for side in talk.sides.values():
         side.chunk_bytes = 4
@@ -491,7 +491,7 @@ def test_quorum_chunks_of_an_ended_session_are_dropped() -> None:
     assert [body for _, body in talk.got] == [b"whole"]
 
 
-def test_quorum_message_size_and_silence_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_session_ends_at_a_too_large_message_or_after_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.quorum.peer_sessions.MAX_MESSAGE_BYTES", 8)
     talk = Talk()
     talk.sides["a"].chunk_bytes = 4
@@ -511,13 +511,13 @@ def test_quorum_message_size_and_silence_are_bounded(monkeypatch: pytest.MonkeyP
     ("ahead", "waited", "heard"),
     [(TERM_REACH - 1, 0, True), (TERM_REACH, 0, False), (TERM_REACH, 0.9, False), (TERM_REACH, 1, True)],
 )
-def test_quorum_term_far_ahead_is_accepted_only_after_a_long_time(ahead: int, waited: float, heard: bool) -> None:
+def test_raft_term_far_above_the_own_term_is_accepted_only_after_a_delay(ahead: int, waited: float, heard: bool) -> None:
     sessions, peer = Talk().sides["b"], Peer("a", 1)
     sessions._reaches(peer, 1 + ahead, 10.0)
     assert sessions._reaches(peer, 1 + ahead, 10.0 + waited) is heard
 
 
-def test_quorum_session_ends_with_another_controller_list() -> None:
+def test_raft_session_ends_when_the_peer_has_another_controller_list() -> None:
     talk = Talk()
     talk.meet()
     talk.sides["b"]._list_received(talk.peer("b"), b"a, b, c", 1.0)
@@ -525,7 +525,7 @@ def test_quorum_session_ends_with_another_controller_list() -> None:
     assert talk.peer("b").other_list
 
 
-def test_quorum_unknown_processes_are_answered_and_forgotten() -> None:
+def test_raft_session_answers_unknown_processes_and_stores_at_most_one() -> None:
     talk = Talk()
     talk.meet()
     side, peer = talk.sides["b"], talk.peer("b")
@@ -550,11 +550,11 @@ def peers(*said: str) -> list[Peer]:
         (True, "", False, True),
     ],
 )  # fmt: skip
-def test_first_start_is_decided_by_the_peers(own_is_new: bool, said: str, majority: bool, first: bool) -> None:
+def test_first_start_decision_follows_the_state_of_the_peers(own_is_new: bool, said: str, majority: bool, first: bool) -> None:
     assert is_first_start(own_is_new, peers(*said), majority=majority) is first
 
 
-def test_directory_lineage_is_doubted_by_a_trusted_peer_or_a_majority(tmp_path: Path) -> None:
+def test_data_directory_history_is_reported_as_restored_by_a_trusted_peer_or_a_majority(tmp_path: Path) -> None:
     numbers = iter(range(101, 999, 2))
 
     def lineage(name: str, majority: int = 2) -> FolderLineage:
@@ -587,7 +587,7 @@ def test_directory_lineage_is_doubted_by_a_trusted_peer_or_a_majority(tmp_path: 
     assert FolderLineage(tmp_path / "b", lambda: 5, 2).known["a"] == two.known["a"], "stored"
 
 
-def test_quorum_journal_is_rewritten_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_journal_is_rewritten_in_bounded_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.quorum.journal._NEW_FRAME_BYTES", 100)
     made = journal(tmp_path, *[1] * 40)
     pieces = list(made._pieces())

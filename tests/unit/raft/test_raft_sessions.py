@@ -70,7 +70,7 @@ class Pair:
             self.deliver()
 
 
-def test_quorum_session_delivers_chunked_messages_in_order() -> None:
+def test_raft_session_delivers_chunked_messages_in_order() -> None:
     pair = Pair()
     pair.connect()
     bodies = [b"one", b"x" * (3 * CHUNK_BYTES + 1), b"three"]
@@ -80,7 +80,7 @@ def test_quorum_session_delivers_chunked_messages_in_order() -> None:
     assert pair.got["b"] == bodies
 
 
-def test_quorum_session_ends_at_a_lost_frame_and_reconnects() -> None:
+def test_raft_session_ends_at_a_lost_frame_and_reconnects() -> None:
     pair = Pair()
     pair.connect()
     for body in (b"1", b"2", b"3"):
@@ -96,7 +96,7 @@ def test_quorum_session_ends_at_a_lost_frame_and_reconnects() -> None:
     assert pair.got["b"] == [b"1", b"4"]
 
 
-def test_quorum_session_ignores_frames_of_an_older_session() -> None:
+def test_raft_session_ignores_frames_of_an_older_session() -> None:
     pair = Pair()
     pair.connect()
     pair.sides["a"].send("b", b"old", 1, pair.now)
@@ -112,7 +112,7 @@ def test_quorum_session_ignores_frames_of_an_older_session() -> None:
     assert pair.sides["b"].counters["refused: stale frame"] == 1
 
 
-def test_quorum_session_ends_after_silence() -> None:
+def test_raft_session_ends_after_silence() -> None:
     pair = Pair()
     pair.connect()
     pair.sides["a"].poll(pair.now + SILENCE_S + 0.1)
@@ -120,7 +120,7 @@ def test_quorum_session_ends_after_silence() -> None:
     assert not pair.sides["a"].send("b", b"x", 1, pair.now)
 
 
-def test_quorum_session_counts_and_drops_foreign_frames() -> None:
+def test_raft_session_counts_and_drops_foreign_frames() -> None:
     pair = Pair()
     pair.connect()
     side = pair.sides["a"]
@@ -141,7 +141,7 @@ def test_quorum_session_counts_and_drops_foreign_frames() -> None:
 @given(
     st.integers(0, 2**32), st.lists(st.sampled_from(["send a", "send b", "pass", "drop", "copy", "swap", "wait"]), max_size=80)
 )
-def test_quorum_session_over_a_lossy_bus_delivers_in_order_without_duplicates(seed: int, steps: list[str]) -> None:
+def test_raft_session_over_a_lossy_bus_delivers_in_order_without_duplicates(seed: int, steps: list[str]) -> None:
     pair = Pair(seed)
     pair.connect()
     sent: dict[str, list[bytes]] = {"a": [], "b": []}
@@ -210,22 +210,22 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m["type"])
-def test_quorum_library_messages_survive_encoding(message: dict) -> None:
+def test_raft_messages_of_pysyncobj_decode_to_equal_messages(message: dict) -> None:
     assert codec.decode(codec.encode(message)) == message
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xff", pickle.dumps({"type": "response_vote", "term": 1})])
-def test_quorum_message_of_other_bytes_is_rejected(data: bytes) -> None:
+def test_raft_message_of_invalid_bytes_is_rejected(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         codec.decode(data)
 
 
-def test_quorum_protocol_has_no_forwarded_commands() -> None:
+def test_raft_message_that_forwards_a_command_is_rejected() -> None:
     with pytest.raises(ProtocolError, match="apply_command"):
         codec.encode({"type": "apply_command", "command": b"x"})
 
 
-def test_quorum_library_cannot_pickle() -> None:
+def test_raft_driver_makes_pickle_in_pysyncobj_raise() -> None:
     library.check_library()
     import pysyncobj.journal
     import pysyncobj.serializer
@@ -243,13 +243,13 @@ def test_quorum_library_cannot_pickle() -> None:
         pysyncobj.syncobj.createJournal("a-file")
 
 
-def test_quorum_library_of_another_version_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_driver_with_another_pysyncobj_version_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "VERSION", "0.3.18")
     with pytest.raises(ConfigError, match=r"0\.3\.17\. Install"):
         library.check_library()
 
 
-def test_quorum_snapshot_file_is_used_completely_or_not_at_all() -> None:
+def test_raft_snapshot_file_that_is_incomplete_is_rejected() -> None:
     snapshot = SnapshotFile((b"\0last", 9, 2), (b"\0previous", 8, 2), ("a", "b"), b"image" * 20)
     data = encode_snapshot_file(snapshot)
     assert decode_snapshot_file(data) == snapshot
@@ -265,7 +265,7 @@ def test_quorum_snapshot_file_is_used_completely_or_not_at_all() -> None:
         decode_snapshot_file(pickle.dumps(snapshot.image))
 
 
-def test_quorum_frame_fits_a_small_max_payload() -> None:
+def test_raft_frame_fits_into_a_small_nats_max_payload() -> None:
     pair = Pair()
     pair.connect()
     body = random.Random(1).randbytes(300_000)
@@ -278,7 +278,7 @@ def test_quorum_frame_fits_a_small_max_payload() -> None:
 
 
 @pytest.mark.parametrize("lists", [{"a": "abc", "b": "abd"}, {"a": "ab", "b": "abc"}, {"a": "abc", "b": "bcd"}])
-def test_quorum_members_with_different_controller_lists_reject_each_other_and_log_both(
+def test_raft_members_with_different_controller_lists_reject_each_other_and_log_both(
     lists: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     pair = Pair(lists=lists)
@@ -298,7 +298,7 @@ def test_quorum_members_with_different_controller_lists_reject_each_other_and_lo
     assert any(", ".join(sorted(lists["a"])) in line and ", ".join(sorted(lists["b"])) in line for line in said)
 
 
-def test_quorum_session_ignores_a_controller_list_without_an_answered_hello() -> None:
+def test_raft_session_ignores_a_controller_list_before_its_hello_is_answered() -> None:
     pair = Pair()
     pair.connect()
     side = pair.sides["a"]
@@ -308,7 +308,7 @@ def test_quorum_session_ignores_a_controller_list_without_an_answered_hello() ->
 
 
 @pytest.mark.parametrize("flags", [0, 4])
-def test_quorum_session_ignores_forged_hellos(flags: int) -> None:
+def test_raft_session_ignores_forged_hellos(flags: int) -> None:
     """Whoever may publish can say hello in a member's name; only who hears what this member says can answer it."""
     pair = Pair()
     judged: list[bytes] = []
@@ -329,7 +329,7 @@ def test_quorum_session_ignores_forged_hellos(flags: int) -> None:
     assert side.counters["refused: hellos that answer nobody"] >= 600
 
 
-def test_quorum_session_of_a_dead_member_ends_despite_forged_hellos() -> None:
+def test_raft_session_of_a_dead_member_ends_during_forged_hellos() -> None:
     pair = Pair()
     pair.connect()
     side = pair.sides["b"]
@@ -340,7 +340,7 @@ def test_quorum_session_of_a_dead_member_ends_despite_forged_hellos() -> None:
     assert pair.links["b"] == [True, False]
 
 
-def test_quorum_sessions_open_despite_a_flood_of_forged_hellos() -> None:
+def test_raft_sessions_open_during_a_flood_of_forged_hellos() -> None:
     """Also after one of them began anew."""
     pair = Pair()
     for turn in range(2):
@@ -356,7 +356,7 @@ def test_quorum_sessions_open_despite_a_flood_of_forged_hellos() -> None:
         assert not pair.sides["a"].peers["b"].up
 
 
-def test_quorum_session_of_a_restarted_member_is_replaced_at_once() -> None:
+def test_raft_session_of_a_restarted_member_is_replaced_at_once() -> None:
     """Its first process ended without a word; nothing but the new one's answer says so."""
     pair = Pair()
     pair.connect()
@@ -377,7 +377,7 @@ def test_quorum_session_of_a_restarted_member_is_replaced_at_once() -> None:
     assert pair.sides["b"].counters["sessions ended: peer began anew"] == 1
 
 
-def test_quorum_session_ignores_its_own_echoed_hello() -> None:
+def test_raft_session_ignores_its_own_echoed_hello() -> None:
     """A relay that echoes: the answer to an echoed hello, echoed too, carried the own number, and so did what it said of the folder."""
     pair = Pair()
     judged: list[bytes] = []
@@ -394,7 +394,7 @@ def test_quorum_session_ignores_its_own_echoed_hello() -> None:
     assert judged == []
 
 
-def test_snapshot_file_that_cannot_be_read_back_is_no_success(tmp_path: Path) -> None:
+def test_raft_snapshot_file_that_cannot_be_read_after_the_write_raises(tmp_path: Path) -> None:
     """The library trims the journal once the file is written [S16]."""
     entries = (b"\0last", 9, 2), (b"\0previous", 8, 2)
     write_snapshot_file(tmp_path / "dump", SnapshotFile(*entries, ("b", "a"), b"image"))

@@ -94,7 +94,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 # ---- the image ---------------------------------------------------------------------------------------------------------------
-def test_rescue_never_reuses_ids_or_epochs_of_lost_entries(history: list[bytes]) -> None:
+def test_metadata_rescue_never_reuses_ids_or_epochs_of_lost_entries(history: list[bytes]) -> None:
     """The group went on for a while behind the log that is left [C1, C2]."""
     whole = image_of(history)
     for length in range(1, len(history)):
@@ -120,7 +120,7 @@ def test_rescue_never_reuses_ids_or_epochs_of_lost_entries(history: list[bytes])
         assert image_from_bytes(image_to_bytes(after)) == after, "the derived maps are those of a new image"
 
 
-def test_rescue_keeps_the_isr_and_restarts_copies(history: list[bytes]) -> None:
+def test_metadata_rescue_keeps_the_isr_and_restarts_copies_of_moving_replicas(history: list[bytes]) -> None:
     before = image_of(history)
     after = rescued_image(before, ("n1",), 5)
     for name, stream in before.streams.items():
@@ -130,7 +130,7 @@ def test_rescue_keeps_the_isr_and_restarts_copies(history: list[bytes]) -> None:
     assert not any(p.joining for stream in after.streams.values() for p in stream.partitions)
 
 
-def test_rescue_keeps_every_unrelated_field(history: list[bytes]) -> None:
+def test_metadata_rescue_keeps_every_other_field_of_the_image(history: list[bytes]) -> None:
     quota, times = DefaultQuota(records_per_s=7, bytes_per_s=1 << 20), SessionTimes(session_ms=9000, lease_ms=4000, change=3)
     before = dataclasses.replace(image_of(history), default_quota=quota, session_times=times)
     after = rescued_image(before, ("n1",), 5)
@@ -143,7 +143,7 @@ def test_rescue_keeps_every_unrelated_field(history: list[bytes]) -> None:
     assert image_from_bytes(image_to_bytes(after)) == after
 
 
-def test_rescued_cluster_elects_a_returning_node(history: list[bytes]) -> None:
+def test_metadata_rescue_allows_the_election_of_a_returning_node(history: list[bytes]) -> None:
     fsm = born_fsm(elections=True)
     fsm.image = rescued_image(image_of(history), ("n1",), 5)
     known = fsm.image.nodes["n2"]
@@ -157,7 +157,7 @@ def test_rescued_cluster_elects_a_returning_node(history: list[bytes]) -> None:
 
 
 # ---- which log ---------------------------------------------------------------------------------------------------------------
-def test_rescue_uses_the_newest_log(history: list[bytes], tmp_path: Path) -> None:
+def test_metadata_rescue_uses_the_newest_log_of_several_controllers(history: list[bytes], tmp_path: Path) -> None:
     """By term first: a longer log of an older term may hold what was never committed."""
     short = controller(tmp_path, "n1", history[:5])
     long = controller(tmp_path, "n2", history)
@@ -177,27 +177,27 @@ def test_rescue_uses_the_newest_log(history: list[bytes], tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("at", [2, 5, 7])
-def test_rescue_reads_a_snapshot_with_its_journal_like_a_whole_journal(history: list[bytes], tmp_path: Path, at: int) -> None:
+def test_metadata_rescue_from_a_snapshot_and_journal_equals_the_rescue_from_a_whole_journal(history: list[bytes], tmp_path: Path, at: int) -> None:
     (found,) = read(controller(tmp_path, "n1", history, snapshot_at=at))
     (plain,) = read(controller(tmp_path, "n2", history))
     assert (found.index, found.term, found.digest) == (plain.index, plain.term, plain.digest)
 
 
-def test_rescue_check_changes_no_file(history: list[bytes], tmp_path: Path) -> None:
+def test_metadata_rescue_check_changes_no_file(history: list[bytes], tmp_path: Path) -> None:
     folder = controller(tmp_path, "n1", history, snapshot_at=4)
     before = tree(folder)
     read(folder)
     assert tree(folder) == before
 
 
-def test_rescue_of_two_different_logs_with_the_same_end_is_rejected(history: list[bytes], tmp_path: Path) -> None:
+def test_metadata_rescue_of_two_different_logs_with_the_same_last_index_is_rejected(history: list[bytes], tmp_path: Path) -> None:
     other = [*history[:-1], history[0]]
     one, two = read(controller(tmp_path, "n1", history), controller(tmp_path, "n2", other))
     with pytest.raises(InvariantError, match="different images"):
         newest([one, two])
 
 
-def test_rescue_names_and_skips_a_damaged_journal(history: list[bytes], tmp_path: Path) -> None:
+def test_metadata_rescue_skips_a_damaged_journal_and_reports_its_path(history: list[bytes], tmp_path: Path) -> None:
     folder = controller(tmp_path, "n1", history)
     journal = GroupJournal(folder / "raft" / "journal")
     journal.add(b"\0more", len(history) + 1, TERM)
@@ -209,7 +209,7 @@ def test_rescue_names_and_skips_a_damaged_journal(history: list[bytes], tmp_path
         read(folder)
 
 
-def test_rescue_of_an_unusable_directory_is_rejected(history: list[bytes], tmp_path: Path) -> None:
+def test_metadata_rescue_of_a_directory_without_a_usable_log_is_rejected(history: list[bytes], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not the data directory of a node"):
         read(tmp_path / "nothing")
     ordinary = DataFolder(tmp_path / "n9")
@@ -232,7 +232,7 @@ def rescued(folders: list[Path], voters: tuple[str, ...], out: Path | None = Non
         return rescue(newest(survivors), held, voters, out, 77)
 
 
-def test_rescue_writes_a_directory_per_controller_with_a_loss_event(history: list[bytes], tmp_path: Path) -> None:
+def test_metadata_rescue_writes_one_directory_per_controller_with_an_event_about_the_loss(history: list[bytes], tmp_path: Path) -> None:
     check_library()
     old, gone = controller(tmp_path, "n1", history), controller(tmp_path, "n2", history[:5])
     before = tree(gone)
@@ -259,7 +259,7 @@ def test_rescue_writes_a_directory_per_controller_with_a_loss_event(history: lis
         rescued([old], ("n1",))
 
 
-def test_rescue_loss_event_exists_as_long_as_its_snapshot(history: list[bytes], tmp_path: Path) -> None:
+def test_metadata_rescue_event_about_the_loss_is_read_from_a_later_snapshot(history: list[bytes], tmp_path: Path) -> None:
     folder = rescued([controller(tmp_path, "n1", history)], ("n1",))["n1"]
     later = decode_snapshot_file((folder / "snapshot").read_bytes())
     fsm = born_fsm()
@@ -277,7 +277,7 @@ def test_rescue_loss_event_exists_as_long_as_its_snapshot(history: list[bytes], 
     log.journal.abandon()
 
 
-def test_rescue_killed_at_any_rename_leaves_the_old_or_the_new_log(
+def test_metadata_rescue_killed_at_any_rename_leaves_the_old_or_the_new_log(
     history: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each of its renames; what it was killed in is done again."""
@@ -308,7 +308,7 @@ def test_rescue_killed_at_any_rename_leaves_the_old_or_the_new_log(
         assert rescued([folder], ("n1",)) == {"n1": folder / "raft"}
 
 
-def test_rescue_command_needs_the_cluster_name(history: list[bytes], tmp_path: Path) -> None:
+def test_metadata_rescue_command_without_the_cluster_name_is_rejected(history: list[bytes], tmp_path: Path) -> None:
     one, two = controller(tmp_path, "n1", history), controller(tmp_path, "n2", history[:3])
     before = tree(tmp_path)
 
@@ -334,7 +334,7 @@ def test_rescue_command_needs_the_cluster_name(history: list[bytes], tmp_path: P
     assert (tmp_path / "out" / "n7" / "raft" / "journal").is_file()
 
 
-def test_rescue_replaces_logs_only_after_all_new_ones_are_flushed(
+def test_metadata_rescue_replaces_logs_only_after_all_new_logs_are_flushed(
     history: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = [controller(tmp_path, node, history) for node in NODES]
@@ -362,7 +362,7 @@ def test_rescue_replaces_logs_only_after_all_new_ones_are_flushed(
     assert done[-5:] == ["n1", "n1", "n2", "n2", "n3"], "aside, in its place; and whose log is not wanted any more"
 
 
-def test_rescue_locks_the_data_directory_against_a_start(history: list[bytes], tmp_path: Path) -> None:
+def test_metadata_rescue_locks_the_data_directory_against_a_node_start(history: list[bytes], tmp_path: Path) -> None:
     path = controller(tmp_path, "n1", history)
     with lock_directories([path]), pytest.raises(DataDirectoryLockedError):
         DataFolder(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.unit.raft.ours import our_net
 
 
-def test_stopping_controller_does_not_campaign(tmp_path: Path) -> None:
+def test_stopping_controller_starts_no_election(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         term = net.up[lead].core.raftCurrentTerm
@@ -27,7 +27,7 @@ def test_stopping_controller_does_not_campaign(tmp_path: Path) -> None:
         assert {member.core.raftCurrentTerm for member in net.up.values()} == {term}
 
 
-def test_stopping_controller_votes_for_those_that_stay(tmp_path: Path) -> None:
+def test_stopping_controller_votes_for_a_running_controller(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         net.up[near].core.retired = True

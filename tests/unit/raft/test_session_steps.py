@@ -67,7 +67,7 @@ class Side:
 
 
 # ---- a peer nobody has heard of ------------------------------------------------------------------------------------------------
-def test_quorum_session_with_a_new_peer_has_no_state() -> None:
+def test_raft_session_with_a_new_peer_has_no_state() -> None:
     b = Peer("b", 1)
     assert (b.up, b.is_new, b.heard, b.term, b.trusted, b.other_list, b.beyond_since) == (
         False,
@@ -89,7 +89,7 @@ def test_quorum_session_with_a_new_peer_has_no_state() -> None:
 
 
 # ---- hellos --------------------------------------------------------------------------------------------------------------------
-def test_quorum_hello_follows_the_controller_list_with_both_epochs() -> None:
+def test_raft_hello_is_sent_after_the_controller_list_with_both_session_epochs() -> None:
     side = Side(is_new=lambda: True, tail_for=lambda peer: b"tail of " + peer.encode())
     side.core.set_online(True)
     side.core.poll(100.0)
@@ -106,7 +106,7 @@ def test_quorum_hello_follows_the_controller_list_with_both_epochs() -> None:
     assert plain.b.up
 
 
-def test_quorum_hellos_are_sent_four_times_a_second_and_half_as_often_in_a_session() -> None:
+def test_raft_hellos_are_sent_four_times_a_second_and_half_as_often_in_a_session() -> None:
     side = Side()
     side.core.poll(100.0)
     assert side.sent() == [], "the bus was not reached"
@@ -146,7 +146,7 @@ class BusySide:
         return found
 
 
-def test_quorum_unchanged_hellos_are_seldom_in_a_session_with_messages() -> None:
+def test_raft_hellos_without_change_are_sent_rarely_during_message_traffic() -> None:
     busy = BusySide()
     early = busy.hellos(3.0)
     assert len(early) >= 3, "one of them may be lost"
@@ -156,14 +156,14 @@ def test_quorum_unchanged_hellos_are_seldom_in_a_session_with_messages() -> None
     assert busy.side.b.up
 
 
-def test_quorum_changed_hello_is_repeated_without_delay() -> None:
+def test_raft_changed_hello_is_repeated_without_delay() -> None:
     busy = BusySide()
     busy.hellos(5.0)
     began, busy.tail = busy.now - 100.0, b"another"
     assert busy.hellos(2.5)[:3] == pytest.approx([began + 0.5 * number for number in range(1, 4)], abs=0.41)
 
 
-def test_quorum_session_repeats_hello_when_the_peer_sends_another_message() -> None:
+def test_raft_session_repeats_its_hello_when_the_peer_does_not_know_the_session() -> None:
     busy = BusySide()
     busy.hellos(5.0)
     began = busy.now - 100.0
@@ -171,7 +171,7 @@ def test_quorum_session_repeats_hello_when_the_peer_sends_another_message() -> N
     assert busy.hellos(2.5)[:3] == pytest.approx([began + 0.5 * number for number in range(1, 4)], abs=0.41)
 
 
-def test_quorum_hellos_are_frequent_again_when_messages_end() -> None:
+def test_raft_hellos_return_to_the_short_interval_when_messages_end() -> None:
     busy = BusySide()
     busy.hellos(5.0)
     began = busy.now - 100.0
@@ -180,7 +180,7 @@ def test_quorum_hellos_are_frequent_again_when_messages_end() -> None:
     assert second - began < SILENCE_S
 
 
-def test_quorum_session_ends_one_and_a_half_seconds_after_the_last_frame() -> None:
+def test_raft_session_ends_one_and_a_half_seconds_after_the_last_frame() -> None:
     side = Side().connected(100.0)
     side.hear(frame(DATA, flags=FIRST | LAST, sequence=1, body=b"x"), 101.0)
     side.core.poll(102.5)
@@ -192,7 +192,7 @@ def test_quorum_session_ends_one_and_a_half_seconds_after_the_last_frame() -> No
     assert ([body for _, body, _ in side.delivered], side.counted(f"{REFUSED}stale frame")) == ([b"x"], 1)
 
 
-def test_quorum_hello_counts_once_the_hello_answers_this_process() -> None:
+def test_raft_hello_is_accepted_only_if_addressed_to_the_current_process() -> None:
     told: list[tuple[str, bytes]] = []
     side = Side(compare_reports=lambda *said: told.append(said) is not None)  # type: ignore[func-returns-value]
     side.core.set_online(True)
@@ -214,7 +214,7 @@ def test_quorum_hello_counts_once_the_hello_answers_this_process() -> None:
     assert (side.b.epoch, side.b.is_new, side.b.received_at, side.counted(f"{REFUSED}hellos")) == (70, False, 101.0, 1)
 
 
-def test_quorum_hello_of_a_restarted_peer_is_answered_in_a_new_session() -> None:
+def test_raft_hello_of_a_restarted_peer_is_answered_in_a_new_session() -> None:
     side = Side().connected()
     side.hear(frame(HELLO, epoch=71), 101.0)
     assert side.links == [("b", False)]
@@ -227,7 +227,7 @@ def test_quorum_hello_of_a_restarted_peer_is_answered_in_a_new_session() -> None
 
 
 # ---- strangers -----------------------------------------------------------------------------------------------------------------
-def test_quorum_hello_to_another_process_is_answered_once_with_the_own_epoch() -> None:
+def test_raft_hello_to_another_process_is_answered_once_with_the_current_epoch() -> None:
     side = Side()
     side.core.set_online(True)
     side.hear(frame(HELLO, own=0), 100.0)
@@ -246,7 +246,7 @@ def test_quorum_hello_to_another_process_is_answered_once_with_the_own_epoch() -
     assert (side.b.epoch, side.b.up, side.links) == (0, False, [])
 
 
-def test_quorum_unknown_processes_are_limited_to_64() -> None:
+def test_raft_session_stores_at_most_64_unknown_processes() -> None:
     side = Side()
     side.core.set_online(True)
     for number in range(70):
@@ -272,7 +272,7 @@ def test_quorum_unknown_processes_are_limited_to_64() -> None:
         (frame(HELLO, term=5 + (1 << 24)), "b", "terms out of reach"),
     ],
 )
-def test_quorum_frame_outside_the_session_is_counted_and_ignored(data: bytes, sender: str, what: str) -> None:
+def test_raft_frame_of_another_session_is_ignored_and_counted(data: bytes, sender: str, what: str) -> None:
     side = Side().connected(100.0)
     side.hear(data, 101.0, sender)
     assert dict(side.core.counters) == {f"{REFUSED}{what}": 1}
@@ -280,7 +280,7 @@ def test_quorum_frame_outside_the_session_is_counted_and_ignored(data: bytes, se
     assert (side.b.received_at, side.b.received, side.b.term, side.b.up) == (100.0, 0, 5, True)
 
 
-def test_quorum_controller_list_counts_only_with_the_own_epoch(caplog: pytest.LogCaptureFixture) -> None:
+def test_raft_controller_list_of_a_peer_is_accepted_only_with_the_current_epoch(caplog: pytest.LogCaptureFixture) -> None:
     side = Side().connected()
     side.hear(frame(MEMBERS, own=9, body=b"a, b, d"))
     assert side.b.up
@@ -305,7 +305,7 @@ def test_quorum_controller_list_counts_only_with_the_own_epoch(caplog: pytest.Lo
     assert side.counted(f"{REFUSED}unknown sender") == 1
 
 
-def test_quorum_term_far_ahead_is_logged_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+def test_raft_term_far_above_the_own_term_is_logged_once_per_second(caplog: pytest.LogCaptureFixture) -> None:
     side = Side().connected(100.0)
     far = frame(HELLO, term=1 << 60)
     for at in (101.0, 101.5, 101.99, 102.0, 102.5):
@@ -317,7 +317,7 @@ def test_quorum_term_far_ahead_is_logged_once_a_second(caplog: pytest.LogCapture
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------------------
-def test_quorum_message_is_sent_in_numbered_chunks() -> None:
+def test_raft_message_is_sent_in_numbered_chunks() -> None:
     side = Side().connected()
     side.core.fit(1024 + 256)
     assert side.core.chunk_bytes == 1024
@@ -338,7 +338,7 @@ def test_quorum_message_is_sent_in_numbered_chunks() -> None:
         assert side.core.chunk_bytes == chunk
 
 
-def test_quorum_message_is_delivered_with_its_last_chunk_and_term() -> None:
+def test_raft_message_is_delivered_when_its_last_chunk_arrives() -> None:
     side = Side().connected()
     side.hear(frame(DATA, flags=FIRST, sequence=1, body=b"ab", term=4))
     side.hear(frame(DATA, sequence=2, body=b"cd", term=4))
@@ -353,7 +353,7 @@ def test_quorum_message_is_delivered_with_its_last_chunk_and_term() -> None:
     assert (side.links, side.counted("sessions ended: refused message")) == ([("b", False)], 1)
 
 
-def test_quorum_session_ends_at_a_gap_and_asks_for_the_next_at_once() -> None:
+def test_raft_session_ends_at_a_gap_and_sends_a_hello_at_once() -> None:
     side = Side().connected()
     side.core.send("b", b"x", 5, 100.0)
     side.hear(frame(DATA, flags=FIRST, sequence=1, body=b"ab"))
@@ -365,7 +365,7 @@ def test_quorum_session_ends_at_a_gap_and_asks_for_the_next_at_once() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["in the middle", "too much"])
-def test_quorum_session_ends_at_a_chunk_without_a_message(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_session_ends_at_a_chunk_without_a_message(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", 4)
     side = Side().connected()
     if wrong == "too much":
@@ -378,7 +378,7 @@ def test_quorum_session_ends_at_a_chunk_without_a_message(wrong: str, monkeypatc
     assert (side.delivered, side.links, side.counted("sessions ended: bad chunk")) == ([], [("b", False)], 1)
 
 
-def test_quorum_message_that_begins_again_drops_its_earlier_chunks() -> None:
+def test_raft_message_whose_first_chunk_arrives_again_drops_earlier_chunks() -> None:
     side = Side().connected()
     side.hear(frame(DATA, flags=FIRST, sequence=1, body=b"ab"))
     side.hear(frame(DATA, flags=FIRST, sequence=2, body=b"cd"))
@@ -387,7 +387,7 @@ def test_quorum_message_that_begins_again_drops_its_earlier_chunks() -> None:
 
 
 # ---- the bus -----------------------------------------------------------------------------------------------------------------------
-def test_quorum_sessions_and_unsent_frames_are_lost_with_the_bus() -> None:
+def test_raft_sessions_and_unsent_frames_are_dropped_when_nats_disconnects() -> None:
     side = Side().connected()
     side.hear(frame(HELLO, own=3, epoch=80), sender="c")
     side.core.send("b", b"x", 5, 100.0)

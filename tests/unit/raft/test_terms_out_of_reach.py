@@ -43,7 +43,7 @@ def terms(net: OurNet) -> list[int]:
 @pytest.mark.parametrize("term", FAR)
 @pytest.mark.parametrize("kind", range(len(bodies(1))))
 @pytest.mark.parametrize("frame_says_so", [True, False])
-def test_quorum_survives_a_forged_term(tmp_path: Path, term: int, kind: int, frame_says_so: bool) -> None:
+def test_raft_group_after_a_forged_term_still_elects_a_leader_and_commits(tmp_path: Path, term: int, kind: int, frame_says_so: bool) -> None:
     with our_net(tmp_path) as net:
         leader, near, _ = net.elected()
         known = max(terms(net))
@@ -59,7 +59,7 @@ def test_quorum_survives_a_forged_term(tmp_path: Path, term: int, kind: int, fra
 
 
 @pytest.mark.parametrize("term", FAR)
-def test_quorum_forged_hello_with_a_far_term_changes_nothing(
+def test_raft_hello_that_is_forged_with_a_high_term_does_not_change_the_term(
     tmp_path: Path, term: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "liftpy.quorum")
@@ -77,7 +77,7 @@ def test_quorum_forged_hello_with_a_far_term_changes_nothing(
 
 
 @pytest.mark.parametrize("ahead", [TERM_REACH + 1, 3 * TERM_REACH])
-def test_controller_with_a_term_far_ahead_rejoins(tmp_path: Path, ahead: int) -> None:
+def test_controller_with_a_term_far_above_the_group_rejoins(tmp_path: Path, ahead: int) -> None:
     with our_net(tmp_path) as net:
         _, near, _ = net.elected()
         net.up[near].core.vote_is_spent_up_to(ahead)
@@ -87,7 +87,7 @@ def test_controller_with_a_term_far_ahead_rejoins(tmp_path: Path, ahead: int) ->
         assert net.run(lambda: all(b"on" in net.values(name) for name in net.up))
 
 
-def test_emptied_controller_joins_a_quorum_with_a_high_term(tmp_path: Path) -> None:
+def test_emptied_controller_joins_a_raft_group_with_a_high_term(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, _, far = net.elected()
         net.empty(far)
@@ -109,6 +109,6 @@ def test_emptied_controller_joins_a_quorum_with_a_high_term(tmp_path: Path) -> N
         pb.RaftMessage(appendEntries=pb.RaftAppendEntries(term=3, previousIndex=1, previousTerm=4)),
     ],
 )
-def test_quorum_entry_with_a_term_above_its_sender_is_rejected(message: pb.RaftMessage) -> None:
+def test_raft_entry_with_a_term_above_the_term_of_its_message_is_rejected(message: pb.RaftMessage) -> None:
     with pytest.raises(ProtocolError, match="of the"):
         decode(message.SerializeToString())

@@ -15,7 +15,7 @@ from sidecar.quorum.library import LATE_S
 from tests.unit.raft.ours import bare_member
 
 
-async def test_quorum_late_tick_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_late_tick_increments_a_counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     member = bare_member(tmp_path)
     driver: Any = member._driver
     now = [1000.0]
@@ -41,7 +41,7 @@ async def test_quorum_late_tick_is_counted(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("leads", "hears", "rest_s"), [(False, False, TICK_S), (False, True, REST_S), (True, False, 0.061)])
-async def test_quorum_timer_waits_for_the_next_deadline(
+async def test_raft_timer_waits_until_the_next_append_or_tick_deadline(
     monkeypatch: pytest.MonkeyPatch, leads: bool, hears: bool, rest_s: float
 ) -> None:
     loop: Any = asyncio.get_running_loop()
@@ -67,6 +67,6 @@ async def test_quorum_timer_waits_for_the_next_deadline(
     driver.stop()
 
 
-def test_quorum_rest_of_a_follower_is_between_two_appends_and_a_late_tick() -> None:
+def test_raft_follower_tick_interval_is_between_the_append_interval_and_the_late_limit() -> None:
     append_pause_s = 0.1
     assert append_pause_s < REST_S < LATE_S

@@ -66,7 +66,7 @@ class Bench:
         return dict(self.transport.sessions.counters)
 
 
-def test_quorum_transport_rejects_invalid_messages_and_terms_above_the_frame() -> None:
+def test_raft_transport_rejects_invalid_messages_and_messages_with_a_term_above_their_frame() -> None:
     bench = Bench()
     assert bench.transport._deliver("b", b"garbage", 4) is False
     assert bench.hear("b", APPEND, term=3) is False
@@ -80,7 +80,7 @@ def test_quorum_transport_rejects_invalid_messages_and_terms_above_the_frame() -
     [(VOTE, False), ({"type": "response_vote", "term": 4}, False), (TIMEOUT, False), (APPEND, True), (NEXT, True)],
     ids=lambda value: value["type"] if isinstance(value, dict) else "",
 )
-def test_quorum_member_on_probation_follows_without_voting(message: dict[str, Any], heard: bool) -> None:
+def test_raft_member_on_probation_applies_entries_and_grants_no_vote(message: dict[str, Any], heard: bool) -> None:
     bench = Bench(on_probation=True)
     assert bench.hear("b", message), "nothing is wrong with it"
     assert bool(bench.given) is heard
@@ -89,7 +89,7 @@ def test_quorum_member_on_probation_follows_without_voting(message: dict[str, An
     assert bool(bench.sent) is heard
 
 
-def test_quorum_acknowledgment_on_probation_acknowledges_nothing() -> None:
+def test_raft_append_answer_on_probation_reports_no_success() -> None:
     bench = Bench(on_probation=True)
     bench.hear("b", APPEND)
     bench.say(NEXT)
@@ -105,7 +105,7 @@ def test_quorum_acknowledgment_on_probation_acknowledges_nothing() -> None:
     ("sender", "after_s", "transfer"),
     [("b", 0.0, True), ("b", _TRANSFER_S - 0.01, True), ("b", _TRANSFER_S, False), ("c", 0.0, False)],
 )
-def test_quorum_vote_request_of_a_transfer_is_marked(sender: str, after_s: float, transfer: bool) -> None:
+def test_raft_vote_request_during_a_leadership_transfer_is_marked_as_transfer(sender: str, after_s: float, transfer: bool) -> None:
     bench = Bench()
     bench.hear(sender, TIMEOUT)
     bench.now += after_s
@@ -123,7 +123,7 @@ def test_quorum_vote_request_of_a_transfer_is_marked(sender: str, after_s: float
         (0.0, False, True, True),
     ],
 )
-def test_quorum_member_that_hears_a_leader_votes_for_no_other(quiet_s: float, transfer: bool, leads: bool, given: bool) -> None:
+def test_raft_member_with_a_live_leader_grants_no_vote(quiet_s: float, transfer: bool, leads: bool, given: bool) -> None:
     bench = Bench()
     bench.hear("b", APPEND)
     bench.now += quiet_s
@@ -133,7 +133,7 @@ def test_quorum_member_that_hears_a_leader_votes_for_no_other(quiet_s: float, tr
     assert bench.counters.get("votes not given: the leader is there", 0) == (0 if given else 1)
 
 
-def test_quorum_append_of_an_earlier_term_does_not_mark_the_leader_alive() -> None:
+def test_raft_append_of_an_earlier_term_does_not_mark_the_leader_alive() -> None:
     bench = Bench(raftCurrentTerm=5)
     bench.hear("b", APPEND, term=5)
     bench.hear("c", {**VOTE, "term": 5}, term=5)
@@ -141,7 +141,7 @@ def test_quorum_append_of_an_earlier_term_does_not_mark_the_leader_alive() -> No
     assert bench.transport._echoes == {}
 
 
-def test_quorum_forwarded_command_is_rejected_with_the_next_tick() -> None:
+def test_raft_forwarded_command_is_rejected_with_the_next_tick() -> None:
     bench = Bench()
     answers: list[Any] = []
     bench.transport._onMessageReceived = lambda node, message: answers.append((node.id, message))
@@ -155,7 +155,7 @@ def test_quorum_forwarded_command_is_rejected_with_the_next_tick() -> None:
     ]
 
 
-def test_quorum_member_with_an_older_directory_gets_entries_and_has_no_vote() -> None:
+def test_raft_member_with_an_older_data_directory_receives_entries_and_has_no_vote() -> None:
     bench = Bench(leads=True)
     bench.transport.sessions.peers["b"].trusted = False
     assert bench.hear("b", VOTE)
@@ -167,7 +167,7 @@ def test_quorum_member_with_an_older_directory_gets_entries_and_has_no_vote() ->
     assert bench.transport.confirmed_ns() == 0
 
 
-def test_quorum_leader_is_confirmed_by_a_majority_of_this_term() -> None:
+def test_raft_leader_is_confirmed_by_answers_of_a_majority_in_its_term() -> None:
     bench = Bench(("a", "b", "c", "d", "e"), leads=True)
     confirmed = bench.transport.confirmed_ns
     bench.hear("b", {**NEXT, "echo_ns": 900})
@@ -191,7 +191,7 @@ def test_quorum_leader_is_confirmed_by_a_majority_of_this_term() -> None:
     assert Bench(("a",), leads=True).transport.confirmed_ns() == 1000, "alone it is its own majority"
 
 
-def test_directory_lineage_missed_nonce_is_reported_once(tmp_path: Any) -> None:
+def test_data_directory_history_missing_nonce_is_reported_once(tmp_path: Any) -> None:
     numbers = iter(range(101, 999, 2))
 
     def folder(name: str) -> FolderLineage:

@@ -50,7 +50,7 @@ def core(tmp_path: Path, machine: Machine) -> RaftCore:
     return member
 
 
-def test_quorum_long_entry_takes_many_ticks_and_is_applied_once(core: RaftCore, machine: Machine) -> None:
+def test_raft_entry_with_much_work_is_applied_once_after_several_ticks(core: RaftCore, machine: Machine) -> None:
     answers: list[bytes | None] = []
     for entry in (b"first", b"long", b"last"):
         core.propose(entry, lambda answer, reason: answers.append(answer))
@@ -67,7 +67,7 @@ def test_quorum_long_entry_takes_many_ticks_and_is_applied_once(core: RaftCore, 
     assert ticks >= STEPS // (APPLIED_PER_TICK_BYTES // STEP_BYTES)
 
 
-def test_quorum_work_ahead_that_fails_stops_the_member_without_applying(core: RaftCore, machine: Machine) -> None:
+def test_raft_entry_whose_stepwise_apply_raises_stops_the_member_and_is_not_applied(core: RaftCore, machine: Machine) -> None:
     machine.fails_at = 3
     core.propose(b"long", lambda *_: None)
     for _ in range(20):
