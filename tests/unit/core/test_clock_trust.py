@@ -42,7 +42,7 @@ class Bench:
         return not self.trust.why
 
 
-def test_clock_trust_documented_example() -> None:
+def test_clock_trust_of_the_documented_example_has_the_documented_result() -> None:
     b = Bench("b", "c")
     b.hear("b", "c")
     assert b.trusted()
@@ -61,7 +61,7 @@ def test_clock_trust_documented_example() -> None:
 
 
 @pytest.mark.parametrize("jump_s", [-YEAR, -61, 61, YEAR])
-def test_clock_trust_of_two_differing_clocks_trusts_neither(jump_s: float) -> None:
+def test_clock_trust_of_two_differing_clocks_is_false_on_both_nodes(jump_s: float) -> None:
     b = Bench("b")
     b.hear("b")
     assert b.trusted()
@@ -108,7 +108,7 @@ def test_clock_trust_without_answers_follows_the_monotonic_clock() -> None:
     assert b.trusted()
 
 
-def test_clock_trust_disagreement_counts_more_than_silence() -> None:
+def test_clock_trust_with_a_disagreeing_and_a_silent_node_is_false() -> None:
     b = Bench("b", "c")
     b.hear("b", "c")
     assert b.trusted()
@@ -118,7 +118,7 @@ def test_clock_trust_disagreement_counts_more_than_silence() -> None:
     assert not b.trusted(), "c is not heard any more"
 
 
-def test_clock_trust_survives_suspend_but_waits_after_a_freeze() -> None:
+def test_clock_trust_remains_after_a_suspend_but_waits_after_a_process_freeze() -> None:
     b = Bench("b", "c")
     b.hear("b", "c")
     assert b.trusted()
@@ -153,7 +153,7 @@ def test_clock_trust_of_a_single_node_returns_some_time_after_a_jump() -> None:
     assert b.trusted(), "it is back where it was"
 
 
-def test_clock_trust_start_with_all_other_nodes_down_waits() -> None:
+def test_clock_trust_after_a_start_with_all_other_nodes_down_waits() -> None:
     b = Bench("b", "c")
     b.nodes |= {"b": False, "c": False}
     assert not b.trusted()
@@ -166,7 +166,7 @@ def test_clock_trust_start_with_all_other_nodes_down_waits() -> None:
     assert not b.trusted(), "nobody has agreed yet, and now there is somebody to ask"
 
 
-def test_clock_trust_continues_when_other_nodes_go_down() -> None:
+def test_clock_trust_remains_when_other_nodes_go_down() -> None:
     b = Bench("b", "c")
     b.hear("b", "c")
     assert b.trusted()
@@ -177,7 +177,7 @@ def test_clock_trust_continues_when_other_nodes_go_down() -> None:
     assert b.trusted(), "it has not moved since a majority agreed"
 
 
-def test_clock_trust_gained_alone_is_no_agreement() -> None:
+def test_clock_trust_of_a_single_node_does_not_count_when_another_node_returns() -> None:
     b = Bench("b")
     b.hear("b")
     assert b.trusted()
@@ -218,7 +218,7 @@ def test_clock_trust_ignores_late_answers_and_removed_nodes() -> None:
     assert b.trusted(), "who left says nothing, and nobody else has disagreed"
 
 
-def test_clock_trust_peers_are_bounded_and_evenly_asked() -> None:
+def test_clock_trust_requests_are_sent_to_a_bounded_number_of_nodes_evenly() -> None:
     names = [f"n{number:02}" for number in range(20)]
     nodes = dict.fromkeys(names, True)
     asked = [name for one in names for name in ClockTrust(one).peers(nodes)]
@@ -232,18 +232,18 @@ def test_clock_trust_peers_are_bounded_and_evenly_asked() -> None:
 @pytest.mark.parametrize(
     "said", [b"yes", b"", b"yes ", b"no 5", b"yes -5", b"yes 5x", b"yes 5 5", b"yes " + b"9" * 21, b'{"node": 1}']
 )
-def test_presence_answer_without_a_time_is_none(said: bytes) -> None:
+def test_presence_answer_without_a_time_decodes_to_none(said: bytes) -> None:
     assert decode_presence(said) is None
 
 
-def test_presence_answer_with_a_time_round_trips() -> None:
+def test_presence_answer_with_a_time_decodes_to_the_encoded_time() -> None:
     assert encode_presence(1_764_166_012_345_678_901) == b"yes 1764166012345678901"
     assert decode_presence(b"yes 1764166012345678901") == 1_764_166_012_345_678_901
 
 
 # ---- stamps -----------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("off_s", [-YEAR, -61, 64, YEAR])
-def test_clock_trust_stamps_with_the_time_of_an_agreeing_majority(off_s: float) -> None:
+def test_clock_trust_with_a_majority_returns_the_time_of_the_majority(off_s: float) -> None:
     b = Bench("b", "c")
     b.off |= {"b": 2.0, "c": 3.0}
     assert b.stamp_s() == 0, "nobody has told"
@@ -261,7 +261,7 @@ def test_clock_trust_stamps_with_the_time_of_an_agreeing_majority(off_s: float) 
     assert b.stamp_s() == 0
 
 
-def test_clock_trust_without_majority_stamps_with_its_own_time() -> None:
+def test_clock_trust_without_a_majority_returns_the_time_of_the_own_node() -> None:
     b = Bench("b", "c")
     b.off["a"] = YEAR
     b.hear("b")

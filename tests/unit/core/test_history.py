@@ -41,7 +41,7 @@ def column(rows: HistoryRows, name: str = "records_in") -> list[float | None]:
     return [None if isnan(value) else round(value, 3) for value in rows.columns[NAMES.index(name)]]
 
 
-def test_history_has_a_fixed_size() -> None:
+def test_metrics_history_has_a_fixed_size() -> None:
     history = History()
     assert (len(SERIES), len(set(NAMES)), LENGTHS) == (24, 24, {SECONDS: 600, TENS: 1440})
     assert history.size_bytes == 24 * (600 + 1440) * 4 < 200_000
@@ -54,7 +54,7 @@ def test_history_has_a_fixed_size() -> None:
     assert column(tens)[0] == pytest.approx(5_604.5, abs=1)
 
 
-def test_history_seconds_without_a_sample_are_gaps() -> None:
+def test_metrics_history_seconds_without_a_sample_are_gaps() -> None:
     history = History()
     history.put(1_000, a_row(1))
     history.put(1_003, a_row(4))
@@ -72,7 +72,7 @@ def test_history_seconds_without_a_sample_are_gaps() -> None:
     assert column(history.rows(TENS, 0))[1:] == [3, *[None] * 78], "1,010 on: of two seconds, then nothing"
 
 
-def test_history_restarts_when_the_clock_falls_and_has_a_gap_after_a_jump() -> None:
+def test_metrics_history_restarts_after_a_clock_step_back_and_has_a_gap_after_a_step_forward() -> None:
     history = History()
     history.put(5_000, a_row(1))
     history.put(4_998, a_row(2))
@@ -84,7 +84,7 @@ def test_history_restarts_when_the_clock_falls_and_has_a_gap_after_a_jump() -> N
     assert column(history.rows(SECONDS, 0)) == [None] * 599 + [4]
 
 
-def test_history_ten_second_rows_are_means_maxima_and_percentiles() -> None:
+def test_metrics_history_ten_second_rows_are_means_maxima_and_percentiles() -> None:
     history = History()
     for number in range(10):
         history.put(
@@ -100,14 +100,14 @@ def test_history_ten_second_rows_are_means_maxima_and_percentiles() -> None:
 
 @given(st.lists(st.integers(0, 50), min_size=12, max_size=12), st.sampled_from([0.5, 0.99]))
 @settings(max_examples=60, deadline=None)
-def test_history_percentiles_equal_those_of_the_status(counts: list[int], part: float) -> None:
+def test_metrics_history_percentiles_equal_the_percentiles_of_the_status_report(counts: list[int], part: float) -> None:
     row = a_row(0, **{f"acks_{number}": count for number, count in enumerate(counts)})
     found = join_histories(np.array([row], np.float32)[:, :, None])[NAMES.index("ack_p50" if part == 0.5 else "ack_p99"), 0]
     wanted = percentile(counts, part, BAND_BOUNDS_S)
     assert isnan(found) if wanted is None else found == pytest.approx(wanted, rel=1e-5)
 
 
-def test_history_of_the_cluster_sums_present_nodes_only() -> None:
+def test_metrics_history_of_a_cluster_sums_only_nodes_with_a_sample() -> None:
     a, b, c = History(), History(), History()
     for second in range(3_000, 3_006):
         a.put(second, a_row(2))
@@ -121,7 +121,7 @@ def test_history_of_the_cluster_sums_present_nodes_only() -> None:
     assert of_cluster([c], TENS, 3_005).count == 0
 
 
-def test_history_copied_twice_or_in_parts_is_equal() -> None:
+def test_metrics_history_copied_twice_or_in_parts_equals_the_original() -> None:
     history, copy = History(), History()
     for second in range(10_000, 13_000):
         history.put(second, a_row(second % 97))
@@ -140,7 +140,7 @@ def test_history_copied_twice_or_in_parts_is_equal() -> None:
     assert copy.newest == 13_000
 
 
-def test_history_answer_is_bounded_and_continues_after_the_last_row() -> None:
+def test_metrics_history_answer_is_bounded_and_the_next_continues_after_its_last_row() -> None:
     history = History()
     for second in range(50_000, 70_000):
         history.put(second, a_row(1))
@@ -172,7 +172,7 @@ def test_history_answer_is_bounded_and_continues_after_the_last_row() -> None:
         {"series": 7}, {"series": []}, {"first": True},
     ],
 )  # fmt: skip
-def test_history_rejects_invalid_rows(change: dict[str, Any]) -> None:
+def test_metrics_history_rejects_invalid_rows(change: dict[str, Any]) -> None:
     history = History()
     history.put(1_000, a_row(1))
     history.put(1_001, a_row(1))
@@ -182,7 +182,7 @@ def test_history_rejects_invalid_rows(change: dict[str, Any]) -> None:
     assert rows_of([good]) is None
 
 
-def test_history_accepts_rows_with_unknown_series() -> None:
+def test_metrics_history_accepts_rows_with_unknown_series() -> None:
     history = History()
     history.put(1_000, a_row(1))
     said = history.rows(SECONDS, 999).as_object()
@@ -193,7 +193,7 @@ def test_history_accepts_rows_with_unknown_series() -> None:
     assert rows.columns[1].typecode == array("f").typecode
 
 
-def test_history_latency_bands_count_each_ack_once() -> None:
+def test_metrics_history_latency_buckets_count_each_ack_once() -> None:
     counts = list(range(1, len(LATENCY_S) + 2))
     bands = bands_of(counts)
     assert (len(bands), sum(bands)) == (len(BAND_BOUNDS_S) + 1, sum(counts))

@@ -14,7 +14,7 @@ from liftpy.errors import ConfigError, InvalidNameError, InvariantError
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a/b", "..", "a b", "*", ">", "ä", "x" * 65, "a\n", "a\x00"])
-def test_names_that_would_leave_their_folder_or_subject_are_rejected(name: str) -> None:
+def test_stream_or_node_name_that_is_unsafe_as_a_path_or_subject_token_is_rejected(name: str) -> None:
     with pytest.raises(InvalidNameError, match="stream name"):
         check_name(name, "stream name")
     with pytest.raises(InvalidNameError):
@@ -22,7 +22,7 @@ def test_names_that_would_leave_their_folder_or_subject_are_rejected(name: str) 
 
 
 @pytest.mark.parametrize("name", ["orders", "A-1_b", "x" * 64])
-def test_names_of_a_single_token_are_accepted(name: str) -> None:
+def test_stream_or_node_name_of_a_single_subject_token_is_accepted(name: str) -> None:
     assert check_name(name, "stream name") == name
 
 
@@ -39,7 +39,7 @@ def test_data_subject_that_is_malformed_or_reserved_is_rejected(subject: str) ->
         check_data_subject(subject, "liftpy")
 
 
-def test_subjects_are_those_of_the_protocol() -> None:
+def test_subjects_of_a_namespace_equal_the_subjects_in_the_protocol() -> None:
     subjects = Subjects("ns")
     assert subjects.replicate("s", 0) == "ns.s.0.replicate"
     assert subjects.offset("s", 1) == "ns.s.1.offset"
@@ -50,7 +50,7 @@ def test_subjects_are_those_of_the_protocol() -> None:
 
 
 @pytest.mark.parametrize("text", ["always", "none", "interval:250"])
-def test_flush_policy_survives_parsing_and_formatting(text: str) -> None:
+def test_flush_policy_formatted_and_parsed_is_equal(text: str) -> None:
     assert str(FlushPolicy.parse(text)) == text
 
 
@@ -66,7 +66,7 @@ def test_flush_policy_with_unknown_text_is_rejected(text: str) -> None:
         FlushPolicy.parse(text)
 
 
-def test_config_with_contradicting_settings_is_rejected_by_name() -> None:
+def test_config_with_contradicting_settings_raises_with_the_setting_names() -> None:
     with pytest.raises(ConfigError, match="segment_bytes"):
         StreamConfig(segment_bytes=1)
     with pytest.raises(ConfigError, match="max_idle_wait_s must be below max_leader_timeout_s"):
@@ -106,7 +106,7 @@ _BOUNDS: dict[type[StreamConfig] | type[ReplicationConfig], dict[str, tuple[floa
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, bounds in _BOUNDS.items() for name in bounds])
-def test_config_setting_beyond_its_bounds_is_rejected(kind: Any, name: str) -> None:
+def test_config_with_a_setting_outside_its_bounds_is_rejected(kind: Any, name: str) -> None:
     low, high = _BOUNDS[kind][name]
     step = 1 if isinstance(getattr(kind(), name), int) else 0.0005
     for bound, beyond in ((low, -step), (high, 1024 * step)):
@@ -121,7 +121,7 @@ def test_effective_min_isr_is_limited_by_the_replicas(configured: int, replicas:
     assert StreamConfig(min_isr=configured).effective_min_isr(replicas) == effective
 
 
-def test_invariant_check_names_the_broken_invariant() -> None:
+def test_invariant_check_that_fails_raises_with_the_invariant_code() -> None:
     check(True, "D7")
     with pytest.raises(InvariantError, match="D7 does not hold: hw 5"):
         check(False, "D7", "hw", 5)

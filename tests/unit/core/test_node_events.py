@@ -53,14 +53,14 @@ def node() -> Node:
     return made
 
 
-def test_node_watch_tells_how_long_nats_was_lost(node: Node) -> None:
+def test_node_event_of_a_lost_nats_connection_has_its_duration(node: Node) -> None:
     assert node.passes(nats_problem="nats://h:1: refused") == [("nats_lost", "nats://h:1: refused")]
     assert node.passes(4, nats_problem="nats://h:1: timeout") == []
     assert node.watch.nats_problem == "nats://h:1: timeout"
     assert node.passes(nats_problem="") == [("nats_restored", "after 5 s")]
 
 
-def test_node_watch_tells_since_when_the_metadata_group_has_no_leader(node: Node) -> None:
+def test_node_event_of_a_leaderless_metadata_group_has_its_start_time(node: Node) -> None:
     assert node.passes(metadata_leader="") == [("metadata_leader_lost", "")]
     assert node.watch.leaderless_since == "12:03:10"
     assert node.passes(2) == []
@@ -68,11 +68,11 @@ def test_node_watch_tells_since_when_the_metadata_group_has_no_leader(node: Node
     assert node.watch.leaderless_since == ""
 
 
-def test_node_watch_of_a_starting_controller_tells_of_no_lost_leader() -> None:
+def test_node_watch_of_a_starting_controller_records_no_leaderless_event() -> None:
     assert Node().passes(5, metadata_leader="") == []
 
 
-def test_node_watch_finds_a_group_stuck_only_if_its_lag_grows(node: Node) -> None:
+def test_node_event_group_stuck_is_recorded_only_if_the_lag_grows(node: Node) -> None:
     def lag(second: int, records: int) -> dict[str, tuple[int, float]]:
         return {"g": (records, float(second))}
 
@@ -85,12 +85,12 @@ def test_node_watch_finds_a_group_stuck_only_if_its_lag_grows(node: Node) -> Non
     assert node.watch.stuck_groups == []
 
 
-def test_node_watch_finds_no_group_stuck_that_commits_now_and_then(node: Node) -> None:
+def test_node_event_group_stuck_is_not_recorded_for_a_group_that_commits_sometimes(node: Node) -> None:
     found = [event for second in range(60) for event in node.passes(groups={"g": (second, float(second % 8))})]
     assert found == []
 
 
-def test_node_watch_names_offset_and_source_of_a_repair(node: Node) -> None:
+def test_node_event_of_a_repaired_log_has_offset_and_source(node: Node) -> None:
     assert node.passes(damage={KEY: Damage(4332, "")}) == [("damage_found", "offset 4332")]
     assert node.watch.damaged_count == 1
     assert node.passes(damage={KEY: Damage(-1, "n2")}) == []
@@ -108,11 +108,11 @@ def test_node_watch_names_offset_and_source_of_a_repair(node: Node) -> None:
         ({"is_overloaded": True}, ("overloaded", "")),
     ],
 )
-def test_node_watch_tells_a_lasting_problem_once(node: Node, changes: dict[str, Any], event: tuple[str, str]) -> None:
+def test_node_event_of_a_lasting_problem_is_recorded_once(node: Node, changes: dict[str, Any], event: tuple[str, str]) -> None:
     assert node.passes(5, **changes) == [event]
 
 
-def test_node_events_are_bounded_and_read_in_parts() -> None:
+def test_node_events_are_bounded_and_read_in_pages() -> None:
     events = NodeEvents("n1", lambda: 5_000_000_000, most=3)
     for number in range(5):
         events.add("disk_low", detail=str(number))
@@ -123,7 +123,7 @@ def test_node_events_are_bounded_and_read_in_parts() -> None:
     assert events.after(-1, 6_000_000_000, 2)["events"] == []
 
 
-def test_node_event_survives_the_check_of_a_reader() -> None:
+def test_node_event_as_json_is_accepted_by_the_reader() -> None:
     events = NodeEvents("n1", lambda: 5_000_000_000)
     events.add("records_read", key=KEY, sender="alice", detail="x" * 1000)
     [event] = events.after(-1, 0, 1)["events"]

@@ -35,14 +35,14 @@ def failing(checks: list[Check]) -> list[str]:
     ],
     ids=str,
 )
-def test_health_problem_fails_the_check_that_it_belongs_to(
+def test_health_problem_fails_only_its_own_check(
     signs: dict[str, Any], not_live: list[str], not_ready: list[str]
 ) -> None:
     seen = Signs(**{**WELL, **signs})
     assert (failing(live(seen)), failing(ready(seen))) == (not_live, not_ready)
 
 
-def test_health_report_has_a_line_per_check_with_the_reason() -> None:
+def test_health_report_has_one_line_per_check_with_the_reason() -> None:
     lines = text_lines(ready(Signs(**{**WELL, "nats": False})))
     assert lines.splitlines()[:2] == ["[+] registered", "[-] nats: not connected"]
 

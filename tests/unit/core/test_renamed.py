@@ -26,7 +26,7 @@ from sidecar.cli.main import liftpy, main
 from sidecar.runtime.settings import GivenSettings, NodeSettings, dev_environment
 
 
-def test_import_of_each_old_name_gives_the_module_of_the_new_name() -> None:
+def test_import_of_each_old_module_name_returns_the_module_with_the_new_name() -> None:
     for old, name in MODULES.items():
         new = importlib.import_module(name)
         sys.modules.pop(old, None)
@@ -36,7 +36,7 @@ def test_import_of_each_old_name_gives_the_module_of_the_new_name() -> None:
         assert new.__spec__.name == name, "as if it had been imported by its new name"
 
 
-async def test_client_old_method_is_the_new_one_and_warns() -> None:
+async def test_client_method_with_an_old_name_calls_the_new_method_and_warns() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         for old, new in CLIENT_METHODS.items():
             with pytest.warns(DeprecationWarning, match=rf"client\.{old} was renamed\. Use client\.{new}\."):
@@ -47,7 +47,7 @@ async def test_client_old_method_is_the_new_one_and_warns() -> None:
             _ = client.lists_streams  # type: ignore[attr-defined]
 
 
-def test_sync_client_old_method_is_the_new_one_and_warns() -> None:
+def test_sync_client_method_with_an_old_name_calls_the_new_method_and_warns() -> None:
     with memory_cluster() as cluster, cluster.sync_client() as client:
         with pytest.warns(DeprecationWarning, match=r"Use client\.admin\.list_streams\."):
             assert client.list_streams() == []  # type: ignore[attr-defined]
@@ -56,7 +56,7 @@ def test_sync_client_old_method_is_the_new_one_and_warns() -> None:
 
 
 @pytest.mark.parametrize("old", GROUP_FUNCTIONS)
-def test_group_old_function_is_the_new_method_and_warns(old: str) -> None:
+def test_group_function_with_an_old_name_calls_the_new_method_and_warns(old: str) -> None:
     client = SimpleNamespace(**{kind: SimpleNamespace() for kind in ("groups", "cursors")})
     kind, name = GROUP_FUNCTIONS[old].split(".")
     setattr(getattr(client, kind), name, lambda *given, **named: (given, named))
@@ -67,7 +67,7 @@ def test_group_old_function_is_the_new_method_and_warns(old: str) -> None:
         _ = group_admin.describe_groups
 
 
-def test_imports_of_all_old_names_hide_no_attribute_of_a_package() -> None:
+def test_import_of_all_old_module_names_hides_no_attribute_of_a_package() -> None:
     program = """
 import importlib, sys, warnings
 from liftpy.core.base.renamed import MODULES
@@ -84,7 +84,7 @@ print([f"{package.__name__}.{name}" for package, name, value in before if getatt
     assert done.stdout == "[]\n"
 
 
-def test_import_of_a_merged_module_from_its_old_package_gives_the_new_modules() -> None:
+def test_import_of_a_merged_module_from_its_old_package_returns_the_new_modules() -> None:
     program = (
         "from liftpy.group import shown, limits; from liftpy.wire._pb import group_pb2; print(shown.__name__, limits.__name__)"
     )
@@ -92,7 +92,7 @@ def test_import_of_a_merged_module_from_its_old_package_gives_the_new_modules() 
     assert done.stdout.split() == ["liftpy.core.groups.coordinator", "liftpy.core.groups.commands"]
 
 
-def test_renamed_settings_exist_only_by_their_new_names() -> None:
+def test_renamed_settings_exist_only_with_their_new_names() -> None:
     known = {f.name for one in (NodeSettings, ReplicationConfig, StreamConfig, ServiceSettings) for f in fields(one)}
     assert set(SETTINGS.values()) <= known
     assert not set(SETTINGS) & known
@@ -144,7 +144,7 @@ def test_service_machine_and_memory_cluster_accept_old_keyword_arguments() -> No
 
 
 @pytest.mark.parametrize(("section", "old"), [("", "page_hosts"), ("[replication]", "probe_after")])
-def test_settings_file_with_an_old_name_is_rejected_with_the_new_one(tmp_path: Path, section: str, old: str) -> None:
+def test_settings_file_with_an_old_setting_name_is_rejected_with_the_new_name(tmp_path: Path, section: str, old: str) -> None:
     path = tmp_path / "node.toml"
     path.write_text(f'node_id = "n1"\ndata = "/tmp"\n{section}\n{old} = 1\n')
     with pytest.raises(ConfigError, match=f"{old} was renamed. Use {SETTINGS[old]}"):
@@ -152,7 +152,7 @@ def test_settings_file_with_an_old_name_is_rejected_with_the_new_one(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["LIFTPY_HOST_GROUPS", "LIFTPY_REPLICATION_COPY_SHARE"])
-def test_environment_with_an_old_name_is_rejected_with_the_new_one(name: str) -> None:
+def test_environment_variable_with_an_old_name_is_rejected_with_the_new_name(name: str) -> None:
     prefix = "LIFTPY_REPLICATION_" if "REPLICATION" in name else "LIFTPY_"
     new = prefix + SETTINGS[name.removeprefix(prefix).lower()].upper()
     with pytest.raises(ConfigError, match=f"{name} was renamed. Use {new}"):
@@ -177,13 +177,13 @@ def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("old", COMMANDS)
-def test_command_with_an_old_name_is_rejected_with_the_new_one(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_command_with_an_old_name_is_rejected_with_the_new_name(old: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_of(COMMANDS[old].split()) is not None
     assert f"liftpy {old} is now called liftpy {COMMANDS[old]}" in said(old.split(), capsys)
 
 
 @pytest.mark.parametrize("old", OPTIONS)
-def test_option_with_an_old_name_is_rejected_with_the_new_one(old: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_option_with_an_old_name_is_rejected_with_the_new_name(old: str, capsys: pytest.CaptureFixture[str]) -> None:
     *words, option = old.split()
     command = command_of(words)
     assert command is not None

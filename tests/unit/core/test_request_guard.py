@@ -40,7 +40,7 @@ class Bus:
         return True
 
 
-async def test_request_guard_with_a_failing_task_rejects_counts_and_logs(caplog: pytest.LogCaptureFixture) -> None:
+async def test_request_guard_around_a_raising_handler_rejects_the_request_and_counts_and_logs(caplog: pytest.LogCaptureFixture) -> None:
     counters: Counter[str] = Counter()
     rejected: list[bytes] = []
     fatal: list[Exception] = []
@@ -62,7 +62,7 @@ async def test_request_guard_with_a_failing_task_rejects_counts_and_logs(caplog:
     assert sum("kind=odd" in record.getMessage() for record in caplog.records) == 1, "one line a second, however many come"
 
 
-async def test_request_guard_whose_rejection_fails_counts_and_continues() -> None:
+async def test_request_guard_whose_rejection_raises_increments_a_counter_and_continues() -> None:
     def reject(reply: bytes, error: Exception) -> None:
         raise ValueError("no rejection either")
 
@@ -81,7 +81,7 @@ def status(tmp_path: Path) -> tuple[Bus, StatusDesk, Counter[str]]:
 
 @pytest.mark.parametrize("subject", ["ns.control.level.n1", "ns.control.settings.n1", "ns.status.n1"])
 @pytest.mark.parametrize("reply", [b"orders", b"ns.control.admin", b"_INBOXX.a", b"", b"_INBOX.>"])
-async def test_status_desk_sends_no_answer_outside_the_inboxes(subject: str, reply: bytes, status: Any) -> None:
+async def test_status_endpoint_sends_no_answer_to_subjects_outside_inboxes(subject: str, reply: bytes, status: Any) -> None:
     bus, _, counters = status
     for payload in (b'{"level": "info", "for_s": 1}', b'{"reload": true}', b"", b'{"history": {"step": 1}}'):
         bus.listening[subject](subject.encode(), reply, payload, b"")
@@ -90,7 +90,7 @@ async def test_status_desk_sends_no_answer_outside_the_inboxes(subject: str, rep
     assert counters["refused: reply subject"] == 4
 
 
-async def test_status_desk_with_a_failing_reload_rejects_and_continues(status: Any) -> None:
+async def test_status_endpoint_with_a_raising_reload_rejects_the_request_and_continues(status: Any) -> None:
     bus, desk, counters = status
 
     async def on_reload() -> dict[str, Any]:
@@ -112,7 +112,7 @@ async def test_status_desk_with_a_failing_reload_rejects_and_continues(status: A
     assert counters["refused: failed request, status"] == 1
 
 
-async def test_control_desk_with_a_failing_decision_rejects_and_continues() -> None:
+async def test_control_endpoint_with_a_raising_decision_rejects_the_request_and_continues() -> None:
     async def decide(request: Any, timeout_s: float) -> Any:
         raise OverflowError("a defect")
 

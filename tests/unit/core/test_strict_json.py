@@ -43,26 +43,26 @@ def test_load_json_of_valid_json_returns_its_value() -> None:
 
 
 @cases("value", [True, 1.0, "1", -1, 11, None, 10**5000])
-def test_whole_number_rejects_other_values(value: Any) -> None:
+def test_whole_number_of_another_json_value_raises_value_error(value: Any) -> None:
     with pytest.raises(ValueError):
         whole_number(value, 0, 10)
 
 
 @cases("partition", ["1e999", "Infinity", DEEP, LONG, '"1"', "1.5", "true"])
-def test_status_question_with_invalid_partition_asks_for_the_first_page(partition: str) -> None:
+def test_status_request_with_an_invalid_partition_returns_the_first_page(partition: str) -> None:
     """It ended the handler with an error that was logged with a traceback, for each such frame."""
     assert _asked_after(f'{{"after": ["orders", {partition}]}}'.encode()) == ("", -1)
 
 
 @cases("number", ["1e999", "-1", DEEP, LONG, "true", "null"])
-def test_server_pending_answer_without_numbers_is_ignored(number: str) -> None:
+def test_nats_server_pending_bytes_answer_without_numbers_is_ignored(number: str) -> None:
     said = f'{{"data": {{"server_id": "S", "connections": [{{"cid": 7, "pending_bytes": {number}, "out_msgs": 2}}]}}}}'
     assert _parse_stats(said.encode(), 1, "S", 7) is None
     assert _parse_stats(b'{"data": []}', 1, "S", 7) is None
 
 
 @cases("body", [DEEP, "7", "[]", '{"format": 1, "node_id": 5}', '{"format": 1, "node_id": "n1", "incarnation": "7"}'])
-def test_node_file_with_invalid_content_is_corruption(tmp_path: Path, body: str) -> None:
+def test_node_file_with_invalid_content_raises_corruption_error(tmp_path: Path, body: str) -> None:
     folder = DataFolder(tmp_path)
     (tmp_path / "node").write_bytes(f"{crc32c.crc32c(body.encode()):08x}\n{body}".encode())
     with pytest.raises(CorruptionError):
@@ -70,7 +70,7 @@ def test_node_file_with_invalid_content_is_corruption(tmp_path: Path, body: str)
 
 
 @cases("nonce", [DEEP, "-5", "0", '"5"', "1e3", str(1 << 64)])
-def test_lineage_file_with_invalid_content_is_corruption(tmp_path: Path, nonce: str) -> None:
+def test_data_directory_history_file_with_invalid_content_raises_corruption_error(tmp_path: Path, nonce: str) -> None:
     body = f'{{"format": 1, "nonce": {nonce}, "earlier": [], "missed": [], "known": {{}}, "known_as": {{}}}}'.encode()
     (tmp_path / "lineage").write_bytes(f"{crc32c.crc32c(body):08x}\n".encode() + body)
     with pytest.raises(CorruptionError):
@@ -78,13 +78,13 @@ def test_lineage_file_with_invalid_content_is_corruption(tmp_path: Path, nonce: 
 
 
 @cases("said", [{"position": "x"}, {"findings": 1.5}, {"partition": 3}, {"pass_began_s": None}, {"x": 1}, [1]])
-def test_scrub_with_unreadable_progress_starts_at_the_beginning(tmp_path: Path, said: Any) -> None:
+def test_scrub_with_an_unreadable_progress_file_starts_at_the_beginning(tmp_path: Path, said: Any) -> None:
     (tmp_path / "scrub").write_bytes(seal_small_file(scrub._MAGIC, json.dumps(said).encode()))
     assert scrub._load(tmp_path / "scrub") == scrub.ScrubProgress()
 
 
 @cases("text", [LONG, DEEP, f"interval:{LONG}"])
-def test_settings_with_thousands_of_digits_raise_config_error(text: str) -> None:
+def test_settings_file_with_a_number_of_thousands_of_digits_raises_config_error(text: str) -> None:
     for parse in (
         parse_start,
         parse_until,

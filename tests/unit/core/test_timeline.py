@@ -24,7 +24,7 @@ def a_node_dies() -> list[dict[str, Any]]:
     return told
 
 
-def test_event_groups_of_a_dead_node_are_two_lines() -> None:
+def test_timeline_of_a_dead_node_groups_its_events_into_two_lines() -> None:
     told = a_node_dies()
     groups = group_events(reversed(told))
     assert [(group[0]["kind"], len(group)) for group in groups] == [("isr_changed", 12), ("election", 6), ("stream_created", 1)]
@@ -35,7 +35,7 @@ def test_event_groups_of_a_dead_node_are_two_lines() -> None:
         assert [one["time_ns"] for one in group] == sorted((one["time_ns"] for one in group), reverse=True)
 
 
-def test_event_groups_name_replicas_that_return_and_leave() -> None:
+def test_timeline_group_of_isr_changes_lists_replicas_that_joined_and_left() -> None:
     back = [event(1, "isr_changed", number, was="n1", now="n1 n2") for number in range(2)]
     both = [event(1, "isr_changed", number, was="n1 n3", now="n1 n2") for number in range(2)]
     assert [group_in_words(group) for group in group_events([*back, *both])] == [
@@ -48,7 +48,7 @@ def test_event_groups_name_replicas_that_return_and_leave() -> None:
     assert [group_in_words(group) for group in group_events(first)] == ["2 partitions of s: none -> n1 (2)"]
 
 
-def test_event_groups_keep_distant_and_different_events_apart() -> None:
+def test_timeline_shows_distant_or_different_events_in_separate_groups() -> None:
     late = TOGETHER_NS / NS_PER_S
     flapping = [event(20 - late * number, "isr_changed", number, was="n1 n2", now="n1") for number in range(3)]
     assert [len(group) for group in group_events(flapping)] == [3], "one behind the other"
@@ -60,7 +60,7 @@ def test_event_groups_keep_distant_and_different_events_apart() -> None:
     assert [len(group) for group in group_events(leaders)] == [1, 1]
 
 
-def test_event_groups_keep_important_events_alone_and_survive_odd_events() -> None:
+def test_timeline_shows_important_events_ungrouped_and_accepts_events_with_missing_fields() -> None:
     alone = [
         event(1, kind, number, was="n1", now="n2") for kind in ("unclean_election", "replicas_changed") for number in range(2)
     ]

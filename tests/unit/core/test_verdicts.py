@@ -21,7 +21,7 @@ FACTS = dict.fromkeys(("who", "why", "since", "partitions"), "x")
 
 
 @pytest.mark.parametrize("word", VERDICTS)
-def test_verdict_has_a_runbook_events_and_an_alert_that_exist(word: str) -> None:
+def test_health_verdict_refers_to_an_existing_runbook_alert_and_events(word: str) -> None:
     row = VERDICTS[word]
     assert (ROOT / "docs" / "runbooks" / f"{row.runbook}.md").is_file()
     assert row.events
@@ -30,11 +30,11 @@ def test_verdict_has_a_runbook_events_and_an_alert_that_exist(word: str) -> None
     assert reason(word, **FACTS).line.startswith(f"{word}: ")
 
 
-def test_verdict_of_a_waiting_stream_has_the_word_of_its_state() -> None:
+def test_health_verdict_of_an_unplaced_stream_has_the_word_of_the_stream_state() -> None:
     assert INSUFFICIENT_NODES in VERDICTS
 
 
-def test_verdict_of_a_cluster_orders_reasons_by_severity_then_by_the_table() -> None:
+def test_health_verdict_of_a_cluster_orders_reasons_by_severity_then_by_the_table() -> None:
     found = verdict_of([reason("repaired", why="x"), reason("silent", who="n1"), reason("offline", partitions="1 partition")])
     assert (found.word, [one.word for one in found.reasons]) == (UNAVAILABLE, ["offline", "repaired", "silent"])
     assert verdict_of([reason("silent", who="n1")]).word == DEGRADED
@@ -59,7 +59,7 @@ def test_verdict_of_a_cluster_orders_reasons_by_severity_then_by_the_table() -> 
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_cluster_judged_from_a_summary_with_one_fault_has_its_verdict(summary: dict[str, object], word: str) -> None:
+def test_health_verdict_of_a_cluster_with_one_fault_is_the_verdict_of_this_fault(summary: dict[str, object], word: str) -> None:
     healthy: dict[str, object] = {"metadata_leader": "n1", "is_controller": True, "index": 7, "nodes": {"n1": "live"}}
     node = NodeSummary(node="n1", **(healthy | summary))  # type: ignore[arg-type]
     assert [one.word for one in judge({"n1": node}).reasons] == [word]

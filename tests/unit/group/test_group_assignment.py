@@ -11,7 +11,7 @@ def spread(target: dict[Place, str], names: list[str]) -> list[int]:
     return [sum(holder == name for holder in target.values()) for name in names]
 
 
-def test_group_assignment_docstring_example() -> None:
+def test_group_assignment_of_the_documented_example_has_the_documented_result() -> None:
     one = assign({"s": 4}, {"s": ["a"]}, {})
     two = assign({"s": 4}, {"s": ["a", "b"]}, one)
     three = assign({"s": 4}, {"s": ["a", "b", "c"]}, two)
@@ -29,7 +29,7 @@ def test_group_assignment_spreads_many_streams_of_a_single_partition() -> None:
     assert sum(one[place] != two[place] for place in one) == 4
 
 
-def test_group_assignment_of_random_groups_is_balanced_and_moves_little() -> None:
+def test_group_assignment_of_random_groups_is_balanced_and_moves_few_partitions() -> None:
     rng = random.Random(3)
     held: dict[Place, str] = {}
     names = ["m0"]

@@ -43,7 +43,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("command", ALL, ids=range(len(ALL)))
-def test_group_commands_survive_encoding(command: pb.GroupCommand) -> None:
+def test_group_commands_decode_to_equal_commands(command: pb.GroupCommand) -> None:
     assert decode_command(encode_command(command)) == command
 
 
@@ -95,7 +95,7 @@ REFUSED: list[tuple[int, str, Callable[[pb.GroupCommand], object]]] = [
 @pytest.mark.parametrize(
     ("number", "text", "change"), REFUSED, ids=[f"{n}-{t[:24]}-{i}" for i, (n, t, _) in enumerate(REFUSED)]
 )
-def test_group_command_that_is_malformed_is_rejected_on_both_sides(
+def test_group_command_that_is_malformed_is_rejected_by_client_and_coordinator(
     number: int, text: str, change: Callable[[pb.GroupCommand], object]
 ) -> None:
     command = _changed(ALL[number], change)
@@ -115,7 +115,7 @@ def test_group_command_decoding_of_invalid_bytes_raises_group_command_error() ->
         decode_query(pb.GroupQuery(limit=1001).SerializeToString())
 
 
-def test_group_partition_is_stable_and_uids_are_ordered() -> None:
+def test_group_partition_of_a_group_name_is_stable_and_stream_uids_sort_by_creation() -> None:
     assert [partition_of("billing", count) for count in (1, 4, 4)] == [
         0,
         partition_of("billing", 4),

@@ -68,7 +68,7 @@ def generation_of(answer: pb.GroupAnswer, partition: int) -> int:
     return part.generations[list(part.partitions).index(partition)]
 
 
-def test_coordinator_moves_partitions_only_after_their_release() -> None:
+def test_group_coordinator_assigns_a_partition_to_a_new_member_only_after_its_release() -> None:
     lab = Lab()
     a = lab.join("a")
     assert (owned(a), a.settled, a.sessionMs, a.heartbeatMs) == ([0, 1, 2, 3], True, 10_000, commands.QUICK_HEARTBEAT_MS)
@@ -88,7 +88,7 @@ def test_coordinator_moves_partitions_only_after_their_release() -> None:
     lab.test.verify(hash_seeds=1)
 
 
-def test_coordinator_heartbeat_from_before_a_grant_releases_nothing() -> None:
+def test_group_coordinator_heartbeat_sent_before_an_assignment_does_not_release_the_partition() -> None:
     lab = Lab()
     a = lab.join("a")
     old = pb.GroupAnswer(generation=0)
@@ -100,7 +100,7 @@ def test_coordinator_heartbeat_from_before_a_grant_releases_nothing() -> None:
     assert generation_of(dropped, 1) == generation_of(a, 1)
 
 
-def test_coordinator_repeated_commands_change_nothing() -> None:
+def test_group_coordinator_command_applied_twice_changes_nothing() -> None:
     lab = Lab()
     join = pb.JoinGroup(member="a", streams=[stream()])
     a = lab.say(number=1, join=join)
@@ -114,7 +114,7 @@ def test_coordinator_repeated_commands_change_nothing() -> None:
     assert lab.query("g").members[0].silentMs > 9000, "nor do they keep it alive"
 
 
-def test_coordinator_session_timeout_fences_the_member() -> None:
+def test_group_coordinator_fences_a_member_after_the_session_timeout() -> None:
     lab = Lab()
     a, b = lab.join("a"), lab.join("b")
     for _ in range(11):
@@ -127,7 +127,7 @@ def test_coordinator_session_timeout_fences_the_member() -> None:
     assert lab.commit("a", 0, 5, generation_of(a, 0)).code == pb.GROUP_UNKNOWN_MEMBER, "[G2]"
 
 
-def test_coordinator_outage_ends_no_session() -> None:
+def test_group_coordinator_after_its_own_outage_ends_no_member_session() -> None:
     lab = Lab()
     a = lab.join("a")
     for _ in range(5):
@@ -136,7 +136,7 @@ def test_coordinator_outage_ends_no_session() -> None:
         assert owned(a) == [0, 1, 2, 3], "[G4]"
 
 
-def test_coordinator_ends_silent_sessions_by_its_own_records() -> None:
+def test_group_coordinator_ends_silent_member_sessions_with_its_own_timer_records() -> None:
     lab = Lab()
     lab.join("a")
     for _ in range(40):
@@ -149,7 +149,7 @@ def test_coordinator_ends_silent_sessions_by_its_own_records() -> None:
     lab.test.verify(hash_seeds=0)
 
 
-def test_coordinator_static_member_keeps_partitions_and_fences_its_predecessor() -> None:
+def test_group_coordinator_static_member_that_rejoins_keeps_partitions_and_fences_its_old_process() -> None:
     lab = Lab()
     a, b = lab.join("a", instance="i1"), lab.join("b", instance="i2")
     a = lab.beat("a", lab.beat("a", a))
@@ -163,7 +163,7 @@ def test_coordinator_static_member_keeps_partitions_and_fences_its_predecessor()
     assert lab.commit("a", 0, 5, generation_of(a, 0)).code == pb.GROUP_UNKNOWN_MEMBER
 
 
-def test_coordinator_leave_releases_all_partitions() -> None:
+def test_group_coordinator_leave_releases_all_partitions_of_the_member() -> None:
     lab = Lab()
     lab.join("a")
     b = lab.join("b")
@@ -172,7 +172,7 @@ def test_coordinator_leave_releases_all_partitions() -> None:
     assert lab.say(leave=pb.LeaveGroup(member="a")).code == pb.GROUP_UNKNOWN_MEMBER
 
 
-def test_coordinator_positions_fall_only_by_a_reset() -> None:
+def test_group_coordinator_committed_offset_decreases_only_by_a_reset() -> None:
     lab = Lab()
     assert lab.commit("", 0, 50, 0).code == pb.GROUP_OK, "a named cursor"
     behind = lab.commit("", 0, 40, 0)
@@ -193,7 +193,7 @@ def test_coordinator_positions_fall_only_by_a_reset() -> None:
     assert lab.say(delete=pb.DeleteGroup()).code == pb.GROUP_NOT_FOUND
 
 
-def test_coordinator_cursor_belongs_to_the_last_opener() -> None:
+def test_group_coordinator_cursor_opened_twice_rejects_commits_of_the_first_opener() -> None:
     lab = Lab()
     first = lab.say(open=pb.OpenCursor())
     second = lab.say(open=pb.OpenCursor())
@@ -218,7 +218,7 @@ def test_coordinator_cursor_belongs_to_the_last_opener() -> None:
     assert lab.say(open=pb.OpenCursor()).code == pb.GROUP_NOT_EMPTY, "a group is no cursor"
 
 
-def test_coordinator_recreated_stream_starts_without_positions() -> None:
+def test_group_coordinator_recreated_stream_has_no_committed_offsets() -> None:
     lab = Lab()
     a = lab.join("a")
     lab.commit("a", 0, 50, generation_of(a, 0))
@@ -233,7 +233,7 @@ def test_coordinator_recreated_stream_starts_without_positions() -> None:
     assert cursor.commit("", 0, 9, 0).code == pb.GROUP_STALE
 
 
-def test_coordinator_added_partitions_are_assigned() -> None:
+def test_group_coordinator_assigns_added_partitions() -> None:
     lab = Lab()
     a = lab.join("a", [stream(2)])
     beat = pb.BeatGroup(member="a", generation=a.generation, owned=a.assigned, tellsStreams=True, streams=[stream(5)])
@@ -244,7 +244,7 @@ def test_coordinator_added_partitions_are_assigned() -> None:
     assert owned(lab.say(beat=beat)) == [0, 1, 2, 3, 4], "who knows less does not take any away"
 
 
-def test_coordinator_marks_an_added_partition_for_members_that_join_later() -> None:
+def test_group_coordinator_marks_an_added_partition_for_members_that_join_later() -> None:
     """Also after a snapshot."""
     lab = Lab()
     a = lab.join("a", [stream(2)])
@@ -260,7 +260,7 @@ def test_coordinator_marks_an_added_partition_for_members_that_join_later() -> N
     assert restored.test.snapshot() == lab.test.snapshot()
 
 
-def test_coordinator_limits_are_errors_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_coordinator_request_above_a_limit_returns_an_error_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("MAX_GROUPS", 2), ("MAX_MEMBERS", 2), ("MAX_PARTITIONS", 6), ("MAX_QUEUES", 1)):
         monkeypatch.setattr(commands, name, value)
     lab = Lab()
@@ -288,7 +288,7 @@ def test_coordinator_limits_are_errors_with_the_limit(monkeypatch: pytest.Monkey
     )
 
 
-def test_coordinator_malformed_command_is_answered_and_changes_nothing() -> None:
+def test_group_coordinator_malformed_command_gets_an_error_and_changes_nothing() -> None:
     lab = Lab()
     before = lab.test.snapshot()
     lab.test.send(b"\xff\xff")
@@ -300,7 +300,7 @@ def test_coordinator_malformed_command_is_answered_and_changes_nothing() -> None
     assert decode_query_answer(lab.test.query(b"\xff")).code == pb.GROUP_MALFORMED
 
 
-def test_coordinator_query_shows_members_positions_and_queues() -> None:
+def test_group_coordinator_query_returns_members_committed_offsets_and_queues() -> None:
     lab = Lab()
     a = lab.join("a", instance="i", client="host 1")
     lab.commit("a", 3, 9, generation_of(a, 3))
@@ -320,7 +320,7 @@ def test_coordinator_query_shows_members_positions_and_queues() -> None:
     lab.test.verify(hash_seeds=0)
 
 
-def test_coordinator_commit_of_an_earlier_grant_is_rejected() -> None:
+def test_group_coordinator_commit_of_an_earlier_assignment_is_rejected() -> None:
     lab = Lab()
     a = lab.join("a")
     again = lab.beat("a", a, gives_up=[0])
@@ -328,7 +328,7 @@ def test_coordinator_commit_of_an_earlier_grant_is_rejected() -> None:
     assert lab.commit("a", 0, 9, generation_of(again, 0)).code == pb.GROUP_OK
 
 
-def test_coordinator_heartbeat_of_an_earlier_session_is_rejected() -> None:
+def test_group_coordinator_heartbeat_of_an_earlier_session_is_rejected() -> None:
     lab = Lab()
     a = lab.join("a")
     lab.say(leave=pb.LeaveGroup(member="a"))
@@ -338,7 +338,7 @@ def test_coordinator_heartbeat_of_an_earlier_session_is_rejected() -> None:
     assert lab.say(beat=beat).code == pb.GROUP_UNKNOWN_MEMBER
 
 
-def test_coordinator_generations_continue_after_a_forgotten_group() -> None:
+def test_group_coordinator_group_that_was_deleted_and_recreated_gets_a_higher_generation() -> None:
     lab = Lab()
     before = lab.join("a")
     lab.say(leave=pb.LeaveGroup(member="a"))
@@ -347,7 +347,7 @@ def test_coordinator_generations_continue_after_a_forgotten_group() -> None:
     assert generation_of(lab.join("b"), 0) > generation_of(before, 0)
 
 
-def test_coordinator_settle_of_a_wide_range_costs_no_more_than_its_queue() -> None:
+def test_group_coordinator_ack_of_a_wide_range_takes_bounded_cpu_time() -> None:
     """64 settlements of all offsets, 2 KB, of a queue in 10,000 pieces: CPU time, of which the pieces one by one took 50 times more."""
     machine, stamp_ns = GroupMachine(), 10**18
 
@@ -368,7 +368,7 @@ def test_coordinator_settle_of_a_wide_range_costs_no_more_than_its_queue() -> No
         assert cost_s(pb.GroupCommand(group="q", settle=wide)) < 0.8, (kind, lease)
 
 
-def test_coordinator_change_of_a_member_costs_no_more_than_its_subscriptions() -> None:
+def test_group_coordinator_change_of_a_member_takes_cpu_time_bounded_by_its_subscriptions() -> None:
     """A command of 50 bytes in a group of 250 members with 64 of 4,000 streams each: reading all streams' members took 1 s and more."""
     machine, stamp_ns = GroupMachine(), 10**18
     members = commands.MAX_SUBSCRIPTIONS // commands.MAX_STREAMS
@@ -395,7 +395,7 @@ def settled(kind: pb.SettleKind, ranges: list[pb.RecordRange], times: int = 1) -
     return pb.SettleRecords(member="m", settlements=parts)
 
 
-def test_coordinator_deferred_snapshot_has_the_state_of_its_request() -> None:
+def test_group_coordinator_snapshot_encoded_later_has_the_state_at_its_request() -> None:
     """Its bytes are made in another thread, while commands go on."""
     lab = Lab()
     lab.say(take=pb.TakeRecords(member="m", stream="s", uid=UID, maxRecords=5, logEnd=9))
@@ -407,7 +407,7 @@ def test_coordinator_deferred_snapshot_has_the_state_of_its_request() -> None:
     assert later() == before != lab.test.snapshot()
 
 
-def test_coordinator_starts_queues_of_added_partitions_at_their_first_record() -> None:
+def test_group_coordinator_starts_queues_of_added_partitions_at_their_first_record() -> None:
     """Also after a snapshot; a worker of an earlier version does not say how many partitions there were."""
     lab = Lab()
 
@@ -425,7 +425,7 @@ def test_coordinator_starts_queues_of_added_partitions_at_their_first_record() -
     lab.test.verify(hash_seeds=0)
 
 
-def test_coordinator_starts_a_new_queue_at_its_set_position() -> None:
+def test_group_coordinator_starts_a_new_queue_at_the_offset_set_by_a_reset() -> None:
     lab = Lab()
 
     def begins(partition: int, log_start: int = 0, uid: str = UID) -> list[int]:

@@ -24,7 +24,7 @@ def ends(*told: tuple[int, int]) -> PartitionEnds:
     return made
 
 
-def test_group_lag_age_is_that_of_the_first_unread_record() -> None:
+def test_group_lag_seconds_are_the_age_of_the_first_unread_record() -> None:
     known = ends((10, 0), (25, 60), (25, 70))
     assert known.behind(12, 90 * S) == (13, 30 * S)
     assert known.behind(10, 90 * S) == (15, 30 * S)
@@ -33,7 +33,7 @@ def test_group_lag_age_is_that_of_the_first_unread_record() -> None:
     assert known.behind(25, 90 * S) == known.behind(30, 90 * S) == (0, 0)
 
 
-def test_group_lag_leaves_out_records_below_the_log_start() -> None:
+def test_group_lag_excludes_records_below_the_log_start() -> None:
     known = PartitionEnds()
     known.set_bounds(25, 0, start=20)
     assert [known.behind(position, S)[0] for position in (0, 20, 22)] == [5, 5, 3]
@@ -41,14 +41,14 @@ def test_group_lag_leaves_out_records_below_the_log_start() -> None:
     assert known.behind(0, 3 * S) == (0, 0), "retention has taken all"
 
 
-def test_partition_ends_restart_after_a_falling_end() -> None:
+def test_group_lag_after_a_decreased_partition_end_restarts_its_history_of_ends() -> None:
     known = ends((10, 0), (25, 60), (20, 80))
     assert known.behind(12, 90 * S) == (8, 10 * S)
     known.set_bounds(26, 100 * S)
     assert known.behind(20, 110 * S) == (6, 10 * S)
 
 
-def test_partition_ends_are_bounded_and_the_age_never_falls() -> None:
+def test_group_lag_history_of_partition_ends_is_bounded_and_the_age_never_decreases() -> None:
     known, before = PartitionEnds(), 0
     for second in range(2000):
         known.set_bounds(second + 1, second * S)
@@ -77,7 +77,7 @@ def a_machine() -> GroupMachine:
     return machine
 
 
-def test_group_lag_counts_group_positions_and_queues_but_no_cursors() -> None:
+def test_group_lag_includes_committed_offsets_and_queues_but_no_cursors() -> None:
     groups = a_machine().groups
     assert {name: dict(read_by(group)) for name, group in groups.items()} == {
         "readers": {a_key(0): 5, a_key(1): 7},
@@ -94,7 +94,7 @@ def test_group_lag_sums_records_and_takes_the_oldest_age() -> None:
     assert lag == GroupLag(5, 10.0, 1)
 
 
-def test_known_ends_are_bounded_to_read_partitions() -> None:
+def test_group_lag_known_partition_ends_are_bounded_in_number() -> None:
     known = KnownEnds()
     for number in range(MOST_PARTITIONS + 1):
         known.set_bounds(a_key(number), 5, S)
@@ -107,7 +107,7 @@ def test_known_ends_are_bounded_to_read_partitions() -> None:
     assert known.get(a_key(MOST_PARTITIONS)) is not None, "there is room again"
 
 
-def test_known_ends_ask_for_each_partition_in_turn() -> None:
+def test_group_lag_requests_the_ends_of_partitions_in_rotation() -> None:
     known, wanted = KnownEnds(), [a_key(number) for number in range(5)]
     asked = [known.to_ask(wanted, 2) for _ in range(3)]
     assert asked == [wanted[:2], wanted[2:4], [wanted[4], wanted[0]]]
@@ -115,7 +115,7 @@ def test_known_ends_ask_for_each_partition_in_turn() -> None:
     assert known.to_ask(wanted, 3) == wanted[2:], "what nobody reads has no turn"
 
 
-def test_group_labels_are_stable_and_free_after_a_group_is_deleted() -> None:
+def test_group_metric_labels_stay_assigned_until_their_group_is_deleted() -> None:
     labels = GroupLabels(2)
     lags = {name: GroupLag(number, float(number), 1) for number, name in enumerate("abcd")}
     assert labels.lags_by_label({"b": lags["b"], "c": lags["c"]}) == {"b": lags["b"], "c": lags["c"]}

@@ -46,7 +46,7 @@ def joined(assigned: Iterable[int] = (0, 1)) -> MemberMachine:
     return machine
 
 
-def test_group_member_joins_sends_heartbeats_and_releases_partitions() -> None:
+def test_group_member_joins_and_sends_heartbeats_and_releases_partitions() -> None:
     machine = member()
     assert machine.command(-5 * S) is not None, "whatever its clock says"
     assert machine.command(-5 * S) is None
@@ -64,7 +64,7 @@ def test_group_member_joins_sends_heartbeats_and_releases_partitions() -> None:
     assert (beat.beat.generation, beat.beat.session) == (2, 1)
 
 
-def test_group_member_session_counts_from_the_heartbeats_send_time() -> None:
+def test_group_member_session_begins_at_the_send_time_of_the_heartbeat() -> None:
     machine = joined()
     machine.command(1 * S)
     machine.on_answer(ok(2, {0: 1, 1: 1}), 9 * S)
@@ -84,14 +84,14 @@ def test_group_member_ignores_answers_older_than_its_session() -> None:
     assert machine.stage is MemberStage.JOINING
 
 
-def test_group_member_new_session_loses_and_regains_its_partitions() -> None:
+def test_group_member_in_a_new_session_loses_and_regains_its_partitions() -> None:
     machine = joined()
     machine.command(2 * S)
     events = machine.on_answer(ok(2, {1: 5}, 5, session=4), 2 * S)
     assert events == [PartitionLost(key(0), 1), PartitionLost(key(1), 1), PartitionGained(key(1), 5, 10, 1)]
 
 
-def test_group_member_released_partition_is_not_regained_by_an_older_answer() -> None:
+def test_group_member_does_not_regain_a_released_partition_from_an_older_answer() -> None:
     machine = joined()
     machine.command(1 * S)
     machine.given_up(key(1))
@@ -111,7 +111,7 @@ def test_group_member_applies_only_the_latest_answer() -> None:
     assert machine.on_answer(ok(99, {}, 9), 2 * S) == [], "nobody asked that"
 
 
-def test_group_member_sends_its_streams_until_confirmed() -> None:
+def test_group_member_sends_changed_subscriptions_until_the_coordinator_confirms() -> None:
     machine = joined()
     machine.command(1 * S)
     machine.reads([STREAM, pb.KnownStream(name="t", uid="u", partitions=1)])
@@ -128,7 +128,7 @@ def test_group_member_sends_its_streams_until_confirmed() -> None:
     assert not last.beat.tellsStreams
 
 
-def test_group_member_removed_by_the_coordinator_joins_under_a_new_name() -> None:
+def test_group_member_removed_by_the_coordinator_rejoins_with_a_new_member_id() -> None:
     machine = joined()
     machine.command(1 * S)
     events = machine.on_answer(pb.GroupAnswer(number=2, code=pb.GROUP_UNKNOWN_MEMBER), 1 * S)
@@ -139,7 +139,7 @@ def test_group_member_removed_by_the_coordinator_joins_under_a_new_name() -> Non
     assert not machine.may_deliver(key(0), 1 * S)
 
 
-def test_group_member_that_is_fenced_sends_nothing() -> None:
+def test_group_member_that_is_fenced_sends_no_commands() -> None:
     machine = joined()
     machine.command(1 * S)
     events = machine.on_answer(pb.GroupAnswer(number=2, code=pb.GROUP_FENCED_INSTANCE, detail="other"), 1 * S)
@@ -148,7 +148,7 @@ def test_group_member_that_is_fenced_sends_nothing() -> None:
     assert machine.owned == {}
 
 
-def test_group_member_refused_by_a_full_group_retries_later() -> None:
+def test_group_member_rejected_by_a_full_group_retries_later() -> None:
     machine = member()
     machine.command(0)
     assert machine.on_answer(pb.GroupAnswer(number=1, code=pb.GROUP_FULL, detail="no"), 0) == [
@@ -158,7 +158,7 @@ def test_group_member_refused_by_a_full_group_retries_later() -> None:
     assert machine.command(1 * S) is not None
 
 
-def test_group_member_commits_only_owned_partitions_with_their_generation() -> None:
+def test_group_member_commits_only_assigned_partitions_with_their_generation() -> None:
     machine = joined()
     command = machine.commit({key(0): (7, 2), key(2): (9, 2)})
     assert command is not None

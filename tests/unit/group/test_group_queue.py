@@ -35,7 +35,7 @@ def shown(queue: WorkQueue) -> str:
     return " ".join(f"{piece.kind.name}{piece.start}..{piece.end}" for piece in queue.pieces)
 
 
-def test_work_queue_docstring_example() -> None:
+def test_work_queue_of_the_documented_example_delivers_the_documented_records() -> None:
     queue = WorkQueue("u", 0)
     assert take(queue) == [(0, 10, 1)]
     assert settle(queue, pb.SETTLE_ACK, (4, 6, 1)) == []
@@ -50,7 +50,7 @@ def test_work_queue_docstring_example() -> None:
     ]  # fmt: skip
 
 
-def test_work_queue_exhausted_record_is_delivered_once_as_a_dead_letter() -> None:
+def test_work_queue_record_above_the_delivery_limit_is_delivered_once_as_a_dead_letter() -> None:
     queue = WorkQueue("u", 0)
     for number in (1, 2):
         assert take(queue, number, count=1, end=2, maxDeliveries=2) == [(0, 1, number)]
@@ -70,7 +70,7 @@ def test_work_queue_exhausted_record_is_delivered_once_as_a_dead_letter() -> Non
     assert (queue.prefix, queue.pieces) == (2, ())
 
 
-def test_work_queue_redelivers_after_the_ack_wait_or_delay() -> None:
+def test_work_queue_redelivers_a_record_after_the_ack_wait_or_the_requested_delay() -> None:
     queue = WorkQueue("u", 0)
     assert queue.next_ready_ns() is None
     take(queue, count=4, end=4)
@@ -85,7 +85,7 @@ def test_work_queue_redelivers_after_the_ack_wait_or_delay() -> None:
     assert settle(queue, pb.SETTLE_EXTEND, (0, 2, 5), now_s=25, member="a") == [(0, 2)], "too late"
 
 
-def test_work_queue_extend_merges_adjacent_ranges() -> None:
+def test_work_queue_extended_ack_wait_merges_adjacent_record_ranges() -> None:
     queue = WorkQueue("u", 0)
     take(queue, count=10, end=10)
     settle(queue, pb.SETTLE_EXTEND, (2, 4, 1), now_s=1)
@@ -106,7 +106,7 @@ def test_work_queue_limits_pending_records_per_queue_and_member() -> None:
     assert take(queue, member="c", **bounds) == [(15, 18, 3)]
 
 
-def test_work_queue_forgets_records_below_the_log_start() -> None:
+def test_work_queue_removes_records_below_the_log_start() -> None:
     queue = WorkQueue("u", 0)
     take(queue)
     settle(queue, pb.SETTLE_ACK, (4, 6, 1))
@@ -128,7 +128,7 @@ def test_work_queue_state_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert take(queue, member="c", end=1000) == []
 
 
-def test_work_queue_restored_from_a_snapshot_behaves_equally() -> None:
+def test_work_queue_restored_from_a_snapshot_gives_equal_results() -> None:
     rng = random.Random(7)
     queue = WorkQueue("u", 0)
     for number in range(400):
@@ -149,7 +149,7 @@ def test_work_queue_restored_from_a_snapshot_behaves_equally() -> None:
     assert queue.frontier > 300
 
 
-def test_work_queue_take_and_settle_cost_does_not_grow_with_the_records() -> None:
+def test_work_queue_take_and_ack_cost_does_not_grow_with_the_number_of_records() -> None:
     """By ranges: what a take and its acknowledgement cost does not grow with the records, only with the pieces."""
     steps = {}
     for count in (1, 10_000):
@@ -164,7 +164,7 @@ def test_work_queue_take_and_settle_cost_does_not_grow_with_the_records() -> Non
     assert steps[10_000] < 20 * steps[1]
 
 
-def test_work_queue_view_lists_holders_with_records_and_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_queue_report_lists_members_with_pending_records_and_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = WorkQueue("u", 0)
     take(queue, member="gone", count=2)
     take(queue, 10.0, "b", 5)

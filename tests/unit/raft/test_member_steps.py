@@ -278,7 +278,7 @@ def test_single_new_controller_votes_at_once_and_writes_the_directory_marker(tmp
     assert made.over, "there is nobody from whom to catch up"
 
 
-def test_probation_start_deletes_the_term_and_vote_in_the_journal(tmp_path: Path) -> None:
+def test_probation_drops_term_and_vote_of_an_opened_journal(tmp_path: Path) -> None:
     forgotten: list[str] = []
     journal: Any = SimpleNamespace(forget_promises=lambda: forgotten.append("forgotten"))
     made = Probation(tmp_path, ("a", "b"), draw=lambda: 5)
@@ -307,7 +307,7 @@ def test_data_directory_history_gives_every_process_its_own_nonce(tmp_path: Path
 @pytest.mark.parametrize(
     ("commit", "committed", "held"), [(4, 9, 4), (9, 4, 4)], ids=["the leader's commit index", "what is committed here"]
 )
-def test_raft_snapshot_chunk_commits_only_entries_in_the_log(commit: int, committed: int, held: int) -> None:
+def test_raft_snapshot_chunk_is_passed_on_as_a_heartbeat_that_commits_only_entries_in_the_log(commit: int, committed: int, held: int) -> None:
     hard = Hard(LogCore(1, 1))
     hard.core.raftCommitIndex = committed
     beat = {"type": "append_entries", "term": 9, "commit_index": held}

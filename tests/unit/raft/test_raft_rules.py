@@ -144,7 +144,7 @@ def installed(hard: Hard) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("size", [7, 40, 10_000])
-def test_raft_snapshot_install_replaces_log_and_state(size: int) -> None:
+def test_raft_snapshot_is_installed_after_all_chunks_arrived(size: int) -> None:
     hard = Hard(Core(1, 1))
     assert all(chunks(hard, snapshot(), size))
     (message,) = installed(hard)

@@ -120,7 +120,7 @@ def test_metadata_rescue_never_reuses_ids_or_epochs_of_lost_entries(history: lis
         assert image_from_bytes(image_to_bytes(after)) == after, "the derived maps are those of a new image"
 
 
-def test_metadata_rescue_keeps_the_isr_and_restarts_copies_of_moving_replicas(history: list[bytes]) -> None:
+def test_metadata_rescue_keeps_the_isr_and_ends_copies_in_progress(history: list[bytes]) -> None:
     before = image_of(history)
     after = rescued_image(before, ("n1",), 5)
     for name, stream in before.streams.items():

@@ -156,14 +156,14 @@ def test_raft_hellos_without_change_are_sent_rarely_during_message_traffic() -> 
     assert busy.side.b.up
 
 
-def test_raft_changed_hello_is_repeated_without_delay() -> None:
+def test_raft_hello_with_changed_content_is_repeated_at_the_short_interval() -> None:
     busy = BusySide()
     busy.hellos(5.0)
     began, busy.tail = busy.now - 100.0, b"another"
     assert busy.hellos(2.5)[:3] == pytest.approx([began + 0.5 * number for number in range(1, 4)], abs=0.41)
 
 
-def test_raft_session_repeats_its_hello_when_the_peer_does_not_know_the_session() -> None:
+def test_raft_hello_is_repeated_at_the_short_interval_after_the_peer_sends_a_changed_hello() -> None:
     busy = BusySide()
     busy.hellos(5.0)
     began = busy.now - 100.0
@@ -365,7 +365,7 @@ def test_raft_session_ends_at_a_gap_and_sends_a_hello_at_once() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["in the middle", "too much"])
-def test_raft_session_ends_at_a_chunk_without_a_message(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_session_ends_at_a_chunk_without_a_first_chunk_or_above_the_size_limit(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", 4)
     side = Side().connected()
     if wrong == "too much":
