@@ -83,21 +83,21 @@ def test_alert_has_severity_summary_and_runbook(name: str) -> None:
     assert (ROOT / rule["annotations"]["runbook_url"]).is_file()
 
 
-def test_runbook_belongs_to_an_alert_or_a_disaster() -> None:
+def test_runbook_page_belongs_to_an_alert_or_a_disaster() -> None:
     wanted = {rule["annotations"]["runbook_url"] for rule in ALERTS.values()} | {
         f"docs/runbooks/{name}.md" for name in DISASTERS
     }
     assert {str(page.relative_to(ROOT)) for page in RUNBOOKS.iterdir()} == wanted
 
 
-def test_runbook_of_each_disaster_is_carried_out_by_tests_that_exist() -> None:
+def test_runbook_page_of_each_disaster_refers_to_existing_tests() -> None:
     assert set(DISASTERS) <= set(CARRIED_OUT)
     assert all((RUNBOOKS / f"{name}.md").is_file() for name in CARRIED_OUT)
     missing = [path for paths in CARRIED_OUT.values() for path in paths if not (ROOT / path).is_file()]
     assert not missing
 
 
-def test_runbook_names_no_test() -> None:
+def test_runbook_page_contains_no_test_name() -> None:
     assert not [page.name for page in RUNBOOKS.iterdir() if "tests/" in page.read_text(encoding="utf-8")]
 
 
@@ -118,7 +118,7 @@ def test_alert_rule_uses_existing_metrics_and_rules(name: str) -> None:
 
 
 @pytest.mark.parametrize("page", sorted(RUNBOOKS.iterdir()), ids=lambda page: page.stem)
-def test_runbook_uses_existing_commands_metrics_and_events(page: Path, tmp_path: Path) -> None:
+def test_runbook_page_uses_existing_commands_metrics_and_events(page: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Look", "Do", "Resolved when"]
     blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -136,7 +136,7 @@ def test_runbook_uses_existing_commands_metrics_and_events(page: Path, tmp_path:
     assert not set(re.findall(r"`([a-z]+\.[a-z_]+)`", text)) - set(EVENTS.values())
 
 
-def test_runbook_check_finds_an_invalid_command_line() -> None:
+def test_runbook_check_of_an_invalid_command_line_fails() -> None:
     for words in (["stream", "alter", "orders", "--min-isrs", "1"], ["controllers", "swap"], ["node", "drain"]):
         with pytest.raises(click.UsageError):
             understood(words)

@@ -64,7 +64,7 @@ def asked(answers: PageAnswers, what: dict[str, Any]) -> Any:
     return json.loads(asyncio.run(answers.answer(json.dumps(what).encode())))[kind]
 
 
-def test_partition_urgency_is_its_worst_problem() -> None:
+def test_partition_with_several_problems_has_the_urgency_of_the_worst_problem() -> None:
     config = StreamConfig(min_isr=2)
     said = {
         "damaged": urgency(a_state(), config, failed=True),
@@ -79,7 +79,7 @@ def test_partition_urgency_is_its_worst_problem() -> None:
     assert PROBLEMS[urgency(None, config)] == ""
 
 
-def test_partitions_answer_lists_the_worst_first_in_pages_without_gaps() -> None:
+def test_dashboard_partitions_answer_lists_the_worst_partitions_first_in_pages_without_gaps() -> None:
     workers = [shown_worker("s", number) for number in range(7)] + [shown_worker("t", 0)]
     for number, isr in ((5, ("n1",)), (3, ("n1", "n2"))):
         workers[number].state = a_state(number, isr)
@@ -103,7 +103,7 @@ def test_partitions_answer_lists_the_worst_first_in_pages_without_gaps() -> None
     assert [row["stream"] for row in only["rows"]] == ["t"]
 
 
-def test_partition_row_has_the_state_and_figures_of_the_replica() -> None:
+def test_dashboard_partition_row_has_state_and_metrics_of_the_replica() -> None:
     [row] = asked(the_answers(a_cluster(shown_worker("s", 4))), partitions_question())["rows"]
     assert (row["role"], row["leader"], row["epoch"], row["isr"]) == ("LEADER", "n1", 1, ["n1", "n2", "n3"])
     assert (row["start"], row["newest"], row["high_watermark"], row["log_bytes"]) == (3, 29, 26, 20)
@@ -124,7 +124,7 @@ def test_partition_row_has_the_state_and_figures_of_the_replica() -> None:
     assert checked_row([row]) is None
 
 
-def test_partitions_answer_of_a_controller_includes_leaderless_and_remote_partitions() -> None:
+def test_dashboard_partitions_answer_of_a_controller_includes_leaderless_and_remote_partitions() -> None:
     offline = a_state(1, ("n3",), status=PartitionStatus.OFFLINE, leader="")
     reporter = a_cluster(shown_worker("s", 0), s=(a_state(0), offline, a_state(2)))
     page = asked(the_answers(reporter), partitions_question("s"))
@@ -136,21 +136,21 @@ def test_partitions_answer_of_a_controller_includes_leaderless_and_remote_partit
     assert [row["partition"] for row in asked(the_answers(reporter), partitions_question("s"))["rows"]] == [0]
 
 
-def test_partitions_answer_of_a_stream_names_the_settings_that_differ() -> None:
+def test_dashboard_partitions_answer_of_a_stream_lists_settings_that_differ_from_the_defaults() -> None:
     about = asked(the_answers(a_cluster(shown_worker("s", 0), s=(a_state(0),))), partitions_question("s"))["about"]
     assert (about["subject"], about["partitions"], about["replicas"]) == ("s.s", 1, 3)
     assert about["settings"] == [["min_isr", "2"]]
     assert stream_about([None, {"subject": 7}, about])["settings"] == [{"setting": "min_isr", "value": "2"}]
 
 
-def test_streams_answer_with_a_match_has_only_those_streams() -> None:
+def test_dashboard_streams_answer_with_a_search_text_has_only_matching_streams() -> None:
     reporter = a_cluster(orders=(a_state(0),), jobs=(a_state(0),))
     found = asked(the_answers(reporter), streams_question(match="ORD"))["rows"]
     assert [row["stream"] for row in found] == ["orders"]
     assert asked(the_answers(reporter), {"streams": {"match": "x" * 500}}) is None
 
 
-def test_services_answer_has_totals_or_each_instance() -> None:
+def test_dashboard_services_answer_has_totals_or_one_row_per_instance() -> None:
     worker = shown_worker("s", 3)
     figures = {"service": "sums", "role": "LEADER", "failing": False, "position": 5, "lag": 1, "snapshot": 2, "problem": ""}
     gone = {**figures, "service": "old", "role": "GONE", "ending": "diverged", "problem": "differs"}
@@ -168,7 +168,7 @@ def test_services_answer_has_totals_or_each_instance() -> None:
     assert asked(the_answers(reporter), {"services": {"service": 7}}) is None
 
 
-def test_partition_rows_of_several_nodes_merge_to_the_newest_leaders_row() -> None:
+def test_dashboard_partition_rows_of_several_nodes_merge_to_the_row_of_the_newest_leader() -> None:
     leader = asked(the_answers(a_cluster(shown_worker("s", 0))), partitions_question("s"))["rows"][0]
     follower = {**leader, "role": "FOLLOWER", "newest": 1}
     deposed = {**leader, "epoch": 0, "newest": 99}
@@ -180,7 +180,7 @@ def test_partition_rows_of_several_nodes_merge_to_the_newest_leaders_row() -> No
     assert stream_rows({"n1": [leader], "n2": [elected]})[0]["leader"] == "n2", "who knows of a newer epoch"
 
 
-def test_streams_answer_lists_the_worst_first_and_recomputes_only_changed_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dashboard_streams_answer_lists_the_worst_first_and_recomputes_only_changed_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     reporter = a_cluster(a=(a_state(0), a_state(1)), b=(a_state(0, ("n1",)), a_state(1, ("n1", "n2"))), c=())
     made = []
     summary = module._summary
@@ -203,7 +203,7 @@ def test_streams_answer_lists_the_worst_first_and_recomputes_only_changed_stream
     assert len(made) == before
 
 
-def test_events_answer_of_a_controller_leaves_out_requests() -> None:
+def test_dashboard_events_answer_of_a_controller_omits_operator_requests() -> None:
     events = [
         {"kind": kind, "index": number, "number": 0}
         for number, kind in enumerate(("election", "request", "isr_changed", "request"))
@@ -226,7 +226,7 @@ def test_events_answer_of_a_controller_leaves_out_requests() -> None:
     assert asked(the_answers(reporter), {"events": {}}) is None
 
 
-def test_metrics_answer_equals_the_metrics_of_the_port() -> None:
+def test_dashboard_metrics_answer_equals_the_metrics_of_the_http_port() -> None:
     assert "liftpy_ingest_records_total 10.0" in asked(the_answers(a_cluster(shown_worker("s", 0))), {"metrics": True})
 
 
@@ -238,23 +238,23 @@ def test_metrics_answer_equals_the_metrics_of_the_port() -> None:
         {"partitions": {"after": [99, "s", 0]}},
     ],
 )  # fmt: skip
-def test_nonsense_question_gets_no_answer(what: dict[str, Any]) -> None:
+def test_dashboard_request_with_invalid_arguments_gets_no_answer(what: dict[str, Any]) -> None:
     assert asked(the_answers(a_cluster(shown_worker("s", 0))), what) is None
 
 
-def test_partitions_answer_fits_into_a_message() -> None:
+def test_dashboard_partitions_answer_fits_into_a_nats_message() -> None:
     answers = the_answers(a_cluster(*(shown_worker("s", number) for number in range(40))), most_bytes=lambda: 4000)
     page = asked(answers, partitions_question())
     assert (0 < len(page["rows"]) < 40, page["more"], page["count"]) == (True, True, 40)
 
 
-def test_status_question_with_unknown_content_is_rejected() -> None:
+def test_status_request_with_unknown_content_is_rejected() -> None:
     assert question_of(json.dumps(question(1, 7)).encode()) == ("history", {"step": 1, "after": 7})
     for payload in (b"", b"{", b'{"glance": true}', b'{"history": 1, "x": 2}', b"[1]", b'{"history"', b"\xff"):
         assert question_of(payload) is None
 
 
-async def test_status_walk_yields_to_the_event_loop_every_2_ms(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_scan_of_partitions_yields_to_the_event_loop_every_2_ms(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 
     def later() -> float:
@@ -275,7 +275,7 @@ async def test_status_walk_yields_to_the_event_loop_every_2_ms(monkeypatch: pyte
     assert turns[0] > 10
 
 
-async def test_rested_answers_make_four_lists_per_second_and_share_the_last() -> None:
+async def test_dashboard_answers_are_computed_four_times_per_second_and_shared_by_waiting_requests() -> None:
     now, made, heard = [100.0], [], []
     desk = RestedAnswers(lambda: now[0])
 
@@ -314,7 +314,7 @@ async def test_rested_answers_make_four_lists_per_second_and_share_the_last() ->
     assert made[-1] == "a", "what is old is made anew"
 
 
-def test_settings_answer_has_a_row_per_setting() -> None:
+def test_dashboard_settings_answer_has_one_row_per_setting() -> None:
     reporter = a_cluster()
     image = reporter.group.image
     image.feature_level, image.rules, image.default_quota = 0, None, DefaultQuota(bytes_per_s=9)
@@ -331,7 +331,7 @@ def test_settings_answer_has_a_row_per_setting() -> None:
     assert asked(answers, {"settings": True}) == [*own, *cluster]
 
 
-def test_settings_answer_shows_values_of_the_cluster_metadata_before_the_files() -> None:
+def test_dashboard_settings_answer_prefers_values_of_the_cluster_metadata_to_the_settings_file() -> None:
     reporter = a_cluster()
     image = reporter.group.image
     image.feature_level, image.rules, image.default_quota = 5, ClusterRules("shop", False), NO_QUOTA
@@ -350,7 +350,7 @@ def test_settings_answer_shows_values_of_the_cluster_metadata_before_the_files()
     assert (rows["replication.lease_s"]["value"], rows["replication.lease_s"]["default"]) == (3.0, 0.9)
 
 
-async def test_rested_answers_limit_waiting_questions_and_continue_after_a_failure(
+async def test_dashboard_answers_limit_waiting_requests_and_are_computed_again_after_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in (("PER_SECOND", 1e6), ("MOST_WAITING", 6), ("MOST_KEPT", 3)):
@@ -384,7 +384,7 @@ async def test_rested_answers_limit_waiting_questions_and_continue_after_a_failu
             await asyncio.sleep(0)
 
 
-def test_streams_answer_follows_the_newest_image() -> None:
+def test_dashboard_streams_answer_uses_the_newest_image() -> None:
     reporter = a_cluster(a=(a_state(0),), b=(a_state(0),))
     answers = the_answers(reporter)
     asked(answers, streams_question())

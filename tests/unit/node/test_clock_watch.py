@@ -66,7 +66,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return off
 
 
-async def test_clock_watch_asks_live_nodes_until_it_has_a_trusted_time(
+async def test_clock_watch_requests_the_time_of_live_nodes_until_the_clock_is_trusted(
     monkeypatch: pytest.MonkeyPatch, own: SimpleNamespace
 ) -> None:
     monkeypatch.setattr(clock_watch, "ASK_EVERY_S", 0.001)
@@ -84,7 +84,7 @@ async def test_clock_watch_asks_live_nodes_until_it_has_a_trusted_time(
     assert len(watch.others.asked) == asked
 
 
-async def test_clock_watch_detects_a_clock_jump_and_logs_it_once(
+async def test_clock_watch_logs_a_clock_jump_once(
     caplog: pytest.LogCaptureFixture, own: SimpleNamespace
 ) -> None:
     watch = Watched()
@@ -105,7 +105,7 @@ async def test_clock_watch_detects_a_clock_jump_and_logs_it_once(
     assert HELD_BACK in INCIDENTS
 
 
-async def test_clock_watch_waits_silently_for_nodes_that_start(caplog: pytest.LogCaptureFixture, own: SimpleNamespace) -> None:
+async def test_clock_watch_while_nodes_start_waits_without_a_warning(caplog: pytest.LogCaptureFixture, own: SimpleNamespace) -> None:
     watch = Watched()
     watch.others.off_s = {}
     await watch._ask("n2")
@@ -133,7 +133,7 @@ async def test_clock_watch_caches_its_result_for_a_second(own: SimpleNamespace) 
     assert watch.look().skew_ns < -3500 * NS_PER_S
 
 
-async def test_clock_watch_stamps_with_the_other_nodes_time_after_a_jump(own: SimpleNamespace) -> None:
+async def test_clock_watch_after_a_clock_jump_returns_the_time_of_the_other_nodes(own: SimpleNamespace) -> None:
     watch = Watched()
     for node in ("n2", "n3"):
         await watch._ask(node)

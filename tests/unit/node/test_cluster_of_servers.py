@@ -42,7 +42,7 @@ def test_nats_cluster_chooses_new_ports_when_a_port_is_taken() -> None:
 
 
 @pytest.mark.parametrize(("said", "times"), [("none", 1), ("address already in use", 4)])
-def test_nats_cluster_start_raises_other_errors_and_repeated_port_errors(said: str, times: int) -> None:
+def test_nats_cluster_start_raises_after_repeated_port_errors_or_another_error(said: str, times: int) -> None:
     _Server.fail.extend([said] * times)
     with pytest.raises(UnavailableError, match=said), systems.NatsCluster(3):
         pass

@@ -42,7 +42,7 @@ async def test_components_start_in_order_and_close_in_reverse() -> None:
     assert parts.failed == []
 
 
-async def test_components_failed_start_starts_no_further_component_and_closes_all() -> None:
+async def test_components_after_a_failed_start_start_no_further_component_and_close_all() -> None:
     parts = Parts("start b")
     with pytest.raises(OSError, match="start b"):
         await start_all(parts.all)
@@ -50,7 +50,7 @@ async def test_components_failed_start_starts_no_further_component_and_closes_al
     assert parts.ran == ["start a", "start b", "close c", "close b", "close a"]
 
 
-async def test_components_failed_close_closes_the_others_and_is_reported_at_once() -> None:
+async def test_components_after_a_failed_close_close_the_others_and_report_the_error_at_once() -> None:
     parts = Parts("close c", "close a")
     await parts.close()
     assert parts.ran == ["close c", "close b", "close a"]

@@ -32,7 +32,7 @@ def keys(*numbers: int, uid: str = "u1") -> set[PartitionKey]:
     return {PartitionKey(GROUPS_STREAM, uid, number) for number in numbers}
 
 
-def test_coordinators_of_a_node_match_its_group_replicas() -> None:
+def test_group_coordinators_of_a_node_run_for_its_replicas_of_the_groups_stream() -> None:
     assert hosted_partitions(image_of("abc", "bc", "ca"), "a") == keys(0, 2)
     assert hosted_partitions(image_of("abc", name="orders"), "a") == set()
     assert hosted_partitions(ClusterImage(), "a") == set()
@@ -110,7 +110,7 @@ def running() -> list[Host]:
     return [host for host in Host.made if not host.stopped.is_set()]
 
 
-async def test_coordinators_start_and_stop_with_the_replicas(connections: list[dict[str, Any]], tmp_path: Path) -> None:
+async def test_group_coordinators_start_and_stop_with_the_replicas_of_the_groups_stream(connections: list[dict[str, Any]], tmp_path: Path) -> None:
     made = GroupCoordinators(settings(tmp_path), tmp_path / "groups", Counter(), nothing_read, say)
     made.follow(ClusterImage(), image_of("ab", "b", "a"))
     await until(lambda: len(Host.made) == 2)
@@ -139,7 +139,7 @@ async def test_coordinators_start_and_stop_with_the_replicas(connections: list[d
     assert made.report() == [], "nothing begins after the end"
 
 
-async def test_coordinator_that_fails_restarts_and_the_node_keeps_running(
+async def test_group_coordinator_that_fails_restarts_without_ending_the_node(
     connections: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     counters: Counter[str] = Counter()
@@ -152,7 +152,7 @@ async def test_coordinator_that_fails_restarts_and_the_node_keeps_running(
     await made.close()
 
 
-async def test_coordinator_that_is_not_running_is_reported_with_its_problem(
+async def test_group_coordinator_that_is_not_running_is_reported_with_its_problem(
     connections: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_AGAIN_S", 3600)
@@ -167,7 +167,7 @@ async def test_coordinator_that_is_not_running_is_reported_with_its_problem(
 
 
 @pytest.mark.parametrize("more", [{"run_group_coordinators": False}, {"inbox_prefixes": ("_INBOX.",)}])
-async def test_coordinators_do_not_start_where_settings_forbid(
+async def test_group_coordinators_disabled_in_the_settings_do_not_start(
     connections: list[dict[str, Any]], tmp_path: Path, more: dict[str, Any]
 ) -> None:
     made = GroupCoordinators(settings(tmp_path, **more), tmp_path, Counter(), nothing_read, say)
@@ -177,7 +177,7 @@ async def test_coordinators_do_not_start_where_settings_forbid(
     assert not Host.made
 
 
-async def test_coordinator_restart_waits_for_the_end_of_the_former_coordinator(
+async def test_group_coordinator_restart_waits_for_the_end_of_the_former_coordinator(
     connections: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     """Both would write one snapshot, and the older one last."""
@@ -198,7 +198,7 @@ async def test_coordinator_restart_waits_for_the_end_of_the_former_coordinator(
     await made.close()
 
 
-async def test_coordinator_that_ran_long_restarts_without_a_long_pause(
+async def test_group_coordinator_that_fails_after_a_long_run_restarts_without_a_long_pause(
     connections: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []

@@ -22,12 +22,12 @@ def targets(board: dict[str, Any]) -> list[str]:
     return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
 
 
-def test_dashboards_are_cluster_node_and_stream() -> None:
+def test_grafana_dashboards_are_cluster_node_and_stream() -> None:
     assert [path.stem for path in BOARDS] == ["cluster", "node", "stream"]
 
 
 @pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
-def test_dashboard_expressions_use_existing_metrics_and_labels(path: Path) -> None:
+def test_grafana_expressions_use_existing_metrics_and_labels(path: Path) -> None:
     board = json.loads(path.read_text())
     for text in targets(board):
         names = re.findall(r"liftpy_(\w+)", text)
@@ -46,7 +46,7 @@ def test_dashboard_expressions_use_existing_metrics_and_labels(path: Path) -> No
 
 
 @pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
-def test_dashboard_panels_have_descriptions_and_do_not_overlap(path: Path) -> None:
+def test_grafana_panels_have_descriptions_and_do_not_overlap(path: Path) -> None:
     board = json.loads(path.read_text())
     variables = {one["name"]: one for one in board["templating"]["list"]}
     assert variables["datasource"]["type"] == "datasource"

@@ -28,7 +28,7 @@ LINES = [flight("UA", "11"), flight("UA", "NA"), flight("AA", "-25"), flight("UA
 
 
 # ---- the flights -----------------------------------------------------------------------------------------------------------
-def test_demo_mean_delays_are_summed_by_carrier() -> None:
+def test_demo_delays_are_counted_and_summed_by_carrier() -> None:
     assert demo_flights.mean_delays(LINES) == {"UA": (2, 20), "AA": (1, -25)}
     assert demo_flights.mean_delays([]) == {}
 
@@ -140,7 +140,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_steps, "_PAUSE_S", 0.0)
 
 
-async def test_demo_failover_kills_the_leader_half_way_and_gets_all_acks(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_demo_failover_kills_the_leader_halfway_and_receives_all_acks(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire()
     cluster: Any = Cluster(wire)
     wire.stored = set(range(7))  # what was there before
@@ -191,7 +191,7 @@ async def test_demo_failover_publisher_without_progress_gives_up(quick: None, mo
         await publish(wire, 0, 10)
 
 
-async def test_demo_failover_ack_counts_only_for_its_offset() -> None:
+async def test_demo_failover_ack_of_another_offset_is_ignored() -> None:
     wire: Any = Wire()
     assert await demo_steps._ask(wire, "demo", b"x", 0)
     assert not await demo_steps._ask(wire, "demo", b"x", 0), "it is there already"
@@ -218,7 +218,7 @@ async def test_demo_wait_for_the_isr_times_out(quick: None, monkeypatch: pytest.
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------------------
-def test_demo_is_complete_when_each_replica_has_all_committed_records() -> None:
+def test_demo_completion_check_is_true_when_each_replica_has_all_committed_records() -> None:
     complete = demo_steps._complete
     assert complete(Positions(5, 5, "n1", {"n1": 5, "n2": 5}), 5)
     assert not complete(Positions(5, 4, "n1", {"n1": 5}), 5)
@@ -271,7 +271,7 @@ class Watched:
         return {"partitions": [{"stream": "flights", "partition": 0, "newest_offset": self.at - 1}]}
 
 
-async def test_demo_publisher_stays_within_the_limit_ahead_of_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_demo_publisher_sends_at_most_the_limit_of_uncommitted_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_steps, "_LOOK_S", 0.0)
     monkeypatch.setattr(demo_steps, "AHEAD_RECORDS", 5)
     watched: Any = Watched(begun=10)
@@ -307,7 +307,7 @@ async def test_demo_watch_ends_when_the_publisher_fails(monkeypatch: pytest.Monk
         await demo_steps._watch(watched, watched, range(5), ["n1"], lambda _: None)
 
 
-async def test_demo_node_without_answer_keeps_its_last_position() -> None:
+async def test_demo_progress_of_a_node_without_answer_shows_its_last_offset() -> None:
     watched: Any = Watched()
     watched.paces = [3]
     at = Positions(replicas={"gone": 1})
@@ -317,7 +317,7 @@ async def test_demo_node_without_answer_keeps_its_last_position() -> None:
         await demo_steps._look(watched, ["odd"], at)
 
 
-async def test_demo_read_back_compares_record_by_record() -> None:
+async def test_demo_read_back_compares_each_record_with_the_published_record() -> None:
     def client(*values: bytes) -> Any:
         async def batches() -> AsyncIterator[Any]:
             for value in values:
@@ -335,7 +335,7 @@ async def test_demo_read_back_compares_record_by_record() -> None:
     assert (other.agrees, other.note) == (False, "offset 1: b'x' where b'b' was sent")
 
 
-def test_demo_first_difference_names_the_offset() -> None:
+def test_demo_comparison_of_different_records_returns_the_offset_of_the_first_difference() -> None:
     assert first_difference([b"a"], [b"a"]) == ""
     assert first_difference([b"a", b"b"], [b"a", b"c"]) == "offset 1: b'c' where b'b' was sent"
     assert first_difference([b"a", b"b"], [b"a"]) == "1 records came back, 2 were sent"
@@ -382,7 +382,7 @@ async def test_demo_spark_result_is_compared_with_the_local_result(same: bool, t
     assert delays == ({"UA": (2, 20), "AA": (1, -25)} if same else {"UA": (2, 21)})
 
 
-def test_demo_step_reports_its_throughput() -> None:
+def test_demo_step_prints_its_throughput() -> None:
     said = Step("read", 1000, 5000, 2.0).as_json()
     assert (said["records_per_s"], said["bytes_per_s"], said["seconds"]) == (500, 2500, 2.0)
     assert "records_per_s" not in Step("restart", 0, 0, 2.0).as_json()
@@ -418,7 +418,7 @@ def helper(tmp_path: Path, process: Helper, errors: bytes = b"") -> LineProcess:
     return LineProcess("job", process, tmp_path / "log")  # type: ignore[arg-type]
 
 
-async def test_demo_helper_process_reads_and_writes_lines(tmp_path: Path) -> None:
+async def test_demo_helper_process_exchanges_lines_and_raises_when_an_expected_line_is_missing(tmp_path: Path) -> None:
     process = Helper(0, b"one \n", b"ready\n", b"later\n")
     job = helper(tmp_path, process)
     job.say("go")
@@ -444,7 +444,7 @@ async def test_demo_helper_process_that_fails_reports_its_last_output(tmp_path: 
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-async def test_demo_helper_process_is_ended_with_its_process_group(
+async def test_demo_helper_process_is_killed_with_its_process_group(
     hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = Helper(0, b"left\n", hangs=hangs)

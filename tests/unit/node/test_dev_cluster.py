@@ -181,7 +181,7 @@ def test_dev_node_ready_line_is_read_once_and_other_lines_are_logged(started: An
     ("way", "number"), [("terminate", signal.SIGTERM), ("interrupt", signal.SIGINT), ("kill", signal.SIGKILL)]
 )
 @pytest.mark.parametrize("heeds", [True, False])
-def test_dev_node_end_sends_its_signal_and_kills_a_hanging_process(
+def test_dev_node_stop_sends_the_signal_and_kills_a_hanging_process(
     way: str, number: signal.Signals, heeds: bool, started: Any
 ) -> None:
     started.scripts.append({"heeds": (number,) if heeds else ()})
@@ -237,7 +237,7 @@ def test_dev_supervisor_restarts_an_ended_node_after_the_delay(capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(("lives_s", "given_up"), [(9.9, True), (10.1, False)])
-def test_dev_supervisor_gives_up_a_node_that_ends_soon_repeatedly(lives_s: float, given_up: bool) -> None:
+def test_dev_supervisor_stops_restarting_a_node_that_ends_early_repeatedly(lives_s: float, given_up: bool) -> None:
     nodes = Nodes()
     supervisor = dev._Supervisor(nodes, 0.0)  # type: ignore[arg-type]
     now_s = time.monotonic() + 100
@@ -282,7 +282,7 @@ def test_nats_server_never_started_has_no_process_and_no_log() -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_dev_announces_nodes_data_and_nats_url_once_without_secrets(
+def test_dev_command_prints_nodes_data_directory_and_nats_url_once_without_secrets(
     as_json: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     nodes = {"n1": SimpleNamespace(pid=7, status_url="http://127.0.0.1:1")}
@@ -300,7 +300,7 @@ def test_dev_announces_nodes_data_and_nats_url_once_without_secrets(
         assert "{" not in said
 
 
-def test_dev_environment_keeps_settings_of_all_nodes_and_names_the_others() -> None:
+def test_dev_environment_passes_cluster_settings_and_warns_of_single_node_settings() -> None:
     given = {
         "LIFTPY_REPLICATION_LEASE_S": "2", "LIFTPY_LOG_LEVEL": "debug", "LIFTPY_NODE_ID": "n9", "LIFTPY_RACK": "r", "OTHER": "x",
         "LIFTPY_NATS": "nats://elsewhere:1", "LIFTPY_TRACE": "",

@@ -7,7 +7,7 @@ import asyncio
 from liftpy.nats.cancellation import end_tasks
 
 
-async def test_end_tasks_cancels_a_task_that_swallows_the_cancellation_again() -> None:
+async def test_end_tasks_repeats_the_cancellation_of_a_task_that_swallows_cancelled_error() -> None:
     swallowed = 0
 
     async def stubborn() -> None:

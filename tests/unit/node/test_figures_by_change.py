@@ -92,7 +92,7 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_incremental_metrics_equal_a_full_scan(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_updated_incrementally_equal_a_full_scan(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "AT_ONCE", 2)
     monkeypatch.setattr(figures, "TAKEN_AT_ONCE", 3)
     history, now_ns = History(seed), clock.now_ns()
@@ -103,7 +103,7 @@ def test_incremental_metrics_equal_a_full_scan(seed: int, monkeypatch: pytest.Mo
             assert kept(history.counts.here, now_ns) == expected, number
 
 
-def test_figures_read_only_touched_partitions() -> None:
+def test_metrics_gathering_reads_only_changed_partitions() -> None:
     counts = NodeCounts()
     one, other = a_worker(), a_worker("t")
     for worker in (one, other):
@@ -117,7 +117,7 @@ def test_figures_read_only_touched_partitions() -> None:
     assert not counts.touched
 
 
-def test_figures_of_many_touched_partitions_are_read_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_gathering_of_many_changed_partitions_yields_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "AT_ONCE", 1)
     monkeypatch.setattr(figures, "TAKEN_AT_ONCE", 4)
     counts = NodeCounts()
@@ -141,7 +141,7 @@ def test_figures_of_many_touched_partitions_are_read_in_slices(monkeypatch: pyte
         pytest.fail("it never ends")
 
 
-def test_figures_of_an_ended_partition_are_released_but_counted() -> None:
+def test_metrics_of_a_closed_partition_stay_in_the_totals_without_a_reference_to_the_partition() -> None:
     counts, one = NodeCounts(), a_worker()
     counts.begins(one)
     counts.begins_to_end(one)
@@ -152,7 +152,7 @@ def test_figures_of_an_ended_partition_are_released_but_counted() -> None:
     assert counts.all().total("ingest_records") == 10
 
 
-async def test_figures_scrape_stops_at_its_time_limit_and_the_next_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_scrape_stops_at_its_time_limit_and_the_next_scrape_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures_module, "MOST_S", 0.0)
     held = Held([a_worker("s", number) for number in range(5 * figures.AT_ONCE)])
     reporter = a_reporter([])

@@ -16,7 +16,7 @@ from tests.unit.node.test_metrics import a_reporter, a_worker, gathered, shown
 from tests.unit.node.test_status_desk import Bus
 
 
-def test_glance_numbers_equal_the_metrics() -> None:
+def test_status_summary_numbers_equal_the_metrics() -> None:
     reporter = a_reporter([a_worker(), a_worker("t", 1, isr=("n1",))], incarnation=6, uptime_s=7.25)
     reporter.instruments.acks[next(iter(reporter.instruments.acks))].observe(0.003, 4)
     found = gathered(reporter)
@@ -49,14 +49,14 @@ def test_glance_numbers_equal_the_metrics() -> None:
     assert len(glance.encode()) <= 1024
 
 
-def test_glance_of_a_node_without_controller_has_no_cluster_figures() -> None:
+def test_status_summary_of_a_node_that_is_no_controller_has_no_cluster_numbers() -> None:
     reporter = a_reporter([a_worker()], incarnation=6, uptime_s=7.0)
     reporter.group.is_controller = False
     glance = glance_at(gathered(reporter), reporter)
     assert (glance.nodes, glance.index, glance.streams) == ({}, 0, 0)
 
 
-async def test_glance_desk_gathers_once_for_all_requests_within_the_interval() -> None:
+async def test_status_summary_is_computed_once_for_all_requests_within_the_interval() -> None:
     now, heard, begun = [100.0], [], []
     go_on = asyncio.Event()
 
@@ -88,7 +88,7 @@ async def test_glance_desk_gathers_once_for_all_requests_within_the_interval() -
     assert FRESH_S > 0
 
 
-async def test_status_subject_answers_a_glance_over_nats(tmp_path: Path) -> None:
+async def test_status_subject_answers_a_summary_request_over_nats(tmp_path: Path) -> None:
     bus, desk = Bus(), StatusDesk(NodeSettings("n1", tmp_path))
     desk.listen(bus, Subjects("ns"), (InboxRule(("_INBOX.",)),))  # type: ignore[arg-type]
     ask = bus.listening["ns.status.n1"]

@@ -9,7 +9,7 @@ from sidecar.status.health import Health
 WELL = Signs(registered=True, nats=True, metadata_heard_s=0.1, session_s=3.0, opened=True)
 
 
-def test_health_synced_fails_while_a_worker_process_is_behind() -> None:
+def test_health_check_synced_fails_while_a_worker_process_is_not_in_sync() -> None:
     why = ["worker 2: 1 of 3 have not caught up yet"]
     health = Health(lambda: WELL, lambda: [(PartitionKey("s", "u", 0), True)], lambda: why[0])
     assert not all(check.ok for check in health.ready_checks())

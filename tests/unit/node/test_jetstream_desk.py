@@ -15,7 +15,7 @@ from sidecar.runtime.settings import NodeSettings
 from sidecar.transport.credentials import Keys
 
 
-async def test_jetstream_desk_closed_while_it_connects_leaves_no_task() -> None:
+async def test_jetstream_api_closed_during_its_connect_leaves_no_task() -> None:
     settings = NodeSettings("n1", Path("unused"), nats=(f"nats://127.0.0.1:{free_ports(1)[0]}",), jetstream_api="liftpy")
     bus: Any = None  # it listens once it is connected
     desk = JetStreamDesk(bus, settings, InboxRule(DEFAULT_INBOX_PREFIXES), Counter(), Keys(Credentials()))

@@ -56,7 +56,7 @@ def indices(said: Any) -> list[int]:
     return [event["index"] for event in said["kept"]]
 
 
-def test_events_question_returns_newest_first_and_pages_backward() -> None:
+def test_events_request_returns_pages_with_the_newest_event_first() -> None:
     reporter = a_reporter(a_store(40))
     first = asked(reporter, 15)
     assert (indices(first), first["more"], first["last"]) == ([*range(39, 24, -1)], True, (25, 0, 25))
@@ -67,7 +67,7 @@ def test_events_question_returns_newest_first_and_pages_backward() -> None:
     assert (indices(last), last["more"]) == ([*range(9, -1, -1)], False)
 
 
-def test_events_question_returns_only_committed_events() -> None:
+def test_events_request_returns_only_committed_events() -> None:
     assert indices(asked(a_reporter(a_store(21, committed=14)))) == [*range(13, -1, -1)]
 
 
@@ -81,17 +81,17 @@ def test_events_question_returns_only_committed_events() -> None:
         ({"until_ns": 10 * S}, [*range(9, -1, -1)]),
     ],
 )
-def test_events_question_filters_by_the_requested_fields(only: dict[str, Any], wanted: list[int]) -> None:
+def test_events_request_with_filters_returns_only_matching_events(only: dict[str, Any], wanted: list[int]) -> None:
     assert indices(asked(a_reporter(a_store(100)), **only)) == wanted
 
 
-def test_events_question_for_an_old_time_does_not_scan_from_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_request_for_an_old_time_starts_its_scan_at_this_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_LOOKED_AT", 100)
     reporter = a_reporter(a_store(2000))
     assert indices(asked(reporter, until_ns=200 * S))[:2] == [199, 198], "within a minute of it, by the batches' stamps"
 
 
-def test_events_question_scans_a_bounded_number_and_returns_its_position(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_request_scans_a_bounded_number_of_records_and_returns_its_position(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_LOOKED_AT", 100)
     monkeypatch.setattr(module, "STEP", 30)
     reporter, found, before = a_reporter(a_store(400)), [], None
@@ -105,7 +105,7 @@ def test_events_question_scans_a_bounded_number_and_returns_its_position(monkeyp
     assert before == (0, 0, 0)
 
 
-def test_events_question_leaves_out_requests_and_invalid_records() -> None:
+def test_events_request_omits_operator_requests_and_invalid_records() -> None:
     log = a_log()
     values = [
         b"{",
@@ -121,7 +121,7 @@ def test_events_question_leaves_out_requests_and_invalid_records() -> None:
     assert indices(asked(a_reporter(log))) == [2]
 
 
-def test_events_question_on_a_node_without_replica_names_nodes_with_one() -> None:
+def test_events_request_to_a_node_without_replica_returns_the_nodes_with_a_replica() -> None:
     assert asked(a_reporter(None)) == {"at": ["n2", "n3"]}
     behind = a_reporter(a_store(5))
     behind.partitions[0].is_in_sync = False
@@ -141,7 +141,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_events_question_with_invalid_arguments_is_rejected(wrong: dict[str, Any]) -> None:
+def test_events_request_with_invalid_arguments_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"."):
         asked(a_reporter(a_store(5)), **wrong)
     for limit in (0, 501, "5"):
@@ -149,7 +149,7 @@ def test_events_question_with_invalid_arguments_is_rejected(wrong: dict[str, Any
             asked(a_reporter(a_store(5)), limit)  # type: ignore[arg-type]
 
 
-def test_events_question_by_time_survives_invalid_records_and_clock_skew() -> None:
+def test_events_request_by_time_skips_invalid_records_and_tolerates_clock_skew() -> None:
     log = a_log()
     for number, value in enumerate([json.dumps(an_event(1)).encode(), b"{", json.dumps(an_event(2)).encode()]):
         stamp = 30 * S + number * S  # the stream's leader is half a minute ahead of who wrote the events

@@ -221,7 +221,7 @@ async def test_node_planned_stop_transfers_leadership_before_closing(world: Worl
     assert world.marker().clean_stop
 
 
-async def test_node_stop_with_the_whole_cluster_transfers_nothing(world: World) -> None:
+async def test_node_stop_during_a_stop_of_the_whole_cluster_transfers_no_leadership(world: World) -> None:
     node = await started(world)
     node.request_stop(hand_over=False)
     assert await node.stop() == 0
@@ -229,7 +229,7 @@ async def test_node_stop_with_the_whole_cluster_transfers_nothing(world: World) 
     assert world.told[-1] == "marker"
 
 
-async def test_node_failed_stop_transfers_nothing_and_leaves_no_marker(world: World) -> None:
+async def test_node_stop_after_a_failure_transfers_no_leadership_and_writes_no_clean_marker(world: World) -> None:
     node = await started(world)
     node.request_stop(hand_over=True)
     node.fatal(LiftError("a bug"))
@@ -237,7 +237,7 @@ async def test_node_failed_stop_transfers_nothing_and_leaves_no_marker(world: Wo
     assert not {"group hand_over", "subjects closed", "drain", "leave", "marker"} & set(world.told)
 
 
-async def test_node_repair_stop_transfers_leadership_and_leaves_no_marker(world: World) -> None:
+async def test_node_stop_for_a_repair_transfers_leadership_and_writes_no_clean_marker(world: World) -> None:
     node = await started(world)
     node.repair("s/0: damage")
     assert await node.stop() == EXIT_TO_REPAIR
@@ -246,7 +246,7 @@ async def test_node_repair_stop_transfers_leadership_and_leaves_no_marker(world:
 
 
 @pytest.mark.parametrize("when", ["group retire", "drain", "logs closed", "leave", "group stop"])
-async def test_node_failure_during_a_stop_leaves_no_marker(world: World, when: str) -> None:
+async def test_node_stop_with_a_failure_during_the_stop_writes_no_clean_marker(world: World, when: str) -> None:
     """The metadata member, or a log, may fail while the node stops cleanly."""
     node = await started(world)
     world.during[when] = lambda: node.fatal(LiftError("too late to be nothing"))
@@ -257,7 +257,7 @@ async def test_node_failure_during_a_stop_leaves_no_marker(world: World, when: s
 
 
 @pytest.mark.parametrize("when", ["group hand_over", "drain", "heartbeats end", "logs closed", "leave", "group stop"])
-async def test_node_component_that_fails_to_close_leaves_no_marker_and_closes_the_others(world: World, when: str) -> None:
+async def test_node_stop_with_a_component_that_fails_to_close_closes_the_others_without_clean_marker(world: World, when: str) -> None:
     def fails() -> None:
         raise LiftError(f"a bug at: {when}")
 
@@ -272,7 +272,7 @@ async def test_node_component_that_fails_to_close_leaves_no_marker_and_closes_th
     DataFolder(world.folder).close()  # its lock is free
 
 
-async def test_node_stop_with_unclean_logs_leaves_no_marker(world: World) -> None:
+async def test_node_stop_with_unclean_logs_writes_no_clean_marker(world: World) -> None:
     node = await started(world)
     world.logs_are_clean = False
     node.request_stop(hand_over=True)
@@ -280,7 +280,7 @@ async def test_node_stop_with_unclean_logs_leaves_no_marker(world: World) -> Non
     assert not world.marker().clean_stop
 
 
-async def test_node_stop_with_unclean_workers_leaves_no_marker(world: World) -> None:
+async def test_node_stop_with_unclean_worker_processes_writes_no_clean_marker(world: World) -> None:
     async def stop() -> bool:
         world.say("workers stopped")
         return False
@@ -293,7 +293,7 @@ async def test_node_stop_with_unclean_workers_leaves_no_marker(world: World) -> 
     assert not world.marker().clean_stop
 
 
-async def test_node_start_counts_damage_in_worker_logs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_start_includes_damaged_logs_of_worker_processes_in_its_count(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def recovered(workers: Workers) -> dict[str, int]:
         return {"damaged": 1, "suspect": 2}
 
@@ -310,14 +310,14 @@ async def test_node_start_counts_damage_in_worker_logs(world: World, monkeypatch
     assert not world.marker().flushed_always, "it leaves the ISRs"
 
 
-async def test_node_clean_marker_is_written_after_logs_are_closed(world: World) -> None:
+async def test_node_stop_writes_the_clean_marker_after_all_logs_are_closed(world: World) -> None:
     node = await started(world)
     node.request_stop(hand_over=True)
     await node.stop()
     assert world.told.index("marker") > world.told.index("logs closed")
 
 
-async def test_node_failed_start_leaves_no_marker(world: World) -> None:
+async def test_node_start_that_fails_writes_no_clean_marker(world: World) -> None:
     world.refused = "no such weight"
     node = Node(NodeSettings("n1", world.folder))
     with pytest.raises(LiftError, match="no such weight"):
@@ -328,7 +328,7 @@ async def test_node_failed_start_leaves_no_marker(world: World) -> None:
     assert world.marker() == Previous(0, False, True)
 
 
-async def test_node_heartbeat_answer_reaches_the_partitions(world: World) -> None:
+async def test_node_heartbeat_answer_extends_the_lease_of_all_partitions(world: World) -> None:
     node = await started(world)
     node._lease_granted(5, 7)
     held: Any = node.partitions
@@ -336,7 +336,7 @@ async def test_node_heartbeat_answer_reaches_the_partitions(world: World) -> Non
     await node.stop()
 
 
-async def test_node_start_passes_settings_and_logs_its_recovery(
+async def test_node_start_passes_settings_to_its_parts_and_logs_the_recovery(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     module, made = sidecar.node.node, dict[str, Any]()
@@ -404,7 +404,7 @@ async def test_node_start_passes_settings_and_logs_its_recovery(
     await node.stop()
 
 
-async def test_node_damage_found_by_a_start_is_remembered_by_the_next_start(
+async def test_node_start_after_a_start_that_found_damage_reports_an_unclean_stop(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Should this process end before it has registered: the next one finds nothing of it, for recovery has set it aside."""
@@ -455,7 +455,7 @@ async def test_node_with_a_copied_data_directory_of_another_id_is_rejected(world
     assert _content(copy) == before
 
 
-async def test_node_without_its_node_file_counts_as_empty(world: World) -> None:
+async def test_node_start_without_a_node_file_registers_an_empty_data_directory(world: World) -> None:
     """So it counts as empty [C7]: the node leaves the ISRs that it is in, and its logs are compared with their leaders'."""
     node = await started(world)
     await node.stop()

@@ -69,7 +69,7 @@ def texts(tree: ast.Module) -> set[tuple[str, str]]:
     return found
 
 
-def test_log_lines_and_event_names_match() -> None:
+def test_log_lines_in_the_code_each_have_an_event_name_in_the_table() -> None:
     found: set[tuple[str, str]] = set()
     for path in sorted((ROOT / "sidecar").rglob("*.py")):
         name = str(path.relative_to(ROOT))

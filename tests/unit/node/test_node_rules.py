@@ -70,7 +70,7 @@ def a_reporter(tmp_path: Path, links: list[Any], failed: dict[str, str] | None =
     )  # type: ignore[arg-type]
 
 
-def test_status_report_adds_up_connections_by_purpose(tmp_path: Path) -> None:
+def test_status_report_sums_connection_counters_by_purpose(tmp_path: Path) -> None:
     links = [a_link("replication", 3), a_link("clients", 5, connected=False), a_link("ingest", 7)]
     report = a_reporter(tmp_path, links, {"s/0": "its disk is gone"}).report()
     assert report["controllers"] == {
@@ -95,7 +95,7 @@ def test_status_report_adds_up_connections_by_purpose(tmp_path: Path) -> None:
 
 
 # ---- defaults and checks ------------------------------------------------------------------------------------------------
-def test_node_settings_defaults_are_safe(tmp_path: Path) -> None:
+def test_node_settings_defaults_flush_on_commit_and_listen_on_loopback(tmp_path: Path) -> None:
     settings = NodeSettings("n1", tmp_path)
     assert not settings.bootstrap_majority, "a group that can't be reached is not taken for a new one"
     assert settings.elections
@@ -129,14 +129,14 @@ def test_node_settings_with_invalid_values_are_rejected(wrong: dict[str, Any], t
 
 
 @pytest.mark.parametrize("wrong", [{"namespace": "a.>"}, {"nats": ("http://here",)}], ids=str)
-def test_target_with_invalid_values_is_rejected(wrong: dict[str, Any]) -> None:
+def test_connection_target_with_invalid_values_raises_config_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Target(**wrong)
 
 
 # ---- tasks --------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("given", [True, False])
-async def test_fatal_handler_calls_the_former_handler_and_restores_it(given: bool) -> None:
+async def test_fatal_error_handler_calls_the_former_loop_handler_and_restores_it_at_the_end(given: bool) -> None:
     loop = asyncio.get_running_loop()
     told: list[dict[str, Any]] = []
     loop.set_exception_handler((lambda _, context: told.append(context)) if given else None)
@@ -148,7 +148,7 @@ async def test_fatal_handler_calls_the_former_handler_and_restores_it(given: boo
     assert (loop.get_exception_handler() is None) is not given
 
 
-async def test_fatal_handler_reports_a_background_failure_to_the_node_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fatal_error_handler_reports_a_background_failure_only_to_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     by_default: list[dict[str, Any]] = []
     monkeypatch.setattr(loop, "default_exception_handler", by_default.append)
@@ -165,7 +165,7 @@ async def test_fatal_handler_reports_a_background_failure_to_the_node_only(monke
     take_back()
 
 
-async def test_spawn_in_another_thread_ends_when_its_task_is_awaited() -> None:
+async def test_task_spawned_in_another_event_loop_is_cancelled_with_the_awaiting_task() -> None:
     other = asyncio.new_event_loop()
     thread = threading.Thread(target=other.run_forever)
     thread.start()

@@ -54,14 +54,14 @@ def reader(found: ReadSubjects | None) -> OwnNodeReader:
     return OwnNodeReader(cast(Any, transport), Subjects("liftpy"), KEY, OPTIONS, lambda key: found if key == KEY else None)
 
 
-async def test_local_read_is_answered_without_nats() -> None:
+async def test_local_partition_read_is_answered_without_nats() -> None:
     bus = Bus()
     progress = ReadProgress("_groups", 0, 0, uid="u1")
     assert await reader(reads(bus)).fetch(progress) == []
     assert (progress.node, progress.leader, bus.sent) == ("n1", "n1", [])
 
 
-async def test_local_read_that_waits_is_answered_when_the_partition_closes() -> None:
+async def test_local_partition_read_that_waits_is_answered_when_the_partition_closes() -> None:
     found = reads(Bus())
     request = pb.ReadRequest(stream="_groups", partition=0, waitMs=30_000, minHighWatermark=-1)
     asking = asyncio.create_task(found.asked_here(frames.seal(request)))
@@ -79,7 +79,7 @@ async def test_local_read_that_waits_is_answered_when_the_partition_closes() -> 
 
 
 @pytest.mark.parametrize(("found", "error"), [(None, NoRespondersError), (reads, RequestTimeoutError)])
-async def test_local_read_of_a_missing_or_silent_partition_raises(found: Any, error: type[Exception]) -> None:
+async def test_local_partition_read_without_a_partition_or_an_answer_raises(found: Any, error: type[Exception]) -> None:
     made = found if found is None else found(Bus())
     if made is not None:
         made._reads = SimpleNamespace(answer_request=lambda *_: None)

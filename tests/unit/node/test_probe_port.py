@@ -74,7 +74,7 @@ async def test_probe_port_closes_silent_connections_and_bounds_their_number(
     assert await status(desk, "/livez") == 200, "and goes on"
 
 
-async def test_probe_port_with_forty_silent_connections_answers_the_forty_first(desk: StatusDesk) -> None:
+async def test_probe_port_with_40_silent_connections_answers_a_request(desk: StatusDesk) -> None:
     port = int(desk._settings.probe_listen.rpartition(":")[2])
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
     try:

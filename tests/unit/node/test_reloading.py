@@ -105,7 +105,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     return Told(monkeypatch)
 
 
-async def test_reload_during_a_credentials_test_waits_for_its_end(told: Told) -> None:
+async def test_settings_reload_during_a_credentials_test_waits_for_its_end(told: Told) -> None:
     tried, may_go_on = asyncio.Event(), asyncio.Event()
 
     async def prove(credentials: Credentials) -> None:
@@ -128,7 +128,7 @@ async def test_reload_during_a_credentials_test_waits_for_its_end(told: Told) ->
     assert told.reloading.running.scrub_bytes_per_s == told.rates[-1] == 9
 
 
-async def test_reload_applies_live_settings_and_lists_those_that_need_a_restart(told: Told) -> None:
+async def test_settings_reload_applies_live_settings_and_lists_settings_that_need_a_restart(told: Told) -> None:
     told.found = replace(
         SETTINGS,
         log_level="debug",
@@ -154,7 +154,7 @@ async def test_reload_applies_live_settings_and_lists_those_that_need_a_restart(
     assert await told.reloading.reload() == Reloaded((), ("data", "rack")), "once more: only what waits"
 
 
-async def test_reload_divides_settings_between_worker_processes(told: Told) -> None:
+async def test_settings_reload_divides_limits_between_worker_processes(told: Told) -> None:
     several = replace(SETTINGS, workers=2)
     told.found = replace(several, log_level="debug", scrub_bytes_per_s=1000, rack="b")
     reloading = Reloading(several, told, told.parts, told.prove)
@@ -169,7 +169,7 @@ async def test_reload_divides_settings_between_worker_processes(told: Told) -> N
     assert told.rates == [500, 500]
 
 
-async def test_reload_of_the_original_file_has_no_pending_settings(told: Told) -> None:
+async def test_settings_reload_of_the_original_file_lists_no_pending_settings(told: Told) -> None:
     told.found = replace(SETTINGS, rack="b")
     await told.reloading.reload()
     told.found = SETTINGS
@@ -184,7 +184,7 @@ async def test_reload_of_the_original_file_has_no_pending_settings(told: Told) -
         replace(SETTINGS, node_id="n2", log_level="debug"),
     ],
 )
-async def test_reload_of_an_invalid_file_changes_nothing(told: Told, wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_settings_reload_of_an_invalid_file_changes_nothing(told: Told, wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
     told.found = wrong
     with pytest.raises(ConfigError):
         await told.reloading.reload()
@@ -196,14 +196,14 @@ async def test_reload_of_an_invalid_file_changes_nothing(told: Told, wrong: Any,
     assert told.reloading.running == told.reloading.read == SETTINGS
 
 
-async def test_reload_before_partitions_exist_applies_the_other_settings(told: Told) -> None:
+async def test_settings_reload_before_partitions_exist_applies_the_other_settings(told: Told) -> None:
     told.partitions = told.scrub = None
     told.found = replace(SETTINGS, scrub_bytes_per_s=5, log_level="warning")
     assert (await told.reloading.reload()).applied == ("log_level", "scrub_bytes_per_s")
     assert told.logs == [("warning", "text")]
 
 
-async def test_reload_reads_flags_environment_and_file_as_at_start(tmp_path: Path, told: Told) -> None:
+async def test_settings_reload_reads_flags_environment_and_file_like_the_start(tmp_path: Path, told: Told) -> None:
     file = tmp_path / "n1.toml"
     file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "info"\n')
     flags = {"rack": "flag"}
@@ -220,7 +220,7 @@ async def test_reload_reads_flags_environment_and_file_as_at_start(tmp_path: Pat
     }  # fmt: skip
 
 
-async def test_reload_answer_lists_applied_and_waiting_settings(told: Told) -> None:
+async def test_settings_reload_answer_lists_applied_and_pending_settings(told: Told) -> None:
     told.found = replace(SETTINGS, log_level="debug", rack="b")
     assert await told.reloading.reload_after_signal(told.supervisor) == {"applied": ["log_level"], "wait": ["rack"]}
     told.found = ConfigError("weight = 2000 is outside 0..1000. Choose a value in this range.")
@@ -244,11 +244,11 @@ def test_settings_rows_show_all_settings_without_secrets() -> None:
     assert flat(with_values(SETTINGS, {"rack": "c", "replication.session_s": 3.0}))["replication.session_s"] == 3.0
 
 
-def test_reload_live_settings_exist() -> None:
+def test_settings_reload_live_settings_are_all_existing_settings() -> None:
     assert set(LIVE) <= set(flat(SETTINGS))
 
 
-async def test_reload_of_rejected_credentials_changes_nothing(told: Told, tmp_path: Path) -> None:
+async def test_settings_reload_with_rejected_credentials_changes_nothing(told: Told, tmp_path: Path) -> None:
     found = Credentials(user="u", password="hush", principal="u")
     told.found = replace(SETTINGS, credentials=found, log_level="debug")
     told.refusal = ConfigError("the NATS server does not accept these credentials")
@@ -265,7 +265,7 @@ async def test_reload_of_rejected_credentials_changes_nothing(told: Told, tmp_pa
     assert (told.keys, len(told.proved)) == ([held], 2), "nothing new: nobody connects anew"
 
 
-async def test_reload_detects_changed_content_of_a_credentials_file(told: Told, tmp_path: Path) -> None:
+async def test_settings_reload_detects_changed_content_of_a_credentials_file(told: Told, tmp_path: Path) -> None:
     file = tmp_path / "n1.seed"
     file.write_bytes(nkeys.encode_seed(bytes(32), nkeys.PREFIX_BYTE_USER))
     settings = replace(SETTINGS, workers=2, credentials=Credentials(nkey_seed_file=str(file)))
@@ -284,7 +284,7 @@ async def test_reload_detects_changed_content_of_a_credentials_file(told: Told, 
     assert len(told.keys) == 2
 
 
-async def test_reload_applies_dashboard_hostnames_copy_pace_and_preferred_leaders(told: Told) -> None:
+async def test_settings_reload_applies_dashboard_hostnames_copy_rate_and_preferred_leaders(told: Told) -> None:
     config = replace(
         SETTINGS.replication,
         copy_bytes_per_s=5_000_000,
@@ -310,7 +310,7 @@ async def test_reload_applies_dashboard_hostnames_copy_pace_and_preferred_leader
     assert told.preferred == [30.0], "only when it changes: a look begins anew"
 
 
-async def test_reload_switches_tracing_in_all_partitions(told: Told) -> None:
+async def test_settings_reload_enables_and_disables_tracing_in_all_partitions(told: Told) -> None:
     told.found = replace(SETTINGS, trace="otlp", trace_endpoint="http://there:1")
     assert await told.reloading.reload() == Reloaded(("trace", "trace_endpoint"), ())
     assert (told.traced, told.partitions.asked) == (["otlp"], 2)
@@ -320,7 +320,7 @@ async def test_reload_switches_tracing_in_all_partitions(told: Told) -> None:
     assert told.traced == ["otlp", "off"]
 
 
-async def test_reload_with_missing_tracing_package_changes_nothing(told: Told) -> None:
+async def test_settings_reload_with_a_missing_tracing_package_changes_nothing(told: Told) -> None:
     told.missing = ConfigError("trace = 'otlp' needs `pip install liftpy[otlp]`")
     told.found = replace(SETTINGS, trace="otlp", log_level="debug")
     assert "liftpy[otlp]" in (await told.reloading.reload_after_signal(told.supervisor))["error"]

@@ -35,7 +35,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
         caused(StorageError("the snapshot failed"), caused(NoSpaceError("write"), OSError(errno.ENOSPC, "full"))),
     ],
 )
-def test_momentary_disk_error_allows_a_restart(error: Exception) -> None:
+def test_restart_policy_of_a_temporary_disk_error_allows_a_restart(error: Exception) -> None:
     assert momentary(error)
 
 
@@ -52,7 +52,7 @@ def test_momentary_disk_error_allows_a_restart(error: Exception) -> None:
         caused(StorageError("the state machine failed"), KeyError("a bug")),
     ],
 )
-def test_permanent_error_allows_no_restart(error: Exception | None) -> None:
+def test_restart_policy_of_a_permanent_error_allows_no_restart(error: Exception | None) -> None:
     assert not momentary(error)
 
 
@@ -67,7 +67,7 @@ def test_restart_pause_grows_to_a_bound_and_resets_after_a_calm_time() -> None:
     assert pause_s(count_restart(count, ran_s=61.0)) == 0.5
 
 
-def test_restart_count_passes_to_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restart_count_is_passed_to_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LIFTPY_RESTARTS_IN_A_ROW", raising=False)
     assert restarts_in_a_row() == 0
     assert restarts_in_a_row(restarted_environment(3)) == 3
@@ -95,7 +95,7 @@ def test_stop_deadline_does_not_run_during_the_restart_pause(tmp_path: Path, mon
     assert seen == [True]
 
 
-def test_stop_deadline_ends_a_hanging_process_with_a_log_line(
+def test_stop_deadline_kills_a_hanging_process_with_a_log_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[Any] = []

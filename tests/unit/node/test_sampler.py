@@ -37,7 +37,7 @@ def newest(history: History) -> dict[str, float]:
     return {name: rows.columns[number][0] for number, name in enumerate(NAMES)}
 
 
-def test_sampler_row_has_increments_and_current_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_sampler_row_has_increments_of_counters_and_values_of_gauges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "now_ns", lambda: 10**15)  # or lags grow between the two looks that are compared
     short, under = a_worker("t", 1, isr=("n1", "n2")), a_worker("u", 2, isr=("n1",))
     reporter = a_reporter([a_worker(), short, under])
@@ -65,7 +65,7 @@ def test_sampler_row_has_increments_and_current_values(monkeypatch: pytest.Monke
     assert isnan(row["loop_p99"]), "nothing was measured in that second: no nought"
 
 
-def test_sampler_sums_keep_counts_of_ended_partitions() -> None:
+def test_metrics_sampler_sums_include_counts_of_closed_partitions() -> None:
     worker, other = a_worker(), a_worker("t")
     reporter = a_reporter([worker, other])
     made, history, clocks = a_sampler(reporter)
@@ -83,7 +83,7 @@ def test_sampler_sums_keep_counts_of_ended_partitions() -> None:
     assert newest(history)["records_in"] == 5
 
 
-def test_sampler_late_sample_is_spread_and_a_too_late_one_dropped() -> None:
+def test_metrics_sampler_spreads_a_late_sample_over_its_seconds_and_drops_a_too_late_sample() -> None:
     worker = a_worker()
     made, history, clocks = a_sampler(a_reporter([worker]))
     list(made.sample())
@@ -101,7 +101,7 @@ def test_sampler_late_sample_is_spread_and_a_too_late_one_dropped() -> None:
 
 
 @pytest.mark.parametrize(("look_s", "rests_s"), [(0.0001, None), (0.01, MOST_REST_S)])
-def test_sampler_works_in_slices_and_pauses_in_proportion_to_its_cost(
+def test_metrics_sampler_yields_between_slices_and_pauses_in_proportion_to_its_cost(
     look_s: float, rests_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``rests_s``: the most, where samples cost so much that none would count any more."""
@@ -129,7 +129,7 @@ def test_sampler_works_in_slices_and_pauses_in_proportion_to_its_cost(
     assert 1.0 < later[1][0] < MOST_COVERED_S, "the next one is that of all the time between"
 
 
-def test_sampler_rows_include_other_processes_of_the_node() -> None:
+def test_metrics_sampler_rows_include_worker_processes_of_the_node() -> None:
     """One says, as JSON brings it, what it has; the other's rows are of both."""
     said: list[Any] = []
     worker = a_worker("u", 2, isr=("n1",))

@@ -39,7 +39,7 @@ KEY = "-----BEGIN USER NKEY SEED-----\n{}\n------END USER NKEY SEED------\n"
         ("nats://h:4222", "nats://h:4222"),
     ],
 )
-def test_url_is_shown_without_secrets(url: str, text: str) -> None:
+def test_nats_url_in_output_is_shown_without_secrets(url: str, text: str) -> None:
     assert without_secrets(url) == text
 
 
@@ -50,7 +50,7 @@ def test_url_is_shown_without_secrets(url: str, text: str) -> None:
         "nats://{}h:4222/path", "nats://{}h :4222", "nats://{}h\x00", "nats://{}h:٤٢٢٢", "nats://{}[::1", "",
     ],
 )  # fmt: skip
-def test_invalid_url_error_hides_its_secrets(url: str) -> None:
+def test_nats_url_that_is_invalid_raises_an_error_without_secrets(url: str) -> None:
     url = url.format(f"bob:{SECRET}@")
     with pytest.raises(ConfigError, match=r"NATS URL (nats: )?" + re.escape(repr(without_secrets(url)))) as raised:
         check_urls((url,))
@@ -61,7 +61,7 @@ def test_invalid_url_error_hides_its_secrets(url: str) -> None:
         assert SECRET not in str(raised.value)
 
 
-async def test_connection_errors_hide_secrets() -> None:
+async def test_nats_connection_errors_contain_no_secrets() -> None:
     with pytest.raises(UnavailableError) as raised:
         await open_connection(f"nats://bob:{SECRET}@127.0.0.1:1", timeout_s=0.5)
     assert SECRET not in _everything(raised.value)
@@ -84,7 +84,7 @@ def _everything(error: BaseException | None) -> str:
     return "" if error is None else f"{error!r} {error} {_everything(error.__cause__)}"
 
 
-def test_settings_repr_hides_secrets(tmp_path: Path) -> None:
+def test_node_settings_repr_hides_secrets(tmp_path: Path) -> None:
     environment = {"LIFTPY_NATS": f"nats://bob:{SECRET}@h:1", "LIFTPY_NODE_ID": "n1", "LIFTPY_DATA": str(tmp_path)}
     for way in ({"LIFTPY_USER": "bob", "LIFTPY_PASSWORD": SECRET}, {"LIFTPY_TOKEN": SECRET}):
         settings = GivenSettings(None, {}, {**environment, **way}).load()
@@ -129,7 +129,7 @@ DEEP = "x = " + "[" * 20_000
         ('[replication]\nmax_lag_time_s = "٣"', "max_lag_time_s"),
     ],
 )
-def test_invalid_setting_is_rejected_by_name(text: str, name: str, tmp_path: Path) -> None:
+def test_tls_or_credentials_setting_that_is_invalid_raises_with_the_setting_name(text: str, name: str, tmp_path: Path) -> None:
     file = tmp_path / "liftpy.toml"
     given = text if "data = " in text else f'data = "{tmp_path}"\n{text}'
     file.write_text(f'node_id = "n1"\n{given}')
@@ -155,7 +155,7 @@ def test_invalid_setting_is_rejected_by_name(text: str, name: str, tmp_path: Pat
         ("tls_cert_file", SECRET, "Cannot use"),
     ],
 )
-async def test_invalid_credentials_file_is_rejected_by_name(name: str, content: str | None, why: str, tmp_path: Path) -> None:
+async def test_credentials_file_that_is_invalid_raises_with_the_setting_name(name: str, content: str | None, why: str, tmp_path: Path) -> None:
     path = tmp_path / "given"
     if content is not None:
         path.write_text(content)
@@ -168,7 +168,7 @@ async def test_invalid_credentials_file_is_rejected_by_name(name: str, content: 
     assert SECRET not in _everything(raised.value)
 
 
-def test_valid_credentials_files_are_accepted(tmp_path: Path) -> None:
+def test_credentials_file_that_is_valid_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "creds").write_text(JWT + KEY.format(SEED.decode()))
     (tmp_path / "seed").write_bytes(SEED + b"\n")
     assert Credentials(creds_file=str(tmp_path / "creds")).nats_options() == {"user_credentials": str(tmp_path / "creds")}
@@ -199,7 +199,7 @@ async def test_required_tls_without_server_tls_sends_no_credentials(way: str) ->
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-async def test_required_tls_is_used_when_the_server_only_offers_tls(tmp_path: Path) -> None:
+async def test_required_tls_with_a_server_that_offers_tls_encrypts_the_connection(tmp_path: Path) -> None:
     """nats-py alone goes on in the clear with a server that would do without."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
@@ -228,7 +228,7 @@ async def test_required_tls_is_used_when_the_server_only_offers_tls(tmp_path: Pa
         ("wss://host:443/a/path", None),
     ],
 )
-def test_url_password_with_comma_is_hidden_completely(url: str, shows: str | None) -> None:
+def test_nats_url_with_a_comma_in_the_password_hides_the_whole_password(url: str, shows: str | None) -> None:
     """A list of URLs is cut at commas, before anybody knows what they are in."""
     assert without_secrets(url) == (url.replace(",", ", ") if shows is None else shows)
     if shows is not None and "," in url:

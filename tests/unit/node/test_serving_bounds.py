@@ -24,7 +24,7 @@ async def live() -> Live:
 
 
 @pytest.mark.parametrize("watches", [False, True])
-async def test_serving_closes_the_connection_of_a_client_that_does_not_read(
+async def test_http_server_closes_the_connection_of_a_client_that_does_not_read(
     watches: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.05)

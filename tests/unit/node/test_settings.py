@@ -91,7 +91,7 @@ def test_settings_flags_override_environment_and_environment_overrides_file(tmp_
         ('node_id = "n1"\ndata = "/x"\ncredentials = 3', "credentials"),
     ],
 )
-def test_settings_error_names_the_wrong_setting(text: str, names: str, tmp_path: Path) -> None:
+def test_settings_error_contains_the_name_of_the_wrong_setting(text: str, names: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=names):
         load(text, folder=tmp_path)
 
@@ -176,7 +176,7 @@ def test_settings_empty_environment_variable_is_ignored(tmp_path: Path) -> None:
     )
 
 
-def test_settings_section_names_are_not_settings(tmp_path: Path) -> None:
+def test_settings_file_section_names_are_not_accepted_as_settings(tmp_path: Path) -> None:
     head = 'node_id = "n1"\ndata = "/x"\n[replication]\nlease_s = 1.25\n'
     env = {"LIFTPY_CREDENTIALS": "x", "LIFTPY_REPLICATION": "x", "LIFTPY_LEASE_S": "9", "LIFTPY_REPLICATION_SESSION_S": "2.5"}
     settings = load(head, {"session_s": 99.0, "lease_s": 99.0}, env, tmp_path)
@@ -199,7 +199,7 @@ def test_settings_texts_and_lists_are_normalized(tmp_path: Path) -> None:
 
 
 # ---- what one process says to another ------------------------------------------------------------------------------------
-def test_quiet_environment_hides_warnings_in_a_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_process_environment_suppresses_repeated_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("LIFTPY_")]:
         monkeypatch.delenv(name)
     ours = dict(os.environ)
@@ -217,7 +217,7 @@ def test_quiet_environment_hides_warnings_in_a_child_process(monkeypatch: pytest
     assert settings.search_path() == os.defpath
 
 
-def test_credentials_environment_passes_credentials_and_addresses() -> None:
+def test_child_process_environment_passes_credentials_and_addresses() -> None:
     told = settings.credentials_environment(Credentials(user="u", password="secret"))
     assert told == {"LIFTPY_USER": "u", "LIFTPY_PASSWORD": "secret"}
     told |= settings.nats_environment("nats://u:p@h:1")
@@ -229,7 +229,7 @@ def test_credentials_environment_passes_credentials_and_addresses() -> None:
     ("told", "count"),
     [("", 0), ("0", 0), ("7", 7), ("1000", 1000), ("1001", 1000), ("-1", 0), ("x", 0), ("\u0663", 0), ("1.5", 0)],
 )
-def test_restarts_in_a_row_is_read_from_the_environment(told: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consecutive_restart_count_is_read_from_the_environment(told: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.restarts_in_a_row({"LIFTPY_RESTARTS_IN_A_ROW": told}) == count
     monkeypatch.setenv("LIFTPY_RESTARTS_IN_A_ROW", told)
     assert settings.restarts_in_a_row() == count
@@ -255,7 +255,7 @@ def test_probe_listen_with_invalid_address_is_rejected(given: str, tmp_path: Pat
         load(f'node_id = "n1"\ndata = "/x"\nprobe_listen = "{given}"', folder=tmp_path)
 
 
-def test_unknown_variables_are_named_with_the_nearest_known_one() -> None:
+def test_unknown_environment_variables_are_reported_with_the_nearest_known_name() -> None:
     given = {
         "LIFTPY_LOG_LEVLE": "debug", "LIFTPY_REPLICATION_LEASE": "2", "LIFTPY_XYZ": "1", "LIFTPY_EMPTY": "", "OTHER_LEVLE": "1",
         "LIFTPY_LOG_LEVEL": "debug", "LIFTPY_PASSWORD": "x", "LIFTPY_CONTEXT": "a", "LIFTPY_REPLICATION_LEASE_S": "2",

@@ -237,7 +237,7 @@ async def test_dashboard_without_scripts_shows_the_same_tables() -> None:
     assert "<noscript>" in text
 
 
-async def test_dashboard_group_shows_its_coordinator_lag_and_positions() -> None:
+async def test_dashboard_group_page_shows_coordinator_lag_and_committed_offsets() -> None:
     site, _ = a_site(Cluster())
     listed = json.loads(await body(site, "/api/groups.json"))["page"]
     assert [(row["group"], row["coordinator"], row["lag_records"], row["problem"]) for row in listed["rows"]] == [
@@ -251,7 +251,7 @@ async def test_dashboard_group_shows_its_coordinator_lag_and_positions() -> None
     assert '<a href="/groups" aria-current=page>' in text
 
 
-async def test_dashboard_service_shows_each_instance_and_why_one_is_gone() -> None:
+async def test_dashboard_service_page_shows_each_instance_and_the_reason_of_an_ended_instance() -> None:
     site, _ = a_site(Cluster())
     [row] = json.loads(await body(site, "/api/services.json"))["page"]["rows"]
     assert (row["instances"], row["gone"], row["lag"], row["problem"]) == (2, 1, 4, "diverged: n3 differs")
@@ -307,7 +307,7 @@ def an_event(index: int, **more: Any) -> dict[str, Any]:
     return {"kind": "election", "index": index, "number": 0, "time_ns": at_s * 10**9, "stream": "s", "now": "n1", **more}
 
 
-async def test_dashboard_events_older_than_memory_come_from_the_stream_without_repeats() -> None:
+async def test_dashboard_events_older_than_memory_are_read_from_the_events_stream_without_duplicates() -> None:
     cluster = Cluster()
     site, _ = a_site(cluster)
     cluster.events = [an_event(index) for index in range(800, 1000)]
@@ -373,7 +373,7 @@ async def test_dashboard_events_query_that_is_invalid_is_rejected() -> None:
     assert json.loads(await body(site, "/api/events.json"))["page"]["events"] == []
 
 
-async def test_dashboard_polls_nodes_only_for_viewers_and_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dashboard_polls_nodes_only_while_viewed_and_once_for_all_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_poller, "EVERY_S", 0.01)
     cluster, clock = Cluster(), Clock()
     site, made = a_site(cluster, clock)
@@ -391,7 +391,7 @@ async def test_dashboard_polls_nodes_only_for_viewers_and_once_for_all(monkeypat
     assert made.cluster()["cluster"]["rows"] == [], "and then all is forgotten"
 
 
-async def test_dashboard_poll_survives_a_view_of_other_streams() -> None:
+async def test_dashboard_poll_continues_while_another_viewer_selects_other_streams() -> None:
     """The look that goes on would change under itself otherwise, and the error of a background task ends the node."""
     cluster, clock = Cluster(), Clock()
     site, made = a_site(cluster, clock)
@@ -504,7 +504,7 @@ async def test_dashboard_of_a_later_node_shows_the_stored_history_of_a_killed_no
     assert len([one for one in cluster.asked if one[1] == "history"]) == 1, "it is asked for once"
 
 
-async def test_dashboard_live_stream_sends_an_object_per_poll_and_counts_viewers() -> None:
+async def test_dashboard_live_updates_send_one_object_per_poll_and_count_viewers() -> None:
     cluster, clock = Cluster(), Clock()
     site, made = a_site(cluster, clock)
     found = site.respond("/api/live", b"view=cluster")
@@ -522,7 +522,7 @@ async def test_dashboard_live_stream_sends_an_object_per_poll_and_counts_viewers
     assert made.viewers == 0
 
 
-async def test_dashboard_live_cache_lasts_for_one_poll() -> None:
+async def test_dashboard_live_updates_are_cached_for_one_poll() -> None:
     site, made = a_site(Cluster(), Clock())
     for number in range(5):
         found = site.respond("/api/live", f"view=cluster&tab={number}".encode())
@@ -536,7 +536,7 @@ async def test_dashboard_live_cache_lasts_for_one_poll() -> None:
     assert len(site._live_made) == 1
 
 
-async def test_dashboard_live_viewers_of_the_same_page_share_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dashboard_live_updates_of_the_same_page_share_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
     site, made = a_site(Cluster(), Clock())
     count, live_of = 0, made.live
 
@@ -588,7 +588,7 @@ async def test_dashboard_unknown_path_is_not_found(path: str, query: bytes, stat
 
 
 # ---- serving ---------------------------------------------------------------------------------------------------------------
-async def test_dashboard_bounds_live_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dashboard_live_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "MOST_LIVE", 2)
     ended: list[int] = []
 
@@ -633,7 +633,7 @@ def test_dashboard_security_headers_allow_only_own_resources() -> None:
 
 
 # ---- what pages are made of ------------------------------------------------------------------------------------------------
-def test_dashboard_vendored_files_have_known_hashes_and_modules_are_small() -> None:
+def test_dashboard_vendored_files_have_the_recorded_hashes_and_modules_are_small() -> None:
     found = static()
     assert {name: hashlib.sha256(found[name]).hexdigest() for name in VENDORED} == VENDORED
     assert b"MIT License" in found["uPlot.LICENSE"]
@@ -660,7 +660,7 @@ def test_dashboard_runbook_pages_and_their_links_exist() -> None:
     ["{}", "# {}", "## {}", "- one\n- {}", "1. {}", "`{}`", "**{}**", "[{}](disk-full.md)", "[{}](https://x.test)", "```\n{}\n```",
      "```html\nfirst\n{}\n```", "`a` {} **b**"],
 )  # fmt: skip
-def test_runbook_with_markup_in_its_text_shows_it_as_text(written: str) -> None:
+def test_dashboard_runbook_page_escapes_html_in_its_text(written: str) -> None:
     shown = as_html(written.format(HOSTILE))
     assert "<img" not in shown
     assert "&lt;img src=x onerror=" in shown
@@ -705,11 +705,11 @@ def test_dashboard_colors_have_enough_contrast_in_both_themes() -> None:
         ("text", "<b>", "<b>"), ("rate", {"x": 1}, "–"),
     ],
 )  # fmt: skip
-def test_dashboard_figure_has_its_unit(kind: str, value: Any, said: str) -> None:
+def test_dashboard_numbers_are_shown_with_their_unit(kind: str, value: Any, said: str) -> None:
     assert figure(kind, value) == said
 
 
-def test_dashboard_event_marks_the_rows_of_its_nodes() -> None:
+def test_dashboard_chart_marks_an_event_on_the_rows_of_its_nodes() -> None:
     assert marks_of({"kind": "election", "was": "n1", "now": "n2"}) == [("n2", "election")]
     assert marks_of({"kind": "isr_changed", "was": "n1 n2 n3", "now": "n1 n2"}) == [("n3", "isr")]
     assert marks_of({"kind": "node_fenced", "node": "n1"}) == [("n1", "fenced")]
@@ -728,7 +728,7 @@ def test_dashboard_event_marks_the_rows_of_its_nodes() -> None:
     assert marks(beyond, 1)[-1][0] == MOST_MARKS + 4
 
 
-def test_dashboard_joined_metrics_keep_each_nodes_own_label() -> None:
+def test_dashboard_merged_metrics_have_a_label_per_node() -> None:
     text = '# HELP liftpy_x X.\n# TYPE liftpy_x counter\nliftpy_x_total{a="1"} 3.0\nliftpy_y 4.0\n'
     more = 'liftpy_y 1.0\nevil{node="n1"} 7\n{}\nx y z\nliftpy_info{node="z\\"3",rack="r"} 1.0\n'
     made = together({"n2": text, "n1": text.replace("3.0", "5.0"), 'z"3': more})

@@ -143,7 +143,7 @@ def a_reporter(tmp_path: Path, *workers: Any) -> Reporter:
     )  # type: ignore[arg-type]
 
 
-def test_status_report_has_all_figures_of_a_partition(tmp_path: Path) -> None:
+def test_status_report_has_all_metrics_of_a_partition(tmp_path: Path) -> None:
     report = a_reporter(tmp_path, a_worker()).report()
     assert report["partitions"] == [
         {
@@ -240,7 +240,7 @@ def test_status_report_has_all_figures_of_a_partition(tmp_path: Path) -> None:
         (("", -1), 0, [], True),
     ],
 )
-def test_status_report_page_lists_partitions_after_a_name_in_order(
+def test_status_report_page_lists_partitions_after_the_given_partition_in_order(
     after: tuple[str, int], count: int, shown: list[tuple[str, int]], more: bool, tmp_path: Path
 ) -> None:
     page = a_reporter(tmp_path, a_worker("b", 0), a_worker("a", 10), a_worker("a", 2)).page(after, count)
@@ -280,7 +280,7 @@ def asked(tmp_path: Path) -> tuple[Bus, StatusDesk, Callable[[bytes, bytes], byt
     return bus, made, ask
 
 
-def test_status_presence_is_answered_before_a_report_exists(asked: Any) -> None:
+def test_status_presence_request_before_a_report_exists_is_answered(asked: Any) -> None:
     _, made, ask = asked
     assert abs((decode_presence(ask(b"_INBOX.a", QUESTION)) or 0) - time.time_ns()) < 60e9, "with its wall time"
     assert ask(b"ns.inbox.n2.1", QUESTION).startswith(b"yes ")
@@ -291,7 +291,7 @@ def test_status_presence_is_answered_before_a_report_exists(asked: Any) -> None:
     assert ask(b"_INBOX.a", QUESTION).startswith(b"yes "), "whoever asks may ask often: no report"
 
 
-async def test_status_settings_reload_needs_an_allowed_reply_and_an_exact_question(asked: Any) -> None:
+async def test_status_settings_reload_request_with_another_payload_or_reply_subject_is_ignored(asked: Any) -> None:
     bus, desk, _ = asked
 
     async def on_reload() -> dict[str, Any]:
@@ -319,7 +319,7 @@ async def test_status_settings_reload_needs_an_allowed_reply_and_an_exact_questi
         ([f"s-00000{number}-1" for number in range(101)], "101 directories are too many. Remove at most 100 at a time."),
     ],
 )
-async def test_status_removal_of_unfit_directories_is_rejected_in_words(names: list[str], says: str, asked: Any) -> None:
+async def test_status_request_to_remove_invalid_data_directories_is_rejected_with_a_reason(names: list[str], says: str, asked: Any) -> None:
     bus, _, _ = asked
     bus.listening["ns.control.settings.n1"](
         b"ns.control.settings.n1", b"_INBOX.x", json.dumps({"remove_data": names}).encode(), b""
@@ -342,7 +342,7 @@ async def test_status_removal_of_unfit_directories_is_rejected_in_words(names: l
         (b"\xff", ("a", 0)),
     ],
 )
-def test_status_question_over_nats_names_the_start_of_the_page(payload: bytes, first: tuple[str, int], asked: Any) -> None:
+def test_status_request_over_nats_returns_the_page_after_the_given_partition(payload: bytes, first: tuple[str, int], asked: Any) -> None:
     _, made, ask = asked
     made.reporter = Paged()
     partitions = json.loads(ask(b"_INBOX.a", payload))["partitions"]
@@ -350,7 +350,7 @@ def test_status_question_over_nats_names_the_start_of_the_page(payload: bytes, f
     assert len(partitions) == PAGE_PARTITIONS
 
 
-def test_status_page_above_the_message_size_is_cut_and_marked_more(asked: Any) -> None:
+def test_status_page_above_the_message_size_is_truncated_with_more_set(asked: Any) -> None:
     bus, made, ask = asked
     made.reporter = Paged()
     whole = ask(b"_INBOX.a", b"")
@@ -363,7 +363,7 @@ def test_status_page_above_the_message_size_is_cut_and_marked_more(asked: Any) -
     assert json.loads(ask(b"_INBOX.a", b""))["partitions"] == [], "an answer there is, however small the bound"
 
 
-def test_status_history_question_gets_rows_and_other_questions_none(asked: Any) -> None:
+def test_status_request_for_the_metrics_history_returns_rows(asked: Any) -> None:
     _, made, ask = asked
     for second in (5_000, 5_001):
         made.history.put(second, [float(number) for number in range(24)])
@@ -395,7 +395,7 @@ async def opened(tmp_path: Path, port: int = 0) -> StatusDesk:
     return made
 
 
-async def test_status_page_listens_on_loopback_until_it_is_closed(tmp_path: Path) -> None:
+async def test_status_http_page_listens_on_loopback_until_closed(tmp_path: Path) -> None:
     made = await opened(tmp_path)
     assert made.url.startswith("http://127.0.0.1:")
     request = b"GET /status HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n"
@@ -417,14 +417,14 @@ async def test_status_page_listens_on_loopback_until_it_is_closed(tmp_path: Path
     await made.close()
 
 
-async def test_status_page_without_port_opens_nothing(tmp_path: Path) -> None:
+async def test_status_http_page_without_a_configured_port_opens_no_socket(tmp_path: Path) -> None:
     made = StatusDesk(NodeSettings("n1", tmp_path))
     await made.open_page()
     assert (made.url, made.serving.is_open) == ("", False)
     await made.close()
 
 
-async def test_status_page_closes_silent_connections_to_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_http_page_at_its_connection_limit_closes_silent_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MOST_CONNECTIONS", 2)
     made = await opened(tmp_path)
     host, _, port = made.url.removeprefix("http://").partition(":")
@@ -464,7 +464,7 @@ async def test_status_page_closes_silent_connections_to_make_room(tmp_path: Path
         (b"GET /status?count=0 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     ],
 )
-def test_status_page_accepts_only_loopback_and_configured_hostnames(request_text: bytes, status: int, tmp_path: Path) -> None:
+def test_status_http_page_accepts_only_loopback_and_configured_hostnames(request_text: bytes, status: int, tmp_path: Path) -> None:
     made = StatusDesk(NodeSettings("n1", tmp_path, dashboard_hostnames=("page.example",)))
     made.listen(Bus(), Subjects("ns"), ())  # type: ignore[arg-type]
     made.reporter = Paged()  # type: ignore[assignment]

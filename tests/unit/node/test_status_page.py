@@ -73,13 +73,13 @@ def test_status_json_with_valid_query_is_answered(service: StatusDesk, query: st
     assert (status, len(json.loads(body)["partitions"])) == (200, count)
 
 
-def test_status_json_survives_huge_numbers_and_hostile_bytes(service: StatusDesk) -> None:
+def test_status_json_request_with_huge_numbers_or_invalid_bytes_never_raises(service: StatusDesk) -> None:
     assert get(service, "/status?count=" + "9" * 5000)[0] == 400
     assert get(service, "/status?after=a/" + "9" * 5000)[0] == 200
     assert service._respond(b"GET /status?\xff=\xfe%zz HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 200")
 
 
-def test_status_health_is_answered_before_a_report_exists_and_gives_reasons(tmp_path: Path) -> None:
+def test_status_health_request_before_a_report_exists_is_answered_with_reasons(tmp_path: Path) -> None:
     service = StatusDesk(NodeSettings("n1", tmp_path))
     signs = Signs()
     service.health = Health(lambda: signs, list)

@@ -49,7 +49,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[There]:
     made.socket.close()
 
 
-async def test_supervisor_long_start_extends_the_timeout_until_ready(there: There) -> None:
+async def test_systemd_start_timeout_is_extended_during_a_long_start_until_ready(there: There) -> None:
     recovered, ready, live = 1, [Check("partitions", "they are not opened yet")], WELL
     telling = Supervisor("notify", watchdog_s=0.03)
     telling.start(lambda: live, lambda: ready, lambda: f"recovering log {recovered} of 3")
@@ -72,7 +72,7 @@ async def test_supervisor_long_start_extends_the_timeout_until_ready(there: Ther
     assert sum("READY" in text for text in there.heard) == 1
 
 
-async def test_supervisor_gets_no_watchdog_ping_from_an_unhealthy_node(there: There) -> None:
+async def test_systemd_watchdog_gets_no_ping_from_an_unhealthy_node(there: There) -> None:
     telling = Supervisor("notify", watchdog_s=0.006)
     telling.start(lambda: [Check("flush", "it hangs")], lambda: WELL, str)
     await there.until(lambda heard: any("READY" in text for text in heard))
@@ -82,7 +82,7 @@ async def test_supervisor_gets_no_watchdog_ping_from_an_unhealthy_node(there: Th
     assert "WATCHDOG=1" not in there.heard
 
 
-async def test_supervisor_without_socket_is_silent_and_a_missing_socket_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_systemd_notify_without_socket_sends_nothing_and_a_missing_socket_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     nobody = Supervisor("")
     nobody.start(list, list, str)
     nobody.stopping()
@@ -91,7 +91,7 @@ async def test_supervisor_without_socket_is_silent_and_a_missing_socket_is_logge
     assert "supervisor not notified state=READY=1" in caplog.text
 
 
-def test_supervisor_ignores_a_watchdog_of_another_process() -> None:
+def test_systemd_watchdog_of_another_process_gets_no_ping() -> None:
     own = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "15000000"}
     assert supervisor_of(own) == ("@x", 15.0)
     assert supervisor_of({**own, "WATCHDOG_PID": str(os.getpid())}) == ("@x", 15.0)
@@ -100,17 +100,17 @@ def test_supervisor_ignores_a_watchdog_of_another_process() -> None:
 
 
 @pytest.mark.parametrize("error", [CorruptionError("x"), UnknownFormatError("x"), WrongDataDirectoryError("x")])
-def test_permanent_error_exits_with_a_code_that_is_not_restarted(error: Exception) -> None:
+def test_systemd_exit_code_of_a_permanent_error_prevents_a_restart(error: Exception) -> None:
     assert never_again(error)
     assert not momentary(error)
 
 
 @pytest.mark.parametrize("error", [None, FencedError("x"), NoSpaceError("x"), StorageError("x"), OSError()])
-def test_other_error_exits_with_a_code_that_is_restarted(error: Exception | None) -> None:
+def test_systemd_exit_code_of_another_error_allows_a_restart(error: Exception | None) -> None:
     assert not never_again(error)
 
 
-async def test_supervisor_reload_carries_its_start_time(there: There) -> None:
+async def test_systemd_reload_notification_contains_its_start_time(there: There) -> None:
     """systemd, with Type=notify-reload, waits for READY=1 of a time behind that."""
     telling, before_us = Supervisor("notify"), time.monotonic_ns() // 1000
     telling.reloading()
@@ -121,7 +121,7 @@ async def test_supervisor_reload_carries_its_start_time(there: There) -> None:
     assert before_us <= int(began) <= time.monotonic_ns() // 1000
 
 
-async def test_supervisor_supports_abstract_sockets_and_survives_a_full_one(
+async def test_systemd_notify_supports_abstract_sockets_and_ignores_a_full_socket(
     there: There, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = f"liftpy-{os.getpid()}"
@@ -142,7 +142,7 @@ async def test_supervisor_supports_abstract_sockets_and_survives_a_full_one(
     assert not full.is_alive(), "a supervisor that stands still holds no node up"
 
 
-async def test_supervisor_sends_nothing_after_stopping(there: There) -> None:
+async def test_systemd_notify_after_the_stopping_message_sends_nothing(there: There) -> None:
     telling = Supervisor("notify", watchdog_s=0.003)
     telling.start(lambda: WELL, lambda: WELL, str)
     await there.until(lambda heard: "WATCHDOG=1" in heard)

@@ -54,7 +54,7 @@ async def fails() -> None:
     raise KeyError("nobody expected this")
 
 
-async def test_spawned_task_failure_is_reported(failures: list[Exception]) -> None:
+async def test_background_task_that_raises_is_reported(failures: list[Exception]) -> None:
     spawn(fails(), "the beat")
     await turns(lambda: failures)
     [failure] = failures
@@ -62,7 +62,7 @@ async def test_spawned_task_failure_is_reported(failures: list[Exception]) -> No
     assert "The background task the beat ended unexpectedly: KeyError('nobody expected this')" in str(failure)
 
 
-async def test_spawned_task_that_is_cancelled_or_finished_is_not_reported(failures: list[Exception]) -> None:
+async def test_background_task_that_is_cancelled_or_finishes_is_not_reported(failures: list[Exception]) -> None:
     task = spawn(asyncio.sleep(60), "a sleeper", endless=True)
     await asyncio.sleep(0)
     task.cancel()
@@ -73,7 +73,7 @@ async def test_spawned_task_that_is_cancelled_or_finished_is_not_reported(failur
     assert failures == []
 
 
-async def test_endless_task_that_returns_or_is_cancelled_is_reported(failures: list[Exception]) -> None:
+async def test_endless_background_task_that_returns_or_is_cancelled_is_reported(failures: list[Exception]) -> None:
     async def waits() -> None:
         future = asyncio.get_running_loop().create_future()
         future.cancel()
@@ -86,7 +86,7 @@ async def test_endless_task_that_returns_or_is_cancelled_is_reported(failures: l
     assert ["the task returned" in said[0], "canceled itself" in said[1]] == [True, True]
 
 
-async def test_loop_callback_failure_is_reported_only_for_own_code(failures: list[Exception]) -> None:
+async def test_event_loop_callback_that_raises_is_reported_only_for_liftpy_code(failures: list[Exception]) -> None:
     loop = asyncio.get_running_loop()
     loop.call_soon(Partitions._opening_ended, None, None, None)  # fails in our code
     loop.call_soon(int, "no number")  # in somebody else's
@@ -148,7 +148,7 @@ async def test_node_loop_that_fails_unexpectedly_ends_the_node_with_the_reason(
     assert await running.stop() == 1
 
 
-async def test_node_survives_a_storage_error_of_a_single_partition(
+async def test_node_with_a_storage_error_of_one_partition_keeps_running(
     settings: NodeSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: Any) -> None:
@@ -177,7 +177,7 @@ ONE_SHOTS: dict[str, tuple[type, str]] = {
 
 
 @pytest.mark.parametrize("what", ONE_SHOTS)
-async def test_background_request_failure_is_reported(
+async def test_background_request_handler_that_raises_is_reported(
     what: str, failures: list[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner, name = ONE_SHOTS[what]

@@ -49,7 +49,7 @@ def thread(exporter: Any, budget: SpanBudget | None = None) -> SpanThread:
     return SpanThread(exporter, "n1", "liftpy", budget or SpanBudget())
 
 
-def test_tracing_batch_becomes_spans_of_a_single_trace() -> None:
+def test_tracing_of_a_record_batch_creates_spans_of_one_trace() -> None:
     exporter = InMemorySpanExporter()
     spans = thread(exporter)
     children = (Span("flush", 1100, 1200), Span("commit", 1100, 1400, {"a": 1}))
@@ -93,7 +93,7 @@ class Stuck:
         self.ended = True
 
 
-def test_tracing_hanging_collector_costs_only_a_bounded_queue() -> None:
+def test_tracing_with_a_hanging_collector_queues_a_bounded_number_of_spans() -> None:
     stuck, budget = Stuck(), SpanBudget()
     spans = thread(stuck, budget)
     one = SpanTree(Span("x", 1, 2), (Span("y", 1, 2),))
@@ -148,7 +148,7 @@ def test_tracing_lost_spans_are_counted_and_logged_once_per_outage(
     assert (budget.dropped, caplog.text.count("the trace collector accepts no spans")) == (3, 2)
 
 
-async def test_tracing_dropped_spans_are_reported_and_workers_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tracing_counts_dropped_spans_and_divides_the_span_limit_between_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_tracing, "LOOK_EVERY_S", 0.001)
     counters: Counter[str] = Counter()
     tracing = Tracing(settings(trace="otlp", workers=4), counters, InMemorySpanExporter)
@@ -198,7 +198,7 @@ async def test_tracing_exports_recovery_and_failover_spans(monkeypatch: pytest.M
         assert ms <= (span.end_time - span.start_time) / 1e6 < ms + 1000
 
 
-def test_tracing_off_creates_no_spans() -> None:
+def test_tracing_that_is_disabled_creates_no_spans() -> None:
     tracing = Tracing(settings(), Counter())
     assert tracing.of(KEY) is None
     tracing.start()
@@ -209,7 +209,7 @@ def test_tracing_off_creates_no_spans() -> None:
     assert tracing.traces.budget.takes(round(SPANS_PER_S), 0), "not even a span that is dropped"
 
 
-async def test_tracing_can_be_switched_on_a_running_node() -> None:
+async def test_tracing_can_be_enabled_and_disabled_on_a_running_node() -> None:
     """What is on its way is told when they end; what is dropped stays counted; the collector is not waited for."""
     exporters: list[Stuck] = []
     counters = Counter[str]()
@@ -253,7 +253,7 @@ async def test_tracing_can_be_switched_on_a_running_node() -> None:
     tracing.close()
 
 
-def test_tracing_check_raises_for_missing_packages_before_any_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracing_settings_check_with_missing_packages_raises_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     tracing = Tracing(settings(), Counter())
     tracing.check(settings(trace="otlp"))
     monkeypatch.setitem(sys.modules, "sidecar.tracing.exporting", None)
@@ -268,17 +268,17 @@ def in_a_process(program: str) -> str:
     ).stdout.strip()
 
 
-def test_opentelemetry_is_not_imported_by_node_and_client() -> None:
+def test_tracing_packages_are_not_imported_by_node_and_client_without_tracing() -> None:
     assert in_a_process("import sidecar.node, liftpy.client.client, sys; print('opentelemetry' in sys.modules)") == "False"
 
 
-async def test_tracing_without_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tracing_without_packages_raises_with_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sidecar.tracing.exporting", None)
     with pytest.raises(ConfigError, match=r"liftpy\[otlp\]"):
         Tracing(settings(trace="otlp"), Counter()).start()
 
 
 @pytest.mark.parametrize("wrong", [{"trace": "on"}, {"trace": "otlp", "trace_endpoint": "collector:4318"}])
-def test_trace_settings_with_invalid_values_are_rejected(wrong: dict[str, str]) -> None:
+def test_tracing_settings_with_invalid_values_are_rejected(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="trace"):
         settings(**wrong)

@@ -39,7 +39,7 @@ from sidecar.workers.workers import DIVIDED_LIMITS, Workers, divided_settings, s
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------------------
-def test_worker_settings_divide_node_limits_and_keep_others() -> None:
+def test_worker_process_settings_divide_node_limits_and_copy_other_settings() -> None:
     whole = NodeSettings("n1", Path("/d"), workers=4, memory_limit_bytes=1 << 30, scrub_bytes_per_s=1000)
     own = divided_settings(whole)
     for name in DIVIDED_LIMITS:
@@ -52,7 +52,7 @@ def test_worker_settings_divide_node_limits_and_keep_others() -> None:
     assert divided_settings(single) is single
 
 
-def test_worker_settings_shares_respect_minimums_and_zero() -> None:
+def test_worker_process_settings_shares_respect_minimums_and_zero() -> None:
     replication = ReplicationConfig(
         ingest_buffer_bytes=8192, node_unreplicated_bytes=512, node_dedup_state_bytes=512, node_standby_bytes=512,
         copy_bytes_per_s=0, copy_min_bytes_per_s=1,
@@ -66,7 +66,7 @@ def test_worker_settings_shares_respect_minimums_and_zero() -> None:
     assert (own.memory_limit_bytes, own.scrub_bytes_per_s) == (LEAST_LIMIT_BYTES, 0)
 
 
-def test_worker_settings_survive_json(tmp_path: Path) -> None:
+def test_worker_process_settings_decoded_from_json_are_equal(tmp_path: Path) -> None:
     settings = NodeSettings(
         "n1", tmp_path, nats=("nats://a:1", "nats://b:2"), controllers=("n1", "n2"), workers=2, metrics_streams=("a-*",),
         credentials=Credentials(user="u", password="p"), replication=ReplicationConfig(lease_s=1.5), local_file_reads=True,
@@ -77,7 +77,7 @@ def test_worker_settings_survive_json(tmp_path: Path) -> None:
 
 
 # ---- joining --------------------------------------------------------------------------------------------------------------------
-def test_metrics_gauges_declare_how_workers_are_joined() -> None:
+def test_metrics_gauges_declare_how_values_of_worker_processes_are_merged() -> None:
     """One that is new has to be thought of: a sum of ages, or of one thing that all processes see, would be no truth."""
     named = OWN | MOST | LEAST | AGES
     assert named <= set(TABLE)
@@ -98,7 +98,7 @@ def _figures(count: float) -> Figures:
     return found
 
 
-def test_worker_figures_are_joined_by_their_rule() -> None:
+def test_worker_process_metrics_are_merged_by_the_rule_of_each_metric() -> None:
     found, held = _figures(3), _figures(3).histograms["commit_duration_seconds"][()]
     found.histograms["commit_duration_seconds"][()] = held
     add_figures(found, json.loads(json.dumps(figures_to_json(_figures(5)))))
@@ -131,7 +131,7 @@ def _page(worker: int, *rows: tuple[str, int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_worker_status_pages_are_joined_in_order_and_limited() -> None:
+def test_worker_process_status_pages_are_merged_in_order_and_limited() -> None:
     own, other = _page(0, ("a", 0), ("a", 2), ("b", 1)), _page(1, ("a", 1), ("a", 3))
     page = joined_page(own, [(1, {**other, "answers": True}), (2, {"answers": False})], ("a", 0), 3)
     assert [(row["stream"], row["partition"]) for row in page["partitions"]] == [("a", 1), ("a", 2), ("a", 3)]
@@ -147,7 +147,7 @@ def test_worker_status_pages_are_joined_in_order_and_limited() -> None:
     assert set(page["connections"]) == {"reads", "reads.1"}
 
 
-def test_worker_status_page_is_only_as_complete_as_its_least_worker() -> None:
+def test_worker_process_status_pages_merge_to_the_worst_state_of_all_workers() -> None:
     own, other = _page(0, ("a", 0)), _page(1, ("a", 1))
     for page in (own, other):
         page["copies"]["is_slow"] = True
@@ -157,7 +157,7 @@ def test_worker_status_page_is_only_as_complete_as_its_least_worker() -> None:
     assert (joined["nats"]["connected"], joined["more"]) == (False, True)
 
 
-def test_worker_partition_rows_are_joined_with_the_most_urgent_first() -> None:
+def test_worker_process_partition_rows_are_merged_with_the_most_urgent_first() -> None:
     def told(*rows: tuple[int, int], more: bool = False) -> dict[str, Any]:
         listed = [{"urgency": rank, "stream": "s", "partition": number} for rank, number in rows]
         return {"rows": listed, "more": more, "count": len(rows) + 10, "problems": 1}
@@ -200,7 +200,7 @@ class _Hand:
 
 
 @pytest.mark.parametrize("silent", [False, True])
-async def test_quiet_fetches_are_divided_between_workers_and_answered_once(silent: bool) -> None:
+async def test_idle_partition_fetches_are_divided_between_worker_processes_and_answered_once(silent: bool) -> None:
     question = pb.QuietFetches(replicaID="n2", incarnation=1, question=5)
     for number in range(9):
         question.fetches.add(stream="orders", partition=number)
@@ -227,7 +227,7 @@ def _leave(code: int) -> None:
     raise _Ended(code)
 
 
-def test_worker_channel_answers_pings_while_the_loop_turns_and_ends_with_the_node() -> None:
+def test_worker_channel_answers_pings_while_the_event_loop_runs_and_ends_with_the_node() -> None:
     ours, theirs = socket.socketpair()
     left, on_loop = threading.Event(), list[tuple[Callable[[Frame], None], Frame]]()
     codes: list[int] = []
@@ -279,7 +279,7 @@ def test_worker_channel_ends_on_invalid_frames_and_an_unread_buffer(monkeypatch:
         one.close()
 
 
-async def test_relayed_group_applies_only_consecutive_entries() -> None:
+async def test_worker_process_metadata_applies_only_consecutive_feed_entries() -> None:
     said: list[tuple[FrameKind, int, bytes]] = []
     group = RelayedGroup(lambda kind, token, body: said.append((kind, token, body)))
     shown: list[int] = []
@@ -340,7 +340,7 @@ def _hand(most_silent: int = 3) -> tuple[WorkerHandle, _Node, Any, _Process]:
     return hand, node, channel, process
 
 
-def test_worker_that_leaves_pings_unanswered_is_killed_and_ends_the_node() -> None:
+def test_worker_process_that_answers_no_pings_is_killed_and_ends_the_node() -> None:
     hand, node, channel, process = _hand()
     for _ in range(10):
         hand.beat()
@@ -361,7 +361,7 @@ def test_worker_that_leaves_pings_unanswered_is_killed_and_ends_the_node() -> No
     assert len(node.failures) == 1
 
 
-def test_worker_that_ends_or_sends_invalid_frames_ends_the_node() -> None:
+def test_worker_process_that_ends_or_sends_invalid_frames_ends_the_node() -> None:
     hand, node, _, process = _hand()
     hand.connection_lost(None)
     assert [str(error) for error in node.failures] == [
@@ -373,7 +373,7 @@ def test_worker_that_ends_or_sends_invalid_frames_ends_the_node() -> None:
         assert (len(node.failures), process.killed) == (1, 1), wrong
 
 
-def test_worker_that_does_not_read_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_process_that_does_not_read_its_channel_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     hand, node, channel, process = _hand()
     channel.waiting = handles.MOST_UNSENT_BYTES
     hand.send(FrameKind.HEARD, 1)
@@ -387,7 +387,7 @@ def test_worker_that_does_not_read_is_killed(monkeypatch: pytest.MonkeyPatch) ->
     ("error", "kind"),
     [(StorageError("full"), "momentary"), (CorruptionError("damaged"), "never"), (LiftError("a bug"), "a restart may help")],
 )
-def test_worker_failure_has_the_restart_policy_of_its_error(error: LiftError, kind: str) -> None:
+def test_worker_process_failure_has_the_restart_policy_of_its_error(error: LiftError, kind: str) -> None:
     body = json.dumps({"text": str(error), "momentary": momentary(error), "never_again": never_again(error)}).encode()
     made = failure_of(2, body)
     assert (momentary(made), never_again(made)) == (kind == "momentary", kind == "never")
@@ -405,7 +405,7 @@ class _Group:
         self.watchers.append(watcher)
 
 
-def test_worker_lease_is_forwarded_after_its_image() -> None:
+def test_worker_process_receives_a_lease_after_the_image_of_the_lease() -> None:
     """A worker that reads slowly sees what its node has lost before it sees that leases run on."""
     workers = Workers(NodeSettings("n1", Path("/d"), workers=2), lambda error: None, lambda reason: None)
     (hand,) = workers.handles
@@ -431,7 +431,7 @@ def test_worker_lease_is_forwarded_after_its_image() -> None:
     assert (entry.previousIndex, entry.index) == (3, 5)
 
 
-def test_workers_health_is_joined_to_that_of_the_node() -> None:
+def test_worker_process_health_is_merged_into_the_health_of_the_node() -> None:
     workers = Workers(NodeSettings("n1", Path("/d"), workers=3), lambda error: None, lambda reason: None)
     own = Signs(nats=True, opened=True, registered=True, longest_flush_s=1.0, opening=1, stopped_for_space=1)
     starting = workers.merged_signs(own)
@@ -447,7 +447,7 @@ def test_workers_health_is_joined_to_that_of_the_node() -> None:
     assert not workers.merged_signs(own).nats
 
 
-def test_workers_of_a_single_process_node_are_empty() -> None:
+def test_node_with_a_single_process_has_no_worker_processes() -> None:
     own = Signs(nats=True)
     workers = Workers(NodeSettings("n1", Path("/d")), lambda error: None, lambda reason: None)
     assert (workers.handles, workers.merged_signs(own), workers.unsynced) == ([], own, "")
@@ -457,7 +457,7 @@ def test_workers_of_a_single_process_node_are_empty() -> None:
         NodeSettings("n1", Path("/d"), workers=0)
 
 
-def test_workers_get_changed_settings_with_their_shares() -> None:
+def test_worker_processes_receive_changed_settings_with_their_shares() -> None:
     settings = NodeSettings("n1", Path("/d"), workers=3)
     workers = Workers(settings, lambda error: None, lambda reason: None)
     channels = [_Channel(), _Channel()]

@@ -55,7 +55,7 @@ class _Ends:
         assert self.left.wait(20)
 
 
-async def test_worker_channel_read_bytes_no_longer_count_as_unsent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_channel_unsent_bytes_decrease_when_the_node_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "MOST_UNSENT_BYTES", 1000)
     ends = _Ends()
     ends.channel.start(30.0, lambda call, frame: None, lambda frame: None)
@@ -66,7 +66,7 @@ async def test_worker_channel_read_bytes_no_longer_count_as_unsent(monkeypatch: 
     ends.close()
 
 
-def test_worker_loop_is_healthy_for_a_session_after_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_channel_answers_pings_until_the_event_loop_is_blocked_for_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(channels, "time", SimpleNamespace(monotonic=lambda: now[0]))
     ends, turns, said = _Ends(), list[tuple[Any, Frame]](), list[FrameKind]()
@@ -89,7 +89,7 @@ def test_worker_loop_is_healthy_for_a_session_after_each_turn(monkeypatch: pytes
     ends.close()
 
 
-def test_worker_channel_without_setup_frame_ends_the_worker() -> None:
+def test_worker_channel_without_a_setup_frame_ends_the_worker_process() -> None:
     ends = _Ends()
     ends.ours.sendall(encode(FrameKind.HEARD, 3))
     ends.channel.setup()
@@ -97,7 +97,7 @@ def test_worker_channel_without_setup_frame_ends_the_worker() -> None:
     ends.close()
 
 
-async def test_worker_channel_closed_by_the_node_ends_a_hanging_stop() -> None:
+async def test_worker_channel_closed_by_the_node_ends_a_hanging_worker_stop() -> None:
     ends, heard = _Ends(), list[Frame]()
     ends.channel.start(30.0, lambda call, frame: call(frame), heard.append)
     ends.ours.sendall(encode(FrameKind.STOP))
@@ -116,7 +116,7 @@ def _worker(**parts: Any) -> tuple[Any, list[tuple[FrameKind, Any]]]:
     return SimpleNamespace(_channel=channel, **parts), said
 
 
-def test_worker_answers_quiet_fetches_with_their_count() -> None:
+def test_worker_process_answers_idle_partition_fetches_with_their_count() -> None:
     question = pb.QuietFetches(replicaID="n2")
     for number in range(3):
         question.fetches.add(stream="orders", partition=number)
@@ -130,7 +130,7 @@ def test_worker_answers_quiet_fetches_with_their_count() -> None:
     assert len(said) == 1, "one that is not up yet has counted none of its own"
 
 
-async def test_worker_reports_closed_subjects_after_they_are_closed() -> None:
+async def test_worker_process_reports_closed_subjects_only_after_closing_the_subscriptions() -> None:
     gate = asyncio.Event()
 
     async def close_subjects(timeout_s: float) -> None:
@@ -146,7 +146,7 @@ async def test_worker_reports_closed_subjects_after_they_are_closed() -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-async def test_worker_reports_whether_its_stop_was_clean(clean: bool) -> None:
+async def test_worker_process_reports_whether_its_stop_was_clean(clean: bool) -> None:
     async def nothing() -> None: ...
 
     told = asyncio.Event()
@@ -158,7 +158,7 @@ async def test_worker_reports_whether_its_stop_was_clean(clean: bool) -> None:
     assert said == [(FrameKind.STOPPED, int(clean))]
 
 
-def test_worker_reports_its_failure_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_process_reports_its_failure_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Node, "fatal", lambda node, error: setattr(node, "_failure", node._failure or error))
     monkeypatch.setattr(Node, "repair", lambda node, reason: node._repairs.append(reason))
     for failure, count in ((None, 1), (StorageError("before"), 0)):
@@ -174,7 +174,7 @@ def test_worker_reports_its_failure_once(monkeypatch: pytest.MonkeyPatch) -> Non
         assert [kind for kind, _ in said] == [FrameKind.FATAL] * count
 
 
-async def test_relayed_group_forgets_a_cancelled_proposal() -> None:
+async def test_worker_process_metadata_drops_a_cancelled_proposal() -> None:
     group = RelayedGroup(lambda kind, token, body: None)
     asking = asyncio.ensure_future(group.propose(cluster.ControlRequest()))
     await asyncio.sleep(0)
@@ -189,7 +189,7 @@ async def test_relayed_group_forgets_a_cancelled_proposal() -> None:
     group.process_answer(2, b"")  # late
 
 
-def test_relayed_group_has_the_new_image_when_watchers_are_called() -> None:
+def test_worker_process_metadata_has_the_new_image_before_watchers_are_called() -> None:
     group, seen = RelayedGroup(lambda kind, token, body: None), list[bool]()
     group.watch(lambda old, new: seen.append(group.image is new))
     group.entry_told(cluster.FeedEntry(previousIndex=0, index=4).SerializeToString())
@@ -224,7 +224,7 @@ def _hand(code: int = 0) -> tuple[WorkerHandle, _Transport, Any]:
 
 
 @pytest.mark.parametrize(("token", "code", "clean", "killed"), [(1, 0, True, 0), (1, 1, False, 0), (0, 0, False, 1)])
-async def test_worker_stop_is_clean_only_with_clean_frame_and_exit_code(
+async def test_worker_process_stop_is_clean_only_with_a_clean_frame_and_exit_code_0(
     token: int, code: int, clean: bool, killed: int
 ) -> None:
     hand, transport, process = _hand(code)
@@ -236,7 +236,7 @@ async def test_worker_stop_is_clean_only_with_clean_frame_and_exit_code(
     assert process.killed == killed
 
 
-async def test_worker_end_fails_those_that_wait_for_its_frame() -> None:
+async def test_worker_process_that_ends_makes_waiting_calls_raise_worker_error() -> None:
     hand, _, _ = _hand()
     hand._events[FrameKind.RECOVERED] = asyncio.get_running_loop().create_future()
     waiting = asyncio.ensure_future(hand.wait_for_event(FrameKind.RECOVERED))
@@ -246,14 +246,14 @@ async def test_worker_end_fails_those_that_wait_for_its_frame() -> None:
         await asyncio.wait_for(waiting, 20)
 
 
-async def test_worker_question_that_times_out_is_forgotten() -> None:
+async def test_worker_process_request_that_times_out_is_removed() -> None:
     hand, _, _ = _hand()
     assert await hand.ask(FrameKind.ASK, b"", 0) is None
     assert hand._asked == {}
     hand.data_received(encode(FrameKind.TOLD, 1, b"{}"))  # late
 
 
-async def test_worker_repeated_frames_are_accepted() -> None:
+async def test_worker_process_frames_received_twice_are_ignored() -> None:
     hand, _, _ = _hand()
     hand._events[FrameKind.CLOSED] = asyncio.get_running_loop().create_future()
     hand.data_received(encode(FrameKind.CLOSED) * 2)
@@ -263,7 +263,7 @@ async def test_worker_repeated_frames_are_accepted() -> None:
     assert await asking == b"a"
 
 
-async def test_worker_that_is_silent_shows_its_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_process_without_answer_is_reported_with_its_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.workers.worker_process.ANSWER_S", 20)
     hand, _, _ = _hand()
     hand.data_received(encode(FrameKind.PONG))
@@ -276,7 +276,7 @@ async def test_worker_that_is_silent_shows_its_last_answer(monkeypatch: pytest.M
     assert await hand.look({"what": "figures"}) == {"answers": False}
 
 
-async def test_worker_that_failed_or_stops_gets_no_further_questions() -> None:
+async def test_worker_process_that_failed_or_stops_gets_no_further_requests() -> None:
     hand, transport, _ = _hand()
     hand.data_received(encode(FrameKind.PONG))
     hand._fail(WorkerError("silent"))
@@ -288,7 +288,7 @@ async def test_worker_that_failed_or_stops_gets_no_further_questions() -> None:
     assert transport.said == []
 
 
-async def test_workers_close_subjects_waits_for_all_workers() -> None:
+async def test_worker_processes_close_subjects_waits_for_all_workers() -> None:
     workers = Workers(NodeSettings("n1", Path("/d"), workers=3), lambda error: None, lambda reason: None)
     for hand in workers.handles:
         hand._events[FrameKind.CLOSED] = asyncio.get_running_loop().create_future()
@@ -300,7 +300,7 @@ async def test_workers_close_subjects_waits_for_all_workers() -> None:
     await asyncio.wait_for(closing, 20)
 
 
-async def test_workers_stop_is_clean_only_if_each_worker_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_worker_processes_stop_is_clean_only_if_each_worker_stop_is_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     async def propose(request: cluster.ControlRequest, timeout_s: float) -> cluster.ControlResponse:
         await asyncio.Event().wait()
         raise AssertionError
@@ -323,7 +323,7 @@ async def test_workers_stop_is_clean_only_if_each_worker_is_clean(monkeypatch: p
     assert await workers.stop()
 
 
-async def test_workers_recovery_results_are_added_up() -> None:
+async def test_worker_processes_recovery_results_are_summed() -> None:
     workers = Workers(NodeSettings("n1", Path("/d"), workers=3), lambda error: None, lambda reason: None)
     for hand, found in zip(workers.handles, ({"damaged": 1, "suspect": 2}, {"damaged": 0, "suspect": 3}), strict=True):
         hand._events[FrameKind.RECOVERED] = done = asyncio.get_running_loop().create_future()
@@ -331,7 +331,7 @@ async def test_workers_recovery_results_are_added_up() -> None:
     assert await workers.wait_until_recovered() == {"damaged": 1, "suspect": 5}
 
 
-async def test_worker_proposal_is_forwarded_with_its_timeout_and_answered() -> None:
+async def test_worker_process_proposal_is_forwarded_with_its_timeout_and_answered() -> None:
     asked: list[float] = []
 
     async def propose(request: cluster.ControlRequest, timeout_s: float) -> cluster.ControlResponse:
@@ -383,7 +383,7 @@ def _question() -> pb.QuietFetches:
     return question
 
 
-async def test_shared_quiet_bounds_waiting_questions(
+async def test_idle_partition_fetches_that_wait_for_workers_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sidecar.workers.quiescence.MOST_AT_ONCE", 2)
@@ -404,7 +404,7 @@ async def test_shared_quiet_bounds_waiting_questions(
 
 
 @pytest.mark.parametrize("said", [pb.QuietFetchesAnswer(count=1), b"\xff"])
-async def test_shared_quiet_ignores_an_answer_to_another_question(said: Any) -> None:
+async def test_idle_partition_fetches_ignore_a_worker_answer_to_another_request(said: Any) -> None:
     async def ask(kind: FrameKind, body: bytes, timeout_s: float) -> bytes:
         return said if isinstance(said, bytes) else said.SerializeToString()
 
@@ -414,7 +414,7 @@ async def test_shared_quiet_ignores_an_answer_to_another_question(said: Any) -> 
     assert talk.answered == [(b"r", split_by_process(question, 2)[1])]
 
 
-async def test_shared_quiet_ignores_an_invalid_place_in_an_answer() -> None:
+async def test_idle_partition_fetches_ignore_an_invalid_index_in_a_worker_answer() -> None:
     async def ask(kind: FrameKind, body: bytes, timeout_s: float) -> bytes:
         count = len(pb.QuietFetches.FromString(body).fetches)
         return pb.QuietFetchesAnswer(over=[0, 99], count=count).SerializeToString()
