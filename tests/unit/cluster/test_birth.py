@@ -138,6 +138,8 @@ def test_metadata_leader_before_the_first_feature_level_logs_no_request() -> Non
         (BOTH, {"b": UNSAID}, "controllers speak no feature level in common: the leader 5 to 6, b 1"),
     ],
 )
-def test_first_feature_level_is_the_newest_that_all_controllers_support(own: LevelRange, others: dict[str, LevelRange | None], level: int | str) -> None:
+def test_first_feature_level_is_the_newest_that_all_controllers_support(
+    own: LevelRange, others: dict[str, LevelRange | None], level: int | str
+) -> None:
     found = first_level_of_a_cluster(own, others, waited=False)
     assert found == level or (isinstance(level, str) and isinstance(found, str) and found.endswith(level))

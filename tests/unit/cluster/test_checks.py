@@ -121,7 +121,9 @@ def step(old: PartitionState, new: PartitionState, *, fenced: str = "", policy: 
         ),
     ],
 )
-def test_check_step_with_an_impossible_partition_change_raises_invariant_error(code: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+def test_check_step_with_an_impossible_partition_change_raises_invariant_error(
+    code: str, old: dict[str, Any], new: dict[str, Any]
+) -> None:
     with pytest.raises(InvariantError) as error:
         step(a_partition(**old), a_partition(**{**old, **new}))
     assert code_of(error) == code

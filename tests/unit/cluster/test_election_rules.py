@@ -39,7 +39,9 @@ def elect(partition: PartitionState, fenced: str = "", **config: Any) -> tuple[s
         ({"deposed": "a", "passed_over": ("b",)}, "c", ""),
     ],
 )
-def test_electable_replicas_are_unfenced_isr_members_and_complete_replicas(more: dict[str, Any], fenced: str, able: str) -> None:
+def test_electable_replicas_are_unfenced_isr_members_and_complete_replicas(
+    more: dict[str, Any], fenced: str, able: str
+) -> None:
     assert elect(a_partition(**more), fenced) == tuple(able)
 
 
@@ -87,7 +89,9 @@ def test_election_chooses_the_longest_log_of_the_latest_epoch(reports: dict[str,
     ("replicas", "count", "decided"),
     [("abc", 1, False), ("abc", 2, True), ("abcd", 2, False), ("abcd", 3, True), ("abcde", 2, False)],
 )
-def test_quorum_policy_election_without_positions_of_a_majority_elects_no_leader(replicas: str, count: int, decided: bool) -> None:
+def test_quorum_policy_election_without_positions_of_a_majority_elects_no_leader(
+    replicas: str, count: int, decided: bool
+) -> None:
     heard = dict.fromkeys(replicas[-count:], (3, 9))
     assert (chosen(heard, replicas=replicas, **QUORUM).candidate in heard) is decided
 

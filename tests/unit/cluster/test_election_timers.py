@@ -33,9 +33,7 @@ def test_election_timers_have_no_deadline_while_all_partitions_are_online(timers
     assert timers.due(10 * TIMEOUT) == []
 
 
-def test_election_timers_end_an_election_and_pass_over_a_silent_candidate(
-    cluster: Cluster, timers: ElectionTimers
-) -> None:
+def test_election_timers_end_an_election_and_pass_over_a_silent_candidate(cluster: Cluster, timers: ElectionTimers) -> None:
     cluster.fence("a")
     timers.image_changed(cluster.fsm.image, 0)
     assert timers.due(WAIT - 1) == []
@@ -91,9 +89,7 @@ def test_election_timers_retry_an_offline_partition_when_an_isr_member_is_live(
     assert timers.next_deadline_ns() is None
 
 
-def test_election_timers_restart_on_a_new_metadata_leader_and_stop_on_the_old(
-    cluster: Cluster, timers: ElectionTimers
-) -> None:
+def test_election_timers_restart_on_a_new_metadata_leader_and_stop_on_the_old(cluster: Cluster, timers: ElectionTimers) -> None:
     cluster.fence("a")
     timers.image_changed(cluster.fsm.image, 0)
     timers.resign()

@@ -29,7 +29,9 @@ def test_groups_stream_is_created_once_for_all_clients() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "replicas", "copies"), [(("a",), 0, 1), (("a", "b"), 0, 2), (("a", "b", "c"), 2, 2)])
-def test_groups_stream_has_the_requested_replicas_or_the_number_of_live_nodes(nodes: tuple[str, ...], replicas: int, copies: int) -> None:
+def test_groups_stream_has_the_requested_replicas_or_the_number_of_live_nodes(
+    nodes: tuple[str, ...], replicas: int, copies: int
+) -> None:
     driver = Driver(nodes)
     driver.ask(openGroups=pb.OpenGroups(partitions=1, replicationFactor=replicas))
     assert driver.fsm.image.streams[GROUPS_STREAM].replica_count == copies

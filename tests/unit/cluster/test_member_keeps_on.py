@@ -164,7 +164,9 @@ def test_feed_subscription_drops_buffered_entries_older_than_the_image() -> None
         (MAX_TIME_NS, 7, pb.ControlResponse.INVALID),
     ],
 )
-def test_cluster_fsm_image_time_advances_with_valid_entry_times(time_ns: int, known_ns: int, error: pb.ControlResponse.Error) -> None:
+def test_cluster_fsm_image_time_advances_with_valid_entry_times(
+    time_ns: int, known_ns: int, error: pb.ControlResponse.Error
+) -> None:
     fsm = born_fsm()
     fsm.image = replace(fsm.image, time_ns=7)
     request = pb.ControlRequest(operationId=b"i" * 16, timeNs=time_ns, registerNode=registration(nodeId="n1"))

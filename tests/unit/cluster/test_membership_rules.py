@@ -47,7 +47,9 @@ def test_heartbeat_answers_that_wait_for_an_image_are_bounded_and_replaced_by_ne
         (E.STALE, Registered.REFUSED), (E.UNAVAILABLE, Registered.AGAIN), (E.OUTCOME_UNKNOWN, Registered.AGAIN),
     ],
 )  # fmt: skip
-def test_registration_error_codes_decide_between_retry_fenced_and_failed(error: pb.ControlResponse.Error, meaning: Registered) -> None:
+def test_registration_error_codes_decide_between_retry_fenced_and_failed(
+    error: pb.ControlResponse.Error, meaning: Registered
+) -> None:
     assert registration_result(E(error=error)) is meaning
 
 

@@ -88,7 +88,9 @@ def test_add_partitions_reaches_nodes_through_the_feed() -> None:
         ({"manual": [pb.ReplicaList(partition=2, replicas=["a"])]}, Error.INVALID, "the same number of node ids: 2"),
     ],
 )
-def test_add_partitions_with_invalid_arguments_is_rejected_with_the_reason(fields: dict[str, object], error: int, says: str) -> None:
+def test_add_partitions_with_invalid_arguments_is_rejected_with_the_reason(
+    fields: dict[str, object], error: int, says: str
+) -> None:
     driver = Driver(("a", "b"))
     driver.create(partitions=2)
     driver.create("rest", "rest.>")

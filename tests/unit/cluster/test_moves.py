@@ -125,7 +125,9 @@ def worlds(draw: st.DrawFn) -> tuple[list[NodeFacts], Held, list[str]]:
 
 
 @given(worlds(), st.randoms(use_true_random=False))
-def test_replica_move_plan_has_only_valid_moves_and_worsens_no_node(world: tuple[list[NodeFacts], Held, list[str]], random: Any) -> None:
+def test_replica_move_plan_has_only_valid_moves_and_worsens_no_node(
+    world: tuple[list[NodeFacts], Held, list[str]], random: Any
+) -> None:
     nodes, held, leaving = world
     before = Counter(node for replicas in held.values() for node in replicas)
     plan = plan_moves(nodes, held, leaving)
@@ -147,7 +149,9 @@ def test_replica_move_plan_has_only_valid_moves_and_worsens_no_node(world: tuple
 
 
 @given(st.integers(2, 9), st.integers(1, 60), st.data())
-def test_replica_move_plan_without_racks_is_balanced_with_nearly_the_fewest_moves(count: int, partitions: int, data: st.DataObject) -> None:
+def test_replica_move_plan_without_racks_is_balanced_with_nearly_the_fewest_moves(
+    count: int, partitions: int, data: st.DataObject
+) -> None:
     nodes = [NodeFacts(node_id=f"n{n}") for n in range(count)]
     there = data.draw(st.integers(1, count))
     factor = data.draw(st.integers(1, max(1, there // 2)))

@@ -438,7 +438,9 @@ def test_replicas_to_come_returns_the_replicas_and_the_target_nodes(more: dict[s
         ({"target": ("d", "e", "c")}, Phase.WAITS, "d", "a"),
     ],
 )
-def test_movement_report_of_a_replica_has_the_phase_and_both_nodes(more: dict[str, Any], phase: Phase, into: str, out: str) -> None:
+def test_movement_report_of_a_replica_has_the_phase_and_both_nodes(
+    more: dict[str, Any], phase: Phase, into: str, out: str
+) -> None:
     found = movement_of(a_stream(), a_partition(**more))
     assert found is not None
     assert (found.stream, found.uid, found.partition, found.phase, found.into, found.out) == ("s", "u1", 0, phase, into, out)

@@ -233,7 +233,9 @@ def test_planner_keeps_the_replica_of_a_returning_node_while_another_node_drains
 
 
 @pytest.mark.parametrize(("reason", "goes_on"), [(pb.BY_HAND, False), (pb.REBALANCED, False), (pb.FACTOR, True)])
-def test_planner_cancels_or_replaces_a_target_on_a_drained_node_depending_on_the_move_reason(reason: pb.MoveReason, goes_on: bool) -> None:
+def test_planner_cancels_or_replaces_a_target_on_a_drained_node_depending_on_the_move_reason(
+    reason: pb.MoveReason, goes_on: bool
+) -> None:
     moved = Moved("abcde")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     reassign(moved, "a", "b", "c", "d", reason=reason)

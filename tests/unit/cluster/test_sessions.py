@@ -95,7 +95,9 @@ def test_metadata_leader_without_a_recent_majority_grants_no_leases(driver: Driv
     assert (refused.granted, refused.error) == (False, Error.UNAVAILABLE)
 
 
-def test_new_metadata_leader_restarts_all_node_sessions_and_the_old_leader_fences_no_node(driver: Driver, sessions: NodeSessions) -> None:
+def test_new_metadata_leader_restarts_all_node_sessions_and_the_old_leader_fences_no_node(
+    driver: Driver, sessions: NodeSessions
+) -> None:
     later = START + 100 * SESSION
     sessions.resign()
     assert sessions.due(later) == []
@@ -180,7 +182,9 @@ def test_heartbeat_after_a_no_responders_report_restores_the_full_session(driver
     assert sessions.due(START + 700 * MS + SESSION - 1) == []
 
 
-def test_node_without_responders_is_not_fenced_before_leases_of_the_previous_metadata_leader_end(driver: Driver, sessions: NodeSessions) -> None:
+def test_node_without_responders_is_not_fenced_before_leases_of_the_previous_metadata_leader_end(
+    driver: Driver, sessions: NodeSessions
+) -> None:
     sessions.record_no_responders("b")
     beat(sessions, driver, "a", START + 100 * MS)
     assert sessions.due(START + 918 * MS - 1) == []
@@ -232,7 +236,9 @@ def test_node_with_an_ended_session_keeps_its_id_until_nats_reports_no_responder
     assert "a" not in sessions.overdue(ended + 4501 * MS), "the bus has said so"
 
 
-def test_new_metadata_leader_treats_every_node_as_running_until_a_no_responders_report(driver: Driver, sessions: NodeSessions) -> None:
+def test_new_metadata_leader_treats_every_node_as_running_until_a_no_responders_report(
+    driver: Driver, sessions: NodeSessions
+) -> None:
     sessions.lead(driver.fsm.image, START + 9000 * MS)
     assert sessions.runs("b", START + 9000 * MS)
     sessions.record_no_responders("b")

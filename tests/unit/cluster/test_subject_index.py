@@ -47,7 +47,9 @@ def _streams() -> st.SearchStrategy[tuple[str, int]]:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(_streams(), min_size=1, max_size=6), _streams())
-def test_subject_index_search_returns_exactly_the_streams_with_overlapping_subjects(held: list[tuple[str, int]], wanted: tuple[str, int]) -> None:
+def test_subject_index_search_returns_exactly_the_streams_with_overlapping_subjects(
+    held: list[tuple[str, int]], wanted: tuple[str, int]
+) -> None:
     index = SubjectIndex()
     for number, (subject, partitions) in enumerate(held):
         index = index.with_stream(f"s{number}", subject, partitions)

@@ -35,9 +35,7 @@ def failing(checks: list[Check]) -> list[str]:
     ],
     ids=str,
 )
-def test_health_problem_fails_only_its_own_check(
-    signs: dict[str, Any], not_live: list[str], not_ready: list[str]
-) -> None:
+def test_health_problem_fails_only_its_own_check(signs: dict[str, Any], not_live: list[str], not_ready: list[str]) -> None:
     seen = Signs(**{**WELL, **signs})
     assert (failing(live(seen)), failing(ready(seen))) == (not_live, not_ready)
 

@@ -40,7 +40,9 @@ class Bus:
         return True
 
 
-async def test_request_guard_around_a_raising_handler_rejects_the_request_and_counts_and_logs(caplog: pytest.LogCaptureFixture) -> None:
+async def test_request_guard_around_a_raising_handler_rejects_the_request_and_counts_and_logs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     counters: Counter[str] = Counter()
     rejected: list[bytes] = []
     fatal: list[Exception] = []

@@ -118,7 +118,9 @@ async def test_control_endpoint_subscribes_to_node_requests_only_on_the_metadata
     assert controller.listening == {}
 
 
-async def test_control_endpoint_of_another_controller_sends_no_answer_to_requests_for_the_leader(controller: Controller) -> None:
+async def test_control_endpoint_of_another_controller_sends_no_answer_to_requests_for_the_leader(
+    controller: Controller,
+) -> None:
     controller.leads = False
     await controller.receive(Message(REQUEST))
     assert controller.replies == []
@@ -148,7 +150,9 @@ async def test_control_endpoint_with_too_many_requests_in_progress_answers_unava
     "message",
     [Message(REQUEST, ""), Message(REQUEST, "shop.orders"), Message(REQUEST, "_INBOX.1"), Message(b"junk"), Message(b"")],
 )
-async def test_control_endpoint_request_with_invalid_bytes_or_reply_subject_gets_no_answer(controller: Controller, message: Message) -> None:
+async def test_control_endpoint_request_with_invalid_bytes_or_reply_subject_gets_no_answer(
+    controller: Controller, message: Message
+) -> None:
     await controller.receive(message)
     await controller.settled()
     assert controller.replies == []
@@ -386,7 +390,9 @@ async def test_control_endpoint_during_a_flood_drops_client_requests_undecoded_a
         controller.leads = True
 
 
-async def test_control_endpoint_rejects_an_operator_above_the_rate_limit_with_a_retry_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_endpoint_rejects_an_operator_above_the_rate_limit_with_a_retry_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now_ns = 5_000_000_000
     monkeypatch.setattr(control.clock, "now_ns", lambda: now_ns)
     controller = Controller()
@@ -425,7 +431,9 @@ async def ran() -> None:
         await asyncio.sleep(0)
 
 
-async def test_control_endpoint_requests_of_a_flooding_sender_wait_without_delaying_other_senders(controller: Controller) -> None:
+async def test_control_endpoint_requests_of_a_flooding_sender_wait_without_delaying_other_senders(
+    controller: Controller,
+) -> None:
     controller.may_decide.clear()
     for number in range(10):
         await controller.receive(Message(order(f"s{number}"), "_INBOX.1", "space.control.admin"))

@@ -121,7 +121,9 @@ async def test_event_writer_writes_each_event_once_and_in_order(monkeypatch: pyt
     assert world.said == ["connected", "client closed"], "one connection for all, and none is left"
 
 
-async def test_event_writer_rejected_by_another_writer_reads_the_stream_end_and_repeats_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_event_writer_rejected_by_another_writer_reads_the_stream_end_and_repeats_no_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World(monkeypatch, 1, 1, 1)
     write = world.writer._write
     await write()

@@ -38,7 +38,9 @@ def forwarder(bus: Bus) -> Forwarder:
 
 
 @pytest.mark.parametrize("next_leader", ["n1", "n2"])
-async def test_request_forwarder_repeats_unanswered_requests_after_a_leader_change(monkeypatch: pytest.MonkeyPatch, next_leader: str) -> None:
+async def test_request_forwarder_repeats_unanswered_requests_after_a_leader_change(
+    monkeypatch: pytest.MonkeyPatch, next_leader: str
+) -> None:
     """The same leader may lead again. It did not receive requests while NATS was down."""
     monkeypatch.setattr(control, "ATTEMPT_NS", 3600 * 1_000_000_000)
     bus = Bus(silent=1)

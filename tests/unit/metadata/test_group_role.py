@@ -322,7 +322,9 @@ async def test_metadata_role_retired_while_joining_starts_no_raft_member(tmp_pat
 
 
 @pytest.mark.parametrize("controllers", [("n1", "n2"), THREE])
-async def test_metadata_role_of_one_of_several_controllers_starts_without_a_request(tmp_path: Path, controllers: tuple[str, ...]) -> None:
+async def test_metadata_role_of_one_of_several_controllers_starts_without_a_request(
+    tmp_path: Path, controllers: tuple[str, ...]
+) -> None:
     asked: list[int] = []
     bench = Bench(tmp_path, "n1", controllers)
 

@@ -52,7 +52,9 @@ class Strict:
         raise OSError
 
 
-async def test_metadata_group_link_retries_until_connected_and_closes_its_parts_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metadata_group_link_retries_until_connected_and_closes_its_parts_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Strict.made, Strict.failures = [], [OSError(), nats.errors.NoServersError()]
     monkeypatch.setattr(group_role, "BusConnection", Strict)
     monkeypatch.setattr(group_role, "_RECONNECT_WAIT_S", 0.0)

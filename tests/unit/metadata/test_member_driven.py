@@ -170,7 +170,9 @@ async def made(tmp_path: Path) -> Any:
     one.log.journal.abandon()
 
 
-async def test_raft_member_resigns_as_metadata_leader_when_the_raft_leadership_ends(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_member_resigns_as_metadata_leader_when_the_raft_leadership_ends(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = made.calls(monkeypatch, (made.member._member, "resign"))
     made.member._state_changed(0, 2)
     assert told == []
@@ -178,7 +180,9 @@ async def test_raft_member_resigns_as_metadata_leader_when_the_raft_leadership_e
     assert told == ["resign"]
 
 
-async def test_raft_member_resigns_as_metadata_leader_before_a_leadership_transfer(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_member_resigns_as_metadata_leader_before_a_leadership_transfer(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The new leader waits for no election timeout, and so for no lease."""
     told = made.calls(monkeypatch, (made.member._member, "resign"), (made.log.core, "hand_over"))
     made.member._transfer()
@@ -194,9 +198,7 @@ async def test_raft_member_tick_checks_probation_and_executes_decisions(made: Ma
     assert leaders == [(made.log.leader_id, made.log.term)], "what the one before has not answered is asked again"
 
 
-async def test_raft_member_tick_calls_image_watchers_once_before_decisions(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_raft_member_tick_calls_image_watchers_once_before_decisions(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     made.member.watch(lambda old, new: shown.append((old.index, new.index)))
     monkeypatch.setattr(made.member._orders, "look", lambda: shown.append("decisions"))
@@ -230,7 +232,9 @@ async def test_raft_member_barrier_returns_when_applied_and_not_when_committed(
     assert await made.member.barrier(_LONG_S)
 
 
-async def test_raft_member_barrier_from_before_the_current_probation_does_not_end_the_probation(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_member_barrier_from_before_the_current_probation_does_not_end_the_probation(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second probation may begin while a barrier is in flight."""
     applied: list[int] = []
     probation = made.log.probation

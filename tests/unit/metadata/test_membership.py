@@ -53,7 +53,9 @@ def test_node_membership_of_a_removed_node_raises_an_error_with_the_next_command
         (False, 50, 0, "it has not registered yet"),
     ],
 )
-def test_node_membership_with_only_one_of_two_removal_signs_does_not_end(known: bool, index: int, incarnation: int, why: str) -> None:
+def test_node_membership_with_only_one_of_two_removal_signs_does_not_end(
+    known: bool, index: int, incarnation: int, why: str
+) -> None:
     made, fatal = member(known=known, incarnation=incarnation)
     made._heartbeat_answered(1, pb.ControlResponse(error=NOT_FOUND, index=index))
     assert fatal == [], why

@@ -226,7 +226,9 @@ async def test_node_membership_leaves_after_its_last_heartbeat(beating: Driven) 
     assert beating.group.kinds() == kinds, "who beats on is unfenced again"
 
 
-async def test_node_membership_drain_waits_until_no_partition_of_the_node_moves(beating: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_membership_drain_waits_until_no_partition_of_the_node_moves(
+    beating: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
     moving = [True]
     monkeypatch.setattr(Membership, "_has_moving_replicas", lambda self: moving[0])
     beating.group.answer = lambda request: Response(index=10) if request.HasField("drainNode") else None

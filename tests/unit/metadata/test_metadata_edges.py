@@ -48,7 +48,9 @@ async def desk() -> Controller:
     return made
 
 
-async def test_control_endpoint_answered_request_frees_its_bytes_in_the_limit(desk: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_control_endpoint_answered_request_frees_its_bytes_in_the_limit(
+    desk: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admission, "MAX_IN_PROGRESS_BYTES", 2 * len(REQUEST))
     for _ in range(3):
         desk.may_decide.clear()
@@ -133,7 +135,9 @@ async def test_request_forwarder_timeout_after_sending_returns_an_unknown_outcom
     assert {asked.operationId for asked in bus.asked} == {b"this very one..."}
 
 
-async def test_request_forwarder_request_sent_before_a_leader_change_returns_an_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_forwarder_request_sent_before_a_leader_change_returns_an_unknown_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bus = Asked(None, nats.errors.NoRespondersError())
     made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
     made.leader_is("n1", 1)

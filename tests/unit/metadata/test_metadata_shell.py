@@ -100,7 +100,9 @@ async def test_node_membership_registration_has_all_fields_and_is_retried(quick:
     assert [request.registerNode for request, _ in group.asked] == [wanted] * 4
 
 
-async def test_node_membership_start_returns_after_the_node_has_the_image_of_its_registration(quick: None, tmp_path: Path) -> None:
+async def test_node_membership_start_returns_after_the_node_has_the_image_of_its_registration(
+    quick: None, tmp_path: Path
+) -> None:
     made, group, _, _ = a_member(tmp_path, taken_in(index=8))
     registering = asyncio.ensure_future(register(made))
     await until(lambda: made.incarnation)
@@ -215,7 +217,9 @@ async def test_node_membership_heartbeat_interval_and_session_come_from_the_imag
 
 
 @pytest.mark.parametrize(("incarnation", "ends"), [(7, False), (8, True), (6, False)])
-async def test_node_membership_fenced_answer_ends_the_node_only_if_a_newer_process_has_its_id(incarnation: int, ends: bool, tmp_path: Path) -> None:
+async def test_node_membership_fenced_answer_ends_the_node_only_if_a_newer_process_has_its_id(
+    incarnation: int, ends: bool, tmp_path: Path
+) -> None:
     made, group, _, fatal = a_member(tmp_path)
     made.incarnation = 7
     made._end_heartbeats = lambda: None  # type: ignore[assignment,return-value]

@@ -73,7 +73,9 @@ OTHER = replication_pb2.StepAside(stream="orders", streamUid="uid-1", partition=
         ([frames.seal(OTHER), TimeoutError()], 2),
     ],
 )  # fmt: skip
-async def test_leadership_transfer_request_to_a_node_is_repeated_until_a_valid_answer(answers: list[bytes | Exception], asked: int) -> None:
+async def test_leadership_transfer_request_to_a_node_is_repeated_until_a_valid_answer(
+    answers: list[bytes | Exception], asked: int
+) -> None:
     bus: Any = Bus(b"")
     given = iter(answers)
 

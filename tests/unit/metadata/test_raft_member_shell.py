@@ -130,7 +130,9 @@ async def test_raft_member_long_start_is_logged_at_intervals(
     ("error", "index", "timeout_s", "over"),
     [(OK, 5, 3600, True), (OK, 4, 0, True), (OK, 6, 0.01, False), (UNAVAILABLE, 0, 3600, False)],
 )
-async def test_raft_member_barrier_returns_when_its_index_is_applied(error: Any, index: int, timeout_s: float, over: bool) -> None:
+async def test_raft_member_barrier_returns_when_its_index_is_applied(
+    error: Any, index: int, timeout_s: float, over: bool
+) -> None:
     made, _ = a_member()
 
     async def propose(request: pb.ControlRequest, within_s: float) -> pb.ControlResponse:

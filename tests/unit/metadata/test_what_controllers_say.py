@@ -92,7 +92,9 @@ async def test_request_forwarder_keeps_a_given_operation_id() -> None:
         (ConfigError("odd"), OUTCOME_UNKNOWN, "no answer from the metadata leader: ConfigError"),
     ],
 )
-async def test_request_forwarder_error_distinguishes_sent_from_unsent_requests(error: Exception, outcome: Any, detail: str) -> None:
+async def test_request_forwarder_error_distinguishes_sent_from_unsent_requests(
+    error: Exception, outcome: Any, detail: str
+) -> None:
     class Failing(Bus):
         async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
             raise error
@@ -152,7 +154,9 @@ def test_member_log_status_of_a_follower_has_the_leader_and_its_own_position(mad
     assert log.waits_for() == "waits for a leader of the metadata group; not connected: nobody"
 
 
-async def test_raft_member_control_endpoint_uses_image_and_leadership_of_the_member(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_member_control_endpoint_uses_image_and_leadership_of_the_member(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk = made.member._desk
     assert not desk._is_known("d1")
     made.log.fsm.image = replace(made.log.fsm.image, nodes={"d1": None})  # type: ignore[dict-item]
@@ -326,7 +330,9 @@ def test_node_file_marks_lazy_flush_until_a_clean_stop(tmp_path: Path) -> None:
     folder.close()
 
 
-async def test_heartbeats_of_a_started_membership_run_until_cancelled_with_the_configured_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heartbeats_of_a_started_membership_run_until_cancelled_with_the_configured_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spawned: list[Any] = []
     monkeypatch.setattr(membership, "spawn_in", lambda loop, work, name, endless: spawned.append((loop, name, endless)))
     made_with: list[Any] = []

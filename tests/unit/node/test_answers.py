@@ -180,7 +180,9 @@ def test_dashboard_partition_rows_of_several_nodes_merge_to_the_row_of_the_newes
     assert stream_rows({"n1": [leader], "n2": [elected]})[0]["leader"] == "n2", "who knows of a newer epoch"
 
 
-def test_dashboard_streams_answer_lists_the_worst_first_and_recomputes_only_changed_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dashboard_streams_answer_lists_the_worst_first_and_recomputes_only_changed_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reporter = a_cluster(a=(a_state(0), a_state(1)), b=(a_state(0, ("n1",)), a_state(1, ("n1", "n2"))), c=())
     made = []
     summary = module._summary

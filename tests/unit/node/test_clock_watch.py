@@ -84,9 +84,7 @@ async def test_clock_watch_requests_the_time_of_live_nodes_until_the_clock_is_tr
     assert len(watch.others.asked) == asked
 
 
-async def test_clock_watch_logs_a_clock_jump_once(
-    caplog: pytest.LogCaptureFixture, own: SimpleNamespace
-) -> None:
+async def test_clock_watch_logs_a_clock_jump_once(caplog: pytest.LogCaptureFixture, own: SimpleNamespace) -> None:
     watch = Watched()
     with caplog.at_level(logging.INFO, "liftpy.node"):
         for node in ("n2", "n3"):
@@ -105,7 +103,9 @@ async def test_clock_watch_logs_a_clock_jump_once(
     assert HELD_BACK in INCIDENTS
 
 
-async def test_clock_watch_while_nodes_start_waits_without_a_warning(caplog: pytest.LogCaptureFixture, own: SimpleNamespace) -> None:
+async def test_clock_watch_while_nodes_start_waits_without_a_warning(
+    caplog: pytest.LogCaptureFixture, own: SimpleNamespace
+) -> None:
     watch = Watched()
     watch.others.off_s = {}
     await watch._ask("n2")

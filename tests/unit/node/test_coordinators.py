@@ -110,7 +110,9 @@ def running() -> list[Host]:
     return [host for host in Host.made if not host.stopped.is_set()]
 
 
-async def test_group_coordinators_start_and_stop_with_the_replicas_of_the_groups_stream(connections: list[dict[str, Any]], tmp_path: Path) -> None:
+async def test_group_coordinators_start_and_stop_with_the_replicas_of_the_groups_stream(
+    connections: list[dict[str, Any]], tmp_path: Path
+) -> None:
     made = GroupCoordinators(settings(tmp_path), tmp_path / "groups", Counter(), nothing_read, say)
     made.follow(ClusterImage(), image_of("ab", "b", "a"))
     await until(lambda: len(Host.made) == 2)

@@ -140,7 +140,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_steps, "_PAUSE_S", 0.0)
 
 
-async def test_demo_failover_kills_the_leader_halfway_and_receives_all_acks(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_demo_failover_kills_the_leader_halfway_and_receives_all_acks(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wire = Wire()
     cluster: Any = Cluster(wire)
     wire.stored = set(range(7))  # what was there before

@@ -257,7 +257,9 @@ async def test_node_stop_with_a_failure_during_the_stop_writes_no_clean_marker(w
 
 
 @pytest.mark.parametrize("when", ["group hand_over", "drain", "heartbeats end", "logs closed", "leave", "group stop"])
-async def test_node_stop_with_a_component_that_fails_to_close_closes_the_others_without_clean_marker(world: World, when: str) -> None:
+async def test_node_stop_with_a_component_that_fails_to_close_closes_the_others_without_clean_marker(
+    world: World, when: str
+) -> None:
     def fails() -> None:
         raise LiftError(f"a bug at: {when}")
 
@@ -293,7 +295,9 @@ async def test_node_stop_with_unclean_worker_processes_writes_no_clean_marker(wo
     assert not world.marker().clean_stop
 
 
-async def test_node_start_includes_damaged_logs_of_worker_processes_in_its_count(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_start_includes_damaged_logs_of_worker_processes_in_its_count(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def recovered(workers: Workers) -> dict[str, int]:
         return {"damaged": 1, "suspect": 2}
 
@@ -328,7 +332,7 @@ async def test_node_start_that_fails_writes_no_clean_marker(world: World) -> Non
     assert world.marker() == Previous(0, False, True)
 
 
-async def test_node_heartbeat_answer_extends_the_lease_of_all_partitions(world: World) -> None:
+async def test_node_heartbeat_answer_is_passed_to_the_partitions(world: World) -> None:
     node = await started(world)
     node._lease_granted(5, 7)
     held: Any = node.partitions

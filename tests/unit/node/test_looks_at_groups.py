@@ -79,7 +79,9 @@ async def test_group_lag_check_requests_ends_only_of_partitions_without_local_re
     assert lags.of["g"].seconds > 0
 
 
-async def test_group_lag_check_of_a_coordinator_that_does_not_lead_sends_no_request_and_reports_nothing(elsewhere: Elsewhere) -> None:
+async def test_group_lag_check_of_a_coordinator_that_does_not_lead_sends_no_request_and_reports_nothing(
+    elsewhere: Elsewhere,
+) -> None:
     now = [0]
     lags = GroupLags(lambda key: (0, 12) if key.partition == 0 else None, "ns")
     with pytest.MonkeyPatch.context() as patched:

@@ -95,7 +95,7 @@ def test_status_report_sums_connection_counters_by_purpose(tmp_path: Path) -> No
 
 
 # ---- defaults and checks ------------------------------------------------------------------------------------------------
-def test_node_settings_defaults_flush_on_commit_and_listen_on_loopback(tmp_path: Path) -> None:
+def test_node_settings_defaults_open_no_port_and_reject_a_bootstrap_by_majority(tmp_path: Path) -> None:
     settings = NodeSettings("n1", tmp_path)
     assert not settings.bootstrap_majority, "a group that can't be reached is not taken for a new one"
     assert settings.elections

@@ -267,7 +267,9 @@ async def test_node_repair_restart_begins_once_and_an_operator_stop_overrides_th
 
 
 @pytest.mark.parametrize(("failure", "code"), [(OSError(5, "I/O"), 75), (LiftError("a bug"), 1)])
-async def test_node_failure_exit_code_depends_on_whether_a_restart_may_help(ending: Ending, failure: Exception, code: int) -> None:
+async def test_node_failure_exit_code_depends_on_whether_a_restart_may_help(
+    ending: Ending, failure: Exception, code: int
+) -> None:
     ending.node.fatal(failure)
     assert await ending.node.stop() == code
 
@@ -302,7 +304,9 @@ async def test_node_start_measures_the_flush_time_in_the_background(built: Built
     assert (tried, built.told) == ([built.folder.path], [("_flush_place.tried_out", [0.001, 0.002])])
 
 
-async def test_node_flush_time_measurement_cancelled_by_a_stop_logs_nothing(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_flush_time_measurement_cancelled_by_a_stop_logs_nothing(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
     probing: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -184,7 +184,9 @@ async def test_settings_reload_of_the_original_file_lists_no_pending_settings(to
         replace(SETTINGS, node_id="n2", log_level="debug"),
     ],
 )
-async def test_settings_reload_of_an_invalid_file_changes_nothing(told: Told, wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_settings_reload_of_an_invalid_file_changes_nothing(
+    told: Told, wrong: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     told.found = wrong
     with pytest.raises(ConfigError):
         await told.reloading.reload()

@@ -155,7 +155,9 @@ def test_tls_or_credentials_setting_that_is_invalid_raises_with_the_setting_name
         ("tls_cert_file", SECRET, "Cannot use"),
     ],
 )
-async def test_credentials_file_that_is_invalid_raises_with_the_setting_name(name: str, content: str | None, why: str, tmp_path: Path) -> None:
+async def test_credentials_file_that_is_invalid_raises_with_the_setting_name(
+    name: str, content: str | None, why: str, tmp_path: Path
+) -> None:
     path = tmp_path / "given"
     if content is not None:
         path.write_text(content)

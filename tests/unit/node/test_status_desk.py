@@ -319,7 +319,9 @@ async def test_status_settings_reload_request_with_another_payload_or_reply_subj
         ([f"s-00000{number}-1" for number in range(101)], "101 directories are too many. Remove at most 100 at a time."),
     ],
 )
-async def test_status_request_to_remove_invalid_data_directories_is_rejected_with_a_reason(names: list[str], says: str, asked: Any) -> None:
+async def test_status_request_to_remove_invalid_data_directories_is_rejected_with_a_reason(
+    names: list[str], says: str, asked: Any
+) -> None:
     bus, _, _ = asked
     bus.listening["ns.control.settings.n1"](
         b"ns.control.settings.n1", b"_INBOX.x", json.dumps({"remove_data": names}).encode(), b""
@@ -342,7 +344,9 @@ async def test_status_request_to_remove_invalid_data_directories_is_rejected_wit
         (b"\xff", ("a", 0)),
     ],
 )
-def test_status_request_over_nats_returns_the_page_after_the_given_partition(payload: bytes, first: tuple[str, int], asked: Any) -> None:
+def test_status_request_over_nats_returns_the_page_after_the_given_partition(
+    payload: bytes, first: tuple[str, int], asked: Any
+) -> None:
     _, made, ask = asked
     made.reporter = Paged()
     partitions = json.loads(ask(b"_INBOX.a", payload))["partitions"]
@@ -424,7 +428,9 @@ async def test_status_http_page_without_a_configured_port_opens_no_socket(tmp_pa
     await made.close()
 
 
-async def test_status_http_page_at_its_connection_limit_closes_silent_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_http_page_at_its_connection_limit_closes_silent_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http, "MOST_CONNECTIONS", 2)
     made = await opened(tmp_path)
     host, _, port = made.url.removeprefix("http://").partition(":")
@@ -464,7 +470,9 @@ async def test_status_http_page_at_its_connection_limit_closes_silent_connection
         (b"GET /status?count=0 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     ],
 )
-def test_status_http_page_accepts_only_loopback_and_configured_hostnames(request_text: bytes, status: int, tmp_path: Path) -> None:
+def test_status_http_page_accepts_only_loopback_and_configured_hostnames(
+    request_text: bytes, status: int, tmp_path: Path
+) -> None:
     made = StatusDesk(NodeSettings("n1", tmp_path, dashboard_hostnames=("page.example",)))
     made.listen(Bus(), Subjects("ns"), ())  # type: ignore[arg-type]
     made.reporter = Paged()  # type: ignore[assignment]

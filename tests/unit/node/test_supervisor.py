@@ -82,7 +82,9 @@ async def test_systemd_watchdog_gets_no_ping_from_an_unhealthy_node(there: There
     assert "WATCHDOG=1" not in there.heard
 
 
-async def test_systemd_notify_without_socket_sends_nothing_and_a_missing_socket_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_systemd_notify_without_socket_sends_nothing_and_a_missing_socket_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     nobody = Supervisor("")
     nobody.start(list, list, str)
     nobody.stopping()

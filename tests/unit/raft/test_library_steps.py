@@ -257,7 +257,9 @@ class Ticking:
         monkeypatch.setattr(driver_module, "tick_once", once)
 
 
-async def test_raft_tick_sends_messages_before_it_answers_callers_and_reschedules_while_work_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_raft_tick_sends_messages_before_it_answers_callers_and_reschedules_while_work_remains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bench = Ticking(monkeypatch)
     future = bench.driver.propose(b"command")
     (command, callback) = bench.done.pop()

@@ -307,7 +307,9 @@ def test_data_directory_history_gives_every_process_its_own_nonce(tmp_path: Path
 @pytest.mark.parametrize(
     ("commit", "committed", "held"), [(4, 9, 4), (9, 4, 4)], ids=["the leader's commit index", "what is committed here"]
 )
-def test_raft_snapshot_chunk_is_passed_on_as_a_heartbeat_that_commits_only_entries_in_the_log(commit: int, committed: int, held: int) -> None:
+def test_raft_snapshot_chunk_is_passed_on_as_a_heartbeat_that_commits_only_entries_in_the_log(
+    commit: int, committed: int, held: int
+) -> None:
     hard = Hard(LogCore(1, 1))
     hard.core.raftCommitIndex = committed
     beat = {"type": "append_entries", "term": 9, "commit_index": held}

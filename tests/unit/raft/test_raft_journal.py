@@ -167,7 +167,9 @@ _steps = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(_steps)
-def test_raft_journal_after_random_operations_equals_a_list_model(tmp_path_factory: pytest.TempPathFactory, steps: list) -> None:
+def test_raft_journal_after_random_operations_equals_a_list_model(
+    tmp_path_factory: pytest.TempPathFactory, steps: list
+) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal"
     journal = GroupJournal(path, flush=False)
     model: list[tuple[bytes, int, int]] = []

@@ -114,7 +114,9 @@ def test_raft_journal_after_one_failed_flush_rename_or_open_restores_all_flushed
 
 
 @pytest.mark.parametrize("short", [True, False])
-def test_raft_journal_after_one_failed_write_of_any_length_restores_all_flushed_entries(tmp_path: Path, disk: FaultyDisk, short: bool) -> None:
+def test_raft_journal_after_one_failed_write_of_any_length_restores_all_flushed_entries(
+    tmp_path: Path, disk: FaultyDisk, short: bool
+) -> None:
     """``short``: the call says that it wrote less than it was given. Otherwise the disk is full, or broken, after that."""
     sizes: list[int] = []
     disk.fault = lambda kind, size: sizes.append(size) if kind == "write" else None

@@ -177,7 +177,9 @@ def test_metadata_rescue_uses_the_newest_log_of_several_controllers(history: lis
 
 
 @pytest.mark.parametrize("at", [2, 5, 7])
-def test_metadata_rescue_from_a_snapshot_and_journal_equals_the_rescue_from_a_whole_journal(history: list[bytes], tmp_path: Path, at: int) -> None:
+def test_metadata_rescue_from_a_snapshot_and_journal_equals_the_rescue_from_a_whole_journal(
+    history: list[bytes], tmp_path: Path, at: int
+) -> None:
     (found,) = read(controller(tmp_path, "n1", history, snapshot_at=at))
     (plain,) = read(controller(tmp_path, "n2", history))
     assert (found.index, found.term, found.digest) == (plain.index, plain.term, plain.digest)
@@ -190,7 +192,9 @@ def test_metadata_rescue_check_changes_no_file(history: list[bytes], tmp_path: P
     assert tree(folder) == before
 
 
-def test_metadata_rescue_of_two_different_logs_with_the_same_last_index_is_rejected(history: list[bytes], tmp_path: Path) -> None:
+def test_metadata_rescue_of_two_different_logs_with_the_same_last_index_is_rejected(
+    history: list[bytes], tmp_path: Path
+) -> None:
     other = [*history[:-1], history[0]]
     one, two = read(controller(tmp_path, "n1", history), controller(tmp_path, "n2", other))
     with pytest.raises(InvariantError, match="different images"):
@@ -232,7 +236,9 @@ def rescued(folders: list[Path], voters: tuple[str, ...], out: Path | None = Non
         return rescue(newest(survivors), held, voters, out, 77)
 
 
-def test_metadata_rescue_writes_one_directory_per_controller_with_an_event_about_the_loss(history: list[bytes], tmp_path: Path) -> None:
+def test_metadata_rescue_writes_one_directory_per_controller_with_an_event_about_the_loss(
+    history: list[bytes], tmp_path: Path
+) -> None:
     check_library()
     old, gone = controller(tmp_path, "n1", history), controller(tmp_path, "n2", history[:5])
     before = tree(gone)

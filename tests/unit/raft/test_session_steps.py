@@ -365,7 +365,9 @@ def test_raft_session_ends_at_a_gap_and_sends_a_hello_at_once() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["in the middle", "too much"])
-def test_raft_session_ends_at_a_chunk_without_a_first_chunk_or_above_the_size_limit(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_session_ends_at_a_chunk_without_a_first_chunk_or_above_the_size_limit(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", 4)
     side = Side().connected()
     if wrong == "too much":

@@ -43,7 +43,9 @@ def terms(net: OurNet) -> list[int]:
 @pytest.mark.parametrize("term", FAR)
 @pytest.mark.parametrize("kind", range(len(bodies(1))))
 @pytest.mark.parametrize("frame_says_so", [True, False])
-def test_raft_group_after_a_forged_term_still_elects_a_leader_and_commits(tmp_path: Path, term: int, kind: int, frame_says_so: bool) -> None:
+def test_raft_group_after_a_forged_term_still_elects_a_leader_and_commits(
+    tmp_path: Path, term: int, kind: int, frame_says_so: bool
+) -> None:
     with our_net(tmp_path) as net:
         leader, near, _ = net.elected()
         known = max(terms(net))

@@ -105,7 +105,9 @@ def test_raft_append_answer_on_probation_reports_no_success() -> None:
     ("sender", "after_s", "transfer"),
     [("b", 0.0, True), ("b", _TRANSFER_S - 0.01, True), ("b", _TRANSFER_S, False), ("c", 0.0, False)],
 )
-def test_raft_vote_request_during_a_leadership_transfer_is_marked_as_transfer(sender: str, after_s: float, transfer: bool) -> None:
+def test_raft_vote_request_during_a_leadership_transfer_is_marked_as_transfer(
+    sender: str, after_s: float, transfer: bool
+) -> None:
     bench = Bench()
     bench.hear(sender, TIMEOUT)
     bench.now += after_s
