@@ -18,7 +18,7 @@ if _DRIVERS not in sys.path:
     sys.path.insert(0, _DRIVERS)
 
 from cluster_driver import Driver  # noqa: E402  (a module beside unit tests, which are no package)
-from test_control_plane_histories import NODES, World  # noqa: E402
+from test_random_control_plane_faults import NODES, World  # noqa: E402
 
 _MOST = 100
 _SETTINGS = {

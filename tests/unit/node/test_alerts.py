@@ -43,7 +43,7 @@ CARRIED_OUT = {
         "tests/integration/test_runbooks_apart.py",
     ),
     "controller-lost": ("tests/integration/test_raft_processes.py", "tests/integration/test_controllers_cli.py"),
-    "controllers-lost": ("tests/system/backup/__main__.py", "tests/unit/raft/test_rescue.py"),
+    "controllers-lost": ("tests/system/backup/__main__.py", "tests/unit/raft/test_metadata_rescue.py"),
     "group-stuck": ("tests/integration/test_stuck_group.py",),
     "isr-stuck": (
         "tests/scripts/test_network_split.py", "tests/scripts/test_failed_storage_makes_way.py", "tests/scripts/test_slow_disk.py",

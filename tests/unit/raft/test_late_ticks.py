@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from liftpy.core.metadata.request_limits import SENT_TOGETHER
-from tests.unit.raft.ours import OurNet, our_net
+from tests.unit.raft.raft_network import OurNet, our_net
 
 A_REQUEST_BYTES = 100
 """Or some more: what a replica asks of the group."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sidecar.quorum.pre_vote import PreVote, may_grant
-from tests.unit.raft.ours import OurNet, our_net
+from tests.unit.raft.raft_network import OurNet, our_net
 
 WOULD: dict[str, Any] = {
     "leads": False, "quiet_s": 0.4, "quiet_needed_s": 0.4, "turn_is_late": False, "own": (3, 7), "asker": (3, 7),

@@ -9,8 +9,8 @@ import pytest
 from sidecar.quorum.codec import decode
 from sidecar.quorum.peer_sessions import _DATA, _FIRST, _FRAME, _LAST, Peer
 from sidecar.quorum.probation import MARKER, is_first_start, waits_for
-from tests.unit.raft.ours import OurNet, our_net
 from tests.unit.raft.plain_member import Member
+from tests.unit.raft.raft_network import OurNet, our_net
 
 
 def peer(name: str, *, heard: bool = True, is_new: bool = True, up: bool = True) -> Peer:

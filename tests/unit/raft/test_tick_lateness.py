@@ -12,7 +12,7 @@ import pytest
 from sidecar.quorum import driver as driver_module
 from sidecar.quorum.driver import LATE_TICK_S, REST_S, TICK_S, GroupDriver
 from sidecar.quorum.library import LATE_S
-from tests.unit.raft.ours import bare_member
+from tests.unit.raft.raft_network import bare_member
 
 
 async def test_raft_late_tick_increments_a_counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

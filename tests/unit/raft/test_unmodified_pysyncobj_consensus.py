@@ -13,8 +13,8 @@ import pytest
 from liftpy.core.metadata.controller.quorum_member import ProposedEntry
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from sidecar.metadata import member as proposal_executor
-from tests.unit.raft.ours import bare_member, our_net
-from tests.unit.raft.shipped import Node, ShippedNet, in_process
+from tests.unit.raft.raft_network import bare_member, our_net
+from tests.unit.raft.unmodified_pysyncobj import Node, ShippedNet, in_process
 
 # ---- 2: acknowledged loss on a perfect FIFO network with one leader crash -----------------------------------------------
 

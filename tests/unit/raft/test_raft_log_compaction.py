@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.quorum import library
 from sidecar.quorum.library import COMPACT_AFTER_BYTES, COMPACT_AT_ONCE_BYTES, LULL_S
-from tests.unit.raft.ours import OurNet, our_net
+from tests.unit.raft.raft_network import OurNet, our_net
 
 ENTRY = 4096
 

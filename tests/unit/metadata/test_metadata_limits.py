@@ -19,7 +19,7 @@ from liftpy.core.wire.subjects import Subjects
 from sidecar.metadata import control, feed, membership
 from sidecar.metadata.control import Forwarder
 from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
-from tests.unit.metadata.test_control_desk import DELETE, REQUEST, Controller, Message
+from tests.unit.metadata.test_control_endpoint import DELETE, REQUEST, Controller, Message
 
 S = 1_000_000_000
 BARRIER = pb.ControlRequest(barrier=pb.Barrier())

@@ -19,7 +19,7 @@ from sidecar.quorum import library
 from sidecar.quorum.driver import GroupDriver, tick_once
 from sidecar.quorum.journal import GroupJournal
 from sidecar.quorum.library import FAIL_REASON, _NoPickle, outcome_of, settings
-from tests.unit.raft.ours import our_net
+from tests.unit.raft.raft_network import our_net
 
 
 def test_raft_driver_settings_for_pysyncobj_have_the_tested_values(tmp_path: Path) -> None:

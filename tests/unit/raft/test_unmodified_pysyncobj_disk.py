@@ -17,8 +17,8 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import CorruptionError
 from sidecar.quorum.journal import GroupJournal
 from tests.born import born_fsm
-from tests.unit.raft.ours import bare_member, our_net
-from tests.unit.raft.shipped import ShippedNet, in_process
+from tests.unit.raft.raft_network import bare_member, our_net
+from tests.unit.raft.unmodified_pysyncobj import ShippedNet, in_process
 
 # ---- nothing is flushed ------------------------------------------------------------------------------------------------
 

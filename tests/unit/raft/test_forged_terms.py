@@ -11,7 +11,7 @@ from liftpy.core.wire._pb import raft_pb2 as pb
 from liftpy.errors import ProtocolError
 from sidecar.quorum.codec import MAX_NUMBER, decode
 from sidecar.quorum.peer_sessions import _DATA, _FIRST, _FRAME, _HELLO, _LAST, TERM_REACH
-from tests.unit.raft.ours import OurNet, our_net
+from tests.unit.raft.raft_network import OurNet, our_net
 
 FAR = [MAX_NUMBER - 1, 1 << 40]
 

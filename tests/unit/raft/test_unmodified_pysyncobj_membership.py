@@ -17,8 +17,8 @@ import pytest
 from liftpy.errors import CorruptionError, ProtocolError
 from sidecar.quorum.library import FAIL_REASON
 from sidecar.quorum.peer_sessions import _DATA, _FIRST, _FRAME, _LAST
-from tests.unit.raft.ours import bare_member, our_net
-from tests.unit.raft.shipped import Node, ShippedNet, in_process
+from tests.unit.raft.raft_network import bare_member, our_net
+from tests.unit.raft.unmodified_pysyncobj import Node, ShippedNet, in_process
 
 # ---- 7: two changes of the members at once, and a member that votes twice ----------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from liftpy.core.observe.history import NAMES
-from tests.unit.node.test_site import WALL_S, Clock, Cluster, a_site, body
+from tests.unit.node.test_dashboard_pages import WALL_S, Clock, Cluster, a_site, body
 
 PAGES = ("/", "/events", "/node/n1")
 

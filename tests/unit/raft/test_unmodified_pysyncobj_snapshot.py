@@ -12,8 +12,8 @@ import pytest
 
 from liftpy.errors import CorruptionError
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
-from tests.unit.raft.ours import OurNet, bare_member, our_net
-from tests.unit.raft.shipped import Node, ShippedNet, in_process
+from tests.unit.raft.raft_network import OurNet, bare_member, our_net
+from tests.unit.raft.unmodified_pysyncobj import Node, ShippedNet, in_process
 
 
 def compact(net: Any, name: str) -> None:

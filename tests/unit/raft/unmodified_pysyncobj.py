@@ -36,7 +36,7 @@ def in_process(scenario: Callable[[Path], Any], folder: Path, *more: Callable[..
     """What ``scenario(folder)`` returns in a process where nothing of the library is replaced. It sees this module's names
     and the functions ``more``. ``dies``: the process is expected to be killed by signal 9 instead."""
     sources = [textwrap.dedent(inspect.getsource(f)) for f in (*more, scenario)]
-    head = "from __future__ import annotations\nfrom tests.unit.raft.shipped import *\n"
+    head = "from __future__ import annotations\nfrom tests.unit.raft.unmodified_pysyncobj import *\n"
     call = f"print('\\n' + json.dumps({scenario.__name__}(Path(sys.argv[1]))), flush=True)"
     code = "\n".join([head, *sources, "logging.disable(logging.CRITICAL)", call, "os._exit(0)"])
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONHASHSEED": "0"}

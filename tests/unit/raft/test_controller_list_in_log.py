@@ -13,7 +13,7 @@ from sidecar.quorum.journal import CHANGE, GroupJournal, LogControllers, change_
 from sidecar.quorum.library import FAIL_REASON
 from sidecar.quorum.peer_sessions import PeerSessions
 from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
-from tests.unit.raft.ours import OurNet, our_net
+from tests.unit.raft.raft_network import OurNet, our_net
 
 ABC = ("a", "b", "c")
 DENIED = FAIL_REASON.REQUEST_DENIED

@@ -11,7 +11,7 @@ import pytest
 from liftpy.errors import CorruptionError, ProtocolError, UnknownFormatError
 from sidecar.quorum.peer_sessions import _FRAME, _HELLO
 from sidecar.quorum.probation import FILE, MAX_EARLIER, FolderLineage, Probation
-from tests.unit.raft.ours import OurNet, our_net
+from tests.unit.raft.raft_network import OurNet, our_net
 from tests.unit.raft.test_probation import campaigns_for
 
 OPERATIONS = [b"%d" % number for number in range(40)]

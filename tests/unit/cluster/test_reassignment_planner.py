@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase as Phase_
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moving_driver import GRACE_S, Moved
+from reassignment_driver import GRACE_S, Moved
 
 from liftpy.config import NS_PER_S
 from liftpy.core.base.partition import MoveReason, PartitionStatus

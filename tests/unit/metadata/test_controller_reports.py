@@ -35,9 +35,9 @@ from sidecar.metadata.member import ask_accused, ask_to_step_aside
 from sidecar.quorum.codec import seal
 from sidecar.quorum.library import Node
 from sidecar.runtime.settings import NodeSettings
-from tests.unit.metadata.test_forwarding import Bus
-from tests.unit.metadata.test_member_driven import Made
-from tests.unit.metadata.test_raft_member_shell import a_member
+from tests.unit.metadata.test_raft_member_and_executor import Made
+from tests.unit.metadata.test_raft_member_start_and_stop import a_member
+from tests.unit.metadata.test_request_forwarder import Bus
 
 OUTCOME_UNKNOWN, UNAVAILABLE = pb.ControlResponse.OUTCOME_UNKNOWN, pb.ControlResponse.UNAVAILABLE
 BARRIER = pb.ControlRequest(barrier=pb.Barrier())

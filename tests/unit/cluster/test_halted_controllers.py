@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_metadata_member import MAX_BYTES, Log, Member
+from test_quorum_member import MAX_BYTES, Log, Member
 
 from liftpy.config import NS_PER_S
 from liftpy.core.metadata.controller.quorum_member import MAX_BARRIERS, EntryOutcome, ProposedEntry

@@ -21,7 +21,7 @@ from sidecar.quorum.driver import tick_once
 from sidecar.quorum.library import FAIL_REASON, check_library
 from sidecar.quorum.probation import MARKER
 from tests.unit.raft.plain_member import Member
-from tests.unit.raft.shipped import REASONS, Network
+from tests.unit.raft.unmodified_pysyncobj import REASONS, Network
 
 
 class OurNet(Network):

@@ -14,7 +14,7 @@ from sidecar.quorum.probation import FILE, MARKER, FolderLineage, Probation, wai
 from tests.unit.raft.test_probation import peer
 from tests.unit.raft.test_raft_rules import Core as LogCore
 from tests.unit.raft.test_raft_rules import Hard
-from tests.unit.raft.test_transport_rules import APPEND, NEXT, VOTE, Bench
+from tests.unit.raft.test_raft_transport import APPEND, NEXT, VOTE, Bench
 
 PRE_VOTE = {"type": "pre_vote", "term": 7, "last_log_index": 9, "last_log_term": 3}
 

@@ -13,7 +13,7 @@ from liftpy.core.wire.subjects import InboxRule, Subjects
 from sidecar.runtime.settings import NodeSettings
 from sidecar.status.status_api import FRESH_S, MOST_WAITING, GlanceDesk, StatusDesk, glance_at
 from tests.unit.node.test_metrics import a_reporter, a_worker, gathered, shown
-from tests.unit.node.test_status_desk import Bus
+from tests.unit.node.test_status_endpoint import Bus
 
 
 def test_status_summary_numbers_equal_the_metrics() -> None:

@@ -15,7 +15,7 @@ from sidecar.quorum import journal as journal_module
 from sidecar.quorum import library
 from sidecar.quorum.driver import GroupDriver
 from sidecar.quorum.journal import GroupJournal
-from tests.unit.raft.ours import our_net
+from tests.unit.raft.raft_network import our_net
 
 LARGE = 20_000
 ENTRIES = 60

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.unit.raft.ours import our_net
+from tests.unit.raft.raft_network import our_net
 
 
 def test_stopping_controller_starts_no_election(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from liftpy.errors import ProtocolError
 from sidecar.quorum.codec import MAX_NUMBER, decode
 from sidecar.quorum.library import Node
 from sidecar.runtime import clock
-from tests.unit.raft.ours import our_net
+from tests.unit.raft.raft_network import our_net
 
 TOO_MUCH = [MAX_NUMBER, 2**64 - 1]
 

@@ -21,7 +21,7 @@ from sidecar.partition.figures import NodeCounts, StreamLabels
 from sidecar.runtime import clock
 from sidecar.status import figures as figures_module
 from sidecar.status.figures import NodeFigures
-from tests.unit.node.full_walk import kept, walked
+from tests.unit.node.full_metrics_scan import kept, walked
 from tests.unit.node.test_metrics import Held, a_reporter, a_worker
 
 _ROLES = (RoleName.LEADER, RoleName.LEADER, RoleName.FOLLOWER, RoleName.CANDIDATE)

@@ -23,8 +23,8 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire._pb import replication_pb2
 from tests.born import born_fsm, registration
 from tests.unit.cluster.small_images import S, a_partition, a_stream, an_image
-from tests.unit.cluster.test_feed_bounds import entries, subscribed
-from tests.unit.cluster.test_metadata_member import Member, heartbeat
+from tests.unit.cluster.test_feed_limits import entries, subscribed
+from tests.unit.cluster.test_quorum_member import Member, heartbeat
 
 
 # ---- the member --------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cluster_driver import Driver, Error
-from moving_driver import Moved
+from reassignment_driver import Moved
 
 from liftpy.core.base.partition import MoveReason
 from liftpy.core.metadata.snapshot import decode_snapshot, encode_snapshot

@@ -20,7 +20,7 @@ from liftpy.core.metadata.record_builder import MAX_DETAIL_LENGTH, refuse
 from liftpy.core.metadata.records import CountersMoved, NodeChanged, NodeRemoved, OperationDone, Record
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import S, a_partition, a_stream, an_image
-from tests.unit.cluster.test_feed_bounds import created
+from tests.unit.cluster.test_feed_limits import created
 
 NODE = NodeChanged(NodeImage(node_id="d", incarnation=9))
 GONE = NodeRemoved("x")

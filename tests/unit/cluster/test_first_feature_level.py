@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_metadata_member import MAX_BYTES, Member
+from test_quorum_member import MAX_BYTES, Member
 
 from liftpy.core.metadata.controller.feature_negotiation import HEARD_WITHIN_NS, first_level_of_a_cluster
 from liftpy.core.metadata.controller.quorum_member import EntryOutcome, ProposedEntry
