@@ -13,7 +13,7 @@ from typing import Any
 from liftpy.core.metadata.feature_range import LevelRange
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
-_DRIVERS = str(Path(__file__).parents[1] / "unit" / "cluster")
+_DRIVERS = str(Path(__file__).parents[1] / "unit" / "metadata")
 if _DRIVERS not in sys.path:
     sys.path.insert(0, _DRIVERS)
 
