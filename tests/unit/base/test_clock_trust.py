@@ -1,4 +1,4 @@
-"""When a node's wall clock may say what is too old: what others say, what the monotonic clock says, and who is not asked."""
+"""Test when a node may use its wall clock for retention: other nodes, the monotonic clock and majorities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures and their reasons: between what they may be. One that is wrong by a factor breaks nothing at once, and so nobody notices."""
+"""Test the documented range of each constant. A wrong constant breaks no other test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names at the edge, and settings validated as a whole."""
+"""Test names of streams and nodes, subjects, and the validation of settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Old names: those of modules still import, those of settings are rejected with the new name."""
+"""Test old names: modules still import, and settings are rejected with the new name."""
 
 from __future__ import annotations
 

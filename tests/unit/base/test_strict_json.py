@@ -1,4 +1,4 @@
-"""JSON from elsewhere has one kind of error, and what is not taken from it is what the fuzzers found to end handlers."""
+"""Test invalid JSON from outside: it raises one kind of error and ends no handler."""
 
 from __future__ import annotations
 

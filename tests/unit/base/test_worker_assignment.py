@@ -1,4 +1,4 @@
-"""Which process of a node hosts which partition."""
+"""Test which worker process of a node hosts which partition."""
 
 from __future__ import annotations
 

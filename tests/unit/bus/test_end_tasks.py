@@ -1,4 +1,4 @@
-"""Tasks end although something in them swallows cancellations."""
+"""Test the cancellation of tasks that swallow cancellations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every disk format is in ``sidecar/cli/upgrade.py``, with the versions that the code has."""
+"""Test that ``sidecar/cli/upgrade.py`` lists every disk format with its version in the code."""
 
 from __future__ import annotations
 

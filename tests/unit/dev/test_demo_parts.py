@@ -1,4 +1,4 @@
-"""The demo's parts without processes: what it publishes, how it loses a leader and what it compares."""
+"""Test the parts of the demo without processes: publisher, failover and comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster of ``liftpy dev`` with scripted processes: what each is started with, what it is sent, when it is started again."""
+"""Test the cluster of ``liftpy dev`` with scripted processes: commands, environment, signals and restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child arranges by itself that it dies with its parent, and then becomes its program."""
+"""Test a child process that ends with its parent and then runs its program."""
 
 from __future__ import annotations
 

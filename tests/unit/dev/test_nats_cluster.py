@@ -1,4 +1,4 @@
-"""Servers of one cluster whose ports for each other may be taken between the choice and the listening."""
+"""Test a NATS cluster whose chosen ports are taken before the servers listen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nats-server as a child: found, started, restarted on its port, and gone with its parent however that ends."""
+"""Test nats-server as a child process: search, start, restart on its port, and its end with the parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nats-server that a developer's cluster brings along, without one: how it is started, waited for and ended."""
+"""Test the nats-server of ``liftpy dev`` with a scripted process: start, wait and end."""
 
 from __future__ import annotations
 

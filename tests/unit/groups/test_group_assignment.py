@@ -1,4 +1,4 @@
-"""Who reads what: balanced in every stream and in all, with few moves."""
+"""Test the assignment of partitions to members: balanced per stream and in total, with few moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of groups as bytes: what is refused before it reaches the state."""
+"""Test the bytes of group commands, and the rejection of malformed commands."""
 
 from __future__ import annotations
 

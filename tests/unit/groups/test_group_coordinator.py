@@ -1,4 +1,4 @@
-"""The coordinator as the service that it is: commands, answers, time, questions; the same on every node and after every snapshot."""
+"""Test the group coordinator as a service: commands, answers, timers, queries and snapshots."""
 
 from __future__ import annotations
 

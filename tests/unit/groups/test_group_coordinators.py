@@ -1,4 +1,4 @@
-"""The coordinators that a node runs: which, when they begin and end, and what is said of them."""
+"""Test the group coordinators of a node: start, restart, stop and reports."""
 
 from __future__ import annotations
 

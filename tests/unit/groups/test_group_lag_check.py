@@ -1,4 +1,4 @@
-"""A node looks how far the groups of its coordinators are: what it knows itself, whom it asks, and how little of the loop it takes."""
+"""Test the check of group lags on a node: known ends, requests to other nodes, and yielding to the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far groups are behind: in records, in seconds, of whom, and within what bounds."""
+"""Test the lag of consumer groups in records and seconds, and its limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The member's side by itself: what counts of what it hears, and until when it goes on."""
+"""Test the state machine of a group member: accepted answers and the end of its session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A work queue by itself: ranges, leases, dead letters, bounds."""
+"""Test a work queue: record ranges, ack waits, dead letters and limits."""
 
 from __future__ import annotations
 

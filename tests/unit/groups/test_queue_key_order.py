@@ -1,4 +1,4 @@
-"""Order per key in a work queue, against a model that keeps every record by itself [Q7]."""
+"""Test the order per key in a work queue against a model of single records [Q7]."""
 
 from __future__ import annotations
 

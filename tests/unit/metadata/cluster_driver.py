@@ -1,4 +1,4 @@
-"""Drives a ClusterFsm as a metadata group would: numbers its entries, gives operation ids, keeps the log."""
+"""Drive a ClusterFsm like a metadata group: number the entries, add operation ids, and store the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One stream under elections, for tests: who reports, who is promoted, passed over, elected."""
+"""Drive the elections of one stream: reports, promotions, passed-over candidates and results."""
 
 from __future__ import annotations
 

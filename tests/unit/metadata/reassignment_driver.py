@@ -1,4 +1,4 @@
-"""A cluster whose metadata leader moves replicas, and whose partition leaders do their part of it as fast as a test says."""
+"""Drive a cluster in which the metadata leader moves replicas and the test decides how fast partition leaders copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small states of the cluster, for tests: a partition, a stream, an image."""
+"""Build small images of a cluster: a partition, a stream, nodes."""
 
 from __future__ import annotations
 

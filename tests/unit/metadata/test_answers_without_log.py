@@ -1,4 +1,4 @@
-"""What would change nothing is answered before it is logged, by the metadata leader that a majority has just confirmed.
+"""Test requests that change nothing: a metadata leader with a recent majority answers them without a log entry.
 
 That the answers are those of the log is looked at wherever a test of decisions asks for something (``cluster_driver``)."""
 

@@ -1,4 +1,4 @@
-"""Any sequence of requests: the invariants hold, all nodes get the same bytes, snapshots and the feed lose nothing.
+"""Test random sequences of requests: invariants, equal bytes on all nodes, snapshots and the feed.
 
 Proves C1 C2 C3 C4 C5 C6 C7 C10 C11 M5 M6 M7 for the pure state machine.
 """

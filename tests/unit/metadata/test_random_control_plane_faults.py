@@ -1,4 +1,4 @@
-"""Seeded histories of a whole control plane: nodes that crash, lie empty, fail to promote; then peace, and everything leads.
+"""Test seeded histories of a control plane: nodes crash, lose data and fail to promote. At the end every partition has a leader.
 
 The real state machine and the metadata leader's real duties, in virtual time; nodes are a few lines each. Every image is
 checked; in the end L1 (a leader within 5 s wherever a complete replica is live) and L2 (ISR = live replicas) hold.

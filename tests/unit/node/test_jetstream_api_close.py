@@ -1,4 +1,4 @@
-"""JetStreamDesk: what it has begun ends with it."""
+"""Test that a closed JetStream API leaves no task."""
 
 from __future__ import annotations
 

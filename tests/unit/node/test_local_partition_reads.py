@@ -1,4 +1,4 @@
-"""What a service in the node's process reads: by a call, with the answers that anybody gets over NATS."""
+"""Test reads of a service in the process of the node: a local call with the same answers as over NATS."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A node's start and stop as shipped, over a real data folder, between parts that only say what was asked of them: in which order, and
-whether the marker of a clean stop is left [S9]."""
+"""Test start and stop of a node over a real data directory with scripted parts: the order, and the marker of a clean stop [S9]."""
 
 from __future__ import annotations
 

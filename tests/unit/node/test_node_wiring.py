@@ -1,4 +1,4 @@
-"""What a node makes its parts of, which of them hears what, in which order they are closed; and how a process runs one node."""
+"""Test how a node builds, connects and closes its parts, and how a process runs one node."""
 
 from __future__ import annotations
 

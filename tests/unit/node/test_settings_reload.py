@@ -1,4 +1,4 @@
-"""Settings that are read again: whole or not at all, and only what a running node can take over."""
+"""Test the reload of settings: completely or not at all, and only settings that a running node can apply."""
 
 from __future__ import annotations
 

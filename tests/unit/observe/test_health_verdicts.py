@@ -1,4 +1,4 @@
-"""Each verdict names a runbook, events and an alert that exist, and its alert has the same runbook."""
+"""Test that each health verdict refers to an existing runbook, existing events and an alert."""
 
 from __future__ import annotations
 

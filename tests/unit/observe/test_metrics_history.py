@@ -1,4 +1,4 @@
-"""A node's history: bounded, gaps stay gaps, ten seconds and whole clusters are joined as each series says, and it travels as it is."""
+"""Test the metrics history of a node: fixed size, gaps, ten-second rows, sums over a cluster and copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events that a node sees by itself: what makes one, what does not, and what a reader accepts."""
+"""Test the events that a node records about itself, and the checks of a reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Health: what makes a node not live, not ready, not synced; and nothing of one in another."""
+"""Test the health checks: live, ready and synced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is one to people: grouped by what it means, within seconds, newest first; and nothing is left out."""
+"""Test the timeline: related events within seconds are one group, the newest first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A member of the group whose state is a list of operations: what is under it as shipped, nothing above it."""
+"""Provide a Raft member whose state is a list of operations. Everything below the state machine is shipped code."""
 
 from __future__ import annotations
 

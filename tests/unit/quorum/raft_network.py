@@ -1,4 +1,4 @@
-"""This project's members on the same wires as ``shipped``: sessions, hardening, journal and tick, in virtual time."""
+"""Provide members of the metadata group on a simulated network in virtual time: sessions, journal and ticks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tick does a bounded part of the work on an entry that concerns thousands of partitions; the rest waits for the ticks after it."""
+"""Test entries that concern thousands of partitions: each tick does a bounded part of the work."""
 
 from __future__ import annotations
 

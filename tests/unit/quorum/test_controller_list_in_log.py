@@ -1,4 +1,4 @@
-"""Who forms the group, by each member's own log: it counts from the append on, goes with a cut, comes back with a restart [M10]."""
+"""Test the controller list in the Raft log: it applies from the append on, and follows truncations and restarts [M10]."""
 
 from __future__ import annotations
 

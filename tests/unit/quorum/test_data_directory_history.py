@@ -1,4 +1,4 @@
-"""A member whose folder was put back from an older copy counts for nothing until it has caught up [S15, M2, M4]."""
+"""Test a controller with a data directory restored from an older copy: it has no vote until it has caught up [S15, M2, M4]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forged term can't take the group beyond what numbers are bounded by, and no member is left behind for good."""
+"""Test forged terms: they do not exceed the limit of a term, and every member can rejoin."""
 
 from __future__ import annotations
 

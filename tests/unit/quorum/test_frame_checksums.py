@@ -1,4 +1,4 @@
-"""A frame of the metadata group is taken as it was sent, on its own subject, or not at all."""
+"""Test the checksum of Raft frames: a changed frame or a frame on another subject is rejected."""
 
 from __future__ import annotations
 

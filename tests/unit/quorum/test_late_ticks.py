@@ -1,4 +1,4 @@
-"""A member whose ticks come late has heard nobody meanwhile, whoever spoke: that is no reason to depose the leader [M12]."""
+"""Test late ticks: a member reads its messages before it starts an election [M12]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rescue: the newest journal that is left, everything beyond a leap, nothing written in part; and what must not go on is refused."""
+"""Test the rescue of cluster metadata: the newest log, skipped ids and epochs, atomic writes and rejections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single steps of a member's sessions: what a frame says byte for byte, when it is due, what ends a session, and what is left of it."""
+"""Test single steps of a peer session: bytes of its frames, hello intervals, and the end of a session."""
 
 from __future__ import annotations
 

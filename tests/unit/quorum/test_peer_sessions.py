@@ -1,4 +1,4 @@
-"""PeerSessions: whatever the bus does, the library sees FIFO without gaps or duplicates; and only the protocol's own messages."""
+"""Test PeerSessions: PySyncObj receives messages in order, without gaps or duplicates, and only those of the protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nobody raises its term before a majority has said that it would vote for it: load, or one bad link, deposes no leader."""
+"""Test pre-votes: a member raises its term only after a majority would vote for it."""
 
 from __future__ import annotations
 

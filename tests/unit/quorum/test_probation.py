@@ -1,4 +1,4 @@
-"""A member whose folder is new or emptied counts for nothing until it has what was committed [M2, M4]; the first start of a group."""
+"""Test probation: a controller with an empty directory has no vote until it has all committed entries [M2, M4]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member holds of the group's log and of what comes is bounded in bytes, however few the entries and frames are."""
+"""Test the limits in bytes of the Raft log, the journal, the inbox and the feed."""
 
 from __future__ import annotations
 

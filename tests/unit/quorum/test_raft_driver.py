@@ -1,5 +1,4 @@
-"""Single steps of the library's node and of the ticks that drive it: when an election is put off, asked for and held; when the log is
-compacted; what a tick does, in which order, and when there is another."""
+"""Test single steps of the Raft driver: postponed elections, compaction, and the order of work in a tick."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The group's journal: what was flushed comes back, what was torn is cut, what is damaged refuses to open."""
+"""Test the Raft journal: flushed entries are restored, torn frames are truncated, damaged files are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal on a disk that fails once: the next start has everything that was ever shown, and needs nobody [S13, L11]."""
+"""Test the Raft journal on a disk that fails once: the next start restores everything that was returned [S13, L11]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The group's log becomes a snapshot when much was applied: a start reads that, and need not decide it all anew."""
+"""Test the compaction of the Raft log into a snapshot, and a start from this snapshot."""
 
 from __future__ import annotations
 

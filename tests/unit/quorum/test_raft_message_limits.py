@@ -1,4 +1,4 @@
-"""Terms and indexes from the bus are bounded, and an answer names nothing that the leader does not have."""
+"""Test the limits of terms and indexes in Raft messages, and the confirmation of a leader."""
 
 from __future__ import annotations
 

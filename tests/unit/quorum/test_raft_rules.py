@@ -1,4 +1,4 @@
-"""The rules around the library, driven directly: what is cut, kept, installed, stored, believed [M1, M2, M8, M9, S13]."""
+"""Test the rules around PySyncObj: truncation, snapshots, the journal and accepted messages [M1, M2, M8, M9, S13]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rule of the transport between library and sessions by itself: what is heard, said, counted, and what confirms a leader."""
+"""Test the Raft transport between PySyncObj and the peer sessions: accepted messages and the confirmation of a leader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single steps of a member: what a lost session takes along, who votes, what is durable when, and when probation is over."""
+"""Test single steps of a Raft member: lost sessions, pre-votes, durable state and the end of probation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members that stop at once hand the leadership round to nobody: each hand-over would be a term more, and an election when it ends."""
+"""Test controllers that stop at once: they start no election and do not take the leadership."""
 
 from __future__ import annotations
 

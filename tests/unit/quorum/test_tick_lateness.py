@@ -1,4 +1,4 @@
-"""How late the group's ticks come is measured and shown: neither Raft nor heartbeats may wait for partition work."""
+"""Test the measured delay of ticks: Raft and heartbeats do not wait for partition work."""
 
 from __future__ import annotations
 

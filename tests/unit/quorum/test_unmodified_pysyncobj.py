@@ -1,4 +1,4 @@
-"""What PySyncObj 0.3.17 does as shipped (red, each in a process of its own), and what this project's driver does instead.
+"""Test PySyncObj 0.3.17 unmodified, each test in its own process, and the Raft driver of this project instead.
 
 These tests describe the library. Should one fail with a newer version, the guard in ``sidecar/quorum`` may be able to go.
 Here: an apply or a callback that raises (point 6), and the flush and the pickle of its journal. The others:

@@ -1,4 +1,4 @@
-"""PySyncObj 0.3.17 as shipped (red): what a caller is told, how long a leader believes in itself, what an apply knows. Then ours.
+"""Test PySyncObj 0.3.17 unmodified, then the Raft driver: outcomes, isolated leaders, and arguments of apply.
 
 Points 9 and 10 of what the metadata group must not inherit.
 """

@@ -1,4 +1,4 @@
-"""PySyncObj 0.3.17 as shipped (red): what it acknowledges and loses, and whom it elects, on wires without any fault. Then ours.
+"""Test PySyncObj 0.3.17 unmodified, then the Raft driver: lost entries and double votes on a network without faults.
 
 Points 2, 3 and 4 of what the metadata group must not inherit.
 """

@@ -1,4 +1,4 @@
-"""PySyncObj 0.3.17 as shipped (red): what its files lose in a death and believe when damaged. Then ours.
+"""Test PySyncObj 0.3.17 unmodified, then the Raft driver: files after a crash, and damaged files.
 
 Point 1 of what the metadata group must not inherit, and its pickle on disk (8).
 """

@@ -1,4 +1,4 @@
-"""PySyncObj 0.3.17 as shipped (red): who may join, vote and speak. Then ours.
+"""Test PySyncObj 0.3.17 unmodified, then the Raft driver: membership changes, votes and network access.
 
 Points 7 and 8 of what the metadata group must not inherit.
 """

@@ -1,4 +1,4 @@
-"""PySyncObj 0.3.17 as shipped (red): what its snapshots commit, discard and swallow. Then ours, over the same histories.
+"""Test PySyncObj 0.3.17 unmodified, then the Raft driver: snapshots that commit or discard entries.
 
 Point 5 of what the metadata group must not inherit.
 """

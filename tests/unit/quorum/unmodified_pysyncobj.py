@@ -1,4 +1,4 @@
-"""PySyncObj as shipped, for the tests that describe it: its nodes on wires that a test holds in its hands, in virtual time.
+"""Provide unmodified PySyncObj nodes on a network that the test controls, in virtual time.
 
 Of the library only the clock and (by a public parameter) the transport are given. The scenarios run in a process of their own,
 by ``in_process``, because ``sidecar.raft`` replaces parts of the library for the whole process.

@@ -1,4 +1,4 @@
-"""No background task ends unheard: whatever loop of a node fails in a way that nobody expected, the node ends and says why."""
+"""Test background tasks: an unexpected error ends the node with the reason."""
 
 from __future__ import annotations
 

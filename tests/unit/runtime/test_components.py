@@ -1,4 +1,4 @@
-"""Components start in order and close in reverse order, whatever fails."""
+"""Test components: they start in order and close in reverse order, also after errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs: each line of a node has a name that stays, floods are told and not retold, JSON says what it is about, a level falls back."""
+"""Test logs: event names, rate limits, JSON lines and temporary log levels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node says of its connections; and its defaults, tasks and error handlers."""
+"""Test connection counters, defaults of settings, and error handlers of tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request makes its handler raise ends that request alone [A15]; and no answer leaves the inboxes [A5]."""
+"""Test a request whose handler raises: only this request ends [A15]. Answers go to inboxes only [A5]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which failures a node heals by starting again, and how long it waits [L11]."""
+"""Test which errors a node answers with a restart, and how long it waits [L11]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is secret in a URL, a setting or a file is in nothing that anybody prints; what is wrong is said at once, and by name."""
+"""Test that output contains no secrets of URLs, settings and files, and that errors name the wrong setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: precedence, the whole file, and errors that name what is wrong."""
+"""Test settings: precedence, the whole file, and errors that name the wrong setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A supervisor is told in order: what a start is at, with more time for each step, that it is ready, that it lives, that it stops."""
+"""Test notifications to systemd: start timeout, ready, watchdog, reload and stop."""
 
 from __future__ import annotations
 

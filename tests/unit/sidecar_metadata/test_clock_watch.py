@@ -1,4 +1,4 @@
-"""What a node does for its clock: whom it asks and how often, what it believes, what it logs and counts."""
+"""Test the clock checks of a node: requests to other nodes, trusted time, log lines and counters."""
 
 from __future__ import annotations
 

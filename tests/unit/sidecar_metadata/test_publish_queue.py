@@ -1,4 +1,4 @@
-"""Messages of the group leave in order and within a limit. They are not kept over a reconnect."""
+"""Test the publish queue of the metadata group: order, limits, and no messages kept over a reconnect."""
 
 from __future__ import annotations
 

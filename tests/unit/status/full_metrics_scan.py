@@ -1,4 +1,4 @@
-"""What a node's partitions show, by a look at each of them: what figures that are kept by change must be equal to."""
+"""Compute the metrics of all partitions in a full scan, to compare with incremental metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alerts and their runbooks: each has its page, asks for metrics that exist, fires for its fault alone, not before its time, and ends.
+"""Test alerts and runbooks: existing pages and metrics, and each alert fires only for its fault.
 
 ``promtool`` evaluates the rules as Prometheus does; where it is missing that part is skipped (Debian's package ``prometheus`` has it).
 """

@@ -1,4 +1,4 @@
-"""What a node answers to whoever makes a page: worst partitions first, page by page, in slices, and four lists a second at most."""
+"""Test the answers of a node to the dashboard: worst partitions first, in pages, in slices, and with a rate limit."""
 
 from __future__ import annotations
 

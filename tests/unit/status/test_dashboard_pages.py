@@ -1,4 +1,4 @@
-"""The pages: what they show is what nodes have said, names stay text, nobody is asked while nobody looks, and all of it is bounded."""
+"""Test the dashboard pages: content, escaping, polling only while viewed, and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a node answers (or somebody in its name), a page is made without it: a look that fails would end the node that serves it."""
+"""Test the dashboard with random answers of a node: a page is built without an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stream of events as a page is told it: from the node's own replica, the newest first, in bounded steps, of what was asked for."""
+"""Test requests for stored events: from the local replica, the newest first, filtered and in bounded steps."""
 
 from __future__ import annotations
 

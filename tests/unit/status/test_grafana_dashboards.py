@@ -1,4 +1,4 @@
-"""The dashboards for Grafana: every expression is of metrics that a node has, and every panel says what it shows and in which unit."""
+"""Test the Grafana dashboards: existing metrics, descriptions and units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node of several processes is in sync when all of them are."""
+"""Test the synced check of a node with several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asks a page and does not read, or watches and does not read, keeps no place and no memory for long."""
+"""Test the HTTP server with a client that does not read: the connection is closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures that are kept by change are those of a walk over all partitions, whatever happens to them: random histories.
+"""Test that incremental metrics equal a full scan of all partitions, in random histories.
 
 Stand-ins say what they change, for the arithmetic: they come, count, change roles and ISRs, go, get other labels, while looks are under
 way. That the shipped parts say it where they have to: ``tests/conformance/test_touched.py``.

@@ -1,4 +1,4 @@
-"""Metrics: every row of the table is shown and documented, no counter ever falls, and a node has few series whatever it holds."""
+"""Test metrics: every row of the table is shown and documented, counters never decrease, and series are bounded."""
 
 from __future__ import annotations
 

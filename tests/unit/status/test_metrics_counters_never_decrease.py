@@ -1,4 +1,4 @@
-"""Counters of a node never fall and lose nothing, whatever becomes of its partitions and processes: random histories of both.
+"""Test that counters of a node never decrease when partitions and processes end, in random histories.
 
 A node of one to three processes holds partitions that come, count, change their roles, are deleted or moved away (which counts on until
 its log is closed), while scrapes run through all of it, in slices. A worker process may be silent for some scrapes. Each sum that a

@@ -1,4 +1,4 @@
-"""A row a second of a node's history: its figures are those of the metrics, restarts and stops leave gaps, and it takes little time."""
+"""Test the metrics sampler: one row per second with the values of the metrics, gaps, and its cost."""
 
 from __future__ import annotations
 

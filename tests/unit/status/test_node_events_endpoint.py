@@ -1,4 +1,4 @@
-"""Events of a node over NATS: everybody with the role status reads them, but only operators read who looked at records."""
+"""Test node events over NATS: the role status reads them, and only operators see who read records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is answered at ``probe_listen``: health and metrics, by whatever name it is asked, and nothing of the page."""
+"""Test the HTTP port ``probe_listen``: health and metrics, and no other page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each partition's figures in the report, and the two ways to ask for it: over NATS, and on the loopback port."""
+"""Test the status report of partitions over NATS and on the loopback port."""
 
 from __future__ import annotations
 

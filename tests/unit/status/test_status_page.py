@@ -1,4 +1,4 @@
-"""The status port's JSON: in order, a bounded number of partitions at a time, and where it goes on."""
+"""Test the JSON of the status port: order, page size and the start of the next page."""
 
 from __future__ import annotations
 

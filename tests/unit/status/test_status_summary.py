@@ -1,4 +1,4 @@
-"""A node's glance says what its metrics say, and however often it is asked for, the loop has most of its time for other work."""
+"""Test the status summary of a node: its numbers equal the metrics, and it is computed at a limited rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node's side of traces: what becomes of finished spans, what an exporter may do, and that off means off."""
+"""Test tracing on a node: spans, exporter limits, and no work while disabled."""
 
 from __future__ import annotations
 

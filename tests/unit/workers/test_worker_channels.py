@@ -1,4 +1,4 @@
-"""Worker processes of a node, without processes: what ends, what is late, what is forged, and what is counted of it."""
+"""Test the channels of worker processes without processes: ends, late frames and forged frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker processes of a node, without processes: what each may use, what they say to each other, what is joined of what they tell."""
+"""Test worker processes without processes: their limits, frames and merged reports."""
 
 from __future__ import annotations
 
