@@ -276,7 +276,7 @@ def some(index: int, count: int, time_ns: int = 0) -> Any:
     return (ClusterEvent(index=index, number=n, time_ns=time_ns or index, kind="election") for n in range(count))
 
 
-def test_event_trail_derives_the_events_of_a_large_entry_in_parts() -> None:
+def test_cluster_event_trail_derives_the_events_of_a_large_entry_in_parts() -> None:
     trail = EventTrail()
     trail.note_entry(5, some(5, 7))
     trail.note_entry(6, some(6, 2))
@@ -289,7 +289,7 @@ def test_event_trail_derives_the_events_of_a_large_entry_in_parts() -> None:
     assert [event.place for event in trail.events_after((0, -1), 6, 9)] == [(6, 0), (6, 1)]
 
 
-def test_event_trail_is_bounded_and_reports_the_first_index_in_memory() -> None:
+def test_cluster_event_trail_is_bounded_and_reports_the_first_index_in_memory() -> None:
     trail = EventTrail(most=4, most_noted=2)
     trail.note_entry(1, some(1, 3, 100))
     trail.note_entry(2, some(2, 3, 200))

@@ -60,7 +60,7 @@ def write(log: EventLog, stream: Stream, most: int = 64, *, heard: bool = True) 
     return True
 
 
-def test_event_log_writes_each_event_once_in_order() -> None:
+def test_cluster_event_log_writes_each_event_once_in_order() -> None:
     trail, stream = a_trail(2, 0, 3, 1), Stream()
     one, two = EventLog(trail), EventLog(a_trail(2, 0, 3, 1))
     assert one.has_events_to_write
@@ -83,7 +83,7 @@ def test_event_log_writes_each_event_once_in_order() -> None:
     assert trail.lost == 0
 
 
-def test_event_log_writes_nothing_before_the_stream_end_is_known_and_after_resigning() -> None:
+def test_cluster_event_log_writes_nothing_before_the_stream_end_is_known_and_after_resigning() -> None:
     log = EventLog(a_trail(1))
     assert log.due(9) == []
     log.set_tail(Tail(-1, NOTHING))
@@ -93,7 +93,7 @@ def test_event_log_writes_nothing_before_the_stream_end_is_known_and_after_resig
     assert log.has_events_to_write, "as far as is known"
 
 
-def test_event_log_writes_one_gap_record_for_events_dropped_from_memory() -> None:
+def test_cluster_event_log_writes_one_gap_record_for_events_dropped_from_memory() -> None:
     trail, stream = a_trail(1, 1, most=3), Stream()
     log = EventLog(trail)
     assert write(log, stream)
@@ -109,7 +109,7 @@ def test_event_log_writes_one_gap_record_for_events_dropped_from_memory() -> Non
     assert len(stream.records) == 6
 
 
-def test_event_trail_counts_dropped_events_only_on_the_metadata_leader() -> None:
+def test_cluster_event_trail_counts_dropped_events_only_on_the_metadata_leader() -> None:
     trail = a_trail(*[1] * 9, most=3)
     assert trail.lost == 0
     log = EventLog(trail)
@@ -123,7 +123,7 @@ def test_event_trail_counts_dropped_events_only_on_the_metadata_leader() -> None
     assert trail.lost == 1
 
 
-def test_event_log_writes_a_gap_record_for_events_missing_within_an_entry() -> None:
+def test_cluster_event_log_writes_a_gap_record_for_events_missing_within_an_entry() -> None:
     trail, stream = a_trail(9, most=4), Stream()
     stream.records.append(b'{"index": 1, "number": 1}')
     assert write(EventLog(trail), stream)
@@ -131,7 +131,7 @@ def test_event_log_writes_a_gap_record_for_events_missing_within_an_entry() -> N
     assert json.loads(stream.records[1])["kind"] == GAP
 
 
-def test_event_log_after_a_snapshot_writes_a_gap_record_with_the_next_event() -> None:
+def test_cluster_event_log_after_a_snapshot_writes_a_gap_record_with_the_next_event() -> None:
     trail, stream = a_trail(1), Stream()
     log = EventLog(trail)
     assert write(log, stream)
@@ -146,7 +146,7 @@ def test_event_log_after_a_snapshot_writes_a_gap_record_with_the_next_event() ->
     assert fresh.due(9) == [], "who is behind the stream writes nothing"
 
 
-def test_event_log_batch_limit_includes_the_gap_record() -> None:
+def test_cluster_event_log_batch_limit_includes_the_gap_record() -> None:
     trail = a_trail(*[1] * 9, most=3)
     log = EventLog(trail)
     log.set_tail(Tail(-1, NOTHING))
@@ -156,6 +156,6 @@ def test_event_log_batch_limit_includes_the_gap_record() -> None:
 @pytest.mark.parametrize(
     "record", [b"", b"[]", b"{}", b'{"index": 1}', b'{"index": -1, "number": 0}', b'{"index": 1, "number": -2}']
 )
-def test_event_position_of_an_invalid_record_raises_value_error(record: bytes) -> None:
+def test_cluster_event_position_of_an_invalid_record_raises_value_error(record: bytes) -> None:
     with pytest.raises(ValueError):
         place_in(record)

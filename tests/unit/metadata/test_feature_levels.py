@@ -289,7 +289,7 @@ def test_feature_ranges_are_parsed_and_compared() -> None:
 
 
 # ---- a group without a level ----------------------------------------------------------------------------------------------------
-def test_image_without_a_feature_level_is_accepted_only_while_empty() -> None:
+def test_metadata_image_without_a_feature_level_is_accepted_only_while_empty() -> None:
     """[M14]"""
     new = ClusterImage(index=7, time_ns=9)
     assert decode_snapshot(encode_snapshot(new)).feature_level == NO_LEVEL
@@ -354,7 +354,7 @@ def test_controller_that_does_not_support_a_new_feature_level_stops_before_apply
 
 
 @pytest.mark.parametrize("inner", ["config", "node"])
-def test_image_with_unknown_fields_is_rejected(inner: str) -> None:
+def test_metadata_image_with_unknown_fields_is_rejected(inner: str) -> None:
     driver = a_driver("a")
     driver.create("orders", "x")
     message = pb.Image.FromString(image_to_bytes(driver.fsm.image))
@@ -364,7 +364,7 @@ def test_image_with_unknown_fields_is_rejected(inner: str) -> None:
         image_from_bytes(message.SerializeToString())
 
 
-def test_feed_subscription_stops_at_an_unsupported_feature_level() -> None:
+def test_metadata_feed_subscription_stops_at_an_unsupported_feature_level() -> None:
     newer = a_driver("a")
     follower = FeedSubscription("d")
     take = follower._take_snapshot
@@ -412,7 +412,7 @@ def heavier(weight: int) -> bytes:
     return request.SerializeToString()
 
 
-def test_image_digest_changes_with_every_entry_and_is_restored_from_a_snapshot() -> None:
+def test_metadata_image_digest_changes_with_every_entry_and_is_restored_from_a_snapshot() -> None:
     driver = a_driver("a")
     seen = {driver.fsm.image.digest}
     for request in ({"barrier": pb.Barrier()}, {"setNode": pb.SetNode(nodeId="a", weight=2)}, {"barrier": pb.Barrier()}):

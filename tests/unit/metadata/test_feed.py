@@ -79,7 +79,7 @@ def feed() -> Feed:
     return made
 
 
-def test_feed_subscriber_starts_from_a_snapshot_and_applies_later_entries(feed: Feed) -> None:
+def test_metadata_feed_subscriber_starts_from_a_snapshot_and_applies_later_entries(feed: Feed) -> None:
     feed.deliver(feed.do("create", partitions=3))
     feed.check()
     feed.deliver(feed.do("change_isr", isr=["a", "b"]))
@@ -87,7 +87,7 @@ def test_feed_subscriber_starts_from_a_snapshot_and_applies_later_entries(feed: 
     assert feed.subscription.resync_count == 0
 
 
-def test_feed_of_a_controller_without_entries_offers_no_snapshot() -> None:
+def test_metadata_feed_of_a_controller_without_entries_offers_no_snapshot() -> None:
     feed = Feed()
     for _ in range(3):  # asked before the cluster's first entry, also by way of a snapshot
         assert feed.exchange()
@@ -99,7 +99,7 @@ def test_feed_of_a_controller_without_entries_offers_no_snapshot() -> None:
     assert set(feed.subscription.image.nodes) == {"a", "b", "c"}
 
 
-def test_feed_snapshot_of_index_0_is_rejected() -> None:
+def test_metadata_feed_snapshot_of_index_0_is_rejected() -> None:
     """A controller of another version may still serve its state before the first entry."""
     feed = Feed()
     data = encode_snapshot(ClusterImage(), operations=False)
@@ -113,7 +113,7 @@ def test_feed_snapshot_of_index_0_is_rejected() -> None:
     feed.settle()
 
 
-def test_feed_subscriber_requests_a_snapshot_then_chunks_then_missing_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_feed_subscriber_requests_a_snapshot_then_chunks_then_missing_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
     feed = Feed()
     feed.register("a", "b")
@@ -138,7 +138,7 @@ def test_feed_subscriber_requests_a_snapshot_then_chunks_then_missing_entries(mo
     assert subscription.request(feed.now_ns + 2 * RETRY_AFTER_NS) == pb.FeedSnapshotRequest(nodeId="n9", afterIndex=image.index)
 
 
-def test_feed_subscriber_fetches_a_lost_entry_without_a_snapshot(feed: Feed) -> None:
+def test_metadata_feed_subscriber_fetches_a_lost_entry_without_a_snapshot(feed: Feed) -> None:
     feed.do("create")
     feed.deliver(feed.register("d"))
     assert feed.subscription.behind
@@ -147,7 +147,7 @@ def test_feed_subscriber_fetches_a_lost_entry_without_a_snapshot(feed: Feed) -> 
     feed.check()
 
 
-def test_feed_subscriber_detects_a_lost_last_entry_by_the_published_last_index(feed: Feed) -> None:
+def test_metadata_feed_subscriber_detects_a_lost_last_entry_by_the_published_last_index(feed: Feed) -> None:
     feed.do("create")
     assert not feed.subscription.behind
     feed.deliver([feed.producer.head()])
@@ -155,7 +155,7 @@ def test_feed_subscriber_detects_a_lost_last_entry_by_the_published_last_index(f
     feed.settle()
 
 
-def test_feed_subscriber_ignores_late_and_repeated_entries(feed: Feed) -> None:
+def test_metadata_feed_subscriber_ignores_late_and_repeated_entries(feed: Feed) -> None:
     entries = feed.do("create") + feed.register("d")
     feed.deliver(entries)
     image = feed.subscription.image
@@ -163,7 +163,7 @@ def test_feed_subscriber_ignores_late_and_repeated_entries(feed: Feed) -> None:
     assert feed.subscription.image is image
 
 
-def test_feed_publishes_entries_applied_since_the_last_publication_in_one_message(feed: Feed) -> None:
+def test_metadata_feed_publishes_entries_applied_since_the_last_publication_in_one_message(feed: Feed) -> None:
     for node in ("d", "e", "f"):
         feed.driver.register(node)
         feed.producer.entry_applied(feed.driver.index, feed.driver.fsm.last_records)
@@ -174,14 +174,18 @@ def test_feed_publishes_entries_applied_since_the_last_publication_in_one_messag
     feed.check()
 
 
-def test_feed_subscriber_behind_the_buffered_entries_fetches_a_snapshot(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_feed_subscriber_behind_the_buffered_entries_fetches_a_snapshot(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feed_module, "MAX_HELD_ENTRIES", 2)
     feed.register("d", "e", "f")
     feed.deliver([feed.producer.head()])
     feed.settle()
 
 
-def test_feed_answers_are_bounded_and_a_long_gap_takes_several_answers(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_feed_answers_are_bounded_and_a_long_gap_takes_several_answers(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feed_module, "MAX_ENTRY_SIZE_BYTES", 300)
     monkeypatch.setattr(feed_module, "_MAX_STATE_SIZE_BYTES", 100)
     for number in range(20):
@@ -195,7 +199,9 @@ def test_feed_answers_are_bounded_and_a_long_gap_takes_several_answers(feed: Fee
     assert feed.subscription.resync_count == 0
 
 
-def test_feed_entry_above_the_message_limit_is_published_without_records(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_feed_entry_above_the_message_limit_is_published_without_records(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feed_module, "MAX_ENTRY_SIZE_BYTES", 2000)
     entries = feed.do("create", partitions=200)
     assert [(e.index == e.previousIndex, len(e.records)) for e in entries] == [(True, 0)]
@@ -205,7 +211,9 @@ def test_feed_entry_above_the_message_limit_is_published_without_records(feed: F
     feed.settle()
 
 
-def test_feed_snapshot_chunks_are_received_by_several_subscribers_at_once(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_feed_snapshot_chunks_are_received_by_several_subscribers_at_once(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
     feed.do("create", partitions=50)
     data = encode_snapshot(feed.driver.fsm.image, operations=False)
@@ -224,7 +232,9 @@ def test_feed_snapshot_chunks_are_received_by_several_subscribers_at_once(feed: 
         feed.settle()
 
 
-def test_feed_snapshot_replaced_during_a_transfer_restarts_the_transfer(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_feed_snapshot_replaced_during_a_transfer_restarts_the_transfer(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
     feed.do("create", partitions=50)
     feed.producer.snapshot_loaded(feed.driver.index)
@@ -237,7 +247,9 @@ def test_feed_snapshot_replaced_during_a_transfer_restarts_the_transfer(feed: Fe
     feed.settle()
 
 
-def test_feed_snapshot_requests_may_be_answered_by_different_controllers(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_feed_snapshot_requests_may_be_answered_by_different_controllers(
+    feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feed_module, "CHUNK_SIZE_BYTES", 100)
     feed.do("create", partitions=50)
     producers = [FeedProducer(feed.driver.index) for _ in range(3)]
@@ -261,7 +273,7 @@ def test_feed_snapshot_requests_may_be_answered_by_different_controllers(feed: F
     assert asked < 10 * chunks
 
 
-def test_feed_answer_for_another_node_is_rejected_and_one_without_a_name_accepted(feed: Feed) -> None:
+def test_metadata_feed_answer_for_another_node_is_rejected_and_one_without_a_name_accepted(feed: Feed) -> None:
     feed.subscription = subscription = FeedSubscription("late")
     image = feed.driver.fsm.image
     feed.producer.snapshot_is_ready(image.index, encode_snapshot(image, operations=False))
@@ -279,7 +291,7 @@ def test_feed_answer_for_another_node_is_rejected_and_one_without_a_name_accepte
     assert subscription.synced
 
 
-def test_feed_subscriber_ignores_damaged_chunks_and_requests_them_after_a_delay(feed: Feed) -> None:
+def test_metadata_feed_subscriber_ignores_damaged_chunks_and_requests_them_after_a_delay(feed: Feed) -> None:
     feed.subscription = subscription = FeedSubscription("late")
     image = feed.driver.fsm.image
     feed.producer.snapshot_is_ready(image.index, encode_snapshot(image, operations=False))
@@ -294,7 +306,7 @@ def test_feed_subscriber_ignores_damaged_chunks_and_requests_them_after_a_delay(
     feed.settle()
 
 
-def test_feed_record_that_contradicts_the_image_causes_a_resync(feed: Feed) -> None:
+def test_metadata_feed_record_that_contradicts_the_image_causes_a_resync(feed: Feed) -> None:
     entries = feed.do("create")
     entries[0].records[0].streamCreated.config.codec = "unheard-of"
     feed.deliver(entries)
@@ -306,7 +318,7 @@ def test_feed_record_that_contradicts_the_image_causes_a_resync(feed: Feed) -> N
     feed.settle()
 
 
-def test_feed_after_a_metadata_leader_change_resumes_without_a_gap(feed: Feed) -> None:
+def test_metadata_feed_after_a_metadata_leader_change_resumes_without_a_gap(feed: Feed) -> None:
     other = FeedProducer()
     for number in range(1, 4):
         other.entry_applied(number, ())
@@ -321,7 +333,7 @@ def test_feed_after_a_metadata_leader_change_resumes_without_a_gap(feed: Feed) -
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_feed_image_equals_the_controller_image_after_message_loss_delay_and_repetition(seed: int) -> None:
+def test_metadata_feed_image_equals_the_controller_image_after_message_loss_delay_and_repetition(seed: int) -> None:
     rng = random.Random(seed)
     feed = Feed()
     feed.register("a", "b", "c")
@@ -349,7 +361,7 @@ def test_feed_image_equals_the_controller_image_after_message_loss_delay_and_rep
     assert feed.subscription.resync_count == 0
 
 
-def test_feed_messages_fit_the_maximum_payload_of_the_server(feed: Feed) -> None:
+def test_metadata_feed_messages_fit_the_maximum_payload_of_the_server(feed: Feed) -> None:
     feed.register("n1", "n2", "n3")
     feed.do("create", name="large", subject="a.large", partitions=200)
     feed.producer.set_message_size(16 * 1024)
@@ -379,7 +391,7 @@ def forged_deletion(feed: Feed, index: int) -> pb.FeedEntry:
 
 
 @pytest.mark.parametrize("ahead", [1, 5, 1 << 60])
-def test_feed_image_changed_by_a_forged_record_is_replaced_by_a_resync(ahead: int) -> None:
+def test_metadata_feed_image_changed_by_a_forged_record_is_replaced_by_a_resync(ahead: int) -> None:
     feed = Feed()
     feed.deliver(feed.register("n1", "n2"))
     feed.deliver(feed.do("create", name="s"))
@@ -393,7 +405,7 @@ def test_feed_image_changed_by_a_forged_record_is_replaced_by_a_resync(ahead: in
     assert feed.subscription.resync_count == 1
 
 
-def test_feed_image_changed_by_a_forged_record_at_an_unused_index_is_replaced_by_a_snapshot() -> None:
+def test_metadata_feed_image_with_a_forged_record_at_an_unused_index_is_replaced_by_a_snapshot() -> None:
     """The library's own entries have an index and are not applied: seed 97 of the metadata group's simulator."""
     feed = Feed()
     feed.deliver(feed.register("a", "b"))
@@ -407,7 +419,7 @@ def test_feed_image_changed_by_a_forged_record_at_an_unused_index_is_replaced_by
     feed.settle()
 
 
-def test_feed_entry_at_the_index_of_an_earlier_forged_record_causes_a_resync() -> None:
+def test_metadata_feed_entry_at_the_index_of_an_earlier_forged_record_causes_a_resync() -> None:
     feed = Feed()
     feed.deliver(feed.register("n1", "n2"))
     feed.deliver(feed.do("create", name="s"))
@@ -420,7 +432,7 @@ def test_feed_entry_at_the_index_of_an_earlier_forged_record_causes_a_resync() -
     assert feed.subscription.resync_count == 1
 
 
-def test_feed_repeated_and_late_entries_cause_no_resync() -> None:
+def test_metadata_feed_repeated_and_late_entries_cause_no_resync() -> None:
     feed = Feed()
     feed.deliver(feed.register("n1"))
     feed.settle()

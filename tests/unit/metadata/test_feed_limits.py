@@ -21,7 +21,7 @@ def created(number: int, partitions: int = 1) -> StreamCreated:
     return StreamCreated(StreamImage(f"s{number}", f"u{number}", f"shop.{number}", StreamConfig(), made))
 
 
-def test_feed_producer_bounds_the_buffered_entries_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_feed_producer_bounds_the_buffered_entries_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "MAX_HELD_RECORDS", 10)
     producer = FeedProducer()
     for index in range(1, 30):
@@ -57,7 +57,7 @@ def subscribed() -> FeedSubscription:
     return made
 
 
-def test_feed_subscription_bounds_entries_and_bytes_waiting_behind_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_feed_subscription_bounds_entries_and_bytes_waiting_behind_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """The node requests the others again."""
     found = entries(9)
     size_bytes = found[3].ByteSize()
@@ -80,7 +80,7 @@ def test_feed_subscription_bounds_entries_and_bytes_waiting_behind_a_gap(monkeyp
             assert made.image.index == waiting[-1]
 
 
-def test_feed_subscription_resyncs_after_contradicting_entries() -> None:
+def test_metadata_feed_subscription_resyncs_after_contradicting_entries() -> None:
     made = subscribed()
     one, two, three = entries(3)
     assert made.entry_received(one)
@@ -95,7 +95,7 @@ def test_feed_subscription_resyncs_after_contradicting_entries() -> None:
     del three
 
 
-def test_feed_subscription_bounds_the_bytes_waiting_behind_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_feed_subscription_bounds_the_bytes_waiting_behind_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     made, several = subscribed(), entries(12)
     size = max(entry.ByteSize() for entry in several)
     monkeypatch.setattr("liftpy.core.metadata.feed.MAX_WAITING_BYTES", 3 * size)
@@ -106,7 +106,7 @@ def test_feed_subscription_bounds_the_bytes_waiting_behind_a_gap(monkeypatch: py
     assert made.image.index >= 3
 
 
-def test_feed_snapshot_chunks_that_are_damaged_or_older_than_the_image_are_rejected() -> None:
+def test_metadata_feed_snapshot_chunks_that_are_damaged_or_older_than_the_image_are_rejected() -> None:
     producer = FeedProducer()
     image = dataclasses.replace(an_image(a_stream()), index=5)
     producer.entry_applied(5, ())

@@ -101,11 +101,11 @@ def test_misplaced_leadership_needs_a_live_in_sync_preferred_leader(more: dict[s
 @pytest.mark.parametrize(
     ("uid", "number", "there"), [("u1", 0, True), ("", 0, True), ("u2", 0, False), ("u1", 1, False), ("u1", -1, False)]
 )
-def test_image_returns_a_partition_by_stream_and_number(uid: str, number: int, there: bool) -> None:
+def test_metadata_image_returns_a_partition_by_stream_and_number(uid: str, number: int, there: bool) -> None:
     assert (an_image(a_stream()).find("s", uid, number) is not None) is there
 
 
-def test_image_replica_counts_follow_created_and_deleted_streams() -> None:
+def test_metadata_image_replica_counts_follow_created_and_deleted_streams() -> None:
     image = an_image()
     after = replay(image, StreamCreated(a_stream()))
     assert dict(after.replica_counts) == {"a": 1, "b": 1, "c": 1}

@@ -17,7 +17,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from tests.born import born_fsm
 
 
-def test_image_diff_of_one_partition_has_one_change() -> None:
+def test_metadata_image_diff_of_one_partition_has_one_change() -> None:
     driver = Driver(("a", "b", "c"))
     driver.create(partitions=3)
     driver.create("other", partitions=3)
@@ -34,7 +34,7 @@ def test_image_diff_of_one_partition_has_one_change() -> None:
     assert list(found.for_node("z")) == []
 
 
-def test_image_diff_of_a_recreated_stream_is_a_deletion_and_a_creation() -> None:
+def test_metadata_image_diff_of_a_recreated_stream_is_a_deletion_and_a_creation() -> None:
     driver = Driver(("a",))
     driver.create(partitions=2)
     old = driver.fsm.image
@@ -50,7 +50,7 @@ def test_image_diff_of_a_recreated_stream_is_a_deletion_and_a_creation() -> None
     ]
 
 
-def test_image_diff_lists_added_changed_and_removed_nodes() -> None:
+def test_metadata_image_diff_lists_added_changed_and_removed_nodes() -> None:
     driver = Driver(("a", "b"))
     old = driver.fsm.image
     driver.restart("a")
@@ -65,7 +65,7 @@ def test_image_diff_lists_added_changed_and_removed_nodes() -> None:
     ]
 
 
-def test_image_diff_of_equal_images_is_empty() -> None:
+def test_metadata_image_diff_of_equal_images_is_empty() -> None:
     driver = Driver(("a", "b"))
     driver.create()
     restored = born_fsm()
@@ -78,7 +78,7 @@ def test_image_diff_of_equal_images_is_empty() -> None:
     assert [str(c.key) for c in diff(driver.fsm.image, old).partitions] == ["orders/0"]
 
 
-def test_image_diff_compares_only_changed_streams_unless_too_many_changed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_metadata_image_diff_compares_only_changed_streams_unless_too_many_changed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     driver = Driver(("a", "b"))
     for number in range(4):
         driver.create(f"s{number}")
@@ -94,7 +94,7 @@ def test_image_diff_compares_only_changed_streams_unless_too_many_changed(monkey
     assert len(diff(old, driver.fsm.image).created) == 3
 
 
-def test_image_diff_reports_quota_shares_changed_by_added_partitions() -> None:
+def test_metadata_image_diff_reports_quota_shares_changed_by_added_partitions() -> None:
     first = PartitionState(partition=0, replicas=("a",), isr=("a",), leader="a", leader_epoch=1, epoch=1)
     for config, numbers in ((pb.StreamConfig(), [1]), (pb.StreamConfig(quotaRecordsPerS=10), [0, 1])):
         stream = StreamImage("s", "u", "s", config_from_pb(config), partitions=(first,))
@@ -107,7 +107,7 @@ def rates(config: StreamConfig) -> tuple[int, int, int]:
     return config.quota_records_per_s, config.quota_bytes_per_s, config.quota_by_token
 
 
-def test_image_diff_reports_streams_that_use_a_changed_default_quota() -> None:
+def test_metadata_image_diff_reports_streams_that_use_a_changed_default_quota() -> None:
     driver = Driver(("a",))
     own = StreamConfig(quota_bytes_per_s=7)
     first = PartitionState(partition=0, replicas=("a",), isr=("a",), leader="a", leader_epoch=1, epoch=1)

@@ -124,7 +124,7 @@ def test_preferred_leader_rebalance_checks_once_per_interval() -> None:
 
 
 # ---- the feed ------------------------------------------------------------------------------------------------------------------
-def test_feed_omits_records_of_finished_operations() -> None:
+def test_metadata_feed_omits_records_of_finished_operations() -> None:
     producer = FeedProducer()
     producer.entry_applied(1, (created(1), OperationDone(Operation(b"o" * 16, 1, b"secret"))))
     (entry,) = producer.take()
@@ -134,7 +134,7 @@ def test_feed_omits_records_of_finished_operations() -> None:
 
 
 # ---- bytes ---------------------------------------------------------------------------------------------------------------------
-def test_image_snapshot_bytes_do_not_depend_on_the_order_of_changes() -> None:
+def test_metadata_image_snapshot_bytes_do_not_depend_on_the_order_of_changes() -> None:
     streams = [replace(a_stream(), name=f"s{number}", uid=f"u{number}", subject=f"x.{number}") for number in range(5)]
     first, second = (an_image().with_streams(order) for order in (streams, streams[::-1]))
     nodes = Map(dict(reversed(list(first.nodes.items()))))

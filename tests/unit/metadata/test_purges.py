@@ -151,7 +151,7 @@ def test_purge_reported_by_all_replicas_is_removed_with_the_reports_of_former_re
     assert without_completed(a_state(purges=(), purged=both)).purged == ()
 
 
-def test_purge_report_sends_only_new_progress() -> None:
+def test_purge_report_of_a_replica_is_sent_only_after_new_progress() -> None:
     state = a_state()
     assert [to_report(state, "a", done) for done in ((), {3}, {7}, {3, 7}, {3, 99})] == [0, 3, 0, 7, 3]
     assert to_report(a_state(purged=(PurgedBy("a", 3),)), "a", {3}) == 0

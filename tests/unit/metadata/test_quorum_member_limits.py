@@ -139,7 +139,7 @@ def test_metadata_leader_asks_a_partition_leader_to_resign_only_before_a_transfe
 
 
 # ---- the feed ------------------------------------------------------------------------------------------------------------------
-def test_feed_subscription_drops_buffered_entries_older_than_the_image() -> None:
+def test_metadata_feed_subscription_drops_buffered_entries_older_than_the_image() -> None:
     made, (one, two, three, four) = subscribed(), entries(4)
     for entry in (two, four):
         assert not made.entry_received(entry)

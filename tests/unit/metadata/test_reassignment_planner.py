@@ -30,14 +30,14 @@ def reassign(moved: Moved, *replicas: str, partition: int = 0, reason: pb.MoveRe
     assert moved.driver.ask(reassign=wish).error == pb.ControlResponse.OK
 
 
-def test_planner_of_a_healthy_cluster_proposes_nothing() -> None:
+def test_reassignment_planner_of_a_healthy_cluster_proposes_nothing() -> None:
     moved = Moved()
     moved.driver.create(partitions=8, replicationFactor=3)
     assert [moved.look() for _ in range(3)] == [[], [], []]
     assert moved.moving.next_deadline_ns() is None
 
 
-def test_planner_moves_first_leaderships_then_replicas_of_a_drained_node() -> None:
+def test_reassignment_planner_moves_first_leaderships_then_replicas_of_a_drained_node() -> None:
     moved = Moved("abcde")
     moved.driver.create(partitions=20, replicationFactor=3)
     before = {p.partition: p.replicas for _, p in moved.partitions()}
@@ -56,7 +56,7 @@ def test_planner_moves_first_leaderships_then_replicas_of_a_drained_node() -> No
     assert moved.look() == []
 
 
-def test_planner_copies_a_single_replica_of_a_drained_node_and_transfers_the_leadership() -> None:
+def test_reassignment_planner_moves_a_single_replica_and_its_leadership_off_a_drained_node() -> None:
     moved = Moved("ab")
     moved.driver.create(replicationFactor=1)
     drain(moved, "a")
@@ -65,7 +65,7 @@ def test_planner_copies_a_single_replica_of_a_drained_node_and_transfers_the_lea
     assert (partition.replicas, partition.leader) == (("b",), "b")
 
 
-def test_planner_replaces_a_dead_node_after_the_grace_period() -> None:
+def test_reassignment_planner_replaces_a_dead_node_after_the_grace_period() -> None:
     moved = Moved("abcde")
     moved.driver.create(partitions=10, replicationFactor=3)
     moved.down("c")
@@ -80,7 +80,7 @@ def test_planner_replaces_a_dead_node_after_the_grace_period() -> None:
     assert moved.driver.ask(removeNode=pb.RemoveNode(nodeId="c")).error == pb.ControlResponse.OK
 
 
-def test_planner_of_a_new_metadata_leader_restarts_the_grace_and_continues_moves_in_progress() -> None:
+def test_reassignment_planner_of_a_new_metadata_leader_restarts_the_grace_and_continues_moves() -> None:
     moved = Moved("abcd", max_copies=1)
     moved.driver.create(partitions=8, replicationFactor=3)
     moved.down("c")
@@ -100,7 +100,7 @@ def test_planner_of_a_new_metadata_leader_restarts_the_grace_and_continues_moves
     assert moved.held("c") == held - begun, "what has a target goes on, the rest waits for the grace"
 
 
-def test_planner_keeps_the_replicas_of_a_node_that_returns_within_the_grace() -> None:
+def test_reassignment_planner_keeps_the_replicas_of_a_node_that_returns_within_the_grace() -> None:
     moved = Moved()
     moved.driver.create(partitions=8, replicationFactor=3)
     held = moved.held("c")
@@ -114,7 +114,7 @@ def test_planner_keeps_the_replicas_of_a_node_that_returns_within_the_grace() ->
     assert (moved.step(), moved.held("c")) == ([], held)
 
 
-def test_planner_keeps_unreplaced_replicas_of_a_node_that_returns_during_its_replacement() -> None:
+def test_reassignment_planner_keeps_unreplaced_replicas_of_a_node_that_returns() -> None:
     moved = Moved("abcd", max_copies=2)
     moved.driver.create(partitions=8, replicationFactor=3)
     moved.down("c")
@@ -134,7 +134,7 @@ def test_planner_keeps_unreplaced_replicas_of_a_node_that_returns_during_its_rep
     assert all("c" in p.isr for _, p in moved.partitions() if "c" in p.replicas)
 
 
-def test_planner_after_a_cancelled_drain_starts_no_further_moves() -> None:
+def test_reassignment_planner_after_a_cancelled_drain_starts_no_further_moves() -> None:
     moved = Moved("abcd", max_copies=1)
     moved.driver.create(partitions=8, replicationFactor=3)
     drain(moved, "b")
@@ -144,7 +144,7 @@ def test_planner_after_a_cancelled_drain_starts_no_further_moves() -> None:
     assert moved.held("b") in (2, 3)
 
 
-def test_planner_aborts_a_copy_to_a_dead_node_and_chooses_another_node() -> None:
+def test_reassignment_planner_aborts_a_copy_to_a_dead_node_and_chooses_another_node() -> None:
     moved = Moved("abcde")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     moved.copies = False
@@ -171,7 +171,7 @@ def _of_three(nodes: str = "abcde") -> Moved:
 
 
 @pytest.mark.parametrize("reason", [pb.BY_HAND, pb.REBALANCED, pb.FACTOR])
-def test_planner_keeps_the_old_replica_if_the_joined_replacement_dies(reason: pb.MoveReason) -> None:
+def test_reassignment_planner_keeps_the_old_replica_if_the_joined_replacement_dies(reason: pb.MoveReason) -> None:
     """Seeds 4, 8 and 9 of ``tests.simulation.whole``."""
     moved = _of_three()
     reassign(moved, "a", "b", "d", reason=reason)
@@ -185,7 +185,7 @@ def test_planner_keeps_the_old_replica_if_the_joined_replacement_dies(reason: pb
     assert moved.driver.partition().replicas == ("a", "b", "c")
 
 
-def test_planner_during_a_factor_reduction_keeps_the_leaving_replica_if_a_remaining_replica_dies() -> None:
+def test_reassignment_planner_reducing_replicas_keeps_a_leaving_replica_if_another_dies() -> None:
     moved = _of_three()
     moved.down("b")
     reassign(moved, "a", "b", reason=pb.FACTOR)
@@ -195,7 +195,7 @@ def test_planner_during_a_factor_reduction_keeps_the_leaving_replica_if_a_remain
     assert moved.driver.partition().replicas == ("a", "c")
 
 
-def test_planner_replaces_a_target_node_that_dies_with_another_node() -> None:
+def test_reassignment_planner_replaces_a_target_node_that_dies_with_another_node() -> None:
     moved = _of_three()
     drain(moved, "c")
     moved.until(lambda: len(moved.driver.partition().isr) == 4, 20)
@@ -208,7 +208,7 @@ def test_planner_replaces_a_target_node_that_dies_with_another_node() -> None:
 
 
 @pytest.mark.parametrize("copying", [True, False])
-def test_planner_keeps_the_replica_of_a_returning_node_while_another_node_drains(copying: bool) -> None:
+def test_reassignment_planner_keeps_the_replica_of_a_returning_node_while_another_node_drains(copying: bool) -> None:
     """The planner makes one copy, and the copy in progress continues."""
     moved = Moved("abcdef")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
@@ -233,7 +233,7 @@ def test_planner_keeps_the_replica_of_a_returning_node_while_another_node_drains
 
 
 @pytest.mark.parametrize(("reason", "goes_on"), [(pb.BY_HAND, False), (pb.REBALANCED, False), (pb.FACTOR, True)])
-def test_planner_cancels_or_replaces_a_target_on_a_drained_node_depending_on_the_move_reason(
+def test_reassignment_planner_cancels_or_replaces_a_target_on_a_drained_node_by_move_reason(
     reason: pb.MoveReason, goes_on: bool
 ) -> None:
     moved = Moved("abcde")
@@ -244,7 +244,7 @@ def test_planner_cancels_or_replaces_a_target_on_a_drained_node_depending_on_the
     assert moved.driver.partition().replicas == (("a", "b", "c", "e") if goes_on else ("a", "b", "c"))
 
 
-def test_planner_limits_copies_and_begins_the_oldest_first() -> None:
+def test_reassignment_planner_limits_copies_and_begins_the_oldest_first() -> None:
     moved = Moved("abcdef", max_copies=3, max_copies_per_node=2)
     moved.driver.create(partitions=12, replicationFactor=1)
     for number in reversed(range(12)):
@@ -262,7 +262,7 @@ def test_planner_limits_copies_and_begins_the_oldest_first() -> None:
     assert moved.most_copies == 3
 
 
-def test_planner_begins_no_copy_of_a_partition_with_a_reduced_isr() -> None:
+def test_reassignment_planner_begins_no_copy_of_a_partition_with_a_reduced_isr() -> None:
     moved = Moved("abcd")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     moved.driver.change_isr(["a", "b"])
@@ -276,7 +276,7 @@ def test_planner_begins_no_copy_of_a_partition_with_a_reduced_isr() -> None:
     assert moved.look() == ["beginCopy"], "c is there, and is to go"
 
 
-def test_planner_waits_for_a_partition_in_an_election() -> None:
+def test_reassignment_planner_waits_for_a_partition_in_an_election() -> None:
     moved = Moved("abcd")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     reassign(moved, "a", "b", "d")
@@ -287,7 +287,7 @@ def test_planner_waits_for_a_partition_in_an_election() -> None:
     assert moved.look() == ["beginCopy"]
 
 
-def test_planner_places_replacements_by_rack_and_waits_with_rack_strict() -> None:
+def test_reassignment_planner_places_replacements_by_rack_and_waits_with_rack_strict() -> None:
     moved = Moved("abcdef", racks="xxyyzz")
     moved.driver.create(partitions=6, replicationFactor=3, placement="rack-strict")
     moved.driver.create("loose", partitions=6, replicationFactor=3, placement="rack")
@@ -304,7 +304,7 @@ def test_planner_places_replacements_by_rack_and_waits_with_rack_strict() -> Non
     assert all({rack[n] for n in p.replicas} == {"x", "y", "z"} for stream, p in moved.partitions() if stream.name == "orders")
 
 
-def test_planner_leaves_replicas_on_a_drained_node_if_no_other_node_can_host_them() -> None:
+def test_reassignment_planner_leaves_replicas_on_a_drained_node_if_no_other_node_can_host_them() -> None:
     moved = Moved("abc")
     moved.driver.create(partitions=2, replicationFactor=3)
     drain(moved, "c")
@@ -315,7 +315,7 @@ def test_planner_leaves_replicas_on_a_drained_node_if_no_other_node_can_host_the
     moved.until(lambda: not moved.held("c"))
 
 
-def test_planner_repeats_a_lost_proposal_after_a_delay() -> None:
+def test_reassignment_planner_repeats_a_lost_proposal_after_a_delay() -> None:
     moved = Moved("abcd")
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
     reassign(moved, "a", "b", "d")
@@ -327,7 +327,7 @@ def test_planner_repeats_a_lost_proposal_after_a_delay() -> None:
     assert len(moved.moving.due(REPEAT_AFTER_NS + NS_PER_S)) == 1
 
 
-def test_planner_after_a_stream_deletion_has_no_moves_of_the_stream() -> None:
+def test_reassignment_planner_after_a_stream_deletion_has_no_moves_of_the_stream() -> None:
     moved = Moved("abcd", max_copies=2)
     moved.copies = False
     moved.driver.create(partitions=8, replicationFactor=2)
@@ -359,7 +359,7 @@ def test_movement_reports_of_a_drain_show_each_phase() -> None:
 
 @settings(max_examples=40, phases=[Phase_.generate])
 @given(st.data())
-def test_planner_after_random_faults_ends_with_full_isr_on_the_remaining_nodes(data: st.DataObject) -> None:
+def test_reassignment_planner_after_random_faults_ends_with_full_isr_on_the_remaining_nodes(data: st.DataObject) -> None:
     moved = Moved("abcdef", max_copies=data.draw(st.integers(1, 8)), max_copies_per_node=data.draw(st.integers(1, 4)))
     moved.driver.create(partitions=data.draw(st.integers(1, 9)), replicationFactor=data.draw(st.integers(2, 3)))
     away: set[str] = set()

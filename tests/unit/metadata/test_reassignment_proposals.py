@@ -61,13 +61,13 @@ class Planner:
 
 
 # ---- what is proposed ----------------------------------------------------------------------------------------------------
-def test_planner_begin_copy_proposal_has_the_partition_the_epoch_and_the_target_node() -> None:
+def test_reassignment_planner_begin_copy_proposal_has_the_partition_the_epoch_and_the_target_node() -> None:
     planner = Planner(image_of(a_partition(), a_partition(partition=1, epoch=9, target=("a", "b", "d"))))
     assert planner.look() == [pb.BeginCopy(stream="s", uid="u1", partition=1, epoch=9, node="d")]
     assert planner.moving.counters == {"copies begun": 1}
 
 
-def test_planner_aborts_a_copy_to_a_removed_or_draining_node() -> None:
+def test_reassignment_planner_aborts_a_copy_to_a_removed_or_draining_node() -> None:
     for image in (
         image_of(a_partition(joining="d", copy_epoch=6, **MOVES), leaving="cd"),
         image_of(a_partition(joining="d", copy_epoch=6, **MOVES), nodes="abc", leaving="c"),
@@ -77,7 +77,7 @@ def test_planner_aborts_a_copy_to_a_removed_or_draining_node() -> None:
         assert planner.moving.counters == {"copies given up, their node is down or drained": 1}
 
 
-def test_planner_cancels_a_move_after_its_reason_ended() -> None:
+def test_reassignment_planner_cancels_a_move_after_its_reason_ended() -> None:
     for more in ({}, {"joining": "d", "copy_epoch": 6}):
         planner = Planner(image_of(a_partition(**MOVES, **more)))
         # nobody is drained, and c runs
@@ -92,13 +92,13 @@ def test_planner_cancels_a_move_after_its_reason_ended() -> None:
 
 
 @pytest.mark.parametrize("gone", [{"fenced": "c"}, {"leaving": "c"}, {"nodes": "abd"}])
-def test_planner_continues_a_move_while_the_leaving_replica_is_missing(gone: dict[str, Any]) -> None:
+def test_reassignment_planner_continues_a_move_while_the_leaving_replica_is_missing(gone: dict[str, Any]) -> None:
     isr = ("a", "b") if "leaving" not in gone else ("a", "b", "c")
     planner = Planner(image_of(a_partition(isr=isr, **MOVES), **gone))
     assert planner.look() == [pb.BeginCopy(stream="s", uid="u1", partition=0, epoch=6, node="d")]
 
 
-def test_planner_replaces_a_removed_target_node_and_keeps_the_rest() -> None:
+def test_reassignment_planner_replaces_a_removed_target_node_and_keeps_the_rest() -> None:
     for why in (MoveReason.DRAINED, MoveReason.REPLACED, MoveReason.FACTOR):
         moves = {"target": ("d", "b", "a"), "moved_for": why}
         planner = Planner(image_of(a_partition(**moves), nodes="abcde", leaving="cd"))
@@ -111,7 +111,7 @@ def test_planner_replaces_a_removed_target_node_and_keeps_the_rest() -> None:
         assert planner.moving.counters == {"moves cancelled, their node is down or drained": 1}
 
 
-def test_planner_moves_leaderships_of_a_drained_node_before_its_replicas() -> None:
+def test_reassignment_planner_moves_leaderships_of_a_drained_node_before_its_replicas() -> None:
     image = image_of(
         a_partition(), a_partition(partition=1), a_partition(partition=2, leader="b"),
         a_partition(partition=3, isr=("a", "b"), incomplete=("b",)), leaving="a",
@@ -126,7 +126,7 @@ def test_planner_moves_leaderships_of_a_drained_node_before_its_replicas() -> No
     assert planner.moving.counters == {"leaderships of drained nodes moved": 2, "targets: drain": 2}
 
 
-def test_planner_replaces_dead_nodes_before_drained_ones_and_the_longest_dead_first() -> None:
+def test_reassignment_planner_replaces_dead_nodes_before_drained_ones_and_the_longest_dead_first() -> None:
     ones = [a_partition(partition=n, replicas=(r,), isr=(r,), leader=r) for n, r in enumerate("abcd")]
     image = image_of(*ones, nodes="abcdef", fenced="b", leaving="a")
     planner = Planner(image, max_copies=1)
@@ -138,7 +138,7 @@ def test_planner_replaces_dead_nodes_before_drained_ones_and_the_longest_dead_fi
     assert planner.moving.counters == {"targets: drain": 2, "targets: a node is down": 2}
 
 
-def test_planner_replaces_dead_nodes_in_the_order_of_their_failure() -> None:
+def test_reassignment_planner_replaces_dead_nodes_in_the_order_of_their_failure() -> None:
     ones = [a_partition(partition=n, replicas=(r, "c"), isr=("c",), leader="c") for n, r in enumerate("aabb")]
     image = image_of(*ones, nodes="abcdef", fenced="b")
     planner = Planner(image, max_copies=1)
@@ -146,13 +146,13 @@ def test_planner_replaces_dead_nodes_in_the_order_of_their_failure() -> None:
     assert planner.numbers(after_ns=GRACE_NS) == [("Reassign", 2), ("Reassign", 3)]
 
 
-def test_planner_without_a_replacement_grace_replaces_no_node() -> None:
+def test_reassignment_planner_without_a_replacement_grace_replaces_no_node() -> None:
     planner = Planner(image_of(a_partition(), fenced="c"), replacement_grace_s=0)
     assert planner.look(after_ns=GRACE_NS * 100) == []
     assert planner.moving.next_deadline_ns() is None
 
 
-def test_planner_sets_no_target_for_a_moving_or_leaderless_partition() -> None:
+def test_reassignment_planner_sets_no_target_for_a_moving_or_leaderless_partition() -> None:
     image = image_of(
         a_partition(leader="b"), a_partition(partition=1, status=PartitionStatus.ELECTION, leader=""),
         a_partition(partition=2, leader="b", joining="d", copy_epoch=6),
@@ -161,7 +161,7 @@ def test_planner_sets_no_target_for_a_moving_or_leaderless_partition() -> None:
     assert Planner(image).numbers() == [("Reassign", 0)]
 
 
-def test_planner_picks_a_replacement_with_the_fewest_replicas_in_another_rack() -> None:
+def test_reassignment_planner_picks_a_replacement_with_the_fewest_replicas_in_another_rack() -> None:
     def of_racks(image: ClusterImage, racks: str) -> ClusterImage:
         for node_id, rack in zip(sorted(image.nodes), racks, strict=True):
             image = node(image, node_id, rack=rack)
@@ -187,14 +187,14 @@ def test_planner_picks_a_replacement_with_the_fewest_replicas_in_another_rack() 
     assert [tuple(m.replicas) for m in found] == [("a", "e", "c")]
 
 
-def test_planner_begins_no_copy_to_a_dead_node() -> None:
+def test_reassignment_planner_begins_no_copy_to_a_dead_node() -> None:
     planner = Planner(image_of(a_partition(**MOVES), fenced="d", leaving="c"))
     assert planner.look() == [], "within its grace it may come back"
     assert planner.numbers(node(planner.image, "d", fenced=False)) == [("BeginCopy", 0)]
 
 
 # ---- bounds --------------------------------------------------------------------------------------------------------------
-def test_planner_transfers_at_most_sixteen_leaderships_of_a_drained_node_at_once() -> None:
+def test_reassignment_planner_transfers_at_most_sixteen_leaderships_of_a_drained_node_at_once() -> None:
     image = image_of(*many(20), leaving="a")
     planner = Planner(image)
     assert planner.numbers() == [("ElectLeader", n) for n in range(16)], (
@@ -213,7 +213,7 @@ def test_planner_transfers_at_most_sixteen_leaderships_of_a_drained_node_at_once
 LEADS: dict[str, Any] = {"leader": "b", "moved_for": MoveReason.LEADERSHIPS}
 
 
-def test_planner_rebalances_at_most_sixteen_leaderships_at_once() -> None:
+def test_reassignment_planner_rebalances_at_most_sixteen_leaderships_at_once() -> None:
     image = image_of(*many(20, **LEADS))
     planner = Planner(image)
     first = planner.look()
@@ -238,14 +238,14 @@ def test_planner_rebalances_at_most_sixteen_leaderships_at_once() -> None:
     [{"isr": ("b", "c")}, {"incomplete": ("a",)}, {"status": PartitionStatus.ELECTION, "leader": ""}, {"leader": "a"},
      {"moved_for": MoveReason.REBALANCED}],
 )  # fmt: skip
-def test_planner_waits_until_the_preferred_replica_may_lead(more: dict[str, Any]) -> None:
+def test_reassignment_planner_waits_until_the_preferred_replica_may_lead(more: dict[str, Any]) -> None:
     planner = Planner(image_of(a_partition(**{**LEADS, **more})))
     assert planner.look() == []
     waits = more.get("leader") != "a" and "moved_for" not in more
     assert (planner.moving.next_deadline_ns() is not None) == waits
 
 
-def test_planner_cancels_a_leadership_move_to_a_removed_or_drained_node() -> None:
+def test_reassignment_planner_cancels_a_leadership_move_to_a_removed_or_drained_node() -> None:
     for gone in ({"leaving": "a"}, {"nodes": "bcd"}):
         planner = Planner(image_of(a_partition(**LEADS, isr=("b", "c")), **gone))  # type: ignore[arg-type]
         assert planner.look() == [pb.Reassign(stream="s", uid="u1", partition=0, cancel=True, epoch=6)]
@@ -254,7 +254,7 @@ def test_planner_cancels_a_leadership_move_to_a_removed_or_drained_node() -> Non
     assert down.look() == [], "it may come back"
 
 
-def test_planner_counts_proposed_copies_in_its_limit() -> None:
+def test_reassignment_planner_counts_proposed_copies_in_its_limit() -> None:
     ones = [a_partition(partition=n, replicas=(r,), isr=(r,), leader=r, epoch=n, target=("e",)) for n, r in enumerate("aabbcc")]
     image = image_of(*ones, nodes="abcde")
     planner = Planner(image, max_copies=3, max_copies_per_node=3)
@@ -271,7 +271,9 @@ def test_planner_counts_proposed_copies_in_its_limit() -> None:
 @pytest.mark.parametrize(
     ("per_node", "target", "count"), [(1, ("c",), 1), (2, ("c",), 2), (2, ("d",), 2), (3, ("c",), 3), (9, ("c",), 4)]
 )
-def test_planner_limits_copies_per_leader_and_per_target_node(per_node: int, target: tuple[str, ...], count: int) -> None:
+def test_reassignment_planner_limits_copies_per_leader_and_per_target_node(
+    per_node: int, target: tuple[str, ...], count: int
+) -> None:
     from_one = [a_partition(partition=n, replicas=("a",), isr=("a",), target=("bcde"[n],)) for n in range(4)]
     assert len(Planner(image_of(*from_one, nodes="abcde"), max_copies_per_node=per_node).look()) == count
     into_one = [a_partition(partition=n, replicas=(r,), isr=(r,), leader=r, target=("f",)) for n, r in enumerate("abcd")]
@@ -280,7 +282,7 @@ def test_planner_limits_copies_per_leader_and_per_target_node(per_node: int, tar
     assert len(Planner(image_of(*under_way, nodes="abcde"), max_copies_per_node=per_node).look()) == count - 1
 
 
-def test_planner_sets_move_targets_for_twice_as_many_partitions_as_concurrent_copies() -> None:
+def test_reassignment_planner_sets_move_targets_for_twice_as_many_partitions_as_concurrent_copies() -> None:
     image = image_of(*many(9, leader="b", isr=("b", "c")), leaving="a")
     assert len(Planner(image, max_copies=2).look()) == 4
     waits = [replace(p, **MOVES) if p.partition < 3 else p for p in image.streams["s"].partitions]
@@ -289,7 +291,7 @@ def test_planner_sets_move_targets_for_twice_as_many_partitions_as_concurrent_co
 
 
 # ---- what it knows of before ---------------------------------------------------------------------------------------------
-def test_planner_proposes_nothing_after_resigning() -> None:
+def test_reassignment_planner_proposes_nothing_after_resigning() -> None:
     image = image_of(a_partition(**MOVES), leaving="c")
     planner = Planner(image)
     planner.moving.resign()
@@ -304,7 +306,7 @@ def test_planner_proposes_nothing_after_resigning() -> None:
     assert planner.numbers() == [("BeginCopy", 0)], "what it asked for as another leader may be lost: it is asked again"
 
 
-def test_planner_of_a_new_metadata_leader_has_no_state_of_an_earlier_term() -> None:
+def test_reassignment_planner_of_a_new_metadata_leader_has_no_state_of_an_earlier_term() -> None:
     image = image_of(*many(20), nodes="abcde", leaving="a", fenced="e")
     planner = Planner(image, max_copies=1)
     assert [kind for kind, _ in planner.numbers()].count("ElectLeader") == 16
@@ -325,7 +327,7 @@ def test_planner_of_a_new_metadata_leader_has_no_state_of_an_earlier_term() -> N
     assert planner.moving.next_deadline_ns() == 2 * GRACE_NS
 
 
-def test_planner_check_includes_every_stream_changed_since_the_last_check() -> None:
+def test_reassignment_planner_check_includes_every_stream_changed_since_the_last_check() -> None:
     streams = [replace(a_stream(), name=name, uid=f"u-{name}", subject=name) for name in ("x", "y")]
     image = an_image(None, "abcd").with_streams(streams)
     planner = Planner(image)
@@ -337,14 +339,14 @@ def test_planner_check_includes_every_stream_changed_since_the_last_check() -> N
     assert [message.stream for message in planner.look()] == ["y", "x"], "the oldest first"
 
 
-def test_planner_without_a_target_node_after_the_grace_checks_again_after_the_repeat_delay() -> None:
+def test_reassignment_planner_without_a_target_node_after_the_grace_checks_again_after_a_delay() -> None:
     planner = Planner(image_of(a_partition(), nodes="abc", fenced="c"))
     planner.look()
     planner.look(after_ns=GRACE_NS)
     assert planner.moving.next_deadline_ns() == planner.now_ns + REPEAT_AFTER_NS, "no node may take it: another one may come"
 
 
-def test_planner_checks_again_after_a_quarter_second_only_if_the_image_changed() -> None:
+def test_reassignment_planner_checks_again_after_a_quarter_second_only_if_the_image_changed() -> None:
     image = image_of(a_partition())
     planner = Planner(image)
     assert planner.moving.next_deadline_ns() == 0
@@ -365,7 +367,7 @@ def test_planner_checks_again_after_a_quarter_second_only_if_the_image_changed()
     assert planner.moving.next_deadline_ns() == GRACE_NS, "the grace ends before that"
 
 
-def test_planner_checks_every_five_seconds_while_a_move_is_pending() -> None:
+def test_reassignment_planner_checks_every_five_seconds_while_a_move_is_pending() -> None:
     drops = a_partition(replicas=("a", "b", "d", "c"), isr=("a", "b", "d", "c"), **MOVES)
     for image in (
         image_of(a_partition(**MOVES), fenced="d", leaving="c"),
@@ -381,7 +383,7 @@ def test_planner_checks_every_five_seconds_while_a_move_is_pending() -> None:
     assert planner.moving.next_deadline_ns() is None, "it holds nothing"
 
 
-def test_planner_next_check_is_at_the_end_of_the_grace_of_a_dead_node_with_replicas() -> None:
+def test_reassignment_planner_next_check_is_at_the_end_of_the_grace_of_a_dead_node_with_replicas() -> None:
     image = image_of(a_partition(), nodes="abcde", fenced="ce")
     planner = Planner(image)
     planner.look(after_ns=10)
@@ -399,7 +401,7 @@ def test_planner_next_check_is_at_the_end_of_the_grace_of_a_dead_node_with_repli
     assert planner.moving.next_deadline_ns() == GRACE_NS + 10 + 3 * NS_PER_S, "it went down anew"
 
 
-def test_planner_removes_ended_moves_of_a_changed_stream_from_its_memory() -> None:
+def test_reassignment_planner_removes_ended_moves_of_a_changed_stream_from_its_memory() -> None:
     image = image_of(*many(2, **MOVES), leaving="c")
     planner = Planner(image, max_copies=1)
     assert planner.numbers() == [("BeginCopy", 0)]
@@ -423,7 +425,9 @@ def test_planner_removes_ended_moves_of_a_changed_stream_from_its_memory() -> No
         ({"joining": "d", "copy_epoch": 6, "target": ("a", "b", "e")}, [("e", 1), ("c", -1), ("d", -1)]),
     ],
 )
-def test_replicas_to_come_returns_the_replicas_and_the_target_nodes(more: dict[str, Any], found: list[tuple[str, int]]) -> None:
+def test_reassignment_replicas_to_come_are_the_replicas_and_the_target_nodes(
+    more: dict[str, Any], found: list[tuple[str, int]]
+) -> None:
     assert list(replicas_to_come(a_partition(**more))) == found
 
 

@@ -92,7 +92,7 @@ async def test_raft_inbox_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -
     assert len(driver._inbox) == 1, "one always comes in"
 
 
-def test_feed_subscription_bounds_the_bytes_of_buffered_entries() -> None:
+def test_metadata_feed_subscription_bounds_the_bytes_of_buffered_entries() -> None:
     feed = FeedSubscription("n9")
     large = pb.Record(operationDone=pb.OperationDone(response=b"x" * (1 << 20)))
     for number in range(200):

@@ -34,7 +34,7 @@ class Parts:
         await close_all(self.all, lambda error: self.failed.append(str(error)))
 
 
-async def test_components_start_in_order_and_close_in_reverse() -> None:
+async def test_node_components_start_in_order_and_close_in_reverse() -> None:
     parts = Parts()
     await start_all(parts.all)
     await parts.close()
@@ -42,7 +42,7 @@ async def test_components_start_in_order_and_close_in_reverse() -> None:
     assert parts.failed == []
 
 
-async def test_components_after_a_failed_start_start_no_further_component_and_close_all() -> None:
+async def test_node_components_after_a_failed_start_start_no_further_component_and_close_all() -> None:
     parts = Parts("start b")
     with pytest.raises(OSError, match="start b"):
         await start_all(parts.all)
@@ -50,7 +50,7 @@ async def test_components_after_a_failed_start_start_no_further_component_and_cl
     assert parts.ran == ["start a", "start b", "close c", "close b", "close a"]
 
 
-async def test_components_after_a_failed_close_close_the_others_and_report_the_error_at_once() -> None:
+async def test_node_components_after_a_failed_close_close_the_others_and_report_the_error_at_once() -> None:
     parts = Parts("close c", "close a")
     await parts.close()
     assert parts.ran == ["close c", "close b", "close a"]

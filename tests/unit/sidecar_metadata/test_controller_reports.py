@@ -120,7 +120,7 @@ async def test_request_forwarder_on_the_metadata_leader_decides_locally_with_the
 
 
 # ---- what a member says ----------------------------------------------------------------------------------------------------
-def test_member_log_status_of_the_leader_has_the_log_position_of_each_member(made: Made) -> None:
+def test_raft_member_log_status_of_the_leader_has_the_log_position_of_each_member(made: Made) -> None:
     core, log = made.log.core, made.log
     core._SyncObj__raftState, core._SyncObj__raftLeader = 2, Node("a")
     core._SyncObj__raftCurrentTerm, core._SyncObj__raftCommitIndex, core._SyncObj__raftLastApplied = 7, 5, 4
@@ -136,7 +136,7 @@ def test_member_log_status_of_the_leader_has_the_log_position_of_each_member(mad
     ]
 
 
-def test_member_log_status_of_a_follower_has_the_leader_and_its_own_position(made: Made) -> None:
+def test_raft_member_log_status_of_a_follower_has_the_leader_and_its_own_position(made: Made) -> None:
     core, log = made.log.core, made.log
     core._SyncObj__raftState, core._SyncObj__raftLeader, core._SyncObj__raftCurrentTerm = 0, Node("b"), 7
     log.transport.applied.update({"b": 5, "c": 2})
@@ -411,7 +411,7 @@ async def test_metadata_group_link_starts_a_raft_member_on_controllers_and_the_f
         joined.clear()
 
 
-async def test_feed_subscriber_returns_the_metadata_leader_of_the_last_answer() -> None:
+async def test_metadata_feed_subscriber_returns_the_metadata_leader_of_the_last_answer() -> None:
     made = FeedSubscriber("n1", Slow(0), Subjects("space"))  # type: ignore[arg-type]
     answers = [pb.ControlResponse(metadataLeader="n2"), pb.ControlResponse()]
 
@@ -426,7 +426,7 @@ async def test_feed_subscriber_returns_the_metadata_leader_of_the_last_answer() 
     assert (made.held, made.status(), made.ticks(), made.counters) == ({}, [], {}, {})
 
 
-async def test_feed_subscriber_counts_undecodable_entries() -> None:
+async def test_metadata_feed_subscriber_counts_undecodable_entries() -> None:
     made = FeedSubscriber("n1", Slow(0), Subjects("space"))  # type: ignore[arg-type]
     await made._entry_arrived(SimpleNamespace(data=b"nothing"))
     assert sum(made.counters.values()) == 1

@@ -104,7 +104,7 @@ class FakePublisher:
         self.world.said.append(f"publisher of {self.uid} closed")
 
 
-async def test_event_writer_writes_each_event_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cluster_event_writer_writes_each_event_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 2, 0, 1)
     del world.image.streams[EVENTS_STREAM]
     world.writer.start()
@@ -121,7 +121,7 @@ async def test_event_writer_writes_each_event_once_and_in_order(monkeypatch: pyt
     assert world.said == ["connected", "client closed"], "one connection for all, and none is left"
 
 
-async def test_event_writer_rejected_by_another_writer_reads_the_stream_end_and_repeats_no_event(
+async def test_cluster_event_writer_rejected_by_another_writer_reads_the_stream_end_and_repeats_no_event(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World(monkeypatch, 1, 1, 1)
@@ -147,7 +147,9 @@ async def test_event_writer_rejected_by_another_writer_reads_the_stream_end_and_
 
 @pytest.mark.parametrize("junk", [b"junk", b"[]", b'{"index": -1, "number": 0}', b'{"kind": "election"}'])
 @pytest.mark.parametrize("count", [1, 64, 700])
-async def test_event_writer_skips_records_that_are_no_events(monkeypatch: pytest.MonkeyPatch, junk: bytes, count: int) -> None:
+async def test_cluster_event_writer_skips_records_that_are_no_events(
+    monkeypatch: pytest.MonkeyPatch, junk: bytes, count: int
+) -> None:
     """Without NATS permissions any client can publish there."""
     world = World(monkeypatch, *[1] * 4)
     await world.writer._write()
@@ -164,14 +166,18 @@ async def test_event_writer_skips_records_that_are_no_events(monkeypatch: pytest
     assert len(reads) <= 3
 
 
-async def test_event_writer_on_a_stream_without_events_starts_with_the_first_event(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cluster_event_writer_on_a_stream_without_events_starts_with_the_first_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World(monkeypatch, 1)
     world.stream.records += [b"junk"] * 3
     await world.writer._write()
     assert b'"index": 1' in world.stream.records[-1]
 
 
-async def test_event_writer_after_a_partial_rejection_does_not_repeat_accepted_events(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cluster_event_writer_after_a_partial_rejection_does_not_repeat_accepted_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World(monkeypatch, 1, 1, 1)
     publish, left = world.stream.publish, [2]
 
@@ -186,7 +192,7 @@ async def test_event_writer_after_a_partial_rejection_does_not_repeat_accepted_e
     await world.writer.close()
 
 
-async def test_event_writer_that_lost_leadership_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cluster_event_writer_that_lost_leadership_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, 1)
     world.writer.start()
     await world.until(lambda: world.trail.written == (1, 0))
@@ -204,7 +210,7 @@ async def test_event_writer_that_lost_leadership_writes_nothing(monkeypatch: pyt
     await world.writer.close()
 
 
-async def test_event_writer_that_loses_leadership_stops_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cluster_event_writer_that_loses_leadership_stops_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, *[1] * 100)
     publish = world.stream.publish
 
@@ -219,7 +225,7 @@ async def test_event_writer_that_loses_leadership_stops_between_events(monkeypat
     await world.writer.close()
 
 
-async def test_event_writer_reopens_a_recreated_stream_and_a_closed_connection(
+async def test_cluster_event_writer_reopens_a_recreated_stream_and_a_closed_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World(monkeypatch, 1)

@@ -54,7 +54,7 @@ def some(index: int, count: int, time_ns: int | None = None) -> Any:
     )
 
 
-async def test_events_endpoint_returns_pages_of_events_after_a_position() -> None:
+async def test_cluster_events_endpoint_returns_pages_of_events_after_a_position() -> None:
     bus = Bus()
     await bus.desk.open()
     bus.desk.trail.note_entry(4, some(4, MOST_ANSWERED + 1, 10))
@@ -74,7 +74,7 @@ async def test_events_endpoint_returns_pages_of_events_after_a_position() -> Non
     assert not bus.listening
 
 
-async def test_events_endpoint_rejects_invalid_requests_and_ignores_reply_subjects_outside_inboxes() -> None:
+async def test_cluster_events_endpoint_rejects_invalid_requests_and_ignores_invalid_reply_subjects() -> None:
     bus = Bus()
     await bus.desk.open()
     for question in (
@@ -92,7 +92,7 @@ async def test_events_endpoint_rejects_invalid_requests_and_ignores_reply_subjec
     assert bus.desk.counters[REPLY] == 1
 
 
-def test_events_endpoint_of_the_metadata_leader_publishes_only_recent_events_in_batches() -> None:
+def test_cluster_events_endpoint_of_the_metadata_leader_publishes_only_recent_events_in_batches() -> None:
     bus = Bus()
     bus.leads = False
     bus.desk.trail.note_entry(1, some(1, 1))
@@ -110,7 +110,7 @@ def test_events_endpoint_of_the_metadata_leader_publishes_only_recent_events_in_
     assert (bus.sent[0][1]["index"], bus.sent[-1][1]["number"]) == (3, MOST_AT_ONCE)
 
 
-def test_events_endpoint_counts_events_dropped_by_its_full_buffer() -> None:
+def test_cluster_events_endpoint_counts_events_dropped_by_its_full_buffer() -> None:
     bus = Bus()
     bus.desk.look()
     assert not bus.desk.counters

@@ -192,7 +192,7 @@ async def test_node_membership_sends_leave_after_the_last_heartbeat(caplog: pyte
 
 
 # ---- who follows the feed --------------------------------------------------------------------------------------------------
-async def test_feed_subscriber_requests_missing_entries_until_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metadata_feed_subscriber_requests_missing_entries_until_they_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "_POLL_S", 0.0)
     asked: list[Any] = []
     shown: list[tuple[int, int]] = []
@@ -246,7 +246,7 @@ async def test_feed_subscriber_requests_missing_entries_until_they_arrive(monkey
 
 
 @pytest.mark.parametrize("error", [nats.errors.ConnectionClosedError(), OSError()])
-async def test_feed_publisher_survives_an_answer_that_cannot_be_sent(error: Exception) -> None:
+async def test_metadata_feed_publisher_survives_an_answer_that_cannot_be_sent(error: Exception) -> None:
     sent: list[Any] = []
 
     class Connection:

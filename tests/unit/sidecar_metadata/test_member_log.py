@@ -38,7 +38,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
     one.log.journal.abandon()
 
 
-def test_member_log_passes_each_applied_entry_to_the_feed(opened: Opened) -> None:
+def test_raft_member_log_passes_each_applied_entry_to_the_feed(opened: Opened) -> None:
     for index in (2, 3):
         assert pb.ControlResponse.FromString(opened.apply(index)).error == pb.ControlResponse.OK
     assert opened.feed.index == opened.log.image.index == 3
@@ -47,7 +47,7 @@ def test_member_log_passes_each_applied_entry_to_the_feed(opened: Opened) -> Non
     assert told == ["d2", "d3"]
 
 
-def test_member_log_snapshot_replaces_image_journal_and_feed(opened: Opened, tmp_path: Path) -> None:
+def test_raft_member_log_snapshot_replaces_image_journal_and_feed(opened: Opened, tmp_path: Path) -> None:
     other = Opened(tmp_path / "other")
     for index in range(2, 10):
         other.apply(index)
@@ -67,7 +67,7 @@ def test_member_log_snapshot_replaces_image_journal_and_feed(opened: Opened, tmp
     other.log.journal.abandon()
 
 
-def test_member_log_of_a_new_directory_is_on_probation_and_has_no_stored_vote(opened: Opened) -> None:
+def test_raft_member_log_of_a_new_directory_is_on_probation_and_has_no_stored_vote(opened: Opened) -> None:
     assert opened.log.core.on_probation
     assert not opened.log.probation.over
     journal = opened.log.journal
@@ -79,7 +79,7 @@ def test_member_log_of_a_new_directory_is_on_probation_and_has_no_stored_vote(op
     again.log.journal.abandon()
 
 
-def test_member_log_flushes_the_raft_journal(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raft_member_log_flushes_the_raft_journal(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[int] = []
     monkeypatch.setattr(sidecar.quorum.journal.os, "fdatasync", flushed.append)
     journal = opened.log.journal
@@ -90,7 +90,7 @@ def test_member_log_flushes_the_raft_journal(opened: Opened, monkeypatch: pytest
     assert len(flushed) == 1
 
 
-def test_member_log_damaged_snapshot_is_rejected(opened: Opened) -> None:
+def test_raft_member_log_damaged_snapshot_is_rejected(opened: Opened) -> None:
     opened.apply(2)
     name = opened.folder / "snapshot"
     opened.log._save(str(name), ((b"\0x", 2, 1), (b"\0x", 1, 1), {Node("a")}))
@@ -103,7 +103,7 @@ def test_member_log_damaged_snapshot_is_rejected(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("lost", ["journal", "snapshot"])
-def test_member_log_with_lost_files_does_not_start(opened: Opened, lost: str) -> None:
+def test_raft_member_log_with_lost_files_does_not_start(opened: Opened, lost: str) -> None:
     opened.log.journal.close()
     (opened.folder / "member").write_text("a\n")
     journal = opened.folder / "journal"
@@ -116,7 +116,7 @@ def test_member_log_with_lost_files_does_not_start(opened: Opened, lost: str) ->
         Opened(opened.folder)
 
 
-def test_member_log_live_members_exclude_members_on_probation(opened: Opened) -> None:
+def test_raft_member_log_live_members_exclude_members_on_probation(opened: Opened) -> None:
     """A change of controllers needs the majority that a member on probation waits for."""
     log = opened.log
     assert log.view().live == {"a"}
@@ -139,7 +139,7 @@ def _told(opened: Opened, known: ControllerList, error: pb.ControlResponse.Error
 @pytest.mark.parametrize(
     "known", [ControllerList(("d", "e"), learner="a", index=75), ControllerList(("a", "d", "e"), index=75)]
 )
-def test_member_log_receiving_a_newer_controller_list_uses_the_members_of_this_list(
+def test_raft_member_log_receiving_a_newer_controller_list_uses_the_members_of_this_list(
     opened: Opened, known: ControllerList
 ) -> None:
     """Seed 57 of ``tests.simulation.whole``: the member was removed and added, or all others were replaced, while it was down."""

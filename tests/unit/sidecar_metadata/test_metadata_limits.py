@@ -184,7 +184,7 @@ async def test_heartbeats_after_a_slow_answer_shorten_the_next_pause(monkeypatch
 
 
 # ---- the feed ------------------------------------------------------------------------------------------------------------
-async def test_feed_snapshot_contains_the_image_without_the_idempotency_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metadata_feed_snapshot_contains_the_image_without_the_idempotency_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     image, ready, sent = replace(ClusterImage(), index=5), list[Any](), list[Any]()
 
     class Producer:
@@ -224,7 +224,7 @@ class Feed:
         await asyncio.Event().wait()
 
 
-async def test_feed_subscriber_without_answer_retries_until_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metadata_feed_subscriber_without_answer_retries_until_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "_POLL_S", 0.0)
     now = [S]
     monkeypatch.setattr(feed.clock, "now_ns", lambda: now.__setitem__(0, now[0] + 10 * S) or now[0])
@@ -241,7 +241,7 @@ async def test_feed_subscriber_without_answer_retries_until_stop(monkeypatch: py
     await asyncio.gather(starting, return_exceptions=True)
 
 
-async def test_feed_subscriber_distrust_fetches_the_image_again_and_increments_a_counter() -> None:
+async def test_metadata_feed_subscriber_distrust_fetches_the_image_again_and_increments_a_counter() -> None:
     node: Any = FeedSubscriber("n9", Feed(), Subjects("ns"))  # type: ignore[arg-type]
     anew: list[int] = []
     node._subscription.start_again = lambda: anew.append(1)
@@ -253,7 +253,7 @@ async def test_feed_subscriber_distrust_fetches_the_image_again_and_increments_a
     assert node.counters == {"refused: no envelope": 2, "images fetched anew": 3}
 
 
-async def test_feed_subscriber_watcher_that_raises_is_reported() -> None:
+async def test_metadata_feed_subscriber_watcher_that_raises_is_reported() -> None:
     node: Any = FeedSubscriber("n9", Feed(), Subjects("ns"))  # type: ignore[arg-type]
     told: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))

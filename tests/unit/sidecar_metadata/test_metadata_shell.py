@@ -342,7 +342,7 @@ def a_feed() -> tuple[Driver, FeedProducer]:
     return driver, producer
 
 
-async def test_feed_subscriber_applies_a_snapshot_and_calls_watchers_for_each_entry() -> None:
+async def test_metadata_feed_subscriber_applies_a_snapshot_and_calls_watchers_for_each_entry() -> None:
     driver, _ = a_feed()
     producer = FeedProducer(driver.index)
     bus, shown = Bus(), []
@@ -384,7 +384,7 @@ async def test_feed_subscriber_applies_a_snapshot_and_calls_watchers_for_each_en
     await node.stop()
 
 
-async def test_feed_publisher_answers_only_on_inbox_subjects() -> None:
+async def test_metadata_feed_publisher_answers_only_on_inbox_subjects() -> None:
     driver, producer = a_feed()
     bus = Bus()
     publisher = FeedPublisher(
@@ -399,7 +399,7 @@ async def test_feed_publisher_answers_only_on_inbox_subjects() -> None:
     await publisher._request_arrived(SimpleNamespace(reply="_INBOX.x", data=request))  # not connected: who asked asks again
 
 
-async def test_feed_subscriber_barrier_waits_for_the_index_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metadata_feed_subscriber_barrier_waits_for_the_index_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     node: Any = FeedSubscriber("n9", Bus(), Subjects("ns"))  # type: ignore[arg-type]
     answers = [pb.ControlResponse(error=OK, index=4, metadataLeader="n2"), pb.ControlResponse(error=UNAVAILABLE, index=0)]
 
