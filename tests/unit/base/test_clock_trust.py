@@ -31,7 +31,7 @@ class Bench:
             self.trust.record_answer(node, self.wall_ns(node), now_ns, now_ns)
 
     def stamp_s(self) -> float:
-        """By how much what it stamps is off."""
+        """Return the error of the returned time in seconds."""
         stamp_ns = self.trust.stamp_ns(self.wall_ns("a"), round(self.now * NS_PER_S))
         return stamp_ns / NS_PER_S - T0 - self.now
 

@@ -28,7 +28,7 @@ LONG = "9" * 5_000
 
 
 def cases(name: str, values: list[Any]) -> pytest.MarkDecorator:
-    """Numbered: what they are is too long for a name."""
+    """Return numbered cases. Their content is too long for a test id."""
     return pytest.mark.parametrize(name, values, ids=map(str, range(len(values))))
 
 

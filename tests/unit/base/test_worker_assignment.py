@@ -27,7 +27,7 @@ def test_worker_process_assignment_spreads_streams_of_a_single_partition() -> No
 
 
 def test_worker_process_assignment_of_a_partition_is_stable() -> None:
-    """Two processes of one node agree without a word, and so do two versions of it."""
+    """Two processes of one node compute equal assignments, and so do two versions."""
     assert [share_of("orders", n, 2) for n in range(4)] == [0, 1, 0, 1]
     assert [share_of("orders", n, 5) for n in range(4)] == [2, 3, 4, 0]
 

@@ -48,7 +48,7 @@ def test_demo_flights_are_read_in_order_without_the_header(monkeypatch: pytest.M
 
 
 class Wire:
-    """A connection that keeps what is published, and answers requests as the test says."""
+    """Stand in for a connection: store published messages and answer requests as the test sets."""
 
     def __init__(self) -> None:
         self.published: list[tuple[str, bytes]] = []
@@ -103,7 +103,7 @@ async def test_demo_publisher_sends_at_its_pace_and_reports_progress(
 
 # ---- a leader is lost ------------------------------------------------------------------------------------------------------
 class Cluster:
-    """A client and nodes of which a test looks at every call."""
+    """Stand in for a client and nodes, and record every call."""
 
     nats_url = "nats://h:1"
 
@@ -243,7 +243,7 @@ def test_demo_newest_offset_is_that_of_the_partition() -> None:
 
 
 class Watched:
-    """A client whose cluster commits and replicates what the publisher was allowed to send."""
+    """Stand in for a client whose cluster commits the records that the publisher may send."""
 
     def __init__(self, begun: int = 0) -> None:
         self.at = begun
@@ -392,7 +392,7 @@ def test_demo_step_prints_its_throughput() -> None:
 
 # ---- its helpers -----------------------------------------------------------------------------------------------------------
 class Helper:
-    """A process as asyncio gives it."""
+    """Stand in for an asyncio process."""
 
     pid = 4321
 

@@ -23,7 +23,7 @@ from sidecar.runtime.settings import dev_environment
 
 
 class Process:
-    """Ends with ``code`` when it is sent what it ``heeds``."""
+    """End with ``code`` after a signal in ``heeds``."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ def test_dev_node_stop_sends_the_signal_and_kills_a_hanging_process(
 
 # ---- liftpy dev: the supervisor ---------------------------------------------------------------------------------------------
 class Nodes:
-    """A cluster of which nodes are made to end."""
+    """Provide a cluster whose nodes the test ends."""
 
     def __init__(self) -> None:
         self.down: list[str] = []

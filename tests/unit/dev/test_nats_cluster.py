@@ -11,7 +11,7 @@ from sidecar.bench import systems
 
 
 class _Server:
-    """Starts fail with what is left to be said."""
+    """Raise the remaining errors at each start."""
 
     fail: ClassVar[list[str]] = []
     stopped: ClassVar[list[str]] = []

@@ -18,7 +18,7 @@ from sidecar.dev.nats_server import NatsServer
 
 
 class Process:
-    """In the place of nats-server; writes the port of which the test says that it listens."""
+    """Stand in for nats-server and write its port to the ports file."""
 
     def __init__(self, server: Scripted, command: list[str], options: dict[str, Any]) -> None:
         self.command, self.options = command, options
@@ -71,7 +71,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Scripted:
 
 
 def listener(*words: bytes) -> tuple[socket.socket, int]:
-    """Says one word to each who connects."""
+    """Send one word to each connection."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

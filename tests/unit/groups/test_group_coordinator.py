@@ -24,7 +24,7 @@ def stream(partitions: int = 4, name: str = "s", uid: str = UID) -> pb.KnownStre
 
 
 class Lab:
-    """A coordinator, and what is said to it."""
+    """Provide a coordinator and send commands to it."""
 
     def __init__(self) -> None:
         self.test = ServiceTest(GroupCoordinator)
@@ -42,7 +42,7 @@ class Lab:
         return self.say(join=join)
 
     def beat(self, member: str, last: pb.GroupAnswer, *, gives_up: Iterable[int] = (), seconds: float = 0.0) -> pb.GroupAnswer:
-        """A heartbeat of one who owns what ``last`` says, but ``gives_up``."""
+        """Send a heartbeat of the owner of the partitions in ``last`` without those in ``gives_up``."""
         owned = [pb.GrantedPartitions(stream=part.stream, uid=part.uid) for part in last.assigned]
         for mine, part in zip(owned, last.assigned, strict=True):
             for number, generation in zip(part.partitions, part.generations, strict=True):
@@ -348,7 +348,7 @@ def test_group_coordinator_group_that_was_deleted_and_recreated_gets_a_higher_ge
 
 
 def test_group_coordinator_ack_of_a_wide_range_takes_bounded_cpu_time() -> None:
-    """64 settlements of all offsets, 2 KB, of a queue in 10,000 pieces: CPU time, of which the pieces one by one took 50 times more."""
+    """Send 64 acks of all offsets to a queue of 10,000 ranges."""
     machine, stamp_ns = GroupMachine(), 10**18
 
     def cost_s(command: pb.GroupCommand) -> float:
@@ -396,7 +396,7 @@ def settled(kind: pb.SettleKind, ranges: list[pb.RecordRange], times: int = 1) -
 
 
 def test_group_coordinator_snapshot_encoded_later_has_the_state_at_its_request() -> None:
-    """Its bytes are made in another thread, while commands go on."""
+    """Another thread encodes the snapshot while commands are applied."""
     lab = Lab()
     lab.say(take=pb.TakeRecords(member="m", stream="s", uid=UID, maxRecords=5, logEnd=9))
     lab.join("a")

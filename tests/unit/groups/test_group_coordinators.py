@@ -23,7 +23,7 @@ from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 
 
 def image_of(*replicas: str, uid: str = "u1", name: str = GROUPS_STREAM) -> ClusterImage:
-    """A stream whose partition N is on the nodes that ``replicas[N]`` spells."""
+    """Return an image of a stream whose partition N is on the nodes ``replicas[N]``."""
     partitions = [a_partition(partition=n, replicas=tuple(nodes)) for n, nodes in enumerate(replicas)]
     return an_image(replace(a_stream(*partitions), name=name, uid=uid))
 
@@ -39,7 +39,7 @@ def test_group_coordinators_of_a_node_run_for_its_replicas_of_the_groups_stream(
 
 
 class Host:
-    """In the place of a ServiceHost: runs until it is stopped, or fails as it is told."""
+    """Stand in for a ServiceHost that runs until it is stopped or fails."""
 
     made: list[Host]
     fails: list[Exception]
@@ -73,7 +73,7 @@ class Connection:
 
 @pytest.fixture
 def connections(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What was connected with; hosts and connections are not real."""
+    """Return the arguments of each connection. Hosts and connections are stand-ins."""
     told: list[dict[str, Any]] = []
     Host.made, Host.fails = [], []
 
@@ -182,7 +182,7 @@ async def test_group_coordinators_disabled_in_the_settings_do_not_start(
 async def test_group_coordinator_restart_waits_for_the_end_of_the_former_coordinator(
     connections: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    """Both would write one snapshot, and the older one last."""
+    """Otherwise both write one snapshot, and the older state is written last."""
     made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), nothing_read, say)
     made.follow(ClusterImage(), image_of("a", "a"))
     await until(lambda: len(Host.made) == 2)

@@ -25,7 +25,7 @@ def a_key(partition: int) -> PartitionKey:
 
 
 def a_group(*positions: int) -> GroupRecord:
-    """One whose position in partition N is ``positions[N]``."""
+    """Return a group with committed offset ``positions[N]`` in partition N."""
     readers = ConsumerGroup()
     readers.learn("s", UID)
     readers.positions = {("s", partition): (position, 1) for partition, position in enumerate(positions)}
@@ -37,7 +37,7 @@ def coordinators(*of: tuple[dict[str, GroupRecord], bool]) -> Any:
 
 
 class Elsewhere:
-    """In the place of readers: partitions of other nodes. ``ends``: their ends, or what asking raises."""
+    """Stand in for readers of partitions on other nodes. ``ends``: log ends or raised errors."""
 
     def __init__(self) -> None:
         self.asked: list[PartitionKey] = []

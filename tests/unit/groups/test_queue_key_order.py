@@ -17,7 +17,7 @@ S = 1_000_000_000
 def take(
     queue: WorkQueue, keys: list[int], now_s: float = 0.0, count: int = 10, first: int = 0, **more: int
 ) -> list[pb.GrantedRange]:
-    """``keys``: of the records from ``first`` on, behind which the log ends."""
+    """Take records. ``keys`` are the keys of the records from ``first`` to the log end."""
     queue.expire(round(now_s * S))
     more = {"ackWaitMs": 10_000, "maxDeliveries": 3, **more}
     asked = pb.TakeRecords(
@@ -114,7 +114,7 @@ def test_ordered_queue_with_pending_records_rejects_a_change_of_the_order() -> N
 
 
 class Naive:
-    """Every record by itself: its key, when it is due, whether it is out or done."""
+    """Model each record separately: its key, its redelivery time and its state."""
 
     def __init__(self, keys: list[int]) -> None:
         self.keys, self.seen = keys, 0

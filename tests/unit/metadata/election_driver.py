@@ -39,7 +39,7 @@ class Cluster(Driver):
         return self.ask(reportLeader=pb.ReportLeader(**(fields | other)))
 
     def restarts_and_leads_again(self) -> None:
-        """The leader's process is another one; everyone tells the same position."""
+        """Restart the process of the leader. All replicas report equal positions."""
         leader = self.partition().leader
         self.restart(leader)
         for node in self.partition().isr:

@@ -17,7 +17,7 @@ GRACE_S = 300.0
 
 
 class Moved:
-    """``step`` is one look of the metadata leader and what follows from it."""
+    """Drive a cluster. ``step`` is one check of the planner and its results."""
 
     def __init__(self, nodes: str = "abcd", *, racks: str = "", **config: float) -> None:
         self.driver = Driver(elections=True)
@@ -53,7 +53,7 @@ class Moved:
         return {p.partition: p.target for _, p in self.partitions() if p.target}
 
     def look(self) -> list[str]:
-        """What was proposed, and done."""
+        """Apply the proposals of one check and return them."""
         self.now_ns += PLAN_EVERY_NS
         self.moving.image_changed(self.image, self.now_ns)
         kinds = []
@@ -76,7 +76,7 @@ class Moved:
         return kinds
 
     def promote(self) -> None:
-        """Who is a candidate leads; where none is found yet, nobody is waited for any longer."""
+        """Promote each candidate. Elections without a candidate end without waiting."""
         for stream, p in self.partitions():
             if p.status is PartitionStatus.ELECTION:
                 self.driver.ask(
@@ -95,7 +95,7 @@ class Moved:
                 )  # fmt: skip
 
     def serve(self) -> None:
-        """Leaders take learners and replicas that are there into the ISR, hand over, and evict."""
+        """Let leaders add learners and live replicas to the ISR, transfer leaderships, and evict replicas."""
         for stream, p in self.partitions():
             if p.status is not PartitionStatus.ONLINE:
                 continue
@@ -121,7 +121,7 @@ class Moved:
         assert answer.error == pb.ControlResponse.OK, answer
 
     def down(self, node: str) -> None:
-        """It is fenced, others are elected where it led, and it leaves the ISRs."""
+        """Fence the node, elect other leaders, and remove the node from all ISRs."""
         self.driver.fence(node)
         self.promote()
         for stream, p in self.partitions():
@@ -132,7 +132,7 @@ class Moved:
         self.now_ns += round(seconds * NS_PER_S)
 
     def until(self, holds: Callable[[], bool], looks: int = 2000) -> int:
-        """Looks until ``holds``."""
+        """Run steps until ``holds`` is true."""
         for count in range(looks):
             if holds():
                 return count

@@ -46,7 +46,7 @@ class Led:
             self.duties.image_changed(self.image, self.now_ns)
 
     def run_until(self, holds: Callable[[], bool]) -> int:
-        """Virtual milliseconds until ``holds``."""
+        """Advance the virtual time in milliseconds until ``holds`` is true."""
         for waited in range(0, 10_000, 50):
             if holds():
                 return waited

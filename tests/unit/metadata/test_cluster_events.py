@@ -22,7 +22,7 @@ from tests.born import born_fsm
 
 
 def all_events(log: list[bytes], *, elections: bool = False) -> list[ClusterEvent]:
-    """Of a log, on a controller of its own."""
+    """Return all events of a log, applied on a new controller."""
     fsm, trail, found = born_fsm(elections=elections), EventTrail(), []
     for index, entry in enumerate(log, 1):
         before = fsm.image

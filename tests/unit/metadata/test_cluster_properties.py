@@ -104,7 +104,7 @@ def perform(driver: Driver, step: tuple) -> None:  # type: ignore[type-arg]
 
 
 def check_has_left(image: ClusterImage, node: str) -> None:
-    """C7 and C10: in no ISR, but where it is the only member, and there it leads nothing."""
+    """Check C7 and C10: the replica is in no ISR, except as the only member of a partition without leader."""
     for stream, partition in image.partitions_of(node):
         if node in partition.isr:
             assert partition.isr == (node,)

@@ -129,7 +129,7 @@ def test_controller_change_plan_of_a_finished_change_has_no_step(what: int, node
 
 
 def _come_to(of: GroupView) -> list[ControllerList]:
-    """The lists of a change, as a leader that is not the one to go makes them."""
+    """Return the controller lists of all steps of a change."""
     made = []
     while (after := next_step(of)) is not None:
         made.append(after)

@@ -34,7 +34,7 @@ class Watched:
         self.watch, self.image, self.now_s = ControllerMetrics(), ClusterImage(), 0.0
 
     def show(self, *partitions: PartitionState) -> tuple[int, int, dict[str, int]]:
-        """(offline, electing, elections) when the image has become this."""
+        """Return (offline, electing, elections) after the image has these partitions."""
         streams: Any = Map({"s": StreamImage("s", "u1", "ev", StreamConfig(), partitions)} if partitions else {})
         self.image = ClusterImage(index=self.image.index + 1, streams=streams)
         self.watch.update(self.image, round(self.now_s * 1e9))

@@ -45,7 +45,7 @@ Ask = Callable[[pb.ControlRequest], pb.ControlResponse]
 
 
 def asker(fsm: ClusterFsm) -> Ask:
-    """Applies a request, as the metadata leader does."""
+    """Apply a request like the metadata leader."""
 
     def ask(request: pb.ControlRequest) -> pb.ControlResponse:
         index = fsm.image.index + 1
@@ -71,7 +71,7 @@ def fsm() -> ClusterFsm:
 
 
 class Transport:
-    """Answers as the metadata leader does, in messages of ``limit_bytes``; notes the size of every answer."""
+    """Answer like the metadata leader in messages of ``limit_bytes``, and record the size of each answer."""
 
     def __init__(self, fsm: ClusterFsm, limit_bytes: int = DEFAULT_PAGE_BYTES) -> None:
         self.fsm, self.limit_bytes = fsm, limit_bytes
@@ -203,7 +203,7 @@ def test_describe_page_without_streams_but_with_more_set_raises_protocol_error()
 
 
 class Reports(Reporter):
-    """Of as many partitions as wanted, each with some text."""
+    """Provide reports of the given number of partitions."""
 
     def __init__(self, count: int, text: str = "x") -> None:
         keys = [PartitionKey(f"s{n // 7}", "u", n % 7) for n in range(count)]

@@ -48,7 +48,7 @@ def test_electable_replicas_are_unfenced_isr_members_and_complete_replicas(
 def chosen(
     reports: dict[str, tuple[int, int]], *, replicas: str = "abc", incarnations: dict[str, int] | None = None, **config: Any
 ) -> PartitionState:
-    """Who is proposed when an election ends on ``reports`` (last epoch, newest offset)."""
+    """Return the candidate of an election that ends with ``reports`` (last epoch, newest offset)."""
     partition = a_partition(replicas=tuple(replicas), isr=tuple(replicas), leader="", status=PartitionStatus.ELECTION)
     stream = a_stream(partition, **config)
     image = an_image(stream, replicas)

@@ -11,13 +11,13 @@ from liftpy.core.metadata.controller.cluster_events import GAP, NOTHING, Cluster
 
 
 class Stream:
-    """As the partition's leader keeps it: a record is stored only behind the offset that its writer names."""
+    """Stand in for the events stream: store a record only at the expected offset."""
 
     def __init__(self) -> None:
         self.records: list[bytes] = []
 
     def publish(self, record: bytes, expected_last: int) -> int:
-        """The offset, -1: refused."""
+        """Return the offset, or -1 for a rejected record."""
         if expected_last != len(self.records) - 1:
             return -1
         self.records.append(record)
@@ -37,7 +37,7 @@ def events(index: int, count: int) -> Iterator[ClusterEvent]:
 
 
 def a_trail(*counts: int, most: int = 100) -> EventTrail:
-    """Entries 1, 2, ... with so many events each."""
+    """Return a trail with entries 1, 2, ... of the given numbers of events."""
     trail = EventTrail(most)
     for index, count in enumerate(counts, 1):
         trail.note_entry(index, events(index, count))
@@ -46,7 +46,7 @@ def a_trail(*counts: int, most: int = 100) -> EventTrail:
 
 
 def write(log: EventLog, stream: Stream, most: int = 64, *, heard: bool = True) -> bool:
-    """Once, as the shell does it; whether all was stored. Not ``heard``: the answers are lost."""
+    """Write once and return whether all records were stored. Without ``heard`` the answers are lost."""
     if log.tail is None:
         log.set_tail(stream.tail)
     assert log.tail is not None

@@ -70,7 +70,7 @@ def heard_of(driver: Driver, **spoken: LevelRange) -> ReportedLevels:
 def asked(
     driver: Driver, level: int, heard: ReportedLevels, *, dry_run: bool = False, **controllers: LevelRange | None
 ) -> pb.ControlResponse:
-    """As the metadata leader does it."""
+    """Decide a request like the metadata leader."""
     request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=level, dryRun=dry_run))
     answer = levels_answer(request, driver.fsm.image, heard, controllers, driver.fsm.rules, TIMES)
     return driver.ask(setFeatureLevel=request.setFeatureLevel) if answer is None else answer

@@ -18,7 +18,7 @@ from liftpy.core.wire.frames import MisdirectedError
 
 
 class Feed:
-    """A controller with a producer, and one subscriber; the test decides what arrives."""
+    """Connect a producer with one subscriber. The test decides which messages arrive."""
 
     def __init__(self) -> None:
         self.driver = Driver()
@@ -39,7 +39,7 @@ class Feed:
             self.subscription.entry_received(pb.FeedEntry.FromString(entry.SerializeToString()))
 
     def exchange(self) -> bool:
-        """One request and its answer, if there is something to ask."""
+        """Send one request and deliver its answer. Return False if the subscriber has no request."""
         self.now_ns += RETRY_AFTER_NS
         request = self.subscription.request(self.now_ns)
         if request is None:
@@ -65,7 +65,7 @@ class Feed:
 
 
 def seen(image: ClusterImage) -> bytes:
-    """All but the deduplication and the time of requests that did nothing."""
+    """Return the image without the idempotency cache and the time of no-op requests."""
     message = pb.Image.FromString(image_to_bytes(image, operations=False))
     message.timeNs = 0
     return message.SerializeToString(deterministic=True)

@@ -23,7 +23,7 @@ Error = pb.ControlResponse
 
 
 def new_group(n2: LevelRange | None = BOTH, n3: LevelRange | None = BOTH, halted: str = "") -> Member:
-    """Of three controllers, n1 speaks levels 5 and 6, leads and is in office."""
+    """Return controller n1 of three: it supports levels 5 and 6 and is the active metadata leader."""
     made = Member()
     made.log.fsm = ClusterFsm(features=FEATURES)
     made.member = type(made.member)(made.config, made.log.fsm.rules, made.log, made.log.feed, made.new_id)

@@ -20,7 +20,7 @@ D, E = b"d" * 8, b"e" * 8
 
 
 def halted(live: str = "n1 n2", voters_without_digest: str = "") -> Member:
-    """n1 leads and is in office; of the controllers n3 does not acknowledge."""
+    """Return active metadata leader n1. Controller n3 does not acknowledge entries."""
     made = Member()
     made.log.view_ = GroupView(VOTERS, "n1", frozenset(live.split()))
     made.lead()

@@ -19,7 +19,7 @@ from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 
 
 def listens(subject: str, partitions: int) -> set[tuple[str, ...]]:
-    """Over an alphabet of tokens: all that a stream hears."""
+    """Return all subjects over a small alphabet that a stream receives."""
     heard: set[tuple[str, ...]] = set()
     for own in [subject] + [f"{subject}.{n}" for n in range(1, partitions)]:
         pattern = own.split(".")

@@ -172,7 +172,7 @@ def test_registration_of_a_dead_process_does_not_replace_the_newer_process() -> 
 
 # ---- a folder that went back in time [S15] ------------------------------------------------------------------------------
 def start(driver: Driver, history: DirectoryIdentity, previous: int, **how: bool) -> pb.ControlResponse:
-    """A process of "b" registers with what its folder says."""
+    """Register a process of node b with the identity of its data directory."""
     request = registration(nodeId="b", previousIncarnation=previous, **({"flushedAlways": True} | how))
     history.write_to(request)
     return driver.ask(registerNode=request)
@@ -183,7 +183,7 @@ def in_isr(driver: Driver) -> bool:
 
 
 def cluster_with_folder() -> tuple[Driver, DirectoryIdentity]:
-    """Nodes a, b, c with a stream; the process of b has registered from a folder and runs."""
+    """Return nodes a, b and c with a stream. The process of b is registered and runs."""
     driver = Driver(("a", "c"))
     history = DirectoryIdentity("f").next(101)
     start(driver, history, 0)

@@ -14,7 +14,7 @@ ALL = {"a": True, "b": True, "c": True}
 
 
 class Image:
-    """As much of an image as is asked."""
+    """Provide the part of an image that the check reads."""
 
     def __init__(self, *partitions: PartitionState, down: str = "", min_isr: int = 2) -> None:
         self.nodes: Any = dict.fromkeys("abc")

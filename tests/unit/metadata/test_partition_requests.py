@@ -26,7 +26,7 @@ def isr(number: int) -> pb.ControlRequest:
 
 
 class Asked:
-    """Puts wishes and keeps what each was answered."""
+    """Add partition requests and record the answer of each."""
 
     def __init__(self) -> None:
         self.wishes = RequestBatcher()

@@ -12,7 +12,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def moved(cluster: Cluster, node: str) -> None:
-    """The leadership goes to ``node`` by command, which takes it."""
+    """Move the leadership to ``node`` with an election command."""
     image = cluster.fsm.image.streams["orders"]
     assert cluster.ask(electLeader=pb.ElectLeader(stream="orders", uid=image.uid, node=node)).error == Error.OK
     cluster.promote()

@@ -37,7 +37,7 @@ MAX_BYTES = 1 << 20
 
 @dataclass
 class Log:
-    """What is known of the group's log; ``fsm`` applies at once what is committed."""
+    """Provide the state of the Raft log. ``fsm`` applies committed entries at once."""
 
     leads: bool = False
     term: int = 1
@@ -66,7 +66,7 @@ class Log:
 
 
 class Member:
-    """A QuorumMember and what its shell does."""
+    """Provide a QuorumMember with a scripted shell."""
 
     def __init__(self) -> None:
         self.log = Log()
@@ -89,7 +89,7 @@ class Member:
         return self.member.proposal_ended(order, EntryOutcome.APPLIED, self.log.apply(entry), self.log.now_ns)
 
     def lead(self) -> None:
-        """Elected, and in office."""
+        """Elect this member and apply its barrier."""
         self.log.leads = True
         [order] = self.tick()
         assert isinstance(order, ProposedEntry)

@@ -90,7 +90,7 @@ class World:
             self.ask(drainNode=pb.DrainNode(nodeId=name, incarnation=node.incarnation))
 
     def order(self) -> None:
-        """What operators ask for: streams of any placement, also such as wait for nodes; more partitions; weights and racks."""
+        """Send a random operator request: streams of any placement, more partitions, weights and racks."""
         dice, streams = self.orders.random(), sorted(self.driver.fsm.image.streams)
         policy = self.orders.choice(("", *POLICIES))
         name = self.orders.choice(streams)
@@ -171,7 +171,7 @@ class World:
 
     # ---- the end -------------------------------------------------------------------------------------------------------------
     def unfinished(self, whole: bool) -> list[PartitionState]:
-        """What should lead, or in the end be whole: all but those that only a command may elect."""
+        """Return partitions that should have a leader but have none, except those that need an unclean election."""
         found = []
         for stream in self.driver.fsm.image.streams.values():
             for p in stream.partitions:

@@ -321,7 +321,7 @@ def test_reassign_by_rebalance_to_another_replica_order_transfers_the_leadership
 
 
 def promoted(driver: Driver) -> PartitionState:
-    """What comes of the candidate's success."""
+    """Report the success of the candidate and return the partition."""
     found = driver.partition()
     report = pb.ReportPromotion(
         stream="orders", partition=0, candidate=found.candidate, candidateIncarnation=driver.incarnation(found.candidate),

@@ -27,7 +27,7 @@ def image_of(*partitions: PartitionState, nodes: str = "abcd", fenced: str = "",
 
 
 def changed(image: ClusterImage, number: int, **fields: Any) -> ClusterImage:
-    """One step further: so that a planner learns of it."""
+    """Return a changed image with the next index."""
     stream = image.streams["s"]
     return image.with_partition(stream, replace(stream.partitions[number], **fields))
 
@@ -41,7 +41,7 @@ def many(count: int, **fields: Any) -> list[PartitionState]:
 
 
 class Planner:
-    """One that leads the metadata group from time 0 on."""
+    """Provide a planner that leads from time 0."""
 
     def __init__(self, image: ClusterImage, **config: Any) -> None:
         self.moving = ReassignmentPlanner(ReplicationConfig(**config))

@@ -17,7 +17,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 def _shown(image: ClusterImage) -> tuple[object, ...]:
-    """What a worker goes by."""
+    """Return the part of an image that a worker process uses."""
     return (
         image.index, dict(image.nodes), dict(image.streams), image.controllers, image.feature_level, image.default_quota,
         {node: dict(streams) for node, streams in image.hosted.items()}, dict(image.leader_counts),
@@ -76,7 +76,7 @@ def test_worker_that_replays_records_between_images_gets_an_equal_image() -> Non
 
 
 def _led_on_from(shown: ClusterImage, old: ClusterImage, new: ClusterImage) -> ClusterImage:
-    """The records are made of the node's images, and replayed on the worker's."""
+    """Replay the records between two images of the node on the image of the worker."""
     entry = entry_between(old, new)
     assert entry is not None
     return replace(replay_all(shown, [record_from_pb(record) for record in entry.records]), index=entry.index)

@@ -25,7 +25,7 @@ def laid(nodes: list[NodeFacts], partitions: int, factor: int = 3, policy: str =
 
 
 def followed(held: Held, plan: MovePlan, nodes: list[NodeFacts]) -> Held:
-    """The map after the moves, one by one."""
+    """Return the assignment after all moves, applied one by one."""
     rack_of = {node.node_id: node.rack for node in nodes}
     now = dict(held)
     for move in plan.moves:

@@ -20,7 +20,7 @@ _E = pb.ControlResponse
 
 
 class Group:
-    """The state machine, with three nodes and a stream of nine partitions whose leader ``a`` is gone."""
+    """Provide the state machine with three nodes and a stream of nine partitions whose leader ``a`` has failed."""
 
     def __init__(self) -> None:
         self.fsm = born_fsm(elections=True)
@@ -47,7 +47,10 @@ class Group:
         return _E.FromString(self.fsm.apply(request.SerializeToString(), self.count))
 
     def wishes(self) -> list[pb.ControlRequest]:
-        """Every candidate has finished, every leader wants its ISR without ``a``; one of them twice, one of nobody's."""
+        """Return requests: all candidates are promoted and leaders remove ``a`` from the ISR.
+
+        One is sent twice, one is invalid.
+        """
         stream = self.image.streams["s"]
         found = []
         for p in stream.partitions:
@@ -64,7 +67,7 @@ class Group:
 
 
 def comparable(image: ClusterImage) -> ClusterImage:
-    """Without what tells how many entries there were."""
+    """Return the image without the parts that depend on the number of entries."""
     return replace(image, index=0, time_ns=0, operations=ClusterImage().operations, trail=DirtyStreams())
 
 

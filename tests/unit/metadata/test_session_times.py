@@ -33,7 +33,7 @@ LEVEL = SPOKEN.most
 
 
 def new_group() -> Driver:
-    """No level is set yet."""
+    """Return a group without a feature level."""
     driver = Driver(elections=True)
     driver.fsm = ClusterFsm(elections=True)
     return driver
@@ -193,7 +193,7 @@ def beat(sessions: NodeSessions, driver: Driver, node: str, now_ns: int) -> int:
 
 
 def ends_ns(sessions: NodeSessions, node: str, from_ns: int, every_ns: int = 50 * MS) -> int:
-    """When the node is fenced, if nothing else is heard."""
+    """Return when the node is fenced without further heartbeats."""
     for now_ns in range(from_ns, from_ns + 20_000 * MS, every_ns):
         if any(isinstance(due, pb.FenceNode) and due.nodeId == node for due in sessions.due(now_ns)):
             return now_ns - from_ns
@@ -276,7 +276,7 @@ def test_new_metadata_leader_uses_the_old_session_until_settled() -> None:
 
 
 def settled_after_ms(sessions: NodeSessions, from_ms: int) -> list[int]:
-    """When, after START, settling is proposed."""
+    """Return the milliseconds after START at which the metadata leader proposes to settle."""
     found = []
     for ms in range(from_ms, from_ms + 8000, 100):
         if any(isinstance(due, pb.SettleSessionTimes) for due in sessions.due(START + ms * MS)):

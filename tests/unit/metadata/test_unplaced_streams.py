@@ -102,7 +102,7 @@ def test_create_stream_dry_run_with_too_few_nodes_returns_the_number_of_missing_
 
 
 class Leading:
-    """The metadata leader's duties beside a log."""
+    """Provide an active controller and its log."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -111,7 +111,7 @@ class Leading:
         self.now_ns = 0
 
     def due(self) -> list[str]:
-        """The streams that it would have placed at its next look."""
+        """Return the streams that the next check would place."""
         self.duties.image_changed(self.driver.fsm.image, self.now_ns)
         self.now_ns += LOOK_EVERY_NS
         for node in self.driver.fsm.image.nodes.values():
@@ -179,7 +179,7 @@ def test_create_stream_with_manual_placement_on_dead_nodes_is_led_by_the_first_r
 
 
 def test_create_stream_with_expensive_placement_is_logged_and_applied_in_steps() -> None:
-    """The forecast must not take seconds."""
+    """An answer without a log entry must not take seconds."""
     driver = Driver()
     for number in range(100):
         driver.register(f"n{number:02}")
@@ -200,7 +200,7 @@ def test_create_stream_with_expensive_placement_is_logged_and_applied_in_steps()
 
 @pytest.mark.parametrize("wrong", [{"partition": 1}, {"isr": ()}, {"leader": ""}, {"isr": ("z",)}])
 def test_partitions_added_record_with_impossible_partitions_raises_invariant_error(wrong: dict[str, object]) -> None:
-    """A client that may publish can put a record on the feed."""
+    """Any client with publish permission can forge a record on the feed."""
     driver = Driver(("a",))
     driver.create(replicationFactor=1)
     good = driver.partition()

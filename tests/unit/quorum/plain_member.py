@@ -18,7 +18,7 @@ from tests.simulation.raft.ghost import Violation
 
 
 class Around(Protocol):
-    """What a member needs of the net that it is in."""
+    """Provide the network of a member."""
 
     members: tuple[str, ...]
     folder: Path
@@ -34,7 +34,7 @@ class Around(Protocol):
 
 @dataclass
 class Machine:
-    """The replicated state: the operations in order. ``ghost``: index -> operation, as any member has ever applied it."""
+    """Store the operations in order. ``ghost`` maps an index to the operation that any member ever applied there."""
 
     ghost: dict[int, bytes]
     applied: list[tuple[int, str]] = field(default_factory=list)
@@ -42,11 +42,11 @@ class Machine:
     """The operations in ``applied``."""
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
-        """An entry takes one step."""
+        """Prepare an entry in one step."""
         return True
 
     def apply(self, entry: bytes, index: int) -> bytes:
-        """Apply one entry; a Violation stops the member, and with it the run."""
+        """Apply one entry. A Violation stops the member and the run."""
         if self.ghost.setdefault(index, entry) != entry:
             raise Violation(f"M5: index {index} holds {entry!r} here and {self.ghost[index]!r} elsewhere")
         if self.applied and self.applied[-1][0] >= index:
@@ -59,7 +59,7 @@ class Machine:
 
 
 class Member:
-    """One member between two crashes."""
+    """Represent one process of a member, until its next crash."""
 
     def __init__(self, run: Around, node_id: str) -> None:
         self.run = run
@@ -101,17 +101,17 @@ class Member:
         return snapshot.last, snapshot.previous, {Node(i) for i in snapshot.nodes}
 
     def look(self) -> None:
-        """What ``RaftMember`` does after a tick that is flushed."""
+        """Do the work of ``RaftMember`` after a flushed tick."""
         self.probation.look()
         for turn, barrier in self.barriers:
             if barrier.hex() in self.machine.held:
                 self.probation.barrier_applied(turn)
 
     def ask_for_barrier(self, barrier: bytes, leader: Member) -> None:
-        """As a start does, by way of the control subject."""
+        """Request a barrier on the control subject, like a starting member."""
         self.barriers.append((self.probation.turn, barrier))
         leader.propose(barrier)
 
     def propose(self, operation: bytes) -> None:
-        """Propose here; the answer counts only once the tick's flush is done."""
+        """Propose an entry on this member. The answer is valid after the flush of the tick."""
         self.core.propose(operation, lambda answer, reason: self.answers.append((operation, answer, reason)))

@@ -84,28 +84,28 @@ class OurNet(Network):
         super().crash(*names)
 
     def empty(self, name: str) -> None:
-        """It dies, and loses its folder."""
+        """Crash a member and delete its data directory."""
         self.crash(name)
         shutil.rmtree(self.folder / name)
 
     def copy(self, name: str) -> None:
-        """Of the folder that a process has left; not of a running one."""
+        """Copy the data directory of a stopped member."""
         assert name not in self.up
         shutil.copytree(self.folder / name, self.folder / f"copy-of-{name}")
 
     def put_back(self, name: str) -> None:
-        """The copy takes the place of the folder."""
+        """Replace the data directory by the copy."""
         if name in self.up:
             self.crash(name)
         shutil.rmtree(self.folder / name)
         shutil.copytree(self.folder / f"copy-of-{name}", self.folder / name)
 
     def ask_for_barrier(self, name: str, leader: str) -> None:
-        """As a start does, by way of the control subject."""
+        """Request a barrier on the control subject, like a starting member."""
         self.up[name].ask_for_barrier(b"a barrier %d for %s" % (len(self.up[name].barriers), name.encode()), self.up[leader])
 
     def split(self, *groups: str) -> None:
-        """Frames between groups are lost; members find out by silence."""
+        """Partition the network into groups. Frames between them are lost, and members notice the silence."""
         side = {name: number for number, group in enumerate(groups) for name in group}
         self.lose = lambda sender, receiver, _: side.get(sender) != side.get(receiver)
 
@@ -113,7 +113,7 @@ class OurNet(Network):
         return [name for name, member in self.up.items() if member.core.leads]
 
     def elected(self) -> tuple[str, ...]:
-        """Run until one leads and all are ready; the leader first, then the others."""
+        """Run until a leader is elected and all are ready. Return the leader, then the others."""
         assert self.run(lambda: len(self.leaders()) == 1 and all(m.core.isReady() for m in self.up.values()))
         (leader,) = self.leaders()
         return (leader, *(name for name in self.members if name != leader))
@@ -141,7 +141,7 @@ class OurNet(Network):
 
 @contextmanager
 def our_net(folder: Path, ids: str = "abc", seed: int = 1, **more: Any) -> Iterator[OurNet]:
-    """A group whose clock and random the library uses too."""
+    """Provide a group with a virtual clock and seeded random numbers, also for PySyncObj."""
     check_library()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pysyncobj.syncobj, "random", random.Random(seed))

@@ -25,7 +25,7 @@ def a_change(*voters: str, after: int, learner: str = "", leaving: str = "", nam
 
 
 def propose(net: OurNet, lead: str, change: bytes) -> list[int]:
-    """Ask for it in the next tick; the reasons that the library gives."""
+    """Propose a change in the next tick and return the results of PySyncObj."""
     reasons: list[int] = []
     net.up[lead].core.propose(change, lambda _, reason: reasons.append(reason), change=True)
     net.up[lead].core.doTick(0)
@@ -33,7 +33,7 @@ def propose(net: OurNet, lead: str, change: bytes) -> list[int]:
 
 
 def elected(net: OurNet) -> tuple[str, ...]:
-    """The leader first, which has committed something in its term."""
+    """Return the leader, which has committed an entry of its term, then the others."""
     found = net.elected()
     net.put(found[0], b"x")
     assert net.run(lambda: b"x" in net.acknowledged())

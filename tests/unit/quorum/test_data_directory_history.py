@@ -18,7 +18,7 @@ OPERATIONS = [b"%d" % number for number in range(40)]
 
 
 def restored_behind_and_leader(net: OurNet) -> tuple[str, str, str]:
-    """The leader has committed with one follower, which an older copy replaces since; the other follower has nothing of it."""
+    """Return a follower with a restored older directory, a follower without the committed entries, and the leader."""
     leader, restored, behind = net.elected()
     net.put(leader, b"before the copy")
     assert net.run(lambda: all(net.values(name) == [b"before the copy"] for name in net.members))
@@ -54,7 +54,7 @@ def test_controller_with_a_restored_directory_elects_no_leader_without_its_lost_
 
 
 def test_controller_with_a_restored_directory_is_not_counted_for_commits_and_leader_confirmation(tmp_path: Path) -> None:
-    """It may have voted for another leader since. This one believes itself a voter, as it is never told otherwise."""
+    """The controller may have voted for another leader, and does not know that its directory is older."""
     with our_net(tmp_path) as net:
         leader, restored, _ = restored_behind_and_leader(net)
         member = net.start(restored)
@@ -89,7 +89,7 @@ def test_controller_with_a_restored_directory_votes_after_catching_up_and_a_barr
 
 
 def test_controller_with_a_restored_directory_ignores_a_barrier_requested_before_the_detection(tmp_path: Path) -> None:
-    """Its own acknowledgement, to a leader that knows no better, may have committed that one."""
+    """Its own acknowledgment may have committed this barrier."""
     with our_net(tmp_path) as net:
         leader, restored, behind = restored_behind_and_leader(net)
         del net.up[leader].probation.lineage.known[restored]
@@ -191,7 +191,7 @@ def test_data_directory_history_reports_a_missing_nonce_until_caught_up(tmp_path
 
 
 def test_data_directory_history_is_reported_as_restored_only_by_a_majority_of_untrusted_peers(tmp_path: Path) -> None:
-    """A folder that went back knows a peer by a process that this one has forgotten, and made up for, long ago."""
+    """A peer with a restored directory knows only an old process of this node."""
     lineage = FolderLineage(tmp_path, lambda: 5, majority=2)
     for peer in "bc":
         assert lineage.process_hello(peer, struct.pack("<QQB", 99, 0, 0))

@@ -17,7 +17,7 @@ FAR = [MAX_NUMBER - 1, 1 << 40]
 
 
 def bodies(term: int) -> list[bytes]:
-    """One message of each kind that carries a term."""
+    """Return one message of each kind with a term."""
     kinds = [
         pb.RaftMessage(requestVote=pb.RaftRequestVote(term=term, lastLogIndex=1 << 40, lastLogTerm=term, transfer=True)),
         pb.RaftMessage(responseVote=pb.RaftResponseVote(term=term)),
@@ -30,7 +30,7 @@ def bodies(term: int) -> list[bytes]:
 
 
 def forge(net: OurNet, sender: str, receiver: str, body: bytes, frame_term: int) -> None:
-    """Into the running session, as somebody who hears every frame can."""
+    """Send a forged message in the running session, like an attacker who reads every frame."""
     peer = net.up[receiver].transport.sessions.peers[sender]
     head = _FRAME.pack(_DATA, _FIRST | _LAST, peer.epoch, peer.own_epoch, peer.received + 1, frame_term)
     net.up[receiver].inbox.append((sender, head + body))

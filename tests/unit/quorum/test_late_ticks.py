@@ -14,7 +14,7 @@ A_REQUEST_BYTES = 100
 
 
 def late(net: OurNet, name: str, seconds: float, leader: str) -> int:
-    """The machine gives ``name`` no time for so long, and what the leader sends waits in its socket; return the term afterwards."""
+    """Pause ``name`` for some seconds while messages of the leader wait in its socket. Return the term afterwards."""
     net.stalled = net.pairs(leader, name)
     until = net.now + seconds
     others = [other for other in net.members if other != name]
@@ -54,7 +54,7 @@ def test_controller_with_all_ticks_late_starts_an_election_within_three_seconds(
 
 
 def test_raft_tick_applies_one_batch_of_requests_at_most(tmp_path: Path) -> None:
-    """Between two of them the leader sends what keeps the others from campaigning, and everybody listens."""
+    """Between two batches the leader sends its appends, and all members read messages."""
     with our_net(tmp_path) as net:
         lead, *_ = net.elected()
         for number in range(12):

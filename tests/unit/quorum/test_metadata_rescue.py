@@ -44,7 +44,7 @@ NODES = ("n1", "n2", "n3")
 
 @pytest.fixture(scope="module")
 def history() -> list[bytes]:
-    """The level, registrations, streams, an election, a fence: entries from 1 on."""
+    """Return entries from 1 on: the level, registrations, streams, an election and a fence."""
     driver = Driver()
     driver.fsm = ClusterFsm(elections=True)
     driver.ask(setFeatureLevel=begin_at(SPOKEN.most, driver.fsm.rules, TIMES).setFeatureLevel)
@@ -65,7 +65,7 @@ def image_of(entries: list[bytes]) -> ClusterImage:
 
 
 def controller(folder: Path, node_id: str, entries: list[bytes], *, last_term: int = TERM, snapshot_at: int = 0) -> Path:
-    """A data folder of a controller that has stopped; entries up to ``snapshot_at`` lie in its snapshot."""
+    """Create the data directory of a stopped controller. The snapshot contains entries up to ``snapshot_at``."""
     data = DataFolder(folder / node_id)
     data.store_identity(NodeIdentity(node_id, 7, 7))
     data.raft.mkdir()
@@ -95,7 +95,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 # ---- the image ---------------------------------------------------------------------------------------------------------------
 def test_metadata_rescue_never_reuses_ids_or_epochs_of_lost_entries(history: list[bytes]) -> None:
-    """The group went on for a while behind the log that is left [C1, C2]."""
+    """The lost group appended entries after the end of the remaining log [C1, C2]."""
     whole = image_of(history)
     for length in range(1, len(history)):
         before = image_of(history[:length])
@@ -158,7 +158,7 @@ def test_metadata_rescue_allows_the_election_of_a_returning_node(history: list[b
 
 # ---- which log ---------------------------------------------------------------------------------------------------------------
 def test_metadata_rescue_uses_the_newest_log_of_several_controllers(history: list[bytes], tmp_path: Path) -> None:
-    """By term first: a longer log of an older term may hold what was never committed."""
+    """The term is compared first. A longer log of an older term may contain uncommitted entries."""
     short = controller(tmp_path, "n1", history[:5])
     long = controller(tmp_path, "n2", history)
     later = controller(tmp_path, "n3", history[:6], last_term=TERM + 1)
@@ -286,7 +286,7 @@ def test_metadata_rescue_event_about_the_loss_is_read_from_a_later_snapshot(hist
 def test_metadata_rescue_killed_at_any_rename_leaves_the_old_or_the_new_log(
     history: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each of its renames; what it was killed in is done again."""
+    """The killed rescue is then repeated."""
     source = controller(tmp_path / "source", "n1", history)
     for dies_at in range(2):
         folder = tmp_path / f"try{dies_at}" / "n1"

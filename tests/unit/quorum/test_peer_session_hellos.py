@@ -26,7 +26,7 @@ def frame(
 
 
 class Side:
-    """Member a of a, b, c. Epochs are drawn as 1, 3, 5, ...; its term is 5."""
+    """Provide member a of a, b and c in term 5. Its session epochs are 1, 3, 5, ..."""
 
     def __init__(self, **more: Any) -> None:
         self.drawn = 0
@@ -124,7 +124,7 @@ def test_raft_hellos_are_sent_four_times_a_second_and_half_as_often_in_a_session
 
 
 class BusySide:
-    """A side in a session, which polls ten times a second, and whose peer sends a message before each poll."""
+    """Provide a side in a session that polls ten times per second. The peer sends a message before each poll."""
 
     def __init__(self) -> None:
         self.tail = b"tail"
@@ -133,7 +133,7 @@ class BusySide:
         self.sequence = 0
 
     def hellos(self, seconds: float, *, silent: bool = False) -> list[float]:
-        """Let time pass. Return when the peer got a hello, as seconds since the beginning."""
+        """Let time pass. Return the seconds at which the peer received a hello."""
         found = []
         began = self.now
         for step in range(1, round(seconds * 10) + 1):

@@ -23,7 +23,7 @@ from sidecar.quorum.snapshot_file import (
 
 
 class Pair:
-    """Two members with a bus between them that a test may spoil."""
+    """Connect two members with a bus that the test disturbs."""
 
     def __init__(self, seed: int = 0, lists: dict[str, str] | None = None) -> None:
         rng = random.Random(seed)
@@ -309,7 +309,7 @@ def test_raft_session_ignores_a_controller_list_before_its_hello_is_answered() -
 
 @pytest.mark.parametrize("flags", [0, 4])
 def test_raft_session_ignores_forged_hellos(flags: int) -> None:
-    """Whoever may publish can say hello in a member's name; only who hears what this member says can answer it."""
+    """Any client can publish a hello with the id of a member, but only readers of this member's messages can answer it."""
     pair = Pair()
     judged: list[bytes] = []
     side = pair.sides["b"]
@@ -341,7 +341,7 @@ def test_raft_session_of_a_dead_member_ends_during_forged_hellos() -> None:
 
 
 def test_raft_sessions_open_during_a_flood_of_forged_hellos() -> None:
-    """Also after one of them began anew."""
+    """Sessions also open after a restart of one member."""
     pair = Pair()
     for turn in range(2):
         for number in range(1000):
@@ -357,7 +357,7 @@ def test_raft_sessions_open_during_a_flood_of_forged_hellos() -> None:
 
 
 def test_raft_session_of_a_restarted_member_is_replaced_at_once() -> None:
-    """Its first process ended without a word; nothing but the new one's answer says so."""
+    """The first process ends without a message. Only the hello of the new process shows the restart."""
     pair = Pair()
     pair.connect()
     rng = random.Random(99)
@@ -378,7 +378,7 @@ def test_raft_session_of_a_restarted_member_is_replaced_at_once() -> None:
 
 
 def test_raft_session_ignores_its_own_echoed_hello() -> None:
-    """A relay that echoes: the answer to an echoed hello, echoed too, carried the own number, and so did what it said of the folder."""
+    """A relay echoes messages to their sender."""
     pair = Pair()
     judged: list[bytes] = []
     side = pair.sides["b"]
@@ -395,7 +395,7 @@ def test_raft_session_ignores_its_own_echoed_hello() -> None:
 
 
 def test_raft_snapshot_file_that_cannot_be_read_after_the_write_raises(tmp_path: Path) -> None:
-    """The library trims the journal once the file is written [S16]."""
+    """PySyncObj trims the journal after the file is written [S16]."""
     entries = (b"\0last", 9, 2), (b"\0previous", 8, 2)
     write_snapshot_file(tmp_path / "dump", SnapshotFile(*entries, ("b", "a"), b"image"))
     assert load_snapshot_file(tmp_path / "dump").nodes == ("a", "b")

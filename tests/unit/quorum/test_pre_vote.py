@@ -57,7 +57,7 @@ def terms(net: OurNet) -> set[int]:
 
 
 def deaf(net: OurNet, name: str, seconds: float) -> None:
-    """What the others send does not reach ``name``, which is heard: long enough for elections, too short for the end of a session."""
+    """Drop all messages to ``name`` and deliver its own: long enough for elections, too short for the end of a session."""
     net.lose = lambda _, receiver, __: receiver == name
     assert net.run(lambda: net.up[name].core.leader_id == "", seconds), "it still names a leader that it does not hear"
     net.run(lambda: False, seconds)
@@ -89,7 +89,7 @@ def test_raft_leader_that_dies_is_replaced_within_one_term(tmp_path: Path) -> No
 
 
 def test_raft_group_after_a_member_with_a_higher_term_returns_has_one_leader(tmp_path: Path) -> None:
-    """Its votes were lost with the power, its term was not: it does not hear the leader of an earlier term, and says so."""
+    """A power cut removed the votes of the member and kept its term."""
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
         net.lose = lambda sender, receiver, _: near in (sender, receiver)
@@ -104,7 +104,7 @@ def test_raft_group_after_a_member_with_a_higher_term_returns_has_one_leader(tmp
 
 
 def test_controller_with_the_longer_log_wins_despite_a_lower_term(tmp_path: Path) -> None:
-    """Two of three live. The one in the later term lacks an entry, and is refused; the other one learns the term with its grant."""
+    """Two of three members are live. The member with the higher term lacks an entry."""
     with our_net(tmp_path) as net:
         lead, near, far = net.elected()
         net.lose = lambda sender, receiver, _: far in (sender, receiver)

@@ -18,7 +18,7 @@ def peer(name: str, *, heard: bool = True, is_new: bool = True, up: bool = True)
 
 
 def behind_emptied_and_leader(net: OurNet) -> tuple[str, str, str]:
-    """The leader has committed with one follower, whose folder is lost since; the other follower has nothing of it."""
+    """Return a follower without the committed entries, a follower with a lost data directory, and the leader."""
     leader, emptied, behind = net.elected()
     net.split(leader + emptied, behind)
     net.forbid_elections(behind)
@@ -41,7 +41,10 @@ def ready(member: Member) -> bool:
 
 
 def test_emptied_controller_with_an_incomplete_snapshot_grants_no_vote(tmp_path: Path) -> None:
-    """The first chunk makes the library's ``isReady`` true. Then the leader dies: who is left has nothing of what was committed."""
+    """The first chunk makes ``isReady`` of PySyncObj true.
+
+    Then the leader dies, and no live member has the committed entries.
+    """
     with our_net(tmp_path, compact_after=15) as net:
         leader, emptied, behind = behind_emptied_and_leader(net)
         member = net.start(emptied)
@@ -71,7 +74,7 @@ def test_emptied_controller_with_an_incomplete_snapshot_grants_no_vote(tmp_path:
 
 
 def test_emptied_controller_acknowledgments_do_not_count_for_a_commit(tmp_path: Path) -> None:
-    """It may have voted for another leader, whose term it has forgotten."""
+    """The controller may have voted for another leader before it lost its directory."""
     with our_net(tmp_path) as net:
         leader, emptied, _ = behind_emptied_and_leader(net)
         member = net.start(emptied)
@@ -101,7 +104,7 @@ def test_emptied_controller_votes_again_after_catching_up_and_a_barrier(tmp_path
 
 
 def test_controller_on_probation_without_a_leader_starts_no_election_and_keeps_its_term(tmp_path: Path) -> None:
-    """It would outrun the leader's term, never hear it again, and be stuck for ever."""
+    """Otherwise its term exceeds the term of the leader, and it never catches up."""
     with our_net(tmp_path) as net:
         leader, emptied, behind = net.elected()
         net.put(leader, b"first")
@@ -134,7 +137,7 @@ def test_controller_on_probation_drops_a_term_stored_by_an_earlier_version(tmp_p
 
 
 def test_first_start_ignores_a_hello_addressed_to_an_earlier_process(tmp_path: Path) -> None:
-    """Late frames of a group that was new then must not make an emptied member take its start for a first one."""
+    """Otherwise late frames of the first start make an emptied member start a new group."""
     with our_net(tmp_path, new=True) as net:
         late = []
         post = net.post

@@ -23,7 +23,7 @@ BOUND = 200_000
 
 
 def test_raft_log_with_few_large_entries_is_compacted_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their number, 10,000 entries would be kept."""
+    """The limit in entries alone would keep 10,000 entries."""
     monkeypatch.setattr(library, "COMPACT_AFTER_BYTES", BOUND)
     monkeypatch.setattr(library, "COMPACT_AT_ONCE_BYTES", BOUND)
     with our_net(tmp_path) as net:

@@ -70,7 +70,7 @@ def deadline(core: Any) -> float:
 
 @contextmanager
 def standing(folder: Path) -> Iterator[Any]:
-    """A group whose clock stands while a test looks."""
+    """Provide a group with a stopped clock."""
     with our_net(folder) as net, pytest.MonkeyPatch.context() as patch:
         patch.setattr(pysyncobj.syncobj, "monotonicTime", lambda: net.now)
         yield net
@@ -225,7 +225,7 @@ def test_raft_installed_snapshots_increment_a_counter(tmp_path: Path) -> None:
 
 # ---- ticks -------------------------------------------------------------------------------------------------------------------------
 class Ticking:
-    """A driver whose parts write down what is done, in order."""
+    """Provide a driver whose parts record their calls in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[Any] = []
@@ -339,7 +339,7 @@ async def test_raft_frame_received_schedules_a_tick(monkeypatch: pytest.MonkeyPa
 
 # ---- what is applied ---------------------------------------------------------------------------------------------------------------
 class Machine:
-    """A state machine that writes down what it is given; ``ready``: whether an entry can be applied at once."""
+    """Provide a state machine that records its calls. ``ready``: whether an entry can be applied at once."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []

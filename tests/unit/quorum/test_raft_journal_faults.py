@@ -54,7 +54,7 @@ def calls_of_a_history(disk: FaultyDisk, folder: Path) -> dict[str, int]:
 
 
 def history_with_one_fault(disk: FaultyDisk, folder: Path, kind: str, number: int, fault: Fault) -> None:
-    """The whole history, its ``number``th call of ``kind`` fails: then the member ends, as one does, and starts again."""
+    """Run a history in which call number ``number`` of ``kind`` fails. The member then stops and restarts."""
     folder.mkdir()
     path = folder / "journal"
     left = number
@@ -117,7 +117,7 @@ def test_raft_journal_after_one_failed_flush_rename_or_open_restores_all_flushed
 def test_raft_journal_after_one_failed_write_of_any_length_restores_all_flushed_entries(
     tmp_path: Path, disk: FaultyDisk, short: bool
 ) -> None:
-    """``short``: the call says that it wrote less than it was given. Otherwise the disk is full, or broken, after that."""
+    """``short``: the call reports fewer bytes. Otherwise the disk is full or broken after the write."""
     sizes: list[int] = []
     disk.fault = lambda kind, size: sizes.append(size) if kind == "write" else None
     calls_of_a_history(disk, tmp_path / "counted")
@@ -145,7 +145,7 @@ def test_raft_journal_after_a_failed_flush_rejects_further_writes(tmp_path: Path
 
 
 def test_raft_journal_open_flushes_recovered_entries_before_it_returns_entries(tmp_path: Path, disk: FaultyDisk) -> None:
-    """A kill -9 between write and flush: the bytes are in the page cache, and marked clean by a flush that failed [S12, S4]."""
+    """After a failed flush the page cache contains unflushed bytes that are marked clean [S12, S4]."""
     journal = GroupJournal(tmp_path / "journal")
     STEPS[0](journal)
     journal.sync()

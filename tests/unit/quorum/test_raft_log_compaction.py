@@ -14,7 +14,7 @@ ENTRY = 4096
 
 
 def put(net: OurNet, leader: str, size_bytes: int) -> None:
-    """Entries of so many bytes in all, applied everywhere."""
+    """Append entries of the given total size. All members apply them."""
     first = net.up[leader].journal.last_index
     count = size_bytes // ENTRY + 1
     for number in range(count):

@@ -60,7 +60,7 @@ def test_raft_append_answer_beyond_the_log_is_rejected_and_commits_nothing(tmp_p
 
 
 def test_raft_leader_after_a_suspended_process_is_not_confirmed_by_older_answers(tmp_path: Path) -> None:
-    """Its clock goes on while it stands still: what was answered before is old when it wakes up, and so is an answer to it."""
+    """The clock continues while the process is suspended. Answers from before are old afterwards."""
     with our_net(tmp_path) as net:
         leader, *_ = net.elected()
         transport = net.up[leader].transport

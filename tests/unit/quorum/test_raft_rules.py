@@ -55,7 +55,10 @@ class Core:
 
 
 class Hard:
-    """A Hardening around ``core``; ``handled``: what the library was given, ``replies``: what was answered without it."""
+    """Provide a Hardening around ``core``.
+
+    ``handled``: messages passed to PySyncObj. ``replies``: answers without PySyncObj.
+    """
 
     def __init__(self, core: Core) -> None:
         self.core, self.handled, self.replies, self.counters = core, [], [], Counter[str]()
@@ -287,7 +290,7 @@ def test_raft_journal_with_a_torn_frame_is_truncated_only_if_no_valid_frame_foll
 
 # ---- a tick ------------------------------------------------------------------------------------------------------------------
 class Ticking:
-    """Core, transport and journal that note what is done to them, in order."""
+    """Provide core, transport and journal that record their calls in order."""
 
     def __init__(self) -> None:
         self.order: list[str] = []
@@ -413,7 +416,7 @@ def test_raft_snapshot_file_without_two_consecutive_last_entries_is_rejected() -
 
 
 class Talk:
-    """Two members' sessions on a wire that the test holds."""
+    """Connect the sessions of two members with a wire that the test controls."""
 
     def __init__(self) -> None:
         self.got: list[tuple[str, bytes]] = []
@@ -537,7 +540,7 @@ def test_raft_session_answers_unknown_processes_and_stores_at_most_one() -> None
 
 
 def peers(*said: str) -> list[Peer]:
-    """'n': heard and new, 'o': heard and old, '-': not heard."""
+    """Return peers: 'n' is connected and new, 'o' is connected and old, '-' is not connected."""
     return [Peer(f"p{i}", 1, heard=word != "-", is_new=word == "n") for i, word in enumerate(said)]
 
 

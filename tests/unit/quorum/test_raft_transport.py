@@ -29,7 +29,7 @@ NEXT = {"type": "next_node_idx", "next_node_idx": 6, "reset": False, "success": 
 
 
 class Bench:
-    """Member a of a, b, c; the clocks stand where a test puts them. ``given``: what the library was handed; ``sent``: what left."""
+    """Provide member a of a, b and c with fixed clocks. ``given``: messages passed to PySyncObj. ``sent``: sent messages."""
 
     def __init__(self, members: tuple[str, ...] = ("a", "b", "c"), **core: Any) -> None:
         self.now, self.stamp = 100.0, 1000

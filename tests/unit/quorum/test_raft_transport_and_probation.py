@@ -21,7 +21,7 @@ PRE_VOTE = {"type": "pre_vote", "term": 7, "last_log_index": 9, "last_log_term":
 
 # ---- the transport ---------------------------------------------------------------------------------------------------------------
 class Told(Bench):
-    """A bench whose core and library write down what they are told."""
+    """Provide a bench whose core and PySyncObj node record their calls."""
 
     def __init__(self, **core: Any) -> None:
         super().__init__(log=SimpleNamespace(last_term=3, last_index=9), turn_is_late=False, **core)
@@ -200,7 +200,7 @@ def test_data_directory_history_file_that_is_invalid_raises(text: str, tmp_path:
 
 # ---- probation ---------------------------------------------------------------------------------------------------------------------
 class Core:
-    """What probation asks of the library."""
+    """Provide the parts of PySyncObj that probation uses."""
 
     def __init__(self, last_index: int = 1) -> None:
         self.log = SimpleNamespace(last_index=last_index, sync=lambda: self.told.append("flushed"))

@@ -25,7 +25,7 @@ from sidecar.quorum.transport import SessionTransport
 
 
 def shipped(code: str, folder: Path) -> str:
-    """What ``code`` prints in a process where nothing of the library is replaced."""
+    """Return the output of ``code`` in a process with unmodified PySyncObj."""
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -21,7 +21,7 @@ from tests.unit.quorum.unmodified_pysyncobj import Node, ShippedNet, in_process
 
 
 def leader_changed(net: ShippedNet, lead: str, near: str, far: str) -> None:
-    """The leader dies once the far one holds the entry, and before the near one hears of it."""
+    """Let the leader die after one follower has the entry and before the other follower knows of it."""
     net.stalled = {(lead, near)}
     assert net.run(lambda: net.up[far].last_index > 2 and net.up[lead].values)
     net.crash(lead)
@@ -31,7 +31,7 @@ def leader_changed(net: ShippedNet, lead: str, near: str, far: str) -> None:
 
 
 def unknown_outcome(net: ShippedNet, lead: str, near: str, far: str) -> None:
-    """The leader's word about the entry is overtaken by the entry."""
+    """Let the entry arrive before the answer of the leader about the entry."""
     late: list[Any] = []
 
     def held(sender: str, receiver: str, message: Any) -> bool:
@@ -46,7 +46,7 @@ def unknown_outcome(net: ShippedNet, lead: str, near: str, far: str) -> None:
 
 
 def silence(net: ShippedNet, lead: str, near: str, far: str) -> None:
-    """A snapshot brings the near one what it waits for."""
+    """Let a snapshot deliver the entry for which the follower waits."""
     assert net.run(lambda: net.up[near]._SyncObj__commandsWaitingCommit)
     net.split(lead + far, near)
     net.forbid_elections(near)

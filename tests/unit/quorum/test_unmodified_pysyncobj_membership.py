@@ -127,7 +127,7 @@ def open_port(folder: Path) -> Any:
     bound: list[Any] = []
 
     class Socket(socket.socket):
-        """Writes down where the library wants to listen, and listens on the loopback instead."""
+        """Record the address on which PySyncObj would listen, and listen on loopback."""
 
         def bind(self, address: Any) -> None:
             asked.append(address)
@@ -179,7 +179,7 @@ class _Evil:
 
 
 def test_raft_frame_with_a_pickle_is_rejected_and_ends_the_session(tmp_path: Path) -> None:
-    """Even of a known sender, in its session, with the next sequence number; and what others send is not looked at."""
+    """The frame has a known sender, its session and the next sequence number."""
     evil = pickle.dumps(_Evil(tmp_path / "executed"))
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()

@@ -114,7 +114,7 @@ def test_unmodified_pysyncobj_repeated_snapshot_discards_later_entries(tmp_path:
 
 
 def _with_snapshot(net: OurNet) -> tuple[str, str, bytes]:
-    """Leader, follower, and the leader's snapshot, which is 20 entries behind what both have applied."""
+    """Return leader, follower and a snapshot of the leader, 20 entries older than the applied entries of both."""
     lead, near, _ = net.elected()
     for half in (1, 2):
         for number in range(20):

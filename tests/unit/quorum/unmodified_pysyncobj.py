@@ -50,7 +50,7 @@ def in_process(scenario: Callable[[Path], Any], folder: Path, *more: Callable[..
 
 
 class Network:
-    """FIFO wires between members, and one clock. ``stalled``: pairs whose messages wait; ``lose``: what never arrives."""
+    """Provide FIFO wires between members and one clock. ``stalled``: pairs whose messages wait. ``lose``: lost messages."""
 
     def __init__(self, ids: Iterable[str]) -> None:
         self.members = tuple(ids)
@@ -61,7 +61,7 @@ class Network:
         self.up: dict[str, Any] = {}
 
     def clock(self) -> float:
-        """It moves a little with every look: the library waits in loops for time to pass."""
+        """Advance the clock a little with every call. PySyncObj waits in loops for time to pass."""
         self.now += 1e-5
         return self.now
 
@@ -70,7 +70,7 @@ class Network:
             self.wires[sender, receiver].append(message)
 
     def deliver(self, sender: str, receiver: str, count: int | None = None) -> None:
-        """The first ``count`` messages of a wire arrive; all that are there now, if not given."""
+        """Deliver the first ``count`` messages of a wire, or all."""
         wire = self.wires[sender, receiver]
         for _ in range(len(wire) if count is None else count):
             message = wire.popleft()
@@ -86,7 +86,7 @@ class Network:
             self.tick(name)
 
     def run(self, until: Callable[[], Any], seconds: float = 20.0) -> bool:
-        """Steps until ``until()`` holds; False when ``seconds`` of virtual time went by first."""
+        """Run steps until ``until()`` is true. Return False after ``seconds`` of virtual time."""
         end = self.now + seconds
         while not until():
             if self.now > end:
@@ -95,7 +95,7 @@ class Network:
         return True
 
     def crash(self, *names: str) -> None:
-        """Members die; what they sent and nobody got is gone too."""
+        """Crash members and drop their messages in flight."""
         for name in names:
             del self.up[name]
             for pair in [pair for pair in self.wires if name in pair]:
@@ -134,7 +134,7 @@ class _Wire(Transport):
 
 
 class Shipped(SyncObj):
-    """A node with a replicated list, written as the library's documentation says."""
+    """Provide a node with a replicated list, written as in the documentation of PySyncObj."""
 
     def __init__(self, name: str, ids: Iterable[str], transport: Transport, **conf: Any) -> None:
         others = [Node(i) for i in ids if i != name]
@@ -153,7 +153,7 @@ class Shipped(SyncObj):
 
 
 class ShippedNet(Network):
-    """Connected nodes of the library; ``results``: (value, reason) of everything that was put and answered."""
+    """Connect nodes of unmodified PySyncObj. ``results``: (value, reason) of each answered command."""
 
     def __init__(self, ids: str = "abc", seed: int = 1, **conf: Any) -> None:
         super().__init__(ids)
@@ -183,7 +183,7 @@ class ShippedNet(Network):
         self.up[name].put(value, callback=lambda _, reason: self.results.append((value, REASONS[reason])))
 
     def split(self, *groups: str) -> None:
-        """Only members of the same group reach each other; both sides know at once. One group: healed."""
+        """Partition the network into groups. Both sides notice at once. One group heals the network."""
         side = {name: number for number, group in enumerate(groups) for name in group}
         for one in self.up:
             for other in self.members:
@@ -198,7 +198,7 @@ class ShippedNet(Network):
         return [name for name, node in self.up.items() if node._isLeader()]
 
     def elected(self) -> tuple[str, ...]:
-        """Run until one leads and all are ready; the leader first, then the others."""
+        """Run until a leader is elected and all are ready. Return the leader, then the others."""
         assert self.run(lambda: len(self.leaders()) == 1 and all(n.isReady() for n in self.up.values()))
         (leader,) = self.leaders()
         return (leader, *(name for name in self.members if name != leader))

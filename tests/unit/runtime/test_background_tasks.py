@@ -191,10 +191,10 @@ async def test_background_request_handler_that_raises_is_reported(
         is_connected = True
 
         async def subscribe(self, *_: Any, **__: Any) -> Any:
-            """Nobody says anything."""
+            """Deliver no message."""
 
             async def unsubscribe() -> None:
-                """Nor ever will."""
+                """Do nothing."""
 
             return SimpleNamespace(unsubscribe=unsubscribe)
 

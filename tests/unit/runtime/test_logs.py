@@ -86,7 +86,7 @@ def test_operating_page_lists_all_event_names() -> None:
 
 
 class Said:
-    """Lines that came past a suppression, by a clock of the test's own."""
+    """Collect the lines that pass the rate limit, with a clock of the test."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -80,7 +80,7 @@ async def test_wrong_credentials_raise_not_allowed_instead_of_unavailable() -> N
 
 
 def _everything(error: BaseException | None) -> str:
-    """Its text, and that of what it came from, as a traceback shows them."""
+    """Return the text of an error and of its causes, like a traceback."""
     return "" if error is None else f"{error!r} {error} {_everything(error.__cause__)}"
 
 
@@ -179,7 +179,7 @@ def test_credentials_file_that_is_valid_is_accepted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["url", "setting", "one of the urls"])
 async def test_required_tls_without_server_tls_sends_no_credentials(way: str) -> None:
-    """A server that offers no TLS, or somebody between who says so, never gets to see the password."""
+    """Otherwise a server without TLS, or an attacker between, receives the password."""
     heard: list[bytes] = []
 
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -202,7 +202,7 @@ async def test_required_tls_without_server_tls_sends_no_credentials(way: str) ->
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 async def test_required_tls_with_a_server_that_offers_tls_encrypts_the_connection(tmp_path: Path) -> None:
-    """nats-py alone goes on in the clear with a server that would do without."""
+    """nats-py alone would use the connection without TLS."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]

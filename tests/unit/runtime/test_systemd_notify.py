@@ -23,7 +23,7 @@ WELL = [Check("tasks")]
 
 
 class There:
-    """The other end of the socket."""
+    """Provide the other end of the notification socket."""
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -24,7 +24,7 @@ from tests.unit.partition.shell_parts import until
 
 
 class Others:
-    """Nodes n2 and n3 as a bus: by how much each one's clock is off; None: it does not tell; missing: it is not there."""
+    """Provide nodes n2 and n3: the clock error of each. None: no time in the answer. Missing: no responders."""
 
     def __init__(self) -> None:
         self.off_s: dict[str, float | None] = {"n2": 0.0, "n3": 0.0}
@@ -52,7 +52,7 @@ class Watched(ClockWatch):
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The node's own clocks: ``wall_s`` off, and ``slept_s`` further on."""
+    """Set the clocks of the node: ``wall_s`` is the wall clock error and ``slept_s`` the suspended time."""
     off = SimpleNamespace(wall_s=0.0, slept_s=0.0)
     real, began = time.time_ns, time.monotonic_ns()
     shown = SimpleNamespace(

@@ -29,7 +29,7 @@ class Message:
 
 
 class Controller:
-    """A desk with a bus and a decision that take what the test sets."""
+    """Provide a control endpoint with a scripted NATS connection and scripted decisions."""
 
     def __init__(self) -> None:
         self.leads = True
@@ -58,7 +58,7 @@ class Controller:
         return SimpleNamespace(close=lambda: self.listening.pop(subject))
 
     async def receive(self, message: Message) -> None:
-        """Every subscription that matches, as NATS does."""
+        """Deliver a message to every matching subscription, like NATS."""
         for subject, sink in self.listening.items():
             if len(tokens := subject.split(".")) == len(given := message.subject.split(".")) and all(
                 token in ("*", other) for token, other in zip(tokens, given, strict=True)
@@ -426,7 +426,7 @@ def order(name: str) -> bytes:
 
 
 async def ran() -> None:
-    """What can go on, does."""
+    """Let all tasks that are ready run."""
     for _ in range(20):
         await asyncio.sleep(0)
 

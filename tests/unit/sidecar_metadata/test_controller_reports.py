@@ -53,7 +53,7 @@ async def made(tmp_path: Path) -> Any:
 
 # ---- asking the leader -----------------------------------------------------------------------------------------------------
 class Slow(Bus):
-    """Its answers take a few turns of the loop."""
+    """Answer requests after a few turns of the event loop."""
 
     async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
         self.subject, self.timeout = subject, timeout
@@ -371,10 +371,10 @@ async def test_metadata_group_link_starts_a_raft_member_on_controllers_and_the_f
             joined.append((type(self).__name__, given, more))
 
         def watch(self, watcher: Any) -> None:
-            """It shows nothing."""
+            """Call no watcher."""
 
         async def stop(self) -> None:
-            """It has nothing."""
+            """Stop nothing."""
 
         async def start(self) -> None:
             joined.append("started")

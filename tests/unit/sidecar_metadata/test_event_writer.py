@@ -19,7 +19,7 @@ from tests.unit.metadata.test_event_log import Stream, a_trail, events
 
 
 class World:
-    """The stream and its connection; what is made of them is noted in ``said``."""
+    """Provide the events stream and its connection. ``said`` contains the calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *counts: int) -> None:
         self.stream = Stream()

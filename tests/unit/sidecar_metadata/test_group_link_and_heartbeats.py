@@ -27,7 +27,7 @@ NS = 1_000_000_000
 
 
 class Strict:
-    """In the place of the group's connection: fails to connect as often as the test says."""
+    """Stand in for the NATS connection of the group. Connecting fails as often as the test sets."""
 
     made: ClassVar[list[Any]] = []
     failures: ClassVar[list[Exception]] = []
@@ -210,7 +210,7 @@ async def test_metadata_feed_subscriber_requests_missing_entries_until_they_arri
             return SimpleNamespace(data=answer)
 
     class Subscription:
-        """Wants something as long as there are answers; the last one changes the image."""
+        """Request entries while there are answers. The last answer changes the image."""
 
         image = ClusterImage()
         synced = False

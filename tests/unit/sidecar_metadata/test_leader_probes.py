@@ -33,7 +33,7 @@ class Bus:
 
 
 def said_about(**fields: int) -> bytes:
-    """That a leader serves; one about something else says nothing of who was accused."""
+    """Return an answer that the leader serves, about the given partition and epoch."""
     about = {"stream": "orders", "streamUid": "uid-1", "partition": 2, "leaderEpoch": 7, **fields}
     question = replication_pb2.LeaderQuestion(**about)  # type: ignore[arg-type]
     return frames.seal(replication_pb2.LeaderTestimony(serves=True, question=question))

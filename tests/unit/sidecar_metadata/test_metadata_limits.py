@@ -26,7 +26,7 @@ BARRIER = pb.ControlRequest(barrier=pb.Barrier())
 
 
 async def turns(condition: Callable[[], object] = lambda: False, most: int = 50) -> None:
-    """Until ``condition``, and some turns of the loop at most."""
+    """Run a limited number of turns of the event loop until ``condition``."""
     for _ in range(most):
         if condition():
             return
@@ -90,7 +90,7 @@ async def test_control_endpoint_request_cancelled_by_close_gets_no_answer(desk: 
 
 # ---- forwarding ----------------------------------------------------------------------------------------------------------
 class Asked:
-    """Each request is answered by the next of ``answers``: an exception is raised, None is silence, bytes name the operation."""
+    """Answer requests from ``answers``: raise an exception, give no answer for None, or send bytes with the operation id."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -206,7 +206,7 @@ async def test_metadata_feed_snapshot_contains_the_image_without_the_idempotency
 
 
 class Feed:
-    """A connection whose requests fail one after the other as the test says, then are not answered; ``left``: unsubscribed."""
+    """Fail requests in the order of the test, then give no answer. ``left`` contains ended subscriptions."""
 
     def __init__(self, *failures: Exception) -> None:
         self.failures, self.asked, self.left = list(failures), 0, 0

@@ -30,7 +30,7 @@ def an_image(index: int, *voters: str, at: int = 0, learner: str = "") -> Cluste
 
 
 class Part:
-    """A role as a test scripts it."""
+    """Provide a scripted role."""
 
     def __init__(self, image: ClusterImage, **given: Any) -> None:
         self.image = image
@@ -66,7 +66,7 @@ class Member(Part):
 
 
 class Bench:
-    """A role whose parts are given one after another. ``joined``: with which controllers each member was made."""
+    """Provide a role with scripted parts. ``joined`` contains the controllers with which each member was created."""
 
     def __init__(self, tmp_path: Path, node_id: str, controllers: tuple[str, ...] = THREE, *, journal: bool = False) -> None:
         self.members: list[Member | Exception] = []

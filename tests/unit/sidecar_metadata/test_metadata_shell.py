@@ -304,7 +304,7 @@ async def test_node_membership_leave_stops_heartbeats_first(tmp_path: Path) -> N
 
 # ---- the feed ----------------------------------------------------------------------------------------------------------
 class Bus:
-    """Two ends of a feed: what is published arrives, what is asked is answered by ``answer``."""
+    """Connect both ends of a feed: published messages arrive, and ``answer`` answers requests."""
 
     def __init__(self) -> None:
         self.listening: dict[str, Any] = {}
@@ -422,7 +422,7 @@ async def test_metadata_feed_subscriber_barrier_waits_for_the_index_of_the_answe
 
 # ---- orders and forwarding ---------------------------------------------------------------------------------------------
 class Member:
-    """Decides what a test says, and notes what it is told."""
+    """Return the decisions of the test and record all calls."""
 
     def __init__(self, *decisions: Any) -> None:
         self.decisions = list(decisions)

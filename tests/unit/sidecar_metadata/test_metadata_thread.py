@@ -55,7 +55,7 @@ async def _register(group: GroupThread, node: str = "n1") -> pb.ControlResponse:
 
 
 def _stand_still(seconds: float) -> None:
-    """As a long piece of partition work does: Python code that never lets the loop turn."""
+    """Block the event loop with Python code, like a long piece of partition work."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass

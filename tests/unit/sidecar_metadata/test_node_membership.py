@@ -25,7 +25,7 @@ _LONG_S = 30.0
 
 
 class Group:
-    """A metadata group of which the test is all. ``image``: as applied; ``show`` is what the watchers are told."""
+    """Stand in for a metadata group. ``image`` is the applied image, and ``show`` passes an image to the watchers."""
 
     def __init__(self) -> None:
         self.image = ClusterImage()
@@ -77,7 +77,7 @@ class Driven:
         return await self.member.register(6, starts=DirectoryIdentity("f", 3, 33, 11, (11, 22)), **said)
 
     def beats(self, error: Response.Error, index: int, sent_ns: int) -> None:
-        """A heartbeat was answered; those that are really sent are not."""
+        """Pass an answer to a heartbeat. Heartbeats that are really sent get no answer."""
         self.member._heartbeat_answered(sent_ns, Response(error=error, index=index))
 
 

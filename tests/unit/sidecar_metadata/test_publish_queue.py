@@ -11,7 +11,7 @@ from sidecar.metadata.publish_queue import Outgoing
 
 
 class Bus:
-    """A connection that sends while it has room."""
+    """Send messages until the buffer is full."""
 
     def __init__(self) -> None:
         self.is_connected = True

@@ -32,7 +32,7 @@ async def until(what: Any) -> None:
 
 # ---- what a member decides is done ---------------------------------------------------------------------------------------------
 class Rules:
-    """As ``QuorumMember``: decides what the test says, and keeps what it is told."""
+    """Stand in for ``QuorumMember``: return the decisions of the test and record all calls."""
 
     def __init__(self) -> None:
         self.decisions: list[Any] = []
@@ -144,7 +144,7 @@ async def test_proposal_executor_of_a_stopped_member_executes_no_decision(shell:
 
 # ---- a member between its parts ------------------------------------------------------------------------------------------------
 class Made:
-    """A member of three on a new folder; nothing of it runs."""
+    """Provide one of three members with a new directory. No task of the member runs."""
 
     def __init__(self, folder: Path) -> None:
         self.connection: Any = SimpleNamespace(is_connected=True, max_payload=4096)
@@ -156,7 +156,7 @@ class Made:
         self.log = self.member._log
 
     def calls(self, monkeypatch: pytest.MonkeyPatch, *of: tuple[Any, str]) -> list[str]:
-        """The methods say that they are called, and do nothing else."""
+        """Replace the methods by functions that only record their call."""
         told: list[str] = []
         for owner, name in of:
             monkeypatch.setattr(owner, name, lambda *_, name=name, **__: told.append(name))

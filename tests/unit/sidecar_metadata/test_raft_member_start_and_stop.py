@@ -20,7 +20,7 @@ OK, UNAVAILABLE = pb.ControlResponse.OK, pb.ControlResponse.UNAVAILABLE
 
 
 class Part:
-    """Notes every call under its name; attributes are what a test gave it."""
+    """Record every call by name. Attributes have the values that the test sets."""
 
     def __init__(self, calls: list[Any], name: str, **given: Any) -> None:
         self.__dict__.update(given)

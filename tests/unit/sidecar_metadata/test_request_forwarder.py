@@ -16,7 +16,7 @@ from sidecar.metadata.control import Forwarder
 
 
 class Bus:
-    """The first ``silent`` requests are answered by nobody, the others at once."""
+    """Give no answer to the first ``silent`` requests and answer the others at once."""
 
     def __init__(self, silent: int) -> None:
         self.silent = silent

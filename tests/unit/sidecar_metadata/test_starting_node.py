@@ -15,7 +15,7 @@ from sidecar.metadata.membership import wait_for_predecessor
 
 
 class Bus:
-    """Gives the answers in order, the last one for ever."""
+    """Give the answers in order, and repeat the last one."""
 
     is_connected = True
 

@@ -14,7 +14,7 @@ NAMES = (*OFTEN, *SELDOM, *SHOWN, *ROLES)
 
 
 def walked(workers: Iterable[Any], labels: StreamLabels, now_ns: int) -> dict[str, Any]:
-    """By label the sums, and what is known of the node as a whole."""
+    """Return the sums by label and the values of the whole node from a full scan."""
     by_label: dict[str, Counter[str]] = {}
     lags: dict[str, tuple[int, int]] = {}
     told = tuple(Counter[str]() for _ in range(4))
@@ -49,7 +49,7 @@ def walked(workers: Iterable[Any], labels: StreamLabels, now_ns: int) -> dict[st
 
 
 def kept(here: ByChange, now_ns: int) -> dict[str, Any]:
-    """The same, as it is kept, once it has been looked at."""
+    """Return these values from the incremental metrics."""
     for _ in here.look():
         pass
     sums = {

@@ -267,7 +267,7 @@ OTHER_HALVES = {
 
 
 def a_test(name: str, case: Case) -> dict[str, Any]:
-    """Of promtool: which alerts fire at three moments."""
+    """Return a promtool test: the firing alerts at three moments."""
     severity = {alert: rule["labels"]["severity"] for alert, rule in ALERTS.items()}
     firing = [
         {"labels": _labels({"alertname": one, "alertstate": "firing", "severity": severity[one], **case.where}), "value": 1}
@@ -296,7 +296,7 @@ def _labels(labels: dict[str, str]) -> str:
 
 
 def promtool(*words: str | Path) -> str:
-    """What it says; fails with that if it fails."""
+    """Return the output of promtool and fail with it after an error."""
     assert PROMTOOL is not None
     done = subprocess.run([PROMTOOL, *map(str, words)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

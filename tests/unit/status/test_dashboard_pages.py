@@ -49,7 +49,7 @@ def a_partition(number: int, role: str = "LEADER", **more: Any) -> dict[str, Any
 
 
 class Cluster:
-    """Stands for nodes that are asked."""
+    """Stand in for nodes that answer requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -167,7 +167,7 @@ async def body(site: Site, path: str, query: bytes = b"") -> bytes:
 
 
 class Figures(HTMLParser):
-    """Each figure of a page with its path, and what elements there are."""
+    """Collect each number of a page with its path, and the elements of the page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -392,7 +392,7 @@ async def test_dashboard_polls_nodes_only_while_viewed_and_once_for_all_viewers(
 
 
 async def test_dashboard_poll_continues_while_another_viewer_selects_other_streams() -> None:
-    """The look that goes on would change under itself otherwise, and the error of a background task ends the node."""
+    """An error of the background task would end the node."""
     cluster, clock = Cluster(), Clock()
     site, made = a_site(cluster, clock)
     asked, answers = asyncio.Event(), asyncio.Event()

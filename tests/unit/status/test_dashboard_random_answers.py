@@ -15,7 +15,7 @@ PAGES = ("/", "/events", "/node/n1")
 
 
 def places(said: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where something stands in it, the inner ones too; of a list the first alone."""
+    """Return the paths of all values, nested ones included. Of a list only the first element is used."""
     if at:
         yield at
     for key in said if isinstance(said, dict) else range(min(len(said), 1)) if isinstance(said, list) else ():
@@ -23,7 +23,7 @@ def places(said: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def replaced(said: Any, at: tuple[Any, ...], value: Any) -> Any:
-    """A copy with ``value`` there."""
+    """Return a copy with ``value`` at this path."""
     copy = json.loads(json.dumps(said))
     inner = copy
     for key in at[:-1]:
@@ -33,7 +33,7 @@ def replaced(said: Any, at: tuple[Any, ...], value: Any) -> Any:
 
 
 class Strange(Cluster):
-    """n1 answers with something else in one place."""
+    """Let n1 answer with another value at one path."""
 
     def __init__(self, value: Any) -> None:
         super().__init__()

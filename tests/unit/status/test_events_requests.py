@@ -26,7 +26,7 @@ def an_event(index: int, **more: Any) -> dict[str, Any]:
 
 
 def a_store(count: int, per_batch: int = 7, *, committed: int = 1 << 60) -> Log:
-    """Event N at offset N, written as it happened; ``committed``: so many of them."""
+    """Provide a stream with event N at offset N. ``committed`` is the number of committed events."""
     log = a_log()
     for start in range(0, count, per_batch):
         numbers = range(start, min(start + per_batch, count))

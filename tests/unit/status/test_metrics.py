@@ -87,7 +87,7 @@ def a_worker(stream: str = "s", partition: int = 0, role: RoleName = RoleName.LE
 
 
 class StandIn(SimpleNamespace):
-    """Each is another one."""
+    """Compare by identity."""
 
     __hash__ = object.__hash__
 
@@ -96,11 +96,11 @@ class StandIn(SimpleNamespace):
 
 
 class Watched(SimpleNamespace):
-    """One that a weak reference can be made of."""
+    """Allow weak references to the object."""
 
 
 class AllOfThem(set[Any]):
-    """Stand-ins do not say when something changes: all are looked at each time, if they are taken at once."""
+    """Report all partitions as changed. Stand-ins do not report changes."""
 
     def __init__(self, held: Held) -> None:
         super().__init__()
@@ -368,7 +368,7 @@ async def test_metrics_counters_include_the_counts_of_removed_partitions(streams
 
 
 def test_metrics_cache_is_updated_when_partitions_states_or_roles_change() -> None:
-    """Columns are laid out once, and what states show is kept: until a partition comes or goes, or one of these changes."""
+    """The cache is kept until a partition, a state or a role changes."""
     workers = [a_worker("s", number) for number in range(3)]
     reporter = a_reporter(workers)
     held: Held = reporter.partitions

@@ -32,7 +32,7 @@ Sums = dict[tuple[str, ...], float]
 
 
 class Process:
-    """One process of a node: partitions that stand in for real ones, and what the shipped code makes of them."""
+    """Provide one process of a node: stand-ins for partitions and the shipped metrics code."""
 
     def __init__(self, rng: random.Random, streams: tuple[str, ...], truth: Counter[str]) -> None:
         self.reporter = a_reporter([], streams)
@@ -42,7 +42,7 @@ class Process:
         self._rng, self._truth = rng, truth
 
     def step(self) -> None:
-        """Something happens to one partition."""
+        """Change one random partition."""
         rng, held = self._rng, self.held
         partitions = [*held, *held.counts.ending]
         what = rng.choice(("comes", "counts", "counts", "counts", "role", "goes", "has gone"))
@@ -80,7 +80,7 @@ class Process:
 
 
 def sums_of(found: Figures) -> Sums:
-    """All that may only grow."""
+    """Return all values that must not decrease."""
     numbers = {(name, *labels): figure for name, row in found.numbers.items() if TABLE[name].kind == COUNTER
                for labels, figure in row.items()}  # fmt: skip
     buckets = {(name, *labels, str(at)): float(count) for name, row in found.histograms.items()
@@ -89,7 +89,7 @@ def sums_of(found: Figures) -> Sums:
 
 
 async def scrape(processes: list[Process], silent: set[int]) -> Sums:
-    """As the first process makes it: its own figures, and what the others tell, or told last."""
+    """Return a scrape of the first process: its own metrics and the last reports of the others."""
     found = await processes[0].figures.gather()
     for number, process in enumerate(processes[1:], 1):
         if number not in silent:

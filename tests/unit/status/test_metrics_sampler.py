@@ -130,7 +130,7 @@ def test_metrics_sampler_yields_between_slices_and_pauses_in_proportion_to_its_c
 
 
 def test_metrics_sampler_rows_include_worker_processes_of_the_node() -> None:
-    """One says, as JSON brings it, what it has; the other's rows are of both."""
+    """One process reports as JSON. The other process writes rows of both."""
     said: list[Any] = []
     worker = a_worker("u", 2, isr=("n1",))
     other = a_reporter([worker])

@@ -72,7 +72,7 @@ def test_tracing_of_a_record_batch_creates_spans_of_one_trace() -> None:
 
 
 class Stuck:
-    """An exporter that takes its time, fails, or raises."""
+    """Provide an exporter that is slow, fails or raises."""
 
     def __init__(self, result: Any = SpanExportResult.SUCCESS) -> None:
         self.result = result
@@ -210,7 +210,7 @@ def test_tracing_that_is_disabled_creates_no_spans() -> None:
 
 
 async def test_tracing_can_be_enabled_and_disabled_on_a_running_node() -> None:
-    """What is on its way is told when they end; what is dropped stays counted; the collector is not waited for."""
+    """Spans in progress are exported at their end, dropped spans stay counted, and nothing waits for the collector."""
     exporters: list[Stuck] = []
     counters = Counter[str]()
     looks: list[bool] = []

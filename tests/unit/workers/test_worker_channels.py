@@ -38,7 +38,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 # ---- the worker's channel -----------------------------------------------------------------------------------------------------
 class _Ends:
-    """A channel whose ``leave`` is heard of, and the node's end of it."""
+    """Provide both ends of a channel and record the exit codes of ``leave``."""
 
     def __init__(self) -> None:
         self.ours, theirs = socket.socketpair()

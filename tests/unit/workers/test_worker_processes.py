@@ -78,7 +78,7 @@ def test_worker_process_settings_decoded_from_json_are_equal(tmp_path: Path) -> 
 
 # ---- joining --------------------------------------------------------------------------------------------------------------------
 def test_metrics_gauges_declare_how_values_of_worker_processes_are_merged() -> None:
-    """One that is new has to be thought of: a sum of ages, or of one thing that all processes see, would be no truth."""
+    """A new gauge needs a rule: a sum of ages would be wrong."""
     named = OWN | MOST | LEAST | AGES
     assert named <= set(TABLE)
     once = {name for name in TABLE if name.startswith(("metadata_", "cluster_", "disk_", "feature_", "failover_"))}
@@ -171,7 +171,7 @@ def test_worker_process_partition_rows_are_merged_with_the_most_urgent_first() -
 
 # ---- quiet fetches ------------------------------------------------------------------------------------------------------------
 class _Talk:
-    """As ``QuietTalk``: what is in ``lost`` was not counted."""
+    """Stand in for ``QuietTalk``. Fetches in ``lost`` are not counted."""
 
     def __init__(self, lost: set[int]) -> None:
         self.lost, self.answered = lost, list[list[int]]()
@@ -187,7 +187,7 @@ class _Talk:
 
 
 class _Hand:
-    """As a WorkerHandle, in this process."""
+    """Stand in for a WorkerHandle in this process."""
 
     def __init__(self, talk: _Talk | None) -> None:
         self._talk = talk
@@ -301,7 +301,7 @@ async def test_worker_process_metadata_applies_only_consecutive_feed_entries() -
 
 # ---- the node's end -----------------------------------------------------------------------------------------------------------
 class _Node:
-    """As ``Workers``."""
+    """Stand in for ``Workers``."""
 
     def __init__(self) -> None:
         self.failures: list[Exception] = []
@@ -406,7 +406,7 @@ class _Group:
 
 
 def test_worker_process_receives_a_lease_after_the_image_of_the_lease() -> None:
-    """A worker that reads slowly sees what its node has lost before it sees that leases run on."""
+    """A slow worker receives lost leaderships before the extended lease."""
     workers = Workers(NodeSettings("n1", Path("/d"), workers=2), lambda error: None, lambda reason: None)
     (hand,) = workers.handles
     channel = _Channel()
