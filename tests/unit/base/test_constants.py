@@ -191,7 +191,7 @@ ALL = [
 
 
 @pytest.mark.parametrize("module", sorted({module for module, *_ in ALL}))
-def test_constant_is_within_its_documented_range(module: str) -> None:
+def test_code_constant_is_within_its_documented_range(module: str) -> None:
     found = importlib.import_module(module)
     rows = [(name, least, most) for of, name, least, most in ALL if of == module]
     assert [(name, value) for name, least, most in rows if not least <= (value := getattr(found, name)) <= most] == []
@@ -249,14 +249,14 @@ LESS: list[tuple[str, str, str]] = [
 
 
 @pytest.mark.parametrize(("less", "more", "why"), LESS)
-def test_constant_with_a_documented_order_is_less_than_the_other_constant(less: str, more: str, why: str) -> None:
+def test_code_constant_with_a_documented_order_is_less_than_the_other_constant(less: str, more: str, why: str) -> None:
     one, other = (
         getattr(importlib.import_module(module), name) for module, name in (which.split(":") for which in (less, more))
     )
     assert one < other, why
 
 
-def test_constant_range_of_each_documented_constant_is_narrower_than_a_factor_of_ten() -> None:
+def test_code_constant_range_of_each_documented_constant_is_narrower_than_a_factor_of_ten() -> None:
     loose = []
     for module, name, least, most in ALL:
         value = getattr(importlib.import_module(module), name)

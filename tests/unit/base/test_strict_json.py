@@ -43,7 +43,7 @@ def test_load_json_of_valid_json_returns_its_value() -> None:
 
 
 @cases("value", [True, 1.0, "1", -1, 11, None, 10**5000])
-def test_whole_number_of_another_json_value_raises_value_error(value: Any) -> None:
+def test_json_whole_number_of_another_json_value_raises_value_error(value: Any) -> None:
     with pytest.raises(ValueError):
         whole_number(value, 0, 10)
 

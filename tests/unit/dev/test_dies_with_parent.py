@@ -25,7 +25,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-def test_dies_with_parent_sets_the_death_signal_before_the_parent_check(calls: list[Any]) -> None:
+def test_child_process_helper_sets_the_death_signal_before_the_parent_check(calls: list[Any]) -> None:
     dies_with_parent.main(["9", "77", "program", "-x", "y"])
     assert calls == [
         ("prctl", 1, 9),
@@ -36,14 +36,14 @@ def test_dies_with_parent_sets_the_death_signal_before_the_parent_check(calls: l
     ]
 
 
-def test_dies_with_parent_exits_when_the_parent_has_ended(calls: list[Any]) -> None:
+def test_child_process_helper_exits_when_the_parent_has_ended(calls: list[Any]) -> None:
     with pytest.raises(SystemExit) as left:
         dies_with_parent.main(["15", "78", "program"])
     assert left.value.code == 1
     assert calls == [("prctl", 1, 15), "whose child"]
 
 
-def test_dies_with_parent_runs_the_program_without_prctl(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_process_helper_runs_the_program_without_prctl(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dies_with_parent, "ctypes", SimpleNamespace(CDLL=lambda name: SimpleNamespace()))
     dies_with_parent.main(["9", "77", "program"])
     assert calls[0] == "whose child"

@@ -38,13 +38,13 @@ def offsets(parts: list[pb.GrantedRange]) -> list[int]:
     return [offset for part in parts for offset in range(part.start, part.end)]
 
 
-def test_queue_key_digest_of_a_missing_or_empty_key_is_reserved() -> None:
+def test_work_queue_key_digest_of_a_missing_or_empty_key_is_reserved() -> None:
     assert key_digest(None) == key_digest(b"") == NO_KEY
     assert 0 < key_digest(b"k") < 1 << 64
     assert key_digest(b"k") != key_digest(b"l")
 
 
-def test_queue_key_order_releases_the_next_record_only_after_the_first_record_of_the_key() -> None:
+def test_work_queue_key_order_releases_the_next_record_only_after_the_first_record_of_the_key() -> None:
     order = KeyOrder()
     assert [order.add(key, offset) for offset, key in enumerate((7, 8, 7, 7))] == [True, True, False, False]
     assert [order.holds(7, 0), order.holds(7, 2), order.holds(NO_KEY, 9), order.held_count] == [False, True, False, 2]
@@ -54,14 +54,14 @@ def test_queue_key_order_releases_the_next_record_only_after_the_first_record_of
     assert (order.count, order.held_count) == (1, 0)
 
 
-def test_ordered_queue_take_without_the_keys_of_new_records_is_rejected() -> None:
+def test_ordered_work_queue_take_without_the_keys_of_new_records_is_rejected() -> None:
     queue = WorkQueue("u", 5, ordered=True)
     assert take(queue, []) == take(queue, [1, 1], first=6) == [], "not those that are next"
     assert offsets(take(queue, [9] * 5 + [1, 1, 0, 0, 2])) == [5, 7, 8, 9]
     assert (queue.frontier, queue.view("s", 0).held) == (10, 1)
 
 
-def test_ordered_queue_redelivered_record_is_delivered_before_later_records_of_its_key() -> None:
+def test_ordered_work_queue_redelivered_record_is_delivered_before_later_records_of_its_key() -> None:
     queue = WorkQueue("u", 0, ordered=True)
     assert offsets(take(queue, [1, 1, 2])) == [0, 2]
     settle(queue, pb.SETTLE_NACK, 0, 1, delayMs=5000)
@@ -76,7 +76,7 @@ def test_ordered_queue_redelivered_record_is_delivered_before_later_records_of_i
     assert offsets(take(queue, [], 15)) == [1], "a dead letter frees its key"
 
 
-def test_ordered_queue_key_is_released_when_its_record_is_below_the_log_start() -> None:
+def test_ordered_work_queue_key_is_released_when_its_record_is_below_the_log_start() -> None:
     queue = WorkQueue("u", 0, ordered=True)
     take(queue, [1, 1, 1, 2, 2])
     queue.forget_below(2)
@@ -85,7 +85,7 @@ def test_ordered_queue_key_is_released_when_its_record_is_below_the_log_start() 
     assert (queue.size_bytes, queue.view("s", 0).held) == (2 * PIECE_BYTES, 0)
 
 
-def test_ordered_queue_bounds_records_that_wait_for_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ordered_work_queue_bounds_records_that_wait_for_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "MAX_HELD", 3)
     queue = WorkQueue("u", 0, ordered=True)
     keys = [1] * 6 + [0, 2]
@@ -102,7 +102,7 @@ def test_ordered_queue_bounds_records_that_wait_for_their_key(monkeypatch: pytes
     assert queue.is_full
 
 
-def test_ordered_queue_with_pending_records_rejects_a_change_of_the_order() -> None:
+def test_ordered_work_queue_with_pending_records_rejects_a_change_of_the_order() -> None:
     queue = WorkQueue("u", 0, ordered=True)
     assert queue.order(True)
     take(queue, [1])
@@ -149,7 +149,9 @@ steps = st.lists(
 
 @settings(max_examples=examples(200), deadline=None)
 @given(keys=st.lists(st.integers(0, 3), min_size=1, max_size=40), history=steps)
-def test_ordered_queue_after_random_operations_equals_a_model(keys: list[int], history: list[tuple[str, int, int]]) -> None:
+def test_ordered_work_queue_after_random_operations_equals_a_model(
+    keys: list[int], history: list[tuple[str, int, int]]
+) -> None:
     queue, naive, now_s, leases = WorkQueue("u", 0, ordered=True), Naive(keys), 0.0, dict[int, int]()
     for what, count, wait_s in history:
         now_s += wait_s

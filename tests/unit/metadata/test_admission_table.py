@@ -66,22 +66,24 @@ PAIRS = [
 ]
 
 
-def test_admission_table_checks_are_in_the_documented_order() -> None:
+def test_request_admission_table_checks_are_in_the_documented_order() -> None:
     assert [check.name for check in ADMISSION] == AT_ARRIVAL + AFTERWARDS
 
 
-def test_admission_of_a_request_that_breaks_no_rule_accepts_the_request() -> None:
+def test_request_admission_of_a_request_that_breaks_no_rule_accepts_the_request() -> None:
     assert first_rejection(ARRIVAL, breaks()) is None
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS, ids=lambda name: name)
-def test_admission_of_a_request_that_breaks_two_rules_returns_the_error_of_the_first_rule(first: str, second: str) -> None:
+def test_request_admission_of_a_request_that_breaks_two_rules_returns_the_error_of_the_first_rule(
+    first: str, second: str
+) -> None:
     both, one = first_rejection(ARRIVAL, breaks(first, second)), first_rejection(ARRIVAL, breaks(first))
     assert one is not None
     assert both == one
 
 
-def test_admission_rejection_without_reply_increments_a_counter() -> None:
+def test_request_admission_rejection_without_reply_increments_a_counter() -> None:
     for name in ("reply subject", "flood", "envelope"):
         rejection = first_rejection(ARRIVAL, breaks(name))
         assert rejection is not None

@@ -250,7 +250,7 @@ def test_election_with_equal_positions_chooses_the_node_with_the_fewest_leadersh
     assert cluster.now == (CANDIDATE_FOUND, "", "c")
 
 
-def test_elections_after_a_node_failure_spread_leaders_over_the_other_nodes() -> None:
+def test_leader_elections_after_a_node_failure_spread_leaders_over_the_other_nodes() -> None:
     cluster = Driver(("a", "b", "c", "d"), elections=True)
     cluster.create(partitions=24, replicationFactor=4)
     cluster.fence("b")

@@ -56,7 +56,7 @@ def test_subjects_overlap_if_one_message_subject_matches_both_filters(one: tuple
     assert index.without_stream("one", one[0]) == SubjectIndex()
 
 
-def test_dirty_streams_since_a_later_or_unrelated_image_returns_none() -> None:
+def test_changed_streams_since_a_later_or_unrelated_image_returns_none() -> None:
     trail = DirtyStreams()
     later = trail.step("x").step("y")
     assert later.since(trail) == {"x", "y"}

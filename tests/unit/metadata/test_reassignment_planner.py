@@ -340,7 +340,7 @@ def test_reassignment_planner_after_a_stream_deletion_has_no_moves_of_the_stream
     assert moved.moving.next_deadline_ns() is None
 
 
-def test_movement_reports_of_a_drain_show_each_phase() -> None:
+def test_reassignment_reports_of_a_drain_show_each_phase() -> None:
     moved = Moved("abcd")
     moved.copies = False
     moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])

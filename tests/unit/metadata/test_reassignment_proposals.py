@@ -442,7 +442,7 @@ def test_reassignment_replicas_to_come_are_the_replicas_and_the_target_nodes(
         ({"target": ("d", "e", "c")}, Phase.WAITS, "d", "a"),
     ],
 )
-def test_movement_report_of_a_replica_has_the_phase_and_both_nodes(
+def test_reassignment_report_of_a_replica_has_the_phase_and_both_nodes(
     more: dict[str, Any], phase: Phase, into: str, out: str
 ) -> None:
     found = movement_of(a_stream(), a_partition(**more))
@@ -451,7 +451,7 @@ def test_movement_report_of_a_replica_has_the_phase_and_both_nodes(
     assert (found.replicas, found.target) == (more.get("replicas", ("a", "b", "c")), more["target"])
 
 
-def test_movement_report_of_a_leadership_has_both_nodes() -> None:
+def test_reassignment_report_of_a_leadership_has_both_nodes() -> None:
     image = image_of(a_partition(**LEADS))
     (found,) = movements(image)
     assert (found.phase, found.into, found.out, found.target, found.why) == (
@@ -460,7 +460,7 @@ def test_movement_report_of_a_leadership_has_both_nodes() -> None:
     assert movements(image_of(a_partition(moved_for=MoveReason.LEADERSHIPS))) == []
 
 
-def test_movement_reports_are_sorted_by_stream_and_partition() -> None:
+def test_reassignment_reports_are_sorted_by_stream_and_partition() -> None:
     assert movement_of(a_stream(), a_partition()) is None
     streams = [replace(a_stream(*many(3, **MOVES)), name=name, uid=f"u-{name}", subject=name) for name in ("z", "b")]
     image = an_image(None, "abcd").with_streams(streams)

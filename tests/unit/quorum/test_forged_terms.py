@@ -89,7 +89,7 @@ def test_controller_with_a_term_far_above_the_group_rejoins(tmp_path: Path, ahea
         assert net.run(lambda: all(b"on" in net.values(name) for name in net.up))
 
 
-def test_emptied_controller_joins_a_raft_group_with_a_high_term(tmp_path: Path) -> None:
+def test_controller_with_a_lost_directory_joins_a_raft_group_with_a_high_term(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         leader, _, far = net.elected()
         net.empty(far)

@@ -28,12 +28,12 @@ WOULD: dict[str, Any] = {
         ({"asker": (2, 9)}, False),
     ],
 )
-def test_pre_vote_is_granted_in_the_same_cases_as_a_vote(otherwise: dict[str, Any], granted: bool) -> None:
+def test_raft_pre_vote_is_granted_in_the_same_cases_as_a_vote(otherwise: dict[str, Any], granted: bool) -> None:
     assert may_grant(**{**WOULD, **otherwise}) is granted
 
 
 @pytest.mark.parametrize(("members", "needed"), [(2, 1), (3, 1), (4, 2), (5, 2)])
-def test_pre_vote_is_won_with_a_majority_including_the_requesting_controller(members: int, needed: int) -> None:
+def test_raft_pre_vote_is_won_with_a_majority_including_the_requesting_controller(members: int, needed: int) -> None:
     votes = PreVote(members)
     votes.record_grant("early")
     assert not votes.won
@@ -139,7 +139,7 @@ def test_controller_that_granted_a_pre_vote_postpones_its_own_election(tmp_path:
         assert net.run(lambda: terms(net) == {before + 1}, 1.0)
 
 
-def test_pre_vote_round_ends_when_a_leader_sends_append_entries(tmp_path: Path) -> None:
+def test_raft_pre_vote_round_ends_when_a_leader_sends_append_entries(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         lead, near, _ = net.elected()
         member = net.up[near].core
@@ -151,7 +151,7 @@ def test_pre_vote_round_ends_when_a_leader_sends_append_entries(tmp_path: Path) 
         assert not member.pre_vote.asks
 
 
-def test_pre_vote_is_not_requested_without_connected_peers_and_old_grants_are_dropped(tmp_path: Path) -> None:
+def test_raft_pre_vote_is_not_requested_without_connected_peers_and_old_grants_are_dropped(tmp_path: Path) -> None:
     with our_net(tmp_path) as net:
         _, near, far = net.elected()
         member, (before,) = net.up[near].core, terms(net)

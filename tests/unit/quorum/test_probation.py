@@ -40,7 +40,7 @@ def ready(member: Member) -> bool:
     return bool(member.core.isReady() and member.core.leader_id)
 
 
-def test_emptied_controller_with_an_incomplete_snapshot_grants_no_vote(tmp_path: Path) -> None:
+def test_controller_with_a_lost_directory_with_an_incomplete_snapshot_grants_no_vote(tmp_path: Path) -> None:
     """The first chunk makes ``isReady`` of PySyncObj true.
 
     Then the leader dies, and no live member has the committed entries.
@@ -73,7 +73,7 @@ def test_emptied_controller_with_an_incomplete_snapshot_grants_no_vote(tmp_path:
         assert net.values(behind)[:40] == [b"%d" % number for number in range(40)]
 
 
-def test_emptied_controller_acknowledgments_do_not_count_for_a_commit(tmp_path: Path) -> None:
+def test_controller_with_a_lost_directory_acknowledgments_do_not_count_for_a_commit(tmp_path: Path) -> None:
     """The controller may have voted for another leader before it lost its directory."""
     with our_net(tmp_path) as net:
         leader, emptied, _ = behind_emptied_and_leader(net)
@@ -87,7 +87,9 @@ def test_emptied_controller_acknowledgments_do_not_count_for_a_commit(tmp_path: 
 
 
 @pytest.mark.parametrize("compact_after", [15, 100_000])
-def test_emptied_controller_votes_again_after_catching_up_and_a_barrier(tmp_path: Path, compact_after: int) -> None:
+def test_controller_with_a_lost_directory_votes_again_after_catching_up_and_a_barrier(
+    tmp_path: Path, compact_after: int
+) -> None:
     with our_net(tmp_path, compact_after=compact_after) as net:
         leader, emptied, behind = behind_emptied_and_leader(net)
         net.split()
@@ -136,7 +138,7 @@ def test_controller_on_probation_drops_a_term_stored_by_an_earlier_version(tmp_p
         assert net.run(lambda: net.values(emptied) == [b"first"])
 
 
-def test_first_start_ignores_a_hello_addressed_to_an_earlier_process(tmp_path: Path) -> None:
+def test_raft_group_first_start_ignores_a_hello_addressed_to_an_earlier_process(tmp_path: Path) -> None:
     """Otherwise late frames of the first start make an emptied member start a new group."""
     with our_net(tmp_path, new=True) as net:
         late = []
@@ -161,7 +163,7 @@ def test_first_start_ignores_a_hello_addressed_to_an_earlier_process(tmp_path: P
         assert not member.probation.over
 
 
-def test_first_start_begins_when_all_controllers_are_new(tmp_path: Path) -> None:
+def test_raft_group_first_start_begins_when_all_controllers_are_new(tmp_path: Path) -> None:
     with our_net(tmp_path, "ab", new=True, members="abc") as net:
         net.run(lambda: False, 5)
         assert not any(member.probation.over for member in net.up.values())
@@ -170,7 +172,7 @@ def test_first_start_begins_when_all_controllers_are_new(tmp_path: Path) -> None
         assert net.run(net.leaders)
 
 
-def test_first_start_with_a_majority_lets_the_late_controller_join_on_probation(tmp_path: Path) -> None:
+def test_raft_group_first_start_with_a_majority_lets_the_late_controller_join_on_probation(tmp_path: Path) -> None:
     with our_net(tmp_path, "ab", new=True, members="abc", majority=True) as net:
         assert net.run(net.leaders)
         (leader,) = net.leaders()
@@ -183,7 +185,7 @@ def test_first_start_with_a_majority_lets_the_late_controller_join_on_probation(
         assert net.run(lambda: late.probation.over)
 
 
-def test_first_start_requires_all_peers_new_or_a_majority_with_the_operator_option() -> None:
+def test_raft_group_first_start_requires_all_peers_new_or_a_majority_with_the_operator_option() -> None:
     new, old, unheard = peer("b"), peer("c", is_new=False), peer("c", heard=False)
     assert is_first_start(True, [new, peer("c")], majority=False)
     assert not is_first_start(True, [new, unheard], majority=False)
@@ -196,7 +198,7 @@ def test_first_start_requires_all_peers_new_or_a_majority_with_the_operator_opti
     assert not is_first_start(True, five, majority=True)
 
 
-def test_probation_wait_message_contains_the_missing_peers_and_the_operator_option() -> None:
+def test_controller_probation_wait_message_contains_the_missing_peers_and_the_operator_option() -> None:
     text = waits_for(True, [peer("n2"), peer("n3", heard=False)])
     assert "waits for n3:" in text
     assert "--bootstrap-majority" in text

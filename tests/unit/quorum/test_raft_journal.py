@@ -48,7 +48,7 @@ def test_raft_journal_restores_entries_term_and_vote(tmp_path: Path) -> None:
     assert again.getRaftCommitIndex() == 4
 
 
-def test_raft_journal_drops_entries_never_synced(tmp_path: Path) -> None:
+def test_raft_journal_reopened_without_a_flush_drops_unflushed_entries(tmp_path: Path) -> None:
     journal = _filled(tmp_path / "journal", 2)
     journal.add(b"late", 3, 3)
     assert len(GroupJournal(tmp_path / "journal")) == 2

@@ -226,7 +226,7 @@ def on_probation(folder: Path, peers: list[Any], **more: Any) -> tuple[Any, Core
     return made, core
 
 
-def test_first_start_with_only_a_majority_of_controllers_requires_the_operator_option(tmp_path: Path) -> None:
+def test_raft_group_first_start_with_only_a_majority_of_controllers_requires_the_operator_option(tmp_path: Path) -> None:
     peers = [peer("b"), peer("c", heard=False)]
     made, core = on_probation(tmp_path, peers)
     made.look()
@@ -241,7 +241,7 @@ def test_first_start_with_only_a_majority_of_controllers_requires_the_operator_o
     assert (again.over, again.has_been_member, core.on_probation) == (True, True, False)
 
 
-def test_first_start_sets_the_vote_to_the_highest_term_of_a_peer(tmp_path: Path) -> None:
+def test_raft_group_first_start_sets_the_vote_to_the_highest_term_of_a_peer(tmp_path: Path) -> None:
     peers = [peer("b"), peer("c")]
     peers[0].term, peers[1].term = 6, 4
     made, core = on_probation(tmp_path, peers)
@@ -249,7 +249,7 @@ def test_first_start_sets_the_vote_to_the_highest_term_of_a_peer(tmp_path: Path)
     assert core.told == [6, "flushed", "ends"]
 
 
-def test_probation_does_not_end_with_a_barrier_of_an_earlier_probation(tmp_path: Path) -> None:
+def test_controller_probation_does_not_end_with_a_barrier_of_an_earlier_probation(tmp_path: Path) -> None:
     (tmp_path / MARKER).write_text("a")
     made, core = on_probation(tmp_path, [peer("b"), peer("c")])
     made.lineage.missed = (77,)
@@ -278,7 +278,7 @@ def test_single_new_controller_votes_at_once_and_writes_the_directory_marker(tmp
     assert made.over, "there is nobody from whom to catch up"
 
 
-def test_probation_drops_term_and_vote_of_an_opened_journal(tmp_path: Path) -> None:
+def test_controller_probation_drops_term_and_vote_of_an_opened_journal(tmp_path: Path) -> None:
     forgotten: list[str] = []
     journal: Any = SimpleNamespace(forget_promises=lambda: forgotten.append("forgotten"))
     made = Probation(tmp_path, ("a", "b"), draw=lambda: 5)
@@ -289,7 +289,7 @@ def test_probation_drops_term_and_vote_of_an_opened_journal(tmp_path: Path) -> N
     assert forgotten == ["forgotten"]
 
 
-def test_probation_wait_message_contains_the_reason() -> None:
+def test_controller_probation_wait_message_contains_the_reason() -> None:
     assert waits_for(True, [peer("b"), peer("c")]).startswith("waits for the others to begin: the first start")
     new = waits_for(True, [peer("b", is_new=False), peer("c", is_new=False)])
     assert "is new or emptied, the group is not (known: b, c; not connected: nobody)" in new

@@ -56,7 +56,7 @@ def test_restart_policy_of_a_permanent_error_allows_no_restart(error: Exception 
     assert not momentary(error)
 
 
-def test_restart_pause_grows_to_a_bound_and_resets_after_a_calm_time() -> None:
+def test_restart_policy_pause_grows_to_a_bound_and_resets_after_a_calm_time() -> None:
     pauses, count = [], 0
     for _ in range(40):
         count = count_restart(count, ran_s=1.0)
@@ -75,7 +75,7 @@ def test_restart_count_is_passed_to_the_next_process(monkeypatch: pytest.MonkeyP
     assert restarts_in_a_row(restarted_environment(10**9)) == 1000
 
 
-def test_stop_deadline_does_not_run_during_the_restart_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_stop_deadline_does_not_run_during_the_restart_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
     def stopped(main: Any) -> int:
@@ -95,7 +95,7 @@ def test_stop_deadline_does_not_run_during_the_restart_pause(tmp_path: Path, mon
     assert seen == [True]
 
 
-def test_stop_deadline_kills_a_hanging_process_with_a_log_line(
+def test_node_stop_deadline_kills_a_hanging_process_with_a_log_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[Any] = []

@@ -70,7 +70,7 @@ async def test_nats_connection_errors_contain_no_secrets() -> None:
     assert SECRET not in _everything(wrong.value)
 
 
-async def test_wrong_credentials_raise_not_allowed_instead_of_unavailable() -> None:
+async def test_nats_connection_with_wrong_credentials_raises_not_allowed_instead_of_unavailable() -> None:
     with NatsServer(config="authorization: { user: bob, password: right }") as server:
         for url in (server.url, server.url.replace("nats://", f"nats://bob:{SECRET}@")):
             with pytest.raises(NotAllowedError, match="rejected the credentials") as raised:
@@ -178,7 +178,7 @@ def test_credentials_file_that_is_valid_is_accepted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["url", "setting", "one of the urls"])
-async def test_required_tls_without_server_tls_sends_no_credentials(way: str) -> None:
+async def test_nats_connection_with_required_tls_and_no_server_tls_sends_no_credentials(way: str) -> None:
     """Otherwise a server without TLS, or an attacker between, receives the password."""
     heard: list[bytes] = []
 
@@ -201,7 +201,7 @@ async def test_required_tls_without_server_tls_sends_no_credentials(way: str) ->
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-async def test_required_tls_with_a_server_that_offers_tls_encrypts_the_connection(tmp_path: Path) -> None:
+async def test_nats_connection_with_required_tls_and_a_server_that_offers_tls_encrypts_the_connection(tmp_path: Path) -> None:
     """nats-py alone would use the connection without TLS."""
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]

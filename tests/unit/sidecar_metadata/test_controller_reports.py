@@ -330,7 +330,7 @@ def test_node_file_marks_lazy_flush_until_a_clean_stop(tmp_path: Path) -> None:
     folder.close()
 
 
-async def test_heartbeats_of_a_started_membership_run_until_cancelled_with_the_configured_interval(
+async def test_node_heartbeats_of_a_started_membership_run_until_cancelled_with_the_configured_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spawned: list[Any] = []

@@ -87,7 +87,7 @@ async def test_metadata_group_link_retries_until_connected_and_closes_its_parts_
     assert third.calls == ["group", "flush", "close"]
 
 
-async def test_heartbeats_are_sent_at_the_interval_and_stop_while_the_node_loop_is_blocked(
+async def test_node_heartbeats_are_sent_at_the_interval_and_stop_while_the_node_loop_is_blocked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]

@@ -158,7 +158,7 @@ async def test_request_forwarder_request_sent_before_a_leader_change_returns_an_
 
 
 # ---- heartbeats ----------------------------------------------------------------------------------------------------------
-async def test_heartbeats_after_a_slow_answer_shorten_the_next_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_heartbeats_after_a_slow_answer_shorten_the_next_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     now, slept, takes = [100.0], list[float](), [0.2, 0.9, 0.0]
     monkeypatch.setattr(membership, "time", SimpleNamespace(monotonic=lambda: now[0]))
 

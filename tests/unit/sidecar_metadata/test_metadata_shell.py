@@ -454,7 +454,7 @@ def some_orders(member: Any, propose: Any, *, stopped: bool = False) -> Orders:
     return Orders(Bus(), Subjects("ns"), member, log, driver, None, None)  # type: ignore[arg-type]
 
 
-async def test_proposal_executor_unanswered_proposal_has_an_unknown_outcome() -> None:
+async def test_metadata_proposal_executor_unanswered_proposal_has_an_unknown_outcome() -> None:
     async def never(entry: bytes, *, change: bool) -> Any:
         await asyncio.Event().wait()
 
@@ -466,7 +466,7 @@ async def test_proposal_executor_unanswered_proposal_has_an_unknown_outcome() ->
     assert member.told == [("ended", "UNKNOWN", None)]
 
 
-async def test_proposal_executor_request_that_needs_no_entry_is_answered_without_a_log_entry() -> None:
+async def test_metadata_proposal_executor_request_that_needs_no_entry_is_answered_without_a_log_entry() -> None:
     async def propose(entry: bytes, *, change: bool) -> Any:
         raise AssertionError("not in the log")
 
@@ -480,7 +480,7 @@ async def test_proposal_executor_request_that_needs_no_entry_is_answered_without
     assert await some_orders(answered, propose, stopped=True).decide(pb.ControlRequest(), 1.0) is None
 
 
-async def test_proposal_executor_reports_results_of_node_probes_until_close(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metadata_proposal_executor_reports_results_of_node_probes_until_close(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
 
     async def is_absent(connection: Any, subjects: Any, node_id: str) -> bool:

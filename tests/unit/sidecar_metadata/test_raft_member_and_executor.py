@@ -93,7 +93,7 @@ async def shell(monkeypatch: pytest.MonkeyPatch) -> Shell:
     return Shell()
 
 
-async def test_proposal_executor_executes_each_kind_of_decision(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metadata_proposal_executor_executes_each_kind_of_decision(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     async def absent(connection: Any, subjects: Subjects, node_id: str) -> bool:
         return node_id == "gone"
 
@@ -116,7 +116,7 @@ async def test_proposal_executor_executes_each_kind_of_decision(shell: Shell, mo
         (FAIL_REASON.UNKNOWN_OUTCOME, EntryOutcome.UNKNOWN),
     ],
 )
-async def test_proposal_executor_maps_the_pysyncobj_result_to_the_entry_outcome(
+async def test_metadata_proposal_executor_maps_the_pysyncobj_result_to_the_entry_outcome(
     shell: Shell, reason: int, outcome: EntryOutcome
 ) -> None:
     answer = b"answer" if reason == FAIL_REASON.SUCCESS else None
@@ -131,13 +131,13 @@ async def test_proposal_executor_maps_the_pysyncobj_result_to_the_entry_outcome(
     assert before_ns <= time_ns <= time.time_ns()
 
 
-async def test_proposal_executor_without_result_until_the_timeout_reports_an_unknown_outcome(shell: Shell) -> None:
+async def test_metadata_proposal_executor_without_result_until_the_timeout_reports_an_unknown_outcome(shell: Shell) -> None:
     response = await shell.orders.decide(pb.ControlRequest(barrier=pb.Barrier()), 0.01)
     assert response is not None
     assert response.detail == "UNKNOWN"
 
 
-async def test_proposal_executor_of_a_stopped_member_executes_no_decision(shell: Shell) -> None:
+async def test_metadata_proposal_executor_of_a_stopped_member_executes_no_decision(shell: Shell) -> None:
     shell.driver.stopped = True
     assert await shell.orders.decide(pb.ControlRequest(barrier=pb.Barrier()), _LONG_S) is None
 

@@ -52,7 +52,7 @@ async def status(desk: StatusDesk, path: str, method: str = "GET") -> int:
     return int(said.split()[1])
 
 
-async def test_probe_port_serves_only_health_and_metrics(desk: StatusDesk) -> None:
+async def test_health_port_serves_only_health_and_metrics(desk: StatusDesk) -> None:
     assert not desk.url, "the page has no port"
     assert [await status(desk, path) for path in ("/livez", "/readyz", "/readyz?synced", "/metrics")] == [200, 503, 503, 503]
     for path in ("/", "/status", "/metrics/partitions?stream=s", "/api/cluster.json", "/static/page.js", "/livez/"):
@@ -62,7 +62,7 @@ async def test_probe_port_serves_only_health_and_metrics(desk: StatusDesk) -> No
     assert b"405" in await answer(desk, b"GET\r\n\r\n")
 
 
-async def test_probe_port_closes_silent_connections_and_bounds_their_number(
+async def test_health_port_closes_silent_connections_and_bounds_their_number(
     desk: StatusDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_CONNECTIONS", 0)
@@ -74,7 +74,7 @@ async def test_probe_port_closes_silent_connections_and_bounds_their_number(
     assert await status(desk, "/livez") == 200, "and goes on"
 
 
-async def test_probe_port_with_40_silent_connections_answers_a_request(desk: StatusDesk) -> None:
+async def test_health_port_with_40_silent_connections_answers_a_request(desk: StatusDesk) -> None:
     port = int(desk._settings.probe_listen.rpartition(":")[2])
     silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
     try:
@@ -86,7 +86,7 @@ async def test_probe_port_with_40_silent_connections_answers_a_request(desk: Sta
             writer.close()
 
 
-async def test_probe_port_answers_500_when_a_request_raises(desk: StatusDesk) -> None:
+async def test_health_port_answers_500_when_a_request_raises(desk: StatusDesk) -> None:
     desk.health = None
     desk.reporter = object()  # type: ignore[assignment]  # of which no metrics can be made
     assert await status(desk, "/metrics") == 500
@@ -94,7 +94,7 @@ async def test_probe_port_answers_500_when_a_request_raises(desk: StatusDesk) ->
     assert await status(desk, "/livez") == 200
 
 
-async def test_probe_port_that_is_taken_is_a_config_error(desk: StatusDesk, tmp_path: Path) -> None:
+async def test_health_port_that_is_taken_is_a_config_error(desk: StatusDesk, tmp_path: Path) -> None:
     second = StatusDesk(NodeSettings("n2", tmp_path, probe_listen=desk._settings.probe_listen))
     with pytest.raises(ConfigError, match=r"Cannot listen on probe_listen 127\.0\.0\.1:\d+: .*in use"):
         await second.open_page()
