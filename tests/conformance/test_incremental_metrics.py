@@ -29,7 +29,7 @@ from sidecar.partition.figures import StreamLabels
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.runtime import clock
 from tests.conformance.two_workers import KEY, NODES, SUBJECT, TwoWorkers
-from tests.unit.node.full_walk import kept, walked
+from tests.unit.status.full_metrics_scan import kept, walked
 
 _STREAM = StreamConfig(
     min_isr=2, retention_records=40, segment_bytes=4096, compaction=True, dedup_window_s=0.05, max_message_bytes=300

@@ -14,7 +14,7 @@ from liftpy.core.groups.commands import (
 )
 from liftpy.core.wire._pb import group_pb2 as pb
 from tests.fuzz.decoder import Decoder, messages
-from tests.unit.group.test_group_commands import ALL
+from tests.unit.groups.test_group_commands import ALL
 
 
 def _bytes_of(message: Any) -> bytes:

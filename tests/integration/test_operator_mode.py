@@ -55,7 +55,7 @@ async def fill(operator: Client, publisher: Client) -> None:
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     if MAKERS[request.param] is made_by_nsc and find_nsc() is None:
         pytest.skip(
-            "there is no nsc on the PATH (https://github.com/nats-io/nsc); what it is told is in tests/unit/wire/test_rights.py"
+            "there is no nsc on the PATH (https://github.com/nats-io/nsc); what it is told is in tests/unit/wire/test_permissions.py"
         )
     folder = tmp_path_factory.mktemp("creds")
     config = MAKERS[request.param](RIGHTS, folder)

@@ -22,7 +22,7 @@ from liftpy.core.observe.node_summary import ASKED
 from liftpy.core.observe.page_model import KINDS, figure, look_up
 from liftpy.errors import LiftError
 from sidecar.dev.cluster import DevCluster, DevNode
-from tests.unit.node.test_site import HOSTILE
+from tests.unit.status.test_dashboard_pages import HOSTILE
 
 AXE = os.environ.get("LIFTPY_AXE", "")
 """Path of axe.min.js of the npm package axe-core; '': accessibility is not checked."""

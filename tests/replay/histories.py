@@ -13,12 +13,12 @@ from typing import Any
 from liftpy.core.metadata.feature_range import LevelRange
 from liftpy.core.wire._pb import cluster_pb2 as pb
 
-_DRIVERS = str(Path(__file__).parents[1] / "unit" / "cluster")
+_DRIVERS = str(Path(__file__).parents[1] / "unit" / "metadata")
 if _DRIVERS not in sys.path:
     sys.path.insert(0, _DRIVERS)
 
 from cluster_driver import Driver  # noqa: E402  (a module beside unit tests, which are no package)
-from test_control_plane_histories import NODES, World  # noqa: E402
+from test_random_control_plane_faults import NODES, World  # noqa: E402
 
 _MOST = 100
 _SETTINGS = {

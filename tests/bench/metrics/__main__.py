@@ -18,7 +18,7 @@ from sidecar.partition.figures import NodeCounts
 from sidecar.runtime import clock
 from sidecar.status.figures import NodeFigures
 from sidecar.status.metrics import exposition
-from tests.unit.node.test_metrics import a_reporter, a_worker
+from tests.unit.status.test_metrics import a_reporter, a_worker
 
 _TIMES = 20_000
 _STEPS = 7

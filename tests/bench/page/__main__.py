@@ -26,7 +26,7 @@ from liftpy.core.observe.history import History
 from sidecar.dev.cluster import DevCluster
 from sidecar.status.sampler import Sampler
 from tests.bench.metrics.__main__ import Partitions
-from tests.unit.node.test_metrics import a_reporter, a_worker
+from tests.unit.status.test_metrics import a_reporter, a_worker
 
 PUBLISHERS = 128
 STEADY_PER_S = 400

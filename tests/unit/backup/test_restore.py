@@ -29,7 +29,7 @@ from sidecar.backup.restore import Restore, RestoreOptions, RestoreWish, set_cur
 from tests.flat_client import FlatClient
 from tests.unit.backup.stored import UID, two_backups
 from tests.unit.client.admins import admin_over
-from tests.unit.cluster.cluster_driver import Driver
+from tests.unit.metadata.cluster_driver import Driver
 
 HELPER = "restore-0000000a"
 NEW_UID = "00000b-20"

@@ -20,7 +20,7 @@ from liftpy.errors import UnavailableError
 from sidecar.cli import node, reassignment, rebalance, status, stream
 from sidecar.cli.main import main
 from sidecar.cli.reassignment import Estimate, MoveProgress, sentence
-from tests.unit.cluster.moving_driver import Moved
+from tests.unit.metadata.reassignment_driver import Moved
 
 GB = 1_000_000_000
 

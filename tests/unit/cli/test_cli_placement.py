@@ -19,7 +19,7 @@ from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import ConfigError, UnavailableError
 from sidecar.cli import node, rebalance, status, stream
 from sidecar.cli.main import main
-from tests.unit.cluster.cluster_driver import Driver
+from tests.unit.metadata.cluster_driver import Driver
 
 
 class Wire:

@@ -31,8 +31,8 @@ from sidecar.cli.main import main
 from sidecar.status.figures import NodeFigures
 from sidecar.status.status_api import glance_at
 from tests.flat_client import FlatClient
-from tests.unit.cluster.cluster_driver import Driver
-from tests.unit.node.test_metrics import a_reporter
+from tests.unit.metadata.cluster_driver import Driver
+from tests.unit.status.test_metrics import a_reporter
 
 MODULES = {
     name: importlib.import_module(f"sidecar.cli.{name}")

@@ -22,7 +22,7 @@ from sidecar.cli.partition_reports import ask_nodes
 from sidecar.cli.reassignment import Estimate, MoveProgress, _rests, follow, left_bytes, movement_json, progress_of, sentence
 from sidecar.cli.rebalance import RebalancePlan, plan_of
 from tests.flat_client import FlatClient
-from tests.unit.cluster.small_images import a_partition, a_stream, an_image
+from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 
 MOVING = a_partition(target=("a", "b", "d"), moved_for=MoveReason.DRAINED)
 

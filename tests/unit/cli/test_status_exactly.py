@@ -21,7 +21,7 @@ from sidecar.cli import dev as dev_module
 from tests.flat_client import FlatClient
 from tests.unit.cli.test_cli_endings import run
 from tests.unit.cli.test_cli_exactly import Asked, Dev
-from tests.unit.cluster.small_images import a_partition, a_stream, an_image
+from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 
 SERVICES = [{"service": "bank", "position": 7}]
 

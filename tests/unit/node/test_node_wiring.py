@@ -1,4 +1,4 @@
-"""What a node makes its parts of, which of them hears what, in which order they are closed; and how a process runs one node."""
+"""Test how a node builds, connects and closes its parts, and how a process runs one node."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     return Built(tmp_path, monkeypatch)
 
 
-async def test_node_parts_are_built_with_their_dependencies(built: Built) -> None:
+async def test_node_construction_gives_each_part_its_dependencies(built: Built) -> None:
     node, made, group, bus = built.node, built.made, built.group, built.bus
     settings, subjects, counters = node.settings, node.subjects, node.counters
     partitions = node.partitions
@@ -127,7 +127,7 @@ async def test_node_parts_are_built_with_their_dependencies(built: Built) -> Non
     assert made["Deletions"].named["decides"]() == "whatever the group says"
 
 
-async def test_node_partitions_and_status_page_get_the_nodes_state(built: Built) -> None:
+async def test_node_construction_gives_partitions_and_status_page_the_state_of_the_node(built: Built) -> None:
     node, made = built.node, built.made
     held = {
         "settings": node.settings, "incarnation": 7, "links": built.links, "intake": node._memory.intake,
@@ -159,7 +159,7 @@ async def test_node_partitions_and_status_page_get_the_nodes_state(built: Built)
     ]
 
 
-async def test_node_messages_for_a_partition_reach_it_with_all_names(built: Built) -> None:
+async def test_node_message_for_a_partition_is_passed_on_with_all_arguments(built: Built) -> None:
     node, partitions, told = built.node, built.made["Partitions"], built.told
     told.clear()
     done, event = list[int]().clear, object()
@@ -244,7 +244,7 @@ async def ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest
     return Ending(tmp_path, monkeypatch, caplog)
 
 
-async def test_node_first_failure_is_the_reason_and_starts_the_stop_deadline(ending: Ending) -> None:
+async def test_node_with_several_failures_stops_with_the_first_failure_as_reason(ending: Ending) -> None:
     assert ending.stops() == (False, False, False, [], [])
     first = LiftError("the disk")
     ending.node.fatal(first)
@@ -255,7 +255,7 @@ async def test_node_first_failure_is_the_reason_and_starts_the_stop_deadline(end
     assert ending.node._failure is first
 
 
-async def test_node_repair_starts_once_and_an_operator_stop_overrides(ending: Ending) -> None:
+async def test_node_repair_restart_begins_once_and_an_operator_stop_overrides_the_restart(ending: Ending) -> None:
     for said in (["log damaged node=n1 log=s/0: damage: restarting to repair it"], []):
         ending.node.repair("s/0: damage")
         assert ending.stops() == (True, True, True, [12.0], said)
@@ -267,14 +267,16 @@ async def test_node_repair_starts_once_and_an_operator_stop_overrides(ending: En
 
 
 @pytest.mark.parametrize(("failure", "code"), [(OSError(5, "I/O"), 75), (LiftError("a bug"), 1)])
-async def test_node_failure_exit_code_says_if_a_restart_may_help(ending: Ending, failure: Exception, code: int) -> None:
+async def test_node_failure_exit_code_depends_on_whether_a_restart_may_help(
+    ending: Ending, failure: Exception, code: int
+) -> None:
     ending.node.fatal(failure)
     assert await ending.node.stop() == code
 
 
 # ---- its surroundings ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("asks", "said", "warned"), [(True, False, 0), (False, True, 0), (False, False, 1)])
-async def test_node_warns_of_an_open_server_once_and_reports_denied_subjects(
+async def test_node_on_a_nats_server_without_authentication_warns_once_and_reports_denied_subjects(
     built: Built, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asks: bool, said: bool, warned: int
 ) -> None:
     one, other = Part("one", built.told), Part("other", built.told)
@@ -291,7 +293,7 @@ async def test_node_warns_of_an_open_server_once_and_reports_denied_subjects(
     assert sum("accepts clients without credentials" in text for text in caplog.messages) == warned
 
 
-async def test_node_start_probes_flushes_in_the_background(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_start_measures_the_flush_time_in_the_background(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Path] = []
     monkeypatch.setattr(sidecar.node.node, "probe_flushes", lambda path: tried.append(path) or [0.001, 0.002])
     built.told.clear()
@@ -302,7 +304,9 @@ async def test_node_start_probes_flushes_in_the_background(built: Built, monkeyp
     assert (tried, built.told) == ([built.folder.path], [("_flush_place.tried_out", [0.001, 0.002])])
 
 
-async def test_node_flush_probe_cancelled_by_a_stop_logs_nothing(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_flush_time_measurement_cancelled_by_a_stop_logs_nothing(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
     probing: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -316,7 +320,7 @@ async def test_node_flush_probe_cancelled_by_a_stop_logs_nothing(built: Built, m
     assert (built.told, told) == ([], [])
 
 
-async def test_node_status_shows_file_descriptors(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_status_contains_open_and_maximum_file_descriptors(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     node = built.node
     monkeypatch.setattr(sidecar.disk.files, "open_count", lambda: 33)
     node._budget = SimpleNamespace(limit=1024, partitions=400, maps=17)  # type: ignore[assignment]
@@ -425,7 +429,7 @@ async def test_node_process_stopped_during_start_is_never_ready(life: Life) -> N
     assert (life.ready, life.told[-1]) == ([], "stop")
 
 
-async def test_node_process_momentary_start_failure_restarts_and_other_errors_are_raised(life: Life) -> None:
+async def test_node_process_restarts_after_a_temporary_start_failure_and_raises_other_errors(life: Life) -> None:
     life.started = failure = OSError(28, "No space left on device")
     assert await life.run() == 3
     assert life.told[2:] == ["start", failure, "stop"]

@@ -1,0 +1,467 @@
+"""Test the parts of the demo without processes: publisher, failover and comparison."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zipfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pyarrow as pa
+import pytest
+
+from liftpy.errors import ConfigError, DataLossError, LiftError, UnavailableError
+from sidecar.dev import demo_flights, demo_publisher, demo_steps
+from sidecar.dev.demo_spark import RECORDS_FILE, RESULT_FILE
+from sidecar.dev.demo_steps import LineProcess, Positions, Step, first_difference
+
+
+def flight(carrier: str, delay: str, number: int = 0) -> bytes:
+    return f"2013,1,1,1,2,3,4,{number},{delay},{carrier},1545".encode()
+
+
+LINES = [flight("UA", "11"), flight("UA", "NA"), flight("AA", "-25"), flight("UA", "9"), flight("B6", "NA")]
+
+
+# ---- the flights -----------------------------------------------------------------------------------------------------------
+def test_demo_delays_are_counted_and_summed_by_carrier() -> None:
+    assert demo_flights.mean_delays(LINES) == {"UA": (2, 20), "AA": (1, -25)}
+    assert demo_flights.mean_delays([]) == {}
+
+
+def test_demo_flights_are_read_in_order_without_the_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "flights.csv.zip", "w") as archive:
+        archive.writestr("flights.csv", b"\n".join([b"header", *LINES, b""]))
+    found = SimpleNamespace(submodule_search_locations=[str(tmp_path / "elsewhere"), str(tmp_path)])
+    monkeypatch.setattr(demo_flights.importlib.util, "find_spec", lambda name: found)
+    assert demo_flights.read_flights(2) == LINES[:2]
+    assert demo_flights.read_flights(1000) == LINES
+    monkeypatch.setattr(demo_flights.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'liftpy\[demo\]'"):
+        demo_flights.flights_file()
+
+
+class Wire:
+    """Stand in for a connection: store published messages and answer requests as the test sets."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, bytes]] = []
+        self.flushed: list[int] = []
+        self.asked: list[tuple[bytes, str]] = []
+        self.stored: set[int] = set()
+        self.silent: dict[int, int] = {}
+        """Offset -> how many times nobody answers there."""
+        self.kept: set[int] = set()
+        """Where what nobody acknowledges is stored all the same."""
+        self.closed = 0
+
+    async def publish(self, subject: str, line: bytes) -> None:
+        self.published.append((subject, line))
+
+    async def flush(self) -> None:
+        self.flushed.append(len(self.published))
+
+    async def request(self, subject: str, line: bytes, timeout: float, headers: dict[str, str]) -> Any:
+        offset = int(headers["Nats-Expected-Last-Sequence"])
+        self.asked.append((line, subject))
+        if self.silent.get(offset, 0):
+            self.silent[offset] -= 1
+            if offset in self.kept:
+                self.stored.add(offset)
+            raise nats.errors.NoRespondersError
+        if offset in self.stored or offset != len(self.stored):
+            return SimpleNamespace(data=b'{"error":{"err_code":10071}}')
+        self.stored.add(offset)
+        return SimpleNamespace(data=b'{"stream":"s","seq":%d}' % (offset + 1))
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+async def test_demo_publisher_sends_at_its_pace_and_reports_progress(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_publisher, "_BURST", 2)
+    wire: Any = Wire()
+    pace = asyncio.StreamReader()
+    pace.feed_data(b"1\n1\n4\n99\n")
+    assert await demo_publisher.publish_at_pace(wire, "s", LINES, pace) == 5
+    assert wire.published == [("s", line) for line in LINES]
+    assert capsys.readouterr().out.split() == ["1", "3", "4", "5"]
+    assert wire.flushed == [1, 3, 4, 5], "before it says so"
+    ended = asyncio.StreamReader()
+    ended.feed_data(b"2\n")
+    ended.feed_eof()
+    assert await demo_publisher.publish_at_pace(wire, "s", LINES, ended) == 2
+
+
+# ---- a leader is lost ------------------------------------------------------------------------------------------------------
+class Cluster:
+    """Stand in for a client and nodes, and record every call."""
+
+    nats_url = "nats://h:1"
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.calls: list[str] = []
+        self.leaders = ["n2", "n3"]
+        self.isr = [["n1", "n3"], ["n1", "n2", "n3"]]
+        self.unsaid = 0
+        self.nodes = {
+            name: SimpleNamespace(**{what: self._call(what, name) for what in ("kill", "start", "wait_ready")})
+            for name in ("n1", "n2", "n3")
+        }
+
+    def _call(self, what: str, name: str) -> Any:
+        return lambda: self.calls.append(f"{what} {name} at {len(self.wire.stored)}")
+
+    async def stream(self, name: str) -> Any:
+        assert name == "flights"
+        if len(self.leaders):
+            return SimpleNamespace(partitions=[SimpleNamespace(leader=self.leaders.pop(0))])
+        isr = self.isr.pop(0) if len(self.isr) > 1 else self.isr[0]
+        return SimpleNamespace(partitions=[SimpleNamespace(isr=isr, replicas=["n2", "n3", "n1"])])
+
+    async def bounds(self, name: str) -> Any:
+        if self.unsaid:
+            self.unsaid -= 1
+            raise UnavailableError("no leader")
+        return SimpleNamespace(high_watermark=len(self.wire.stored) - 1)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_steps, "_PAUSE_S", 0.0)
+
+
+async def test_demo_failover_kills_the_leader_halfway_and_receives_all_acks(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = Wire()
+    cluster: Any = Cluster(wire)
+    wire.stored = set(range(7))  # what was there before
+    wire.silent = {57: 3}
+
+    async def connect(url: str, name: str, max_reconnect_attempts: int) -> Any:
+        assert (url, max_reconnect_attempts) == ("nats://h:1", -1)
+        return wire
+
+    clock = iter(range(0, 1000, 5))
+    monkeypatch.setattr(demo_steps, "nats", SimpleNamespace(connect=connect, errors=nats.errors))
+    monkeypatch.setattr(demo_steps, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    lines = [b"%d" % number for number in range(100)]
+    found = await demo_steps.lose_the_leader(cluster, cluster, "flights", "demo", lines, 7)
+    assert cluster.calls == ["kill n2 at 57", "start n2 at 107", "wait_ready n2 at 107"]
+    assert (found.killed, found.leader, found.acknowledged) == ("n2", "n3", 100)
+    assert 0 < found.next_ack_s < found.seconds < 1000
+    assert wire.closed == 1
+    assert wire.stored == set(range(107))
+    assert {line for line, _ in wire.asked} == set(lines)
+
+
+async def publish(wire: Wire, start: int, end: int, first: int = 0) -> int:
+    cluster: Any = Cluster(wire)
+    cluster.leaders = []
+    connection: Any = wire
+    return await demo_steps._publish(connection, cluster, "flights", "demo", [b"%d" % n for n in range(200)], first, start, end)
+
+
+async def test_demo_failover_resends_a_window_from_the_first_missing_ack(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_steps, "_WINDOW", 4)
+    wire = Wire()
+    wire.silent = {2: 1, 5: 1}
+    wire.kept = {5}
+    assert await publish(wire, 0, 10) == 10
+    lines = [int(line) for line, _ in wire.asked]
+    assert lines[:8] == [0, 1, 2, 3, 2, 3, 4, 5], "none beyond a window, and the one that failed is the first of the next"
+    assert lines.count(5) == 1, "it was stored, though nobody said so"
+    assert wire.stored == set(range(10))
+    assert [subject for _, subject in wire.asked] == ["demo"] * len(wire.asked)
+
+
+async def test_demo_failover_publisher_without_progress_gives_up(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_steps, "_PATIENCE_S", 0.01)
+    wire = Wire()
+    wire.silent = {3: 1 << 30}
+    with pytest.raises(UnavailableError, match="flights was not acknowledged within"):
+        await publish(wire, 0, 10)
+
+
+async def test_demo_failover_ack_of_another_offset_is_ignored() -> None:
+    wire: Any = Wire()
+    assert await demo_steps._ask(wire, "demo", b"x", 0)
+    assert not await demo_steps._ask(wire, "demo", b"x", 0), "it is there already"
+    wire.silent = {1: 1}
+    assert not await demo_steps._ask(wire, "demo", b"x", 1)
+
+
+async def test_demo_committed_count_is_zero_without_leader() -> None:
+    cluster: Any = Cluster(Wire())
+    cluster.unsaid = 1
+    assert await demo_steps._count_committed(cluster, "flights") == 0
+    cluster.wire.stored = {0, 1, 2}
+    assert await demo_steps._count_committed(cluster, "flights") == 3
+
+
+async def test_demo_wait_for_the_isr_times_out(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster: Any = Cluster(Wire())
+    cluster.leaders = []
+    await demo_steps._until_in_sync(cluster, "flights")
+    monkeypatch.setattr(demo_steps, "_PATIENCE_S", 0.01)
+    cluster.isr = [["n1", "n3"]]
+    with pytest.raises(UnavailableError, match=r"is n1, n3 after 0\.01"):
+        await demo_steps._until_in_sync(cluster, "flights")
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------------
+def test_demo_completion_check_is_true_when_each_replica_has_all_committed_records() -> None:
+    complete = demo_steps._complete
+    assert complete(Positions(5, 5, "n1", {"n1": 5, "n2": 5}), 5)
+    assert not complete(Positions(5, 4, "n1", {"n1": 5}), 5)
+    assert not complete(Positions(5, 5, "n1", {}), 5)
+    assert not complete(Positions(5, 5, "n1", {"n1": 5, "n2": 4}), 5)
+    with pytest.raises(DataLossError, match="6 records are committed, but"):
+        complete(Positions(5, 6, "n1", {"n1": 5}), 5)
+
+
+def test_demo_newest_offset_is_that_of_the_partition() -> None:
+    status = {
+        "partitions": [
+            {"stream": "x", "partition": 0, "newest_offset": 1},
+            {"stream": "s", "partition": 1, "newest_offset": 2},
+            {"stream": "s", "partition": 0, "newest_offset": 3},
+        ]
+    }
+    assert demo_steps.newest_offset_of(status, "s", 0) == 3
+    assert demo_steps.newest_offset_of(status, "t", 0) == demo_steps.newest_offset_of({}, "s", 0) == -1
+
+
+class Watched:
+    """Stand in for a client whose cluster commits the records that the publisher may send."""
+
+    def __init__(self, begun: int = 0) -> None:
+        self.at = begun
+        self.paces: list[int] = []
+        self.begun = begun
+        self.stuck = False
+        self.admin = self
+
+    def say(self, line: str) -> None:
+        self.paces.append(int(line))
+
+    async def lines(self) -> AsyncIterator[str]:
+        yield str(self.paces[-1] if self.paces else 0)
+        await asyncio.Event().wait()
+
+    async def bounds(self, stream: str) -> Any:
+        assert stream == "flights"
+        if not self.stuck:
+            self.at = min(self.at + 3, self.begun + self.paces[-1])
+        return SimpleNamespace(high_watermark=self.at - 1, leader="n1")
+
+    async def node_status(self, node: str) -> Any:
+        if node == "gone":
+            raise UnavailableError("no answer")
+        if node == "odd":
+            raise ZeroDivisionError
+        return {"partitions": [{"stream": "flights", "partition": 0, "newest_offset": self.at - 1}]}
+
+
+async def test_demo_publisher_sends_at_most_the_limit_of_uncommitted_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_steps, "_LOOK_S", 0.0)
+    monkeypatch.setattr(demo_steps, "AHEAD_RECORDS", 5)
+    watched: Any = Watched(begun=10)
+    shown: list[Positions] = []
+    seconds = await demo_steps._watch(
+        watched, watched, range(10, 22), ["n1", "n2"], lambda at: shown.append(Positions(at.sent, at.committed, at.leader))
+    )
+    assert watched.paces == [0, 5, 8, 11, 12], "by so much ahead, and no further than there is"
+    assert [at.committed for at in shown] == sorted(at.committed for at in shown)
+    assert (shown[-1].committed, shown[-1].leader) == (22, "n1")
+    assert seconds >= 0
+
+
+async def test_demo_watch_of_a_stalled_cluster_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_steps, "_LOOK_S", 0.0)
+    monkeypatch.setattr(demo_steps, "STALL_S", 0.01)
+    watched: Any = Watched()
+    watched.stuck = True
+    with pytest.raises(UnavailableError, match=r"No progress for 0\.01 s"):
+        await demo_steps._watch(watched, watched, range(5), ["n1"], lambda _: None)
+
+
+async def test_demo_watch_ends_when_the_publisher_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_steps, "_LOOK_S", 0.0)
+    watched: Any = Watched()
+
+    async def lines() -> AsyncIterator[str]:
+        yield "0"
+        raise LiftError("the demo's publisher failed")
+
+    watched.stuck, watched.lines = True, lines
+    with pytest.raises(LiftError, match="publisher failed"):
+        await demo_steps._watch(watched, watched, range(5), ["n1"], lambda _: None)
+
+
+async def test_demo_progress_of_a_node_without_answer_shows_its_last_offset() -> None:
+    watched: Any = Watched()
+    watched.paces = [3]
+    at = Positions(replicas={"gone": 1})
+    await demo_steps._look(watched, ["n1", "gone"], at)
+    assert at == Positions(0, 3, "n1", {"gone": 1, "n1": 3})
+    with pytest.raises(ZeroDivisionError):
+        await demo_steps._look(watched, ["odd"], at)
+
+
+async def test_demo_read_back_compares_each_record_with_the_published_record() -> None:
+    def client(*values: bytes) -> Any:
+        async def batches() -> AsyncIterator[Any]:
+            for value in values:
+                yield SimpleNamespace(values=lambda value=value: [value])
+
+        def consume(stream: str, start: str, until: str) -> Any:
+            assert (stream, start, until) == ("flights", "earliest", "end")
+            return SimpleNamespace(batches=batches)
+
+        return SimpleNamespace(consume=consume)
+
+    same = await demo_steps.read_back(client(b"a", b"bcd"), [b"a", b"bcd"])
+    assert (same.name, same.records, same.size_bytes, same.agrees, same.note) == ("read back by the client", 2, 4, True, "")
+    other = await demo_steps.read_back(client(b"a", b"x"), [b"a", b"b"])
+    assert (other.agrees, other.note) == (False, "offset 1: b'x' where b'b' was sent")
+
+
+def test_demo_comparison_of_different_records_returns_the_offset_of_the_first_difference() -> None:
+    assert first_difference([b"a"], [b"a"]) == ""
+    assert first_difference([b"a", b"b"], [b"a", b"c"]) == "offset 1: b'c' where b'b' was sent"
+    assert first_difference([b"a", b"b"], [b"a"]) == "1 records came back, 2 were sent"
+
+
+@pytest.mark.parametrize(
+    ("offsets", "gap"), [([2, 0, 1], False), ([0, 1, 3], True), ([1, 2, 3], True), ([0, 1, 1], True), ([], False)]
+)
+def test_demo_spark_records_are_sorted_and_a_gap_is_data_loss(offsets: list[int], gap: bool, tmp_path: Path) -> None:
+    table = pa.table({"offset": pa.array(offsets, pa.int64()), "value": pa.array([b"%d" % o for o in offsets], pa.binary())})
+    with pa.OSFile(str(tmp_path / "r"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    if gap:
+        with pytest.raises(DataLossError, match="a record is missing"):
+            demo_steps._values_by_offset(tmp_path / "r")
+    else:
+        assert demo_steps._values_by_offset(tmp_path / "r") == [b"%d" % o for o in sorted(offsets)]
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_demo_spark_result_is_compared_with_the_local_result(same: bool, tmp_path: Path) -> None:
+    class Job:
+        said: list[str]
+
+        def say(self, line: str) -> None:
+            self.said.append(line)
+
+        async def expect(self, line: str, timeout_s: float) -> None:
+            assert (self.said, line) == (["go"], "done")
+            delays = {"UA": [2, 20], "AA": [1, -25]} if same else {"UA": [2, 21]}
+            result = {"delays": delays, "compute_s": 2.0, "read_s": 3.0}
+            (tmp_path / RESULT_FILE).write_text(json.dumps(result), encoding="utf-8")
+            table = pa.table({"offset": range(len(LINES)), "value": LINES})
+            with pa.OSFile(str(tmp_path / RECORDS_FILE), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+
+    job: Any = Job()
+    job.said = []
+    (read, table), delays = await demo_steps.compute_by_spark(job, tmp_path, LINES)
+    size_bytes = sum(map(len, LINES))
+    assert read == Step("read back by Spark", 5, size_bytes, 3.0)
+    assert (table.records, table.size_bytes, table.seconds, table.agrees) == (5, size_bytes, 2.0, same)
+    assert table.note == ("" if same else "the table computed here differs")
+    assert delays == ({"UA": (2, 20), "AA": (1, -25)} if same else {"UA": (2, 21)})
+
+
+def test_demo_step_prints_its_throughput() -> None:
+    said = Step("read", 1000, 5000, 2.0).as_json()
+    assert (said["records_per_s"], said["bytes_per_s"], said["seconds"]) == (500, 2500, 2.0)
+    assert "records_per_s" not in Step("restart", 0, 0, 2.0).as_json()
+
+
+# ---- its helpers -----------------------------------------------------------------------------------------------------------
+class Helper:
+    """Stand in for an asyncio process."""
+
+    pid = 4321
+
+    def __init__(self, code: int, *lines: bytes, hangs: bool = False) -> None:
+        self.stdout = asyncio.StreamReader()
+        self.stdout.feed_data(b"".join(lines))
+        self.stdout.feed_eof()
+        self.stdin: Any = SimpleNamespace(write=self.written, close=lambda: self.calls.append("closed"))
+        self.calls: list[Any] = []
+        self.code, self.hangs = code, hangs
+
+    def written(self, data: bytes) -> None:
+        if self.code:
+            raise ConnectionResetError
+        self.calls.append(data)
+
+    async def wait(self) -> int:
+        if self.hangs and "killed" not in self.calls:
+            await asyncio.Event().wait()
+        return self.code
+
+
+def helper(tmp_path: Path, process: Helper, errors: bytes = b"") -> LineProcess:
+    (tmp_path / "log").write_bytes(errors)
+    return LineProcess("job", process, tmp_path / "log")  # type: ignore[arg-type]
+
+
+async def test_demo_helper_process_exchanges_lines_and_raises_when_an_expected_line_is_missing(tmp_path: Path) -> None:
+    process = Helper(0, b"one \n", b"ready\n", b"later\n")
+    job = helper(tmp_path, process)
+    job.say("go")
+    assert process.calls == [b"go\n"]
+    await job.expect("ready", 30)
+    assert [line async for line in job.lines()] == ["later"]
+    with pytest.raises(LiftError, match="printed 'done': it said nothing"):
+        await job.expect("done", 30)
+    silent = Helper(0)
+    silent.stdout = asyncio.StreamReader()
+    with pytest.raises(UnavailableError, match=r"did not print 'done' within 0\.01 s"):
+        await helper(tmp_path, silent).expect("done", 0.01)
+
+
+async def test_demo_helper_process_that_fails_reports_its_last_output(tmp_path: Path) -> None:
+    job = helper(tmp_path, Helper(3, b"one\n"), b"x" * 5000 + b"\nlast words \n")
+    job.say("nobody hears it")
+    lines = job.lines()
+    assert await anext(lines) == "one"
+    with pytest.raises(LiftError, match=r"job process of the demo failed: x+\nlast words$"):
+        await anext(lines)
+    assert len(job.last_words()) < 2000
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+async def test_demo_helper_process_is_killed_with_its_process_group(
+    hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Helper(0, b"left\n", hangs=hangs)
+    killed: list[int] = []
+
+    def killpg(group: int, number: int) -> None:
+        killed.append(group)
+        process.calls.append("killed")
+        if not hangs:
+            raise ProcessLookupError
+
+    monkeypatch.setattr(demo_steps.os, "killpg", killpg)
+    monkeypatch.setattr(demo_steps, "_ABANDON_TIMEOUT_S", 0.02)
+    with pytest.raises(ZeroDivisionError):
+        async with helper(tmp_path, process):
+            raise ZeroDivisionError
+    assert (process.calls, killed) == (["closed", "killed"], [4321])
+    assert process.stdout.at_eof()

@@ -1,0 +1,226 @@
+"""Test the group coordinators of a node: start, restart, stop and reports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import sidecar.groups.coordinators as module
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire.subjects import GROUPS_STREAM
+from liftpy.errors import UnavailableError
+from sidecar.groups.coordinators import GroupCoordinators, hosted_partitions
+from sidecar.runtime.settings import NodeSettings
+from tests.unit.metadata.small_images import a_partition, a_stream, an_image
+
+
+def image_of(*replicas: str, uid: str = "u1", name: str = GROUPS_STREAM) -> ClusterImage:
+    """Return an image of a stream whose partition N is on the nodes ``replicas[N]``."""
+    partitions = [a_partition(partition=n, replicas=tuple(nodes)) for n, nodes in enumerate(replicas)]
+    return an_image(replace(a_stream(*partitions), name=name, uid=uid))
+
+
+def keys(*numbers: int, uid: str = "u1") -> set[PartitionKey]:
+    return {PartitionKey(GROUPS_STREAM, uid, number) for number in numbers}
+
+
+def test_group_coordinators_of_a_node_run_for_its_replicas_of_the_groups_stream() -> None:
+    assert hosted_partitions(image_of("abc", "bc", "ca"), "a") == keys(0, 2)
+    assert hosted_partitions(image_of("abc", name="orders"), "a") == set()
+    assert hosted_partitions(ClusterImage(), "a") == set()
+
+
+class Host:
+    """Stand in for a ServiceHost that runs until it is stopped or fails."""
+
+    made: list[Host]
+    fails: list[Exception]
+
+    def __init__(
+        self, factory: Callable[[], Any], settings: Any, transport: Any, namespace: str, reader_of: Any, said: Any
+    ) -> None:
+        assert said is say
+        self.settings, self.namespace, self.machine, self.problem = settings, namespace, None, ""
+        self.state = factory()
+        self.stopped = asyncio.Event()
+        self.ended = False
+        Host.made.append(self)
+
+    async def run(self) -> None:
+        if Host.fails:
+            raise Host.fails.pop()
+        await self.stopped.wait()
+        self.ended = True
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+class Connection:
+    is_closed = False
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Return the arguments of each connection. Hosts and connections are stand-ins."""
+    told: list[dict[str, Any]] = []
+    Host.made, Host.fails = [], []
+
+    async def opened(_: list[str], **options: Any) -> Connection:
+        told.append(options)
+        return Connection()
+
+    monkeypatch.setattr(module, "ServiceHost", Host)
+    monkeypatch.setattr(module, "open_connection", opened)
+    monkeypatch.setattr(module, "Transport", lambda connection: connection)
+    monkeypatch.setattr(module, "_AGAIN_S", 0.001)
+    return told
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def settings(folder: Path, **more: Any) -> NodeSettings:
+    return NodeSettings("a", folder, controllers=("a",), **more)
+
+
+def say(*_: Any) -> None:
+    raise AssertionError("the host in its place says nothing")
+
+
+def nothing_read(_: PartitionKey) -> None:
+    return None
+
+
+def running() -> list[Host]:
+    return [host for host in Host.made if not host.stopped.is_set()]
+
+
+async def test_group_coordinators_start_and_stop_with_the_replicas_of_the_groups_stream(
+    connections: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    made = GroupCoordinators(settings(tmp_path), tmp_path / "groups", Counter(), nothing_read, say)
+    made.follow(ClusterImage(), image_of("ab", "b", "a"))
+    await until(lambda: len(Host.made) == 2)
+    assert {host.settings.partition for host in Host.made} == {0, 2}
+    assert [options["inbox_prefix"] for options in connections] == [b"_INBOX_liftpy-groups"], "one connection for all"
+    one = Host.made[0].settings
+    assert (one.service, one.stream, one.node, one.data, one.output_stream) == (
+        "groups",
+        GROUPS_STREAM,
+        "a",
+        tmp_path / "groups",
+        "",
+    )
+    assert (one.snapshot_interval_records, one.tick_interval_s, one.step_s) == (10_000, 1.0, 0.005)
+    assert (one.heartbeat_interval_s, one.read_wait_s) == (0.9, 10.0)
+    made.follow(ClusterImage(), image_of("ab", "b", "a"))
+    made.follow(ClusterImage(), image_of("ab", "ba", "b"))
+    await until(lambda: len(Host.made) == 3 and sum(host.ended for host in Host.made) == 1)
+    assert sorted(host.settings.partition for host in running()) == [0, 1]
+    made.follow(ClusterImage(), image_of("ab", uid="u2"))
+    await until(lambda: len(Host.made) == 4 and len(running()) == 1)
+    assert [row["partition"] for row in made.report()] == [0]
+    await made.close()
+    assert all(host.ended for host in Host.made)
+    made.follow(ClusterImage(), image_of("ab"))
+    assert made.report() == [], "nothing begins after the end"
+
+
+async def test_group_coordinator_that_fails_restarts_without_ending_the_node(
+    connections: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    counters: Counter[str] = Counter()
+    made = GroupCoordinators(settings(tmp_path), tmp_path, counters, nothing_read, say)
+    Host.fails = [RuntimeError("a defect"), UnavailableError("no server")]
+    made.follow(ClusterImage(), image_of("a"))
+    await until(lambda: len(Host.made) == 3)
+    await until(lambda: made.report()[0]["problem"] == "")
+    assert made.report()[0]["restarts"] == counters["coordinators begun anew"] == 2
+    await made.close()
+
+
+async def test_group_coordinator_that_is_not_running_is_reported_with_its_problem(
+    connections: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_AGAIN_S", 3600)
+    monkeypatch.setattr(module, "_LONGEST_AGAIN_S", 3600)
+    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), nothing_read, say)
+    Host.fails = [UnavailableError("no server")]
+    made.follow(ClusterImage(), image_of("a"))
+    await until(lambda: made.report()[0]["restarts"])
+    said = made.report()[0]
+    assert (said["role"], said["problem"], said["groups"]) == ("", "UNAVAILABLE: no server", 0)
+    await asyncio.wait_for(made.close(), 5)
+
+
+@pytest.mark.parametrize("more", [{"run_group_coordinators": False}, {"inbox_prefixes": ("_INBOX.",)}])
+async def test_group_coordinators_disabled_in_the_settings_do_not_start(
+    connections: list[dict[str, Any]], tmp_path: Path, more: dict[str, Any]
+) -> None:
+    made = GroupCoordinators(settings(tmp_path, **more), tmp_path, Counter(), nothing_read, say)
+    made.follow(ClusterImage(), image_of("a"))
+    assert made.report() == []
+    await made.close()
+    assert not Host.made
+
+
+async def test_group_coordinator_restart_waits_for_the_end_of_the_former_coordinator(
+    connections: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Otherwise both write one snapshot, and the older state is written last."""
+    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), nothing_read, say)
+    made.follow(ClusterImage(), image_of("a", "a"))
+    await until(lambda: len(Host.made) == 2)
+    first = next(host for host in Host.made if host.settings.partition == 0)
+    ends, first.stop = first.stop, lambda: None  # type: ignore[method-assign]
+    made.follow(ClusterImage(), image_of("b", "b"))
+    made.follow(ClusterImage(), image_of("a", "a"))
+    await until(lambda: len(Host.made) == 3)
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+    assert len(Host.made) == 3, "of the other partition alone: that one has ended"
+    ends()
+    await until(lambda: len(Host.made) == 4)
+    assert sorted(host.settings.partition for host in running()) == [0, 1]
+    await made.close()
+
+
+async def test_group_coordinator_that_fails_after_a_long_run_restarts_without_a_long_pause(
+    connections: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def waited(_: asyncio.Event, timeout_s: float) -> None:
+        pauses.append(timeout_s)
+
+    times = iter([0, 1, 2, 3, 100, 200])
+    monkeypatch.setattr(module, "_wait", waited)
+    monkeypatch.setattr(module, "_AGAIN_S", 1.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(times, 300)))
+    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), nothing_read, say)
+    one = module._Hosted()
+    Host.fails = [RuntimeError("a defect")] * 3
+    running_one = asyncio.ensure_future(made._run(PartitionKey(GROUPS_STREAM, "u1", 0), one))
+    for _ in range(1000):
+        if len(pauses) == 3 and one.host is not None:
+            break
+        await asyncio.sleep(0)
+    monkeypatch.undo()
+    one.end()
+    await running_one
+    assert (pauses, one.restarts) == ([1.0, 2.0, 1.0], 3)

@@ -1,0 +1,125 @@
+"""Test the lag of consumer groups in records and seconds, and its limits."""
+
+from __future__ import annotations
+
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.groups.commands import encode_command
+from liftpy.core.groups.lag import MOST_ENDS, MOST_PARTITIONS, OTHERS, GroupLabels, GroupLag, KnownEnds, PartitionEnds, read_by
+from liftpy.core.groups.machine import GroupMachine
+from liftpy.core.wire._pb import group_pb2 as pb
+
+S = 10**9
+UID = "000001-1"
+
+
+def a_key(partition: int = 0) -> PartitionKey:
+    return PartitionKey("s", UID, partition)
+
+
+def ends(*told: tuple[int, int]) -> PartitionEnds:
+    """(end, seconds), ..."""
+    made = PartitionEnds()
+    for end, seconds in told:
+        made.set_bounds(end, seconds * S)
+    return made
+
+
+def test_group_lag_seconds_are_the_age_of_the_first_unread_record() -> None:
+    known = ends((10, 0), (25, 60), (25, 70))
+    assert known.behind(12, 90 * S) == (13, 30 * S)
+    assert known.behind(10, 90 * S) == (15, 30 * S)
+    assert known.behind(9, 90 * S) == (16, 90 * S)
+    assert known.behind(0, 90 * S) == (25, 90 * S), "it has been there at least since somebody looked first"
+    assert known.behind(25, 90 * S) == known.behind(30, 90 * S) == (0, 0)
+
+
+def test_group_lag_excludes_records_below_the_log_start() -> None:
+    known = PartitionEnds()
+    known.set_bounds(25, 0, start=20)
+    assert [known.behind(position, S)[0] for position in (0, 20, 22)] == [5, 5, 3]
+    known.set_bounds(25, 2 * S, start=25)
+    assert known.behind(0, 3 * S) == (0, 0), "retention has taken all"
+
+
+def test_group_lag_after_a_decreased_partition_end_restarts_its_history_of_ends() -> None:
+    known = ends((10, 0), (25, 60), (20, 80))
+    assert known.behind(12, 90 * S) == (8, 10 * S)
+    known.set_bounds(26, 100 * S)
+    assert known.behind(20, 110 * S) == (6, 10 * S)
+
+
+def test_group_lag_history_of_partition_ends_is_bounded_and_the_age_never_decreases() -> None:
+    known, before = PartitionEnds(), 0
+    for second in range(2000):
+        known.set_bounds(second + 1, second * S)
+        records, age_ns = known.behind(7, second * S)
+        assert records == max(second - 6, 0)
+        assert age_ns >= max(second - 7, 0) * S
+        assert age_ns == 0 or age_ns >= before + S, "one that stands still goes on growing"
+        before = age_ns
+        assert len(known._ends) == len(known._since_ns) <= MOST_ENDS
+    recent = known.behind(1995, 1999 * S)[1]
+    assert recent == 4 * S, "what is recent stays exact"
+
+
+def a_machine() -> GroupMachine:
+    machine = GroupMachine()
+
+    def say(group: str, **parts: object) -> None:
+        machine.apply(encode_command(pb.GroupCommand(group=group, **parts)), 1, 1)  # type: ignore[arg-type]
+
+    for partition, position in ((0, 5), (1, 7)):
+        at = pb.GroupPosition(stream="s", uid=UID, partition=partition, position=position)
+        say("readers", reset=pb.ResetPositions(positions=[at]))
+    say("workers", take=pb.TakeRecords(member="m", stream="s", uid=UID, partition=2, begin=3, logEnd=9, maxRecords=2))
+    say("nightly", open=pb.OpenCursor())
+    say("nightly", reset=pb.ResetPositions(positions=[pb.GroupPosition(stream="s", uid=UID, partition=3, position=1)]))
+    return machine
+
+
+def test_group_lag_includes_committed_offsets_and_queues_but_no_cursors() -> None:
+    groups = a_machine().groups
+    assert {name: dict(read_by(group)) for name, group in groups.items()} == {
+        "readers": {a_key(0): 5, a_key(1): 7},
+        "workers": {a_key(2): 3},
+        "nightly": {},
+    }
+
+
+def test_group_lag_sums_records_and_takes_the_oldest_age() -> None:
+    lag = GroupLag()
+    lag.add(ends((9, 0)), 5, 10 * S)
+    lag.add(ends((9, 0), (10, 8)), 9, 10 * S)
+    lag.add(None, 3, 10 * S)
+    assert lag == GroupLag(5, 10.0, 1)
+
+
+def test_group_lag_known_partition_ends_are_bounded_in_number() -> None:
+    known = KnownEnds()
+    for number in range(MOST_PARTITIONS + 1):
+        known.set_bounds(a_key(number), 5, S)
+    assert len(known) == MOST_PARTITIONS
+    assert known.get(a_key(MOST_PARTITIONS)) is None
+    known.forget(a_key(1))
+    known.keep({a_key(0), a_key(1)})
+    assert (len(known), known.get(a_key(1))) == (1, None)
+    known.set_bounds(a_key(MOST_PARTITIONS), 5, S)
+    assert known.get(a_key(MOST_PARTITIONS)) is not None, "there is room again"
+
+
+def test_group_lag_requests_the_ends_of_partitions_in_rotation() -> None:
+    known, wanted = KnownEnds(), [a_key(number) for number in range(5)]
+    asked = [known.to_ask(wanted, 2) for _ in range(3)]
+    assert asked == [wanted[:2], wanted[2:4], [wanted[4], wanted[0]]]
+    known.keep(wanted[:2])
+    assert known.to_ask(wanted, 3) == wanted[2:], "what nobody reads has no turn"
+
+
+def test_group_metric_labels_stay_assigned_until_their_group_is_deleted() -> None:
+    labels = GroupLabels(2)
+    lags = {name: GroupLag(number, float(number), 1) for number, name in enumerate("abcd")}
+    assert labels.lags_by_label({"b": lags["b"], "c": lags["c"]}) == {"b": lags["b"], "c": lags["c"]}
+    assert labels.lags_by_label(lags) == {"b": lags["b"], "c": lags["c"], OTHERS: GroupLag(3, 3.0, 2)}
+    many = {**lags, "e": GroupLag(1, 50.0)}
+    assert labels.lags_by_label(many)[OTHERS].seconds == 50.0, "of the one that is furthest behind"
+    assert labels.lags_by_label({name: lags[name] for name in "acd"}) == {"a": lags["a"], "c": lags["c"], OTHERS: lags["d"]}

@@ -1,0 +1,177 @@
+"""Test a work queue: record ranges, ack waits, dead letters and limits."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from liftpy.core.groups import commands
+from liftpy.core.groups.queue import PieceKind, WorkQueue
+from liftpy.core.wire._pb import group_pb2 as pb
+
+S = 1_000_000_000
+
+
+def take(
+    queue: WorkQueue, now_s: float = 0.0, member: str = "a", count: int = 10, end: int = 100, **more: int
+) -> list[tuple[int, int, int]]:
+    command = pb.TakeRecords(member=member, stream="s", uid="u", maxRecords=count, logEnd=end, ackWaitMs=10_000, **more)
+    queue.expire(round(now_s * S))
+    return [(part.start, part.end, part.lease) for part in queue.take(command, round(now_s * S))]
+
+
+def settle(
+    queue: WorkQueue, kind: pb.SettleKind, *ranges: tuple[int, int, int], now_s: float = 0.0, member: str = "a", **more: object
+) -> list[tuple[int, int]]:
+    parts = [pb.RecordRange(start=start, end=end, lease=lease) for start, end, lease in ranges]
+    settlement = pb.Settlement(kind=kind, stream="s", uid="u", ranges=parts, **more)  # type: ignore[arg-type]
+    queue.expire(round(now_s * S))
+    return queue.settle(settlement, member, round(now_s * S))
+
+
+def shown(queue: WorkQueue) -> str:
+    return " ".join(f"{piece.kind.name}{piece.start}..{piece.end}" for piece in queue.pieces)
+
+
+def test_work_queue_of_the_documented_example_delivers_the_documented_records() -> None:
+    queue = WorkQueue("u", 0)
+    assert take(queue) == [(0, 10, 1)]
+    assert settle(queue, pb.SETTLE_ACK, (4, 6, 1)) == []
+    assert shown(queue) == "OUT0..4 DONE4..6 OUT6..10"
+    assert take(queue, 10.0, "b", 5) == [(0, 4, 2), (6, 7, 2)]
+    assert shown(queue) == "OUT0..4 DONE4..6 OUT6..7 BACK7..10"
+    assert settle(queue, pb.SETTLE_ACK, (0, 4, 2), now_s=11, member="b") == []
+    assert queue.prefix == 6
+    assert settle(queue, pb.SETTLE_ACK, (0, 6, 1), now_s=11) == [], "what is done is done"
+    assert settle(queue, pb.SETTLE_NACK, (0, 6, 1), (6, 7, 1), (7, 9, 1), (90, 99, 1), now_s=11) == [
+        (0, 6), (6, 7), (7, 9), (90, 99),
+    ]  # fmt: skip
+
+
+def test_work_queue_record_above_the_delivery_limit_is_delivered_once_as_a_dead_letter() -> None:
+    queue = WorkQueue("u", 0)
+    for number in (1, 2):
+        assert take(queue, number, count=1, end=2, maxDeliveries=2) == [(0, 1, number)]
+        settle(queue, pb.SETTLE_NACK, (0, 1, number), now_s=number)
+    given = queue.take(pb.TakeRecords(member="a", maxRecords=2, logEnd=2, maxDeliveries=2), 3 * S)
+    assert [(part.start, part.dead, part.deliveries, part.reason) for part in given] == [
+        (0, True, 2, "delivered 2 times"), (1, False, 1, ""),
+    ]  # fmt: skip
+    settle(queue, pb.SETTLE_REJECT, (1, 2, 3), now_s=3, reason="no such account")
+    settle(queue, pb.SETTLE_RELEASE, (0, 1, 3), now_s=3)
+    given = queue.take(pb.TakeRecords(member="a", maxRecords=2, logEnd=2), 3 * S)
+    assert [(part.start, part.dead, part.reason) for part in given] == [
+        (0, True, "delivered 2 times"),
+        (1, True, "no such account"),
+    ]
+    assert settle(queue, pb.SETTLE_ACK, (0, 2, 4), now_s=3) == []
+    assert (queue.prefix, queue.pieces) == (2, ())
+
+
+def test_work_queue_redelivers_a_record_after_the_ack_wait_or_the_requested_delay() -> None:
+    queue = WorkQueue("u", 0)
+    assert queue.next_ready_ns() is None
+    take(queue, count=4, end=4)
+    assert queue.next_ready_ns() == 10 * S
+    settle(queue, pb.SETTLE_EXTEND, (0, 2, 1), now_s=5)
+    settle(queue, pb.SETTLE_NACK, (3, 4, 1), now_s=5, delayMs=2000)
+    assert queue.next_ready_ns() == 7 * S
+    assert take(queue, 6.9) == [(4, 14, 2)]
+    assert take(queue, 7, count=1) == [(3, 4, 3)]
+    assert take(queue, 10, count=20, end=14) == [(2, 3, 4)]
+    assert take(queue, 15, count=20, end=14) == [(0, 2, 5)]
+    assert settle(queue, pb.SETTLE_EXTEND, (0, 2, 5), now_s=25, member="a") == [(0, 2)], "too late"
+
+
+def test_work_queue_extended_ack_wait_merges_adjacent_record_ranges() -> None:
+    queue = WorkQueue("u", 0)
+    take(queue, count=10, end=10)
+    settle(queue, pb.SETTLE_EXTEND, (2, 4, 1), now_s=1)
+    settle(queue, pb.SETTLE_EXTEND, (6, 8, 1), now_s=2)
+    assert shown(queue) == "OUT0..2 OUT2..4 OUT4..6 OUT6..8 OUT8..10"
+    assert settle(queue, pb.SETTLE_EXTEND, (0, 9, 1), now_s=3) == []
+    assert shown(queue) == "OUT0..9 OUT9..10"
+
+
+def test_work_queue_limits_pending_records_per_queue_and_member() -> None:
+    queue = WorkQueue("u", 0)
+    bounds = {"maxAckPending": 15, "maxMemberPending": 8}
+    assert take(queue, **bounds) == [(0, 8, 1)]
+    assert take(queue, **bounds) == []
+    assert take(queue, member="b", **bounds) == [(8, 15, 2)]
+    assert take(queue, member="c", **bounds) == [], "[Q5]"
+    settle(queue, pb.SETTLE_ACK, (0, 3, 1))
+    assert take(queue, member="c", **bounds) == [(15, 18, 3)]
+
+
+def test_work_queue_removes_records_below_the_log_start() -> None:
+    queue = WorkQueue("u", 0)
+    take(queue)
+    settle(queue, pb.SETTLE_ACK, (4, 6, 1))
+    queue.forget_below(5)
+    assert (queue.prefix, shown(queue), queue.out_count) == (6, "OUT6..10", 4)
+    queue.forget_below(50)
+    assert (queue.prefix, queue.frontier, queue.out_count) == (50, 50, 0)
+    assert take(queue, count=1) == [(50, 51, 2)]
+
+
+def test_work_queue_state_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "MAX_QUEUE_RANGES", 10)
+    queue = WorkQueue("u", 0)
+    take(queue, count=100, end=1000)
+    for offset in range(0, 40, 2):
+        settle(queue, pb.SETTLE_NACK, (offset, offset + 1, 1))
+    assert take(queue, member="b", count=1000, end=1000)[-1][1] == 39, "what comes again is given, new records are not"
+    settle(queue, pb.SETTLE_ACK, *[(offset, offset + 1, 1) for offset in range(1, 100, 2)])
+    assert take(queue, member="c", end=1000) == []
+
+
+def test_work_queue_restored_from_a_snapshot_gives_equal_results() -> None:
+    rng = random.Random(7)
+    queue = WorkQueue("u", 0)
+    for number in range(400):
+        now_s = number / 3
+        member = rng.choice("abc")
+        take(queue, now_s, member, rng.randrange(1, 20), 5000)
+        for piece in rng.sample(queue.pieces, min(3, len(queue.pieces))):
+            kind = rng.choice(
+                [pb.SETTLE_ACK, pb.SETTLE_ACK, pb.SETTLE_NACK, pb.SETTLE_EXTEND, pb.SETTLE_REJECT, pb.SETTLE_RELEASE]
+            )
+            if piece.kind is PieceKind.OUT:
+                part = (piece.start, rng.randrange(piece.start, piece.end) + 1, piece.lease)
+                settle(queue, kind, part, now_s=now_s, member=piece.member, delayMs=700)
+        state = queue.state("s", 0)
+        again = WorkQueue.from_state(pb.QueueState.FromString(state.SerializeToString()))
+        assert (again.state("s", 0), again.out_count, again.next_ready_ns()) == (state, queue.out_count, queue.next_ready_ns())
+        queue = again if rng.random() < 0.3 else queue
+    assert queue.frontier > 300
+
+
+def test_work_queue_take_and_ack_cost_does_not_grow_with_the_number_of_records() -> None:
+    """By ranges: what a take and its acknowledgement cost does not grow with the records, only with the pieces."""
+    steps = {}
+    for count in (1, 10_000):
+        queue, least = WorkQueue("u", 0), 1.0
+        for number in range(1, 50):
+            begin = time.perf_counter()
+            ((start, end, lease),) = take(queue, count=count, end=1 << 40)
+            settle(queue, pb.SETTLE_ACK, (start, end, lease))
+            least = min(least, time.perf_counter() - begin)
+            assert (queue.prefix, lease) == (number * count, number)
+        steps[count] = least
+    assert steps[10_000] < 20 * steps[1]
+
+
+def test_work_queue_report_lists_members_with_pending_records_and_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = WorkQueue("u", 0)
+    take(queue, member="gone", count=2)
+    take(queue, 10.0, "b", 5)
+    take(queue, 10.0, "a", 9)
+    settle(queue, pb.SETTLE_ACK, (7, 9, 3), now_s=10)
+    found = queue.view("s", 0)
+    assert [(one.member, one.records, one.first, one.deliveries) for one in found.holders] == [("a", 7, 5, 1), ("b", 5, 0, 2)]
+    assert (found.out, found.acknowledged) == (12, 2)
+    monkeypatch.setattr(commands, "MAX_HOLDERS", 1)
+    assert [one.member for one in queue.view("s", 0).holders] == ["a"]

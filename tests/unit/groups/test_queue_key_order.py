@@ -1,0 +1,186 @@
+"""Test the order per key in a work queue against a model of single records [Q7]."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftpy.core.groups import commands
+from liftpy.core.groups.queue import KEY_BYTES, NO_KEY, PIECE_BYTES, KeyOrder, PieceKind, WorkQueue, key_digest
+from liftpy.core.wire._pb import group_pb2 as pb
+from tests.long import examples
+
+S = 1_000_000_000
+
+
+def take(
+    queue: WorkQueue, keys: list[int], now_s: float = 0.0, count: int = 10, first: int = 0, **more: int
+) -> list[pb.GrantedRange]:
+    """Take records. ``keys`` are the keys of the records from ``first`` to the log end."""
+    queue.expire(round(now_s * S))
+    more = {"ackWaitMs": 10_000, "maxDeliveries": 3, **more}
+    asked = pb.TakeRecords(
+        member="a", maxRecords=count, logEnd=first + len(keys), ordered=True, keysFrom=first, keys=keys, **more
+    )
+    return queue.take(asked, round(now_s * S))
+
+
+def settle(
+    queue: WorkQueue, kind: pb.SettleKind, offset: int, lease: int, now_s: float = 0.0, **more: int
+) -> list[tuple[int, int]]:
+    queue.expire(round(now_s * S))
+    part = pb.RecordRange(start=offset, end=offset + 1, lease=lease)
+    return queue.settle(pb.Settlement(kind=kind, ranges=[part], **more), "a", round(now_s * S))
+
+
+def offsets(parts: list[pb.GrantedRange]) -> list[int]:
+    return [offset for part in parts for offset in range(part.start, part.end)]
+
+
+def test_work_queue_key_digest_of_a_missing_or_empty_key_is_reserved() -> None:
+    assert key_digest(None) == key_digest(b"") == NO_KEY
+    assert 0 < key_digest(b"k") < 1 << 64
+    assert key_digest(b"k") != key_digest(b"l")
+
+
+def test_work_queue_key_order_releases_the_next_record_only_after_the_first_record_of_the_key() -> None:
+    order = KeyOrder()
+    assert [order.add(key, offset) for offset, key in enumerate((7, 8, 7, 7))] == [True, True, False, False]
+    assert [order.holds(7, 0), order.holds(7, 2), order.holds(NO_KEY, 9), order.held_count] == [False, True, False, 2]
+    assert order.remove(7, 2) is None, "from the midst: nothing is free by that"
+    assert order.remove(7, 0) == 3
+    assert order.remove(8, 1) is None
+    assert (order.count, order.held_count) == (1, 0)
+
+
+def test_ordered_work_queue_take_without_the_keys_of_new_records_is_rejected() -> None:
+    queue = WorkQueue("u", 5, ordered=True)
+    assert take(queue, []) == take(queue, [1, 1], first=6) == [], "not those that are next"
+    assert offsets(take(queue, [9] * 5 + [1, 1, 0, 0, 2])) == [5, 7, 8, 9]
+    assert (queue.frontier, queue.view("s", 0).held) == (10, 1)
+
+
+def test_ordered_work_queue_redelivered_record_is_delivered_before_later_records_of_its_key() -> None:
+    queue = WorkQueue("u", 0, ordered=True)
+    assert offsets(take(queue, [1, 1, 2])) == [0, 2]
+    settle(queue, pb.SETTLE_NACK, 0, 1, delayMs=5000)
+    assert take(queue, [1, 1, 2], 1) == []
+    assert queue.next_ready_ns() == 5 * S
+    assert offsets(take(queue, [1, 1, 2], 5)) == [0]
+    assert offsets(take(queue, [1, 1, 2], 15)) == [0, 2], "their waits were over"
+    settle(queue, pb.SETTLE_REJECT, 0, 3, 15)
+    (dead,) = take(queue, [], 15)
+    assert (dead.start, dead.dead) == (0, True)
+    settle(queue, pb.SETTLE_ACK, 0, 4, 15)
+    assert offsets(take(queue, [], 15)) == [1], "a dead letter frees its key"
+
+
+def test_ordered_work_queue_key_is_released_when_its_record_is_below_the_log_start() -> None:
+    queue = WorkQueue("u", 0, ordered=True)
+    take(queue, [1, 1, 1, 2, 2])
+    queue.forget_below(2)
+    assert offsets(take(queue, [])) == [2]
+    queue.forget_below(50)
+    assert (queue.size_bytes, queue.view("s", 0).held) == (2 * PIECE_BYTES, 0)
+
+
+def test_ordered_work_queue_bounds_records_that_wait_for_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "MAX_HELD", 3)
+    queue = WorkQueue("u", 0, ordered=True)
+    keys = [1] * 6 + [0, 2]
+    assert offsets(take(queue, keys)) == [0]
+    assert (queue.frontier, queue.is_full, queue.size_bytes) == (4, False, 6 * PIECE_BYTES + 4 * KEY_BYTES)
+    settle(queue, pb.SETTLE_ACK, 0, 1)
+    assert offsets(take(queue, keys)) == [1], "and one more is looked at"
+    settle(queue, pb.SETTLE_ACK, 1, 2)
+    assert offsets(take(queue, keys)) == [2]
+    settle(queue, pb.SETTLE_ACK, 2, 3)
+    assert offsets(take(queue, keys)) == [3, 6, 7]
+    monkeypatch.setattr(commands, "MAX_QUEUE_RANGES", 4)
+    assert take(queue, [*keys, 0, 0, 0]) == []
+    assert queue.is_full
+
+
+def test_ordered_work_queue_with_pending_records_rejects_a_change_of_the_order() -> None:
+    queue = WorkQueue("u", 0, ordered=True)
+    assert queue.order(True)
+    take(queue, [1])
+    assert not queue.order(False)
+    assert queue.ordered
+    settle(queue, pb.SETTLE_ACK, 0, 1)
+    assert queue.order(False)
+    assert not queue.ordered
+
+
+class Naive:
+    """Model each record separately: its key, its redelivery time and its state."""
+
+    def __init__(self, keys: list[int]) -> None:
+        self.keys, self.seen = keys, 0
+        self.due: dict[int, float] = {}
+        self.out: dict[int, float] = {}
+        self.done: set[int] = set()
+
+    def free(self, offset: int, now_s: float) -> bool:
+        key = self.keys[offset]
+        first = not key or all(other in self.done for other in range(offset) if self.keys[other] == key)
+        return offset not in self.done and offset not in self.out and first and self.due.get(offset, 0) <= now_s
+
+    def take(self, now_s: float, end: int, count: int) -> list[int]:
+        for offset in [offset for offset, until in self.out.items() if until <= now_s]:
+            self.due[offset] = self.out.pop(offset)
+        ready = [offset for offset in range(self.seen) if self.free(offset, now_s)]
+        given = sorted(ready, key=lambda offset: (self.due.get(offset, 0), offset))[:count]
+        self.out.update(dict.fromkeys(given, now_s + 10))
+        while self.seen < end and len(given) < count:
+            if self.free(self.seen, now_s):
+                given.append(self.seen)
+                self.out[self.seen] = now_s + 10
+            self.seen += 1
+        return sorted(given)
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(("take", "ack", "nack", "later", "extend", "snapshot")), st.integers(1, 6), st.integers(0, 3)),
+    max_size=60,
+)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(keys=st.lists(st.integers(0, 3), min_size=1, max_size=40), history=steps)
+def test_ordered_work_queue_after_random_operations_equals_a_model(
+    keys: list[int], history: list[tuple[str, int, int]]
+) -> None:
+    queue, naive, now_s, leases = WorkQueue("u", 0, ordered=True), Naive(keys), 0.0, dict[int, int]()
+    for what, count, wait_s in history:
+        now_s += wait_s
+        if what == "take":
+            end = min(len(keys), naive.seen + count)
+            begin = max(0, queue.frontier - wait_s)
+            told = take(queue, keys[begin:end], now_s, count, begin, maxDeliveries=1000)
+            assert offsets(told) == naive.take(now_s, end, count)
+            leases.update({offset: part.lease for part in told for offset in range(part.start, part.end)})
+        elif what == "snapshot":
+            queue = WorkQueue.from_state(pb.QueueState.FromString(queue.state("s", 0).SerializeToString()))
+        else:
+            live = [offset for offset, until in naive.out.items() if until > now_s]
+            if not live:
+                continue
+            offset = sorted(live)[count % len(live)]
+            kind = {"ack": pb.SETTLE_ACK, "extend": pb.SETTLE_EXTEND}.get(what, pb.SETTLE_NACK)
+            assert settle(queue, kind, offset, leases[offset], now_s, delayMs=4000 if what == "later" else 0) == []
+            if what == "extend":
+                naive.out[offset] = now_s + 10
+                continue
+            del naive.out[offset]
+            if what == "ack":
+                naive.done.add(offset)
+            else:
+                naive.due[offset] = now_s + (4 if what == "later" else 0)
+        held = sum(p.kind is PieceKind.BACK and p.key != 0 and not naive_first(naive, p.start) for p in queue.pieces)
+        assert queue.view("s", 0).held == held
+
+
+def naive_first(naive: Naive, offset: int) -> bool:
+    return all(other in naive.done for other in range(offset) if naive.keys[other] == naive.keys[offset])

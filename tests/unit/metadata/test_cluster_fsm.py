@@ -1,0 +1,228 @@
+"""Test ClusterFsm: it never raises [M6], deduplicates, keeps time from falling, and restores snapshots [M7]."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_driver import MS, Driver, Error
+
+from liftpy.core.metadata import idempotency_cache
+from liftpy.core.metadata.codec import image_to_bytes
+from liftpy.core.metadata.controller import state_machine as fsm_module
+from liftpy.core.metadata.records import CountersMoved, NodeChanged, OperationDone
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.errors import CorruptionError, UnknownFormatError
+from tests.born import born_fsm, registration
+
+YEARS_NS = 10 * 365 * 86_400 * 1000 * MS
+
+
+def test_cluster_fsm_answers_an_entry_of_invalid_bytes_with_invalid_and_advances_the_index() -> None:
+    driver = Driver(("a",))
+    before = driver.fsm.image
+    assert driver.apply(b"\xff\xff\xff").error == Error.INVALID
+    assert driver.fsm.image.index == driver.index
+    assert driver.fsm.image.nodes is before.nodes
+    assert driver.apply(b"").error == Error.INVALID
+
+
+def test_cluster_fsm_rejects_entries_of_unknown_kind_without_operation_id_or_read_only() -> None:
+    driver = Driver()
+    assert driver.ask().error == Error.INVALID
+    assert driver.ask(heartbeat=pb.Heartbeat(nodeId="a")).error == Error.INVALID
+    assert driver.ask(b"short", registerNode=registration(nodeId="a")).error == Error.INVALID
+    assert driver.ask(b"", registerNode=registration(nodeId="a")).error == Error.INVALID
+    future = pb.ControlRequest(operationId=b"x" * 16, timeNs=1 << 63, registerNode=registration(nodeId="a"))
+    assert driver.apply(future.SerializeToString()).error == Error.INVALID
+    assert not driver.fsm.image.nodes
+
+
+def test_cluster_fsm_entry_whose_decision_raises_leaves_the_image_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(("a",))
+    before = driver.fsm.image
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(fsm_module, "replaying_all", broken)
+    response = driver.create()
+    assert response.error == Error.UNKNOWN
+    assert "a bug" in response.detail
+    assert driver.fsm.failure_count == 1
+    assert driver.fsm.last_records == ()
+    assert (driver.fsm.image.counters, driver.fsm.image.index) == (before.counters, driver.index)
+    assert not driver.fsm.image.streams
+
+
+def test_cluster_fsm_applies_an_index_only_once() -> None:
+    driver = Driver(("a",))
+    entry = pb.ControlRequest(operationId=b"n" * 16, registerNode=registration(nodeId="b")).SerializeToString()
+    response = pb.ControlResponse.FromString(driver.fsm.apply(entry, 1))
+    assert (response.error, response.index) == (Error.INVALID, 1)
+    assert set(driver.fsm.image.nodes) == {"a"}
+
+
+def test_cluster_fsm_after_an_entry_years_ahead_uses_the_time_of_the_next_entry() -> None:
+    driver = Driver(("a",))
+    before_ns = driver.now_ns
+    driver.now_ns += YEARS_NS
+    driver.register("b")
+    driver.now_ns = before_ns
+    driver.create()
+    assert driver.fsm.image.time_ns == driver.fsm.image.streams["orders"].created_time_ns == driver.now_ns
+
+
+@pytest.mark.parametrize("off_ns", [YEARS_NS, -YEARS_NS])
+def test_cluster_fsm_with_entry_times_years_off_keeps_and_bounds_the_idempotency_cache(off_ns: int) -> None:
+    driver = Driver()
+    first = driver.register("a")
+    for _ in range(3):
+        driver.now_ns += off_ns
+        driver.register("b")
+        driver.now_ns -= off_ns
+        driver.register("c")
+    again = driver.ask(first.operationId, registerNode=registration(nodeId="a"))
+    assert again == first, "it is applied once"
+    for _ in range(200):
+        driver.now_ns += idempotency_cache.MAX_STEP_NS
+        driver.register("d")
+    assert len(driver.fsm.image.operations) <= 1 + idempotency_cache.MAX_AGE_NS // idempotency_cache.MAX_STEP_NS
+
+
+def test_cluster_fsm_after_a_long_idle_time_keeps_recent_operations_in_the_idempotency_cache() -> None:
+    driver = Driver()
+    first = driver.register("a")
+    driver.now_ns += 10 * idempotency_cache.MAX_AGE_NS
+    driver.register("b")
+    assert driver.ask(first.operationId, registerNode=registration(nodeId="a")) == first
+
+
+def test_cluster_fsm_operation_id_applied_twice_returns_the_first_answer() -> None:
+    driver = Driver()
+    refused = driver.delete("orders")
+    assert refused.error == Error.NOT_FOUND
+    driver.create()
+    again = driver.ask(refused.operationId, deleteStream=pb.DeleteStream(name="orders"))
+    assert again == refused
+    assert driver.fsm.image.streams
+
+
+def test_cluster_fsm_registration_applied_twice_gives_one_incarnation() -> None:
+    driver = Driver()
+    first = driver.register("a")
+    driver.register("b")
+    again = driver.ask(first.operationId, registerNode=registration(nodeId="a"))
+    assert again == first
+    assert driver.fsm.image.counters.next_incarnation == 3
+
+
+def test_cluster_fsm_idempotency_cache_is_bounded_in_count_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency_cache, "MAX_OPERATIONS", 10)
+    driver = Driver()
+    for number in range(25):
+        driver.register(f"n{number}")
+    window = driver.fsm.image.operations
+    assert len(window) == len(window.by_id) == len(window.order) == 10
+    assert [o.operation_id for o in window] == [n.to_bytes(16, "big") for n in range(16, 26)]
+    for _ in range(2 * idempotency_cache.MAX_AGE_NS // idempotency_cache.MAX_STEP_NS):
+        driver.now_ns += 2 * idempotency_cache.MAX_STEP_NS
+        driver.register("late")
+    monkeypatch.setattr(idempotency_cache, "MAX_OPERATIONS", 1000)
+    assert len(driver.fsm.image.operations) == 10
+
+
+def test_cluster_fsm_idempotency_cache_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency_cache, "MAX_SIZE_BYTES", 20_000)
+    driver = Driver(("a",))
+    for number in range(300):
+        driver.create(f"s{number}", "not a subject" * 500)
+        window = driver.fsm.image.operations
+        kept = sum(len(o.response) for o in window)
+        assert kept <= window.size_bytes <= 20_000
+    assert 10 < len(window) == len(window.by_id) < 60
+    restored = born_fsm()
+    restored.restore(driver.fsm.snapshot())
+    assert restored.image.operations.size_bytes == window.size_bytes
+
+
+@pytest.mark.parametrize("length", [100, 4000, 400_000])
+def test_cluster_fsm_rejection_of_a_long_stream_name_contains_the_shortened_name(length: int) -> None:
+    driver = Driver(("a",))
+    name = "orders-" + "a" * length
+    for response in (
+        driver.create(name, "x"),
+        driver.create("s", name + "."),
+        driver.ask(deleteStream=pb.DeleteStream(name=name)),
+        driver.ask(removeNode=pb.RemoveNode(nodeId=name)),
+        driver.register(name),
+        driver.ask(describeStream=pb.DescribeStream(name=name)),
+    ):
+        assert response.error != Error.OK
+        assert response.ByteSize() < 1000
+        assert "orders-aaaa" in response.detail
+    assert "bytes)" in driver.create(name, "x").detail
+
+
+def test_cluster_fsm_idempotency_cache_is_restored_from_a_snapshot() -> None:
+    driver = Driver(("a",))
+    first = driver.create()
+    restored = born_fsm()
+    restored.restore(driver.fsm.snapshot())
+    entry = pb.ControlRequest(operationId=first.operationId, createStream=pb.CreateStream(name="other", subject="x"))
+    answer = restored.apply(entry.SerializeToString(), driver.index + 1)
+    assert pb.ControlResponse.FromString(answer) == first
+
+
+def test_cluster_fsm_restored_from_a_snapshot_has_an_equal_image_and_equal_bytes() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create(partitions=4, config=pb.StreamConfig(codec="zstd", flush="none"))
+    driver.change_isr(["a", "b"])
+    driver.restart("c", emptied=True)
+    driver.fence("b")
+    restored = born_fsm()
+    restored.restore(driver.fsm.snapshot())
+    assert restored.image == driver.fsm.image
+    assert image_to_bytes(restored.image) == image_to_bytes(driver.fsm.image)
+
+
+@pytest.mark.parametrize("position", [0, 5, 7, 9, 17, 25, 30, -1])
+def test_cluster_fsm_restore_of_a_damaged_snapshot_raises_and_keeps_the_image(position: int) -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create()
+    data = bytearray(driver.fsm.snapshot())
+    data[position] ^= 0x40
+    before = driver.fsm.image
+    with pytest.raises((CorruptionError, UnknownFormatError)):
+        driver.fsm.restore(bytes(data))
+    assert driver.fsm.image is before
+
+
+def test_cluster_fsm_restore_of_a_truncated_snapshot_or_a_pickle_raises() -> None:
+    driver = Driver(("a",))
+    data = driver.fsm.snapshot()
+    for cut in range(len(data)):
+        with pytest.raises((CorruptionError, UnknownFormatError)):
+            born_fsm().restore(data[:cut])
+    with pytest.raises(CorruptionError):
+        born_fsm().restore(b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x07builtins." * 3)
+
+
+def test_cluster_fsm_last_records_contain_the_records_of_the_last_entry() -> None:
+    driver = Driver()
+    driver.register("a")
+    kinds = [type(record) for record in driver.fsm.last_records]
+    assert kinds == [NodeChanged, CountersMoved, OperationDone]
+    assert [r.WhichOneof("record") for r in driver.fsm.records] == ["nodeRegistered", "countersMoved"]
+    driver.ask(barrier=pb.Barrier())
+    assert driver.fsm.last_records == ()
+
+
+def test_cluster_fsm_answers_barrier_and_describe_with_the_image_at_their_index() -> None:
+    driver = Driver(("a", "b"))
+    driver.create()
+    assert driver.ask(barrier=pb.Barrier()).index == driver.index
+    described = driver.ask(describeCluster=pb.DescribeCluster())
+    image = described.cluster.image
+    assert image.index == driver.index
+    assert [node.nodeId for node in image.nodes] == ["a", "b"]
+    assert image.streams[0].partitions[0].leader == "a"
+    assert not image.operations

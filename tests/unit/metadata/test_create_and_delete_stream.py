@@ -1,0 +1,133 @@
+"""Test CreateStream and DeleteStream: names, defaults, placement, unique ids and retries."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_driver import Driver, Error
+
+from liftpy.config import AckPolicy, FlushMode
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+
+def test_create_stream_is_online_with_the_first_replica_as_leader() -> None:
+    driver = Driver(("a", "b", "c"))
+    response = driver.create(partitions=3)
+    assert response.error == Error.OK
+    assert [list(p.replicas) for p in response.stream.partitions] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
+    stream = driver.fsm.image.streams["orders"]
+    for partition in stream.partitions:
+        assert partition.leader == partition.replicas[0]
+        assert partition.isr == partition.replicas
+        assert partition.status is PartitionStatus.ONLINE
+    assert len({p.leader_epoch for p in stream.partitions}) == 3
+    assert response.stream.uid == stream.uid
+    assert response.index == driver.index
+
+
+@pytest.mark.parametrize(("nodes", "expected"), [(("a",), 1), (("a", "b"), 2), (("a", "b", "c", "d"), 3)])
+def test_create_stream_with_factor_zero_uses_three_or_the_live_nodes(nodes: tuple[str, ...], expected: int) -> None:
+    response = Driver(nodes).create()
+    assert len(response.stream.partitions[0].replicas) == expected
+    assert f"replication factor {expected}" in response.detail
+
+
+def test_create_stream_places_no_replica_on_a_fenced_node() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.fence("b")
+    assert list(driver.create().stream.partitions[0].replicas) == ["a", "c"]
+
+
+def test_create_stream_advances_the_round_robin_start_for_the_next_stream() -> None:
+    driver = Driver(("0", "1", "2", "3", "4"))
+    driver.create("first", partitions=9, replicationFactor=3)
+    second = driver.create("second", partitions=2, replicationFactor=3)
+    assert [list(p.replicas) for p in second.stream.partitions] == [["4", "1", "2"], ["0", "3", "4"]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"name": "no dots.please"}, "stream name"),
+        ({"name": ""}, "stream name"),
+        ({"name": "raft"}, "protocol's own subjects"),
+        ({"subject": "liftpy.control"}, "overlap"),
+        ({"subject": ""}, "not a NATS subject"),
+        ({"subject": "a..b"}, "not a NATS subject"),
+        ({"subject": "a.>", "partitions": 2}, "one partition only"),
+        ({"subject": "a" * 254, "partitions": 11}, "longer than"),
+        ({"partitions": 10_001}, "1..10000"),
+        ({"replicationFactor": 33}, "1..32"),
+        ({"placement": "astrology"}, "use one of round-robin"),
+        ({"config": pb.StreamConfig(ackPolicy="maybe")}, "use one of 'none', 'leader', 'all'"),
+        ({"config": pb.StreamConfig(codec="zip")}, "use one of 'none', 'lz4', 'zstd'"),
+        ({"config": pb.StreamConfig(flush="interval:0")}, "flush policy"),
+        ({"config": pb.StreamConfig(segmentBytes=1)}, "segment_bytes = 1 is outside"),
+        ({"config": pb.StreamConfig(retentionAgeS=float("nan"))}, "retention_age_s"),
+    ],
+)
+def test_create_stream_with_invalid_arguments_returns_invalid_and_changes_nothing(fields: dict[str, object], says: str) -> None:
+    driver = Driver(("a", "b", "c"))
+    before = driver.fsm.image.counters
+    response = driver.create(**fields)  # type: ignore[arg-type]
+    assert response.error == Error.INVALID
+    assert says in response.detail
+    assert driver.fsm.image.counters == before
+    assert not driver.fsm.image.streams
+
+
+def test_create_stream_with_an_existing_name_is_rejected() -> None:
+    driver = Driver(("a",))
+    assert driver.create("one", "shop.>").error == Error.OK
+    taken = driver.create("one", "elsewhere")
+    assert taken.error == Error.EXISTS
+    assert taken.stream.subject == "shop.>"
+
+
+def test_create_stream_retry_with_the_same_operation_id_creates_nothing() -> None:
+    driver = Driver(("a", "b", "c"))
+    first = driver.create(partitions=2)
+    again = driver.ask(first.operationId, createStream=pb.CreateStream(name="orders", subject="shop.orders", partitions=2))
+    assert again == first
+    assert driver.create().error == Error.EXISTS
+    assert driver.fsm.image.counters.next_stream_uid == 2
+
+
+def test_create_stream_retry_returns_the_current_or_deleted_stream() -> None:
+    driver = Driver(("a", "b", "c"))
+    first = driver.create()
+    driver.change_isr(["a", "b"])
+    again = driver.ask(first.operationId, createStream=pb.CreateStream(name="orders", subject="shop.orders"))
+    assert list(again.stream.partitions[0].isr) == ["a", "b"]
+    driver.ask(deleteStream=pb.DeleteStream(name="orders"))
+    driver.create()
+    gone = driver.ask(first.operationId, createStream=pb.CreateStream(name="orders", subject="shop.orders"))
+    assert gone.error == Error.OK
+    assert gone.stream.uid == first.stream.uid
+    assert not gone.stream.partitions
+
+
+def test_delete_stream_with_another_uid_is_rejected_and_a_recreated_stream_has_a_new_uid() -> None:
+    driver = Driver(("a",))
+    uid = driver.create().stream.uid
+    assert driver.ask(deleteStream=pb.DeleteStream(name="orders", uid="000009-0")).error == Error.NOT_FOUND
+    assert driver.ask(deleteStream=pb.DeleteStream(name="orders", uid=uid)).error == Error.OK
+    assert driver.ask(deleteStream=pb.DeleteStream(name="orders", uid=uid)).error == Error.NOT_FOUND
+    second = driver.create().stream.uid
+    assert second != uid
+    assert driver.ask(deleteStream=pb.DeleteStream(name="orders", uid=uid)).error == Error.NOT_FOUND
+    assert driver.fsm.image.streams["orders"].uid == second
+    assert driver.ask(deleteStream=pb.DeleteStream(name="orders")).detail == second
+
+
+def test_create_stream_stores_given_settings_and_defaults_for_the_others() -> None:
+    driver = Driver(("a",))
+    asked = pb.StreamConfig(ackPolicy="leader", flush="interval:20", retentionRecords=5, failoverStandby=True, dedupWindowS=0)
+    driver.create(config=asked)
+    config = driver.fsm.image.streams["orders"].config
+    assert config.ack_policy is AckPolicy.LEADER
+    assert config.flush.mode is FlushMode.INTERVAL
+    assert (config.retention_records, config.failover_standby, config.dedup_window_s) == (5, True, 0.0)
+    driver.create("plain")
+    plain = driver.fsm.image.streams["plain"].config
+    assert (plain.failover_standby, plain.dedup_window_s, plain.delete_retention_s) == (False, 120.0, 86_400.0)

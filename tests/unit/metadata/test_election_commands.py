@@ -1,0 +1,173 @@
+"""Test elections that may lose records and so need a command, and planned transfers."""
+
+from __future__ import annotations
+
+from cluster_driver import Error
+from election_driver import CANDIDATE_FOUND, ELECTION, OFFLINE, ONLINE, Cluster
+
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+
+# ---- what may be lost ----------------------------------------------------------------------------------------------
+def test_leader_restarted_after_data_loss_leaves_the_isr_and_another_replica_is_elected() -> None:
+    cluster = Cluster()
+    cluster.restart("a", flushed=False)
+    assert cluster.now[0] is ELECTION
+    assert cluster.partition().isr == ("b", "c")
+    cluster.conclude()
+    cluster.promote()
+    assert cluster.partition().isr == ("b", "c")
+
+
+def test_candidate_restarted_after_data_loss_is_passed_over() -> None:
+    cluster = Cluster()
+    cluster.fence("a")
+    cluster.conclude()
+    cluster.restart("b", emptied=True)
+    assert cluster.now == (CANDIDATE_FOUND, "", "c")
+    assert cluster.partition().isr == ("a", "c")
+    cluster.restart("c", emptied=True)
+    assert cluster.now == (OFFLINE, "", "")
+    assert cluster.partition().isr == ("a",)
+    cluster.restart("a")
+    assert cluster.now == (CANDIDATE_FOUND, "", "a")
+
+
+def test_last_replica_that_may_have_lost_data_is_elected_only_by_an_unclean_election() -> None:
+    cluster = Cluster("ab", minIsr=1)
+    cluster.change_isr(["a"])
+    cluster.restart("a", flushed=False)
+    assert cluster.now == (OFFLINE, "", "")
+    assert cluster.elect().error == Error.NOT_ENOUGH_NODES
+    cluster.restart("a", clean=True)
+    assert cluster.now == (OFFLINE, "", "")
+    assert cluster.elect(unclean=True).error == Error.OK
+    assert cluster.now == (CANDIDATE_FOUND, "", "a")
+    cluster.promote()
+    assert cluster.now == (ONLINE, "a", "")
+    partition = cluster.partition()
+    assert (partition.unclean_elected, partition.isr, partition.incomplete) == (True, ("a",), ())
+
+
+def test_unclean_election_replaces_the_isr_only_after_the_promotion() -> None:
+    cluster = Cluster("abc", minIsr=1)
+    cluster.change_isr(["a"])
+    cluster.fence("a")
+    assert cluster.now == (OFFLINE, "", "")
+    cluster.elect("c", unclean=True)
+    assert (cluster.now, cluster.partition().isr) == ((CANDIDATE_FOUND, "", "c"), ("a",))
+    assert not cluster.partition().unclean_elected
+    cluster.pass_over()
+    assert (cluster.now, cluster.partition().isr) == ((OFFLINE, "", ""), ("a",))
+    cluster.elect("b", unclean=True)
+    cluster.promote()
+    assert (cluster.now, cluster.partition().isr) == ((ONLINE, "b", ""), ("b",))
+    assert cluster.partition().unclean_elected
+
+
+def test_unclean_candidate_that_is_fenced_ends_the_election() -> None:
+    cluster = Cluster("abc", minIsr=1)
+    cluster.change_isr(["a"])
+    cluster.fence("a")
+    cluster.elect("c", unclean=True)
+    assert cluster.now == (CANDIDATE_FOUND, "", "c")
+    cluster.fence("b")
+    assert cluster.now == (CANDIDATE_FOUND, "", "c"), "b counts for nothing here"
+    cluster.fence("c")
+    assert (cluster.now, cluster.partition().isr) == ((OFFLINE, "", ""), ("a",))
+
+
+def test_passed_over_candidate_may_lead_after_the_election() -> None:
+    cluster = Cluster("abc")
+    cluster.fence("a")
+    cluster.conclude()
+    first = cluster.now[2]
+    assert cluster.now == (CANDIDATE_FOUND, "", first)
+    cluster.pass_over()
+    assert cluster.partition().passed_over == (first,)
+    cluster.promote()
+    led = cluster.now[1]
+    assert led not in ("a", first)
+    assert cluster.partition().passed_over == ()
+
+
+def test_complete_replica_outside_the_isr_is_elected_if_no_isr_member_can() -> None:
+    cluster = Cluster("abc")
+    cluster.change_isr(["a", "c"])
+    assert cluster.partition().complete == (), "the two that are left commit without b"
+    cluster.change_isr(["a"])
+    assert cluster.partition().complete == ("c",), "nothing is committed since c left, but b lacks what came before"
+    cluster.fence("a")
+    assert cluster.now == (CANDIDATE_FOUND, "", "c")
+    cluster.promote()
+    assert (cluster.now, cluster.partition().isr, cluster.partition().complete) == ((ONLINE, "c", ""), ("c",), ())
+    cluster.change_isr(["b", "c"])
+    assert cluster.partition().complete == ()
+
+
+def test_replica_that_lost_data_is_not_electable_as_complete_replica() -> None:
+    for lose in ("registers", "asks for it", "asked for it when it left"):
+        cluster = Cluster("ab")
+        lost = ["b"] if lose == "asked for it when it left" else []
+        request = cluster.isr_request(["a"])
+        request.lost.extend(lost)
+        cluster.ask(changeIsr=request)
+        assert cluster.partition().complete == (() if lost else ("b",))
+        if lose == "registers":
+            cluster.restart("b", flushed=False)
+        elif lose == "asks for it":
+            request = cluster.isr_request(["a"])
+            request.lost.append("b")
+            cluster.ask(changeIsr=request)
+        cluster.fence("a")
+        assert cluster.now == (OFFLINE, "", ""), lose
+
+
+def test_unclean_election_without_an_offline_partition_or_a_live_replica_is_rejected() -> None:
+    cluster = Cluster("ab")
+    assert cluster.elect("b", unclean=True).error == Error.INVALID
+    assert cluster.elect("zz", unclean=True).error == Error.INVALID
+    cluster.change_isr(["a"])
+    cluster.fence("b")
+    cluster.fence("a")
+    assert cluster.elect("b", unclean=True).error == Error.NOT_ENOUGH_NODES
+
+
+# ---- planned transfers ---------------------------------------------------------------------------------------------
+def test_leadership_transfer_keeps_the_old_leader_in_the_isr() -> None:
+    cluster = Cluster()
+    assert cluster.elect("c").error == Error.OK
+    assert cluster.now == (CANDIDATE_FOUND, "", "c")
+    cluster.promote()
+    assert cluster.now == (ONLINE, "c", "")
+    assert cluster.partition().isr == ("a", "b", "c")
+    cluster.elect()
+    cluster.promote()
+    assert cluster.now == (ONLINE, "a", ""), "no name: the preferred leader"
+
+
+def test_leadership_transfer_that_fails_returns_to_the_old_leader() -> None:
+    cluster = Cluster("ab")
+    cluster.elect("b")
+    cluster.pass_over()
+    assert cluster.now == (CANDIDATE_FOUND, "", "a")
+
+
+def test_leadership_transfer_to_an_ineligible_replica_is_rejected() -> None:
+    cluster = Cluster()
+    cluster.fence("b")
+    cluster.change_isr(["a", "b"])
+    for node in ("b", "c", "zz"):
+        assert cluster.elect(node).error == Error.INVALID
+    assert cluster.elect("a").error == Error.OK
+    assert cluster.now == (ONLINE, "a", "")
+
+
+def test_drain_node_transfers_the_leaderships_of_the_node_and_returns_the_number_left() -> None:
+    cluster = Cluster()
+    cluster.create("alone", replicationFactor=1, partitions=3)
+    led = [p.partition for p in cluster.fsm.image.streams["alone"].partitions if p.leader == "a"]
+    response = cluster.ask(drainNode=pb.DrainNode(nodeId="a", incarnation=cluster.incarnation("a")))
+    assert response.detail == f"1 partitions move, {len(led)} have nobody to move to"
+    assert cluster.now[0] is CANDIDATE_FOUND
+    assert cluster.ask(drainNode=pb.DrainNode(nodeId="a", incarnation=1000)).error == Error.FENCED

@@ -1,0 +1,133 @@
+"""Test the limits of the feed in entries, records and bytes, contradictions, and snapshots in chunks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from liftpy.config import StreamConfig
+from liftpy.core.metadata import feed
+from liftpy.core.metadata.feed import FeedProducer, FeedSubscription
+from liftpy.core.metadata.image import StreamImage
+from liftpy.core.metadata.records import StreamCreated
+from liftpy.core.metadata.snapshot import encode_snapshot
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.unit.metadata.small_images import S, a_partition, a_stream, an_image
+
+
+def created(number: int, partitions: int = 1) -> StreamCreated:
+    made = tuple(a_partition(partition=n) for n in range(partitions))
+    return StreamCreated(StreamImage(f"s{number}", f"u{number}", f"shop.{number}", StreamConfig(), made))
+
+
+def test_metadata_feed_producer_bounds_the_buffered_entries_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "MAX_HELD_RECORDS", 10)
+    producer = FeedProducer()
+    for index in range(1, 30):
+        producer.entry_applied(index, (created(index), created(index + 100)))
+        assert producer._held_records == sum(len(records) for _, _, records in producer._held) <= 10
+    assert [entry.previousIndex for entry in producer.take()][:1] == [24]
+    producer.snapshot_is_ready(29, b"image")
+    producer.entry_applied(30, ())
+    assert 29 in producer._snapshots
+    producer.entry_applied(31, (created(1, 20_000),))  # more than an entry holds: a gap for everyone
+    assert not producer._held
+    assert producer._snapshots == {}, "nothing leads on from it any more"
+    producer.lead()
+    assert producer.take() == [], "who comes to lead does not say it all again"
+    producer.set_message_size(1000)
+    assert producer.answer(pb.FeedSnapshotRequest(afterIndex=5)) is None
+
+
+def entries(count: int) -> list[pb.FeedEntry]:
+    producer = FeedProducer()
+    found = []
+    for index in range(1, count + 1):
+        producer.entry_applied(index, (created(index),))
+        found += producer.take()
+    return found
+
+
+def subscribed() -> FeedSubscription:
+    made = FeedSubscription("n9")
+    data = encode_snapshot(dataclasses.replace(an_image(), index=0))
+    del data
+    made.synced = True
+    return made
+
+
+def test_metadata_feed_subscription_bounds_entries_and_bytes_waiting_behind_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node requests the others again."""
+    found = entries(9)
+    size_bytes = found[3].ByteSize()
+    assert {entry.ByteSize() for entry in found[2:]} == {size_bytes}
+    for bounds, waiting in (
+        ({"MAX_WAITING_ENTRIES": 3}, [3, 4, 5]), ({"MAX_WAITING_BYTES": 3 * size_bytes}, [3, 4, 5]),
+        ({"MAX_WAITING_BYTES": 3 * size_bytes - 1}, [3, 4]), ({"MAX_WAITING_ENTRIES": 6}, [3, 4, 5, 6, 7, 8]),
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            for name, value in bounds.items():
+                patch.setattr(feed, name, value)
+            made = subscribed()
+            for entry in found[2:]:
+                made.entry_received(entry)
+            made_waiting = sorted(entry.index for entry in made._waiting.values())
+            assert made_waiting == waiting, bounds
+            assert made.known_index == 9
+            for entry in found[:2]:
+                made.entry_received(entry)
+            assert made.image.index == waiting[-1]
+
+
+def test_metadata_feed_subscription_resyncs_after_contradicting_entries() -> None:
+    made = subscribed()
+    one, two, three = entries(3)
+    assert made.entry_received(one)
+    assert made.entry_received(two)
+    made.entry_received(one)
+    assert made.resync_count == 0, "the same again"
+    forged = pb.FeedEntry()
+    forged.CopyFrom(two)
+    forged.records[0].streamCreated.subject = "other"
+    made.entry_received(forged)
+    assert made.resync_count == 1
+    del three
+
+
+def test_metadata_feed_subscription_bounds_the_bytes_waiting_behind_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, several = subscribed(), entries(12)
+    size = max(entry.ByteSize() for entry in several)
+    monkeypatch.setattr("liftpy.core.metadata.feed.MAX_WAITING_BYTES", 3 * size)
+    for entry in several[1:]:
+        made.entry_received(entry)
+        assert sum(held.ByteSize() for held in made._waiting.values()) <= 3 * size
+    assert made.entry_received(several[0])
+    assert made.image.index >= 3
+
+
+def test_metadata_feed_snapshot_chunks_that_are_damaged_or_older_than_the_image_are_rejected() -> None:
+    producer = FeedProducer()
+    image = dataclasses.replace(an_image(a_stream()), index=5)
+    producer.entry_applied(5, ())
+    producer.set_message_size(1024)
+    producer.snapshot_is_ready(5, encode_snapshot(image))
+    made, turns = FeedSubscription("n9"), 0
+    while not made.synced:
+        turns += 1
+        request = made.request(turns * 10 * S)
+        assert request is not None
+        response = producer.answer(request)
+        assert response is not None
+        if turns % 2:
+            spoilt = pb.FeedSnapshotResponse()
+            spoilt.CopyFrom(response)
+            spoilt.chunk = bytes([response.chunk[0] ^ 1]) + response.chunk[1:]
+            made.response_received(spoilt)
+        else:
+            made.response_received(response)
+        assert turns < 20
+    assert made.image == image
+    made.image = dataclasses.replace(image, index=9)
+    made._take_snapshot(encode_snapshot(image))
+    assert made.image.index == 9

@@ -1,0 +1,168 @@
+"""Test plans that balance leaderships and bytes: their limits, the balance, and the number of moves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftpy.core.metadata.placement.facts import NodeFacts, Replicas
+from liftpy.core.metadata.placement.rebalance import Key, plan_leaderships, plan_sizes
+
+Held = dict[Key, Replicas]
+GB = 1 << 30
+
+
+def cluster(ids: str, **more: Any) -> list[NodeFacts]:
+    return [NodeFacts(node_id=node, **more) for node in ids]
+
+
+def held_by(*replicas: str) -> Held:
+    return {("s", number): tuple(nodes) for number, nodes in enumerate(replicas)}
+
+
+def test_leadership_plan_of_the_documented_example_has_the_documented_moves() -> None:
+    held = held_by("ab", "ab", "ab", "ab", "bc")
+    plan = plan_leaderships(cluster("abc"), held)
+    assert (dict(plan.led), plan.fewest) == ({"a": 2, "b": 2, "c": 1}, 2)
+    assert len(plan.transfers) == 3
+    assert plan.targets(held)["s", 4] == ("c", "b")
+
+
+def test_size_plan_moves_no_bytes_to_a_node_at_its_share() -> None:
+    """Node c already has as many partitions as it can open."""
+    nodes = [*cluster("ab"), NodeFacts(node_id="c", budget=1)]
+    held = held_by(*"aaaaaabbbc")
+    sizes = dict(zip(held, [30] * 9 + [0], strict=True))
+    plan = plan_sizes(nodes, held, sizes)
+    assert (plan.moves, plan.held_bytes) == ((), {"a": 180, "b": 90, "c": 0})
+    free = plan_sizes(cluster("abc"), held, sizes)
+    assert (free.moved_bytes, free.held_bytes) == (90, {"a": 90, "b": 90, "c": 90})
+
+
+def test_leadership_plan_moves_one_leadership_to_a_node_below_its_share() -> None:
+    plan = plan_leaderships(cluster("abc"), held_by("ac", "ac", "bc", "bc"))
+    assert (sorted(plan.led.values()), plan.led["c"], plan.fewest) == ([1, 1, 2], 1, 1)
+    assert [transfer.into for transfer in plan.transfers] == ["c"]
+
+
+def test_leadership_plan_of_a_balanced_cluster_is_empty() -> None:
+    assert plan_leaderships(cluster("abc"), held_by("abc", "bca", "cab")).transfers == ()
+    assert plan_leaderships([], {}).transfers == ()
+
+
+def test_leadership_plan_respects_draining_nodes_dead_nodes_and_weights() -> None:
+    nodes = [
+        NodeFacts(node_id="a", leaving=True),
+        NodeFacts(node_id="b", weight=3),
+        NodeFacts(node_id="c"),
+        NodeFacts(node_id="d", live=False),
+    ]
+    plan = plan_leaderships(nodes, held_by(*["abcd"] * 4, *["dcba"] * 4))
+    assert dict(plan.led) == {"a": 0, "b": 6, "c": 2, "d": 0}
+    assert len(plan.transfers) == plan.fewest == 8
+
+
+@given(st.data())
+def test_leadership_plan_ends_balanced_if_the_replicas_allow(data: st.DataObject) -> None:
+    ids = "abcdef"[: data.draw(st.integers(1, 6))]
+    nodes = [
+        NodeFacts(node_id=n, weight=data.draw(st.sampled_from([1.0, 1.0, 2.0])), live=data.draw(st.integers(0, 9)) > 0)
+        for n in ids
+    ]
+    held = {
+        ("s", n): tuple(data.draw(st.permutations(ids)))[: data.draw(st.integers(1, len(ids)))]
+        for n in range(data.draw(st.integers(0, 14)))
+    }
+    plan = plan_leaderships(nodes, held)
+    led = Counter(replicas[0] for replicas in (held | plan.targets(held)).values())
+    assert {n: led[n] for n in ids} == dict(plan.led)
+    for transfer in plan.transfers:
+        replicas = held[transfer.stream, transfer.partition]
+        assert (replicas[0], transfer.out in replicas, transfer.into in replicas) == (transfer.out, True, True)
+        assert nodes[ids.index(transfer.into)].live
+    equal = all(node.live and node.weight == 1 for node in nodes) and all(
+        len(replicas) == len(ids) for replicas in held.values()
+    )
+    if equal:
+        assert max(led.values(), default=0) - min((led[n] for n in ids), default=0) <= 1
+        assert len(plan.transfers) == plan.fewest
+
+
+def test_size_plan_of_the_documented_example_has_the_documented_moves() -> None:
+    held = held_by("a", "a", "a", "b")
+    plan = plan_sizes(cluster("ab"), held, dict(zip(held, (10 * GB, 6 * GB, 2 * GB, 4 * GB), strict=True)))
+    assert [(move.partition, move.out, move.into) for move in plan.moves] == [(1, "a", "b")]
+    assert (plan.moved_bytes, dict(plan.held_bytes)) == (6 * GB, {"a": 12 * GB, "b": 10 * GB})
+    assert dict(plan.targets) == {("s", 1): ("b",)}
+    assert 6 * GB < plan.fewest_bytes < 7 * GB
+
+
+def test_size_plan_ignores_unknown_sizes_and_small_differences() -> None:
+    held = held_by("a", "a", "a", "b", "b", "b")
+    even = dict.fromkeys(held, 100)
+    assert plan_sizes(cluster("ab"), held, even | {("s", 0): 101}).moves == ()
+    assert plan_sizes(cluster("ab"), held, {}).moves == ()
+    moves = plan_sizes(cluster("abc"), held, even).moves
+    assert len(moves) == 2
+    assert {move.into for move in moves} == {"c"}
+
+
+def test_size_plan_within_the_tolerance_is_empty() -> None:
+    for above in (2, 3):
+        held = held_by(*["a"] * (100 + above), *["b"] * (100 - above))
+        plan = plan_sizes(cluster("ab"), held, dict.fromkeys(held, 1))
+        assert (len(plan.moves), plan.moved_bytes, plan.fewest_bytes) == ((0, 0, 0) if above == 2 else (1, 1, 1))
+        assert dict(plan.held_bytes) == ({"a": 102, "b": 98})
+
+
+def test_size_plan_moves_followers_before_leaders() -> None:
+    held = held_by("ab", "ba", "ab", "ba")
+    plan = plan_sizes(cluster("abc"), held, dict.fromkeys(held, 30))
+    assert [(move.out, move.into, move.leads) for move in plan.moves] == [("a", "c", False), ("b", "c", False)]
+    assert dict(plan.held_bytes) == {"a": 90, "b": 90, "c": 60}
+
+
+@given(st.data())
+def test_size_plan_never_increases_the_difference_of_bytes_between_nodes(data: st.DataObject) -> None:
+    ids = "abcde"
+    nodes = [
+        NodeFacts(
+            node_id=n,
+            rack=data.draw(st.sampled_from("xy")),
+            leaving=data.draw(st.integers(0, 9)) == 0,
+            budget=data.draw(st.sampled_from([0, 8])),
+        )
+        for n in ids
+    ]
+    rack_of = {node.node_id: node.rack for node in nodes}
+    held = {
+        ("s", n): tuple(data.draw(st.permutations(ids)))[: data.draw(st.integers(1, 3))]
+        for n in range(data.draw(st.integers(0, 20)))
+    }
+    sizes = {key: data.draw(st.integers(0, 1000)) for key in held}
+    plan = plan_sizes(nodes, held, sizes)
+    now = dict(held)
+    moved = 0
+    for move in plan.moves:
+        before = now[move.stream, move.partition]
+        assert (move.out in before, move.into in before) == (True, False)
+        assert not any(node.leaving for node in nodes if node.node_id in (move.into, move.out))
+        after = tuple(move.into if n == move.out else n for n in before)
+        assert len({rack_of[n] for n in after}) >= len({rack_of[n] for n in before})
+        assert move.leads == (held[move.stream, move.partition][0] == move.out) or before != held[move.stream, move.partition]
+        now[move.stream, move.partition] = after
+        moved += sizes[move.stream, move.partition]
+    assert (moved, now) == (plan.moved_bytes, {**held, **plan.targets})
+
+    def spread(of: Held) -> float:
+        takers = [node.node_id for node in nodes if not node.leaving]
+        on = Counter(dict.fromkeys(takers, 0))
+        for key, replicas in of.items():
+            on.update({n: sizes[key] for n in replicas if n in takers})
+        mean = sum(on.values()) / max(1, len(takers))
+        return max((abs(count - mean) for count in on.values()), default=0.0)
+
+    assert spread(now) <= spread(held) + 1e-6

@@ -1,0 +1,73 @@
+"""Test how a node reacts to each answer of the metadata leader."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.data_deletion import DataDeletion
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.node_identity import stopped_cleanly
+from liftpy.core.metadata.sessions import MAX_WAITING, AnsweredHeartbeats, Registered, registration_result
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+E = pb.ControlResponse
+
+
+def granted(index: int, lease_ms: int = 0) -> pb.ControlResponse:
+    return pb.ControlResponse(index=index, leaseMs=lease_ms)
+
+
+def test_heartbeat_answer_grants_the_lease_after_the_node_applied_the_image_of_the_answer() -> None:
+    heartbeats = AnsweredHeartbeats()
+    assert heartbeats.response_received(100, granted(7), 7) == (100, 0)
+    assert heartbeats.response_received(200, granted(9, 5), 7) is None
+    assert heartbeats.response_received(300, granted(10, 4), 7) is None
+    assert heartbeats.image_seen(8) is None
+    assert heartbeats.image_seen(9) == (200, 5_000_000), "with the length that its answer said"
+    assert heartbeats.image_seen(12) == (300, 4_000_000)
+    assert heartbeats.image_seen(13) is None
+
+
+def test_heartbeat_answers_that_wait_for_an_image_are_bounded_and_replaced_by_newer_answers() -> None:
+    heartbeats = AnsweredHeartbeats()
+    for number in range(MAX_WAITING + 10):
+        heartbeats.response_received(1 + number, granted(9), 7)
+    assert len(heartbeats._waiting) == MAX_WAITING
+    assert heartbeats.response_received(1000, granted(7), 7) == (1000, 0)
+    assert heartbeats.image_seen(9) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (E.OK, Registered.TAKEN_IN), (E.EXISTS, Registered.TAKEN), (E.INVALID, Registered.REFUSED),
+        (E.STALE, Registered.REFUSED), (E.UNAVAILABLE, Registered.AGAIN), (E.OUTCOME_UNKNOWN, Registered.AGAIN),
+    ],
+)  # fmt: skip
+def test_registration_error_codes_decide_between_retry_fenced_and_failed(
+    error: pb.ControlResponse.Error, meaning: Registered
+) -> None:
+    assert registration_result(E(error=error)) is meaning
+
+
+def test_node_stop_is_clean_only_if_the_node_was_opened_and_had_no_error() -> None:
+    right = {"failed": False, "opened": True, "logs_are_clean": True, "repairs": False}
+    assert stopped_cleanly(**right)
+    assert not any(stopped_cleanly(**{**right, name: not value}) for name, value in right.items())
+
+
+def test_partition_data_missing_in_the_image_is_not_deleted() -> None:
+    key = PartitionKey("s", "uid", 0)
+    assert not DataDeletion("n1").has_left(key, ClusterImage())
+
+
+def test_partition_data_deleted_in_the_image_is_deleted_unless_a_controller_denies() -> None:
+    key, departures = PartitionKey("s", "uid", 0), DataDeletion("n1")
+    departures.note_deleted_streams([SimpleNamespace(uid="uid")])  # type: ignore[list-item]
+    assert departures.has_left(key, ClusterImage())
+    assert not departures.has_left(PartitionKey("s", "another", 0), ClusterImage())
+    departures.deletion_denied(key)
+    assert not departures.has_left(key, ClusterImage()), "else it is asked for ever"

@@ -1,0 +1,327 @@
+"""Test RegisterNode, FenceNode, UnfenceNode and RemoveNode: incarnations, and what a node keeps."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_driver import Driver, Error
+
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.checks import check_image
+from liftpy.core.metadata.codec import image_from_bytes, image_to_bytes
+from liftpy.core.metadata.controller.nodes import MAX_NODES
+from liftpy.core.metadata.node_identity import MAX_EARLIER_NONCES, DirectoryIdentity
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import registration
+
+
+def test_register_node_of_each_new_process_gives_a_new_incarnation() -> None:
+    driver = Driver(("a", "b"))
+    first = driver.incarnation("a")
+    response = driver.restart("a", clean=True)
+    assert response.node.incarnation > driver.incarnation("b") > first
+    assert driver.fsm.image.nodes["a"].previous_incarnation == first
+
+
+def test_restarted_complete_replica_stays_in_the_isr_and_leads_with_a_new_leader_epoch() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create(partitions=2)
+    led, followed = driver.partition(number=0), driver.partition(number=1)
+    driver.restart("a")
+    now = driver.partition(number=0)
+    assert (now.leader, now.isr) == ("a", led.isr)
+    assert now.leader_epoch > max(led.leader_epoch, followed.leader_epoch)
+    assert now.epoch > led.epoch
+    assert driver.partition(number=1) is followed
+
+
+@pytest.mark.parametrize("how", [{"flushed": False}, {"emptied": True}, {"emptied": True, "clean": True}])
+def test_replica_that_may_have_lost_data_leaves_every_isr(how: dict[str, bool]) -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create(partitions=3)
+    driver.restart("b", **how)
+    for number in range(3):
+        assert "b" not in driver.partition(number=number).isr
+        assert "b" in driver.partition(number=number).replicas
+    was_its_own = driver.partition(number=1)
+    assert (was_its_own.leader, was_its_own.status) == ("c", PartitionStatus.ONLINE)
+
+
+def test_replica_with_lazy_flush_after_a_clean_stop_is_complete() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create()
+    driver.restart("b", clean=True, flushed=False)
+    assert "b" in driver.partition().isr
+
+
+def test_data_directory_of_an_older_incarnation_is_not_trusted() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create()
+    oldest = driver.incarnation("b")
+    driver.restart("b")
+    driver.restart("b")
+    driver.register("b", previousIncarnation=oldest, flushedAlways=True, cleanStop=True)
+    assert "b" not in driver.partition().isr
+
+
+def test_node_that_died_before_storing_its_incarnation_stays_in_the_isr() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create()
+    stored = driver.incarnation("b")
+    driver.restart("b")
+    for _ in range(3):
+        driver.register("b", previousIncarnation=stored, flushedAlways=True)
+        assert "b" in driver.partition().isr
+
+
+def test_sole_isr_member_that_may_have_lost_data_goes_offline() -> None:
+    driver = Driver(("a", "b"))
+    driver.create()
+    driver.change_isr(["a"])
+    before = driver.partition()
+    driver.restart("a", flushed=False)
+    offline = driver.partition()
+    assert (offline.status, offline.leader, offline.isr) == (PartitionStatus.OFFLINE, "", ("a",))
+    assert offline.epoch > before.epoch
+    for _ in range(2):
+        driver.restart("a", clean=True)
+        driver.fence("a")
+        driver.unfence("a")
+        driver.restart("b", clean=True)
+    assert driver.partition() == offline
+
+
+def test_partition_whose_leader_lost_its_data_is_offline_until_an_isr_member_returns() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create()
+    driver.fence("b")
+    driver.fence("c")
+    driver.restart("a", emptied=True)
+    assert (driver.partition().status, driver.partition().isr) == (PartitionStatus.OFFLINE, ("b", "c"))
+    driver.restart("a", clean=True)
+    assert driver.partition().status is PartitionStatus.OFFLINE
+    driver.unfence("c")
+    assert (driver.partition().status, driver.partition().leader) == (PartitionStatus.ONLINE, "c")
+    epoch = driver.partition().leader_epoch
+    driver.restart("b")
+    assert driver.partition().leader_epoch == epoch
+
+
+def test_fence_and_unfence_of_an_older_incarnation_are_rejected() -> None:
+    driver = Driver(("a", "b"))
+    old = driver.incarnation("a")
+    driver.restart("a")
+    assert driver.ask(fenceNode=pb.FenceNode(nodeId="a", incarnation=old)).error == Error.FENCED
+    assert driver.fence("a").node.fenced
+    assert driver.fence("a").error == Error.OK
+    assert driver.ask(unfenceNode=pb.UnfenceNode(nodeId="a", incarnation=old)).error == Error.FENCED
+    assert not driver.unfence("a").node.fenced
+    assert driver.ask(fenceNode=pb.FenceNode(nodeId="zz", incarnation=1)).error == Error.NOT_FOUND
+    driver.fence("a")
+    assert not driver.restart("a").node.fenced
+
+
+def test_remove_node_of_a_running_node_or_a_node_with_replicas_is_rejected() -> None:
+    driver = Driver(("a", "b"))
+    driver.create()
+    assert driver.ask(removeNode=pb.RemoveNode(nodeId="b")).error == Error.INVALID
+    driver.fence("b")
+    refused = driver.ask(removeNode=pb.RemoveNode(nodeId="b"))
+    assert refused.error == Error.INVALID
+    assert "orders" in refused.detail
+    driver.ask(deleteStream=pb.DeleteStream(name="orders"))
+    assert driver.ask(removeNode=pb.RemoveNode(nodeId="b")).error == Error.OK
+    assert set(driver.fsm.image.nodes) == {"a"}
+    assert driver.ask(removeNode=pb.RemoveNode(nodeId="b")).error == Error.NOT_FOUND
+
+
+def now_form_the_group(driver: Driver, *voters: str) -> None:
+    change = pb.ChangeControllers(after=driver.fsm.image.controllers.index)
+    change.list.voters.extend(voters)
+    assert driver.ask(changeControllers=change).error == Error.OK
+
+
+def test_remove_node_of_a_controller_is_rejected_with_the_command_to_use() -> None:
+    driver = Driver(("a", "b"))
+    now_form_the_group(driver, "a", "b")
+    driver.fence("b")
+    refused = driver.ask(removeNode=pb.RemoveNode(nodeId="b"))
+    assert refused.error == Error.INVALID
+    assert "take it out of the controllers first: liftpy controllers remove b" in refused.detail
+    now_form_the_group(driver, "a")
+    assert driver.ask(removeNode=pb.RemoveNode(nodeId="b")).error == Error.OK
+
+
+@pytest.mark.parametrize("fields", [{"weight": float("nan")}, {"weight": -1.0}, {"rack": "r" * 300}, {"nodeId": "a b"}])
+def test_registration_with_invalid_fields_is_rejected(fields: dict[str, object]) -> None:
+    driver = Driver()
+    message = registration(**({"nodeId": "a"} | fields))  # type: ignore[arg-type]
+    assert driver.ask(registerNode=message).error == Error.INVALID
+    assert not driver.fsm.image.nodes
+
+
+def test_registration_of_a_dead_process_does_not_replace_the_newer_process() -> None:
+    driver = Driver(("b", "c"))
+    driver.register("a", folderId="f", start=1)
+    driver.register("a", folderId="f", start=3)
+    current = driver.incarnation("a")
+    late = driver.register("a", folderId="f", start=2)
+    assert late.error == Error.STALE
+    assert driver.incarnation("a") == current
+    assert driver.register("a", folderId="another disk", start=1).node.incarnation > current
+
+
+# ---- a folder that went back in time [S15] ------------------------------------------------------------------------------
+def start(driver: Driver, history: DirectoryIdentity, previous: int, **how: bool) -> pb.ControlResponse:
+    """Register a process of node b with the identity of its data directory."""
+    request = registration(nodeId="b", previousIncarnation=previous, **({"flushedAlways": True} | how))
+    history.write_to(request)
+    return driver.ask(registerNode=request)
+
+
+def in_isr(driver: Driver) -> bool:
+    return "b" in driver.partition().isr
+
+
+def cluster_with_folder() -> tuple[Driver, DirectoryIdentity]:
+    """Return nodes a, b and c with a stream. The process of b is registered and runs."""
+    driver = Driver(("a", "c"))
+    history = DirectoryIdentity("f").next(101)
+    start(driver, history, 0)
+    driver.create()
+    assert in_isr(driver)
+    return driver, history.after_registration()
+
+
+def test_node_restarted_repeatedly_with_its_data_directory_stays_in_the_isr() -> None:
+    driver, history = cluster_with_folder()
+    for number in range(102, 150):
+        history = history.next(number)
+        assert start(driver, history, driver.incarnation("b")).error == Error.OK
+        assert in_isr(driver)
+        history = history.after_registration()
+
+
+@pytest.mark.parametrize("how", [{}, {"cleanStop": True}])
+@pytest.mark.parametrize("starts_since", [1, 2, 5])
+def test_data_directory_restored_from_a_copy_is_incomplete(how: dict[str, bool], starts_since: int) -> None:
+    driver, history = cluster_with_folder()
+    copy, copied_incarnation = history, driver.incarnation("b")
+    for number in range(starts_since):
+        history = history.next(200 + number).after_registration()
+        start(driver, history, driver.incarnation("b"))
+    assert in_isr(driver)
+    response = start(driver, copy.next(301), copied_incarnation, **how)
+    assert response.error == Error.OK, "it is let in, to catch up"
+    assert "older copy" in response.detail
+    assert not in_isr(driver)
+
+
+def test_data_directory_copy_is_detected_despite_unregistered_starts() -> None:
+    driver, history = cluster_with_folder()
+    copy, copied_incarnation = history, driver.incarnation("b")
+    start(driver, history.next(200), copied_incarnation)
+    for number in range(300, 305):
+        copy = copy.next(number)
+    start(driver, copy, copied_incarnation, cleanStop=True)
+    assert not in_isr(driver)
+
+
+@pytest.mark.parametrize("registered", [True, False])
+@pytest.mark.parametrize("deaths", [1, 3, MAX_EARLIER_NONCES])
+def test_node_that_died_during_registration_stays_in_the_isr(deaths: int, registered: bool) -> None:
+    driver, history = cluster_with_folder()
+    stored = driver.incarnation("b")
+    for number in range(deaths):
+        history = history.next(200 + number)  # it stores its start, and dies before it stores an answer
+        if registered:
+            start(driver, history, stored)
+    start(driver, history.next(300), stored)
+    assert in_isr(driver)
+
+
+def test_node_that_died_before_it_reached_the_controllers_stays_in_the_isr() -> None:
+    driver, history = cluster_with_folder()
+    for number in range(200, 300):
+        history = history.next(number)
+    assert len(history.earlier) == MAX_EARLIER_NONCES
+    start(driver, history, driver.incarnation("b"))
+    assert in_isr(driver)
+
+
+def test_repeated_registration_of_one_process_keeps_its_incarnation() -> None:
+    """The window of done operations no longer has the first registration."""
+    driver, history = cluster_with_folder()
+    history = history.next(200)
+    before = driver.incarnation("b")
+    first = start(driver, history, before)
+    driver.fence("b")
+    again = start(driver, history, before)
+    assert (again.error, again.node.incarnation) == (Error.OK, first.node.incarnation)
+    assert in_isr(driver)
+
+
+def test_late_registration_of_a_dead_process_is_stale() -> None:
+    driver, history = cluster_with_folder()
+    before = driver.incarnation("b")
+    died = history.next(200)
+    start(driver, died.next(201), before)
+    assert start(driver, died, before).error == Error.STALE
+    assert in_isr(driver)
+
+
+def test_data_directory_registered_without_nonces_is_compared_by_its_start_count() -> None:
+    """The image and the ``node`` file are older than nonces."""
+    driver = Driver(("a", "c"))
+    driver.register("b", folderId="f", start=7)
+    driver.create()
+    old = DirectoryIdentity("f", starts=7)
+    start(driver, old.next(1), driver.incarnation("b"))
+    assert in_isr(driver)
+    driver.register("b", folderId="f", start=9, previousIncarnation=driver.incarnation("b"), flushedAlways=True)
+    assert not in_isr(driver), "no nonce, where one was registered"
+
+
+def test_data_directory_from_before_a_data_loss_is_not_trusted() -> None:
+    driver, history = cluster_with_folder()
+    before = driver.incarnation("b")
+    start(driver, DirectoryIdentity("g").next(400), 0)
+    driver.change_isr(["a", "b", "c"])
+    start(driver, history.next(200), before)
+    assert not in_isr(driver)
+
+
+def test_registration_with_too_many_nonces_is_rejected() -> None:
+    driver = Driver()
+    request = registration(nodeId="a", earlierNonces=range(1, MAX_EARLIER_NONCES + 2))
+    assert driver.ask(registerNode=request).error == Error.INVALID
+
+
+def test_node_nonces_are_restored_from_a_snapshot() -> None:
+    driver, history = cluster_with_folder()
+    start(driver, history.next(200), driver.incarnation("b"))
+    found = image_from_bytes(image_to_bytes(driver.fsm.image)).nodes
+    assert (found["b"].nonce, found["b"].earlier_nonces) == (200, (101,))
+    assert (found["a"].nonce, found["a"].earlier_nonces) == (0, ())
+
+
+# ---- ghosts ------------------------------------------------------------------------------------------------------------------
+def test_registration_beyond_the_node_limit_is_rejected_except_for_known_nodes() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create()
+    answers = [driver.register(f"ghost{number}") for number in range(1100)]
+    assert len(driver.fsm.image.nodes) == MAX_NODES
+    assert [answer.error for answer in answers].count(Error.INVALID) == 1100 - (MAX_NODES - 3)
+    assert "stop and remove" in answers[-1].detail
+    assert driver.restart("a").error == Error.OK, "who is known registers as before"
+    assert driver.register("new").error == Error.INVALID
+    driver.fence("ghost5")
+    driver.fence("ghost4")
+    driver.fence("b")
+    assert driver.register("new").error == Error.OK
+    assert driver.register("newer").error == Error.OK
+    assert {"ghost4", "ghost5"}.isdisjoint(driver.fsm.image.nodes)
+    assert "b" in driver.fsm.image.nodes, "it holds data"
+    now_form_the_group(driver, "a", "ghost6")
+    driver.fence("ghost6")  # a controller: it goes for nobody
+    assert driver.register("newest").error == Error.INVALID
+    check_image(driver.fsm.image)

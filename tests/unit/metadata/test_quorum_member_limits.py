@@ -1,0 +1,199 @@
+"""Test what a metadata leader stops, repeats and forgets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.controller.quorum_member import (
+    MAX_DUTY_PROPOSALS,
+    PROBE_EVERY_NS,
+    ProbeNode,
+    ProposedEntry,
+    leader_to_ask_first,
+)
+from liftpy.core.metadata.controller.state_machine import MAX_TIME_NS
+from liftpy.core.metadata.describe import ClusterPages
+from liftpy.core.metadata.request_limits import MAX_LIST_LENGTH, MAX_REQUEST_BYTES, MAX_TEXT_BYTES, fit
+from liftpy.core.metadata.sessions import NodeSessions
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire._pb import replication_pb2
+from tests.born import born_fsm, registration
+from tests.unit.metadata.small_images import S, a_partition, a_stream, an_image
+from tests.unit.metadata.test_feed_limits import entries, subscribed
+from tests.unit.metadata.test_quorum_member import Member, heartbeat
+
+
+# ---- the member --------------------------------------------------------------------------------------------------------------
+def test_metadata_leader_that_loses_and_regains_the_leadership_proposes_a_new_barrier_first() -> None:
+    made = Member()
+    made.lead()
+    made.register(1)
+    answer = made.ask(heartbeat())
+    assert isinstance(answer, pb.ControlResponse)
+    assert answer.error == pb.ControlResponse.OK
+    made.log.leads = False
+    assert made.tick() == []
+    assert not made.member.is_active
+    assert made.tick() == []
+    made.log.leads = True
+    [barrier] = made.tick()
+    assert isinstance(barrier, ProposedEntry)
+    assert barrier.barrier_term == made.log.term, "a new one, in the same term too"
+
+
+def test_metadata_leader_checks_late_nodes_only_at_intervals() -> None:
+    made = Member()
+    made.lead()
+    made.register(2)
+    made.ask(heartbeat())
+    made.ask(heartbeat(1))
+    [first, second] = [d for d in made.tick(later_ns=NS_PER_S) if isinstance(d, ProbeNode)]
+    assert {first.node_id, second.node_id} == {"d0", "d1"}
+    made.member.probe_ended("d0", absent=False)
+    for later_ns, found in ((PROBE_EVERY_NS - 1, []), (1, [ProbeNode("d0")])):
+        assert [d for d in made.tick(later_ns=later_ns) if isinstance(d, ProbeNode)] == found
+
+
+def test_metadata_leader_drops_a_proposal_above_the_entry_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Member()
+    made.lead()
+    monkeypatch.setattr(made.member._duties, "next_deadline_ns", lambda: 0)
+    due = [pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="d0")) for _ in range(MAX_DUTY_PROPOSALS)]
+    monkeypatch.setattr(made.member._duties, "due", lambda _: due)
+    order = next(d for d in made.tick() if isinstance(d, ProposedEntry))
+    answer = made.member.entry(order, 1, 10)
+    assert isinstance(answer, pb.ControlResponse)
+    assert answer.error == pb.ControlResponse.INVALID
+    assert [d for d in made.tick() if isinstance(d, ProposedEntry)]
+
+
+def test_metadata_leader_repeats_a_barrier_rejected_as_too_large() -> None:
+    made = Member()
+    made.log.leads = True
+    [order] = made.tick()
+    assert isinstance(order, ProposedEntry)
+    assert made.tick() == []
+    made.member.entry(order, 1, 1)
+    assert len(made.tick()) == 1
+
+
+def test_metadata_leader_rejects_an_impossible_request_in_a_batch_without_a_log_entry() -> None:
+    made = Member()
+    made.lead()
+    made.register(1)
+    beat, unknown = heartbeat(), pb.ControlRequest(changeIsr=pb.ChangeIsr(stream="s", isr=["d0"]))
+    items = [pb.BatchedRequest(number=number, request=request) for number, request in ((3, beat), (5, unknown))]
+    answer = made.ask(pb.ControlRequest(batch=pb.Batch(requests=items[:1])))
+    assert isinstance(answer, pb.ControlResponse)
+    assert [(item.number, item.error) for item in answer.batch.answers] == [(3, pb.ControlResponse.OK)]
+    both = made.ask(pb.ControlRequest(batch=pb.Batch(requests=items)))
+    assert isinstance(both, pb.ControlResponse), "what is refused anyway is not logged"
+    assert {item.number: item.error for item in both.batch.answers} == {
+        3: pb.ControlResponse.OK, 5: pb.ControlResponse.NOT_FOUND,
+    }  # fmt: skip
+
+
+# ---- whose place is wanted -----------------------------------------------------------------------------------------------------
+def test_node_whose_id_another_process_claims_is_listed_as_overdue_for_one_second() -> None:
+    now_ns = 100 * S
+    sessions = NodeSessions(ReplicationConfig())
+    sessions.lead(an_image(), now_ns)
+    for name, incarnation in (("a", 1), ("b", 2), ("c", 3)):
+        assert sessions.heartbeat(name, incarnation, now_ns, now_ns).granted
+    assert sessions.overdue(now_ns) == []
+    assert sessions.may_still_run("b", now_ns)
+    assert not sessions.may_still_run("x", now_ns)
+    assert sessions.overdue(now_ns) == ["b"]
+    for later_ns, overdue in ((S, ["b"]), (S + 1, [])):
+        for name, incarnation in (("a", 1), ("b", 2), ("c", 3)):
+            sessions.heartbeat(name, incarnation, now_ns + later_ns, now_ns + later_ns)
+        assert sessions.overdue(now_ns + later_ns) == overdue
+
+
+# ---- a leader is asked to step aside -------------------------------------------------------------------------------------------
+def asked(**move: object) -> pb.ControlRequest:
+    return pb.ControlRequest(electLeader=pb.ElectLeader(stream="s", **move))  # type: ignore[arg-type]
+
+
+def test_metadata_leader_asks_a_partition_leader_to_resign_only_before_a_transfer() -> None:
+    image = an_image(a_stream(a_partition(replicas=("c", "a", "b"), isr=("a", "b")), a_partition(partition=1)))
+    question = replication_pb2.StepAside(stream="s", streamUid="u1", partition=0, leaderEpoch=5)
+    assert leader_to_ask_first(image, asked(node="b")) == ("a", question)
+    assert leader_to_ask_first(image, asked(node="b", uid="u1")) == ("a", question)
+    assert leader_to_ask_first(image, asked(node="a")) is None, "it leads already"
+    assert leader_to_ask_first(image, asked(node="c")) is None, "no member of the ISR"
+    assert leader_to_ask_first(image, asked()) is None, "the preferred one is none"
+    assert leader_to_ask_first(image, asked(partition=1)) is None, "the preferred one leads"
+    assert leader_to_ask_first(image, asked(node="b", unclean=True)) is None
+    assert leader_to_ask_first(image, asked(node="b", uid="old")) is None
+    assert leader_to_ask_first(image, asked(node="b", partition=2)) is None
+    assert leader_to_ask_first(image, pb.ControlRequest(barrier=pb.Barrier())) is None
+    nobody = an_image(a_stream(a_partition(status=PartitionStatus.ELECTION, leader="")))
+    assert leader_to_ask_first(nobody, asked(node="b")) is None
+    wanted = an_image(a_stream(a_partition(replicas=("b", "a", "c"))))
+    assert leader_to_ask_first(wanted, asked()) == ("a", question), "toward the preferred one"
+
+
+# ---- the feed ------------------------------------------------------------------------------------------------------------------
+def test_metadata_feed_subscription_drops_buffered_entries_older_than_the_image() -> None:
+    made, (one, two, three, four) = subscribed(), entries(4)
+    for entry in (two, four):
+        assert not made.entry_received(entry)
+    assert set(made._waiting) == {1, 3}
+    twice = type(one)()
+    twice.CopyFrom(one)
+    twice.index = 3
+    twice.records.extend([*two.records, *three.records])
+    assert made.entry_received(twice), "three entries in one"
+    assert made.image.index == 4
+    assert made._waiting == {}, "the second was in it, the fourth followed"
+    assert not made.behind
+
+
+# ---- entries, pages, bounds ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("time_ns", "known_ns", "error"),
+    [
+        (0, 7, pb.ControlResponse.OK),
+        (8, 8, pb.ControlResponse.OK),
+        (MAX_TIME_NS - 1, MAX_TIME_NS - 1, pb.ControlResponse.OK),
+        (MAX_TIME_NS, 7, pb.ControlResponse.INVALID),
+    ],
+)
+def test_cluster_fsm_image_time_advances_with_valid_entry_times(
+    time_ns: int, known_ns: int, error: pb.ControlResponse.Error
+) -> None:
+    fsm = born_fsm()
+    fsm.image = replace(fsm.image, time_ns=7)
+    request = pb.ControlRequest(operationId=b"i" * 16, timeNs=time_ns, registerNode=registration(nodeId="n1"))
+    answer = pb.ControlResponse.FromString(fsm.apply(request.SerializeToString(), 1))
+    assert (answer.error, fsm.image.time_ns, fsm.image.index) == (error, known_ns, 1)
+
+
+def test_describe_cluster_pages_set_the_paged_flag_in_the_first_request() -> None:
+    assert ClusterPages().request == pb.DescribeCluster(paged=True)
+
+
+def test_control_request_above_the_size_list_or_text_limit_is_rejected() -> None:
+    many = pb.ControlRequest(changeIsr=pb.ChangeIsr(isr=["n"] * MAX_LIST_LENGTH))
+    assert fit(many, MAX_REQUEST_BYTES) == ""
+    assert fit(many, MAX_REQUEST_BYTES + 1) == f"the request has {MAX_REQUEST_BYTES + 1} bytes, more than {MAX_REQUEST_BYTES}"
+    many.changeIsr.isr.append("n")
+    assert fit(many, 1) == f"changeIsr.isr has {MAX_LIST_LENGTH + 1} items, more than {MAX_LIST_LENGTH}"
+    long = pb.ControlRequest(changeIsr=pb.ChangeIsr(isr=["n", "x" * (MAX_TEXT_BYTES + 1)]))
+    assert fit(long, 1).startswith("changeIsr.isr is 'xxx")
+    long.changeIsr.isr[1] = "é" * (MAX_TEXT_BYTES // 2)
+    assert fit(long, 1) == ""
+    long.changeIsr.isr[1] += "x"
+    assert fit(long, 1).endswith(f"longer than {MAX_TEXT_BYTES} bytes")
+    named = pb.ControlRequest(operationId=b"o" * MAX_TEXT_BYTES)
+    assert fit(named, 1) == ""
+    named.operationId += b"o"
+    assert fit(named, 1) == f"operationId has {MAX_TEXT_BYTES + 1} bytes, more than {MAX_TEXT_BYTES}"
+    wordy = pb.ControlRequest(giveUpLeadership=pb.GiveUpLeadership(stream="s", reason="é" * 9_999))
+    assert fit(wordy, 1) == ""
+    assert wordy.giveUpLeadership == pb.GiveUpLeadership(stream="s", reason="é" * (MAX_TEXT_BYTES // 4)), "it is for people"

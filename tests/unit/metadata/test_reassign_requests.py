@@ -1,0 +1,402 @@
+"""Test Reassign and BeginCopy: one swap at a time, and joins and evictions in apply."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cluster_driver import Driver, Error
+
+from liftpy.config import StreamConfig
+from liftpy.core.base.partition import MoveReason, PartitionState
+from liftpy.core.metadata.controller.admission import RequestAcl, refusal
+from liftpy.core.metadata.controller.reassign import finish_reached_target, remove_replica, without_further_moves
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+
+@pytest.fixture
+def driver() -> Driver:
+    made = Driver(("a", "b", "c", "d", "e"))
+    made.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
+    return made
+
+
+def to(driver: Driver, *replicas: str, cancel: bool = False) -> pb.ControlResponse:
+    return driver.ask(reassign=pb.Reassign(stream="orders", partition=0, replicas=replicas, cancel=cancel))
+
+
+def copy(driver: Driver, node: str) -> pb.ControlResponse:
+    return driver.ask(beginCopy=pb.BeginCopy(stream="orders", partition=0, epoch=driver.partition().epoch, node=node))
+
+
+def join(driver: Driver, *isr: str, evicted: str = "") -> pb.ControlResponse:
+    request = driver.isr_request(list(isr))
+    request.evicted = evicted
+    return driver.ask(changeIsr=request)
+
+
+def held(driver: Driver, node: str) -> int:
+    return driver.fsm.image.replica_counts.get(node, 0)
+
+
+def test_reassign_of_one_replica_adds_the_new_replica_and_then_evicts_the_old(driver: Driver) -> None:
+    assert to(driver, "d", "b", "a").error == Error.OK
+    assert (driver.partition().wants_next, driver.partition().leaving) == ("d", "")
+    assert copy(driver, "d").error == Error.OK
+    learner = driver.partition()
+    assert (learner.replicas, learner.joining, learner.holders) == (("a", "b", "c"), "d", ("a", "b", "c", "d"))
+    assert learner.wants_next == ""
+    assert held(driver, "d") == 1
+    assert list(driver.fsm.image.partitions_of("d"))
+    assert join(driver, "a", "b", "c", "d").error == Error.OK
+    both = driver.partition()
+    assert (both.replicas, both.isr, both.joining) == (("d", "b", "a", "c"), ("d", "b", "a", "c"), "")
+    assert both.leaving == "c"
+    assert join(driver, "a", "b", "d", evicted="c").error == Error.OK
+    done = driver.partition()
+    assert (done.replicas, done.isr, done.target) == (("d", "b", "a"), ("d", "b", "a"), ())
+    assert done.leader == "a"
+    assert (held(driver, "c"), held(driver, "d")) == (0, 1)
+    assert not list(driver.fsm.image.partitions_of("c"))
+
+
+def test_reassign_of_two_replicas_replaces_one_after_the_other(driver: Driver) -> None:
+    to(driver, "d", "e", "a")
+    copy(driver, "d")
+    join(driver, "a", "b", "c", "d")
+    assert (driver.partition().wants_next, driver.partition().leaving) == ("", "c")
+    join(driver, "a", "b", "d", evicted="c")
+    assert (driver.partition().wants_next, driver.partition().leaving) == ("e", "")
+    copy(driver, "e")
+    join(driver, "a", "b", "d", "e")
+    join(driver, "a", "d", "e", evicted="b")
+    assert (driver.partition().replicas, driver.partition().target) == (("d", "e", "a"), ())
+
+
+def test_reassign_evicts_replicas_outside_the_isr_first_and_the_leader_last(driver: Driver) -> None:
+    driver.change_isr(["a", "c"])
+    to(driver, "d")
+    assert driver.partition().leaving == "b"
+    join(driver, "a", "c", evicted="b")
+    assert driver.partition().leaving == "c"
+    join(driver, "a", evicted="c")
+    assert (driver.partition().leaving, driver.partition().wants_next) == ("", "d")
+    copy(driver, "d")
+    join(driver, "a", "d")
+    assert driver.partition().leaving == "a"
+    assert join(driver, "d", evicted="a").error == Error.INVALID, "the leader does not evict itself"
+
+
+def test_reassign_to_another_order_of_the_replicas_applies_at_once(driver: Driver) -> None:
+    to(driver, "c", "a", "b")
+    assert (driver.partition().replicas, driver.partition().isr) == (("c", "a", "b"), ("c", "a", "b"))
+    assert (driver.partition().target, driver.partition().leader) == ((), "a")
+
+
+def test_reassign_sent_twice_changes_nothing(driver: Driver) -> None:
+    to(driver, "d", "b", "a")
+    before = driver.partition()
+    assert to(driver, "d", "b", "a").error == Error.OK
+    assert driver.partition() == before
+
+
+def test_reassign_cancelled_before_the_learner_joined_restores_the_partition(driver: Driver) -> None:
+    before = driver.partition()
+    to(driver, "d", "b", "a")
+    copy(driver, "d")
+    to(driver, cancel=True)
+    assert replace(driver.partition(), epoch=before.epoch) == before
+    assert held(driver, "d") == 0
+
+
+def test_reassign_cancelled_after_the_learner_joined_finishes_only_the_current_replacement(driver: Driver) -> None:
+    to(driver, "d", "e", "a")
+    copy(driver, "d")
+    join(driver, "a", "b", "c", "d")
+    to(driver, cancel=True)
+    assert (driver.partition().target, driver.partition().leaving) == (("d", "a", "b"), "c")
+    join(driver, "a", "b", "d", evicted="c")
+    assert (driver.partition().replicas, driver.partition().target) == (("d", "a", "b"), ())
+
+
+def test_reassign_to_other_replicas_removes_a_learner_outside_the_new_target(driver: Driver) -> None:
+    to(driver, "d", "b", "a")
+    copy(driver, "d")
+    to(driver, "a", "b", "e")
+    assert (driver.partition().joining, driver.partition().wants_next) == ("", "e")
+    copy(driver, "e")
+    to(driver, "e", "b", "c")
+    assert driver.partition().joining == "e"
+
+
+def test_reassign_copy_can_be_aborted_and_started_again(driver: Driver) -> None:
+    to(driver, "d", "b", "a")
+    copy(driver, "d")
+    assert copy(driver, "").error == Error.OK
+    assert (driver.partition().joining, driver.partition().wants_next) == ("", "d")
+    stale = pb.BeginCopy(stream="orders", partition=0, epoch=driver.partition().epoch - 1, node="d")
+    assert driver.ask(beginCopy=stale).error == Error.STALE
+    assert copy(driver, "e").error == Error.INVALID
+    driver.fence("d")
+    assert copy(driver, "d").error == Error.FENCED
+
+
+def test_reassign_adds_or_removes_replicas(driver: Driver) -> None:
+    to(driver, "a", "b", "c", "d")
+    copy(driver, "d")
+    join(driver, "a", "b", "c", "d")
+    assert (driver.partition().replicas, driver.partition().target, driver.partition().leaving) == (
+        ("a", "b", "c", "d"),
+        (),
+        "",
+    )
+    to(driver, "a", "b")
+    assert driver.partition().leaving == "d"
+    join(driver, "a", "b", "c", evicted="d")
+    assert driver.partition().leaving == "c"
+    join(driver, "a", "b", evicted="c")
+    assert (driver.partition().replicas, driver.partition().target) == (("a", "b"), ())
+
+
+def test_change_isr_at_the_end_of_a_reassignment_evicts_only_the_replaced_replica(driver: Driver) -> None:
+    assert join(driver, "a", "b", evicted="c").error == Error.INVALID, "nothing is to move"
+    to(driver, "d", "b", "a")
+    assert join(driver, "a", "b", evicted="c").error == Error.INVALID, "d has not joined"
+    copy(driver, "d")
+    join(driver, "a", "b", "c", "d")
+    assert join(driver, "a", "c", "d", evicted="b").error == Error.INVALID
+    assert join(driver, "a", "b", "c", "d", evicted="c").error == Error.INVALID, "it is to be in the ISR"
+    assert driver.partition().replicas == ("d", "b", "a", "c")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "said"),
+    [((), "0 replicas"), (("a", "a", "b"), "a: a node holds one"), (("a", "b", "z"), "no node 'z'"), (("a", "b", "e"), "live")],
+)
+def test_reassign_to_impossible_replicas_is_rejected(driver: Driver, replicas: tuple[str, ...], said: str) -> None:
+    driver.fence("e")
+    answer = to(driver, *replicas)
+    assert answer.error == Error.INVALID
+    assert said in answer.detail
+    assert driver.partition().target == ()
+
+
+def test_reassign_to_replicas_with_a_fenced_current_replica_is_accepted(driver: Driver) -> None:
+    to(driver, "d", "e", "a")
+    driver.fence("e")
+    assert to(driver, "b", "e", "a").error == Error.OK
+    assert driver.partition().target == ("b", "e", "a")
+    to(driver, cancel=True)
+    assert "not live" in to(driver, "b", "e", "a").detail
+
+
+def test_reassign_to_a_draining_or_full_node_is_rejected(driver: Driver) -> None:
+    driver.ask(setNode=pb.SetNode(nodeId="d", leaving=True))
+    assert driver.fsm.image.nodes["d"].leaving
+    assert "is leaving" in to(driver, "a", "b", "d").detail
+    driver.restart("d")
+    assert driver.fsm.image.nodes["d"].leaving, "an operator's word outlives the process"
+    driver.register("full", partitionBudget=1)
+    driver.create("other", manual=[pb.ReplicaList(partition=0, replicas=["full"])])
+    assert "no room on 'full'" in to(driver, "a", "b", "full").detail
+    driver.ask(setNode=pb.SetNode(nodeId="d", leaving=False))
+    assert to(driver, "a", "b", "d").error == Error.OK
+
+
+def test_reassign_limits_the_effective_min_isr_by_replicas_and_target() -> None:
+    config = StreamConfig()
+    moving = PartitionState(partition=0, replicas=("a",), isr=("a",), leader="a", leader_epoch=1, epoch=1, target=("b",))
+    assert moving.min_isr(config) == 1
+    assert replace(moving, replicas=("b", "a")).min_isr(config) == 1
+    assert replace(moving, replicas=("a",), target=("a", "b", "c")).min_isr(config) == 1
+    assert replace(moving, replicas=("a", "b"), target=("a", "b", "c")).min_isr(config) == 2
+    assert replace(moving, replicas=("a", "b"), target=()).min_isr(config) == 2
+
+
+def test_reassign_keeps_a_replica_complete_only_while_min_isr_prevents_commits(driver: Driver) -> None:
+    stream = driver.fsm.image.streams["orders"]
+    short = replace(driver.partition(), replicas=("a", "b"), isr=("a",), complete=("b",), target=())
+    assert finish_reached_target(stream, short).complete == ("b",)
+    assert finish_reached_target(stream, replace(short, target=("a",))).complete == ()
+
+
+def test_remove_node_of_a_learner_is_rejected(driver: Driver) -> None:
+    to(driver, "a", "b", "d")
+    copy(driver, "d")
+    driver.fence("d")
+    assert driver.ask(removeNode=pb.RemoveNode(nodeId="d")).error == Error.INVALID
+
+
+def test_reassign_in_progress_is_restored_from_a_snapshot(driver: Driver) -> None:
+    to(driver, "a", "b", "d")
+    copy(driver, "d")
+    driver.ask(setNode=pb.SetNode(nodeId="e", leaving=True))
+    restored = Driver()
+    restored.fsm.restore(driver.fsm.snapshot())
+    assert restored.fsm.image == driver.fsm.image
+    assert restored.fsm.image.replica_counts["d"] == 1
+
+
+def test_reassign_batch_with_another_kind_of_request_is_rejected() -> None:
+    wish = pb.ControlRequest(reassign=pb.Reassign(stream="orders", partition=0, replicas=["a"]))
+    batch = pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(number=0, request=wish)]))
+    assert refusal(RequestAcl.ADMIN, "ann", wish) == ""
+    assert refusal(RequestAcl.ADMIN, "ann", batch) == ""
+    assert refusal(RequestAcl.NODE, "n1", batch)
+    assert refusal(RequestAcl.INFO, "", batch)
+    for foreign in (
+        pb.ControlRequest(changeIsr=pb.ChangeIsr(leader="n1")),
+        pb.ControlRequest(beginCopy=pb.BeginCopy(node="n1")),
+        pb.ControlRequest(deleteStream=pb.DeleteStream(name="orders")),
+    ):
+        batch.batch.requests.append(pb.BatchedRequest(number=1, request=foreign))
+        assert refusal(RequestAcl.ADMIN, "ann", batch)
+        del batch.batch.requests[1]
+
+
+def test_reassign_based_on_an_older_state_returns_stale(driver: Driver) -> None:
+    epoch = driver.partition().epoch
+    wish = pb.Reassign(stream="orders", partition=0, replicas=["a", "b", "d"], epoch=epoch)
+    assert driver.ask(reassign=wish).error == Error.OK
+    assert driver.ask(reassign=wish).error == Error.STALE
+    assert driver.ask(reassign=pb.Reassign(stream="orders", partition=0, cancel=True, epoch=epoch)).error == Error.STALE
+
+
+@pytest.mark.parametrize(
+    ("place", "of"),
+    [
+        ({"stream": "no"}, "no/0 of stream of that name"),
+        ({"stream": "orders", "partition": 1}, "orders/1 of stream of that name"),
+        ({"stream": "orders", "uid": "u9"}, "orders/0 of stream u9"),
+    ],
+)
+def test_reassign_of_a_missing_partition_returns_not_found(driver: Driver, place: dict[str, Any], of: str) -> None:
+    for asked in (
+        pb.ControlRequest(reassign=pb.Reassign(replicas=["d"], **place)),
+        pb.ControlRequest(beginCopy=pb.BeginCopy(node="d", **place)),
+    ):
+        kind = asked.WhichOneof("request") or ""
+        answer = driver.ask(**{kind: getattr(asked, kind)})
+        assert (answer.error, answer.detail) == (Error.NOT_FOUND, f"there is no partition {of}")
+
+
+def test_reassign_cancelled_during_a_copy_keeps_the_joined_replicas() -> None:
+    waits = PartitionState(
+        partition=0, replicas=("a", "b", "c"), isr=("a",), leader="a", leader_epoch=1, epoch=1, target=("a", "d"), joining="d",
+        copy_epoch=1,
+    )  # fmt: skip
+    stays = without_further_moves(replace(waits, target=("a", "d", "e")))
+    assert (stays.replicas, stays.target, stays.joining, stays.copy_epoch) == (("a", "b", "c"), (), "", 0)
+    leaves = without_further_moves(waits)
+    assert (leaves.replicas, leaves.target, leaves.joining, leaves.copy_epoch) == (("a", "b", "c"), ("a", "b"), "", 0)
+
+
+def test_reassign_by_rebalance_to_another_replica_order_transfers_the_leadership(driver: Driver) -> None:
+    def asked(*replicas: str, reason: pb.MoveReason = pb.REBALANCED) -> PartitionState:
+        wish = pb.Reassign(stream="orders", partition=0, replicas=replicas, movedFor=reason)
+        assert driver.ask(reassign=wish).error == Error.OK
+        return driver.partition()
+
+    without = asked("b", "a", "c")
+    assert (without.moved_for, without.wants_leader) == (MoveReason.BY_HAND, ""), "a cluster without elections"
+    driver.fsm.image = replace(driver.fsm.image, rules=replace(driver.fsm.image.rules, elections=True))
+    assert asked("b", "a", "c", reason=pb.BY_HAND).wants_leader == ""
+    leads = asked("a", "b", "c")
+    assert (leads.moved_for, leads.wants_leader) == (MoveReason.BY_HAND, ""), "it leads already"
+    asks = asked("c", "a", "b")
+    assert (asks.replicas, asks.leader, asks.moved_for, asks.wants_leader) == (
+        ("c", "a", "b"),
+        "a",
+        MoveReason.LEADERSHIPS,
+        "c",
+    )
+    assert driver.change_isr(["a", "c"]).error == Error.OK
+    assert driver.partition().wants_leader == "c", "whatever else changes"
+    assert asked("b", "a", "c", reason=pb.DRAINED).wants_leader == ""
+    assert asked("c", "a", "b").wants_leader == "c"
+    assert driver.ask(reassign=pb.Reassign(stream="orders", partition=0, cancel=True)).error == Error.OK
+    stays = driver.partition()
+    assert (stays.replicas, stays.moved_for, stays.wants_leader) == (("c", "a", "b"), MoveReason.BY_HAND, "")
+
+
+def promoted(driver: Driver) -> PartitionState:
+    """Report the success of the candidate and return the partition."""
+    found = driver.partition()
+    report = pb.ReportPromotion(
+        stream="orders", partition=0, candidate=found.candidate, candidateIncarnation=driver.incarnation(found.candidate),
+        leaderEpoch=found.leader_epoch, epoch=found.epoch, newestOffset=-1, finished=True,
+    )  # fmt: skip
+    assert driver.ask(reportPromotion=report).error == Error.OK
+    return driver.partition()
+
+
+def test_reassign_leadership_target_is_cleared_after_the_transfer_or_an_election_command(driver: Driver) -> None:
+    driver.fsm.image = replace(driver.fsm.image, rules=replace(driver.fsm.image.rules, elections=True))
+
+    def asked(*replicas: str) -> PartitionState:
+        wish = pb.Reassign(stream="orders", partition=0, replicas=replicas, movedFor=pb.REBALANCED)
+        assert driver.ask(reassign=wish).error == Error.OK
+        return driver.partition()
+
+    def elect(node: str) -> PartitionState:
+        assert driver.ask(electLeader=pb.ElectLeader(stream="orders", partition=0, node=node)).error == Error.OK
+        return driver.partition()
+
+    asked("c", "a", "b")
+    moving = elect("c")
+    assert (moving.candidate, moving.wants_leader, moving.moved_for) == ("c", "c", MoveReason.LEADERSHIPS)
+    there = promoted(driver)
+    assert (there.leader, there.wants_leader, there.moved_for) == ("c", "", MoveReason.BY_HAND)
+
+    asked("a", "b", "c")
+    assert elect("").wants_leader == "a", "the preferred leader is who is wanted"
+    assert promoted(driver).leader == "a"
+
+    asked("c", "a", "b")
+    other = elect("b")
+    assert (other.candidate, other.wants_leader) == ("b", ""), "whoever says another one means it"
+    assert promoted(driver).leader == "b"
+    asked("c", "a", "b")
+    kept = elect("b")
+    assert (kept.leader, kept.moved_for) == ("b", MoveReason.BY_HAND)
+
+
+def test_reassign_leadership_target_remains_after_an_election_of_another_replica(driver: Driver) -> None:
+    driver.fsm.image = replace(driver.fsm.image, rules=replace(driver.fsm.image.rules, elections=True))
+    wish = pb.Reassign(stream="orders", partition=0, replicas=["c", "a", "b"], movedFor=pb.REBALANCED)
+    assert driver.ask(reassign=wish).error == Error.OK
+    assert driver.change_isr(["a", "b"]).error == Error.OK
+    assert driver.fence("a").error == Error.OK
+    assert driver.partition().candidate == "b"
+    won = promoted(driver)
+    assert (won.leader, won.wants_leader, won.moved_for) == ("b", "c", MoveReason.LEADERSHIPS)
+
+
+def test_reassign_removes_an_evicted_replica_from_every_partition_field() -> None:
+    abc = ("a", "b", "c")
+    whole = PartitionState(
+        partition=0, replicas=abc, isr=abc, leader="a", leader_epoch=1, epoch=1, incomplete=abc, complete=abc, passed_over=abc,
+        joining="d", target=("a", "b"),
+    )  # fmt: skip
+    ac = ("a", "c")
+    assert remove_replica(whole, "b") == replace(whole, replicas=ac, isr=ac, incomplete=ac, complete=ac, passed_over=ac)
+
+
+def test_reassign_at_its_target_orders_all_partition_lists_like_the_replicas(driver: Driver) -> None:
+    stream = driver.fsm.image.streams["orders"]
+    mixed = PartitionState(
+        partition=0, replicas=("a", "b", "c"), isr=("c", "a"), leader="a", leader_epoch=1, epoch=1, incomplete=("c", "b", "x"),
+        complete=("b",), target=("c", "b", "a"), moved_for=MoveReason.DRAINED,
+    )  # fmt: skip
+    found = finish_reached_target(stream, mixed)
+    assert (found.replicas, found.isr, found.incomplete, found.complete) == (("c", "b", "a"), ("c", "a"), ("c", "b"), ())
+    assert (found.target, found.moved_for) == ((), MoveReason.BY_HAND)
+    short = finish_reached_target(stream, replace(mixed, isr=("a",), complete=("b", "c"), target=("a", "b", "d")))
+    assert (short.isr, short.complete, short.moved_for) == (("a",), ("b", "c"), MoveReason.DRAINED)
+
+
+def test_reassign_with_an_unknown_reason_is_treated_as_manual(driver: Driver) -> None:
+    wish = pb.Reassign(stream="orders", partition=0, replicas=["a", "b", "d"], movedFor=99)  # type: ignore[arg-type]
+    assert driver.ask(reassign=wish).error == Error.OK
+    assert driver.partition().moved_for is MoveReason.BY_HAND

@@ -1,0 +1,160 @@
+"""Test that a batch decides its requests as if they came one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from liftpy.config import ReplicationConfig
+from liftpy.core.base.partition import PartitionStatus
+from liftpy.core.metadata.controller import request_batcher
+from liftpy.core.metadata.controller.active_controller import ActiveController, merge_answers
+from liftpy.core.metadata.controller.request_batcher import batch_of
+from liftpy.core.metadata.image import ClusterImage, DirtyStreams
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from tests.born import born_fsm, registration
+
+_E = pb.ControlResponse
+
+
+class Group:
+    """Provide the state machine with three nodes and a stream of nine partitions whose leader ``a`` has failed."""
+
+    def __init__(self) -> None:
+        self.fsm = born_fsm(elections=True)
+        self.count = 0
+        for node in ("a", "b", "c"):
+            self.ask(registerNode=registration(nodeId=node, flushedAlways=True))
+        self.ask(createStream=pb.CreateStream(name="s", subject="s.x", replicationFactor=3, partitions=9))
+        self.ask(fenceNode=pb.FenceNode(nodeId="a", incarnation=1))
+        for p in self.image.streams["s"].partitions:
+            if p.status is PartitionStatus.ELECTION:
+                self.ask(concludeElection=pb.ConcludeElection(stream="s", partition=p.partition, epoch=p.epoch))
+
+    @property
+    def image(self) -> ClusterImage:
+        return self.fsm.image
+
+    def ask(self, **request: Any) -> pb.ControlResponse:
+        return self.apply(pb.ControlRequest(**request))
+
+    def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
+        self.count += 1
+        request.operationId = request.operationId or self.count.to_bytes(16, "big")
+        request.timeNs = self.count
+        return _E.FromString(self.fsm.apply(request.SerializeToString(), self.count))
+
+    def wishes(self) -> list[pb.ControlRequest]:
+        """Return requests: all candidates are promoted and leaders remove ``a`` from the ISR.
+
+        One is sent twice, one is invalid.
+        """
+        stream = self.image.streams["s"]
+        found = []
+        for p in stream.partitions:
+            at = {"stream": "s", "uid": stream.uid, "partition": p.partition, "leaderEpoch": p.leader_epoch, "epoch": p.epoch}
+            if p.candidate:
+                node = self.image.nodes[p.candidate]
+                report = pb.ReportPromotion(**at, candidate=p.candidate, candidateIncarnation=node.incarnation, finished=True)
+                found.append(pb.ControlRequest(reportPromotion=report))
+            elif p.leader:
+                change = pb.ChangeIsr(**at, leader=p.leader, isr=[n for n in p.isr if n != "a"])
+                found += [pb.ControlRequest(changeIsr=change), pb.ControlRequest(changeIsr=change)]
+        found.append(pb.ControlRequest(leaveIsr=pb.LeaveIsr(stream="nobody", node="b", incarnation=2)))
+        return found
+
+
+def comparable(image: ClusterImage) -> ClusterImage:
+    """Return the image without the parts that depend on the number of entries."""
+    return replace(image, index=0, time_ns=0, operations=ClusterImage().operations, trail=DirtyStreams())
+
+
+def test_request_batch_gives_the_same_result_as_single_requests() -> None:
+    alone, together = Group(), Group()
+    requests = alone.wishes()
+    answers = [alone.apply(request).error for request in requests]
+    entries = together.count
+    answer = together.apply(batch_of(together.wishes()))
+    assert together.count == entries + 1
+    assert [a.error for a in answer.batch.answers] == answers
+    assert {_E.OK, _E.STALE, _E.NOT_FOUND} <= set(answers)
+    assert comparable(together.image) == comparable(alone.image)
+    assert all(p.status is PartitionStatus.ONLINE and "a" not in p.isr for p in together.image.streams["s"].partitions)
+
+
+def test_request_batch_sent_twice_is_applied_once() -> None:
+    group = Group()
+    request = batch_of(group.wishes())
+    first = group.apply(request)
+    image = group.image
+    again = group.apply(request)
+    assert again.batch == first.batch
+    assert again.index == first.index
+    assert comparable(group.image) == comparable(image)
+
+
+def test_request_batch_with_one_raising_request_applies_the_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group()
+    requests = group.wishes()
+    real = request_batcher.decide
+
+    def decide(image: Any, request: pb.ControlRequest, *more: Any) -> Any:
+        if request == requests[0]:
+            raise ZeroDivisionError("a bug")
+        return real(image, request, *more)
+
+    monkeypatch.setattr(request_batcher, "decide", decide)
+    answer = group.apply(batch_of(requests))
+    errors = {a.number: a.error for a in answer.batch.answers}
+    assert errors[0] == _E.UNKNOWN
+    assert list(errors.values()).count(_E.OK) == 8
+    assert group.fsm.failure_count >= 1
+
+
+def test_request_batch_rejects_requests_that_concern_no_partition() -> None:
+    group = Group()
+    fence = pb.ControlRequest(fenceNode=pb.FenceNode(nodeId="b", incarnation=2))
+    nested = batch_of([fence, fence])
+    answer = group.apply(batch_of([fence, nested]))
+    assert [a.error for a in answer.batch.answers] == [_E.INVALID, _E.INVALID]
+    assert group.image.is_live("b")
+
+
+def test_metadata_leader_answers_no_op_requests_of_a_batch_and_logs_the_others() -> None:
+    group = Group()
+    duties = ActiveController(ReplicationConfig())
+    duties.lead(group.image, 0, term=1)
+    finished = next(wish for wish in group.wishes() if wish.HasField("reportPromotion"))
+    progress = pb.ControlRequest()
+    progress.CopyFrom(finished)
+    progress.reportPromotion.finished = False
+    request = batch_of([progress, finished])
+    request.operationId, request.sender = b"o" * 16, "n1"
+    here, rest = duties.split_batch(request, group.image, 1, 1)
+    assert [a.number for a in here.batch.answers] == [0]
+    assert rest is not None
+    wanted = pb.ControlRequest()
+    wanted.CopyFrom(request)
+    del wanted.batch.requests[0]
+    assert rest == wanted, "all that stood around the one that was answered"
+    assert [item.number for item in rest.batch.requests] == [1]
+    assert rest.operationId == request.operationId
+    answer = merge_answers(here, group.apply(rest))
+    assert sorted(a.number for a in answer.batch.answers) == [0, 1]
+    only = batch_of([progress, progress])
+    assert duties.split_batch(only, group.image, 1, 1)[1] is None
+
+
+def test_metadata_leader_proposes_due_elections_of_many_partitions_in_one_batch() -> None:
+    group = Group()
+    duties = ActiveController(ReplicationConfig())
+    duties.lead(group.image, 0, term=1)
+    candidates = sum(p.status is PartitionStatus.CANDIDATE_FOUND for p in group.image.streams["s"].partitions)
+    assert candidates == 3
+    due = duties.due(2_100_000_000)
+    kinds = [request.WhichOneof("request") for request in due]
+    assert kinds.count("batch") == 1
+    batch = next(request for request in due if request.HasField("batch"))
+    assert len(batch.batch.requests) == candidates

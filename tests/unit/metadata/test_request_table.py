@@ -1,0 +1,142 @@
+"""Test that the table of control requests is complete, and which subject each kind may use."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+
+import pytest
+
+from liftpy.client import admin
+from liftpy.core.metadata.controller.admission import RequestAcl, refusal
+from liftpy.core.metadata.controller.requests import REQUESTS, AskedBy, RequestKind, changes_nothing, kind_of, may_be_logged
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+KINDS = {field.name: field for field in pb.ControlRequest.DESCRIPTOR.oneofs_by_name["request"].fields}
+NOT_READ = sorted(name for name, kind in REQUESTS.items() if kind.asked_by is not AskedBy.READERS)
+
+
+def asked(name: str, asker: str = "n1") -> pb.ControlRequest:
+    request = pb.ControlRequest()
+    getattr(request, name).SetInParent()
+    if REQUESTS[name].asker:
+        setattr(getattr(request, name), REQUESTS[name].asker, asker)
+    return request
+
+
+def test_request_table_has_one_row_per_kind_of_control_request() -> None:
+    assert set(REQUESTS) == set(KINDS)
+
+
+@pytest.mark.parametrize("door", RequestAcl)
+@pytest.mark.parametrize("name", sorted(REQUESTS))
+def test_control_request_without_a_kind_is_rejected_on_each_subject(name: str, door: RequestAcl) -> None:
+    request = asked(name)
+    getattr(request, name).MergeFromString(bytes.fromhex("c23e0161"))
+    assert refusal(door, "n1", request).startswith("UNSUPPORTED: the request holds fields")
+
+
+def test_control_request_is_accepted_only_on_the_subject_of_its_kind() -> None:
+    def those(is_so: Callable[[RequestKind], object]) -> str:
+        return " ".join(sorted(name for name, kind in REQUESTS.items() if is_so(kind)))
+
+    by = {asked_by: those(lambda kind, who=asked_by: kind.asked_by is who) for asked_by in AskedBy}  # type: ignore[misc]
+    assert by[AskedBy.READERS] == "describeCluster describeStream openGroups"
+    assert by[AskedBy.OPERATORS] == (
+        "addPartitions alterStream changeControllers createStream deleteStream electLeader pausePartitions purgeRecords "
+        "reassign removeNode setDefaultQuota setFeatureLevel setNode setSessionTimes truncateBefore"
+    )
+    assert by[AskedBy.NOBODY] == "beginCopy concludeElection passOver placeStream settleSessionTimes unfenceNode"
+    assert those(lambda kind: kind.read_only) == "barrier describeCluster describeStream heartbeat"
+    assert those(lambda kind: kind.batched) == (
+        "beginCopy changeIsr concludeElection electLeader giveUpLeadership leaveIsr passOver purgeRecords reassign "
+        "reportLeader reportPromotion reportPurged reportService truncateBefore wakePartition"
+    )
+    assert those(lambda kind: kind.looked_at_first) == "changeControllers heartbeat registerNode reportLeader setFeatureLevel"
+    assert {name: kind.asker for name, kind in REQUESTS.items() if kind.asker} == {
+        "heartbeat": "nodeId", "registerNode": "nodeId", "fenceNode": "nodeId", "drainNode": "nodeId", "changeIsr": "leader",
+        "leaveIsr": "node", "reportLeader": "witness", "reportPromotion": "candidate", "giveUpLeadership": "leader",
+        "reportPurged": "node", "reportService": "node",
+        "wakePartition": "leader",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_read_only_control_requests_are_logged_only_if_linearizable(name: str) -> None:
+    request = asked(name)
+    reads = name in ("barrier", "describeCluster", "describeStream", "heartbeat")
+    assert changes_nothing(request) == reads
+    assert may_be_logged(request) == (not reads or name == "barrier")
+    request.linearizable = True
+    assert may_be_logged(request)
+    if hasattr(getattr(request, name), "dryRun"):
+        getattr(request, name).dryRun = True
+        assert changes_nothing(request)
+    assert not changes_nothing(pb.ControlRequest()), "a kind of a later version"
+
+
+def test_request_table_decision_function_takes_the_request_type_of_its_row() -> None:
+    for name, kind in REQUESTS.items():
+        message = KINDS[name].message_type.name
+        said = list(inspect.signature(kind.decide).parameters.values())[1].annotation
+        assert said in ("Any", f"pb.{message}"), f"{name} is decided by {kind.decide}"
+    decided = [kind.decide for kind in REQUESTS.values()]
+    assert len(set(decided)) == len(decided)
+
+
+def test_request_table_sender_field_exists_in_the_request() -> None:
+    for name, kind in REQUESTS.items():
+        assert not kind.asker or kind.asker in KINDS[name].message_type.fields_by_name, name
+        assert bool(kind.asker) is (kind.asked_by is AskedBy.NODES and name not in ("barrier", "batch")), name
+
+
+def test_request_table_allows_only_requests_about_a_partition_in_batches() -> None:
+    for name, kind in REQUESTS.items():
+        assert not kind.batched or {"stream", "partition"} <= set(KINDS[name].message_type.fields_by_name), name
+        assert not (kind.batched and kind.read_only), name
+
+
+def test_request_table_operator_requests_each_have_an_admin_client_method() -> None:
+    source = inspect.getsource(admin)
+    for name, kind in REQUESTS.items():
+        assert kind.asked_by is not AskedBy.OPERATORS or re.search(rf"\b{name}\b", source), name
+
+
+def test_control_request_of_an_unknown_kind_is_rejected_on_every_subject() -> None:
+    assert kind_of(pb.ControlRequest()).asked_by is AskedBy.NOBODY
+    for door in RequestAcl:
+        assert refusal(door, "n1", pb.ControlRequest())
+
+
+@pytest.mark.parametrize("name", NOT_READ)
+@pytest.mark.parametrize("door", list(RequestAcl))
+def test_control_request_with_the_id_of_another_node_is_rejected(door: RequestAcl, name: str) -> None:
+    kind, request = REQUESTS[name], asked(name)
+    whose = {RequestAcl.INFO: AskedBy.READERS, RequestAcl.ADMIN: AskedBy.OPERATORS, RequestAcl.NODE: AskedBy.NODES}[door]
+    assert (refusal(door, "n1", request) == "") is (kind.asked_by is whose)
+    if kind.asker:
+        assert refusal(door, "n2", request)
+    if kind.batched:
+        batch = pb.ControlRequest(batch={"requests": [{"request": request}]})
+        allowed = door is not RequestAcl.INFO and kind.asked_by is whose and (bool(kind.asker) or door is RequestAcl.ADMIN)
+        assert (refusal(door, "n1", batch) == "") is allowed
+
+
+@pytest.mark.parametrize("internal", [False, True])
+def test_create_stream_with_a_reserved_name_is_rejected(internal: bool) -> None:
+    said = refusal(
+        RequestAcl.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="_liftpy-mine"), internal=internal)
+    )
+    probed = pb.ControlRequest(createStream=pb.CreateStream(name="_liftpy-probe"), internal=internal)
+    assert (refusal(RequestAcl.ADMIN, "", probed) == "") is internal, "operators probe with it"
+    assert said == "stream '_liftpy-mine' can't be made: names that begin with _liftpy are the cluster's own"
+    assert refusal(RequestAcl.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="liftpy"))) == ""
+
+
+@pytest.mark.parametrize("name", ["-rf", "-", "--yes"])
+def test_create_stream_with_a_name_that_starts_with_a_dash_is_rejected(name: str) -> None:
+    said = refusal(
+        RequestAcl.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name=name, subject="x.s"), internal=True)
+    )
+    assert "begins with -" in said

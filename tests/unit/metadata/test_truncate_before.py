@@ -1,0 +1,69 @@
+"""Test TruncateBefore: the log start of every replica never goes back, unless offsets are reused."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_driver import Driver, Error
+from election_driver import CANDIDATE_FOUND, ONLINE, Cluster
+
+from liftpy.core.metadata.codec import partition_to_pb
+from liftpy.core.metadata.image_delta import diff
+from liftpy.core.wire._pb import cluster_pb2 as pb
+
+
+def ask(driver: Driver, offset: int, **more: object) -> pb.ControlResponse:
+    about = {"stream": "orders", "uid": driver.fsm.image.streams["orders"].uid, "partition": 1} | more
+    return driver.ask(truncateBefore=pb.TruncateBefore(offset=offset, **about))  # type: ignore[arg-type]
+
+
+def test_truncate_before_raises_the_requested_log_start_of_every_replica() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create(partitions=2)
+    before = driver.fsm.image
+    answer = ask(driver, 41)
+    assert answer.error == Error.OK
+    now = driver.fsm.image.streams["orders"].partitions
+    assert (now[0].asked_start, now[1].asked_start) == (0, 41)
+    assert answer.partition == partition_to_pb(now[1])
+    assert now[1].epoch > before.streams["orders"].partitions[1].epoch
+    assert [change.key.partition for change in diff(before, driver.fsm.image).partitions] == [1]
+
+
+@pytest.mark.parametrize("offset", [40, 41])
+def test_truncate_before_of_a_lower_offset_keeps_the_requested_log_start(offset: int) -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create(partitions=2)
+    ask(driver, 41)
+    before = driver.fsm.image
+    answer = ask(driver, offset)
+    assert (answer.error, answer.partition.askedStart) == (Error.OK, 41)
+    assert driver.fsm.image.streams == before.streams
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [({"uid": ""}, Error.NOT_FOUND), ({"uid": "of before"}, Error.NOT_FOUND), ({"partition": 2}, Error.NOT_FOUND),
+     ({"stream": "other"}, Error.NOT_FOUND), ({"offset": -1}, Error.INVALID), ({"offset": (1 << 62) + 1}, Error.INVALID)],
+)  # fmt: skip
+def test_truncate_before_of_another_stream_or_an_impossible_offset_is_rejected(more: dict[str, object], error: int) -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create(partitions=2)
+    before = driver.fsm.image.streams
+    assert ask(driver, **({"offset": 41} | more)).error == error  # type: ignore[arg-type]
+    assert driver.fsm.image.streams == before
+    assert ask(driver, 1 << 62).error == Error.OK
+
+
+def test_requested_log_start_is_reset_only_by_an_unclean_election() -> None:
+    cluster = Cluster("abc", minIsr=1)
+    cluster.ask(truncateBefore=pb.TruncateBefore(**cluster.about(offset=41)))
+    cluster.fence("a")
+    cluster.conclude()
+    cluster.promote()
+    assert (cluster.now, cluster.partition().asked_start) == ((ONLINE, "b", ""), 41)
+    cluster.change_isr(["b"])
+    cluster.fence("b")
+    cluster.elect("c", unclean=True)
+    assert (cluster.now, cluster.partition().asked_start) == ((CANDIDATE_FOUND, "", "c"), 41)
+    cluster.promote()
+    assert (cluster.now, cluster.partition().asked_start) == ((ONLINE, "c", ""), 0)

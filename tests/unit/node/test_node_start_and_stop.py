@@ -1,0 +1,473 @@
+"""Test start and stop of a node over a real data directory with scripted parts: the order, and the marker of a clean stop [S9]."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sidecar.node.node
+from liftpy.core.base.worker_assignment import WorkerShare
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.node_identity import EarlierProcessCheck
+from liftpy.errors import ConfigError, LiftError
+from sidecar.disk.data_folder import DataFolder
+from sidecar.metadata.identity import NodeFile, Previous
+from sidecar.node.node import Node
+from sidecar.partition.recovery import RecoveredLogs
+from sidecar.runtime.restarts import EXIT_TO_REPAIR
+from sidecar.runtime.settings import NodeSettings
+from sidecar.workers.workers import Workers
+
+
+class World:
+    """Everything beside the node and its folder. ``told``: in order; ``during``: what happens while a part does what it is asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.told: list[str] = []
+        self.during: dict[str, Callable[[], None]] = {}
+        self.logs_are_clean = True
+        self.refused = ""
+        self.registered: dict[str, Any] = {}
+        self.image = replace(ClusterImage(), index=9)
+
+    def say(self, what: str) -> None:
+        self.told.append(what)
+        if what in self.during:
+            self.during[what]()
+
+    def marker(self) -> Previous:
+        """What the next process on the folder finds."""
+        folder = DataFolder(self.folder)
+        try:
+            return NodeFile(folder, "n1").previous
+        finally:
+            folder.close()
+
+    def part(self, name: str, **given: Any) -> Any:
+        """A part whose methods, awaited or not, say their names."""
+        return _Part(self, name, given)
+
+
+class _Done:
+    def __await__(self) -> Any:
+        return iter(())
+
+
+class _Part:
+    def __init__(self, world: World, name: str, given: dict[str, Any]) -> None:
+        self._world, self._name = world, name
+        self.__dict__.update(given)
+
+    def __getattr__(self, method: str) -> Any:
+        def called(*_: Any, **__: Any) -> _Done:
+            self._world.say(f"{self._name} {method}")
+            return _Done()
+
+        return called
+
+
+class Members:
+    """As ``Membership``."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.incarnation = 0
+
+    async def register(self, previous_incarnation: int, **said: Any) -> int:
+        self._world.registered = {"previous_incarnation": previous_incarnation, **said}
+        self._world.say("register")
+        if self._world.refused:
+            raise LiftError(self._world.refused)
+        self.incarnation = previous_incarnation + 1
+        return self.incarnation
+
+    def start(self) -> None:
+        self._world.say("heartbeats begin")
+
+    async def live(self, timeout_s: float) -> None:
+        self._world.say("live")
+
+    async def drain(self, timeout_s: float) -> None:
+        self._world.say("drain")
+
+    async def leave(self, timeout_s: float) -> None:
+        self._world.say("leave")
+
+    async def close(self) -> None:
+        self._world.say("heartbeats end")
+
+
+class Held:
+    """As ``Partitions``."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.heard: list[int] = []
+
+    def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
+        self._world.say(f"image {old.index} to {new.index}")
+
+    def metadata_heard(self, sent_ns: int, lease_ns: int) -> None:
+        self.heard.append(sent_ns)
+
+    def led_partitions(self) -> list[Any]:
+        return []
+
+    async def wait_until_open(self) -> None:
+        self._world.say("opened")
+
+    def leave_behind(self, folders: Iterable[str]) -> None:
+        if any(folders):
+            self._world.say("left behind")
+
+    async def close_subjects(self, timeout_s: float) -> None:
+        self._world.say("subjects closed")
+
+    async def stop(self) -> bool:
+        self._world.say("logs closed")
+        return self._world.logs_are_clean
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World(tmp_path / "data")
+
+    async def links(*_: Any) -> Any:
+        ingest = made.part("ingest", waiting_bytes=0)
+        return made.part("links", all=list, replication=made.part("bus", requires_credentials=True), ingest=ingest)
+
+    async def nobody_before(*_: Any) -> None:
+        made.say("nobody runs")
+
+    def build(node: Node, *_: Any) -> None:
+        node.partitions = Held(made)  # type: ignore[assignment]
+
+    module = sidecar.node.node
+    monkeypatch.setattr(module, "open_links", links)
+    monkeypatch.setattr(module, "wait_for_predecessor", nobody_before)
+    monkeypatch.setattr(module, "GroupThread", lambda *_: made.part("group", image=made.image))
+    monkeypatch.setattr(module, "Membership", lambda *_: Members(made))
+    monkeypatch.setattr(module, "exit_after", lambda seconds: None)
+    monkeypatch.setattr(module, "probe_flushes", lambda path: None)
+    monkeypatch.setattr("sidecar.status.loop_lag.EVERY_S", 3600.0)  # it looks at parts that are not here
+    monkeypatch.setattr(Node, "_build", build)
+    for method in ("begin", "end_cleanly"):
+        real = getattr(NodeFile, method)
+
+        def said(file: NodeFile, *given: int, real: Any = real, method: str = method) -> None:
+            made.say({"begin": "incarnation stored", "end_cleanly": "marker"}[method])
+            real(file, *given)
+
+        monkeypatch.setattr(NodeFile, method, said)
+    return made
+
+
+async def started(world: World) -> Node:
+    node = Node(NodeSettings("n1", world.folder))
+    said = await node.start()
+    assert said["incarnation"] == node.incarnation
+    return node
+
+
+async def test_node_start_registers_then_opens_partitions(world: World) -> None:
+    node = await started(world)
+    order = [
+        "nobody runs",
+        "nobody runs",
+        "register",
+        "incarnation stored",
+        "heartbeats begin",
+        "image 0 to 9",
+        "group watch",
+        "group watch",
+        "group watch",
+        "opened",
+        "live",
+    ]
+    assert [what for what in world.told if what in order] == order
+    assert world.registered["previous_incarnation"] == 0
+    assert world.registered["starts"].starts == 1
+    await node.stop()
+
+
+async def test_node_start_reports_whether_the_previous_process_stopped_cleanly(world: World) -> None:
+    for before, clean in enumerate((True, False, True, False)):
+        node = await started(world)
+        assert world.registered["previous_incarnation"] == before
+        assert world.registered["clean_stop"] is (before % 2 == 1)
+        if not clean:
+            node.fatal(LiftError("a bug"))
+        await node.stop()
+        assert world.marker() == Previous(before + 1, clean, True)
+
+
+async def test_node_planned_stop_transfers_leadership_before_closing(world: World) -> None:
+    node = await started(world)
+    world.told.clear()
+    node.request_stop(hand_over=True)
+    await node.wait()
+    assert await node.stop() == 0
+    before = ["group retire", "group hand_over", "subjects closed", "drain", "heartbeats end", "logs closed"]
+    after = ["leave", "group stop", "marker"]
+    assert [what for what in world.told if not what.startswith(("links", "bus"))] == [*before, *after]
+    assert world.marker().clean_stop
+
+
+async def test_node_stop_during_a_stop_of_the_whole_cluster_transfers_no_leadership(world: World) -> None:
+    node = await started(world)
+    node.request_stop(hand_over=False)
+    assert await node.stop() == 0
+    assert not {"group hand_over", "subjects closed", "drain", "leave"} & set(world.told)
+    assert world.told[-1] == "marker"
+
+
+async def test_node_stop_after_a_failure_transfers_no_leadership_and_writes_no_clean_marker(world: World) -> None:
+    node = await started(world)
+    node.request_stop(hand_over=True)
+    node.fatal(LiftError("a bug"))
+    assert await node.stop() == 1
+    assert not {"group hand_over", "subjects closed", "drain", "leave", "marker"} & set(world.told)
+
+
+async def test_node_stop_for_a_repair_transfers_leadership_and_writes_no_clean_marker(world: World) -> None:
+    node = await started(world)
+    node.repair("s/0: damage")
+    assert await node.stop() == EXIT_TO_REPAIR
+    assert {"drain", "leave"} <= set(world.told)
+    assert not world.marker().clean_stop
+
+
+@pytest.mark.parametrize("when", ["group retire", "drain", "logs closed", "leave", "group stop"])
+async def test_node_stop_with_a_failure_during_the_stop_writes_no_clean_marker(world: World, when: str) -> None:
+    """The metadata member, or a log, may fail while the node stops cleanly."""
+    node = await started(world)
+    world.during[when] = lambda: node.fatal(LiftError("too late to be nothing"))
+    node.request_stop(hand_over=True)
+    assert await node.stop() == 1
+    assert when in world.told
+    assert not world.marker().clean_stop
+
+
+@pytest.mark.parametrize("when", ["group hand_over", "drain", "heartbeats end", "logs closed", "leave", "group stop"])
+async def test_node_stop_with_a_component_that_fails_to_close_closes_the_others_without_clean_marker(
+    world: World, when: str
+) -> None:
+    def fails() -> None:
+        raise LiftError(f"a bug at: {when}")
+
+    node = await started(world)
+    world.told.clear()
+    world.during[when] = fails
+    node.request_stop(hand_over=True)
+    with pytest.raises(LiftError, match=f"a bug at: {when}"):
+        await node.stop()
+    assert {"heartbeats end", "logs closed", "group stop", "links close"} <= set(world.told)
+    assert not world.marker().clean_stop
+    DataFolder(world.folder).close()  # its lock is free
+
+
+async def test_node_stop_with_unclean_logs_writes_no_clean_marker(world: World) -> None:
+    node = await started(world)
+    world.logs_are_clean = False
+    node.request_stop(hand_over=True)
+    assert await node.stop() == 0
+    assert not world.marker().clean_stop
+
+
+async def test_node_stop_with_unclean_worker_processes_writes_no_clean_marker(world: World) -> None:
+    async def stop() -> bool:
+        world.say("workers stopped")
+        return False
+
+    node = await started(world)
+    node._workers.stop = stop  # type: ignore[method-assign]
+    node.request_stop(hand_over=True)
+    assert await node.stop() == 0
+    assert "workers stopped" in world.told
+    assert not world.marker().clean_stop
+
+
+async def test_node_start_includes_damaged_logs_of_worker_processes_in_its_count(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def recovered(workers: Workers) -> dict[str, int]:
+        return {"damaged": 1, "suspect": 2}
+
+    await (await started(world)).stop()
+    assert world.marker().clean_stop
+    monkeypatch.setattr(Workers, "wait_until_recovered", recovered)
+    world.refused = "the group can't be asked"
+    node = Node(NodeSettings("n1", world.folder))
+    with pytest.raises(LiftError):
+        await node.start()
+    assert node.counters["logs that a failed flush had closed"] == 2
+    await node.stop()
+    assert not world.marker().clean_stop
+    assert not world.marker().flushed_always, "it leaves the ISRs"
+
+
+async def test_node_stop_writes_the_clean_marker_after_all_logs_are_closed(world: World) -> None:
+    node = await started(world)
+    node.request_stop(hand_over=True)
+    await node.stop()
+    assert world.told.index("marker") > world.told.index("logs closed")
+
+
+async def test_node_start_that_fails_writes_no_clean_marker(world: World) -> None:
+    world.refused = "no such weight"
+    node = Node(NodeSettings("n1", world.folder))
+    with pytest.raises(LiftError, match="no such weight"):
+        await node.start()
+    node.request_stop(hand_over=True)
+    assert await node.stop() == 0
+    assert not {"marker", "drain", "leave", "incarnation stored"} & set(world.told)
+    assert world.marker() == Previous(0, False, True)
+
+
+async def test_node_heartbeat_answer_is_passed_to_the_partitions(world: World) -> None:
+    node = await started(world)
+    node._lease_granted(5, 7)
+    held: Any = node.partitions
+    assert held.heard == [5]
+    await node.stop()
+
+
+async def test_node_start_passes_settings_to_its_parts_and_logs_the_recovery(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, made = sidecar.node.node, dict[str, Any]()
+    now_ns = 77 * 10**9
+    monkeypatch.setattr(module.clock, "now_ns", lambda: now_ns)
+
+    def record(name: str, real: Callable[..., Any]) -> None:
+        def make(*given: Any) -> Any:
+            made[name] = given
+            return real(*given)
+
+        monkeypatch.setattr(module, name, make)
+
+    asked: list[tuple[Any, ...]] = []
+    waited = module.wait_for_predecessor
+
+    async def nobody_before(bus: Any, subjects: Any, node_id: str, inquiry: EarlierProcessCheck) -> None:
+        asked.append((bus, subjects, node_id, inquiry._silences, inquiry._deadline_ns))
+        await waited(bus, subjects, node_id, inquiry)
+
+    monkeypatch.setattr(module, "wait_for_predecessor", nobody_before)
+    for name in ("open_links", "Membership", "GroupThread", "Promises"):
+        record(name, getattr(module, name))
+    monkeypatch.setattr(module, "GroupLink", lambda *given: given)
+    monkeypatch.setattr(Members, "live", lambda self, timeout_s: world.part("members").live(made.setdefault("live", timeout_s)))
+    for name in ("orders-U1/0", "gone-U2/1"):
+        (world.folder / "streams" / name).mkdir(parents=True)
+    node = Node(NodeSettings("n1", world.folder))
+    address = node.status.url
+    with caplog.at_level("INFO", "liftpy.node"):
+        said = await node.start()
+    settings, folder = node.settings, node._folder
+    assert said == {"node": "n1", "incarnation": 1, "status": address, "pid": os.getpid()}
+    first = EarlierProcessCheck(now_ns)
+    bus = node._links.replication  # type: ignore[union-attr]
+    assert asked == [
+        (bus, node.subjects, "n1", first._silences, first._deadline_ns),
+        (bus, node.subjects, "n1", 1, first._deadline_ns),
+    ]
+    assert first._silences > 1
+    assert made["open_links"] == (settings, node._memory.intake, node._memory.room, node._keys)
+    assert made["Membership"] == (settings, node.group, node._lease_granted, node.fatal)
+    assert made["GroupThread"][0]() == (
+        settings, folder, node.subjects, node._inboxes, node.counters, node.instruments, node._keys
+    )  # fmt: skip
+    assert made["Promises"][1:] == (node._pool, node.counters, node.fatal)
+    assert made["live"] == 5.0
+    starts = world.registered.pop("starts")
+    assert (starts.starts, world.registered) == (
+        1,
+        {
+            "previous_incarnation": 0, "clean_stop": False, "flushed_always": True, "status_address": address,
+            "partition_budget": node._budget.partitions,
+        },
+    )  # fmt: skip
+    assert "left behind" in world.told
+    assert [text for text in caplog.messages if "incarnation" in text or "unknown stream" in text] == [
+        "node started node=n1 incarnation=1",
+        *(
+            f"unknown stream directory={name}: keeping it. If the data is not needed, run: liftpy node remove-data n1 {name}"
+            for name in ("gone-U2", "orders-U1")
+        ),
+    ]
+    assert not node._rights._is_starting
+    await node.stop()
+
+
+async def test_node_start_after_a_start_that_found_damage_reports_an_unclean_stop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Should this process end before it has registered: the next one finds nothing of it, for recovery has set it aside."""
+    await (await started(world)).stop()
+    assert world.marker() == Previous(1, True, True)
+    found: list[str] = ["orders-U1/0"]
+    seen: list[bool] = []
+
+    async def run(logs: RecoveredLogs, folder: DataFolder, pool: Any, *, clean_stop: bool, share: WorkerShare) -> None:
+        seen.append(clean_stop)
+        logs.damaged, logs.suspect = list(found), ["orders-U1/1", "orders-U1/2"]
+
+    monkeypatch.setattr(RecoveredLogs, "run", run)
+    world.refused = "the group can't be asked"
+    node = Node(NodeSettings("n1", world.folder))
+    with pytest.raises(LiftError):
+        await node.start()
+    await node.stop()
+    assert (world.registered["clean_stop"], world.registered["flushed_always"]) == (False, False)
+    assert node.counters["logs that a failed flush had closed"] == 2
+    assert world.marker() == Previous(1, False, False)
+    found.clear()
+    world.refused = ""
+    await (await started(world)).stop()
+    assert (world.registered["clean_stop"], world.registered["flushed_always"]) == (False, False)
+    assert seen == [True, False], "a tail that has to be cut is damage after a clean stop"
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"
+    }
+
+
+async def test_node_with_a_copied_data_directory_of_another_id_is_rejected(world: World, tmp_path: Path) -> None:
+    node = await started(world)
+    await node.stop()
+    (log := world.folder / "streams" / "orders-U1" / "0" / "0.log").parent.mkdir(parents=True)
+    log.write_bytes(b"records")
+    copy = Path(shutil.copytree(world.folder, tmp_path / "copy"))
+    before, said = _content(copy), len(world.told)
+    other = Node(NodeSettings("n2", copy))
+    with pytest.raises(ConfigError, match="node 'n1', not to 'n2"):
+        await other.start()
+    other.request_stop(hand_over=True)
+    await other.stop()
+    assert not {"nobody runs", "register", "marker"} & set(world.told[said:])
+    assert _content(copy) == before
+
+
+async def test_node_start_without_a_node_file_registers_an_empty_data_directory(world: World) -> None:
+    """So it counts as empty [C7]: the node leaves the ISRs that it is in, and its logs are compared with their leaders'."""
+    node = await started(world)
+    await node.stop()
+    first = world.registered["starts"]
+    (world.folder / "streams" / "orders-U1" / "0").mkdir(parents=True)
+    (world.folder / "node").unlink()
+    await (await started(world)).stop()
+    again = world.registered["starts"]
+    assert world.registered["previous_incarnation"] == 0
+    assert again.starts == 1
+    assert again.folder_id != first.folder_id
+    assert again.earlier == ()

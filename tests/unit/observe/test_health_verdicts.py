@@ -1,0 +1,65 @@
+"""Test that each health verdict refers to an existing runbook, existing events and an alert."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from liftpy.core.metadata.controller import cluster_events
+from liftpy.core.metadata.image import INSUFFICIENT_NODES
+from liftpy.core.observe import node_events
+from liftpy.core.observe.cluster_health import DEGRADED, OK, UNAVAILABLE, judge, verdict_of
+from liftpy.core.observe.node_summary import NodeSummary
+from liftpy.core.observe.verdicts import VERDICTS, reason
+
+ROOT = Path(__file__).resolve().parents[3]
+RULES = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))["groups"][0]["rules"]
+ALERTS = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in RULES}
+FACTS = dict.fromkeys(("who", "why", "since", "partitions"), "x")
+
+
+@pytest.mark.parametrize("word", VERDICTS)
+def test_health_verdict_refers_to_an_existing_runbook_alert_and_events(word: str) -> None:
+    row = VERDICTS[word]
+    assert (ROOT / "docs" / "runbooks" / f"{row.runbook}.md").is_file()
+    assert row.events
+    assert set(row.events) <= {*cluster_events.KINDS, *node_events.KINDS}
+    assert ALERTS[row.alert] == f"docs/runbooks/{row.runbook}.md"
+    assert reason(word, **FACTS).line.startswith(f"{word}: ")
+
+
+def test_health_verdict_of_an_unplaced_stream_has_the_word_of_the_stream_state() -> None:
+    assert INSUFFICIENT_NODES in VERDICTS
+
+
+def test_health_verdict_of_a_cluster_orders_reasons_by_severity_then_by_the_table() -> None:
+    found = verdict_of([reason("repaired", why="x"), reason("silent", who="n1"), reason("offline", partitions="1 partition")])
+    assert (found.word, [one.word for one in found.reasons]) == (UNAVAILABLE, ["offline", "repaired", "silent"])
+    assert verdict_of([reason("silent", who="n1")]).word == DEGRADED
+    assert verdict_of([]).word == OK
+
+
+@pytest.mark.parametrize(
+    ("summary", "word"),
+    [
+        (
+            {"services_ended": 1, "services_diverged": 1, "ended_services": ("sums on n1 diverged: n2 differs",)},
+            "service-diverged",
+        ),
+        ({"services_ended": 1, "ended_services": ("sums on n1 silent: no message",)}, "service-ended"),
+        ({"services_blocked": 1}, "service-blocked"),
+        ({"stuck_groups": ("billing: 9 records behind",)}, "group-stuck"),
+        ({"waiting_streams": ("orders: 3 nodes needed",)}, "insufficient-nodes"),
+        ({"damaged": 1}, "damaged"),
+        ({"repairs": ("orders/0 offset 4332 from n2",)}, "repaired"),
+        ({"metadata_leader": "", "leaderless_since": "12:03:10"}, "no-majority"),
+        ({"nats_connected": False, "nats_problem": "nats://h:4222: refused"}, "nats-lost"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_health_verdict_of_a_cluster_with_one_fault_is_the_verdict_of_this_fault(summary: dict[str, object], word: str) -> None:
+    healthy: dict[str, object] = {"metadata_leader": "n1", "is_controller": True, "index": 7, "nodes": {"n1": "live"}}
+    node = NodeSummary(node="n1", **(healthy | summary))  # type: ignore[arg-type]
+    assert [one.word for one in judge({"n1": node}).reasons] == [word]

@@ -1,0 +1,75 @@
+"""Test the timeline: related events within seconds are one group, the newest first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from liftpy.config import NS_PER_S
+from liftpy.core.observe.timeline import TOGETHER_NS, group_events, group_in_words
+
+
+def event(at_s: float, kind: str, partition: int = 0, stream: str = "s", **said: Any) -> dict[str, Any]:
+    return {"time_ns": int(at_s * NS_PER_S), "kind": kind, "stream": stream, "partition": partition, **said}
+
+
+def a_node_dies() -> list[dict[str, Any]]:
+    """Oldest first: n3 led 6 of 12 partitions of two streams."""
+    told = [event(0, "stream_created")]
+    for number in range(6):
+        told.append(
+            event(10 + number / 10, "election", number, was="n3", now="n1" if number % 3 else "n2", detail=f"epoch {number}")
+        )
+        told.append(event(10 + number / 10, "isr_changed", number, was="n3 n1 n2", now="n1 n2"))
+    told += [event(11, "isr_changed", number, "t", was="n1 n2 n3", now="n1 n2") for number in range(6)]
+    return told
+
+
+def test_timeline_of_a_dead_node_groups_its_events_into_two_lines() -> None:
+    told = a_node_dies()
+    groups = group_events(reversed(told))
+    assert [(group[0]["kind"], len(group)) for group in groups] == [("isr_changed", 12), ("election", 6), ("stream_created", 1)]
+    assert group_in_words(groups[0]) == "12 partitions of 2 streams: n3 left"
+    assert group_in_words(groups[1]) == "6 partitions of s: n3 -> n1 (4), n2 (2)"
+    assert sorted(map(repr, (one for group in groups for one in group))) == sorted(map(repr, told)), "nothing is left out"
+    for group in groups:
+        assert [one["time_ns"] for one in group] == sorted((one["time_ns"] for one in group), reverse=True)
+
+
+def test_timeline_group_of_isr_changes_lists_replicas_that_joined_and_left() -> None:
+    back = [event(1, "isr_changed", number, was="n1", now="n1 n2") for number in range(2)]
+    both = [event(1, "isr_changed", number, was="n1 n3", now="n1 n2") for number in range(2)]
+    assert [group_in_words(group) for group in group_events([*back, *both])] == [
+        "2 partitions of s: n2 is back",
+        "2 partitions of s: n3 left, n2 is back",
+    ]
+    gone = [event(1, "partition_offline", number, was="n1") for number in range(1_200)]
+    assert [group_in_words(group) for group in group_events(gone)] == ["1,200 partitions of s: n1"]
+    first = [event(1, "election", number, now="n1") for number in range(2)]
+    assert [group_in_words(group) for group in group_events(first)] == ["2 partitions of s: none -> n1 (2)"]
+
+
+def test_timeline_shows_distant_or_different_events_in_separate_groups() -> None:
+    late = TOGETHER_NS / NS_PER_S
+    flapping = [event(20 - late * number, "isr_changed", number, was="n1 n2", now="n1") for number in range(3)]
+    assert [len(group) for group in group_events(flapping)] == [3], "one behind the other"
+    apart = [event(20 - (late + 0.1) * number, "isr_changed", number, was="n1 n2", now="n1") for number in range(3)]
+    assert [len(group) for group in group_events(apart)] == [1, 1, 1]
+    others = [event(1, "isr_changed", 0, was="n1 n2", now="n1"), event(1, "isr_changed", 1, was="n2 n3", now="n2")]
+    assert [len(group) for group in group_events(others)] == [1, 1]
+    leaders = [event(1, "election", 0, was="n1", now="n2"), event(1, "election", 1, was="n3", now="n2")]
+    assert [len(group) for group in group_events(leaders)] == [1, 1]
+
+
+def test_timeline_shows_important_events_ungrouped_and_accepts_events_with_missing_fields() -> None:
+    alone = [
+        event(1, kind, number, was="n1", now="n2") for kind in ("unclean_election", "replicas_changed") for number in range(2)
+    ]
+    requests = [{"time_ns": 1, "kind": "request", "request": "createStream", "stream": "s"} for _ in range(2)]
+    odd: list[dict[str, Any]] = [
+        {"time_ns": 1, "kind": ["election"], "stream": [], "partition": {}},
+        {"time_ns": 1, "kind": "election", "stream": [1], "partition": {}, "was": ["n1"], "now": {"n": 2}},
+        {"time_ns": 1, "kind": "election", "stream": {}, "partition": 2, "was": ["n1"], "now": 3},
+    ]
+    groups = group_events([*alone, *requests, *odd])
+    assert [len(group) for group in groups] == [1] * 7 + [2]
+    assert group_in_words(groups[-1]) == "2 partitions of 2 streams: ['n1'] -> 3 (1), {'n': 2} (1)"

@@ -1,0 +1,274 @@
+"""Test the controller list in the Raft log: it applies from the append on, and follows truncations and restarts [M10]."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from liftpy.core.metadata.controller_list import ControllerList, first_list
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.errors import CorruptionError
+from sidecar.quorum.journal import CHANGE, GroupJournal, LogControllers, change_in
+from sidecar.quorum.library import FAIL_REASON
+from sidecar.quorum.peer_sessions import PeerSessions
+from sidecar.quorum.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
+from tests.unit.quorum.raft_network import OurNet, our_net
+
+ABC = ("a", "b", "c")
+DENIED = FAIL_REASON.REQUEST_DENIED
+
+
+def a_change(*voters: str, after: int, learner: str = "", leaving: str = "", name: bytes = b"o") -> bytes:
+    made = {"after": after, "list": {"voters": voters, "learner": learner, "leaving": leaving}}
+    return pb.ControlRequest(operationId=name * 16, changeControllers=made).SerializeToString()  # type: ignore[arg-type]
+
+
+def propose(net: OurNet, lead: str, change: bytes) -> list[int]:
+    """Propose a change in the next tick and return the results of PySyncObj."""
+    reasons: list[int] = []
+    net.up[lead].core.propose(change, lambda _, reason: reasons.append(reason), change=True)
+    net.up[lead].core.doTick(0)
+    return reasons
+
+
+def elected(net: OurNet) -> tuple[str, ...]:
+    """Return the leader, which has committed an entry of its term, then the others."""
+    found = net.elected()
+    net.put(found[0], b"x")
+    assert net.run(lambda: b"x" in net.acknowledged())
+    return found
+
+
+def voters(net: OurNet, name: str) -> tuple[str, ...]:
+    core = net.up[name].core
+    assert {node.id for node in core.otherNodes} == set(core.controllers.voters) - {name}, "the library counts the same"
+    return core.controllers.voters
+
+
+def test_controller_change_applies_when_appended_and_is_undone_by_a_truncation(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, one, other = elected(net)
+        net.split(lead, one + other)
+        remaining = tuple(sorted((lead, one)))
+        assert propose(net, lead, a_change(*remaining, after=0)) == []
+        assert voters(net, lead) == remaining, "nobody has it but the leader"
+        assert set(net.up[lead].core.members) == set(ABC), "it listens to who may lead and take it back"
+        assert net.run(lambda: net.up[one].core.leads or net.up[other].core.leads)
+        assert voters(net, one) == voters(net, other) == ABC
+        net.split()
+        assert net.run(lambda: voters(net, lead) == ABC), "the others' log has another entry in its place"
+        assert net.run(net.logs_are_equal)
+
+
+def test_controller_list_after_a_restart_is_read_from_the_raft_journal(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, one, other = elected(net)
+        remaining = tuple(sorted((lead, one)))
+        propose(net, lead, a_change(*remaining, after=0))
+        assert net.run(lambda: voters(net, one) == remaining)
+        net.crash(one)
+        member = net.start(one)
+        assert member.core.raftLastApplied == 1
+        assert voters(net, one) == remaining
+        assert set(member.transport.sessions.peers) <= {lead, other}
+        assert net.run(lambda: net.up[one].core.raftLastApplied > 2)
+        assert net.run(lambda: set(net.up[lead].transport.sessions.peers) == {one}), "it is committed: the third one is gone"
+
+
+def test_controller_changes_are_appended_one_at_a_time_after_a_committed_entry_of_the_term(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, one, other = elected(net)
+        core = net.up[lead].core
+        for wrong in (
+            a_change("d", *sorted((lead, one)), after=0),  # two at once
+            a_change(*sorted((one, other)), after=0),  # without the leader
+            a_change(*ABC, learner="d", after=1),  # after another one than the newest
+            b"\x80 a pickle",
+        ):
+            assert propose(net, lead, wrong) == [DENIED]
+        net.split(lead, one + other)
+        assert propose(net, lead, a_change(*ABC, learner="d", after=0)) == []
+        first = core.controllers
+        assert first.learner == "d"
+        assert "not committed" in core.blocked
+        assert propose(net, lead, a_change(*ABC, after=first.index, name=b"p")) == [DENIED], "the one before is not committed"
+        net.split()
+        assert net.run(lambda: core.raftCommitIndex >= first.index)
+        assert core.blocked == ""
+        assert propose(net, lead, a_change(*ABC, after=first.index, name=b"p")) == []
+        assert net.run(lambda: core.raftCommitIndex >= core.controllers.index)
+    with our_net(tmp_path / "second", seed=2) as net:
+        net.split("a", "bc")
+        net.forbid_elections("b", "c")
+        assert not net.run(net.leaders, 3)
+        net.split()
+        lead, *_ = elected(net)
+        core = net.up[lead].core
+        assert core.blocked == ""
+        core._SyncObj__noopIDx = core.log.last_index + 1  # as right after an election
+        assert "nothing in its term" in core.blocked
+        assert propose(net, lead, a_change(*ABC, learner="d", after=0)) == [DENIED]
+
+
+def test_controller_learner_receives_the_log_without_a_vote(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, one, other = elected(net)
+        core = net.up[lead].core
+        remaining = tuple(sorted((lead, one)))
+        propose(net, lead, a_change(*remaining, after=0))
+        assert net.run(lambda: core.raftCommitIndex >= core.controllers.index)
+        propose(net, lead, a_change(*remaining, learner=other, after=core.controllers.index, name=b"p"))
+        assert net.run(lambda: core.raftCommitIndex >= core.controllers.index)
+        net.crash(other)
+        net.start(other)
+        assert net.run(lambda: core.match_index(other) >= core.raftCommitIndex), "it has all that there is"
+        assert not net.up[other].core.votes
+        net.split(lead + other, one)
+        net.put(lead, b"with the learner alone")
+        assert not net.run(lambda: b"with the learner alone" in net.acknowledged(), 3)
+        assert not net.leaders(), "it alone does not keep the leader either"
+        net.up[other].core._SyncObj__raftElectionDeadline = 0
+        net.run(lambda: False, 2)
+        assert not net.up[other].core.leads
+        assert net.up[other].core._SyncObj__raftState == 0, "nor does it campaign"
+
+
+def test_controller_list_after_a_restart_is_the_newest_of_snapshot_and_journal() -> None:
+    entry = CHANGE + a_change("a", "b", after=0)
+    by_log = LogControllers(first_list("cba"), ControllerList(("a", "b", "c"), "d", "", 4))
+    assert by_log.newest([]).index == 4
+    assert by_log.newest([(entry, 9, 2)]).voters == ("a", "b")
+    assert by_log.at(8, [(entry, 9, 2)]).index == 4
+    assert by_log.at(3, [(entry, 9, 2)]) == first_list("abc")
+    for other in (b"\x00" + entry[1:], b"\x02", b"\x02garbage", b""):
+        assert change_in(other, 9) is None
+    joins = LogControllers(ControllerList(("a", "b"), "d", "", 20))
+    assert joins.newest([(entry, 9, 2)]).index == 20, "what is committed is newer than a log that does not get there"
+    assert joins.at(10, []).voters == ("a", "b")
+
+
+def test_controller_list_of_the_raft_journal_is_restored_after_a_truncation(tmp_path: Path) -> None:
+    told: list[int] = []
+    journal = GroupJournal(tmp_path / "journal", flush=False)
+    journal.changed = lambda: told.append(len(journal.changes))
+    journal.add(b"\1", 1, 0)
+    for index in range(2, 6):
+        journal.add((CHANGE if index % 2 else b"\0") + a_change("a", after=0), index, 1)
+    assert [index for _, index, _ in journal.changes] == [3, 5]
+    journal.deleteEntriesFrom(4)
+    assert ([index for _, index, _ in journal.changes], told) == ([3], [1, 2, 1])
+    journal.sync()
+    journal.close()
+    again = GroupJournal(tmp_path / "journal", flush=False)
+    assert [index for _, index, _ in again.changes] == [3]
+    again.deleteEntriesTo(1)
+    assert len(again.changes) == 1
+    again.deleteEntriesTo(2)
+    assert again.changes == [], "a snapshot holds it"
+    again.clear()
+    again.abandon()
+
+
+def test_controller_list_in_a_snapshot_is_the_list_at_its_last_entry() -> None:
+    last, previous = (b"\0x", 9, 2), (b"\0y", 8, 2)
+    held = ControllerList(("a", "b"), "d", "b", 7)
+    made = SnapshotFile(last, previous, held.voters, b"image", held)
+    assert decode_snapshot_file(encode_snapshot_file(made)) == made
+    old = SnapshotFile(last, previous, ABC, b"image")
+    assert decode_snapshot_file(encode_snapshot_file(old)).controllers is None
+    for wrong in (ControllerList(("a",), index=10), ControllerList(("a",), "a", index=7), ControllerList((), index=7)):
+        with pytest.raises(CorruptionError, match="list of controllers is invalid"):
+            decode_snapshot_file(encode_snapshot_file(SnapshotFile(last, previous, wrong.voters, b"image", wrong)))
+
+
+@pytest.mark.parametrize(("own", "said", "refused"), [(0, 0, True), (5, 0, False), (0, 5, False), (5, 5, False)])
+def test_controller_lists_in_settings_are_compared_only_while_no_list_is_in_the_log(own: int, said: int, refused: bool) -> None:
+    frames: dict[str, PeerSessions] = {}
+    drawn = iter(range(1, 100, 2))
+    for name, peers, index in (("a", ("b", "c"), own), ("b", ("a", "d"), said)):
+        made = PeerSessions(
+            name, peers, lambda *_: True, lambda *_: None, lambda: next(drawn), by_log=lambda index=index: index
+        )
+        made.set_online(True)
+        frames[name] = made
+    for now in range(1, 6):
+        for made in frames.values():
+            made.poll(float(now))
+        for sender, made in frames.items():
+            leaving, made.outbox[:] = made.outbox[:], []
+            for receiver, frame in leaving:
+                if receiver in frames:
+                    frames[receiver].receive(sender, frame, float(now))
+    assert (not frames["a"].peers["b"].up) is refused
+    assert (not frames["b"].peers["a"].up) is refused
+
+
+def test_raft_peers_are_added_and_removed_with_the_controller_list() -> None:
+    ended: list[tuple[str, bool]] = []
+    made = PeerSessions("a", ("b", "c"), lambda *_: True, lambda *given: ended.append(given), lambda: 5)
+    made.peers["c"].up = True
+    kept = made.peers["b"]
+    made.follow(("b", "d"))
+    assert list(made.peers) == ["b", "d"]
+    assert made.peers["b"] is kept
+    assert ended == [("c", False)]
+    assert not made.send("c", b"x", 1, 0.0)
+
+
+def test_single_controller_applies_entries_only_after_their_flush(tmp_path: Path) -> None:
+    with our_net(tmp_path, "a") as net:
+        elected(net)
+        member = net.up["a"]
+        core, journal = member.core, member.journal
+        member.propose(b"y")
+        core.doTick(0)
+        core.doTick(0)
+        assert journal.last_index == core.raftCommitIndex + 1 == core.raftLastApplied + 1, "a power cut here would take it"
+        assert core.behind, "the next tick comes at once"
+        journal.sync()
+        core.doTick(0)
+        assert (core.raftCommitIndex, core.raftLastApplied) == (journal.last_index, journal.last_index)
+        assert not core.behind
+        assert b"y" in net.values("a")
+
+
+def test_last_remaining_controller_applies_its_controller_change_after_the_flush(tmp_path: Path) -> None:
+    with our_net(tmp_path, "ab") as net:
+        lead, other = elected(net)
+        member = net.up[lead]
+        assert propose(net, lead, a_change(lead, after=0)) == []
+        change = member.journal.last_index
+        member.propose(b"behind it")
+        for _ in range(3):
+            member.core.doTick(0)
+            assert member.core.raftLastApplied < change, (
+                "the other one, with a list of two, may lead and put another in its place"
+            )
+        net.crash(lead)
+        net.start(lead)
+        assert net.run(lambda: bool(net.leaders()))
+        assert voters(net, lead) == voters(net, other) == tuple(sorted((lead, other))), "it went with the memory"
+
+
+def test_raft_journal_flushed_index_follows_syncs_and_truncations(tmp_path: Path) -> None:
+    journal = GroupJournal(tmp_path / "journal")
+    for index in range(1, 5):
+        journal.add(b"x", index, 1)
+    assert journal.flushed_index == 0
+    journal.sync()
+    journal.add(b"x", 5, 1)
+    assert journal.flushed_index == 4
+    journal.deleteEntriesFrom(2)
+    journal.add(b"y", 3, 2)
+    assert journal.flushed_index == 2, "what took the place of a flushed one is not"
+    journal.sync()
+    assert journal.flushed_index == 3
+    journal.deleteEntriesTo(1)
+    assert journal.flushed_index == 3
+    journal.close()
+    journal = GroupJournal(tmp_path / "journal")
+    assert journal.flushed_index == 3
+    journal.clear()
+    assert journal.flushed_index == 0
+    journal.close()

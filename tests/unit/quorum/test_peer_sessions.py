@@ -1,0 +1,403 @@
+"""Test PeerSessions: PySyncObj receives messages in order, without gaps or duplicates, and only those of the protocol."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftpy.errors import ConfigError, CorruptionError, ProtocolError, StorageError
+from sidecar.quorum import codec, library
+from sidecar.quorum.peer_sessions import _FRAME, _HELLO, _MEMBERS, CHUNK_BYTES, HELLO_PERIOD_S, SILENCE_S, PeerSessions
+from sidecar.quorum.snapshot_file import (
+    SnapshotFile,
+    decode_snapshot_file,
+    encode_snapshot_file,
+    load_snapshot_file,
+    write_snapshot_file,
+)
+
+
+class Pair:
+    """Connect two members with a bus that the test disturbs."""
+
+    def __init__(self, seed: int = 0, lists: dict[str, str] | None = None) -> None:
+        rng = random.Random(seed)
+        self.now = 0.0
+        self.got: dict[str, list[bytes]] = {"a": [], "b": []}
+        self.links: dict[str, list[bool]] = {"a": [], "b": []}
+        self.bus: list[tuple[str, str, bytes]] = []
+        self.sides = {
+            me: PeerSessions(
+                me,
+                tuple(sorted(set((lists or {}).get(me, "ab")) - {me})),
+                lambda _, body, __, me=me: self.got[me].append(body) is None,
+                lambda _, up, me=me: self.links[me].append(up),
+                lambda: rng.getrandbits(63),
+            )
+            for me in "ab"
+        }
+        for side in self.sides.values():
+            side.set_online(True)
+
+    def take(self) -> None:
+        for me, side in self.sides.items():
+            self.bus += [(me, to, frame) for to, frame in side.outbox]
+            side.outbox.clear()
+
+    def deliver(self) -> None:
+        self.take()
+        while self.bus:
+            sender, to, frame = self.bus.pop(0)
+            self.sides[to].receive(sender, frame, self.now)
+            self.take()
+
+    def connect(self) -> None:
+        for side in self.sides.values():
+            side.poll(self.now)
+        self.deliver()
+        assert all(p.up for side in self.sides.values() for p in side.peers.values())
+
+    def settle(self) -> None:
+        for _ in range(20):
+            self.now += HELLO_PERIOD_S * 1.1
+            for side in self.sides.values():
+                side.poll(self.now)
+            self.deliver()
+
+
+def test_raft_session_delivers_chunked_messages_in_order() -> None:
+    pair = Pair()
+    pair.connect()
+    bodies = [b"one", b"x" * (3 * CHUNK_BYTES + 1), b"three"]
+    for body in bodies:
+        assert pair.sides["a"].send("b", body, 1, pair.now)
+    pair.deliver()
+    assert pair.got["b"] == bodies
+
+
+def test_raft_session_ends_at_a_lost_frame_and_reconnects() -> None:
+    pair = Pair()
+    pair.connect()
+    for body in (b"1", b"2", b"3"):
+        pair.sides["a"].send("b", body, 1, pair.now)
+    pair.take()
+    del pair.bus[1]
+    pair.deliver()
+    assert pair.got["b"] == [b"1"]
+    assert pair.links["b"][:2] == [True, False]
+    pair.settle()
+    assert pair.sides["a"].send("b", b"4", 1, pair.now)
+    pair.deliver()
+    assert pair.got["b"] == [b"1", b"4"]
+
+
+def test_raft_session_ignores_frames_of_an_older_session() -> None:
+    pair = Pair()
+    pair.connect()
+    pair.sides["a"].send("b", b"old", 1, pair.now)
+    pair.take()
+    held = pair.bus.pop()
+    for side in pair.sides.values():
+        side.set_online(False)
+        side.set_online(True)
+    pair.settle()
+    pair.bus.append(held)
+    pair.deliver()
+    assert pair.got["b"] == []
+    assert pair.sides["b"].counters["refused: stale frame"] == 1
+
+
+def test_raft_session_ends_after_silence() -> None:
+    pair = Pair()
+    pair.connect()
+    pair.sides["a"].poll(pair.now + SILENCE_S + 0.1)
+    assert pair.links["a"] == [True, False]
+    assert not pair.sides["a"].send("b", b"x", 1, pair.now)
+
+
+def test_raft_session_counts_and_drops_foreign_frames() -> None:
+    pair = Pair()
+    pair.connect()
+    side = pair.sides["a"]
+    for sender, frame in [
+        ("z", b"x" * 60),
+        ("b", b""),
+        ("b", b"\x09" * 34),
+        ("b", pickle.dumps(print)),
+        ("b", b"\x02" + bytes(40)),
+    ]:
+        side.receive(sender, frame, pair.now)
+    assert pair.got["a"] == []
+    assert side.counters["refused: unknown sender"] == 1
+    assert side.counters["refused: short frame"] + side.counters["refused: stale frame"] == 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32), st.lists(st.sampled_from(["send a", "send b", "pass", "drop", "copy", "swap", "wait"]), max_size=80)
+)
+def test_raft_session_over_a_lossy_bus_delivers_in_order_without_duplicates(seed: int, steps: list[str]) -> None:
+    pair = Pair(seed)
+    pair.connect()
+    sent: dict[str, list[bytes]] = {"a": [], "b": []}
+    for number, step in enumerate(steps):
+        if step.startswith("send"):
+            me = step[-1]
+            body = b"%d" % number
+            if pair.sides[me].send({"a": "b", "b": "a"}[me], body, 1, pair.now):
+                sent[me].append(body)
+        pair.take()
+        if pair.bus and step == "drop":
+            pair.bus.pop(0)
+        elif pair.bus and step == "copy":
+            pair.bus.insert(len(pair.bus) // 2, pair.bus[0])
+        elif len(pair.bus) > 1 and step == "swap":
+            pair.bus[0], pair.bus[-1] = pair.bus[-1], pair.bus[0]
+        elif step == "pass":
+            pair.deliver()
+        elif step == "wait":
+            pair.settle()
+    pair.settle()
+    for me, other in (("a", "b"), ("b", "a")):
+        got = pair.got[other]
+        assert len(set(got)) == len(got), "nothing twice"
+        assert [b for b in sent[me] if b in set(got)] == got, "in order"
+    assert all(p.up for side in pair.sides.values() for p in side.peers.values()), "and it heals"
+
+
+MESSAGES = [
+    {
+        "type": "append_entries",
+        "term": 3,
+        "commit_index": 2,
+        "entries": [(b"\0x", 5, 3)],
+        "prevLogIdx": 4,
+        "prevLogTerm": 2,
+        "sent_ns": 9,
+        "checkpoint": (0, b""),
+    },
+    {
+        "type": "append_entries",
+        "term": 3,
+        "commit_index": 2,
+        "entries": [],
+        "prevLogIdx": None,
+        "prevLogTerm": None,
+        "sent_ns": 0,
+        "checkpoint": (0, b""),
+    },
+    {"type": "append_entries", "term": 3, "commit_index": 2, "serialized": (b"x", True, False), "sent_ns": 9},
+    {"type": "append_entries", "term": 3, "commit_index": 2, "serialized": None, "sent_ns": 0},
+    {
+        "type": "next_node_idx",
+        "next_node_idx": 7,
+        "reset": True,
+        "success": False,
+        "applied_index": 5,
+        "echo_ns": 9,
+        "levels": (1, 2),
+        "checkpoint": (1024, b"8 bytes."),
+    },
+    {"type": "request_vote", "term": 3, "last_log_index": 2, "last_log_term": 1, "transfer": True},
+    {"type": "response_vote", "term": 3},
+    {"type": "timeout_now", "term": 3},
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m["type"])
+def test_raft_messages_of_pysyncobj_decode_to_equal_messages(message: dict) -> None:
+    assert codec.decode(codec.encode(message)) == message
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xff", pickle.dumps({"type": "response_vote", "term": 1})])
+def test_raft_message_of_invalid_bytes_is_rejected(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        codec.decode(data)
+
+
+def test_raft_message_that_forwards_a_command_is_rejected() -> None:
+    with pytest.raises(ProtocolError, match="apply_command"):
+        codec.encode({"type": "apply_command", "command": b"x"})
+
+
+def test_raft_driver_makes_pickle_in_pysyncobj_raise() -> None:
+    library.check_library()
+    import pysyncobj.journal
+    import pysyncobj.serializer
+    import pysyncobj.syncobj
+
+    for module in (pysyncobj.syncobj, pysyncobj.serializer):
+        assert module.pickle.loads(module.pickle.dumps((b"command", 3, 2))) == (b"command", 3, 2)
+        for refuse in (lambda m=module: m.pickle.dumps({"a": 1}), lambda m=module: m.pickle.load(None)):
+            with pytest.raises((ProtocolError, ValueError)):
+                refuse()
+        assert type(module.pickle.loads(pickle.dumps(("x" * 30, 1, 1)))[0]) is bytes
+    with pytest.raises(ProtocolError):
+        pysyncobj.journal.loads(pickle.dumps(1))
+    with pytest.raises(ConfigError, match="own journal"):
+        pysyncobj.syncobj.createJournal("a-file")
+
+
+def test_raft_driver_with_another_pysyncobj_version_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "VERSION", "0.3.18")
+    with pytest.raises(ConfigError, match=r"0\.3\.17\. Install"):
+        library.check_library()
+
+
+def test_raft_snapshot_file_that_is_incomplete_is_rejected() -> None:
+    snapshot = SnapshotFile((b"\0last", 9, 2), (b"\0previous", 8, 2), ("a", "b"), b"image" * 20)
+    data = encode_snapshot_file(snapshot)
+    assert decode_snapshot_file(data) == snapshot
+    for size in range(len(data)):
+        with pytest.raises(StorageError):
+            decode_snapshot_file(data[:size])
+    for bit in range(len(data) * 8):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << (bit % 8)
+        with pytest.raises(StorageError):
+            decode_snapshot_file(bytes(damaged))
+    with pytest.raises(StorageError):
+        decode_snapshot_file(pickle.dumps(snapshot.image))
+
+
+def test_raft_frame_fits_into_a_small_nats_max_payload() -> None:
+    pair = Pair()
+    pair.connect()
+    body = random.Random(1).randbytes(300_000)
+    for max_payload in (32 * 1024, 4096, 1 << 20):
+        pair.sides["a"].fit(max_payload)
+        assert pair.sides["a"].send("b", body, 1, pair.now)
+        assert max(len(frame) for _, frame in pair.sides["a"].outbox) < max_payload
+        pair.deliver()
+    assert pair.got["b"] == [body] * 3
+
+
+@pytest.mark.parametrize("lists", [{"a": "abc", "b": "abd"}, {"a": "ab", "b": "abc"}, {"a": "abc", "b": "bcd"}])
+def test_raft_members_with_different_controller_lists_reject_each_other_and_log_both(
+    lists: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = Pair(lists=lists)
+    for _ in range(20):
+        pair.now += HELLO_PERIOD_S * 1.1
+        for side in pair.sides.values():
+            side.poll(pair.now)
+        pair.take()
+        while pair.bus:
+            sender, to, frame = pair.bus.pop(0)
+            if to in pair.sides:
+                pair.sides[to].receive(sender, frame, pair.now)
+            pair.take()
+    assert pair.links == {"a": [], "b": []}
+    said = [record.getMessage() for record in caplog.records if "refuse each other" in record.getMessage()]
+    assert 1 <= len(said) <= 4
+    assert any(", ".join(sorted(lists["a"])) in line and ", ".join(sorted(lists["b"])) in line for line in said)
+
+
+def test_raft_session_ignores_a_controller_list_before_its_hello_is_answered() -> None:
+    pair = Pair()
+    pair.connect()
+    side = pair.sides["a"]
+    side.receive("b", bytes((_MEMBERS,)) + bytes(_FRAME.size - 1) + b"x, y", pair.now)
+    assert side.peers["b"].up
+    assert not side.peers["b"].other_list
+
+
+@pytest.mark.parametrize("flags", [0, 4])
+def test_raft_session_ignores_forged_hellos(flags: int) -> None:
+    """Any client can publish a hello with the id of a member, but only readers of this member's messages can answer it."""
+    pair = Pair()
+    judged: list[bytes] = []
+    side = pair.sides["b"]
+    side.compare_reports = lambda _, tail: judged.append(tail) is None
+    pair.connect()
+    before, began = dict(pair.links), len(judged)
+    for number in range(300):
+        pair.now += 0.001
+        epoch = (number * 7919) | 1
+        side.receive("a", _FRAME.pack(_HELLO, flags, epoch, 0, 0, 1 << 20), pair.now)
+        side.receive("a", _FRAME.pack(_HELLO, flags, epoch, 12345, 0, 2) + b"tail", pair.now)
+        pair.sides["a"].send("b", b"%d" % number, 1, pair.now)
+        pair.deliver()
+    assert pair.links == before == {"a": [True], "b": [True]}
+    assert pair.got["b"] == [b"%d" % number for number in range(300)]
+    assert not [said for said in judged[began:] if said != b""], "what somebody says of a folder"
+    assert side.counters["refused: hellos that answer nobody"] >= 600
+
+
+def test_raft_session_of_a_dead_member_ends_during_forged_hellos() -> None:
+    pair = Pair()
+    pair.connect()
+    side = pair.sides["b"]
+    while pair.now < SILENCE_S + 0.1:
+        pair.now += 0.1
+        side.receive("a", _FRAME.pack(_HELLO, 0, side.peers["a"].epoch, 0, 0, 1), pair.now)
+        side.poll(pair.now)
+    assert pair.links["b"] == [True, False]
+
+
+def test_raft_sessions_open_during_a_flood_of_forged_hellos() -> None:
+    """Sessions also open after a restart of one member."""
+    pair = Pair()
+    for turn in range(2):
+        for number in range(1000):
+            pair.now += 0.001
+            for me, other in ("ab", "ba"):
+                pair.sides[me].receive(other, _FRAME.pack(_HELLO, 0, number * 2 + 1, 0, 0, 1), pair.now)
+                pair.sides[me].poll(pair.now)
+            pair.deliver()
+        assert all(peer.up for side in pair.sides.values() for peer in side.peers.values()), turn
+        pair.sides["a"].set_online(False)
+        pair.sides["a"].set_online(True)
+        assert not pair.sides["a"].peers["b"].up
+
+
+def test_raft_session_of_a_restarted_member_is_replaced_at_once() -> None:
+    """The first process ends without a message. Only the hello of the new process shows the restart."""
+    pair = Pair()
+    pair.connect()
+    rng = random.Random(99)
+    pair.sides["a"] = PeerSessions(
+        "a",
+        ("b",),
+        lambda _, body, __: pair.got["a"].append(body) is None,
+        lambda _, up: pair.links["a"].append(up),
+        lambda: rng.getrandbits(63),
+    )
+    pair.sides["a"].set_online(True)
+    pair.now += 0.1
+    pair.sides["a"].poll(pair.now)
+    pair.deliver()
+    assert pair.links["b"] == [True, False, True]
+    assert pair.sides["a"].peers["b"].up
+    assert pair.sides["b"].counters["sessions ended: peer began anew"] == 1
+
+
+def test_raft_session_ignores_its_own_echoed_hello() -> None:
+    """A relay echoes messages to their sender."""
+    pair = Pair()
+    judged: list[bytes] = []
+    side = pair.sides["b"]
+    side.compare_reports = lambda _, tail: judged.append(tail) is None
+    side.set_online(True)
+    for _ in range(100):
+        pair.now += 0.05
+        side.poll(pair.now)
+        said, side.outbox[:] = side.outbox[:], []
+        for _, frame in said:
+            side.receive("a", frame, pair.now)
+    assert not side.peers["a"].up
+    assert judged == []
+
+
+def test_raft_snapshot_file_that_cannot_be_read_after_the_write_raises(tmp_path: Path) -> None:
+    """PySyncObj trims the journal after the file is written [S16]."""
+    entries = (b"\0last", 9, 2), (b"\0previous", 8, 2)
+    write_snapshot_file(tmp_path / "dump", SnapshotFile(*entries, ("b", "a"), b"image"))
+    assert load_snapshot_file(tmp_path / "dump").nodes == ("a", "b")
+    with pytest.raises(CorruptionError):
+        write_snapshot_file(tmp_path / "dump", SnapshotFile(entries[0], entries[0], ("a",), b"image"))

@@ -1,0 +1,186 @@
+"""Test pre-votes: a member raises its term only after a majority would vote for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.quorum.pre_vote import PreVote, may_grant
+from tests.unit.quorum.raft_network import OurNet, our_net
+
+WOULD: dict[str, Any] = {
+    "leads": False, "quiet_s": 0.4, "quiet_needed_s": 0.4, "turn_is_late": False, "own": (3, 7), "asker": (3, 7),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "granted"),
+    [
+        ({}, True),
+        ({"leads": True}, False),
+        ({"quiet_s": 0.39}, False),
+        ({"turn_is_late": True}, False),
+        ({"asker": (3, 8)}, True),
+        ({"asker": (3, 6)}, False),
+        ({"asker": (4, 1)}, True),
+        ({"asker": (2, 9)}, False),
+    ],
+)
+def test_raft_pre_vote_is_granted_in_the_same_cases_as_a_vote(otherwise: dict[str, Any], granted: bool) -> None:
+    assert may_grant(**{**WOULD, **otherwise}) is granted
+
+
+@pytest.mark.parametrize(("members", "needed"), [(2, 1), (3, 1), (4, 2), (5, 2)])
+def test_raft_pre_vote_is_won_with_a_majority_including_the_requesting_controller(members: int, needed: int) -> None:
+    votes = PreVote(members)
+    votes.record_grant("early")
+    assert not votes.won
+    votes.begin()
+    for number in range(needed):
+        assert not votes.won
+        votes.record_grant("the same")
+        votes.record_grant(f"n{number}") if number else None
+    assert votes.won
+    votes.begin()
+    assert not votes.won, "what was granted before counts no more"
+    votes.record_grant("n1")
+    votes.record_grant("n2")
+    votes.end()
+    votes.record_grant("n3")
+    assert not votes.won
+
+
+def terms(net: OurNet) -> set[int]:
+    return {member.core.raftCurrentTerm for member in net.up.values()}
+
+
+def deaf(net: OurNet, name: str, seconds: float) -> None:
+    """Drop all messages to ``name`` and deliver its own: long enough for elections, too short for the end of a session."""
+    net.lose = lambda _, receiver, __: receiver == name
+    assert net.run(lambda: net.up[name].core.leader_id == "", seconds), "it still names a leader that it does not hear"
+    net.run(lambda: False, seconds)
+    net.lose = lambda *_: False
+
+
+def test_controller_partitioned_from_the_leader_only_does_not_depose_the_leader(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, near, far = net.elected()
+        before = terms(net)
+        for name in (near, far, near):
+            deaf(net, name, 4.0)
+            assert net.leaders() == [lead]
+            assert terms(net) == before
+            assert net.run(lambda name=name: net.up[name].core.leader_id == lead), "it is back among them"
+            value = b"after %d" % len(net.results)
+            net.put(lead, value)
+            assert net.run(lambda name=name, value=value: value in net.values(name))
+
+
+def test_raft_leader_that_dies_is_replaced_within_one_term(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, *others = net.elected()
+        (before,) = terms(net)
+        net.crash(lead)
+        assert net.run(net.leaders, 3.0)
+        assert net.run(lambda: terms(net) == {before + 1}, 1.0)
+        assert net.leaders()[0] in others
+
+
+def test_raft_group_after_a_member_with_a_higher_term_returns_has_one_leader(tmp_path: Path) -> None:
+    """A power cut removed the votes of the member and kept its term."""
+    with our_net(tmp_path) as net:
+        lead, near, _ = net.elected()
+        net.lose = lambda sender, receiver, _: near in (sender, receiver)
+        net.elect_now(near)
+        net.tick(near)
+        net.run(lambda: False, 0.2)
+        assert net.up[near].core.raftCurrentTerm == net.up[lead].core.raftCurrentTerm + 1
+        net.lose = lambda *_: False
+        net.put(lead, b"meanwhile")
+        assert net.run(lambda: len(terms(net)) == 1 and len(net.leaders()) == 1 and len(net.last_indexes()) == 1, 6.0)
+        assert net.up[near].core.leader_id == net.leaders()[0]
+
+
+def test_controller_with_the_longer_log_wins_despite_a_lower_term(tmp_path: Path) -> None:
+    """Two of three members are live. The member with the higher term lacks an entry."""
+    with our_net(tmp_path) as net:
+        lead, near, far = net.elected()
+        net.lose = lambda sender, receiver, _: far in (sender, receiver)
+        net.put(lead, b"known to two")
+        assert net.run(lambda: b"known to two" in net.acknowledged())
+        for _ in range(30):
+            net.elect_now(far)
+        net.crash(lead)
+        assert net.up[far].core.raftCurrentTerm == net.up[near].core.raftCurrentTerm + 30
+        net.lose = lambda *_: False
+        assert net.run(lambda: net.leaders() == [near], 6.0)
+        assert net.run(lambda: len(net.last_indexes()) == 1)
+
+
+def due_at(net: OurNet, name: str, moment: float) -> None:
+    net.up[name].core._SyncObj__raftElectionDeadline = moment
+
+
+def test_controller_that_granted_a_pre_vote_postpones_its_own_election(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, near, far = net.elected()
+        (before,) = terms(net)
+        net.crash(lead)
+        net.run(lambda: False, 0.45)
+        due_at(net, near, net.now)
+        due_at(net, far, net.now + 1e9)
+        assert net.run(lambda: net.up[near].core.pre_vote.asks)
+        due_at(net, far, net.now)
+        net.step()  # the question is there, and the own election is due
+        assert not net.up[far].core.pre_vote.asks
+        assert net.run(lambda: net.leaders() == [near], 1.0)
+        assert net.run(lambda: terms(net) == {before + 1}, 1.0)
+
+
+def test_raft_pre_vote_round_ends_when_a_leader_sends_append_entries(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, near, _ = net.elected()
+        member = net.up[near].core
+        net.lose = lambda _, receiver, __: receiver == near
+        assert net.run(lambda: member.pre_vote.asks)
+        net.lose = lambda *_: False
+        due_at(net, near, net.now + 1e9)
+        assert net.run(lambda: member.leader_id == lead)
+        assert not member.pre_vote.asks
+
+
+def test_raft_pre_vote_is_not_requested_without_connected_peers_and_old_grants_are_dropped(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        _, near, far = net.elected()
+        member, (before,) = net.up[near].core, terms(net)
+        member.pre_vote.begin()
+        member.pre_vote.record_grant(far)
+        net.up[near].transport.sessions.set_online(False)
+        net.tick(near)
+        net.up[near].transport.sessions.set_online(True)
+        assert net.run(lambda: len(net.leaders()) == 1 and all(m.core.leader_id for m in net.up.values()))
+        assert terms(net) == {before}
+
+
+def test_controller_on_probation_neither_requests_nor_grants_pre_votes(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, near, far = net.elected()
+        (before,) = terms(net)
+        net.empty(far)
+        net.crash(lead)
+        net.start(far)
+        net.run(lambda: False, 5.0)
+        assert net.up[far].core.on_probation
+        assert net.up[near].core.raftCurrentTerm == before
+        assert not net.leaders()
+
+
+def test_leadership_transfer_starts_an_election_without_a_pre_vote(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, near, far = net.elected()
+        core = net.up[lead].core
+        assert net.run(lambda: {core.match_index(near), core.match_index(far)} == {core.log.last_index})
+        core.transferLeadership()
+        assert net.run(lambda: net.leaders() in ([near], [far]), 0.4), "nobody was asked first: they all hear the leader"

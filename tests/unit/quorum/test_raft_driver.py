@@ -1,0 +1,440 @@
+"""Test single steps of the Raft driver: postponed elections, compaction, and the order of work in a tick."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pysyncobj.syncobj
+import pytest
+
+from liftpy.core.metadata.controller.quorum_member import EntryOutcome
+from sidecar.quorum import driver as driver_module
+from sidecar.quorum import library
+from sidecar.quorum.driver import GroupDriver, tick_once
+from sidecar.quorum.journal import GroupJournal
+from sidecar.quorum.library import FAIL_REASON, _NoPickle, outcome_of, settings
+from tests.unit.quorum.raft_network import our_net
+
+
+def test_raft_driver_settings_for_pysyncobj_have_the_tested_values(tmp_path: Path) -> None:
+    journal = GroupJournal(tmp_path / "journal")
+    marks: list[Any] = [object() for _ in range(3)]
+    conf = settings(journal, "dump", *marks, 77)
+    wanted = {
+        "autoTick": False, "appendEntriesUseBatch": True, "appendEntriesBatchSizeBytes": 64 << 20, "appendEntriesPeriod": 0.1,
+        "raftMinTimeout": 0.5, "raftMaxTimeout": 1.0, "leaderFallbackTimeout": 1.5, "connectionTimeout": 3.5,
+        "commandsWaitLeader": False,
+        "commandsQueueSize": 100_000, "journalFile": journal, "fullDumpFile": "dump", "serializer": marks[0], "deserializer": marks[1],
+        "useFork": False, "logCompactionMinEntries": 77, "logCompactionMinTime": 86_400, "logCompactionBatchSize": 256 * 1024,
+        "dynamicMembershipChange": True, "onStateChanged": marks[2],
+    }  # fmt: skip
+    assert {name: getattr(conf, name) for name in wanted} == wanted
+    assert (library.MAX_APPEND_BYTES, library.APPLIED_PER_TICK_BYTES, library.ENTRY_BYTES, library.STEP_BYTES) == (
+        64 << 20,
+        8192,
+        100,
+        2048,
+    )
+    assert (library.COMPACT_AFTER_BYTES, library.COMPACT_AT_ONCE_BYTES, library.LULL_S) == (512 << 10, 8 << 20, 1.0)
+    journal.abandon()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "outcome"),
+    [
+        (b"", FAIL_REASON.SUCCESS, EntryOutcome.APPLIED),
+        (None, FAIL_REASON.SUCCESS, EntryOutcome.UNKNOWN),
+        (None, FAIL_REASON.QUEUE_FULL, EntryOutcome.NEVER),
+        (None, FAIL_REASON.MISSING_LEADER, EntryOutcome.NEVER),
+        (None, FAIL_REASON.DISCARDED, EntryOutcome.NEVER),
+        (None, FAIL_REASON.NOT_LEADER, EntryOutcome.NEVER),
+        (None, FAIL_REASON.LEADER_CHANGED, EntryOutcome.UNKNOWN),
+        (None, FAIL_REASON.REQUEST_DENIED, EntryOutcome.NEVER),
+        (b"", FAIL_REASON.UNKNOWN_OUTCOME, EntryOutcome.UNKNOWN),
+    ],
+)
+def test_raft_entry_outcome_is_never_only_for_entries_that_were_not_logged(
+    answer: bytes | None, reason: int, outcome: EntryOutcome
+) -> None:
+    assert outcome_of(answer, reason) is outcome
+
+
+def deadline(core: Any) -> float:
+    return float(core._SyncObj__raftElectionDeadline)
+
+
+@contextmanager
+def standing(folder: Path) -> Iterator[Any]:
+    """Provide a group with a stopped clock."""
+    with our_net(folder) as net, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pysyncobj.syncobj, "monotonicTime", lambda: net.now)
+        yield net
+
+
+def test_raft_late_tick_postpones_the_election_by_its_delay(tmp_path: Path) -> None:
+    with standing(tmp_path) as net:
+        core: Any = net.up["a"].core
+        net.step()
+
+        def turn(after_s: float) -> tuple[bool, float]:
+            core._SyncObj__raftElectionDeadline = 0.0
+            core._turned = net.now - after_s
+            core.listens()
+            assert core._turned == net.now
+            return core.turn_is_late, round(max(0.0, deadline(core) - net.now), 6)
+
+        assert turn(0.14) == (False, 0.0)
+        assert turn(0.3) == (True, 0.3)
+        assert turn(0.3) == (False, 0.0), "a machine that is always busy has elections, too"
+        assert turn(9.0) == (True, 0.5)
+        core._SyncObj__raftElectionDeadline = net.now + 5
+        core.hold_election(net.now + 1)
+        assert deadline(core) == net.now + 5, "never sooner"
+        core.give_way(7.0)
+        assert deadline(core) == pytest.approx(net.now + 7)
+
+
+def test_raft_election_begins_with_a_pre_vote(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, near, _ = net.elected()
+        core: Any = net.up[near].core
+        asked: list[Any] = []
+        core._link = SimpleNamespace(send=lambda node, message: asked.append((node.id, message)))
+        core._ask_before_election()
+        assert (asked, core.pre_vote.asks, core.leader_id) == ([], False, lead), "it is not due"
+        core._SyncObj__raftElectionDeadline = net.now - 0.001
+        core._ask_before_election()
+        others = [name for name in "abc" if name != near]
+        question = {
+            "type": "pre_vote", "term": core.raftCurrentTerm, "last_log_index": core.log.last_index,
+            "last_log_term": core.log.last_term,
+        }  # fmt: skip
+        assert asked == [(name, question) for name in others]
+        assert (core.pre_vote.asks, core.leader_id) == (True, "")
+        assert 0.5 <= deadline(core) - net.now <= 1.0, "the next round"
+        term = core.raftCurrentTerm
+        core.pre_vote_granted(core._others[0], term + 3)
+        assert core.raftCurrentTerm == term + 3, "a later term is learned of from who would vote"
+        core._ask_before_election()
+        assert (deadline(core), core.pre_vote.asks) == (0, False), "a majority would vote: now"
+        core.pre_vote_granted(core._others[0], term + 9)
+        assert core.raftCurrentTerm == term + 3, "nobody has asked"
+
+
+def test_isolated_controller_sends_no_pre_vote_requests(tmp_path: Path) -> None:
+    with standing(tmp_path) as net:
+        core: Any = net.up["a"].core
+        core.pre_vote.begin()
+        core._SyncObj__raftElectionDeadline = net.now - 1
+        core._ask_before_election()
+        assert not core.pre_vote.asks
+        assert deadline(core) == net.now - 1
+
+
+def test_controller_on_probation_or_closed_starts_no_election(tmp_path: Path) -> None:
+    with standing(tmp_path) as net:
+        core: Any = net.up["a"].core
+        for name in ("retired", "on_probation"):
+            core._SyncObj__raftElectionDeadline = 0
+            setattr(core, name, True)
+            core.doTick(0)
+            assert deadline(core) == math.inf
+            setattr(core, name, False)
+        core.end_probation()
+        assert 0.5 <= deadline(core) - net.now <= 1.0
+
+
+def test_raft_leader_steps_down_only_for_a_higher_term(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, *_ = net.elected()
+        core: Any = net.up[lead].core
+        term = core.raftCurrentTerm
+        core.step_down(term)
+        assert (core.leads, core.leader_id) == (True, lead)
+        core.step_down(term + 2)
+        assert (core.leads, core.leader_id, core.raftCurrentTerm, core.log.getVotedForNodeId()) == (False, "", term + 2, None)
+
+
+def test_raft_member_that_may_have_lost_votes_stores_a_vote_for_itself_in_the_last_possible_term(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        core: Any = net.up["a"].core
+        term = core.raftCurrentTerm
+        core.vote_is_spent_up_to(term)
+        assert core.log.getVotedForNodeId() is None
+        core.vote_is_spent_up_to(term + 4)
+        assert (core.raftCurrentTerm, core.log.getCurrentTerm(), core.log.getVotedForNodeId()) == (term + 4, term + 4, "a")
+
+
+def test_raft_leader_put_on_probation_steps_down(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, near, _ = net.elected()
+        core: Any = net.up[lead].core
+        core.step_down(99)
+        core.vote_is_spent_up_to(100)
+        core._SyncObj__setState(2)
+        core.begin_probation()
+        assert (core.on_probation, core.leads, core.leader_id) == (True, False, "")
+        assert core.raftCurrentTerm == core.log.getCurrentTerm() == core.log.last_term
+        assert core.log.getVotedForNodeId() is None
+        follower: Any = net.up[near].core
+        follower.begin_probation()
+        assert follower.leader_id == lead, "who follows goes on"
+
+
+@pytest.mark.parametrize(
+    ("applied_bytes", "quiet_s", "due"),
+    [
+        (512 * 1024 - 1, 99.0, False),
+        (512 * 1024, 0.99, False),
+        (512 * 1024, 1.0, True),
+        (8 * 1024 * 1024 - 1, 0.0, False),
+        (8 * 1024 * 1024, 0.0, True),
+    ],
+)
+def test_raft_log_is_compacted_when_idle_or_at_once_above_the_upper_limit(
+    applied_bytes: int, quiet_s: float, due: bool, tmp_path: Path
+) -> None:
+    with standing(tmp_path) as net:
+        core: Any = net.up["a"].core
+        core._uncompacted_bytes, core._applied_at = applied_bytes, net.now - quiet_s
+        assert core._compaction_is_due() is due
+
+
+def test_raft_installed_snapshots_increment_a_counter(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, *_ = net.elected()
+        core: Any = net.up[lead].core
+        for number in range(5):
+            net.put(lead, b"%d" % number)
+        assert net.run(lambda: len(net.acknowledged()) == 5)
+        assert core.compactions == 0
+        core._uncompacted_bytes = 8 << 20
+        core._SyncObj__tryLogCompaction()
+        assert (core.compactions, core._uncompacted_bytes) == (1, 0)
+        core._SyncObj__tryLogCompaction()
+        assert core.compactions == 1
+        core._uncompacted_bytes, core.failure = 8 << 20, RuntimeError("broken")
+        core._SyncObj__tryLogCompaction()
+        assert core._uncompacted_bytes == 8 << 20, "nothing more is written"
+
+
+# ---- ticks -------------------------------------------------------------------------------------------------------------------------
+class Ticking:
+    """Provide a driver whose parts record their calls in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[Any] = []
+        self.core = SimpleNamespace(
+            behind=False, leads=False, propose=lambda command, callback, *, change: self.done.append((command, callback))
+        )
+        self.outbox: list[tuple[str, bytes]] = []
+        transport: Any = SimpleNamespace(sessions=SimpleNamespace(outbox=self.outbox), hears_a_leader=lambda _: False)
+        self.fatal: list[Exception] = []
+        nothing: Any = None
+        core: Any = self.core
+        self.driver: Any = GroupDriver(
+            core,
+            transport,
+            nothing,
+            lambda *sent: self.done.append(sent),
+            lambda: self.done.append("ticked"),
+            self.fatal.append,
+        )
+        self.frames: list[list[tuple[str, bytes]]] = []
+        self.fails: Exception | None = None
+
+        def once(_core: Any, _transport: Any, _journal: Any, frames: Any) -> None:
+            self.frames.append(list(frames))
+            if self.fails is not None:
+                raise self.fails
+
+        monkeypatch.setattr(driver_module, "tick_once", once)
+
+
+async def test_raft_tick_sends_messages_before_it_answers_callers_and_reschedules_while_work_remains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Ticking(monkeypatch)
+    future = bench.driver.propose(b"command")
+    (command, callback) = bench.done.pop()
+    assert (command, bench.driver._scheduled) == (b"command", True)
+    callback(b"answer", 0)
+    gone = bench.driver._loop.create_future()
+    gone.cancel()
+    bench.driver._answers.append((gone, (b"", 0)))
+    bench.outbox += [("b", b"1"), ("c", b"2")]
+    bench.driver.tick()
+    assert (bench.done, bench.outbox) == ([("b", b"1"), ("c", b"2"), "ticked"], [])
+    assert (future.result(), bench.driver._answers, bench.driver._scheduled) == ((b"answer", 0), [], False)
+    bench.core.behind = True
+    bench.driver.tick()
+    assert bench.driver._scheduled, "entries are committed that are not applied"
+
+
+async def test_raft_tick_processes_a_bounded_number_of_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Ticking(monkeypatch)
+    for number in range(2001):
+        bench.driver.frame_received("b", b"%04d" % number)
+    assert bench.driver.inbox_bytes == 2001 * 4
+    bench.driver.tick()
+    assert (len(bench.frames[0]), bench.driver.inbox_bytes, bench.driver._scheduled) == (2000, 4, True)
+    bench.driver.tick()
+    assert (bench.frames[1], bench.driver.inbox_bytes, bench.driver._scheduled) == ([("b", b"2000")], 0, False)
+
+
+async def test_raft_tick_that_raises_stops_the_driver_and_ends_waiting_proposals(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Ticking(monkeypatch)
+    bench.driver.start()
+    timer = bench.driver._timer
+    future = bench.driver._loop.create_future()
+    bench.driver._answers.append((future, (b"answer", 0)))
+    bench.fails = OSError("no space")
+    bench.driver.tick()
+    assert (bench.fatal, bench.driver.stopped, timer.cancelled()) == ([bench.fails], True, True)
+    assert future.result() == (None, FAIL_REASON.UNKNOWN_OUTCOME)
+    (said,) = caplog.records
+    assert said.exc_info is not None
+    assert said.exc_info[1] is bench.fails, "where it failed is in the log"
+    bench.driver.tick()
+    bench.driver._on_timer()
+    bench.driver.wake()
+    assert (len(bench.frames), bench.driver._scheduled) == (2, False)
+
+
+@pytest.mark.parametrize(("moved", "leads", "at_once"), [(True, True, True), (False, True, False), (True, False, False)])
+def test_raft_leader_with_new_entries_sends_them_in_the_same_tick(moved: bool, leads: bool, at_once: bool) -> None:
+    done: list[str] = []
+    core: Any = SimpleNamespace(log=SimpleNamespace(last_index=4), raftLastApplied=3, leads=leads, failure=None)
+    core.listens = lambda: done.append("listens")
+    core.send_at_once = lambda: done.append("sends at once")
+
+    def tick(_: float) -> None:
+        done.append("ticks")
+        core.raftLastApplied += moved
+
+    core.doTick = tick
+    transport: Any = SimpleNamespace(
+        poll=lambda: done.append("polls"), receive=lambda *given: done.append(str(given)), sync=lambda: done.append("lineage")
+    )
+    journal: Any = SimpleNamespace(sync=lambda: done.append("journal"))
+    tick_once(core, transport, journal, [("b", b"f")])
+    assert done == ["listens", "polls", "('b', b'f')", "ticks", *(["sends at once"] * at_once), "lineage", "journal"]
+
+
+async def test_raft_frame_received_schedules_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Ticking(monkeypatch)
+    assert not bench.driver._scheduled
+    bench.driver.frame_received("b", b"frame")
+    assert bench.driver._scheduled
+    bench.driver.tick()
+    assert (bench.frames, bench.driver.frames_lost, bench.driver.late_tick_count) == ([[("b", b"frame")]], 0, 0)
+
+
+# ---- what is applied ---------------------------------------------------------------------------------------------------------------
+class Machine:
+    """Provide a state machine that records its calls. ``ready``: whether an entry can be applied at once."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.ready = True
+        self.fails: BaseException | None = None
+
+    def work_ahead(self, entry: bytes, index: int) -> bool:
+        self.told.append(("ahead", entry, index))
+        if self.fails is not None:
+            raise self.fails
+        return self.ready
+
+    def apply(self, entry: bytes, index: int) -> bytes:
+        self.told.append(("apply", entry, index))
+        if self.fails is not None:
+            raise self.fails
+        return b"answer"
+
+
+def test_raft_driver_prepares_only_the_next_entry_in_steps(tmp_path: Path) -> None:
+    with standing(tmp_path) as net:
+        core: Any = net.up["a"].core
+        core._machine = machine = Machine()
+        first = core.log.last_index + 1
+        for command in (b"\x00one", b"\x01noop", b"\x00two"):
+            core.log.add(command, core.log.last_index + 1, 1)
+        assert [core._worked_ahead(first + n) for n in (-9, 0, 1, 2, 3)] == [True] * 5
+        assert machine.told == [("ahead", b"one", first), ("ahead", b"two", first + 2)]
+        machine.ready = False
+        assert core._worked_ahead(first) is False
+        machine.fails = RuntimeError("broken")
+        assert core._worked_ahead(first) is True
+        assert core.failure is machine.fails
+        machine.told.clear()
+        assert core._worked_ahead(first) is True
+        assert machine.told == [], "the process stops"
+
+
+def test_raft_driver_counts_applied_bytes_and_applies_nothing_after_a_failure(tmp_path: Path) -> None:
+    with standing(tmp_path) as net:
+        core: Any = net.up["a"].core
+        core._machine = machine = Machine()
+        core._applied_bytes = core._uncompacted_bytes = 0
+        index = core.raftLastApplied + 1
+        assert core._SyncObj__doApplyCommand(b"\x00entry") == b"answer"
+        assert machine.told == [("apply", b"entry", index)]
+        assert (core._applied_bytes, core._uncompacted_bytes, core._applied_at) == (112, 112, net.now)
+        assert core._SyncObj__doApplyCommand(b"\x01noop") is None
+        assert (len(machine.told), core._applied_bytes) == (1, 112)
+        machine.fails = RuntimeError("broken")
+        assert core._SyncObj__doApplyCommand(b"\x00entry") is None
+        assert (core.failure, core._applied_bytes) == (machine.fails, 112)
+        machine.fails = None
+        assert core._SyncObj__doApplyCommand(b"\x00entry") is None
+        assert len(machine.told) == 2, "nothing is applied after a failure"
+
+
+def test_raft_tick_applies_a_bounded_number_of_bytes(tmp_path: Path) -> None:
+    with standing(tmp_path) as net:
+        core: Any = net.up["a"].core
+        core._machine = machine = Machine()
+        first = core.log.last_index + 1
+        for number in range(6):
+            core.log.add(b"\x00" + b"x" * 3000, first + number, 1)
+        core._SyncObj__raftCommitIndex = first + 5
+        applied = []
+        for goes_on in (False, True, False, False, False):
+            core._goes_on = goes_on
+            core._SyncObj__applyLogEntries()
+            applied.append(core.raftLastApplied - first + 1)
+        assert applied == [3, 3, 6, 6, 6], "8 KiB in one tick, three entries here"
+        assert core.raftCommitIndex == first + 5
+        assert not core.behind
+        machine.ready = False
+        core.log.add(b"\x00large", first + 6, 1)
+        core._SyncObj__raftCommitIndex = first + 6
+        assert core.behind
+        machine.told.clear()
+        core._SyncObj__applyLogEntries()
+        assert (machine.told, core.raftLastApplied) == ([("ahead", b"large", first + 6)] * 4, first + 5), (
+            "a step counts as 2 KiB"
+        )
+        core.failure = RuntimeError("broken")
+        assert not core.behind
+
+
+def test_raft_driver_serializes_entries_for_pysyncobj_without_pickle() -> None:
+    assert (_NoPickle.to_bytes("é"), _NoPickle.to_bytes(b"\xff")) == ("é".encode(), b"\xff")
+    assert _NoPickle.loads(_NoPickle.dumps((b"command", 7, 3))) == (b"command", 7, 3)
+
+
+async def test_raft_tick_delay_report_covers_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (driver_module.TICK_S, driver_module.REST_S, driver_module._TICKS_KEPT) == (0.05, 0.12, 1200)
+    kept = Ticking(monkeypatch).driver.lateness
+    kept.add(9.0)
+    for _ in range(1200):
+        kept.add(0.001)
+    assert kept.report()["max_ms"] < 9000, "what is older is forgotten"

@@ -1,0 +1,204 @@
+"""Test PySyncObj 0.3.17 unmodified, then the Raft driver: membership changes, votes and network access.
+
+Points 7 and 8 of what the metadata group must not inherit.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.errors import CorruptionError, ProtocolError
+from sidecar.quorum.library import FAIL_REASON
+from sidecar.quorum.peer_sessions import _DATA, _FIRST, _FRAME, _LAST
+from tests.unit.quorum.raft_network import bare_member, our_net
+from tests.unit.quorum.unmodified_pysyncobj import Node, ShippedNet, in_process
+
+# ---- 7: two changes of the members at once, and a member that votes twice ----------------------------------------------
+
+
+def two_changes(folder: Path) -> Any:
+    net = ShippedNet(dynamicMembershipChange=True)
+    lead, *_ = net.elected()
+    reasons: list[int] = []
+    for name in "de":  # neither is there: of five members only three can answer
+        net.up[lead].addNodeToCluster(Node(name), lambda _, reason: reasons.append(reason))
+    net.tick(lead)
+    at_once = sorted(node.id for node in net.up[lead].otherNodes)
+    net.run(lambda: len(reasons) == 2)
+    return at_once, reasons, lead
+
+
+def test_unmodified_pysyncobj_accepts_two_membership_changes_at_once(tmp_path: Path) -> None:
+    at_once, reasons, lead = in_process(two_changes, tmp_path)
+    assert at_once == sorted({*"abcde"} - {lead}), "both count, and neither is committed"
+    assert reasons == [FAIL_REASON.SUCCESS] * 2
+
+
+def test_raft_membership_change_by_pysyncobj_is_rejected(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        lead, *_ = net.elected()
+        core = net.up[lead].core
+        with pytest.raises(ProtocolError, match="pysyncobj tried to pickle"):
+            core.addNodeToCluster(Node("d"))
+        answers: list[int] = []
+        for change in ("add", "d", Node("d")), ("rem", "b", Node("b")):  # what the library itself would send
+            core._applyCommand(pickle.dumps(change), lambda _, reason: answers.append(reason), 2)
+            assert not core._SyncObj__changeCluster(b"\2" + pickle.dumps(change))
+        net.put(lead, b"behind both")
+        assert net.run(lambda: all(net.values(name) == [b"behind both"] for name in "abc"))
+        assert answers == [FAIL_REASON.REQUEST_DENIED] * 2
+        for name, member in net.up.items():
+            assert {node.id for node in member.core.otherNodes} == {*"abc"} - {name}
+
+
+def votes_twice(folder: Path) -> Any:
+    net = ShippedNet()
+    net.start("c", journalFile=str(folder / "before"))
+    net.split("ac", "b")
+    net.forbid_elections("b", "c")
+    net.run(net.leaders)
+    net.crash("c")
+    net.split("a", "bc")
+    net.start("c", journalFile=str(folder / "emptied"))
+    net.transports["c"]._onNodeDisconnected(Node("a"))
+    net.forbid_elections("c")
+    net.elect_now("b")
+    net.run(lambda: len(net.leaders()) == 2, 3)
+    return [(name, net.up[name].raftCurrentTerm) for name in net.leaders()]
+
+
+def test_unmodified_pysyncobj_member_that_lost_its_disk_votes_twice(tmp_path: Path) -> None:
+    assert in_process(votes_twice, tmp_path) == [["a", 1], ["b", 1]]
+
+
+def test_raft_member_that_lost_its_disk_does_not_vote(tmp_path: Path) -> None:
+    with our_net(tmp_path) as net:
+        net.split("ac", "b")
+        net.forbid_elections("b", "c")
+        assert net.run(net.leaders)
+        net.crash("c")
+        shutil.rmtree(tmp_path / "c")
+        net.split("a", "bc")
+        net.start("c")
+        net.run(lambda: net.up["b"].transport.sessions.peers["c"].up)
+        for _ in range(5):
+            net.elect_now("b")
+            net.run(lambda: "b" in net.leaders(), 1)
+        assert net.up["b"].core.raftCurrentTerm > 2
+        assert "b" not in net.leaders()
+        for _ in range(5):
+            net.elect_now("c")
+            net.run(lambda: "c" in net.leaders(), 1)
+        assert net.up["c"].core.raftCurrentTerm == 0, "nor asks for votes"
+
+
+async def test_raft_member_with_an_empty_directory_is_on_probation_and_a_lost_journal_raises_on_start(tmp_path: Path) -> None:
+    member = bare_member(tmp_path)
+    assert member._log.core.on_probation
+    member._log.journal.close()
+    (tmp_path / "member").write_text("a\n")  # it has been a voting member
+    member = bare_member(tmp_path)
+    assert not member._log.core.on_probation
+    member._log.journal.abandon()
+    (tmp_path / "journal").unlink()
+    with pytest.raises(CorruptionError, match="with the same id"):
+        bare_member(tmp_path)
+
+
+# ---- 8: a port for everybody, and pickles from everybody ---------------------------------------------------------------
+
+
+def open_port(folder: Path) -> Any:
+    import pickle
+    import socket
+    import struct
+    import zlib
+
+    from pysyncobj import SyncObj, SyncObjConf
+
+    asked: list[Any] = []
+    bound: list[Any] = []
+
+    class Socket(socket.socket):
+        """Record the address on which PySyncObj would listen, and listen on loopback."""
+
+        def bind(self, address: Any) -> None:
+            asked.append(address)
+            super().bind(("127.0.0.1", 0))
+            bound.append(self.getsockname())
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(folder / "executed"),)
+
+    real, socket.socket = socket.socket, Socket  # type: ignore[misc]
+    node = SyncObj("127.0.0.1:4321", ["127.0.0.1:4322"], SyncObjConf(autoTick=False))
+    socket.socket = real  # type: ignore[misc]
+    body = zlib.compress(pickle.dumps(Evil(), 2))
+    with socket.create_connection(bound[0], 5) as stranger:
+        stranger.sendall(struct.pack("i", len(body)) + body)
+        ticks = 0
+        while not (folder / "executed").exists() and ticks < 200:
+            node.doTick(0.02)
+            ticks += 1
+    node.destroy()
+    return asked, (folder / "executed").exists()
+
+
+def test_unmodified_pysyncobj_listens_on_all_interfaces_and_executes_pickles(tmp_path: Path) -> None:
+    asked, executed = in_process(open_port, tmp_path)
+    assert asked == [["0.0.0.0", 4321]]
+    assert executed
+
+
+def test_raft_member_opens_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a socket was opened")
+
+    for name in "__init__", "bind", "listen", "connect":
+        monkeypatch.setattr(socket.socket, name, refuse)
+    with our_net(tmp_path) as net:
+        lead, *_ = net.elected()
+        net.put(lead, b"1")
+        assert net.run(lambda: all(net.values(name) == [b"1"] for name in "abc"))
+
+
+class _Evil:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_raft_frame_with_a_pickle_is_rejected_and_ends_the_session(tmp_path: Path) -> None:
+    """The frame has a known sender, its session and the next sequence number."""
+    evil = pickle.dumps(_Evil(tmp_path / "executed"))
+    with our_net(tmp_path) as net:
+        lead, near, _ = net.elected()
+        transport = net.up[near].transport
+        assert net.run(lambda: not net.wires[lead, near])
+        peer = transport.sessions.peers[lead]
+        head = _FRAME.pack(_DATA, _FIRST | _LAST, peer.epoch, peer.own_epoch, peer.received + 1, 1)
+        transport.receive("stranger", head + evil)
+        assert (
+            net.counter(near, "refused: unknown sender"),
+            net.counter(near, "refused: messages"),
+        ) == (1, 0)
+        transport.receive(lead, evil)
+        assert net.counter(near, "refused: stale frame") == 1
+        assert peer.up
+        transport.receive(lead, head + evil)
+        assert net.counter(near, "refused: messages") == 1
+        assert net.counter(near, "sessions ended: refused message") == 1
+        assert not peer.up
+        net.put(lead, b"goes on")
+        assert net.run(lambda: net.values(near) == [b"goes on"])
+    assert not (tmp_path / "executed").exists()

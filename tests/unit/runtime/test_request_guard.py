@@ -1,0 +1,142 @@
+"""Test a request whose handler raises: only this request ends [A15]. Answers go to inboxes only [A5]."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.config import ReplicationConfig
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import InboxRule, Subjects
+from liftpy.nats.request_guard import RequestGuard
+from sidecar.metadata.control import ControlDesk
+from sidecar.runtime.settings import NodeSettings
+from sidecar.runtime.tasks import fatal_on, spawn
+from sidecar.status.status_api import StatusDesk
+
+
+class Bus:
+    """Listens and sends, as a node's connection and as nats-py's."""
+
+    max_payload = 1 << 20
+
+    def __init__(self) -> None:
+        self.listening: dict[str, Any] = {}
+        self.sent: list[tuple[str, bytes]] = []
+
+    def listen(self, subject: str, handler: Any, **_: Any) -> Any:
+        self.listening[subject] = handler
+        return SimpleNamespace(close=lambda: None)
+
+    def send(self, subject: str, pieces: Any, **_: Any) -> bool:
+        self.sent.append((subject, b"".join(pieces)))
+        return True
+
+
+async def test_request_guard_around_a_raising_handler_rejects_the_request_and_counts_and_logs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counters: Counter[str] = Counter()
+    rejected: list[bytes] = []
+    fatal: list[Exception] = []
+    guard = RequestGuard("odd", counters, lambda reply, error: rejected.append(reply))
+
+    async def work() -> None:
+        "\ud800".encode()
+
+    restore = fatal_on(asyncio.get_running_loop(), fatal.append)
+    try:
+        with caplog.at_level(logging.ERROR, "liftpy.requests"):
+            for number in range(5):
+                await spawn(guard.run(work(), b"_INBOX.%d" % number), "a request")
+    finally:
+        restore()
+    assert not fatal
+    assert rejected == [b"_INBOX.%d" % number for number in range(5)]
+    assert counters == {"refused: failed request, odd": 5}
+    assert sum("kind=odd" in record.getMessage() for record in caplog.records) == 1, "one line a second, however many come"
+
+
+async def test_request_guard_whose_rejection_raises_increments_a_counter_and_continues() -> None:
+    def reject(reply: bytes, error: Exception) -> None:
+        raise ValueError("no rejection either")
+
+    counters: Counter[str] = Counter()
+    RequestGuard("odd", counters, reject).handler(lambda *_: int("x") and None)(b"s", b"_INBOX.x", b"", b"")
+    assert counters == {"refused: failed request, odd": 2}
+
+
+@pytest.fixture
+def status(tmp_path: Path) -> tuple[Bus, StatusDesk, Counter[str]]:
+    bus, counters = Bus(), Counter[str]()
+    desk = StatusDesk(NodeSettings("n1", tmp_path), counters)
+    desk.listen(bus, Subjects("ns"), (InboxRule(("_INBOX.",)),))  # type: ignore[arg-type]
+    return bus, desk, counters
+
+
+@pytest.mark.parametrize("subject", ["ns.control.level.n1", "ns.control.settings.n1", "ns.status.n1"])
+@pytest.mark.parametrize("reply", [b"orders", b"ns.control.admin", b"_INBOXX.a", b"", b"_INBOX.>"])
+async def test_status_endpoint_sends_no_answer_to_subjects_outside_inboxes(subject: str, reply: bytes, status: Any) -> None:
+    bus, _, counters = status
+    for payload in (b'{"level": "info", "for_s": 1}', b'{"reload": true}', b"", b'{"history": {"step": 1}}'):
+        bus.listening[subject](subject.encode(), reply, payload, b"")
+        await asyncio.sleep(0)
+    assert bus.sent == []
+    assert counters["refused: reply subject"] == 4
+
+
+async def test_status_endpoint_with_a_raising_reload_rejects_the_request_and_continues(status: Any) -> None:
+    bus, desk, counters = status
+
+    async def on_reload() -> dict[str, Any]:
+        raise RuntimeError("a defect")
+
+    desk.on_reload = on_reload
+    fatal: list[Exception] = []
+    restore = fatal_on(asyncio.get_running_loop(), fatal.append)
+    try:
+        bus.listening["ns.control.settings.n1"](b"", b"_INBOX.a", b'{"reload": true}', b"")
+        async with asyncio.timeout(10):
+            while not bus.sent:
+                await asyncio.sleep(0)
+    finally:
+        restore()
+    assert not fatal
+    assert bus.sent[0][0] == "_INBOX.a"
+    assert b"error" in bus.sent[0][1]
+    assert counters["refused: failed request, status"] == 1
+
+
+async def test_control_endpoint_with_a_raising_decision_rejects_the_request_and_continues() -> None:
+    async def decide(request: Any, timeout_s: float) -> Any:
+        raise OverflowError("a defect")
+
+    bus = Bus()
+    connection: Any = bus
+    desk = ControlDesk(
+        connection, Subjects("ns"), InboxRule(("_INBOX.",)), lambda: True, decide, lambda _: None, lambda _: True,
+        ReplicationConfig(),
+    )  # fmt: skip
+    fatal: list[Exception] = []
+    restore = fatal_on(asyncio.get_running_loop(), fatal.append)
+    try:
+        await desk.open()
+        request = frames.seal(pb.ControlRequest(describeCluster=pb.DescribeCluster()))
+        bus.listening["ns.info"](b"ns.info", b"_INBOX.a", request, b"")
+        async with asyncio.timeout(10):
+            while not bus.sent:
+                await asyncio.sleep(0)
+    finally:
+        restore()
+    assert not fatal
+    (subject, payload) = bus.sent[0]
+    assert subject == "_INBOX.a"
+    assert frames.decode(payload, pb.ControlResponse).error == pb.ControlResponse.INVALID
+    await desk.close()

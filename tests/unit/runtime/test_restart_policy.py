@@ -1,0 +1,126 @@
+"""Test which errors a node answers with a restart, and how long it waits [L11]."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.errors import ConfigError, CorruptionError, DataDirectoryLockedError, NoSpaceError, StorageError, UnknownFormatError
+from sidecar.cli import sidecar as command
+from sidecar.runtime import restarts as node
+from sidecar.runtime.restarts import EXIT_TO_REPAIR, count_restart, exit_after, momentary, pause_s
+from sidecar.runtime.settings import restarted_environment, restarts_in_a_row
+from tests.only_in import only_in
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "full"),
+        OSError(errno.EIO, "broken"),
+        NoSpaceError("full"),
+        StorageError("Cannot write journal: 3 of 9 bytes. Check the disk and the permissions of the data directory."),
+        caused(StorageError("write journal"), OSError(errno.EIO, "broken")),
+        caused(StorageError("the snapshot failed"), caused(NoSpaceError("write"), OSError(errno.ENOSPC, "full"))),
+    ],
+)
+def test_restart_policy_of_a_temporary_disk_error_allows_a_restart(error: Exception) -> None:
+    assert momentary(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        None,
+        CorruptionError("damaged"),
+        UnknownFormatError("newer"),
+        DataDirectoryLockedError("in use"),
+        ConfigError("wrong"),
+        ConnectionRefusedError(errno.ECONNREFUSED, "no NATS"),
+        caused(StorageError("the snapshot failed"), CorruptionError("damaged")),
+        caused(StorageError("the state machine failed"), KeyError("a bug")),
+    ],
+)
+def test_restart_policy_of_a_permanent_error_allows_no_restart(error: Exception | None) -> None:
+    assert not momentary(error)
+
+
+def test_restart_policy_pause_grows_to_a_bound_and_resets_after_a_calm_time() -> None:
+    pauses, count = [], 0
+    for _ in range(40):
+        count = count_restart(count, ran_s=1.0)
+        pauses.append(pause_s(count))
+    assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 30.0
+    assert pause_s(count_restart(count, ran_s=61.0)) == 0.5
+
+
+def test_restart_count_is_passed_to_the_next_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIFTPY_RESTARTS_IN_A_ROW", raising=False)
+    assert restarts_in_a_row() == 0
+    assert restarts_in_a_row(restarted_environment(3)) == 3
+    assert restarts_in_a_row({"LIFTPY_RESTARTS_IN_A_ROW": "many"}) == 0
+    assert restarts_in_a_row(restarted_environment(10**9)) == 1000
+
+
+def test_node_stop_deadline_does_not_run_during_the_restart_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def stopped(main: Any) -> int:
+        main.close()
+        exit_after(60.0)
+        return EXIT_TO_REPAIR
+
+    def pause(_: float) -> None:
+        timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+        seen.append(all(timer.finished.is_set() for timer in timers))
+
+    monkeypatch.setattr(command, "run_loop", stopped)
+    monkeypatch.setattr(command.LOGS, "configure", lambda *given: None)
+    only_in(monkeypatch, command, "time", sleep=pause)
+    monkeypatch.setattr(command.os, "execve", lambda *arguments: None)
+    command.sidecar.main(["--node-id", "n1", "--controllers", "n1", "--data", str(tmp_path)], standalone_mode=False)
+    assert seen == [True]
+
+
+def test_node_stop_deadline_kills_a_hanging_process_with_a_log_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[Any] = []
+    left: list[int] = []
+
+    class Timer:
+        daemon = False
+
+        def __init__(self, seconds: float, leave: Callable[[], None]) -> None:
+            self.seconds, self.leave, self.began = seconds, leave, False
+            made.append(self)
+
+        def start(self) -> None:
+            assert self.daemon, "before it begins"
+            self.began = True
+
+        def cancel(self) -> None:
+            made.remove(self)
+
+    monkeypatch.setattr(node, "threading", SimpleNamespace(Timer=Timer))
+    monkeypatch.setattr(node, "os", SimpleNamespace(_exit=left.append))
+    node.exit_after(12.0)
+    node.exit_after(3.0)
+    assert [(timer.seconds, timer.began) for timer in made] == [(12.0, True), (3.0, True)]
+    made[0].leave()
+    assert (left, caplog.messages) == ([1], ["stop not complete seconds=12: forcing exit"])
+    node.cancel_exit()
+    assert made == []

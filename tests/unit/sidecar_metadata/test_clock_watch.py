@@ -1,0 +1,145 @@
+"""Test the clock checks of a node: requests to other nodes, trusted time, log lines and counters."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.config import NS_PER_S
+from liftpy.core.base.clock_trust import NO_AGE_NS
+from liftpy.core.wire.frames import encode_presence
+from liftpy.core.wire.subjects import Subjects
+from sidecar.metadata import clock_watch
+from sidecar.metadata.clock_watch import HELD_BACK, ClockWatch
+from sidecar.status.metric_names import INCIDENTS
+from sidecar.transport.liveness import QUESTION
+from tests.unit.partition.shell_parts import until
+
+
+class Others:
+    """Provide nodes n2 and n3: the clock error of each. None: no time in the answer. Missing: no responders."""
+
+    def __init__(self) -> None:
+        self.off_s: dict[str, float | None] = {"n2": 0.0, "n3": 0.0}
+        self.asked: list[tuple[str, bytes]] = []
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+        self.asked.append((subject, payload))
+        assert timeout == 2.0
+        node = subject.rpartition(".")[2]
+        if node not in self.off_s:
+            raise nats.errors.NoRespondersError
+        off_s = self.off_s[node]
+        return SimpleNamespace(data=b"yes" if off_s is None else encode_presence(time.time_ns() + round(off_s * NS_PER_S)))
+
+
+class Watched(ClockWatch):
+    def __init__(self, *fenced: str) -> None:
+        self.others = Others()
+        nodes = {name: SimpleNamespace(fenced=name in fenced) for name in ("n1", "n2", "n3")}
+        self.counted = Counter[str]()
+        bus: Any = self.others
+        group: Any = SimpleNamespace(image=SimpleNamespace(nodes=nodes))
+        super().__init__("n1", bus, Subjects("ns"), group, self.counted)
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Set the clocks of the node: ``wall_s`` is the wall clock error and ``slept_s`` the suspended time."""
+    off = SimpleNamespace(wall_s=0.0, slept_s=0.0)
+    real, began = time.time_ns, time.monotonic_ns()
+    shown = SimpleNamespace(
+        time_ns=lambda: real() + round((off.wall_s + off.slept_s) * NS_PER_S),
+        monotonic=lambda: time.monotonic() + off.slept_s,
+    )
+    monkeypatch.setattr(clock_watch, "time", shown)
+    monkeypatch.setattr(
+        clock_watch, "clock", SimpleNamespace(now_ns=lambda: time.monotonic_ns() - began + round(off.slept_s * NS_PER_S))
+    )
+    return off
+
+
+async def test_clock_watch_requests_the_time_of_live_nodes_until_the_clock_is_trusted(
+    monkeypatch: pytest.MonkeyPatch, own: SimpleNamespace
+) -> None:
+    monkeypatch.setattr(clock_watch, "ASK_EVERY_S", 0.001)
+    watch = Watched("n3")
+    assert watch.time_of_age_ns() == NO_AGE_NS, "nobody has told yet"
+    assert watch.counted == {HELD_BACK: 1}
+    watch.start()
+    await until(lambda: len(watch.others.asked) >= 3)
+    await watch.close()
+    assert set(watch.others.asked) == {("ns.status.n2", QUESTION)}
+    assert abs(watch.time_of_age_ns() - time.time_ns()) < 60 * NS_PER_S
+    assert watch.counted == {HELD_BACK: 1}
+    asked = len(watch.others.asked)
+    await asyncio.sleep(0)
+    assert len(watch.others.asked) == asked
+
+
+async def test_clock_watch_logs_a_clock_jump_once(caplog: pytest.LogCaptureFixture, own: SimpleNamespace) -> None:
+    watch = Watched()
+    with caplog.at_level(logging.INFO, "liftpy.node"):
+        for node in ("n2", "n3"):
+            await watch._ask(node)
+        assert watch.time_of_age_ns()
+        own.wall_s = 10 * 365 * 86_400
+        assert [watch.time_of_age_ns() for _ in range(3)] == [NO_AGE_NS] * 3
+        own.wall_s = 0
+        assert watch.time_of_age_ns()
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "wall clock not trusted, age-based retention is paused: 2 of 2 other clocks differ by more than 60 s",
+        "wall clock trusted again, age-based retention resumes",
+    ]
+    assert watch.counted[HELD_BACK] == 3
+    assert HELD_BACK in INCIDENTS
+
+
+async def test_clock_watch_while_nodes_start_waits_without_a_warning(
+    caplog: pytest.LogCaptureFixture, own: SimpleNamespace
+) -> None:
+    watch = Watched()
+    watch.others.off_s = {}
+    await watch._ask("n2")
+    assert watch.time_of_age_ns() == NO_AGE_NS
+    own.slept_s = 59
+    assert watch.time_of_age_ns() == NO_AGE_NS
+    assert not caplog.records
+    own.slept_s = 61
+    assert watch.time_of_age_ns() == NO_AGE_NS
+    assert "0 of 2 other nodes have told their time" in caplog.records[-1].getMessage()
+
+
+async def test_clock_watch_caches_its_result_for_a_second(own: SimpleNamespace) -> None:
+    """Housekeeping asks once for each partition."""
+    watch = Watched()
+    for node in ("n2", "n3"):
+        await watch._ask(node)
+    assert watch.time_of_age_ns()
+    watch.others.off_s = {"n2": 3600.0, "n3": None}
+    for node in ("n2", "n3"):
+        await watch._ask(node)
+    assert watch.time_of_age_ns()
+    own.slept_s = 1.0
+    assert watch.time_of_age_ns() == NO_AGE_NS, "of two clocks that tell one differs"
+    assert watch.look().skew_ns < -3500 * NS_PER_S
+
+
+async def test_clock_watch_after_a_clock_jump_returns_the_time_of_the_other_nodes(own: SimpleNamespace) -> None:
+    watch = Watched()
+    for node in ("n2", "n3"):
+        await watch._ask(node)
+    assert watch.time_of_age_ns()
+    own.wall_s = -10 * 365 * 86_400
+    assert abs(watch.stamp_ns() - time.time_ns()) < 5 * NS_PER_S
+    own.wall_s = 5
+    assert abs(watch.stamp_ns() - 5 * NS_PER_S - time.time_ns()) < NS_PER_S, "its own again"
+    assert watch.counted[HELD_BACK] == 0

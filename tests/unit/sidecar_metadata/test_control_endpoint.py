@@ -1,0 +1,498 @@
+"""Test control requests from the bus: the leader answers, within a limit, and the others are silent."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.config import ReplicationConfig
+from liftpy.core.metadata.controller import admission
+from liftpy.core.metadata.controller.requests import REQUESTS, may_be_logged
+from liftpy.core.metadata.request_limits import MAX_BATCH_BYTES, MAX_REQUESTS, fit
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
+from sidecar.metadata import control
+from sidecar.metadata.control import ControlDesk
+
+
+class Message:
+    def __init__(self, data: bytes, reply: str = "space.inbox.n1.1", subject: str = "space.control.node.n1") -> None:
+        self.data = data
+        self.reply = reply
+        self.subject = subject
+
+
+class Controller:
+    """Provide a control endpoint with a scripted NATS connection and scripted decisions."""
+
+    def __init__(self) -> None:
+        self.leads = True
+        self.may_decide = asyncio.Event()
+        self.may_decide.set()
+        self.says_alone: pb.ControlResponse | None = None
+        self.replies: list[tuple[str, pb.ControlResponse]] = []
+        self.begun: list[pb.ControlRequest] = []
+        self.decided: list[pb.ControlRequest] = []
+        self.listening: dict[str, Any] = {}
+        self.max_payload = 1 << 20
+        self.response = pb.ControlResponse(index=7)
+        self.desk = ControlDesk(
+            self,  # type: ignore[arg-type]
+            Subjects("space", ("_INBOX.", "acme.box.")),
+            lambda reply: reply.startswith(b"_INBOX."),
+            lambda: self.leads,
+            self.decide,
+            lambda request: self.says_alone,
+            lambda node_id: node_id == "n1",
+            ReplicationConfig(groups_partitions=5, groups_replicas=2),
+        )
+
+    def listen(self, subject: str, sink: Any) -> Any:
+        self.listening[subject] = sink
+        return SimpleNamespace(close=lambda: self.listening.pop(subject))
+
+    async def receive(self, message: Message) -> None:
+        """Deliver a message to every matching subscription, like NATS."""
+        for subject, sink in self.listening.items():
+            if len(tokens := subject.split(".")) == len(given := message.subject.split(".")) and all(
+                token in ("*", other) for token, other in zip(tokens, given, strict=True)
+            ):
+                sink(message.subject.encode(), message.reply.encode(), message.data, b"")
+
+    def send(self, subject: str, pieces: Sequence[bytes]) -> bool:
+        self.replies.append((subject, frames.decode(b"".join(pieces), pb.ControlResponse)))
+        return True
+
+    async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        self.begun.append(request)
+        await self.may_decide.wait()
+        self.decided.append(request)
+        response = pb.ControlResponse()
+        response.CopyFrom(self.response)
+        response.operationId = request.operationId
+        return response
+
+    async def settled(self) -> None:
+        await asyncio.gather(*self.desk._under_way)
+
+
+REQUEST = frames.encode(pb.ControlRequest(operationId=b"o" * 16, barrier=pb.Barrier()))
+
+
+@pytest.fixture
+async def controller() -> Controller:
+    made = Controller()
+    await made.desk.open()
+    return made
+
+
+async def test_control_endpoint_of_the_metadata_leader_answers_requests(controller: Controller) -> None:
+    await controller.receive(Message(REQUEST))
+    await controller.settled()
+    [(subject, response)] = controller.replies
+    assert (subject, response.operationId, response.index) == ("space.inbox.n1.1", b"o" * 16, 7)
+
+
+async def test_control_endpoint_subscribes_to_node_requests_only_on_the_metadata_leader(controller: Controller) -> None:
+    of_nodes, of_operators = "space.control.node.*", "space.control.admin"
+    assert {of_nodes, of_operators, "space.info"} <= controller.listening.keys()
+    controller.leads = False
+    controller.desk.follow_leadership()
+    assert of_nodes not in controller.listening
+    assert {of_operators, "space.info"} <= controller.listening.keys()
+    for _ in range(2):
+        controller.leads = True
+        controller.desk.follow_leadership()
+    await controller.receive(Message(REQUEST))
+    await controller.settled()
+    assert len(controller.replies) == 1
+    await controller.desk.close()
+    assert controller.listening == {}
+    controller.desk.follow_leadership()
+    assert controller.listening == {}
+
+
+async def test_control_endpoint_of_another_controller_sends_no_answer_to_requests_for_the_leader(
+    controller: Controller,
+) -> None:
+    controller.leads = False
+    await controller.receive(Message(REQUEST))
+    assert controller.replies == []
+    controller.says_alone = pb.ControlResponse(index=3)
+    await controller.receive(Message(REQUEST))
+    assert [response.index for _, response in controller.replies] == [3]
+
+
+async def test_control_endpoint_with_too_many_requests_in_progress_answers_unavailable(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MAX_IN_PROGRESS", 2)
+    controller.may_decide.clear()
+    for _ in range(3):
+        await controller.receive(Message(REQUEST))
+    assert [response.error for _, response in controller.replies] == [pb.ControlResponse.UNAVAILABLE]
+    assert controller.desk.counters == {"control requests over the bound": 1}
+    controller.may_decide.set()
+    await controller.settled()
+    assert [response.index for _, response in controller.replies[1:]] == [7, 7]
+    await controller.receive(Message(REQUEST))  # there is room again
+    await controller.settled()
+    assert len(controller.replies) == 4
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Message(REQUEST, ""), Message(REQUEST, "shop.orders"), Message(REQUEST, "_INBOX.1"), Message(b"junk"), Message(b"")],
+)
+async def test_control_endpoint_request_with_invalid_bytes_or_reply_subject_gets_no_answer(
+    controller: Controller, message: Message
+) -> None:
+    await controller.receive(message)
+    await controller.settled()
+    assert controller.replies == []
+    assert controller.desk.counters == {
+        "refused: no envelope" if message.data in (b"junk", b"") else "refused: reply subject": 1
+    }
+
+
+async def test_control_endpoint_close_cancels_requests_in_progress(controller: Controller) -> None:
+    controller.may_decide.clear()
+    await controller.receive(Message(REQUEST))
+    await controller.desk.close()
+    assert controller.replies == []
+
+
+@pytest.mark.parametrize(("subject", "taken"), [("acme.box.x", True), ("acme.>", True), ("shop.x", False)])
+async def test_control_endpoint_rejects_a_stream_on_inbox_subjects(controller: Controller, subject: str, taken: bool) -> None:
+    request = pb.ControlRequest(operationId=b"o" * 16, createStream=pb.CreateStream(name="s", subject=subject))
+    await controller.receive(Message(frames.encode(request), "_INBOX.1", "space.control.admin.alice"))
+    await controller.settled()
+    [(_, response)] = controller.replies
+    assert (response.error == pb.ControlResponse.INVALID) is taken
+    assert ("inboxes under acme.box." in response.detail) is taken
+
+
+async def test_control_endpoint_answer_above_the_message_size_is_replaced_by_an_error_with_a_hint(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller.response = pb.ControlResponse(detail="x" * 5000)
+    monkeypatch.setattr(controller, "max_payload", 4096)
+    await controller.receive(Message(REQUEST))
+    await controller.settled()
+    [(_, response)] = controller.replies
+    assert response.error == pb.ControlResponse.INVALID
+    assert response.operationId == b"o" * 16
+    assert "ask in pages" in response.detail
+
+
+# ---- doors -------------------------------------------------------------------------------------------------------------------
+CREATE = pb.ControlRequest(createStream=pb.CreateStream(name="s", subject="x"))
+DELETE = pb.ControlRequest(deleteStream=pb.DeleteStream(name="s"))
+DESCRIBE = pb.ControlRequest(describeStream=pb.DescribeStream(name="s"))
+BEAT = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="n1"))
+ISR = pb.ControlRequest(changeIsr=pb.ChangeIsr(stream="s", leader="n1"))
+PASS = pb.ControlRequest(passOver=pb.PassOver(stream="s", candidate="n1"))
+
+
+def batch(*requests: pb.ControlRequest) -> pb.ControlRequest:
+    return pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(request=request) for request in requests]))
+
+
+@pytest.mark.parametrize(
+    ("subject", "request_", "taken"),
+    [
+        ("space.info", DESCRIBE, True),
+        ("space.info", DELETE, False),
+        ("space.info", CREATE, False),
+        ("space.info", BEAT, False),
+        ("space.info", batch(ISR), False),
+        ("space.control.admin", DELETE, True),
+        ("space.control.admin.alice", DELETE, True),
+        ("space.control.admin.alice", DESCRIBE, True),
+        ("space.control.admin.alice", BEAT, False),
+        ("space.control.admin.alice", ISR, False),
+        ("space.control.admin.alice", batch(ISR), False),
+        ("space.control.node.n1", BEAT, True),
+        ("space.control.node.n1", batch(ISR, ISR), True),
+        ("space.control.node.n2", BEAT, False),
+        ("space.control.node.n2", ISR, False),
+        ("space.control.node.n1", batch(ISR, pb.ControlRequest(changeIsr=pb.ChangeIsr(leader="n2"))), False),
+        ("space.control.node.n1", batch(batch(ISR)), False),
+        ("space.control.node.n1", DELETE, False),
+        ("space.control.node.n1", batch(DELETE), False),
+        ("space.control.node.n1", PASS, False),
+        ("space.control.admin", PASS, False),
+        ("space.control.node.n1", pb.ControlRequest(), False),
+    ],
+)
+async def test_control_endpoint_subject_accepts_only_requests_allowed_on_this_subject(
+    controller: Controller, subject: str, request_: pb.ControlRequest, taken: bool
+) -> None:
+    reply = "space.inbox." + subject.rpartition(".")[2] + ".x" if ".node." in subject else "_INBOX.x"
+    request_.operationId = b"o" * 16
+    await controller.receive(Message(frames.encode(request_), reply, subject))
+    await controller.settled()
+    [(where, response)] = controller.replies
+    assert where == reply
+    assert (response.error == pb.ControlResponse.OK) is taken, response.detail
+    assert len(controller.decided) == taken
+
+
+async def test_control_endpoint_takes_the_sender_from_the_subject(controller: Controller) -> None:
+    forged = pb.ControlRequest(operationId=b"o" * 16, sender="root", deleteStream=pb.DeleteStream(name="s"))
+    for subject in ("space.control.admin", "space.control.admin.alice"):
+        await controller.receive(Message(frames.encode(forged), "_INBOX.x", subject))
+    await controller.settled()
+    assert [request.sender for request in controller.decided] == ["", "alice"]
+
+
+@pytest.mark.parametrize("reply", ["_INBOX.x", "space.inbox.n2.x", "space.inbox.n1", "space.inbox.n10.x", "space.feed", ""])
+async def test_control_endpoint_answers_a_node_only_on_the_inbox_of_this_node(controller: Controller, reply: str) -> None:
+    await controller.receive(Message(REQUEST, reply))
+    await controller.settled()
+    assert controller.replies == []
+    assert controller.decided == []
+
+
+@pytest.mark.parametrize("subject", ["space.info", "space.control.admin", "space.control.admin.alice"])
+async def test_control_endpoint_does_not_answer_applications_on_inboxes_of_nodes(controller: Controller, subject: str) -> None:
+    await controller.receive(Message(frames.encode(DESCRIBE), "space.inbox.n1.x", subject))
+    await controller.settled()
+    assert controller.replies == []
+
+
+async def test_control_endpoint_truncates_an_answer_to_the_message_size(controller: Controller) -> None:
+    controller.max_payload = 4096
+    wide = pb.Stream(name="s", partitions=[pb.Partition(partition=n, replicas=["n" * 60]) for n in range(200)])
+    controller.response = pb.ControlResponse(stream=wide)
+    await controller.receive(Message(frames.encode(CREATE), "_INBOX.x", "space.control.admin"))
+    await controller.receive(
+        Message(frames.encode(pb.ControlRequest(describeCluster={"maxBytes": 1 << 30})), "_INBOX.x", "space.info")
+    )
+    await controller.settled()
+    response = controller.replies[0][1]
+    assert 0 < response.nextPartition == len(response.stream.partitions) < 100
+    assert response.ByteSize() < 4096
+    assert controller.decided[1].describeCluster.maxBytes == 2048
+
+
+# ---- bounds ------------------------------------------------------------------------------------------------------------------
+LONG = "a" * 400_000
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pb.ControlRequest(createStream=pb.CreateStream(name=LONG, subject="x")),
+        pb.ControlRequest(createStream=pb.CreateStream(name="s", subject="x" * 4000)),
+        pb.ControlRequest(deleteStream=pb.DeleteStream(name="orders-" + "a" * 4000)),
+        pb.ControlRequest(createStream=pb.CreateStream(name="s", manual=[pb.ReplicaList()] * 10_001)),
+        pb.ControlRequest(createStream=pb.CreateStream(name="s", manual=[pb.ReplicaList(replicas=["n1"] * 257)])),
+        pb.ControlRequest(createStream=pb.CreateStream(name="s", manual=[pb.ReplicaList(replicas=["n" * 2000])])),
+    ],
+)
+async def test_control_endpoint_rejects_a_too_large_request_without_a_log_entry(
+    controller: Controller, request_: pb.ControlRequest
+) -> None:
+    request_.operationId = b"o" * 16
+    await controller.receive(Message(frames.encode(request_), "_INBOX.x", "space.control.admin"))
+    await controller.settled()
+    [(_, response)] = controller.replies
+    assert (response.error, response.operationId) == (pb.ControlResponse.INVALID, b"o" * 16)
+    assert "more than" in response.detail or "longer than" in response.detail
+    assert response.ByteSize() < 500
+    assert controller.decided == []
+
+
+async def test_control_endpoint_after_a_flood_of_large_requests_releases_their_memory(controller: Controller) -> None:
+    request = pb.ControlRequest(operationId=b"o" * 16, createStream=pb.CreateStream(name=LONG, subject="x"))
+    message = Message(frames.encode(request), "_INBOX.x", "space.control.admin")
+    await controller.receive(message)
+    tracemalloc.start()
+    for _ in range(300):
+        await controller.receive(message)
+    await controller.settled()
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held_bytes < 2_000_000
+    assert len(controller.replies) == 301
+
+
+async def test_control_endpoint_bounds_the_bytes_of_requests_in_progress(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MAX_IN_PROGRESS_BYTES", 2 * len(REQUEST))
+    controller.may_decide.clear()
+    for _ in range(3):
+        await controller.receive(Message(REQUEST))
+    assert [response.error for _, response in controller.replies] == [pb.ControlResponse.UNAVAILABLE]
+    controller.may_decide.set()
+    await controller.settled()
+    await controller.receive(Message(REQUEST))
+    await controller.settled()
+    assert len(controller.replies) == 4
+
+
+async def test_control_endpoint_truncates_a_long_reason_and_accepts_the_request(controller: Controller) -> None:
+    leaving = pb.LeaveIsr(stream="s", node="n1", reason="because " * 1000)
+    await controller.receive(Message(frames.encode(pb.ControlRequest(operationId=b"o" * 16, leaveIsr=leaving))))
+    await controller.settled()
+    assert len(controller.decided) == 1
+    assert len(controller.decided[0].leaveIsr.reason) <= 256
+
+
+def test_control_endpoint_accepts_a_full_request_batch_of_a_node() -> None:
+    longest = pb.ChangeIsr(stream="s" * 64, uid="u" * 30, leader="n" * 64, isr=["n" * 64] * 3)
+    request = batch(*[pb.ControlRequest(changeIsr=longest)] * MAX_REQUESTS)
+    while request.batch.ByteSize() > MAX_BATCH_BYTES:
+        del request.batch.requests[-1]
+    assert fit(request, len(frames.encode(request))) == ""
+
+
+async def test_control_endpoint_during_a_flood_drops_client_requests_undecoded_and_answers_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ns = 5_000_000_000
+    monkeypatch.setattr(control.clock, "now_ns", lambda: now_ns)
+    controller = Controller()
+    await controller.desk.open()
+    asked = frames.seal(pb.ControlRequest(describeCluster=pb.DescribeCluster()))
+    beat = frames.seal(pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="n1", incarnation=1)))
+
+    async def answered(count: int, message: Message) -> int:
+        before = len(controller.replies)
+        for _ in range(count):
+            await controller.receive(message)
+            await asyncio.gather(*controller.desk._under_way)
+        return len(controller.replies) - before
+
+    for subject in ("space.info", "space.control.admin"):
+        controller.desk.counters.clear()
+        controller.desk.limits.allowance = admission.Allowance(400, 50)
+        assert await answered(80, Message(asked, "_INBOX.x", subject)) == 50
+        assert controller.desk.counters[admission.FLOODED] == 30
+        controller.desk.counters.clear()
+        assert await answered(80, Message(beat)) == 80, "what the cluster lives by"
+        now_ns += 10_000_000
+        assert await answered(80, Message(asked, "_INBOX.x", subject)) == 4, "0.01 s later"
+        now_ns += 3600 * 1_000_000_000
+        assert await answered(80, Message(asked, "_INBOX.x", subject)) == 50, "a quiet hour gives no more than at once"
+        controller.desk.counters.clear()
+        controller.leads = False
+        assert await answered(80, Message(asked, "_INBOX.x", subject)) == 0
+        assert controller.desk.counters[admission.FLOODED] == 80, "nor does who does not lead read them"
+        controller.leads = True
+
+
+async def test_control_endpoint_rejects_an_operator_above_the_rate_limit_with_a_retry_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ns = 5_000_000_000
+    monkeypatch.setattr(control.clock, "now_ns", lambda: now_ns)
+    controller = Controller()
+    await controller.desk.open()
+    asked = frames.seal(pb.ControlRequest(operationId=b"o" * 16, describeCluster=pb.DescribeCluster()))
+
+    async def told(count: int, subject: str) -> list[pb.ControlResponse]:
+        del controller.replies[:]
+        for _ in range(count):
+            await controller.receive(Message(asked, "_INBOX.x", subject))
+            await asyncio.gather(*controller.desk._under_way)
+        return [response for _, response in controller.replies if response.retryAfterMs]
+
+    refused = await told(260, "space.control.admin.alice")
+    assert len(refused) == 10
+    assert (refused[0].error, refused[0].retryAfterMs, refused[0].operationId) == (
+        pb.ControlResponse.UNAVAILABLE,
+        21,
+        b"o" * 16,
+    )
+    assert refused[0].detail == "more than 50 requests a second of 'alice', or 200 in all: again in 21 ms"
+    assert controller.desk.counters[admission.TOO_FAST] == 10
+    assert await told(5, "space.control.admin.bob") == []
+    assert await told(100, "space.info") == [], "readers change nothing"
+    assert len(await told(260, "space.control.admin")) == 10
+    assert "of operators without a name" in (await told(1, "space.control.admin"))[0].detail
+
+
+def order(name: str) -> bytes:
+    return frames.seal(pb.ControlRequest(operationId=name.encode().ljust(16), deleteStream=pb.DeleteStream(name=name)))
+
+
+async def ran() -> None:
+    """Let all tasks that are ready run."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_control_endpoint_requests_of_a_flooding_sender_wait_without_delaying_other_senders(
+    controller: Controller,
+) -> None:
+    controller.may_decide.clear()
+    for number in range(10):
+        await controller.receive(Message(order(f"s{number}"), "_INBOX.1", "space.control.admin"))
+    for number in range(10):  # what speaks for a node that nobody knows
+        said = pb.ControlRequest(operationId=b"o" * 16, barrier=pb.Barrier())
+        await controller.receive(
+            Message(frames.seal(said), f"space.inbox.ghost{number}.1", f"space.control.node.ghost{number}")
+        )
+    await ran()
+    assert [r.deleteStream.name for r in controller.begun if r.HasField("deleteStream")] == ["s0", "s1", "s2", "s3"]
+    assert sum(r.HasField("barrier") for r in controller.begun) == 4, "ghosts have turns together"
+    controller.begun.clear()
+    await controller.receive(Message(REQUEST))
+    await controller.receive(Message(frames.seal(BEAT)))
+    await controller.receive(Message(frames.seal(DESCRIBE), "_INBOX.1", "space.info"))
+    await ran()
+    assert [r.WhichOneof("request") for r in controller.begun] == ["barrier", "heartbeat", "describeStream"]
+    for _ in range(20):
+        await controller.receive(Message(frames.seal(BEAT)))
+    await ran()
+    assert len(controller.begun) == 23, "what is answered at once needs no turn"
+    controller.may_decide.set()
+    await controller.settled()
+    assert [r.deleteStream.name for r in controller.decided if r.HasField("deleteStream")] == [f"s{n}" for n in range(10)]
+    assert len(controller.replies) == 43
+    assert len(controller.desk._turns) == 0
+
+
+async def test_control_endpoint_request_that_waits_too_long_for_admission_gets_unavailable(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_TIMEOUT_S", 0.01)
+    controller.may_decide.clear()
+    for number in range(7):
+        await controller.receive(Message(order(f"s{number}"), "_INBOX.1", "space.control.admin"))
+    async with asyncio.timeout(30):
+        while len(controller.replies) < 3:
+            await asyncio.sleep(0.005)
+    assert {response.error for _, response in controller.replies} == {pb.ControlResponse.UNAVAILABLE}
+    assert controller.desk.counters == {control.NO_TURN: 3}
+    controller.may_decide.set()
+    await controller.settled()
+    assert [r.deleteStream.name for r in controller.decided] == ["s0", "s1", "s2", "s3"]
+    assert len(controller.desk._turns) == 0
+
+
+async def test_control_endpoint_requests_of_unknown_nodes_share_one_rate_limit(controller: Controller) -> None:
+    controller.desk.limits.allowance = admission.Allowance(0.0, 3)
+    for number in range(5):
+        beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="ghost", incarnation=number))
+        await controller.receive(Message(frames.seal(beat), "space.inbox.ghost.1", "space.control.node.ghost"))
+    await controller.settled()
+    assert (len(controller.replies), controller.desk.counters[admission.FLOODED]) == (3, 2)
+
+
+def test_control_requests_that_may_be_logged_are_those_not_read_only_in_the_request_table() -> None:
+    for name, kind in REQUESTS.items():
+        request = pb.ControlRequest()
+        getattr(request, name).SetInParent()
+        assert may_be_logged(request) is (not kind.read_only or name == "barrier"), name
+        request.linearizable = True
+        assert may_be_logged(request)

@@ -1,0 +1,269 @@
+"""Test the shell of the metadata group at its limits: freed places, unknown outcomes, a rejected feed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.core.metadata.controller import admission
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
+from sidecar.metadata import control, feed, membership
+from sidecar.metadata.control import Forwarder
+from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
+from tests.unit.sidecar_metadata.test_control_endpoint import DELETE, REQUEST, Controller, Message
+
+S = 1_000_000_000
+BARRIER = pb.ControlRequest(barrier=pb.Barrier())
+
+
+async def turns(condition: Callable[[], object] = lambda: False, most: int = 50) -> None:
+    """Run a limited number of turns of the event loop until ``condition``."""
+    for _ in range(most):
+        if condition():
+            return
+        await asyncio.sleep(0)
+
+
+# ---- the desk ------------------------------------------------------------------------------------------------------------
+def test_request_rate_limit_after_a_clock_step_back_still_admits_requests() -> None:
+    allowance = admission.Allowance(1.0, 3)
+    assert allowance.take(10 * S)
+    assert [allowance.take(5 * S) for _ in range(3)] == [True, True, False]
+    assert [allowance.take(at_ns) for at_ns in (5 * S + S // 2, 6 * S, 6 * S)] == [False, True, False]
+
+
+@pytest.fixture
+async def desk() -> Controller:
+    made = Controller()
+    await made.desk.open()
+    return made
+
+
+async def test_control_endpoint_answered_request_frees_its_bytes_in_the_limit(
+    desk: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MAX_IN_PROGRESS_BYTES", 2 * len(REQUEST))
+    for _ in range(3):
+        desk.may_decide.clear()
+        for _ in range(2):
+            await desk.receive(Message(REQUEST))
+        assert desk.desk.limits.in_progress_bytes == 2 * len(REQUEST)
+        desk.may_decide.set()
+        await desk.settled()
+        await turns(lambda: not desk.desk._under_way)
+        assert desk.desk.limits.in_progress_bytes == 0
+    assert [response.index for _, response in desk.replies] == [7] * 6
+    assert desk.desk.counters == {}
+
+
+@pytest.mark.parametrize("reply", ["space.inbox.n1.*", "space.inbox.n1.>", "space.inbox.n1.a b", "space.inbox.n1.\r\nPUB x 0"])
+async def test_control_endpoint_request_with_an_invalid_reply_subject_gets_no_answer(desk: Controller, reply: str) -> None:
+    await desk.receive(Message(REQUEST, reply))
+    await desk.settled()
+    assert (desk.replies, desk.decided, desk.desk.counters) == ([], [], {"refused: reply subject": 1})
+
+
+async def test_control_endpoint_request_on_the_wrong_subject_increments_a_counter(desk: Controller) -> None:
+    await desk.receive(Message(frames.encode(DELETE), "_INBOX.1", "space.info"))
+    assert [response.error for _, response in desk.replies] == [pb.ControlResponse.INVALID]
+    assert desk.desk.counters == {"refused: control request": 1}
+
+
+async def test_control_endpoint_request_cancelled_by_close_gets_no_answer(desk: Controller) -> None:
+    desk.may_decide.clear()
+    await desk.receive(Message(REQUEST))
+    await turns(lambda: desk.begun)
+    await desk.desk.close()
+    desk.may_decide.set()
+    await turns()
+    assert (desk.decided, desk.replies, desk.listening, len(desk.desk._under_way)) == ([], [], {}, 0)
+
+
+# ---- forwarding ----------------------------------------------------------------------------------------------------------
+class Asked:
+    """Answer requests from ``answers``: raise an exception, give no answer for None, or send bytes with the operation id."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[pb.ControlRequest] = []
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+        self.asked.append(frames.decode(payload, pb.ControlRequest))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer is None:
+            await asyncio.sleep(timeout)
+            raise nats.errors.TimeoutError
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(data=frames.encode(pb.ControlResponse(operationId=answer)))
+
+
+UNREACHED, UNKNOWN = pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ([nats.errors.NoRespondersError()], UNREACHED),
+        ([nats.errors.ConnectionClosedError()], UNREACHED),
+        ([nats.errors.OutboundBufferLimitError()], UNREACHED),
+        ([b"another request!", nats.errors.NoRespondersError()], UNKNOWN),
+        ([nats.errors.TimeoutError(), nats.errors.NoRespondersError()], UNKNOWN),
+        ([TimeoutError(), nats.errors.NoRespondersError()], UNKNOWN),
+    ],
+    ids=str,
+)
+async def test_request_forwarder_timeout_after_sending_returns_an_unknown_outcome(
+    answers: list[Any], error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = Asked(*answers)
+    monkeypatch.setattr(control, "clock", SimpleNamespace(now_ns=lambda: len(bus.asked) * S // 10))
+    made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
+    request = pb.ControlRequest(barrier=pb.Barrier(), operationId=b"this very one...")
+    response = await made.until_decided(request, 0.3)  # three requests of 0.1 s each, however long they took
+    assert response.error == error
+    assert len(bus.asked) == 3
+    assert {asked.operationId for asked in bus.asked} == {b"this very one..."}
+
+
+async def test_request_forwarder_request_sent_before_a_leader_change_returns_an_unknown_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus = Asked(None, nats.errors.NoRespondersError())
+    made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
+    made.leader_is("n1", 1)
+    now = [0]
+    monkeypatch.setattr(control, "clock", SimpleNamespace(now_ns=lambda: now[0]))
+    deciding = asyncio.create_task(made.until_decided(BARRIER, 1000.0))
+    await turns(lambda: bus.asked)
+    waits_for = made._changed
+    for same in ("n1", ""):
+        made.leader_is(same, 1)
+        await turns()
+        assert (len(bus.asked), made._changed is waits_for, waits_for.is_set()) == (1, True, False), "nobody new to ask"
+    made.leader_is("n2", 2)
+    while len(bus.asked) < 2:
+        await asyncio.sleep(0.001)
+    now[0] = 1001 * S
+    assert (await deciding).error == UNKNOWN
+
+
+# ---- heartbeats ----------------------------------------------------------------------------------------------------------
+async def test_node_heartbeats_after_a_slow_answer_shorten_the_next_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept, takes = [100.0], list[float](), [0.2, 0.9, 0.0]
+    monkeypatch.setattr(membership, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Slow:
+        async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+            now[0] += takes[len(slept)]
+            return pb.ControlResponse()
+
+    class Over(Exception):
+        pass
+
+    async def sleep(seconds: float) -> None:
+        slept.append(round(seconds, 6))
+        if len(slept) == len(takes):
+            raise Over
+
+    role: Any = SimpleNamespace(current=Slow())
+    running = membership.Heartbeats(role, pb.Heartbeat(), membership.HeartbeatPace(0.5, 2.0), lambda *_: None)
+    monkeypatch.setattr(membership, "asyncio", SimpleNamespace(sleep=sleep))
+    with pytest.raises(Over):
+        await running.run()
+    assert slept == [0.3, 0.0, 0.5]
+
+
+# ---- the feed ------------------------------------------------------------------------------------------------------------
+async def test_metadata_feed_snapshot_contains_the_image_without_the_idempotency_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    image, ready, sent = replace(ClusterImage(), index=5), list[Any](), list[Any]()
+
+    class Producer:
+        def answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
+            return pb.FeedSnapshotResponse(index=5) if ready else None
+
+        def snapshot_is_ready(self, index: int, data: bytes) -> None:
+            ready.append((index, data))
+
+    async def publish(reply: str, payload: bytes) -> None:
+        sent.append((reply, frames.decode(payload, pb.FeedSnapshotResponse).index))
+
+    monkeypatch.setattr(feed, "encode_snapshot", lambda what, **how: (what, how))
+    bus, producer, outgoing = SimpleNamespace(publish=publish), Producer(), SimpleNamespace()
+    given: Any = (bus, Subjects("ns"), outgoing, lambda reply: reply == b"box", producer, lambda: image)
+    await FeedPublisher(*given)._request_arrived(SimpleNamespace(reply="box", data=frames.seal(pb.FeedSnapshotRequest())))
+    assert ready == [(5, (image, {"operations": False}))]
+    assert sent == [("box", 5)]
+
+
+class Feed:
+    """Fail requests in the order of the test, then give no answer. ``left`` contains ended subscriptions."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures, self.asked, self.left = list(failures), 0, 0
+
+    async def subscribe(self, subject: str, **_: Any) -> Any:
+        async def unsubscribe() -> None:
+            self.left += 1
+
+        return SimpleNamespace(unsubscribe=unsubscribe)
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+        self.asked += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        await asyncio.Event().wait()
+
+
+async def test_metadata_feed_subscriber_without_answer_retries_until_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "_POLL_S", 0.0)
+    now = [S]
+    monkeypatch.setattr(feed.clock, "now_ns", lambda: now.__setitem__(0, now[0] + 10 * S) or now[0])
+    bus = Feed(TimeoutError(), nats.errors.TimeoutError(), OSError(), nats.errors.NoRespondersError())
+    node: Any = FeedSubscriber("n9", bus, Subjects("ns"))  # type: ignore[arg-type]
+    starting = asyncio.create_task(node.start())
+    async with asyncio.timeout(30):
+        while bus.asked < 5:
+            await asyncio.sleep(0)
+    assert not node._task.done()
+    await node.stop()
+    assert (node._task.cancelled(), bus.left) == (True, 1)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+
+
+async def test_metadata_feed_subscriber_distrust_fetches_the_image_again_and_increments_a_counter() -> None:
+    node: Any = FeedSubscriber("n9", Feed(), Subjects("ns"))  # type: ignore[arg-type]
+    anew: list[int] = []
+    node._subscription.start_again = lambda: anew.append(1)
+    node.distrust()
+    assert anew == [1]
+    assert node.counters == {}
+    node._subscription.resync_count = 3
+    node._refused["refused: no envelope"] = 2
+    assert node.counters == {"refused: no envelope": 2, "images fetched anew": 3}
+
+
+async def test_metadata_feed_subscriber_watcher_that_raises_is_reported() -> None:
+    node: Any = FeedSubscriber("n9", Feed(), Subjects("ns"))  # type: ignore[arg-type]
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+
+    def fails(before: ClusterImage, image: ClusterImage) -> None:
+        raise KeyError("a bug")
+
+    node.watch(fails)
+    node._show(ClusterImage())
+    asyncio.get_running_loop().set_exception_handler(None)
+    assert [(context["message"], repr(context["exception"])) for context in told] == [
+        ("following the feed has ended", "KeyError('a bug')")
+    ]

@@ -1,0 +1,371 @@
+"""Test GroupRole: which role a node takes, and when it changes its role [M10, M11]."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import ConfigError, StorageError
+from sidecar.metadata import group_role
+from sidecar.metadata.group_role import GroupRole
+from sidecar.runtime.settings import NodeSettings
+
+THREE = ("n1", "n2", "n3")
+
+
+def an_image(index: int, *voters: str, at: int = 0, learner: str = "") -> ClusterImage:
+    return replace(ClusterImage(), index=index, controllers=ControllerList(voters, learner, "", at))
+
+
+class Part:
+    """Provide a scripted role."""
+
+    def __init__(self, image: ClusterImage, **given: Any) -> None:
+        self.image = image
+        self.counters: dict[str, int] = {}
+        self.calls: list[str] = []
+        self.started = asyncio.Event()
+        self.started.set()
+        self.watcher: Callable[[ClusterImage, ClusterImage], None] = lambda *_: None
+        self.is_member, self.has_voted, self.left_at, self.controllers = True, False, 0, ControllerList()
+        for name, value in given.items():
+            setattr(self, name, value)
+
+    async def start(self) -> None:
+        self.calls.append("start")
+        await self.started.wait()
+
+    async def stop(self) -> None:
+        self.calls.append("stop")
+
+    def retire(self) -> None:
+        self.calls.append("retire")
+
+    def watch(self, watcher: Callable[[ClusterImage, ClusterImage], None]) -> None:
+        self.watcher = watcher
+
+    def show(self, image: ClusterImage) -> None:
+        before, self.image = self.image, image
+        self.watcher(before, image)
+
+
+class Member(Part):
+    """Stands for ``RaftMember``."""
+
+
+class Bench:
+    """Provide a role with scripted parts. ``joined`` contains the controllers with which each member was created."""
+
+    def __init__(self, tmp_path: Path, node_id: str, controllers: tuple[str, ...] = THREE, *, journal: bool = False) -> None:
+        self.members: list[Member | Exception] = []
+        self.feeds: list[Part] = []
+        self.joined: list[ControllerList | None] = []
+        self.shown: list[tuple[int, int]] = []
+        self.connection: Any = SimpleNamespace()
+        settings = NodeSettings(node_id, tmp_path, controllers=controllers)
+        made: Any = (self._member, lambda: self.feeds.pop(0), lambda: journal)
+        self.role = GroupRole(settings, self.connection, Subjects("ns"), *made)
+        self.role.watch(lambda before, after: self.shown.append((before.index, after.index)))
+
+    def _member(self, joins: ControllerList | None) -> Member:
+        self.joined.append(joins)
+        member = self.members.pop(0)
+        if isinstance(member, Exception):
+            raise member
+        return member
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_role, "_LOOK_S", 0.001)
+    monkeypatch.setattr(group_role, "RaftMember", Member)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_metadata_role_of_a_node_added_to_the_controllers_changes_to_controller(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n4")
+    feed, member = Part(an_image(5)), Member(an_image(3, "n1", "n2", "n3", "n4", at=8))
+    member.started.clear()
+    bench.feeds, bench.members = [feed], [member]
+    await bench.role.start()
+    assert not bench.role.is_controller
+    learns = an_image(8, *THREE, at=8, learner="n4")
+    feed.show(learns)
+    await until(lambda: member.calls == ["start"])
+    assert bench.joined == [learns.controllers]
+    assert (bench.role.is_controller, bench.role.image.index) == (False, 8), "it has caught up with nothing yet"
+    member.started.set()
+    feed.show(an_image(9, *THREE, at=8, learner="n4"))
+    await asyncio.sleep(0.05)
+    assert not bench.role.is_controller, "it knows less than is shown"
+    member.show(an_image(10, *THREE, "n4", at=10))
+    await until(lambda: feed.calls == ["start", "stop"])
+    feed.show(an_image(11))
+    member.show(an_image(12, *THREE, "n4", at=10))
+    assert bench.shown == [(5, 8), (8, 9), (9, 10), (10, 12)], "in order, and nothing of the one before"
+    assert bench.role.is_controller
+    assert not bench.role.decides, "what it has shown may have been forged on the feed"
+    await bench.role.stop()
+    assert member.calls == ["start", "stop"]
+
+
+async def test_metadata_role_on_a_full_disk_is_feed_subscriber_until_space_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_role, "STORAGE_AGAIN_S", 0.001)
+    bench = Bench(tmp_path, "n4")
+    feed, member = Part(an_image(5, *THREE, at=5, learner="n4")), Member(an_image(6, *THREE, "n4", at=6))
+    full = "No space left on device"
+    bench.feeds, bench.members = [feed], [StorageError(full), OSError(28, full), member]
+    await bench.role.start()
+    await until(lambda: bench.role.is_controller)
+    assert feed.calls == ["start", "stop"]
+    await bench.role.stop()
+
+
+async def test_metadata_role_of_a_removed_controller_starts_the_feed_before_the_member_stops(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n1")
+    member, feed = Member(an_image(7, *THREE, at=3)), Part(an_image(6, "n2", "n3", at=6))
+    feed.started.clear()
+    bench.members, bench.feeds = [member], [feed]
+    await bench.role.start()
+    assert (bench.joined, bench.role.decides) == ([None], True)
+    member.is_member, member.left_at = False, 6
+    await until(lambda: feed.calls == ["start"])
+    assert bench.role.current is member, "until it knows something"
+    assert not bench.role.decides
+    feed.started.set()
+    await asyncio.sleep(0.05)
+    assert bench.role.current is member, "it knows less than is shown"
+    feed.show(an_image(8, "n2", "n3", at=6))
+    await until(lambda: member.calls == ["start", "stop"])
+    assert bench.shown == [(7, 8)]
+    # Named again by a list that is no newer than the one that it left with, it stays; by a newer one it comes back.
+    again = Member(an_image(20, *THREE, at=9))
+    bench.members = [again]
+    feed.show(an_image(9, *THREE, at=6))
+    await asyncio.sleep(0.05)
+    assert not bench.role.is_controller
+    feed.show(an_image(10, "n2", "n3", at=9, learner="n1"))
+    await until(lambda: bench.role.is_controller)
+    await bench.role.stop()
+
+
+async def test_metadata_role_of_a_learner_removed_before_catching_up_is_feed_subscriber(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n4")
+    feed, member = Part(an_image(5, *THREE, at=5, learner="n4")), Member(an_image(0), is_member=False, left_at=7)
+    bench.feeds, bench.members = [feed], [member]
+    await bench.role.start()
+    await until(lambda: member.calls == ["start", "stop"])
+    assert bench.role.current is feed
+    assert feed.calls == ["start"]
+    await bench.role.stop()
+
+
+@pytest.mark.parametrize(
+    ("given", "starts", "follows"),
+    [
+        ({"controllers": ControllerList(("n2", "n3", "n9"), index=4)}, True, False),
+        ({"controllers": ControllerList(("n2", "n3"), index=4), "is_member": False}, False, True),
+        ({"controllers": ControllerList(("n2", "n3"))}, False, True),
+    ],
+    ids=["its log names it", "its log names it no more", "nobody has changed the list, and it never was one"],
+)
+async def test_metadata_role_with_a_raft_journal_ignores_the_controllers_in_the_settings(
+    tmp_path: Path, given: dict[str, Any], starts: bool, follows: bool
+) -> None:
+    bench = Bench(tmp_path, "n9", ("n2", "n3"), journal=True)
+    member = Member(an_image(3), **given)
+    bench.members, bench.feeds = [member], [Part(an_image(4))]
+    await bench.role.start()
+    assert (member.calls == ["start"], bench.role.is_controller, not bench.feeds) == (starts, starts, follows)
+    if follows:
+        assert member.calls == ["stop"]
+    await bench.role.stop()
+
+
+async def test_metadata_role_of_a_controller_missing_in_its_settings_does_not_start_during_bootstrap(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n4", journal=True)
+    bench.members = [Member(an_image(3), controllers=ControllerList(THREE), has_voted=True)]
+    with pytest.raises(ConfigError, match="controllers = n1, n2, n3 does not contain this node, but n4 is a member"):
+        await bench.role.start()
+
+
+@pytest.mark.parametrize("index", [0, 30])
+@pytest.mark.parametrize("first", [None, TimeoutError()])
+async def test_metadata_role_of_a_single_controller_with_empty_directory_starts_no_second_group(
+    tmp_path: Path, index: int, first: Exception | None
+) -> None:
+    bench = Bench(tmp_path, "n1", ("n1",))
+    member, feed = Member(an_image(3)), Part(an_image(4, "n1", "n2", at=2))
+    bench.members, bench.feeds = [member], [feed]
+    said = [first, frames.seal(pb.FeedSnapshotResponse(index=index, chunk=b"x"))]
+
+    async def request(subject: str, payload: bytes, timeout: float) -> Any:
+        answer = said.pop(0) if said else nats.errors.NoRespondersError()
+        if answer is None:
+            answer = said.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(data=answer)
+
+    bench.connection.request = request
+    await bench.role.start()
+    assert bench.joined == ([None] if not index else bench.joined)
+    assert bench.role.decides is (not index)
+    assert (feed.calls == ["start"]) is bool(index)
+    await bench.role.stop()
+
+
+async def test_metadata_role_after_retiring_does_not_change(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n4")
+    feed = Part(an_image(5))
+    bench.feeds = [feed]
+    await bench.role.start()
+    bench.role.retire()
+    feed.show(an_image(6, *THREE, at=6, learner="n4"))
+    await asyncio.sleep(0.02)
+    assert (bench.joined, feed.calls) == ([], ["start", "retire"])
+    await bench.role.stop()
+
+
+async def test_metadata_role_with_settings_that_differ_from_the_raft_log_logs_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path, "n4")
+    feed = Part(an_image(5, *THREE, at=2))
+    bench.feeds = [feed]
+    await bench.role.start()
+    await asyncio.sleep(0.02)
+    assert caplog.messages == []
+    feed.show(an_image(6, "n1", "n2", "n5", at=6))
+    await until(lambda: caplog.messages)
+    await asyncio.sleep(0.02)
+    (said,) = caplog.messages
+    assert "name the controllers n1, n2, n3, and the group's log n1, n2, n5: the log holds" in said
+    await bench.role.stop()
+
+
+# ---- at its edges ----------------------------------------------------------------------------------------------------------
+async def test_metadata_role_of_a_removed_controller_changes_back_only_by_a_later_controller_list(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n1", journal=True)
+    left = Member(an_image(7, *THREE, at=3), is_member=False, left_at=6, controllers=ControllerList(THREE, "", "", 3))
+    feed, again = Part(an_image(5, *THREE, at=6)), Member(an_image(9, *THREE, at=7))
+    bench.members, bench.feeds = [left, again], [feed]
+    await bench.role.start()
+    assert (left.calls, bench.role.is_controller, bench.role.decides) == (["stop"], False, False)
+    await asyncio.sleep(0.02)
+    assert bench.joined == [None], "the list that it left is no new one"
+    feed.show(an_image(8, *THREE, at=7))
+    await until(lambda: bench.role.is_controller)
+    await bench.role.stop()
+
+
+async def test_metadata_role_of_a_node_removed_while_joining_changes_by_a_later_controller_list(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n4")
+    feed = Part(an_image(8, *THREE, at=8, learner="n4"))
+    out, comes = Member(an_image(9), is_member=False, left_at=9), Member(an_image(20, *THREE, "n4", at=12))
+    bench.feeds, bench.members = [feed], [out, comes]
+    await bench.role.start()
+    await until(lambda: out.calls == ["start", "stop"])
+    assert (bench.role._next, bench.role.is_controller, feed.calls) == (None, False, ["start"])
+    feed.show(an_image(10, *THREE, at=9, learner="n4"))
+    await asyncio.sleep(0.02)
+    assert len(bench.joined) == 1
+    feed.show(an_image(12, *THREE, "n4", at=12))
+    await until(lambda: bench.role.is_controller)
+    await bench.role.stop()
+    assert (out.calls, comes.calls) == (["start", "stop"], ["start", "stop"])
+
+
+async def test_metadata_role_stopped_while_joining_stops_feed_and_raft_member(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n4")
+    feed, comes = Part(an_image(8, *THREE, at=8, learner="n4")), Member(an_image(9))
+    comes.started.clear()
+    bench.feeds, bench.members = [feed], [comes]
+    await bench.role.start()
+    await until(lambda: comes.calls == ["start"])
+    assert bench.role.backends == [feed, comes]
+    await bench.role.stop()
+    assert (feed.calls, comes.calls) == (["start", "stop"], ["start", "stop"])
+
+
+async def test_metadata_role_retired_while_joining_starts_no_raft_member(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "n4")
+    feed, comes = Part(an_image(8, *THREE, at=8, learner="n4")), Member(an_image(9))
+    comes.started.clear()
+    bench.feeds, bench.members = [feed], [comes]
+    await bench.role.start()
+    await until(lambda: comes.calls == ["start"])
+    bench.role.retire()
+    comes.started.set()
+    await until(lambda: comes.calls == ["start", "stop"])
+    assert (bench.role.is_controller, feed.calls) == (False, ["start", "retire"])
+    await bench.role.stop()
+
+
+@pytest.mark.parametrize("controllers", [("n1", "n2"), THREE])
+async def test_metadata_role_of_one_of_several_controllers_starts_without_a_request(
+    tmp_path: Path, controllers: tuple[str, ...]
+) -> None:
+    asked: list[int] = []
+    bench = Bench(tmp_path, "n1", controllers)
+
+    async def request(*_: Any, **__: Any) -> Any:
+        asked.append(1)
+        raise nats.errors.TimeoutError
+
+    bench.connection.request = request
+    assert await bench.role._may_begin()
+    assert asked == []
+
+
+async def test_metadata_role_of_a_single_controller_without_responders_starts_at_once(tmp_path: Path) -> None:
+    asked: list[int] = []
+    bench = Bench(tmp_path, "n1", ("n1",))
+
+    async def request(*_: Any, **__: Any) -> Any:
+        asked.append(1)
+        raise nats.errors.NoRespondersError
+
+    bench.connection.request = request
+    assert await bench.role._may_begin()
+    assert asked == [1]
+
+
+def test_metadata_role_with_settings_that_differ_logs_a_warning_once_per_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench, now_s = Bench(tmp_path, "n1"), [1000.0]
+    monkeypatch.setattr(group_role, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    part = Part(an_image(5))
+    bench.role._current = part  # type: ignore[assignment]
+
+    def says(after_s: float, *voters: str, at: int = 4) -> int:
+        now_s[0] += after_s
+        part.image = an_image(5, *voters, at=at)
+        caplog.clear()
+        bench.role._say_where_settings_differ()
+        return len(caplog.records)
+
+    assert says(0, "n1", "n2", at=0) == 0, "nobody has changed them"
+    assert says(0, *THREE) == 0
+    assert [says(after_s, "n1", "n2") for after_s in (0, 59, 1, 1)] == [1, 0, 1, 0]
+    assert says(1, "n1", "n4") == 1

@@ -1,0 +1,579 @@
+"""Test the shell of a metadata member against a scripted group: registration, draining, leaving, the feed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.client.closest_replica import this_host
+from liftpy.config import SessionTimes
+from liftpy.core.metadata.controller.quorum_member import ProbeNode, ProposedEntry
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.metadata.feed import FeedProducer
+from liftpy.core.metadata.image import ClusterImage, NodeImage
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
+from liftpy.errors import ConfigError, FencedError, LiftError
+from sidecar.metadata import member as orders_module
+from sidecar.metadata import membership as membership_module
+from sidecar.metadata.control import Forwarder
+from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
+from sidecar.metadata.group_role import GroupLink
+from sidecar.metadata.member import Orders
+from sidecar.metadata.membership import Membership
+from sidecar.runtime.settings import NodeSettings
+from tests.unit.metadata.cluster_driver import Driver
+from tests.unit.scripted_group import ScriptedGroup
+
+OK, EXISTS, INVALID, STALE = (
+    pb.ControlResponse.OK,
+    pb.ControlResponse.EXISTS,
+    pb.ControlResponse.INVALID,
+    pb.ControlResponse.STALE,
+)
+UNAVAILABLE = pb.ControlResponse.UNAVAILABLE
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+# ---- membership --------------------------------------------------------------------------------------------------------
+class Group(ScriptedGroup):
+    """A group whose image is at index 5 at first."""
+
+    def __init__(self, *answers: pb.ControlResponse) -> None:
+        super().__init__(*answers)
+        self.shown = replace(ClusterImage(), index=5)
+
+    def show_node(self, index: int, **fields: Any) -> None:
+        given: dict[str, Any] = {"node_id": "n4", "incarnation": 7} | fields
+        self.show(index=index, nodes=self.image.nodes.set("n4", NodeImage(**given)))
+
+
+def taken_in(incarnation: int = 7, index: int = 5) -> pb.ControlResponse:
+    response = pb.ControlResponse(error=OK, index=index)
+    response.node.incarnation = incarnation
+    return response
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_REGISTER_RETRY_S", "_TAKEN_RETRY_S", "_IMAGE_WAIT_S"):
+        monkeypatch.setattr(membership_module, name, 0.001)
+
+
+def a_member(tmp_path: Path, *answers: pb.ControlResponse) -> tuple[Membership, Any, list[int], list[Exception]]:
+    settings = NodeSettings("n4", tmp_path, rack="r1", weight=2.0)
+    group, heard, fatal = Group(*answers), [], []
+    return Membership(settings, group, lambda sent_ns, _: heard.append(sent_ns), fatal.append), group, heard, fatal  # type: ignore[arg-type]
+
+
+STARTS: Any = SimpleNamespace(write_to=lambda registration: setattr(registration, "start", 9))
+
+
+async def register(made: Membership) -> int:
+    async with asyncio.timeout(30):
+        return await made.register(3, True, False, "http://x", STARTS, 64)
+
+
+async def test_node_membership_registration_has_all_fields_and_is_retried(quick: None, tmp_path: Path) -> None:
+    silent = pb.ControlResponse(error=UNAVAILABLE)
+    made, group, _, _ = a_member(tmp_path, silent, pb.ControlResponse(error=EXISTS), silent, taken_in())
+    assert (await register(made), made.incarnation) == (7, 7)
+    wanted = pb.RegisterNode(
+        nodeId="n4", previousIncarnation=3, cleanStop=True, flushedAlways=False, rack="r1", weight=2.0,
+        version=membership_module.__version__, statusAddress="http://x", partitionBudget=64, start=9, host=this_host(),
+        minLevel=SPOKEN.least, maxLevel=SPOKEN.most,
+    )  # fmt: skip
+    assert [request.registerNode for request, _ in group.asked] == [wanted] * 4
+
+
+async def test_node_membership_start_returns_after_the_node_has_the_image_of_its_registration(
+    quick: None, tmp_path: Path
+) -> None:
+    made, group, _, _ = a_member(tmp_path, taken_in(index=8))
+    registering = asyncio.ensure_future(register(made))
+    await until(lambda: made.incarnation)
+    for index in (6, 7):
+        group.show(index=index)
+        for _ in range(5):
+            await asyncio.sleep(0.001)
+        assert not registering.done(), "older than the registration"
+    group.show(index=8)
+    assert await registering == 7
+
+
+@pytest.mark.parametrize("error", [INVALID, STALE])
+async def test_node_membership_registration_rejected_permanently_raises(error: Any, quick: None, tmp_path: Path) -> None:
+    made, _group, _, _ = a_member(tmp_path, pb.ControlResponse(error=error, detail="no such rack"))
+    with pytest.raises(LiftError, match="rejected the registration of this node: no such rack"):
+        await register(made)
+    assert made.incarnation == 0
+
+
+async def test_node_membership_registration_with_the_id_of_a_running_node_raises_fenced(
+    quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership_module, "DEFAULT_WAIT_S", 0.0)
+    made, group, _, _ = a_member(tmp_path, *[pb.ControlResponse(error=EXISTS, detail="n4 runs on another host")] * 3)
+    with pytest.raises(FencedError, match="n4 runs on another host"):
+        await register(made)
+    assert len(group.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("node", "live"),
+    [(None, False), ({}, True), ({"incarnation": 6}, False), ({"incarnation": 8}, False), ({"fenced": True}, False)],
+)
+async def test_node_membership_is_live_when_the_image_has_its_process_unfenced(node: Any, live: bool, tmp_path: Path) -> None:
+    made, group, _, _ = a_member(tmp_path)
+    made.incarnation = 7
+    if node is not None:
+        group.show_node(6, **node)
+    assert made._is_live() is live
+    if live:
+        async with asyncio.timeout(30):
+            await made.live(3600)
+        return
+    waiting = asyncio.ensure_future(made.live(3600))
+    await asyncio.sleep(0)
+    group.show(index=7)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    group.show_node(8)
+    async with asyncio.timeout(30):
+        await waiting
+    made.incarnation = 99
+    await made.live(0.0)
+
+
+async def test_node_membership_lease_is_extended_after_watchers_received_the_image(tmp_path: Path) -> None:
+    made, group, heard, _ = a_member(tmp_path)
+    made._heartbeat_answered(10, pb.ControlResponse(error=OK, index=5))
+    assert heard == [], "no heartbeats are out"
+    made._end_heartbeats = lambda: None  # type: ignore[assignment,return-value]
+    made._heartbeat_answered(11, pb.ControlResponse(error=OK, index=5))
+    assert heard == [11]
+    made._heartbeat_answered(12, pb.ControlResponse(error=OK, index=6))
+    made._heartbeat_answered(13, pb.ControlResponse(error=UNAVAILABLE, index=5))
+    assert heard == [11]
+    group.show(index=6)
+    assert heard == [11], "the other watchers first"
+    await asyncio.sleep(0)
+    assert heard == [11, 12]
+
+
+async def test_node_membership_lease_length_comes_from_the_heartbeat_answer(tmp_path: Path) -> None:
+    group, heard = Group(), []
+    made = Membership(NodeSettings("n4", tmp_path), group, lambda *lease: heard.append(lease), lambda _: None)  # type: ignore[arg-type]
+    group.show(session_times=SessionTimes(9000, 8000))
+    made._end_heartbeats = lambda: None  # type: ignore[assignment,return-value]
+    made._heartbeat_answered(11, pb.ControlResponse(error=OK, index=5, leaseMs=400))
+    made._heartbeat_answered(12, pb.ControlResponse(error=OK, index=6, leaseMs=300))
+    group.show(index=6, session_times=SessionTimes(60_000, 8000))
+    await asyncio.sleep(0)
+    assert heard == [(11, 400_000_000), (12, 300_000_000)]
+
+
+async def test_node_membership_heartbeat_interval_and_session_come_from_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, group, _, _ = a_member(tmp_path)
+    group.role = group.loop = None
+
+    def not_run(loop: Any, running: Any, *_: Any, **__: Any) -> None:
+        running.close()
+
+    monkeypatch.setattr(membership_module, "spawn_in", not_run)
+    made.start()
+    assert (made._beats.pace, made.session_s) == ((0.25, 2.0), 2.0)  # type: ignore[union-attr]
+    assert caplog.messages == []
+    group.show(session_times=SessionTimes(700, 300, 2000, 900, 1))
+    assert (made._beats.pace, made.session_s) == ((pytest.approx(0.1), 0.7), 0.7)  # type: ignore[union-attr]
+    (line,) = said = caplog.messages.copy()
+    assert "own settings (session 2 s, lease 0.9 s) differ from the cluster's (session 0.7 s, lease 0.3 s)" in line
+    assert "using the cluster's" in line
+    group.show(session_times=SessionTimes(700, 300, change=1))
+    assert caplog.messages == said, "once"
+    group.show(session_times=SessionTimes(2000, 900, 700, 300, 2))
+    assert caplog.messages == said
+    made.start()
+    group.show(session_times=SessionTimes(5000, 900, change=3))
+    made.start()
+    assert len(caplog.messages) == 3, "when it changes, and at the start"
+
+
+@pytest.mark.parametrize(("incarnation", "ends"), [(7, False), (8, True), (6, False)])
+async def test_node_membership_fenced_answer_ends_the_node_only_if_a_newer_process_has_its_id(
+    incarnation: int, ends: bool, tmp_path: Path
+) -> None:
+    made, group, _, fatal = a_member(tmp_path)
+    made.incarnation = 7
+    made._end_heartbeats = lambda: None  # type: ignore[assignment,return-value]
+    made._heartbeat_answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED, index=5))
+    assert fatal == []
+    group.show_node(6, incarnation=incarnation)
+    made._heartbeat_answered(1, pb.ControlResponse(error=pb.ControlResponse.FENCED, index=6))
+    assert [type(error) for error in fatal] == ([FencedError] if ends else [])
+
+
+class Leading(Group):
+    """The image of a real cluster in which a test moves partitions."""
+
+    def __init__(self, driver: Driver, *answers: pb.ControlResponse) -> None:
+        super().__init__(*answers)
+        self.driver = driver
+        self.shown = driver.fsm.image
+
+
+async def test_node_membership_drain_waits_for_all_moves_of_the_node(quick: None, tmp_path: Path) -> None:
+    driver = Driver(("n4", "n5"), elections=True)
+    driver.create("orders", partitions=2, replicationFactor=2)
+    incarnation = driver.incarnation("n4")
+    group = Leading(driver, pb.ControlResponse(error=OK, index=driver.index + 1, detail="1 partition"))
+    made = Membership(NodeSettings("n4", tmp_path), group, lambda _: None, pytest.fail)  # type: ignore[arg-type]
+    made.incarnation = incarnation
+    draining = asyncio.ensure_future(made.drain(3600))
+    await until(lambda: group.asked)
+    assert group.asked[0][0].drainNode == pb.DrainNode(nodeId="n4", incarnation=incarnation)
+    response = driver.ask(drainNode=pb.DrainNode(nodeId="n4", incarnation=incarnation))
+    assert response.error == OK
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+    assert not draining.done(), "the image is older than the answer"
+    moved = driver.fsm.image
+    group.show(**{name: getattr(moved, name) for name in ("index", "nodes", "streams", "hosted")})
+    assert made._has_moving_replicas()
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+    assert not draining.done(), "the successor does not lead yet"
+    for number, partition in enumerate(moved.streams["orders"].partitions):
+        if partition.candidate:
+            finished = pb.ReportPromotion(
+                stream="orders", uid=moved.streams["orders"].uid, partition=number, candidate=partition.candidate,
+                candidateIncarnation=driver.incarnation(partition.candidate), leaderEpoch=partition.leader_epoch,
+                epoch=partition.epoch, newestOffset=-1, finished=True,
+            )  # fmt: skip
+            assert driver.ask(reportPromotion=finished).error == OK
+    moved = driver.fsm.image
+    group.show(**{name: getattr(moved, name) for name in ("index", "nodes", "streams", "hosted")})
+    assert not made._has_moving_replicas()
+    async with asyncio.timeout(30):
+        await draining
+
+
+async def test_node_membership_drain_ends_at_its_timeout_or_when_rejected(quick: None, tmp_path: Path) -> None:
+    made, group, _, _ = a_member(
+        tmp_path, pb.ControlResponse(error=UNAVAILABLE, index=999), pb.ControlResponse(error=OK, index=999)
+    )
+    async with asyncio.timeout(30):
+        await made.drain(3600)
+        await made.drain(0.01)
+    assert len(group.asked) == 2
+
+
+async def test_node_membership_leave_stops_heartbeats_first(tmp_path: Path) -> None:
+    made, group, _, _ = a_member(tmp_path, pb.ControlResponse(error=OK))
+    made.incarnation = 7
+    order: list[str] = []
+
+    async def end() -> None:
+        order.append(f"ended, {len(group.asked)} asked")
+
+    made._end_heartbeats = end
+    await made.leave(1.5)
+    assert order == ["ended, 0 asked"]
+    ((request, timeout_s),) = group.asked
+    assert (request.fenceNode, timeout_s) == (pb.FenceNode(nodeId="n4", incarnation=7), 1.5)
+    await made.close()
+    assert len(order) == 1
+
+
+# ---- the feed ----------------------------------------------------------------------------------------------------------
+class Bus:
+    """Connect both ends of a feed: published messages arrive, and ``answer`` answers requests."""
+
+    def __init__(self) -> None:
+        self.listening: dict[str, Any] = {}
+        self.queues: dict[str, str] = {}
+        self.published: list[tuple[str, bytes]] = []
+        self.asked: list[pb.FeedSnapshotRequest] = []
+        self.answer: Any = None
+        self.is_connected = True
+
+    async def subscribe(self, subject: str, cb: Any, queue: str = "") -> Any:
+        self.listening[subject], self.queues[subject] = cb, queue
+
+        async def unsubscribe() -> None:
+            del self.listening[subject]
+
+        return SimpleNamespace(unsubscribe=unsubscribe)
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        self.published.append((subject, payload))
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+        self.asked.append(frames.decode(payload, pb.FeedSnapshotRequest))
+        answer = self.answer(self.asked[-1])
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(data=frames.seal(answer))
+
+
+def a_feed() -> tuple[Driver, FeedProducer]:
+    driver = Driver(("n1", "n2"))
+    producer = FeedProducer()
+    producer.lead()
+    return driver, producer
+
+
+async def test_metadata_feed_subscriber_applies_a_snapshot_and_calls_watchers_for_each_entry() -> None:
+    driver, _ = a_feed()
+    producer = FeedProducer(driver.index)
+    bus, shown = Bus(), []
+    publisher = FeedPublisher(bus, Subjects("ns"), None, lambda _: True, producer, lambda: driver.fsm.image)  # type: ignore[arg-type]
+    await publisher.start()
+    assert bus.queues == {"ns.feed.snapshot": "ns.feed.snapshot"}, "one of the controllers answers, not each"
+    answers: list[bytes] = []
+
+    async def reply(request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse:
+        bus.published.clear()
+        await bus.listening["ns.feed.snapshot"](SimpleNamespace(reply="_INBOX.x", data=frames.seal(request)))
+        ((subject, payload),) = bus.published
+        assert subject == "_INBOX.x"
+        answers.append(payload)
+        return frames.decode(payload, pb.FeedSnapshotResponse)
+
+    class Asking(Bus):
+        async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+            assert subject == "ns.feed.snapshot"
+            return SimpleNamespace(data=frames.seal(await reply(frames.decode(payload, pb.FeedSnapshotRequest))))
+
+    follower = Asking()
+    node = FeedSubscriber("n9", follower, Subjects("ns"))  # type: ignore[arg-type]
+    node.watch(lambda before, after: shown.append((before.index, after.index)))
+    async with asyncio.timeout(30):
+        await node.start()
+    assert node.image.index == driver.fsm.image.index
+    assert set(node.image.nodes) == {"n1", "n2"}
+    assert shown == [(0, driver.index)]
+    arrived = follower.listening["ns.feed"]
+    driver.register("n3")
+    producer.entry_applied(driver.index, driver.fsm.last_records)
+    for entry in producer.take():
+        await arrived(SimpleNamespace(data=frames.seal(entry)))
+    assert set(node.image.nodes) == {"n1", "n2", "n3"}
+    assert shown[1:] == [(driver.index - 1, driver.index)]
+    await arrived(SimpleNamespace(data=b"garbage"))
+    assert sum(node.counters.values()) == 1
+    await node.stop()
+
+
+async def test_metadata_feed_publisher_answers_only_on_inbox_subjects() -> None:
+    driver, producer = a_feed()
+    bus = Bus()
+    publisher = FeedPublisher(
+        bus, Subjects("ns"), None, lambda reply: reply.startswith(b"_INBOX."), producer, lambda: driver.fsm.image
+    )  # type: ignore[arg-type]
+    request = frames.seal(pb.FeedSnapshotRequest())
+    for reply, data in (("", request), ("shop.orders", request), ("_INBOX.x", b"garbage")):
+        await publisher._request_arrived(SimpleNamespace(reply=reply, data=data))
+    assert bus.published == []
+    assert sorted(publisher.counters.values()) == [1, 2]
+    bus.answer = nats.errors.ConnectionClosedError()
+    await publisher._request_arrived(SimpleNamespace(reply="_INBOX.x", data=request))  # not connected: who asked asks again
+
+
+async def test_metadata_feed_subscriber_barrier_waits_for_the_index_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    node: Any = FeedSubscriber("n9", Bus(), Subjects("ns"))  # type: ignore[arg-type]
+    answers = [pb.ControlResponse(error=OK, index=4, metadataLeader="n2"), pb.ControlResponse(error=UNAVAILABLE, index=0)]
+
+    async def until_decided(request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        assert request.HasField("barrier")
+        return answers.pop(0)
+
+    node._forwarder = SimpleNamespace(until_decided=until_decided)
+    waiting = asyncio.ensure_future(node.barrier(3600))
+    for _ in range(3):
+        await asyncio.sleep(0.002)
+    assert not waiting.done()
+    node._subscription.image = replace(ClusterImage(), index=4)
+    async with asyncio.timeout(30):
+        assert await waiting
+        assert node.leader == "n2"
+        assert not await node.barrier(3600)
+    assert node.leader == "n2", "an answer without a leader's name changes nothing"
+
+
+# ---- orders and forwarding ---------------------------------------------------------------------------------------------
+class Member:
+    """Return the decisions of the test and record all calls."""
+
+    def __init__(self, *decisions: Any) -> None:
+        self.decisions = list(decisions)
+        self.told: list[Any] = []
+        self.bytes: Any = b"entry"
+
+    def tick(self, now_ns: int, *, votes: bool, online: bool) -> list[Any]:
+        self.told.append(("tick", votes, online))
+        return self.decisions
+
+    def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> Any:
+        self.told.append(("request", timeout_ns))
+        return self.decisions[0] if self.decisions else None
+
+    def entry(self, order: ProposedEntry, time_ns: int, most_bytes: int) -> Any:
+        return self.bytes
+
+    def proposal_ended(self, order: ProposedEntry, outcome: Any, answer: Any, now_ns: int) -> pb.ControlResponse:
+        self.told.append(("ended", outcome.name, answer))
+        return pb.ControlResponse(error=OK, index=77)
+
+    def probe_ended(self, node_id: str, *, absent: bool) -> None:
+        self.told.append(("looked for", node_id, absent))
+
+
+def some_orders(member: Any, propose: Any, *, stopped: bool = False) -> Orders:
+    log: Any = SimpleNamespace(image=ClusterImage(), probation=SimpleNamespace(over=False))
+    driver: Any = SimpleNamespace(stopped=stopped, propose=propose)
+    return Orders(Bus(), Subjects("ns"), member, log, driver, None, None)  # type: ignore[arg-type]
+
+
+async def test_metadata_proposal_executor_unanswered_proposal_has_an_unknown_outcome() -> None:
+    async def never(entry: bytes, *, change: bool) -> Any:
+        await asyncio.Event().wait()
+
+    member = Member()
+    orders = some_orders(member, never)
+    order = ProposedEntry(pb.ControlRequest(barrier=pb.Barrier()), timeout_ns=5_000_000)
+    async with asyncio.timeout(30):
+        assert (await orders.order(order)).index == 77
+    assert member.told == [("ended", "UNKNOWN", None)]
+
+
+async def test_metadata_proposal_executor_request_that_needs_no_entry_is_answered_without_a_log_entry() -> None:
+    async def propose(entry: bytes, *, change: bool) -> Any:
+        raise AssertionError("not in the log")
+
+    member = Member(ProposedEntry(pb.ControlRequest(barrier=pb.Barrier())))
+    member.bytes = pb.ControlResponse(error=INVALID, index=3)
+    assert (await some_orders(member, propose).decide(pb.ControlRequest(), 2.5)).index == 3  # type: ignore[union-attr]
+    assert member.told == [("request", 2_500_000_000)]
+    answered = Member(pb.ControlResponse(error=OK, index=4))
+    assert (await some_orders(answered, propose).decide(pb.ControlRequest(), 1.0)).index == 4  # type: ignore[union-attr]
+    assert await some_orders(Member(), propose).decide(pb.ControlRequest(), 1.0) is None, "another member leads"
+    assert await some_orders(answered, propose, stopped=True).decide(pb.ControlRequest(), 1.0) is None
+
+
+async def test_metadata_proposal_executor_reports_results_of_node_probes_until_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    async def is_absent(connection: Any, subjects: Any, node_id: str) -> bool:
+        looked.append(node_id)
+        if node_id == "n3":
+            await asyncio.Event().wait()
+        return node_id == "n2"
+
+    monkeypatch.setattr(orders_module, "is_absent", is_absent)
+    member = Member(ProbeNode("n1"), ProbeNode("n2"), ProbeNode("n3"))
+    orders = some_orders(member, None)
+    orders.look()
+    await until(lambda: len(looked) == 3 and len(orders._tasks) == 1)
+    assert member.told == [("tick", False, True), ("looked for", "n1", False), ("looked for", "n2", True)]
+    async with asyncio.timeout(30):
+        await orders.close()
+    assert orders._tasks == set()
+
+
+@pytest.mark.parametrize("way", ["answered", "leader changes"])
+async def test_request_forwarder_finished_request_leaves_no_task(way: str) -> None:
+    cancelled: list[str] = []
+
+    class Asked:
+        async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+            assert subject == "ns.control.node.n1"
+            request = frames.decode(payload, pb.ControlRequest)
+            if way == "answered" or cancelled:
+                return SimpleNamespace(data=frames.seal(pb.ControlResponse(operationId=request.operationId, index=3)))
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append("asked")
+                raise
+
+    forwarder = Forwarder(Asked(), Subjects("ns"), "n1")  # type: ignore[arg-type]
+    before = asyncio.all_tasks()
+    deciding = asyncio.ensure_future(forwarder.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    forwarder.leader_is("n2", 2)
+    async with asyncio.timeout(30):
+        assert (await deciding).index == 3
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+    assert cancelled == ([] if way == "answered" else ["asked"])
+
+
+# ---- the link to the group ---------------------------------------------------------------------------------------------
+def a_link(tmp_path: Path, **settings: Any) -> GroupLink:
+    given: dict[str, Any] = {"controllers": ("n1",)} | settings
+    folder: Any = SimpleNamespace(raft=tmp_path / "raft")
+    return GroupLink(NodeSettings("n1", tmp_path, **given), folder, Subjects("ns"), None, Counter())  # type: ignore[arg-type]
+
+
+async def test_metadata_group_link_reports_nats_connection_changes_to_the_group(tmp_path: Path) -> None:
+    link, heard = a_link(tmp_path), []
+    await link._disconnected()
+    await link._reconnected()
+    link._role = SimpleNamespace(backends=[SimpleNamespace(bus_changed=heard.append)])  # type: ignore[assignment]
+    await link._disconnected()
+    await link._reconnected()
+    assert heard == [False, True]
+
+
+async def test_metadata_group_link_without_controllers_in_settings_raises(tmp_path: Path) -> None:
+    a_link(tmp_path, controllers=("n2",))
+    with pytest.raises(ConfigError, match="controllers is missing"):
+        a_link(tmp_path, controllers=())
+
+
+async def test_metadata_group_link_counts_errors_of_its_nats_subscriptions(tmp_path: Path) -> None:
+    link = a_link(tmp_path)
+    for error in (nats.errors.TimeoutError(), OSError(), ValueError("a bug")):
+        await link._error(error)
+    assert link._connection.errors == {"messages not taken": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (nats.errors.NoRespondersError(), UNAVAILABLE),
+        (nats.errors.ConnectionClosedError(), UNAVAILABLE),
+        (nats.errors.TimeoutError(), pb.ControlResponse.OUTCOME_UNKNOWN),
+    ],
+)
+async def test_request_forwarder_without_responders_reports_that_nothing_was_applied(error: Exception, outcome: Any) -> None:
+    class Nobody:
+        async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+            raise error
+
+    async with asyncio.timeout(30):
+        response = await Forwarder(Nobody(), Subjects("ns"), "n1").until_decided(pb.ControlRequest(barrier=pb.Barrier()), 0.05)  # type: ignore[arg-type]
+    assert response.error == outcome
+    assert ("no controller can be reached" in response.detail) is (outcome == UNAVAILABLE)

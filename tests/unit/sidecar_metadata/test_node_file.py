@@ -1,0 +1,106 @@
+"""Test the `node` file over several starts of a node: the file is durable before the group hears of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import crc32c
+import pytest
+
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.node_identity import DirectoryIdentity
+from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.metadata.identity import NodeFile, unknown_folders
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[DataFolder]:
+    held = DataFolder(tmp_path)
+    yield held
+    held.close()
+
+
+def stored(folder: DataFolder) -> NodeIdentity:
+    found = folder.load_identity()
+    assert found is not None
+    return found
+
+
+def test_node_file_count_start_stores_the_start_before_it_returns(folder: DataFolder) -> None:
+    starts = NodeFile(folder, "a").count_start()
+    assert stored(folder).starts == starts
+    assert (starts.starts, starts.earlier, starts.registered) == (1, (), 0)
+    assert starts.folder_id
+
+
+def test_node_file_gives_each_process_a_nonce_and_stores_earlier_nonces(folder: DataFolder) -> None:
+    drawn = []
+    for number in range(1, 6):
+        identity = NodeFile(folder, "a")
+        starts = identity.count_start()
+        assert (starts.starts, list(starts.earlier)) == (number, drawn)
+        drawn.append(starts.nonce)
+        identity.begin(number)
+        assert stored(folder).starts.registered == starts.nonce
+    assert len(set(drawn)) == 5
+
+
+def test_node_file_clean_stop_marker_is_removed_when_the_next_process_registers(folder: DataFolder) -> None:
+    """[S9]"""
+    first = NodeFile(folder, "a")
+    first.count_start()
+    first.begin(1)
+    first.end_cleanly()
+    second = NodeFile(folder, "a")
+    assert second.previous.clean_stop
+    second.count_start()
+    assert NodeFile(folder, "a").previous.clean_stop, "it may still die without having been registered"
+    second.begin(2)
+    assert not NodeFile(folder, "a").previous.clean_stop
+
+
+def test_node_file_distrust_is_stored_for_later_processes(folder: DataFolder) -> None:
+    first = NodeFile(folder, "a")
+    first.count_start()
+    first.begin(1)
+    first.end_cleanly()
+    NodeFile(folder, "a").distrust()
+    previous = NodeFile(folder, "a").previous
+    assert not previous.clean_stop
+    assert not previous.flushed_always
+
+
+@pytest.mark.parametrize("names", [{"folder_id": "f", "starts": 4}, {"folder_id": "", "starts": 0}])
+def test_node_file_of_an_older_version_is_read(folder: DataFolder, names: dict[str, Any]) -> None:
+    """Commit 6ef61ecd wrote all fields, some of them empty."""
+    said = {"format": 1, "node_id": "a", "incarnation": 7, "clean_incarnation": 7, "nonce": 0, "registered": 0, "earlier": []}
+    body = json.dumps(said | names).encode()
+    (folder.path / "node").write_bytes(f"{crc32c.crc32c(body):08x}\n".encode() + body)
+    identity = NodeFile(folder, "a")
+    assert (identity.previous.incarnation, identity.previous.clean_stop) == (7, True)
+    starts = identity.count_start()
+    assert (starts.folder_id, starts.starts) == (names["folder_id"] or starts.folder_id, 1 + names["starts"])
+    assert starts.folder_id
+    assert starts.earlier == ()
+    assert stored(folder).starts == starts
+
+
+def test_node_file_is_a_flat_json_object(folder: DataFolder) -> None:
+    folder.store_identity(NodeIdentity("a", 3, 3, DirectoryIdentity("f", 2, 11, 10, (10,))))
+    body = json.loads((folder.path / "node").read_bytes().partition(b"\n")[2])
+    assert body == {
+        "format": 1, "node_id": "a", "incarnation": 3, "clean_incarnation": 3,
+        "folder_id": "f", "starts": 2, "nonce": 11, "registered": 10, "earlier": [10],
+    }  # fmt: skip
+
+
+def test_unknown_folders_returns_stream_directories_missing_in_the_image(folder: DataFolder) -> None:
+    for name in ("orders-u1", "orders-u2", "gone-u3"):
+        (folder.path / "streams" / name / "0").mkdir(parents=True)
+    known: Any = SimpleNamespace(streams={"orders": SimpleNamespace(name="orders", uid="u2")})
+    assert unknown_folders(folder, known) == ["gone-u3", "orders-u1"]
+    assert unknown_folders(folder, ClusterImage()) == ["gone-u3", "orders-u1", "orders-u2"]

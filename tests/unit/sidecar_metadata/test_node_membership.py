@@ -1,0 +1,251 @@
+"""Test a membership: registrations, leases and leaving."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.core.metadata.image import ClusterImage
+from liftpy.core.metadata.node_identity import DirectoryIdentity
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.errors import LiftError
+from sidecar.metadata import membership
+from sidecar.metadata.membership import Membership
+from sidecar.runtime import clock
+from sidecar.runtime.settings import NodeSettings
+
+Response = pb.ControlResponse
+_LONG_S = 30.0
+
+
+class Group:
+    """Stand in for a metadata group. ``image`` is the applied image, and ``show`` passes an image to the watchers."""
+
+    def __init__(self) -> None:
+        self.image = ClusterImage()
+        self.asked: list[pb.ControlRequest] = []
+        self.answer: Callable[[pb.ControlRequest], Response | None] = lambda request: Response()
+        self.loop = asyncio.get_running_loop()
+        self._watchers: list[Any] = []
+
+    @property
+    def role(self) -> Any:
+        return SimpleNamespace(current=self)
+
+    def watch(self, callback: Any) -> None:
+        self._watchers.append(callback)
+
+    def show(self, index: int) -> None:
+        before, self.image = self.image, replace(self.image, index=index)
+        for watcher in self._watchers:
+            watcher(before, self.image)
+
+    async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> Response:
+        if not request.operationId:
+            request.operationId = len(self.asked).to_bytes(16)  # as the shipped ones do
+        self.asked.append(pb.ControlRequest.FromString(request.SerializeToString()))
+        while (response := self.answer(request)) is None:
+            await asyncio.sleep(0.001)
+        return response
+
+    def kinds(self) -> list[str]:
+        return [request.WhichOneof("request") or "" for request in self.asked]
+
+
+class Driven:
+    def __init__(self) -> None:
+        self.group: Any = Group()
+        self.heard: list[int] = []
+        self.fatal: list[Exception] = []
+        self.settings = NodeSettings("n4", Path("/nowhere"))
+        self.member = Membership(self.settings, self.group, lambda sent_ns, _: self.heard.append(sent_ns), self.fatal.append)
+
+    async def register(self, **given: Any) -> int:
+        said: dict[str, Any] = {
+            "clean_stop": False,
+            "flushed_always": True,
+            "status_address": "",
+            "partition_budget": 9,
+            **given,
+        }
+        return await self.member.register(6, starts=DirectoryIdentity("f", 3, 33, 11, (11, 22)), **said)
+
+    def beats(self, error: Response.Error, index: int, sent_ns: int) -> None:
+        """Pass an answer to a heartbeat. Heartbeats that are really sent get no answer."""
+        self.member._heartbeat_answered(sent_ns, Response(error=error, index=index))
+
+
+@pytest.fixture
+async def driven(monkeypatch: pytest.MonkeyPatch) -> Driven:
+    monkeypatch.setattr(membership, "_REGISTER_RETRY_S", 0.0)
+    monkeypatch.setattr(membership, "_TAKEN_RETRY_S", 0.0)
+    return Driven()
+
+
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(_LONG_S):
+        while not what():
+            await asyncio.sleep(0.001)
+
+
+# ---- registration --------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("clean", [False, True])
+async def test_node_membership_registers_with_the_state_of_the_data_directory(driven: Driven, clean: bool) -> None:
+    driven.group.show(5)
+    driven.group.answer = lambda _: Response(index=5, node=pb.Node(incarnation=7))
+    assert await driven.register(clean_stop=clean, flushed_always=not clean) == driven.member.incarnation == 7
+    (request,) = driven.group.asked
+    said = request.registerNode
+    assert (said.nodeId, said.previousIncarnation, said.cleanStop, said.flushedAlways) == ("n4", 6, clean, not clean)
+    assert (said.folderId, said.start, said.nonce, list(said.earlierNonces)) == ("f", 3, 33, [11, 22])
+    assert said.partitionBudget == 9
+
+
+async def test_node_membership_registration_retries_have_the_same_operation_id(driven: Driven) -> None:
+    """Otherwise an attempt with a lost answer creates an incarnation, and the node fences itself."""
+    answers = [
+        Response(error=Response.UNAVAILABLE),
+        Response(error=Response.OUTCOME_UNKNOWN),
+        Response(error=Response.EXISTS),
+        Response(node=pb.Node(incarnation=7)),
+    ]
+    driven.group.answer = lambda _: answers.pop(0)
+    await driven.register()
+    assert len(driven.group.asked) == 4
+    assert len({request.operationId for request in driven.group.asked}) == 1
+
+
+async def test_node_membership_start_waits_until_the_image_contains_the_registration(driven: Driven) -> None:
+    driven.group.answer = lambda _: Response(index=5, node=pb.Node(incarnation=7))
+    registering = asyncio.create_task(driven.register())
+    await until(lambda: bool(driven.member.incarnation))
+    driven.group.show(4)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not registering.done(), "partitions are opened by what the image shows"
+    driven.group.show(5)
+    assert await asyncio.wait_for(registering, _LONG_S) == 7
+
+
+async def test_node_membership_start_raises_when_the_registration_is_rejected(driven: Driven) -> None:
+    driven.group.answer = lambda _: Response(error=Response.INVALID, detail="no such weight")
+    with pytest.raises(LiftError, match="no such weight"):
+        await driven.register()
+
+
+# ---- leases --------------------------------------------------------------------------------------------------------------------
+@pytest.fixture
+async def beating(driven: Driven) -> Driven:
+    driven.group.answer = lambda request: None if request.HasField("heartbeat") else Response()
+    driven.member.incarnation = 7
+    driven.group.show(10)
+    driven.member.start()
+    return driven
+
+
+async def test_node_membership_lease_is_extended_only_by_an_ok_answer(beating: Driven) -> None:
+    for error in Response.Error.values():
+        if error != Response.OK:
+            beating.beats(error, 10, 1000 + error)
+    beating.group.show(11)
+    await asyncio.sleep(0)
+    assert beating.heard == []
+    beating.beats(Response.OK, 11, 5000)
+    assert beating.heard == [5000]
+    await beating.member.close()
+
+
+async def test_node_membership_extends_the_lease_after_watchers_received_the_image_of_the_answer(beating: Driven) -> None:
+    beating.group.image = replace(beating.group.image, index=12)  # applied, and not shown yet
+    beating.beats(Response.OK, 12, 5000)
+    assert beating.heard == []
+    shown: list[list[int]] = []
+    beating.group.watch(lambda old, new: shown.append(list(beating.heard)))  # one that is told after the membership
+    beating.group.show(12)
+    assert shown == [[]], "who leads is told what it has lost first"
+    await until(lambda: beating.heard == [5000])
+    await beating.member.close()
+
+
+async def test_node_membership_after_its_last_heartbeat_extends_no_lease(beating: Driven) -> None:
+    await beating.member.close()
+    beating.beats(Response.OK, 10, 5000)
+    await asyncio.sleep(0)
+    assert beating.heard == []
+
+
+async def test_node_membership_lease_begins_at_the_send_time_of_the_heartbeat(driven: Driven) -> None:
+    driven.group.show(10)
+    answered_ns: list[int] = []
+
+    def answer(request: pb.ControlRequest) -> Response | None:
+        if not driven.heard and clock.now_ns() < asked_ns[-1] + 20_000_000:
+            return None
+        answered_ns.append(clock.now_ns())
+        return Response(index=10)
+
+    asked_ns = [clock.now_ns()]
+    driven.group.answer = answer
+    driven.member.incarnation = 7
+    driven.member.start()
+    await until(lambda: bool(driven.heard))
+    assert asked_ns[0] <= driven.heard[0] < answered_ns[0] - 10_000_000
+    assert {request.heartbeat.incarnation for request in driven.group.asked} == {7}
+    await driven.member.close()
+
+
+async def test_node_membership_heartbeat_times_out_before_the_session_timeout(driven: Driven) -> None:
+    given: list[float] = []
+
+    async def propose(request: pb.ControlRequest, timeout_s: float = 5.0) -> Response:
+        given.append(timeout_s)
+        return Response(error=Response.UNAVAILABLE)
+
+    driven.group.propose = propose
+    driven.member.start()
+    await until(lambda: len(given) >= 2)
+    assert max(given) <= driven.settings.replication.session_s / 2
+    await driven.member.close()
+
+
+# ---- the end -------------------------------------------------------------------------------------------------------------------
+async def test_node_membership_leaves_after_its_last_heartbeat(beating: Driven) -> None:
+    await until(lambda: "heartbeat" in beating.group.kinds())
+    await beating.member.leave(1.0)
+    kinds = beating.group.kinds()
+    assert kinds[-1] == "fenceNode"
+    assert (beating.group.asked[-1].fenceNode.nodeId, beating.group.asked[-1].fenceNode.incarnation) == ("n4", 7)
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert beating.group.kinds() == kinds, "who beats on is unfenced again"
+
+
+async def test_node_membership_drain_waits_until_no_partition_of_the_node_moves(
+    beating: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moving = [True]
+    monkeypatch.setattr(Membership, "_has_moving_replicas", lambda self: moving[0])
+    beating.group.answer = lambda request: Response(index=10) if request.HasField("drainNode") else None
+    draining = asyncio.create_task(beating.member.drain(_LONG_S))
+    await until(lambda: "drainNode" in beating.group.kinds())
+    for index in (11, 12):
+        beating.group.show(index)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not draining.done()
+    moving[0] = False
+    beating.group.show(13)
+    await asyncio.wait_for(draining, _LONG_S)
+    await beating.member.close()
+
+
+async def test_node_membership_rejected_drain_returns_at_once(beating: Driven) -> None:
+    beating.group.answer = lambda request: Response(error=Response.UNAVAILABLE) if request.HasField("drainNode") else None
+    await asyncio.wait_for(beating.member.drain(1000.0), _LONG_S)
+    await beating.member.close()

@@ -1,0 +1,221 @@
+"""Test RaftMember: its counters, the end of a start, a leadership transfer, and a stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.decode_errors import REFUSED
+from liftpy.errors import StorageError
+from sidecar.metadata import member as member_module
+from sidecar.metadata.member import RaftMember
+
+OK, UNAVAILABLE = pb.ControlResponse.OK, pb.ControlResponse.UNAVAILABLE
+
+
+class Part:
+    """Record every call by name. Attributes have the values that the test sets."""
+
+    def __init__(self, calls: list[Any], name: str, **given: Any) -> None:
+        self.__dict__.update(given)
+        self._calls, self._name = calls, name
+
+    def __getattr__(self, what: str) -> Any:
+        def call(*args: Any, **_: Any) -> None:
+            self._calls.append((f"{self._name}.{what}", *args))
+
+        return call
+
+
+def a_member(**log: Any) -> tuple[Any, list[Any]]:
+    calls: list[Any] = []
+
+    def part(name: str, **given: Any) -> Part:
+        return Part(calls, name, **given)
+
+    async def closed(name: str) -> None:
+        calls.append((f"{name}.close",))
+
+    made: Any = RaftMember.__new__(RaftMember)
+    made.node_id = "n1"
+    made._event_writer = None
+    sessions = part("sessions", counters=Counter({"stale": 2}))
+    given: dict[str, Any] = {
+        "leader_id": "n1", "leads": True, "is_member": True, "peers": {}, "applied_index": 5, "held": {"journal_bytes": 8},
+        "transport": part("transport", sessions=sessions), "core": part("core"), "journal": part("journal"),
+        "fsm": part("fsm", refused_count=3), "status": lambda: [pb.ControllerStatus(nodeId="n1", term=4)],
+        "probation": part("probation", turn=7, over=True),
+    }  # fmt: skip
+    made._log = part("log", **(given | log))
+    made._member = part("member", counters=Counter({"looked": 4}))
+    made._driver = part("driver", stopped=False, frames_lost=6, inbox_bytes=9, late_tick_count=2)
+    made._feed = part("feed", counters=Counter({"asked": 1}), producer=part("producer"), close=lambda: closed("feed"))
+    made._events = part("events", counters=Counter({"events": 7}), close=lambda: closed("events"))
+    made._desk = part("desk", counters=Counter({"desk": 1}), close=lambda: closed("desk"))
+    made._orders = part("orders", close=lambda: closed("orders"))
+    made._outgoing = part("outgoing", counters=Counter({"not sent: x": 5}))
+    made._connection = part("connection", max_payload=77)
+    made._listener, made._asking = part("listener"), None
+    return made, calls
+
+
+def test_raft_member_counters_include_the_counters_of_all_parts() -> None:
+    made, _ = a_member()
+    wanted = {"stale": 2, "not sent: x": 5, "desk": 1, "asked": 1, "looked": 4, "events": 7}
+    assert made.counters == wanted | {f"{REFUSED}too many frames at once": 6, "entries refused": 3}
+    made._driver.frames_lost = made._log.fsm.refused_count = 0
+    assert made.counters == wanted
+    assert made.held == {"journal_bytes": 8, "inbox_bytes": 9}
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_raft_member_after_a_reconnect_uses_the_maximum_payload_of_the_server(online: bool) -> None:
+    made, calls = a_member()
+    made.bus_changed(online)
+    fits = [("sessions.fit", 77), ("producer.set_message_size", 77)] if online else []
+    assert calls == [*fits, ("sessions.set_online", online), ("driver.wake",)]
+
+
+async def test_raft_member_start_returns_after_the_barrier_that_ends_probation(caplog: pytest.LogCaptureFixture) -> None:
+    made, calls = a_member()
+    probation = made._log.probation
+    probation.over = False
+    outcomes = [False, True, True]
+
+    async def barrier(timeout_s: float) -> bool:
+        outcome = outcomes.pop(0)
+        probation.over = len(outcomes) == 0
+        probation.turn += 1  # while the barrier was under way: only the turn that it began in counts
+        return outcome
+
+    made.barrier = barrier
+    await made._catch_up()
+    assert calls == [
+        ("member.catching_up",), ("probation.barrier_applied", 8), ("probation.barrier_applied", 9), ("member.caught_up",),
+    ]  # fmt: skip
+    assert caplog.messages == [], "nobody is told of what is done in a moment"
+
+
+async def test_raft_member_long_start_is_logged_at_intervals(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(member_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    made, _ = a_member(waits_for=lambda: "waits for n2")
+    said: list[float] = []
+
+    async def barrier(timeout_s: float) -> bool:
+        now[0] += 0.5
+        if len(caplog.messages) > len(said):
+            said.append(now[0] - 100.0)
+        made._driver.stopped = now[0] > 100.0 + member_module._SAY_AFTER_S + 3 * member_module._SAY_EVERY_S
+        return False
+
+    made.barrier = barrier
+    await made._catch_up()
+    gaps = [later - earlier for earlier, later in pairwise(said)]
+    assert said[0] >= member_module._SAY_AFTER_S
+    assert all(gap >= member_module._SAY_EVERY_S for gap in gaps)
+    assert len(caplog.messages) >= 3
+    assert "n1 waits for n2" in caplog.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "index", "timeout_s", "over"),
+    [(OK, 5, 3600, True), (OK, 4, 0, True), (OK, 6, 0.01, False), (UNAVAILABLE, 0, 3600, False)],
+)
+async def test_raft_member_barrier_returns_when_its_index_is_applied(
+    error: Any, index: int, timeout_s: float, over: bool
+) -> None:
+    made, _ = a_member()
+
+    async def propose(request: pb.ControlRequest, within_s: float) -> pb.ControlResponse:
+        assert request.HasField("barrier")
+        assert within_s == timeout_s
+        return pb.ControlResponse(error=error, index=index)
+
+    made.propose = propose
+    async with asyncio.timeout(30):
+        assert await made.barrier(timeout_s) is over
+
+
+async def test_raft_member_stopping_leader_repeats_the_transfer_until_another_member_leads() -> None:
+    up: Any = type("Peer", (), {"up": True})()
+    made, calls = a_member(peers={"n2": up})
+
+    async def another_leads() -> None:
+        while ("core.hand_over",) not in calls:
+            await asyncio.sleep(0)
+        made._log.leads, made._log.leader_id = False, ""
+        for _ in range(3):
+            await asyncio.sleep(0.011)
+        assert not handing.done(), "nobody is known to lead yet"
+        made._log.leader_id = "n2"
+
+    handing = asyncio.ensure_future(made.hand_over())
+    async with asyncio.timeout(30):
+        await another_leads()
+        await handing
+    assert calls[0] == ("member.leave",)
+    assert calls.index(("member.resign",)) < calls.index(("core.hand_over",)) < calls.index(("driver.wake",))
+
+
+async def test_raft_member_stopping_leader_without_live_peers_starts_no_transfer() -> None:
+    gone: Any = type("Peer", (), {"up": False})()
+    made, calls = a_member(peers={"n2": gone})
+    async with asyncio.timeout(30):
+        await made.hand_over()
+    assert calls == [("member.leave",)]
+    async with asyncio.timeout(30):
+        await made.stop()
+    assert ("core.hand_over",) in calls, "a stop asks once, and waits for nobody"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_raft_member_stop_closes_all_parts_once_in_order(fails: bool) -> None:
+    made, calls = a_member(leads=False)
+    if fails:
+
+        def close() -> None:
+            calls.append(("journal.close",))
+            raise StorageError("no disk")
+
+        made._log.journal.close = close
+    await made.stop()
+    wanted = [
+        "member.leave",
+        "driver.stop",
+        "listener.close",
+        "feed.close",
+        "desk.close",
+        "events.close",
+        "orders.close",
+        "journal.close",
+        "core.destroy",
+    ]
+    assert [call[0] for call in calls] == wanted
+
+
+async def test_raft_member_describe_answer_contains_metadata_leader_and_controllers() -> None:
+    made, _ = a_member(leader_id="n3")
+    response = pb.ControlResponse(error=OK)
+    response.cluster.metadataLeader = "old"
+    response.cluster.controllers.add(nodeId="old")
+
+    async def decide(request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
+        return response if timeout_s == 1.0 else None
+
+    made._orders.decide = decide
+    found = await made._decide_here(pb.ControlRequest(), 1.0)
+    assert (found.metadataLeader, found.cluster.metadataLeader) == ("n3", "n3")
+    assert [c.nodeId for c in found.cluster.controllers] == ["n1"]
+    assert await made._decide_here(pb.ControlRequest(), 2.0) is None
+    made._member.answer_without_leader = lambda request: pb.ControlResponse(error=UNAVAILABLE)
+    alone = made._describe_alone(pb.ControlRequest())
+    assert (alone.metadataLeader, alone.HasField("cluster")) == ("n3", False)

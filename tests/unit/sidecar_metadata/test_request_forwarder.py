@@ -1,0 +1,81 @@
+"""Test that a request is repeated when the metadata leader changes, and never past its deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.core.wire import frames
+from liftpy.core.wire._pb import cluster_pb2 as pb
+from liftpy.core.wire.subjects import Subjects
+from sidecar.metadata import control
+from sidecar.metadata.control import Forwarder
+
+
+class Bus:
+    """Give no answer to the first ``silent`` requests and answer the others at once."""
+
+    def __init__(self, silent: int) -> None:
+        self.silent = silent
+        self.asked: list[pb.ControlRequest] = []
+        self.arrived = asyncio.Event()
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+        self.asked.append(frames.decode(payload, pb.ControlRequest))
+        self.arrived.set()
+        if len(self.asked) <= self.silent:
+            await asyncio.sleep(timeout)
+            raise nats.errors.TimeoutError
+        answer = pb.ControlResponse(operationId=self.asked[-1].operationId)
+        return type("Message", (), {"data": frames.encode(answer)})
+
+
+def forwarder(bus: Bus) -> Forwarder:
+    return Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("next_leader", ["n1", "n2"])
+async def test_request_forwarder_repeats_unanswered_requests_after_a_leader_change(
+    monkeypatch: pytest.MonkeyPatch, next_leader: str
+) -> None:
+    """The same leader may lead again. It did not receive requests while NATS was down."""
+    monkeypatch.setattr(control, "ATTEMPT_NS", 3600 * 1_000_000_000)
+    bus = Bus(silent=1)
+    made = forwarder(bus)
+    made.leader_is("n1", 4)
+    deciding = asyncio.create_task(made.until_decided(pb.ControlRequest(barrier=pb.Barrier()), 3600.0))
+    await bus.arrived.wait()
+    made.leader_is("n1", 4)  # nothing new
+    made.leader_is("", 5)  # nobody to ask
+    await asyncio.sleep(0)
+    assert len(bus.asked) == 1
+    made.leader_is(next_leader, 5)
+    async with asyncio.timeout(60):  # much less than one attempt
+        response = await deciding
+    assert response.error == pb.ControlResponse.OK
+    assert bus.asked[0].operationId == bus.asked[1].operationId, "one operation, however often it is asked for"
+
+
+async def test_request_forwarder_without_answer_until_the_deadline_returns_an_unknown_outcome() -> None:
+    bus = Bus(silent=1000)
+    response = await forwarder(bus).until_decided(pb.ControlRequest(barrier=pb.Barrier()), 0.2)
+    assert response.error == pb.ControlResponse.OUTCOME_UNKNOWN
+    assert len(bus.asked) == 1
+
+
+async def test_request_forwarder_ignores_an_answer_to_another_request_and_retries() -> None:
+    class Mixed(Bus):
+        async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+            answer = await super().request(subject, payload, timeout)
+            if len(self.asked) == 1:
+                answer.data = frames.encode(pb.ControlResponse(operationId=b"another request!"))
+            return answer
+
+    bus = Mixed(silent=0)
+    response = await forwarder(bus).until_decided(pb.ControlRequest(barrier=pb.Barrier()), 60.0)
+    assert response.error == pb.ControlResponse.OK
+    assert len(bus.asked) == 2
+    assert bus.asked[0].operationId == bus.asked[1].operationId == response.operationId

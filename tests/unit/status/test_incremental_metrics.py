@@ -1,0 +1,167 @@
+"""Test that incremental metrics equal a full scan of all partitions, in random histories.
+
+Stand-ins say what they change, for the arithmetic: they come, count, change roles and ISRs, go, get other labels, while looks are under
+way. That the shipped parts say it where they have to: ``tests/conformance/test_incremental_metrics.py``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from liftpy.config import StreamConfig
+from liftpy.core.base.partition import Pause
+from liftpy.core.replication.phases import RoleName
+from sidecar.partition import figures
+from sidecar.partition.figures import NodeCounts, StreamLabels
+from sidecar.runtime import clock
+from sidecar.status import figures as figures_module
+from sidecar.status.figures import NodeFigures
+from tests.unit.status.full_metrics_scan import kept, walked
+from tests.unit.status.test_metrics import Held, a_reporter, a_worker
+
+_ROLES = (RoleName.LEADER, RoleName.LEADER, RoleName.FOLLOWER, RoleName.CANDIDATE)
+_ISRS = (("n1", "n2", "n3"), ("n1", "n2"), ("n1",))
+
+
+class History:
+    """Some partitions that mark themselves."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.counts = NodeCounts(StreamLabels(self.rng.choice(((), ("s0", "s1")))))
+        self.here: list[Any] = []
+        self.looks: list[Iterator[None]] = []
+
+    def step(self) -> None:
+        rng = self.rng
+        what = rng.choice(
+            ("comes", "count", "count", "count", "state", "role", "lag", "told", "goes", "labels", "look", "look")
+        )
+        if what == "comes" or not self.here:
+            worker = a_worker(f"s{rng.randrange(4)}", rng.randrange(1000), rng.choice(_ROLES))
+            worker.standby.has_counted, lag = True, (3, 10**9, ())
+            worker.replica.lag = lambda: lag
+            self.here.append(worker)
+            self.counts.begins(worker)
+        elif what == "labels" and rng.random() < 0.2:
+            self.counts.labels.patterns = rng.choice(((), ("s*",), ("s2", "s3")))
+        elif what == "look":
+            self.looks.append(self.counts.here.look())
+        elif what == "goes":
+            gone = self.here.pop(rng.randrange(len(self.here)))
+            self.counts.begins_to_end(gone)
+            self.counts.touched.add(gone)  # it may still count while it ends
+            self.counts.has_ended(gone)
+        else:
+            self._change(rng.choice(self.here), what)
+        if self.looks:
+            look = rng.choice(self.looks)
+            if next(look, "over") == "over":
+                self.looks.remove(look)
+
+    def _change(self, worker: Any, what: str) -> None:
+        rng = self.rng
+        if what == "count":
+            for where, name in ((worker.ingest.counters, "records"), (worker.reads, "size_bytes"), (worker.log, "truncated_records"),
+                                (worker.derived.ids, "forgotten"), (worker.states.writer, "failed")):  # fmt: skip
+                setattr(where, name, getattr(where, name) + rng.randrange(3))
+            worker.log.size_bytes, worker.acks.count = rng.randrange(9_000), rng.randrange(9)
+            worker.log.log_end_offset += rng.randrange(3)
+            worker.set_aside = rng.choice(((), ("x",)))
+        elif what == "state":
+            worker.state = replace(
+                worker.state, isr=rng.choice(_ISRS), pause=rng.choice((Pause.NOT_PAUSED, Pause.UNTIL_RESUMED)),
+                target=rng.choice(((), ("n4",))), joining=rng.choice(("", "n1")), copy_epoch=3,
+            )  # fmt: skip
+            worker.config = StreamConfig(min_isr=rng.choice((1, 2)))
+        elif what == "role":
+            worker.replica.role = rng.choice(_ROLES)
+            worker.replica.phase = rng.choice(("-", "FOLLOWER_QUIET"))
+        elif what == "lag":
+            lag = rng.choice((0, 5, 9)), rng.randrange(10**9), tuple(rng.choices((1, 1 << 62), k=rng.randrange(3)))
+            worker.replica.lag = lambda: lag
+        else:
+            rng.choice((worker.ingest.counters.refused, worker.ingest.counters.dropped))[rng.choice("ab")] += 1
+            worker.services.known = True
+        self.counts.touched.add(worker)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_metrics_updated_incrementally_equal_a_full_scan(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "AT_ONCE", 2)
+    monkeypatch.setattr(figures, "TAKEN_AT_ONCE", 3)
+    history, now_ns = History(seed), clock.now_ns()
+    for number in range(400):
+        history.step()
+        if number % 40 == 39:
+            expected = walked(history.here, history.counts.labels, now_ns)
+            assert kept(history.counts.here, now_ns) == expected, number
+
+
+def test_metrics_gathering_reads_only_changed_partitions() -> None:
+    counts = NodeCounts()
+    one, other = a_worker(), a_worker("t")
+    for worker in (one, other):
+        counts.begins(worker)
+    list(counts.here.look())
+    one.ingest.counters.records += 5
+    other.ingest.counters.records += 7
+    counts.touched.add(one)
+    list(counts.here.look())
+    assert counts.all().total("ingest_records") == 25
+    assert not counts.touched
+
+
+def test_metrics_gathering_of_many_changed_partitions_yields_between_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "AT_ONCE", 1)
+    monkeypatch.setattr(figures, "TAKEN_AT_ONCE", 4)
+    counts = NodeCounts()
+    workers = [a_worker("s", number) for number in range(10)]
+    for worker in workers:
+        counts.begins(worker)
+    look = counts.here.look()
+    for taken in (4, 8):
+        next(look)
+        assert (counts.here.unread_count, len(counts.touched)) == (taken, 10 - taken)
+    read = sum(1 for _ in look)
+    assert (read, counts.here.unread_count, len(counts.touched)) == (10, 0, 0)
+    for worker in workers:
+        counts.touched.add(worker)
+    look = counts.here.look()
+    for _ in range(1000):  # a look ends, however often all of them are touched meanwhile
+        counts.touched.update(workers)
+        if next(look, "ended") == "ended":
+            break
+    else:
+        pytest.fail("it never ends")
+
+
+def test_metrics_of_a_closed_partition_stay_in_the_totals_without_a_reference_to_the_partition() -> None:
+    counts, one = NodeCounts(), a_worker()
+    counts.begins(one)
+    counts.begins_to_end(one)
+    assert not counts.touched
+    counts.touched.add(one)  # the last steps of its end
+    counts.has_ended(one)
+    assert not counts.touched, "nothing keeps it until the next scrape, which may never come"
+    assert counts.all().total("ingest_records") == 10
+
+
+async def test_metrics_scrape_stops_at_its_time_limit_and_the_next_scrape_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures_module, "MOST_S", 0.0)
+    held = Held([a_worker("s", number) for number in range(5 * figures.AT_ONCE)])
+    reporter = a_reporter([])
+    reporter.partitions = held
+    left = []
+    for _ in range(3):  # all are touched each time, and wait once
+        found = await NodeFigures(reporter).gather()
+        left.append(found.numbers["scrape_stale_partitions"][()])
+    assert left == [4 * figures.AT_ONCE] * 3
+    assert held.counts.all().total("ingest_records") == 3 * 10 * figures.AT_ONCE, "those that have waited longest come first"
+    list(held.counts.here.look())
+    assert held.counts.all().total("ingest_records") == 10 * len(held)

@@ -1,0 +1,460 @@
+"""Test metrics: every row of the table is shown and documented, counters never decrease, and series are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import os
+import re
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+from weakref import WeakSet
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from liftpy.config import AckPolicy, StreamConfig
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.base.instruments import BATCH_RECORDS, FAILOVER_S, LATENCY_S, Histogram, Instruments, PublishTimes
+from liftpy.core.base.partition import PartitionState, Pause
+from liftpy.core.groups.lag import GroupLag
+from liftpy.core.log.flush import FlushPlace
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.metadata.controller_metrics import ControllerMetrics
+from liftpy.core.metadata.features import SPOKEN
+from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.publish.memory_budget import MemoryBudget
+from liftpy.core.publish.overload import IngestCounters
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.inflight_limits import NodeIntake
+from liftpy.core.replication.phases import RoleName
+from liftpy.core.replication.reads import ReadBudget
+from liftpy.core.wire.decode_errors import REFUSED
+from sidecar.cli.backup import TABLE as BACKUP_TABLE
+from sidecar.partition import figures as by_change
+from sidecar.partition.figures import AT_ONCE, MOST_LABELS, OTHERS, NodeCounts, StreamLabels
+from sidecar.partition.replica_manager import Partitions
+from sidecar.quorum.transport import DIVERGENCES
+from sidecar.runtime import clock
+from sidecar.status import figures as figures_module
+from sidecar.status.figures import BoundedLabels, Figures, NodeFigures, ResumingCount
+from sidecar.status.metric_names import COUNTER, HISTOGRAM, INCIDENTS, MOST_VALUES, TABLE
+from sidecar.status.metrics import MOST_SERIES_OF_A_STREAM, by_partition, exposition
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
+MOST_SERIES = 510
+SETTINGS = SimpleNamespace(node_id="n1", rack="r1", namespace="ns", data=Path("/"))
+
+
+def a_worker(stream: str = "s", partition: int = 0, role: RoleName = RoleName.LEADER, **more: Any) -> Any:
+    state = PartitionState(
+        partition=partition, replicas=("n1", "n2", "n3"), isr=more.pop("isr", ("n1", "n2", "n3")), leader="n1", leader_epoch=1, epoch=1,
+        joining=more.pop("joining", ""), copy_epoch=more.pop("copy_epoch", 0),
+    )  # fmt: skip
+    counters = IngestCounters(records=10, size_bytes=1000, batches=2, duplicates=3)
+    counters.refused["overloaded"] = 4
+    counters.dropped["not_leader"] = 5
+    counters.throttled["token"] = 6
+    return StandIn(**{
+        "key": PartitionKey(stream, "u1", partition), "node_id": "n1", "state": state, "config": StreamConfig(min_isr=2),
+        "ingest": SimpleNamespace(counters=counters, reader=SimpleNamespace(poison_envelopes=6, refused_replies=7)),
+        "derived": SimpleNamespace(
+            ids=SimpleNamespace(forgotten=8), producers=SimpleNamespace(forgotten=9), replayed_bytes=11,
+            subjects=SimpleNamespace(state="ready"),
+        ),
+        "states": SimpleNamespace(writer=SimpleNamespace(written=12, failed=13)),
+        "reads": SimpleNamespace(record_count=14, size_bytes=15, waiting_count=16),
+        "standby": SimpleNamespace(
+            report=lambda: {"held_bytes": 17, "appended": 18, "lost": 19}, heard=SimpleNamespace(size_bytes=17), has_counted=True
+        ),
+        "log": SimpleNamespace(size_bytes=20, log_end_offset=30, truncated_records=21), "acks": SimpleNamespace(count=22),
+        "replica": SimpleNamespace(
+            role=role, phase="-", high_watermark=26, lag=lambda: (23 + partition, clock.now_ns() - 24 * 10**9, (1, 1 << 62)),
+            worst_lag=lambda now_ns: (23 + partition, 24 * 10**9, 1),
+        ),
+        "fetches": SimpleNamespace(fragment_reassembly_bytes=25),
+        "services": SimpleNamespace(report=list, services_that_left=list, known=False),
+        "set_aside": (), "executor": SimpleNamespace(storage_failed=False), **more,
+    })  # fmt: skip
+
+
+class StandIn(SimpleNamespace):
+    """Compare by identity."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class Watched(SimpleNamespace):
+    """Allow weak references to the object."""
+
+
+class AllOfThem(set[Any]):
+    """Report all partitions as changed. Stand-ins do not report changes."""
+
+    def __init__(self, held: Held) -> None:
+        super().__init__()
+        self._held, self._begun = held, WeakSet[Any]()
+
+    def __iter__(self) -> Iterator[Any]:
+        for worker in self._held:
+            if worker not in self._begun:
+                self._begun.add(worker)
+                self._held.counts.begins(worker)
+        return iter(list(self._held))
+
+
+class Held(list[Any]):
+    """Stands for ``Partitions``."""
+
+    def __init__(self, workers: list[Any], streams: tuple[str, ...] = ()) -> None:
+        super().__init__(workers)
+        self.counts = NodeCounts(StreamLabels(streams), AllOfThem(self))
+        self.failed: dict[Any, str] = {}
+        self.copy_pace, self.derived = CatchupThrottle(copied_bytes=31), NodeDerived()
+
+    @property
+    def heard_bytes(self) -> int:
+        return sum(worker.standby.heard.size_bytes for worker in self)
+
+
+def a_room() -> MemoryBudget:
+    room = MemoryBudget(74)
+    room.waited_ns = 1_500_000_000
+    return room
+
+
+def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -> Any:
+    link = SimpleNamespace(
+        name="ingest", is_connected=True, unsent_bytes=41, stats={"reconnects": 42}, waiting_bytes=43,
+        cuts=SimpleNamespace(lost_messages=44, unknown=45),
+    )  # fmt: skip
+    image = SimpleNamespace(
+        index=5, feature_level=1, controllers=ControllerList(), streams={"s": 1}, waiting=frozenset(),
+        nodes={n: SimpleNamespace(fenced=n == "b", leaving=n == "c") for n in "abcd"},
+    )  # fmt: skip
+    group = SimpleNamespace(
+        leader="n1", is_controller=True, image=image, ticks=lambda: {"late": 46},
+        counters={DIVERGENCES: 7}, held={"journal_file_bytes": 47},
+        status=lambda: [SimpleNamespace(nodeId="n1", commitIndex=48, appliedIndex=49, term=50, lag=0, connected=False, leader=True)],
+    )  # fmt: skip
+    counters = {"slow flushes": 51, "no incident": 52, f"{REFUSED}checksum": 53}
+    nats = {f"{way}_{what}": 60 for way in ("in", "out") for what in ("msgs", "bytes")}
+    errors = {"late PONGs": 61, "server: who knows": 62, "SomeError": 63, "server: else": 1}
+    return SimpleNamespace(**{
+        "partitions": Held(workers, streams), "settings": SETTINGS, "node_id": "n1", "group": group, "instruments": Instruments(),
+        "links": SimpleNamespace(all=lambda: [link], ingest=link), "nats": lambda: {"connected": True, "errors": errors, **nats},
+        "flush_place": FlushPlace(), "clock": lambda: {"doubt": "why", "skew_s": 2.5},
+        "scrub": lambda: {"checked_bytes": 64, "findings": 65, "last_full_pass_s": time.time() - 66},
+        "descriptors": lambda: {"open": 67, "limit": 68, "maps": 69, "partition_budget": 70}, "coordinators": list,
+        "group_lags": lambda: {"billing": GroupLag(75, 7.5, 2), OTHERS: GroupLag(76, 0.5, 3)},
+        "named_counters": lambda: counters, "cluster_watch": ControllerMetrics(), "intake": NodeIntake(71, 72),
+        "read_budget": ReadBudget(1, 73),
+        "room": a_room(),
+        **more,
+    })  # fmt: skip
+
+
+def gathered(reporter: Any) -> Figures:
+    with patch.object(figures_module, "MOST_S", 60.0), patch.object(by_change, "TAKEN_AT_ONCE", 1 << 20):
+        return asyncio.run(NodeFigures(reporter).gather())
+
+
+def shown(found: Figures) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name.removeprefix("liftpy_"), *(sample.labels[label] for label in sorted(sample.labels))): sample.value
+        for family in text_string_to_metric_families(exposition(found).decode())
+        for sample in family.samples
+    }
+
+
+# ---- the table ----------------------------------------------------------------------------------------------------------
+def test_metrics_page_matches_the_metrics_table() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", DOCS.read_text(), re.MULTILINE)
+    told = {name: (kind, labels.strip(), text.strip()) for name, kind, labels, text in rows}
+    assert told == {
+        name: (row.kind, " ".join([*row.labels, *(["(stream)"] if row.by_stream else [])]), row.text)
+        for name, row in TABLE.items()
+    }
+    for label in (*INCIDENTS.values(),):
+        assert f"`{label}`" in DOCS.read_text(), label
+
+
+def test_metrics_page_matches_the_backup_metrics() -> None:
+    told = dict(re.findall(r"^\| `(backup_\w+)` \| ([^|]*) \|$", DOCS.read_text(), re.MULTILINE))
+    assert {name: text.strip() for name, text in told.items()} == BACKUP_TABLE
+
+
+def test_metrics_exposition_has_exactly_the_table_rows_with_their_labels() -> None:
+    found = gathered(a_reporter([a_worker()]))
+    families = {f.name.removeprefix("liftpy_"): f for f in text_string_to_metric_families(exposition(found).decode())}
+    own = {name for name in families if not name.startswith(("process_", "python_"))}
+    assert own == {name.removesuffix("_total") if row.kind == COUNTER else name for name, row in TABLE.items()}
+    assert "process_cpu_seconds" in families
+    for name, row in TABLE.items():
+        for sample in families[name.removesuffix("_total") if row.kind == COUNTER else name].samples:
+            assert {*sample.labels} - {"le"} == {*row.labels}, name
+            assert (row.kind == HISTOGRAM) == sample.name.endswith(("_bucket", "_sum", "_count")), name
+
+
+def test_process_metrics_are_summed_over_all_processes_of_the_node() -> None:
+    found = gathered(a_reporter([a_worker()]))
+    alone = shown(found)
+    found.pids = [os.getpid(), os.getppid(), 2**22 + 1]  # and one that has just ended
+    both = shown(found)
+    found.pids = [os.getppid()]
+    parent = shown(found)
+    for name in ("process_resident_memory_bytes", "process_virtual_memory_bytes", "process_open_fds"):
+        assert both[name,] > alone[name,], name
+    assert both["process_max_fds",] <= alone["process_max_fds",]
+    started = "process_start_time_seconds"
+    assert both[started,] == min(alone[started,], parent[started,]), "of the oldest process"
+
+
+def test_metrics_each_have_the_value_of_their_own_source() -> None:
+    failing = a_worker("s", 3, RoleName.FOLLOWER, executor=SimpleNamespace(storage_failed=True), set_aside=("x",))
+    learner = a_worker("s", 4, RoleName.FOLLOWER, joining="n1", copy_epoch=3)
+    workers = [a_worker("s", 2, isr=("n1",)), a_worker(), a_worker("s", 1, isr=("n1", "n2")), failing, learner]
+    reporter = a_reporter(workers)
+    reporter.partitions.failed = {"s/9": "why"}
+    found = shown(gathered(reporter))
+    expected = {
+        ("ingest_records_total",): 50, ("ingest_bytes_total",): 5000, ("read_records_total",): 70, ("read_bytes_total",): 75,
+        ("publish_duplicates_total",): 15, ("message_ids_evicted_total",): 40, ("producers_evicted_total",): 45,
+        ("dedup_state_replayed_bytes_total",): 55, ("dedup_state_checkpoints_total",): 60,
+        ("dedup_state_checkpoint_failures_total",): 65,
+        ("invalid_envelopes_total",): 30, ("reply_subjects_rejected_total",): 35, ("truncated_records_total",): 105,
+        ("publish_rejected_total", "overloaded"): 20, ("publish_dropped_total", "not_leader"): 25,
+        ("quota_throttled_total", "token"): 30,
+        ("standby_messages_total", "appended"): 90, ("standby_overflow_total",): 95, ("standby_buffer_bytes",): 85,
+        ("acks_waiting",): 110, ("log_size_bytes",): 100, ("readers_waiting",): 80, ("fragment_reassembly_bytes",): 125,
+        ("partitions", "leader"): 3, ("partitions", "follower"): 1, ("partitions", "learner"): 1, ("partitions", "candidate"): 0,
+        ("partitions_under_replicated",): 2, ("partitions_at_min_isr",): 1, ("partitions_under_min_isr",): 1,
+        ("partitions_failed",): 2, ("partitions_with_quarantined_files",): 1,
+        ("replica_lag_records",): 25, ("replica_lag_seconds",): 24,
+        ("replicas_with_slow_disks",): 3, ("uncommitted_records",): 9, ("held_bytes",): 72, ("uncommitted_bytes",): 71,
+        ("readers_waiting_bytes",): 73, ("queued_bytes_limit",): 74, ("ingest_queue_delay_seconds",): 1.5,
+        ("queued_bytes",): 0, ("replica_copy_bytes_total",): 31, ("nats_connected",): 1, ("nats_connection_up", "ingest"): 1,
+        ("nats_send_buffer_bytes", "ingest"): 41, ("nats_reconnects_total", "ingest"): 42, ("ingest_buffer_bytes",): 43,
+        ("publish_lost_on_disconnect_total",): 44, ("publish_lost_unknown_total",): 45, ("metadata_late_ticks_total",): 46,
+        ("metadata_journal_bytes",): 47, ("metadata_commit_index",): 48, ("metadata_applied_index",): 49,
+        ("metadata_is_leader",): 1, ("metadata_has_leader",): 1, ("incidents_total", "slow_flush"): 51,
+        ("frames_rejected_total", "checksum"): 53, ("nats_messages_total", "in"): 60, ("nats_bytes_total", "out"): 60,
+        ("nats_errors_total", "late_pong"): 61, ("nats_errors_total", "server"): 63, ("nats_errors_total", "other"): 63,
+        ("scrub_bytes_total",): 64, ("scrub_damage_total",): 65, ("open_files",): 67, ("open_files_limit",): 68, ("open_maps",): 69,
+        ("partition_budget",): 70, ("cluster_nodes", "live"): 2, ("cluster_nodes", "fenced"): 1, ("cluster_nodes", "drained"): 1,
+        ("metadata_divergence_total",): 7,
+        ("group_lag_records", "billing"): 75, ("group_lag_seconds", OTHERS): 0.5, ("group_lag_unknown",): 5,
+        ("feature_level",): 1, ("feature_level_supported", "min"): SPOKEN.least, ("feature_level_supported", "max"): SPOKEN.most,
+        ("cluster_streams",): 1, ("cluster_elections_total", "unclean"): 0, ("node_info", "true", "ns", "n1", "r1"): 1,
+    }  # fmt: skip
+    assert {name: found.get(name) for name in expected} == pytest.approx(expected, abs=0.2)
+    assert found["scrub_age_seconds",] == pytest.approx(66, abs=5)
+    assert found["disk_size_bytes",] >= found["disk_free_bytes",] > 0
+    assert not any("no incident" in name for name in found)
+
+
+def test_metrics_histograms_have_cumulative_buckets() -> None:
+    reporter = a_reporter([])
+    reporter.instruments.acks[AckPolicy.ALL].observe(0.0005, 3)
+    reporter.instruments.acks[AckPolicy.ALL].observe(100.0)
+    found = shown(gathered(reporter))
+    at = {le: found["ack_duration_seconds_bucket", le, "all"] for le in ("0.00025", "0.0005", "8.192", "+Inf")}
+    assert at == {"0.00025": 0, "0.0005": 3, "8.192": 3, "+Inf": 4}
+    assert found["ack_duration_seconds_count", "all"] == 4
+    assert found["ack_duration_seconds_sum", "all"] == pytest.approx(100.0015)
+
+
+# ---- how many there are -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("count", [1, 2000])
+def test_metrics_series_count_is_bounded(count: int) -> None:
+    workers = [a_worker(f"s{number % 100}", number) for number in range(count)]
+    for number, worker in enumerate(workers):
+        worker.ingest.counters.refused[f"reason {number}"] += 1
+        worker.ingest.counters.dropped[f"reason {number}"] += 1
+    reporter = a_reporter(workers)
+    reporter.named_counters = lambda: {**{f"{REFUSED}{n}": 1 for n in range(count)}, **dict.fromkeys(INCIDENTS, 1)}
+    reporter.group.held = {str(n): 1 for n in range(count)}
+    reporter.partitions.derived.by_kind.update({str(n): 1 for n in range(count)})
+    reporter.partitions.derived.refused.update({str(n): 1 for n in range(count)})
+    reporter.instruments.proposals_failed.update({str(n): 1 for n in range(count)})
+    found = gathered(reporter)
+    samples = [name for name in shown(found) if not name[0].startswith("process_")]
+    assert len(samples) <= MOST_SERIES
+    assert found.numbers["publish_rejected_total"].get((OTHERS,), 0) == max(count - MOST_VALUES + 1, 0)
+
+
+def test_metrics_stream_label_stays_assigned_when_other_streams_are_added() -> None:
+    labels = BoundedLabels(2)
+    assert [labels.of("m", value) for value in ("b", "a", "c", "a", "b")] == ["b", "a", OTHERS, "a", "b"]
+    assert labels.of("another", "c") == "c"
+
+
+def test_metrics_of_selected_streams_have_own_series_and_other_streams_share_one() -> None:
+    workers = [a_worker("shop-1"), a_worker("shop-1", 1), a_worker("shop-2"), a_worker("bank"), a_worker("till")]
+    found = shown(gathered(a_reporter(workers, ("shop-*", "till"))))
+    assert {name[1]: figure for name, figure in found.items() if name[0] == "ingest_records_total"} == {
+        "shop-1": 20, "shop-2": 10, "till": 10, OTHERS: 10,
+    }  # fmt: skip
+    assert found["replica_lag_records", "shop-1"] == 24
+    labels = StreamLabels(("*",))
+    given = [labels.of(f"s{number}") for number in range(MOST_LABELS + 2)]
+    assert given[-3:] == [f"s{MOST_LABELS - 1}", OTHERS, OTHERS]
+    assert labels.of("s0") == "s0"
+    assert StreamLabels().of("s0") == ""
+
+
+def test_metrics_series_of_the_partitions_of_one_stream_are_bounded() -> None:
+    fields = ("records_in", "bytes_in", "log_bytes", "log_start_offset", "newest_offset", "high_watermark", "leader_epoch")
+    row = dict.fromkeys((*fields, "waiting_acks", "waiting_readers"), 1)
+    rows = [{"stream": "s", "partition": number, "role": "LEADER" if number else "FOLLOWER", **row} for number in range(900)]
+    lines = [line for line in by_partition(rows).decode().splitlines() if not line.startswith("#")]
+    assert len(lines) == MOST_SERIES_OF_A_STREAM
+    assert 'liftpy_partition_is_leader{partition="0",stream="s"} 0.0' in lines
+    assert 'liftpy_partition_is_leader{partition="1",stream="s"} 1.0' in lines
+
+
+# ---- no counter falls ---------------------------------------------------------------------------------------------------
+def the_counters(reporter: Any) -> dict[tuple[str, ...], float]:
+    found = shown(gathered(reporter))
+    return {name: figure for name, figure in found.items() if name[0].endswith(("_total", "_bucket", "_count"))
+            and not name[0].startswith("process_")}  # fmt: skip
+
+
+@pytest.mark.parametrize("streams", [(), ("s",)])
+async def test_metrics_counters_include_the_counts_of_removed_partitions(streams: tuple[str, ...]) -> None:
+    worker, reporter = a_worker(), a_reporter([], streams)
+    held: Held = reporter.partitions
+    held[:] = [worker, a_worker("other")]
+    seen = [await asyncio.to_thread(the_counters, reporter)]
+    stopping, go_on = asyncio.Event(), asyncio.Event()
+
+    async def stop(*, delete: bool) -> bool:
+        stopping.set()
+        await go_on.wait()
+        worker.ingest.counters.records += 1  # what its end counts is not lost either
+        return True
+
+    worker.stop = stop
+    node: Any = SimpleNamespace(
+        settings=SimpleNamespace(node_id="n1", replication=SimpleNamespace(lease_s=1)),
+        deletions=SimpleNamespace(close=lambda: None),
+    )  # fmt: skip
+    partitions = Partitions(node, held.counts)
+    partitions._workers[worker.key] = worker
+    ending = asyncio.ensure_future(partitions._stop(worker))
+    await stopping.wait()
+    held.remove(worker)
+    seen.append(await asyncio.to_thread(the_counters, reporter))
+    go_on.set()
+    await ending
+    seen.append(await asyncio.to_thread(the_counters, reporter))
+    assert not held.counts.ending
+    for before, after in pairwise(seen):
+        fallen = {name: (figure, after.get(name)) for name, figure in before.items() if after.get(name, -1) < figure}
+        assert not fallen
+    name = ("ingest_records_total", *streams)
+    assert [row[name] - seen[0][name] for row in seen] == [0, 0, 1]
+
+
+def test_metrics_cache_is_updated_when_partitions_states_or_roles_change() -> None:
+    """The cache is kept until a partition, a state or a role changes."""
+    workers = [a_worker("s", number) for number in range(3)]
+    reporter = a_reporter(workers)
+    held: Held = reporter.partitions
+    figures = NodeFigures(reporter)
+    held[0].log = Watched(**vars(held[0].log))
+
+    def seen() -> tuple[float, ...]:
+        found = shown(asyncio.run(figures.gather()))
+        names = [("partitions", "leader"), ("partitions", "learner"), ("partitions_under_replicated",), ("partitions_under_min_isr",),
+                 ("ingest_records_total",), ("partitions_paused",)]  # fmt: skip
+        return tuple(found[name] for name in names)
+
+    assert seen() == seen() == (3, 0, 0, 0, 30, 0)
+    held[0].ingest.counters.records += 1
+    held[1].state = replace(held[1].state, isr=("n1",))
+    assert seen() == (3, 0, 1, 1, 31, 0)
+    held[1].config = StreamConfig(min_isr=1)
+    held[2].state = replace(held[2].state, pause=Pause.UNTIL_RESUMED)
+    assert seen() == (3, 0, 1, 0, 31, 1)
+    held[2].replica.role = RoleName.FOLLOWER
+    held[2].state = replace(held[2].state, joining="n1", copy_epoch=3)
+    assert seen() == (2, 1, 1, 0, 31, 0)
+    held.append(a_worker("t"))
+    assert seen() == (3, 1, 1, 0, 41, 0)
+    gone = weakref.ref(held[0].log)
+    held.counts.begins_to_end(held[0])
+    held.counts.has_ended(held.pop(0))
+    del workers[:]
+    gc.collect()
+    assert gone() is None, "nothing keeps it until the next scrape, which may never come"
+    assert seen() == (2, 1, 1, 0, 41, 0)
+
+
+def test_metrics_counter_does_not_decrease_when_its_source_restarts() -> None:
+    grown = ResumingCount()
+    assert [grown.of(count) for count in (3, 5, 1, 1, 4, 0)] == [3, 5, 6, 6, 9, 9]
+
+
+async def test_metrics_gathering_yields_to_the_event_loop_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures_module, "SLICE_S", -1.0)  # any time that has passed is more, even none on a coarse clock
+    monkeypatch.setattr(figures_module, "MOST_S", math.inf)  # a loaded machine takes longer, and leaves the rest for later
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.ensure_future(others())
+    await NodeFigures(a_reporter([a_worker("s", number) for number in range(10 * AT_ONCE)])).gather()
+    beside.cancel()
+    assert turns >= 10
+
+
+# ---- instruments --------------------------------------------------------------------------------------------------------
+def test_histogram_counts_a_value_in_the_first_bucket_that_fits() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.0, 1.0, 1.5, 2.0, 2.1):
+        histogram.observe(value, 2)
+    assert histogram.counts == [4, 4, 2]
+    assert histogram.total == pytest.approx(13.2)
+    assert (LATENCY_S[0], LATENCY_S[-1], len(LATENCY_S)) == (0.00025, 8.192, 16)
+    assert (FAILOVER_S[0], FAILOVER_S[-1], BATCH_RECORDS) == (0.01, 20.48, (1, 4, 16, 64, 256, 1024, 4096))
+
+
+def test_publish_latency_is_measured_from_arrival_to_commit_per_record() -> None:
+    now, instruments = [0], Instruments()
+    times = PublishTimes(instruments, lambda: now[0])
+    now[0] = 3_000_000
+    times.appended(9, 10, 1_000_000)
+    times.appended(11, 2, 3_000_000)
+    now[0] = 5_000_000
+    times.committed(10)
+    times.answered(AckPolicy.ALL, 1_000_000, 4)
+    assert instruments.queued.total == pytest.approx(0.02)
+    assert instruments.batch_records.counts[:3] == [0, 1, 1]
+    assert (instruments.commits.total, sum(instruments.commits.counts)) == (pytest.approx(0.02), 10)
+    assert instruments.acks[AckPolicy.ALL].total == pytest.approx(0.016)
+    assert not sum(instruments.acks[AckPolicy.LEADER].counts)
+    times.forget()
+    times.committed(11)
+    assert sum(instruments.commits.counts) == 10, "what another leader commits is not this one's"
+
+
+@pytest.mark.parametrize(("isr", "at_min_isr"), [("123", 0), ("12", 1), ("1", 0)])
+def test_metrics_partitions_at_min_isr_include_only_partitions_with_exactly_min_isr(isr: str, at_min_isr: int) -> None:
+    worker = a_worker(isr=tuple(f"n{number}" for number in isr))
+    assert shown(gathered(a_reporter([worker])))["partitions_at_min_isr",] == at_min_isr

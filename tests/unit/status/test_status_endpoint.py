@@ -1,0 +1,479 @@
+"""Test the status report of partitions over NATS and on the loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from liftpy.core.base.ids import PartitionKey
+from liftpy.core.metadata.controller_list import ControllerList
+from liftpy.core.observe.history import question, rows_of
+from liftpy.core.publish.log_state_part import NodeDerived
+from liftpy.core.replication.catchup_throttle import CatchupThrottle
+from liftpy.core.replication.replica import FollowerSnapshot, ReplicaSnapshot
+from liftpy.core.wire.frames import decode_presence
+from liftpy.core.wire.subjects import InboxRule, Subjects
+from liftpy.errors import ConfigError
+from sidecar.runtime.settings import NodeSettings
+from sidecar.status import http
+from sidecar.status.report import Reporter
+from sidecar.status.status_api import PAGE_PARTITIONS, StatusDesk
+from sidecar.transport.liveness import QUESTION
+from tests.unit.runtime.test_node_rules import a_link
+from tests.unit.status.test_status_page import Reporter as Paged
+
+SNAPSHOT = ReplicaSnapshot(
+    stream="s",
+    partition=3,
+    role="LEADER",
+    phase="LEADER_READY",
+    leader="n1",
+    leader_epoch=11,
+    epoch=12,
+    replicas=("n1", "n2", "n3"),
+    isr=("n1", "n2"),
+    log_start_offset=13,
+    log_end_offset=25,
+    flushed_end_offset=23,
+    high_watermark=21,
+    lease_is_current=True,
+    has_slow_disk=False,
+    target=("n1", "n4"),
+    joining="n4",
+    paused="until publish",
+    copy_lag_records=125,
+    followers=(
+        FollowerSnapshot("n2", 21, 3, True, 0.12345, 1.23456, False),
+        FollowerSnapshot("n3", None, None, False, 2.0, 0.0, True),
+    ),
+)
+
+
+class Ids:
+    """Message ids."""
+
+    size_bytes, forgotten, is_whole = 127, 128, False
+
+    def __len__(self) -> int:
+        return 126
+
+
+class Known:
+    """Producers."""
+
+    size_bytes, forgotten, is_full = 131, 132, True
+
+    def __len__(self) -> int:
+        return 130
+
+
+class LastOffsets:
+    size_bytes, state = 134, "full"
+
+    def __len__(self) -> int:
+        return 133
+
+
+def a_worker(stream: str = "s", partition: int = 3) -> Any:
+    asked: list[int] = []
+
+    def snapshot(now_ns: int) -> ReplicaSnapshot:
+        asked.append(now_ns)
+        return SNAPSHOT
+
+    return SimpleNamespace(
+        key=PartitionKey(stream, "u7", partition),
+        replica=SimpleNamespace(snapshot=snapshot, held_bytes=101, uncommitted_bytes=102),
+        acks=SimpleNamespace(count=103),
+        log=SimpleNamespace(size_bytes=124),
+        reads=SimpleNamespace(waiting_count=104, waiting_bytes=105),
+        flusher=SimpleNamespace(count=106, times=SimpleNamespace(report=lambda: {"p50_ms": 107})),
+        ingest=SimpleNamespace(
+            counters=SimpleNamespace(
+                records=108,
+                batches=109,
+                size_bytes=110,
+                overloaded=111,
+                rejected=112,
+                duplicates=125,
+                dropped=Counter({"x": 113}),
+            ),
+            reader=SimpleNamespace(poison_envelopes=114, refused_replies=115, protocol_frames=116),
+        ),
+        derived=SimpleNamespace(ids=Ids(), producers=Known(), subjects=LastOffsets(), replayed_bytes=129, states_left_out=0),
+        states=SimpleNamespace(writer=SimpleNamespace(last_bytes=135, written=136, failed=137)),
+        standby=SimpleNamespace(report=lambda: {"held_bytes": 130, "appended": 131}),
+        fetches=SimpleNamespace(fragment_reassembly_bytes=117),
+        executor=SimpleNamespace(storage_failed=True),
+        services=SimpleNamespace(report=lambda: [{"lag": 118}], services_that_left=lambda: [{"lag": 119}]),
+    )
+
+
+def a_reporter(tmp_path: Path, *workers: Any) -> Reporter:
+    class Partitions(list[Any]):
+        failed: ClassVar[dict[str, str]] = {}
+        copy_pace = CatchupThrottle(bytes_per_second=120, copied_bytes=121, backlog_bytes=122, waited_ns=123_456_789)
+        derived = NodeDerived(138, 139, Counter(ids=140), Counter(subjects=141))
+
+    link = a_link("ingest", 1)
+    image = SimpleNamespace(index=5, controllers=ControllerList())
+    group: Any = SimpleNamespace(leader="n1", image=image, held={}, counters={}, ticks=dict, is_controller=True)
+    links: Any = SimpleNamespace(all=lambda: [link], replication=link, ingest=link)
+    descriptors = {"open": 1}
+    scrub: Any = SimpleNamespace(report=lambda: {"findings": 4})
+    settings = NodeSettings("n1", tmp_path, namespace="ns", controllers=("n1",))
+    return Reporter(
+        settings=settings,
+        incarnation=4,
+        group=group,
+        links=links,
+        partitions=Partitions(workers),
+        counters={},
+        scrub=scrub,
+        descriptors=lambda: descriptors,
+    )  # type: ignore[arg-type]
+
+
+def test_status_report_has_all_metrics_of_a_partition(tmp_path: Path) -> None:
+    report = a_reporter(tmp_path, a_worker()).report()
+    assert report["partitions"] == [
+        {
+            "stream": "s",
+            "uid": "u7",
+            "partition": 3,
+            "role": "LEADER",
+            "phase": "LEADER_READY",
+            "leader": "n1",
+            "leader_epoch": 11,
+            "epoch": 12,
+            "replicas": ["n1", "n2", "n3"],
+            "isr": ["n1", "n2"],
+            "target": ["n1", "n4"],
+            "joining": "n4",
+            "paused": "until publish",
+            "copy_lag": 125,
+            "log_start_offset": 13,
+            "newest_offset": 24,
+            "flushed_offset": 22,
+            "high_watermark": 21,
+            "lease": True,
+            "has_slow_disk": False,
+            "followers": {
+                "n2": {
+                    "position": 21,
+                    "lag": 3,
+                    "in_isr": True,
+                    "caught_up_age_s": 0.123,
+                    "flush_ms": 1.235,
+                    "has_slow_disk": False,
+                },
+                "n3": {
+                    "position": None,
+                    "lag": None,
+                    "in_isr": False,
+                    "caught_up_age_s": 2.0,
+                    "flush_ms": 0.0,
+                    "has_slow_disk": True,
+                },
+            },
+            "held_bytes": 101,
+            "uncommitted_bytes": 102,
+            "log_bytes": 124,
+            "waiting_acks": 103,
+            "waiting_readers": 104,
+            "waiting_readers_bytes": 105,
+            "flushes": 106,
+            "flush_times": {"p50_ms": 107},
+            "records_in": 108,
+            "batches_in": 109,
+            "bytes_in": 110,
+            "overloaded": 111,
+            "rejected": 112,
+            "duplicates": 125,
+            "replayed_bytes": 129,
+            "standby": {"held_bytes": 130, "appended": 131},
+            "message_ids": 126,
+            "message_ids_bytes": 127,
+            "message_ids_state": "lost",
+            "message_ids_forgotten": 128,
+            "producers": 130,
+            "producers_bytes": 131,
+            "producers_state": "full",
+            "producers_forgotten": 132,
+            "subjects": 133,
+            "subjects_bytes": 134,
+            "subjects_state": "full",
+            "state_bytes": 135,
+            "states_written": 136,
+            "states_failed": 137,
+            "dropped": {"x": 113},
+            "poison_envelopes": 114,
+            "refused_replies": 115,
+            "protocol_frames": 116,
+            "fragment_reassembly_bytes": 117,
+            "storage_failed": True,
+            "services": [{"lag": 118}],
+            "gone_services": [{"lag": 119}],
+        }
+    ]
+    facts = {name: report[name] for name in ("scrub", "descriptors", "namespace", "controller")}
+    assert facts == {"scrub": {"findings": 4}, "descriptors": {"open": 1}, "namespace": "ns", "controller": True}
+    assert json.loads(json.dumps(report)) == report, "the report is JSON as it is"
+
+
+@pytest.mark.parametrize(
+    ("after", "count", "shown", "more"),
+    [
+        (("", -1), 2, [("a", 2), ("a", 10)], True),
+        (("a", 2), 2, [("a", 10), ("b", 0)], False),
+        (("a", 10), 1, [("b", 0)], False),
+        (("b", 0), 1, [], False),
+        (("", -1), 0, [], True),
+    ],
+)
+def test_status_report_page_lists_partitions_after_the_given_partition_in_order(
+    after: tuple[str, int], count: int, shown: list[tuple[str, int]], more: bool, tmp_path: Path
+) -> None:
+    page = a_reporter(tmp_path, a_worker("b", 0), a_worker("a", 10), a_worker("a", 2)).page(after, count)
+    assert [(p["stream"], p["partition"]) for p in page["partitions"]] == shown
+    assert page["more"] is more
+
+
+# ---- over NATS -------------------------------------------------------------------------------------------------------------
+class Bus:
+    max_payload = 1 << 20
+
+    def __init__(self) -> None:
+        self.listening: dict[str, Callable[..., None]] = {}
+        self.sent: list[tuple[str, bytes]] = []
+
+    def listen(self, subject: str, arrived: Callable[..., None]) -> None:
+        self.listening[subject] = arrived
+
+    def send(self, subject: str, parts: tuple[bytes, ...]) -> bool:
+        self.sent.append((subject, b"".join(parts)))
+        return True
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> tuple[Bus, StatusDesk, Callable[[bytes, bytes], bytes | None]]:
+    bus, made = Bus(), StatusDesk(NodeSettings("n1", tmp_path))
+    made.listen(bus, Subjects("ns"), (InboxRule(("_INBOX.",)), InboxRule(("ns.inbox.n2.",))))  # type: ignore[arg-type]
+
+    def ask(reply: bytes, payload: bytes) -> bytes | None:
+        bus.sent.clear()
+        bus.listening["ns.status.n1"](b"ns.status.n1", reply, payload, b"")
+        if not bus.sent:
+            return None
+        assert bus.sent[0][0] == reply.decode()
+        return bus.sent[0][1]
+
+    return bus, made, ask
+
+
+def test_status_presence_request_before_a_report_exists_is_answered(asked: Any) -> None:
+    _, made, ask = asked
+    assert abs((decode_presence(ask(b"_INBOX.a", QUESTION)) or 0) - time.time_ns()) < 60e9, "with its wall time"
+    assert ask(b"ns.inbox.n2.1", QUESTION).startswith(b"yes ")
+    assert ask(b"_INBOX.a", b"") is None, "there is nothing to say yet"
+    assert ask(b"shop.orders", QUESTION) is None, "a node publishes nothing where others listen for data [A5]"
+    made.reporter = Paged()
+    assert ask(b"shop.orders", b"") is None
+    assert ask(b"_INBOX.a", QUESTION).startswith(b"yes "), "whoever asks may ask often: no report"
+
+
+async def test_status_settings_reload_request_with_another_payload_or_reply_subject_is_ignored(asked: Any) -> None:
+    bus, desk, _ = asked
+
+    async def on_reload() -> dict[str, Any]:
+        return {"applied": ["log_level"], "wait": []}
+
+    desk.on_reload = on_reload
+
+    async def told(reply: bytes, payload: bytes) -> Any:
+        bus.sent.clear()
+        bus.listening["ns.control.settings.n1"](b"ns.control.settings.n1", reply, payload, b"")
+        await asyncio.sleep(0)
+        return json.loads(bus.sent[0][1]) if bus.sent else None
+
+    assert await told(b"_INBOX.x", b'{"reload": true}') == {"applied": ["log_level"], "wait": []}
+    assert "error" in await told(b"_INBOX.x", b"")
+    assert await told(b"orders", b'{"reload": true}') is None
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["x" * 201], "'" + "x" * 40 + "'…(201 bytes) is no directory of a stream."),
+        (["orders-é"], "'orders-é' is no directory of a stream."),
+        ([""], "'' is no directory of a stream."),
+        ([f"s-00000{number}-1" for number in range(101)], "101 directories are too many. Remove at most 100 at a time."),
+    ],
+)
+async def test_status_request_to_remove_invalid_data_directories_is_rejected_with_a_reason(
+    names: list[str], says: str, asked: Any
+) -> None:
+    bus, _, _ = asked
+    bus.listening["ns.control.settings.n1"](
+        b"ns.control.settings.n1", b"_INBOX.x", json.dumps({"remove_data": names}).encode(), b""
+    )
+    await asyncio.sleep(0)
+    (_, answer), *_ = bus.sent
+    assert json.loads(answer)["error"].startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("payload", "first"),
+    [
+        (b"", ("a", 0)),
+        (b'{"after": ["a", 499]}', ("a", 500)),
+        (b'{"after": ["a"]}', ("a", 0)),
+        (b'{"after": ["a", "x"]}', ("a", 0)),
+        (b'{"after": ["a", -2]}', ("a", 0)),
+        (b'{"behind": 1}', ("a", 0)),
+        (b"[1]", ("a", 0)),
+        (b"\xff", ("a", 0)),
+    ],
+)
+def test_status_request_over_nats_returns_the_page_after_the_given_partition(
+    payload: bytes, first: tuple[str, int], asked: Any
+) -> None:
+    _, made, ask = asked
+    made.reporter = Paged()
+    partitions = json.loads(ask(b"_INBOX.a", payload))["partitions"]
+    assert (partitions[0]["stream"], partitions[0]["partition"]) == first
+    assert len(partitions) == PAGE_PARTITIONS
+
+
+def test_status_page_above_the_message_size_is_truncated_with_more_set(asked: Any) -> None:
+    bus, made, ask = asked
+    made.reporter = Paged()
+    whole = ask(b"_INBOX.a", b"")
+    bus.max_payload = len(whole)
+    assert ask(b"_INBOX.a", b"") == whole, "what just fits is whole"
+    bus.max_payload = len(whole) - 1
+    half = json.loads(ask(b"_INBOX.a", b""))
+    assert (len(half["partitions"]), half["more"]) == (PAGE_PARTITIONS // 2, True)
+    bus.max_payload = 1
+    assert json.loads(ask(b"_INBOX.a", b""))["partitions"] == [], "an answer there is, however small the bound"
+
+
+def test_status_request_for_the_metrics_history_returns_rows(asked: Any) -> None:
+    _, made, ask = asked
+    for second in (5_000, 5_001):
+        made.history.put(second, [float(number) for number in range(24)])
+    answer = json.loads(ask(b"_INBOX.a", json.dumps(question(1, 5_000)).encode()))
+    rows = rows_of(answer["history"])
+    assert rows is not None
+    assert (rows.first, rows.count, rows.columns[23][0]) == (5_001, 1, 23.0)
+    for payload in (b'{"history": {"step": 7}}', b'{"history": 1}'):
+        assert json.loads(ask(b"_INBOX.a", payload)) == {"history": None}
+    assert ask(b"shop.orders", json.dumps(question(1, 5_000)).encode()) is None
+
+
+# ---- on the port -----------------------------------------------------------------------------------------------------------
+async def get(url: str, text: bytes) -> bytes:
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(text)
+    answer = b""
+    with contextlib.suppress(ConnectionResetError):  # turned away before what was sent was read
+        async with asyncio.timeout(30):
+            answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def opened(tmp_path: Path, port: int = 0) -> StatusDesk:
+    made = StatusDesk(NodeSettings("n1", tmp_path, status_port=port))
+    await made.open_page()
+    return made
+
+
+async def test_status_http_page_listens_on_loopback_until_closed(tmp_path: Path) -> None:
+    made = await opened(tmp_path)
+    assert made.url.startswith("http://127.0.0.1:")
+    request = b"GET /status HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n"
+    assert (await get(made.url, request)).startswith(b"HTTP/1.1 503 ")
+    made.reporter = Paged()  # type: ignore[assignment]
+    head, _, body = (await get(made.url, request)).partition(b"\r\n\r\n")
+    assert b"Content-Type: application/json" in head
+    assert b"Content-Length: %d" % len(body) in head
+    assert len(json.loads(body)["partitions"]) == PAGE_PARTITIONS
+    only_head = await get(made.url, request.replace(b"GET", b"HEAD"))
+    assert only_head.endswith(b"\r\n\r\n")
+    assert b"200 OK" in only_head
+    port = int(made.url.rpartition(":")[2])
+    with pytest.raises(ConfigError, match=f"Cannot listen on status_port {port}"):
+        await opened(tmp_path, port)
+    await made.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+    await made.close()
+
+
+async def test_status_http_page_without_a_configured_port_opens_no_socket(tmp_path: Path) -> None:
+    made = StatusDesk(NodeSettings("n1", tmp_path))
+    await made.open_page()
+    assert (made.url, made.serving.is_open) == ("", False)
+    await made.close()
+
+
+async def test_status_http_page_at_its_connection_limit_closes_silent_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "MOST_CONNECTIONS", 2)
+    made = await opened(tmp_path)
+    host, _, port = made.url.removeprefix("http://").partition(":")
+    request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    silent = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+    async with asyncio.timeout(30):
+        while made.serving.connections < 2:
+            await asyncio.sleep(0)
+    assert b"503" in await get(made.url, request), "the oldest silent one makes room"
+    for _, writer in silent:
+        writer.close()
+    async with asyncio.timeout(30):
+        while made.serving.connections:
+            await asyncio.sleep(0)
+    assert b"503" in await get(made.url, request), "their places are free again"
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 0.01)
+    assert await get(made.url, b"GET / HTTP") == b"", "half a request is not waited for without end"
+    await made.close()
+
+
+@pytest.mark.parametrize(
+    ("request_text", "status"),
+    [
+        (b"GET /status HTTP/1.1\r\nHost: LocalHost:99\r\n\r\n", 200),
+        (b"GET /status HTTP/1.1\r\nX: 1\r\nhost:127.0.0.1\r\n\r\n", 200),
+        (b"GET /status HTTP/1.1\r\nhost:page.example:8222\r\n\r\n", 200),
+        (b"GET /status HTTP/1.1\r\nhost:[::1]:8222\r\n\r\n", 200),
+        (b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
+        (b"GET / HTTP/1.1\r\nHost: localhost:evil\r\n\r\n", 421),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", 421),
+        (b"GET / HTTP/1.1\r\n\r\n", 421),
+        (b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+        (b"GET /\r\nHost: localhost\r\n\r\n", 405),
+        (b"GET / HTTP/1.1 x\r\nHost: localhost\r\n\r\n", 405),
+        (b"GET\r\nHost: localhost\r\n\r\n", 405),
+        (b"GET /other HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+        (b"GET /status?count=0 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    ],
+)
+def test_status_http_page_accepts_only_loopback_and_configured_hostnames(
+    request_text: bytes, status: int, tmp_path: Path
+) -> None:
+    made = StatusDesk(NodeSettings("n1", tmp_path, dashboard_hostnames=("page.example",)))
+    made.listen(Bus(), Subjects("ns"), ())  # type: ignore[arg-type]
+    made.reporter = Paged()  # type: ignore[assignment]
+    assert int(made._respond(request_text).split()[1]) == status
