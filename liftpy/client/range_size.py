@@ -1,6 +1,6 @@
-"""Facts of a leader about a range of offsets: size, batch borders, LeaderEpochs at both ends. Pure.
+"""Facts of a leader about a range of offsets: size, batch boundaries, LeaderEpochs at both ends. Pure.
 
-A reader that splits a range at ``borders`` has no batch sent twice. They are advice for the split, and no promise of what is read.
+If a reader splits a range at ``borders``, no batch is sent twice. The borders do not change which records are read.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from liftpy.errors import ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class RangeFacts:
-    """Facts about the committed range [``start``, ``end``).
+    """Facts about the committed offset range from ``start`` (inclusive) to ``end`` (exclusive).
 
-    ``size_bytes``: stored size of its batches. None if the node is too old to say. ``borders``: first offsets of its
-    batches
-    above ``start``, ascending. ``positions``: bytes of the range before each border. ``before_epoch``: LeaderEpoch of
-    the
-    record before ``start``. ``end_epoch``: LeaderEpoch of the record before ``end``. 0: not known.
+    Attributes:
+        size_bytes: Stored size of its batches. None: the node is too old to know.
+        borders: First offsets of its batches above ``start``, ascending.
+        positions: Size of the range before each border, in bytes.
+        before_epoch: LeaderEpoch of the record before ``start``. 0: not known.
+        end_epoch: LeaderEpoch of the record before ``end``. 0: not known.
     """
 
     start: int
@@ -34,9 +35,10 @@ class RangeFacts:
 
 @dataclass(frozen=True, slots=True)
 class RangeFiles:
-    """Location of a range on the host of a node.
+    """Files that contain a range, on the host of a node.
 
-    ``host``: '' if unknown. ``spans``: (base offset of the file, first byte, exclusive end) of each file, in order.
+    ``host``: id of the machine, '' if unknown. ``spans``: (base offset of the file, first byte, exclusive end byte) of
+    each file, in order.
     """
 
     host: str
