@@ -255,8 +255,9 @@ class PartitionReader:
         self._transport.must_be_usable()
 
     def ahead(self, begin: Callable[[], Awaitable[Fetch]]) -> ReadAhead:
-        """Return a ReadAhead that prefetches up to ``read_ahead`` answers. ``begin`` opens the read and returns the fetch
-        function.
+        """Return a ReadAhead that prefetches up to ``read_ahead`` answers.
+
+        ``begin`` opens the read and returns the fetch function.
         """
         return ReadAhead(f"{self.stream}/{self.partition}", self._transport, self.options.read_ahead, begin)
 
@@ -520,8 +521,9 @@ def _looked_at(task: asyncio.Future[Any]) -> None:
 
 
 def _cut(slices: list[BatchSlice], until_ns: int, progress: ReadProgress) -> list[BatchSlice]:
-    """Return the slices before the first record at or after ``until_ns``. If there is such a record, end ``progress``
-    before it.
+    """Return the slices before the first record at or after ``until_ns``.
+
+    If there is such a record, end ``progress`` before it.
     """
     kept: list[BatchSlice] = []
     for piece in slices:

@@ -157,8 +157,9 @@ def settlement(
 
 
 def ranges_of(jobs: Sequence[Leased]) -> list[pb.RecordRange]:
-    """Return the jobs as offset ranges. Neighbors with one lease share a range. For a record that occurs twice, its newest
-    lease counts.
+    """Return the jobs as offset ranges.
+
+    Neighbors with one lease share a range. For a record that occurs twice, its newest lease counts.
     """
     newest: dict[int, int] = {}
     for job in jobs:

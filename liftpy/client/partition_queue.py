@@ -113,8 +113,9 @@ class _Open:
 
 
 class PartitionQueue:
-    """Send queue of one partition. Sequence numbers have 32 bits and wrap around. Times are times of the event loop in
-    seconds.
+    """Send queue of one partition.
+
+    Sequence numbers have 32 bits and wrap around. Times are times of the event loop in seconds.
     """
 
     def __init__(

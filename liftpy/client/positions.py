@@ -174,8 +174,9 @@ def start_offset(start: Start, bounds: Bounds) -> int:
 
 
 def end_offset(until: Until, bounds: Bounds) -> int | None:
-    """Return the offset to stop before, exclusive. None: never stop, or the end is a time that a replica must turn into an
-    offset.
+    """Return the offset to stop before, exclusive.
+
+    None: never stop, or the end is a time that a replica must turn into an offset.
     """
     if until is None or isinstance(until, datetime):
         return None

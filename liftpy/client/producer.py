@@ -609,8 +609,9 @@ class Producer:
         return shares
 
     def _not_there(self, known: int, positions: Sequence[int], sizes: Sequence[int], at: Sequence[int]) -> list[int]:
-        """Return the indexes of the records that were made from source records after ``known``. Free the buffer space of
-        the others.
+        """Return the indexes of the records that were made from source records after ``known``.
+
+        Free the buffer space of the others.
         """
         first = bisect_right(at, known, key=positions.__getitem__)
         if first:

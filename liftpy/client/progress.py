@@ -264,8 +264,9 @@ class ReadProgress:
             raise
 
     def complaint(self) -> client_pb2.ReadRequest | None:
-        """Return a damage report for the ``suspect`` node, once. Return None without a suspect. The report requests no
-        records.
+        """Return a damage report for the ``suspect`` node, once.
+
+        Return None without a suspect. The report requests no records.
         """
         suspect, self.suspect = self.suspect, None
         if suspect is None:

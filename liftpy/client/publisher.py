@@ -648,8 +648,9 @@ class Publisher:
             self._fail(number, refusal)
 
     def _not_ours(self, why: str) -> None:
-        """Count an answer from another sender than the addressed partition [A9]. The publisher keeps waiting for the right
-        one.
+        """Count an answer from another sender than the addressed partition [A9].
+
+        The publisher keeps waiting for the right one.
         """
         self.foreign_answers += 1
         self._transport.counters["acks by somebody else"] += 1

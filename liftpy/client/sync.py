@@ -81,8 +81,9 @@ class _Loop:
         self.ended = False
 
     def run(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
-        """Run a coroutine in the loop and return its result. Ctrl-C in the caller cancels it. Raises ConfigError in a
-        forked child.
+        """Run a coroutine in the loop and return its result.
+
+        Ctrl-C in the caller cancels it. Raises ConfigError in a forked child.
         """
         if os.getpid() != self._process:  # before the lock: whoever held it when the process was forked is not here
             work.close()
@@ -243,8 +244,9 @@ def _calling_as(
 
 
 def _iterate(loop: _Loop, items: AsyncIterator[_T]) -> Generator[_T, None, None]:
-    """Yield the items of an asynchronous iterator that runs in the event loop. Close it at the end or when the caller
-    leaves.
+    """Yield the items of an asynchronous iterator that runs in the event loop.
+
+    Close it at the end or when the caller leaves.
     """
 
     async def following() -> _T | None:

@@ -52,8 +52,9 @@ class Sending:
         self._span = span
 
     def end_span(self, error: BaseException | None = None, **attributes: AttributeValue) -> None:
-        """End the span, with ``error`` if the message was not stored. ``attributes`` are names without the prefix
-        ``liftpy.``.
+        """End the span, with ``error`` if the message was not stored.
+
+        ``attributes`` are names without the prefix ``liftpy.``.
         """
         for name, value in attributes.items():
             self._span.set_attribute(f"liftpy.{name}", value)
@@ -79,8 +80,9 @@ class ClientSpans:
         self._sent, self._read = SpanBudget(), SpanBudget()
 
     def can_send(self) -> bool:
-        """Return whether the client may create a span ``send`` now. If not, count it as dropped. The message is sent
-        without a span.
+        """Return whether the client may create a span ``send`` now.
+
+        If not, count it as dropped. The message is sent without a span.
         """
         if self._sent.has(1, time.monotonic_ns()) or trace.get_current_span().get_span_context().is_valid:
             return True

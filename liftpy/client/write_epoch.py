@@ -124,8 +124,9 @@ class Repeat:
             raise self._diverged_error("other records are already stored")
 
     def check_whole(self) -> None:
-        """Check at the end of the round that all stored records were passed again. Raise PublishRejectedError if more are
-        stored.
+        """Check at the end of the round that all stored records were passed again.
+
+        Raise PublishRejectedError if more are stored.
         """
         if self.left:
             raise self._diverged_error(f"{self.stored} records are already stored, but this attempt has {self.passed}")

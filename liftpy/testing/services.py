@@ -79,8 +79,9 @@ class ServiceTest:
 
     @property
     def replies(self) -> list[Reply]:
-        """All replies so far, in order, also to records without an inbox. ``offset`` is that of the record, ``error`` a
-        code.
+        """All replies so far, in order, also to records without an inbox.
+
+        ``offset`` is that of the record, ``error`` a code.
         """
         return self._run.replies.all
 

@@ -43,8 +43,10 @@ def _run_timed(flush: Flush) -> int:
 
 
 class Flusher:
-    """The ``FlushShell`` of one log. ``flushed(end_offset)``, ``failed(error)`` and ``took(s)`` are called on the loop,
-    never before ``appended`` returns.
+    """The ``FlushShell`` of one log.
+
+    ``flushed(end_offset)``, ``failed(error)`` and ``took(s)`` are called on the loop, never before ``appended``
+    returns.
 
     ``beside``: the flush place of the node. Without it every flush runs in the pool.
     """

@@ -42,8 +42,9 @@ _Asker = str | asyncio.Future[bytes]
 
 
 class ReadSubjects:
-    """Reads of one partition on one node. It is the ``ReadShell`` of its ``Reads``. A reader is identified by its reply
-    subject.
+    """Reads of one partition on one node.
+
+    It is the ``ReadShell`` of its ``Reads``. A reader is identified by its reply subject.
     """
 
     def __init__(self, tools: ReadTools, key: PartitionKey, node_id: str, source: ReadSource, folder: str = "") -> None:

@@ -70,8 +70,10 @@ Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
 
 
 class PartitionServices:
-    """The services of one partition on this node. ``feed`` takes ReplayProgressed and ReplayFinished, ``hand_over`` to whom the
-    leadership shall go, and why."""
+    """The services of one partition on this node.
+
+    ``feed`` takes ReplayProgressed and ReplayFinished, ``hand_over`` to whom the leadership shall go, and why.
+    """
 
     def __init__(
         self,

@@ -356,8 +356,9 @@ class PartitionWorker:
             self.executor.log_failed(error)
 
     def _storage_failed(self, error: StorageError) -> None:
-        """Restart the node after a storage error. Only a new process, which trusts no earlier flush, may continue the log
-        [S4].
+        """Restart the node after a storage error.
+
+        Only a new process, which trusts no earlier flush, may continue the log [S4].
 
         The complete node restarts, because a disk seldom fails for one file alone, and a planned transfer of its
         leaderships is faster than timeouts. Repeated failures delay the restart, longer each time (``restarts.py``). A

@@ -50,8 +50,9 @@ _NONCE = struct.Struct("<Q")
 
 
 class FolderLineage:
-    """Nonces of one Raft directory. ``draw`` returns a random 63-bit number. ``majority``: number of controllers in a
-    majority.
+    """Nonces of one Raft directory.
+
+    ``draw`` returns a random 63-bit number. ``majority``: number of controllers in a majority.
     """
 
     def __init__(self, folder: Path, draw: Callable[[], int], majority: int = 2) -> None:

@@ -14,8 +14,9 @@ ASKED = b'{"health": true}'
 
 
 class Health:
-    """Health of a node. ``signs``: called for each check. ``replicas``: replicas without learners, and whether each is in
-    sync.
+    """Health of a node.
+
+    ``signs``: called for each check. ``replicas``: replicas without learners, and whether each is in sync.
 
     ``elsewhere``: why replicas in other processes of the node are not in sync, '': they are. ``unknown_streams``:
     directories of streams that the cluster does not know. They make no node unhealthy.

@@ -87,6 +87,7 @@ class Reporter:
 
     def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
         """Return the node's report with at most ``count`` partitions, in the order (stream, partition), after ``after``.
+
         ``more``: there are others.
         """
         behind = [worker for worker in self._partitions if (worker.key.stream, worker.key.partition) > after]

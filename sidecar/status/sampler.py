@@ -56,8 +56,9 @@ Said = dict[str, Any]
 
 
 class Sampler:
-    """Samples the history of a node. ``wall``: wall clock in seconds. ``others``: samples of other processes. ``tell``:
-    receives own samples.
+    """Samples the history of a node.
+
+    ``wall``: wall clock in seconds. ``others``: samples of other processes. ``tell``: receives own samples.
     """
 
     def __init__(

@@ -98,8 +98,9 @@ class Bus:
 
     # ---- messages ------------------------------------------------------------------------------------------------------
     def publish(self, subject: bytes, reply: bytes, payload: bytes, block: bytes = b"") -> int:
-        """Deliver a message to all subscribers at once. Return their number. ``block``: the header block in NATS form, b''
-        for none.
+        """Deliver a message to all subscribers at once.
+
+        Return their number. ``block``: the header block in NATS form, b'' for none.
         """
         plain, queues = self._listeners(subject)
         for subscription in list(plain):
