@@ -222,8 +222,9 @@ class Admin(NodeRequests):
             left_s = give_up_at - asyncio.get_running_loop().time()
             if left_s <= 0:
                 raise UnavailableError(
-                    f"Stream {stream.name} was created but not placed ({INSUFFICIENT_NODES}). Start more nodes, or create "
-                    "it with fewer replicas."
+                    f"Stream {stream.name} was created, but it has no replicas yet: the cluster has too few nodes "
+                    f"({INSUFFICIENT_NODES}). Start more nodes, or delete the stream and create it with fewer "
+                    "replicas."
                 )
             await asyncio.sleep(min(left_s, _PLACED_POLL_S))
             stream = self._streams.cached[stream.name] = await self._requests.stream(stream.name)
@@ -1103,7 +1104,7 @@ def _as_one(requests: list[cluster_pb2.ControlRequest]) -> cluster_pb2.ControlRe
 
 def _milliseconds(seconds: float) -> int:
     if math.isnan(seconds):
-        raise ConfigError(f"Invalid time {seconds} s. Use a number of seconds.")
+        raise ConfigError(f"Invalid time limit {seconds} s. Use a number of seconds, such as 15.")
     return round(min(max(0, seconds * 1000), (1 << 32) - 1))
 
 

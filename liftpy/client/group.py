@@ -577,7 +577,8 @@ class Group:
                 answer = await self._say(command, timeout_s)
                 if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
                     raise GroupRejectedError(
-                        f"Group {self.name}: the coordinator rejected the request: {name_of(answer.code)} {answer.detail}"
+                        f"Group {self.name}: the coordinator rejected the request: {name_of(answer.code)} {answer.detail}. "
+                        "Open the group again."
                     )
                 bad = {PartitionKey(at.stream, at.uid, at.partition) for at in answer.refused}
                 owned = {PartitionKey(at.stream, at.uid, at.partition) for at in command.commit.positions}

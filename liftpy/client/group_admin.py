@@ -163,8 +163,8 @@ class GroupCoordinator:
         while not found.partitions:
             if asyncio.get_running_loop().time() >= give_up_at:
                 raise UnavailableError(
-                    f"The internal stream {GROUPS_STREAM} was created but not placed ({INSUFFICIENT_NODES}). Start more "
-                    "nodes, then retry."
+                    f"The internal stream {GROUPS_STREAM} was created, but it has no replicas yet: the cluster has too "
+                    f"few nodes ({INSUFFICIENT_NODES}). Start more nodes, then retry."
                 )
             await asyncio.sleep(_POLL_S)
             found = await self._streams.requests.stream(GROUPS_STREAM)

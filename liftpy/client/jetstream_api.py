@@ -135,7 +135,9 @@ def parse_question(rest: str, body: bytes) -> JsQuestion:
     """Parse a request on ``$JS.<domain>.API.<rest>`` with a JSON body. Raise JsRefusal if it is not valid."""
     kind, tail = kind_of(rest)
     if kind is Kind.OTHER:
-        raise JsRefusal(400, 10003, f"bad request: {rest[:80]} is not answered here, only reads of streams are")
+        raise JsRefusal(
+            400, 10003, f"bad request: {rest[:80]} is not supported. liftpy supports only requests that read streams"
+        )
     if kind is Kind.NEXT:
         raise JsRefusal(503, 0, "No Responders")
     if kind in (Kind.INFO, Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST):
@@ -213,18 +215,18 @@ def _moment(kind: Kind, text: object) -> int:
     """Return an RFC 3339 time as nanoseconds since 1970. Raise JsRefusal if it is not valid."""
     found = _TIME.fullmatch(text) if isinstance(text, str) else None
     if found is None:
-        raise _bad(kind, "bad request: a time as 2026-01-31T10:00:00Z is needed")
+        raise _bad(kind, "bad request: the time is not valid, use a time such as 2026-01-31T10:00:00Z")
     try:
         seconds = (datetime.fromisoformat(found[1] + found[3].replace("Z", "+00:00")) - _EPOCH).total_seconds()
     except (ValueError, OverflowError):
-        raise _bad(kind, "bad request: there is no such time") from None
+        raise _bad(kind, "bad request: the time does not exist in the calendar") from None
     at_ns = int(seconds) * 1_000_000_000 + int((found[2] or "0").ljust(9, "0"))
     return min(max(at_ns, 0), _LAST_NS)  # years 1 and 9999 are before and after every record
 
 
 def _list_question(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsQuestion:
     if fields.get("subjects_filter") or fields.get("deleted_details"):
-        raise _bad(kind, "bad request: subjects and deleted sequences are not listed here")
+        raise _bad(kind, "bad request: subjects_filter and deleted_details are not supported")
     subject = _subject(kind, fields["subject"]) if "subject" in fields else ""
     offset = _number(kind, fields, "offset")
     return JsQuestion(kind=kind, stream=stream, partition=partition, page_offset=offset, subject=subject)

@@ -332,7 +332,8 @@ class MetadataRequests:
                     request.linearizable = True  # the metadata leader knows what this client was told
                     payload = frames.seal(request)
                     raise UnavailableError(
-                        "The node that answered is behind: it does not know yet what this client has already read. Retry later."
+                        "The answer of the node is older than data that this client has already read. Retry later, when "
+                        "the node has caught up."
                     )
                 if response.error != _Error.OK:
                     if response.retryAfterMs:

@@ -568,7 +568,9 @@ class Producer:
 
     def _must_have_no_round(self) -> None:
         if self._round is not None:
-            raise ConfigError("Inside a write epoch, send records with send_columns().")
+            raise ConfigError(
+                "This producer writes a round and accepts only send_columns(). Use it for all records of the round."
+            )
 
     def _positions(self, positions: int | Sequence[int] | None, count: int) -> Sequence[int] | None:
         if (positions is None) != (self._source is None):

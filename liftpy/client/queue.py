@@ -859,8 +859,8 @@ class Queue:
             answer = await self._say(settle=settle)
             if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
                 raise GroupRejectedError(
-                    f"Queue {self.name}: the coordinator rejected the acknowledgment: {answer.detail}. "
-                    "The record may be delivered again."
+                    f"Queue {self.name}: the coordinator rejected the ack: {answer.detail}. The record may be delivered "
+                    "again. Open the queue again."
                 )
         free = {(one.stream, one.partition) for one in settlements if self._options.order_by_key or one.kind != pb.SETTLE_ACK}
         for place in self._places:

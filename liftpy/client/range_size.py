@@ -52,8 +52,8 @@ def files_of(head: client_pb2.ReadResponse) -> RangeFiles:
     ascending = all(low < high for low, high in itertools.pairwise(bases))
     if not len(bases) == len(begins) == len(ends) or not ascending or any(a >= b for a, b in zip(begins, ends, strict=True)):
         raise ProtocolError(
-            f"Node {head.node} returned an invalid list of segments: {bases[:4]} from {begins[:4]} to {ends[:4]}. "
-            "Retry. If this repeats, check the version of the node."
+            f"Node {head.node} returned an invalid list of segment files: base offsets {bases[:4]}, bytes from "
+            f"{begins[:4]} to {ends[:4]}. Retry. If this repeats, check the version of the node."
         )
     return RangeFiles(head.host, head.folder, tuple(zip(bases, begins, ends, strict=True)))
 
@@ -67,7 +67,8 @@ def facts_of(head: client_pb2.ReadResponse, start: int, end: int) -> RangeFacts:
     ascending = all(low[0] < high[0] and low[1] < high[1] for low, high in itertools.pairwise(marks))
     if len(borders) != len(positions) or (borders and not ascending) or head.beforeEpoch > head.endEpoch:
         raise ProtocolError(
-            f"Node {head.node} returned invalid borders of [{start}, {end}): {borders[:4]} at {positions[:4]} of "
-            f"{size_bytes}. Retry. If this repeats, check the version of the node."
+            f"Node {head.node} returned invalid batch boundaries for the offsets {start} to {end}: "
+            f"{borders[:4]} at the bytes {positions[:4]} of {size_bytes}. Retry. If this repeats, check the "
+            "version of the node."
         )
     return RangeFacts(start, end, size_bytes, borders, positions, head.beforeEpoch, head.endEpoch)

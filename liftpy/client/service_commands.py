@@ -158,7 +158,8 @@ async def _once(
                         _look_at(ack.result(), subject, command)
                     if renewed in done and not answer.done():  # the command, or its answer, may be lost
                         raise RequestTimeoutError(
-                            f"The NATS connection was renewed before service {command.service} answered on {subject}."
+                            f"The connection to NATS was lost before service {command.service} answered on {subject}. Call "
+                            "again with the same message_id."
                         )
         except TimeoutError:
             transport.check_server()

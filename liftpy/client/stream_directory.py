@@ -113,7 +113,9 @@ def partition_state(stream: StreamImage, partition: int) -> PartitionState:
     Raises UnavailableError if the stream has no replicas yet, and NotFoundError if there is no such partition.
     """
     if stream.waiting:
-        raise UnavailableError(f"Stream {stream.name} is not placed ({INSUFFICIENT_NODES}). Start more nodes.")
+        raise UnavailableError(
+            f"Stream {stream.name} has no replicas yet: the cluster has too few nodes ({INSUFFICIENT_NODES}). Start more nodes."
+        )
     if partition >= len(stream.partitions):
         last = len(stream.partitions) - 1
         raise NotFoundError(f"Stream {stream.name} has no partition {partition}. Its partitions are 0 to {last}.")

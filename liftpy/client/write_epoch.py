@@ -68,7 +68,8 @@ class Round(NamedTuple):
             or not 0 <= self.plan <= MAX_PLAN
         ):
             raise ConfigError(
-                f"Invalid write epoch {self}. Its run, part, number or plan is out of range. See liftpy.client.write_epoch."
+                f"Invalid round {self}: its run needs 1 to {MAX_UID_BYTES} bytes, and its part, number or plan is "
+                "out of range. Correct these values."
             )
         return SourcePosition(self.run, self.part, offset_in(0, 0, self.plan), self.number + 1)
 
@@ -134,6 +135,6 @@ class Repeat:
     @staticmethod
     def _diverged_error(what: str) -> PublishRejectedError:
         return PublishRejectedError(
-            (f"This attempt of the write epoch differs from the earlier one: {what}. Send the same records in the same order."),
+            (f"This attempt of the round differs from the earlier one: {what}. Send the same records in the same order."),
             "DIVERGED_PRODUCER",
         )

@@ -310,7 +310,10 @@ def check_pieces(ranges: list[PlannedRange], min_partitions: int, max_records: i
     """Raise ConfigError if a range needs more than MAX_PIECES pieces."""
     for whole, count in zip(ranges, _counts(ranges, min_partitions, max_records), strict=True):
         if count > MAX_PIECES:
-            raise ConfigError(f"{whole} would be divided into {count} tasks, more than {MAX_PIECES}. Use larger ones.")
+            raise ConfigError(
+                f"{whole} would be divided into {count} tasks, but at most {MAX_PIECES} are possible. Decrease "
+                "minPartitions, or increase maxRecordsPerPartition."
+            )
 
 
 def split_ranges(ranges: list[PlannedRange], min_partitions: int, max_records: int = 0) -> list[PlannedRange]:

@@ -436,7 +436,8 @@ def _open_files(stack: ExitStack, planned: PlannedRange, files: RangeFiles) -> l
     key = PartitionKey(planned.stream, planned.uid, planned.partition)
     if not folder.is_absolute() or folder.parts[-2:] != Path(key.folder).parts:
         raise ProtocolError(
-            "The directory belongs to another partition. Check local_file_reads and the data directory of the node."
+            "The directory for local reads belongs to another partition. Check local_file_reads and the data "
+            "directory of the node."
         )
     opened = []
     for base_offset, begin, end in files.spans:
@@ -842,8 +843,8 @@ async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Sp
     if bounds.log_start_offset <= progress.next_offset:
         if refusals > _MOST_REFUSALS:
             raise ProtocolError(
-                f"Offset {progress.next_offset} of {span.planned} was rejected, although {bounds.leader} reports that "
-                "it has it. Retry the query."
+                f"A replica rejected offset {progress.next_offset} of {span.planned}, but the log of its leader "
+                f"{bounds.leader} contains this offset. Retry the query."
             )
         reader.node = bounds.leader
         return

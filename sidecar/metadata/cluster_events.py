@@ -263,8 +263,8 @@ class EventWriter:
                 raise answer
             if answer.offset != behind + number + 1:
                 raise UnavailableError(
-                    f"An event is at offset {answer.offset} instead of {behind + number + 1}. The node reads the stream "
-                    "again, then continues."
+                    f"An event was stored at offset {answer.offset} instead of {behind + number + 1}, because another "
+                    "writer added events. The node reads the stream again, then continues."
                 )
             self._events.record_stored(due[: number + 1], answer.offset)
             self.counters[WRITTEN] += 1

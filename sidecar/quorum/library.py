@@ -572,7 +572,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         if self._SyncObj__serializer._Serializer__pid:
             if self._SyncObj__serializer._Serializer__pid == _DUMP_FAILED and self.failure is None:
                 self.failure = StorageError(
-                    "Cannot move the metadata snapshot to its place. Check the disk."
+                    "Cannot rename the new metadata snapshot. Check the disk and the permissions of the data directory."
                 )  # the library tries again with every tick
             super()._SyncObj__tryLogCompaction()
 

@@ -289,7 +289,10 @@ class FeedSubscription:
         for another node.
         """
         if response.nodeId not in ("", self._node_id):
-            raise MisdirectedError(f"received an answer of the metadata feed for node {quote(response.nodeId)}")
+            raise MisdirectedError(
+                f"Received an answer of the metadata feed for another node, {quote(response.nodeId)}. It is "
+                "dropped. Check the NATS subject mappings."
+            )
         before = self.image
         if response.chunk or response.sizeBytes:
             self._take_chunk(response)

@@ -64,7 +64,7 @@ from liftpy.core.wire.subjects import InboxRule, has_wildcards, matcher
 
 UNINDEXED = Rejection(
     RejectReason.OVERLOADED,
-    "the last sequences of this stream's subjects are being read from its log: try again",
+    "the index of this stream's last sequences per subject is not complete yet: try again",
     (503, 10008),
 )
 _FULL = Rejection(
@@ -80,7 +80,8 @@ _TOO_MANY = Rejection(
 )
 _TOO_OFTEN = Rejection(
     RejectReason.OVERLOADED,
-    "too many publishes at a time expect the last sequence of a filter: try again, or name a subject without wildcards",
+    "too many publishes at a time have an expected last sequence with wildcards: try again, or name a "
+    "subject without wildcards",
     (503, 10008),
 )
 

@@ -581,8 +581,9 @@ _REFUSALS = {
 
 RECORDS_LOST = Rejection(
     RejectReason.RECORDS_LOST,
-    "the log does not hold the last record of this producer that was acknowledged: acknowledged records were lost, by an unclean "
-    "election or with a data directory. Open the producer again to go on behind what is stored, and send the lost records again",
+    "the log lacks the last acknowledged record of this producer: an unclean election or the loss of "
+    "a data directory has lost records. Open the producer again to continue after the stored records, "
+    "and send the lost records again",
 )
 """Rejection for a producer whose acknowledged records are lost [A20]."""
 

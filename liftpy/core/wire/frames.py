@@ -297,4 +297,4 @@ def must_be_at(found: bytes, expected: Callable[[], bytes]) -> None:
     b"": the answer has no address and is accepted.
     """
     if found and found != expected():
-        raise MisdirectedError("Received the answer to another fetch request")
+        raise MisdirectedError("Received the answer to another fetch request. It is dropped.")

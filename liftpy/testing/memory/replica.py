@@ -437,7 +437,7 @@ class _Flusher:
 
     def wait(self, flush: Flush) -> tuple[int, Exception | None]:
         """Do nothing: no flush runs in the background."""
-        raise AssertionError("a flush in memory is over at once")
+        raise AssertionError("Internal error: an in-memory flush never waits. Please report it.")
 
     def wait_for_checkpoint(self) -> None:
         """Do nothing: no checkpoint runs in the background."""
