@@ -1,4 +1,4 @@
-"""``python -m sidecar``: the same as ``liftpy sidecar``."""
+"""Runs ``liftpy sidecar`` with ``python -m sidecar``."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ class PartitionReader:
             with attempt:
                 if self._nearest is not None:
                     self.node = await self._nearest.instead_of(self.node)
-                asked, self.node = self.node, self.options.node  # whoever does not answer well is not asked again at once
+                asked, self.node = self.node, self.options.node  # after a failure, the next request goes to another replica
                 try:
                     return await self._fetch_from(asked, progress, opinion, min(max_bytes or self._max_bytes, self._max_bytes))
                 except LiftError as error:
@@ -506,7 +506,7 @@ class PartitionReader:
             return answer
         finally:
             for task in asked:
-                task.cancel()  # of no use any more; nobody waits for its end
+                task.cancel()  # its answer is not needed any more
                 task.add_done_callback(_looked_at)
 
 
@@ -617,7 +617,7 @@ class Consumer:
             uid = start.uid if isinstance(start, Position) else ""
             bounds, at_offset = await self._reader.bounds(uid, at_ns=at_ns, last=last)
             origin = await self._begin_at(bounds, None if at_ns is None else at_offset, last)
-            if self.bounds is None and start is self._start:  # another task may have begun meanwhile, or gone elsewhere
+            if self.bounds is None and start is self._start:  # another task may have begun or called seek during the wait
                 self._origin, self.bounds = origin, bounds
             return self.bounds or await self.begin()
         return self.bounds
@@ -821,7 +821,7 @@ class Consumer:
         """Return ``iteration``, or raise ConfigError if another iteration is running. An abandoned iteration does not count."""
         earlier = self._iteration() if self._iteration is not None else None
         if earlier is not None:
-            if earlier.alive and earlier is not self._one:  # that one nobody else holds
+            if earlier.alive and earlier is not self._one:  # the application cannot hold that one
                 raise ConfigError(
                     f"{self._reader.stream}/{self._reader.partition} is already read by another iteration of this "
                     "Consumer. Finish it, call aclose(), or create one Consumer per task."

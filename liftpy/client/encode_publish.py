@@ -207,7 +207,7 @@ class Addressing:
         except (NotFoundError, ConfigError) as error:
             self._lost(error)
         except LiftError:
-            pass  # nobody is there to ask, or it is not for us: it stays as it is
+            pass  # no answer, or no permission to ask: the address stays
 
     async def look(self) -> None:
         """Request the address now and wait for it. Raises NotFoundError, ConfigError and the errors of requests."""

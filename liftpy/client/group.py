@@ -469,7 +469,7 @@ class Group:
                 if command is not None:
                     await self._beat(machine, command)
                 await _wait(self._beat_soon, max(0.0, min(1.0, (machine.wake_ns - now_ns()) / _NS_PER_S)))
-        except Exception as error:  # hooks, or a defect: whoever iterates is told
+        except Exception as error:  # an error of a callback, or a bug: the iteration raises it
             self._fail(error)
 
     async def _live(self, machine: MemberMachine) -> None:
@@ -488,7 +488,7 @@ class Group:
                     await self._look_at_streams(machine)
                 longest_s = _AGAIN_S if self._leaving and not self._in_hand else 1.0
                 await _wait(self._wake, max(0.0, min(longest_s, commit_at_s - time.monotonic())))
-        except Exception as error:  # hooks, or a defect: whoever iterates is told
+        except Exception as error:  # an error of a callback, or a bug: the iteration raises it
             self._fail(error)
 
     async def _beat(self, machine: MemberMachine, command: pb.GroupCommand) -> None:

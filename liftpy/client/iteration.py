@@ -70,7 +70,7 @@ class ReadAhead:
         self._home.must_be_usable()
         if self._fetch is None:
             self._fetch = await self._start_fetching()
-        if self.ended or self._fetch is None:  # closed meanwhile, by another task
+        if self.ended or self._fetch is None:  # another task has closed it
             return None
         if self._fetching is None:
             self._start(self._fetch)
@@ -80,7 +80,7 @@ class ReadAhead:
         if isinstance(found, LiftError):
             fetching, self._fetching = self._fetching, None
             self._forget()
-            if fetching is not None and not fetching.done():  # it was told to end, or is about to
+            if fetching is not None and not fetching.done():  # it was canceled, or is about to end
                 _end_later(fetching)
             raise found
         if found is None:
@@ -158,7 +158,7 @@ class ReadAhead:
         self.ended = True
         self._pieces.clear()
         self._seen.clear()
-        if self._getting:  # whoever waits is at the end
+        if self._getting:  # the waiting task gets the end
             while not self._ready.empty():
                 self._ready.get_nowait()
             self._ready.put_nowait(None)

@@ -88,7 +88,7 @@ class Settlements(Generic[J]):
             try:
                 lost = await self._tell_some([one for told in some for one in told.settlements])
             except BaseException as error:
-                if not isinstance(error, LiftError):  # the task ends: nobody would tell the others either
+                if not isinstance(error, LiftError):  # the task ends, so the other settlements fail, too
                     some += self._told
                     self._told.clear()
                 for told in some:

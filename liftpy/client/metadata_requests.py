@@ -329,7 +329,7 @@ class MetadataRequests:
                 self._has_answered = True
                 response = self._decode(answer, subject, request.operationId)
                 if self._is_behind(response, request, subject):
-                    request.linearizable = True  # the metadata leader knows what this client was told
+                    request.linearizable = True  # the metadata leader has the newest state
                     payload = frames.seal(request)
                     raise UnavailableError(
                         "The answer of the node is older than data that this client has already read. Retry later, when "

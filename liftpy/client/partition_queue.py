@@ -194,7 +194,7 @@ class PartitionQueue:
         self.position, self._names = position, True
         self.epoch, self.next_sequence, self._digest, self._asks = epoch, next_sequence, digest, False
         self._reset = reset
-        if not next_sequence:  # a new epoch that begins at 0 is begun anew by the log, too
+        if not next_sequence:  # a new epoch that begins at sequence 0 also resets the state in the log
             self._digest = RollingDigest()
 
     def begin_again(self, epoch: int) -> None:

@@ -436,7 +436,7 @@ class PartitionSender:
         renewed = transport.reconnected
         while True:
             self.awake.clear()
-            if renewed.done():  # nobody knows what of the old connection has arrived
+            if renewed.done():  # it is unknown which messages of the old connection have arrived
                 renewed = transport.reconnected
                 self.lane.connection_renewed(loop.time())
             try:

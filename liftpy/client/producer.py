@@ -366,7 +366,7 @@ class Producer:
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if kind is None and not self._told:  # who has handled it is not told again
+            if kind is None and not self._told:  # do not raise an error that the application has handled
                 await self.flush()
         finally:
             await self.close()

@@ -451,7 +451,7 @@ class Publisher:
         for unwatch in self._unwatch:
             unwatch()
         if self._unseen is not None:
-            self._unseen.exception()  # nobody is left who would flush
+            self._unseen.exception()  # no later flush would raise it
         subscription, self._subscription = self._subscription, None
         try:
             await end_tasks([self._sweeper, self._addressing.task])
@@ -517,7 +517,7 @@ class Publisher:
 
     async def _enter(self, size_bytes: int) -> None:
         await self._window.enter(size_bytes)
-        if self._closed:  # meanwhile; whoever waits behind is woken by this permit
+        if self._closed:  # it was closed during the wait; this permit wakes the next waiting sender
             self._window.leave(size_bytes)
             self._must_be_open()
 
@@ -532,7 +532,7 @@ class Publisher:
             if number in self._in_flight:
                 self._take_future(number).cancel()
             raise
-        return number in self._in_flight  # not closed or given up meanwhile
+        return number in self._in_flight  # False: it was closed or given up during the wait
 
     async def _put_on_the_wire(self, number: int, message: InFlight) -> None:
         address = self._addressing.address
@@ -734,7 +734,7 @@ class Publisher:
             await asyncio.sleep(_SWEEP_S)
             now = loop.time()
             self._check_server(now)
-            if renewed.done():  # nobody knows what of the old connection has arrived
+            if renewed.done():  # it is unknown which messages of the old connection have arrived
                 renewed = self._transport.reconnected
                 self._resume_sending(now)
             elif now < self._probing_until and self._first_is_silent(now):

@@ -176,11 +176,11 @@ class QueueLog:
         key = self.key
         progress = ReadProgress(key.stream, key.partition, end, uid=key.uid, compacted=self._compacted)
         until_s, slices = time.monotonic() + self._options.wait_s / 2, list[BatchSlice]()
-        with suppress(LiftError):  # whoever takes next asks, and says what is wrong
+        with suppress(LiftError):  # the next take repeats the request and raises the error
             slices = await self._reader.fetch(progress)
         if progress.next_offset > end:
             self._keep(end, slices, progress)
-        elif time.monotonic() < until_s:  # it failed, or the replica lets nobody wait
+        elif time.monotonic() < until_s:  # it failed, or the replica does not support long polls
             await asyncio.sleep(_FAILED_S)
 
     def close(self) -> asyncio.Task[None] | None:

@@ -107,7 +107,7 @@ async def call(
                     if address is None:
                         address = await find(False)
                     elif doubtful:
-                        with contextlib.suppress(UnavailableError, OutcomeUnknownError, TimeoutError):  # nobody is there to ask
+                        with contextlib.suppress(UnavailableError, OutcomeUnknownError, TimeoutError):  # no answer
                             address = await asyncio.wait_for(find(True), attempt_s)
                     if answering is None:  # one for all attempts: the answer to an earlier one counts
                         answering = await stack.enter_async_context(transport.expect_answer(address.subject, attempt_s))

@@ -125,7 +125,7 @@ async def _check_partition(transport: Transport, subjects: Subjects, service: st
     except QueryFailedError as error:
         partitions = error.partitions
     except (UnavailableError, OutcomeUnknownError, ProtocolError, QueryRejectedError):
-        return  # nobody says how many there are
+        return  # the number of partitions is unknown
     if 0 < partitions <= partition:
         which = "the partition 0" if partitions == 1 else f"the partitions 0 to {partitions - 1}"
         raise NotFoundError(f"Service {service} has no partition {partition}. It has {which}.")

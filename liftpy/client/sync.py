@@ -85,7 +85,7 @@ class _Loop:
 
         Ctrl-C in the caller cancels it. Raises ConfigError in a forked child.
         """
-        if os.getpid() != self._process:  # before the lock: whoever held it when the process was forked is not here
+        if os.getpid() != self._process:  # before the lock: a thread of the parent process may have held it at the fork
             work.close()
             raise ConfigError(
                 "This client was opened before a fork, and its thread runs in the parent process. Open a new client "
@@ -116,7 +116,7 @@ class _Loop:
         with self._ending:
             if self.ended:
                 return
-            if threading.current_thread() is self._thread:  # the collector runs anywhere: nobody can wait here
+            if threading.current_thread() is self._thread:  # called by the garbage collector: do not wait
                 self.ended = True
                 self._loop.create_task(last()).add_done_callback(lambda _: self._loop.stop())
                 return

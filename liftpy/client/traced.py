@@ -333,7 +333,7 @@ def _headers_of(piece: BatchSlice) -> HeadersColumn | None:
         return None
     try:
         return piece.batch.columns.headers
-    except CorruptionError:  # who reads its records is told
+    except CorruptionError:  # reading its records raises the error
         return None
 
 

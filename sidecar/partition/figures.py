@@ -243,7 +243,7 @@ class ByChange:
             touched.difference_update(taken)
             taken_count += len(taken)
             if len(taken) < TAKEN_AT_ONCE or taken_count > len(self._rows):
-                break  # the rest was touched meanwhile
+                break  # the rest was changed in the meantime
             yield
         rest = len(unread)
         while rest > 0 and unread:

@@ -126,7 +126,9 @@ class Housekeeping:
             with contextlib.suppress(StorageError):  # its folder may be gone
                 compaction.abandon()
             return
-        worker.flusher.alone(partial(_complete, worker, compaction))  # where a flush hangs, behind it; nobody waits for that
+        worker.flusher.alone(
+            partial(_complete, worker, compaction)
+        )  # if a flush hangs, it runs after the flush, without blocking
 
     async def close(self) -> None:
         """Stop the background task."""
@@ -179,7 +181,7 @@ async def _in_daemon_thread(work: Callable[[], None]) -> None:
             outcome: BaseException | None = error
         else:
             outcome = None
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop has ended, so no caller waits any more
             loop.call_soon_threadsafe(settle, outcome)
 
     threading.Thread(target=run, daemon=True, name="liftpy-compaction").start()

@@ -95,7 +95,7 @@ class RecoveredLogs:
             found = recover(folder.storage(path), clean=clean_stop)
         except LiftError as error:
             logger.error("%s: the log can't be recovered: %s: %s", path, error.code, error)
-            self.damaged.append(name)  # whoever opens it tries again
+            self.damaged.append(name)  # the opening tries again
             return
         self._found[path] = found
         if name in self._held and not found.segments and not found.checkpoint.log_start_offset:

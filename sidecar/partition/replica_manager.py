@@ -372,7 +372,7 @@ class Partitions:
         for key in keys:
             if self._stopping or key in self._busy or key in self._workers or not self._departures.has_left(key, self._image):
                 continue
-            task = self._busy[key] = start_attended(self._leave(key))  # nothing opens it meanwhile
+            task = self._busy[key] = start_attended(self._leave(key))  # it cannot be opened until then
             task.add_done_callback(partial(self._opening_ended, key))
             await asyncio.wait([task])
             if not task.cancelled() and task.exception() is None and task.result() is None:

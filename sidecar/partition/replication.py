@@ -483,7 +483,7 @@ class FetchClient:
         if not self._assembly.is_asked(request_id):
             return events.FetchPieceArrived(
                 request_id=request_id, leader_epoch=answer.leader_epoch
-            )  # the core knows that nobody waits for it [D16]
+            )  # the core ignores an answer that it does not wait for [D16]
         if not self._router.reserve(self._slot, answer.piece.total_bytes):
             self._counters["pieces of batches that had to wait"] += 1
             return events.FetchPieceArrived(request_id=request_id, leader_epoch=answer.leader_epoch, has_room=False)

@@ -390,7 +390,7 @@ class RestedAnswers:
                 try:
                     made = await make()
                 except (OSError, LookupError):
-                    pass  # what was looked at is gone meanwhile: asked again
+                    pass  # the object was removed in the meantime: build the answer again
                 except Exception as error:
                     self._guard.reject_failed(b"", error)
                     made = FAILED
@@ -483,7 +483,7 @@ async def kept_events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
     try:
         return await _looked_through(worker.log, worker.high_watermark + 1, question)
     except LiftError:
-        return None  # damaged, or gone meanwhile
+        return None  # damaged, or deleted in the meantime
 
 
 async def _looked_through(log: Log, end: int, question: KeptQuestion) -> dict[str, Any]:

@@ -381,7 +381,7 @@ class Viewing:
 
     async def _ask_streams(self, answering: list[str]) -> None:
         leader = self._watching.model().metadata_leader
-        wanted = list(self._streams.items())  # others may come meanwhile
+        wanted = list(self._streams.items())  # others may be added during the requests
         for node in [leader, *answering] if leader in answering else answering:
             done = True
             for after, streams in wanted:

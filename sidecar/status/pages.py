@@ -637,7 +637,7 @@ class Site:
             while True:
                 seq, made = self._live_made.get(asked, (-1, b""))
                 if comes or seq != viewing.seq:
-                    shown = await view()  # whoever comes also begins the asking, which may have ended
+                    shown = await view()  # a new viewer also restarts the polling, which may have ended
                     made = json.dumps(viewing.live(shown, node)).encode()
                     kept = {key: one for key, one in self._live_made.items() if one[0] == viewing.seq}
                     self._live_made = {**kept, asked: (viewing.seq, made)}

@@ -211,7 +211,7 @@ class StatusDesk:
             return
         answer = partial(self._answer, reply)
         if payload == QUESTION:
-            answer(encode_presence(time.time_ns()))  # no report: whoever asks may ask often
+            answer(encode_presence(time.time_ns()))  # no report, because these requests may be frequent
         elif payload == ASKED and self.health is not None:
             answer(json.dumps(self.health.report()).encode())
         elif payload == GLANCE_ASKED and self.reporter is not None:

@@ -67,7 +67,7 @@ def begin(
     """
     reports = _answers(draft, stream, partition) | ({report.witness: report} if report else {}) if deposed else {}
     started = replace(partition, leader="", candidate="", passed_over=(), deposed=deposed, status=PartitionStatus.ELECTION)
-    told = {} if is_quorum(stream) else reports  # what was told before the election is no promise to follow nobody
+    told = {} if is_quorum(stream) else reports  # a report from before the election does not promise to follow no other leader
     return _conclude_if_all_told(draft, stream, started, told)
 
 
@@ -148,7 +148,7 @@ def finish(stream: StreamImage, partition: PartitionState) -> PartitionState:
         deposed="",
         incomplete=tuple(node for node in partition.incomplete if node not in staying),
         unclean_elected=partition.unclean_elected or unclean,
-        asked_start=0 if unclean else partition.asked_start,  # offsets are given anew, below it too
+        asked_start=0 if unclean else partition.asked_start,  # offsets are assigned again, also below it
         purges=() if unclean else partition.purges,
         moved_for=MoveReason.BY_HAND if partition.wants_leader == candidate else partition.moved_for,
     )

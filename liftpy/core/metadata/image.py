@@ -30,7 +30,7 @@ from liftpy.core.wire.subjects import ANY, REST
 # Goal: to find an overlapping stream without looking at every stream; there may be 100,000. Algorithm: a tree of subject
 # tokens, shared between images like everything in them. A search walks down the tokens of the new subject; only where it has a
 # wildcard are all branches looked at. A stream with P partitions stands at its subject's last token, with the number P: its
-# partitions are branches that nobody stores. Worked example: ``shop.*`` with 3 partitions stands for ``shop.*``, ``shop.*.1``
+# partitions are branches that are not stored. Worked example: ``shop.*`` with 3 partitions stands for ``shop.*``, ``shop.*.1``
 # and ``shop.*.2``; it overlaps with ``shop.eu`` and with ``shop.eu.2``, but not with ``shop.eu.3``.
 
 

@@ -101,7 +101,7 @@ def compare_processes(known: NodeImage, request: pb.RegisterNode) -> ProcessRela
 # Decides whether a starting process may replace another process with the same node id.
 #
 # The lock of a data directory [S10] does not detect a copy of the directory. So the starting process asks NATS for the
-# node (``<ns>.status.<node>``). "No responders" proves that nobody is there. An answer proves that another process runs:
+# node (``<ns>.status.<node>``). "No responders" proves that no process runs. An answer proves that another process runs:
 # ask again, and give up after ``wait_s``. No answer proves nothing. After some tries, the other process is treated as
 # hanging, and will find itself fenced.
 

@@ -258,7 +258,7 @@ def new_high_watermark(
 
 # ``SlowFlushes``: detects replicas whose disk is far slower than the others, in one LeaderEpoch.
 #
-# One slow disk must not slow down every publish. But availability comes first: nobody leaves an ISR that would become
+# One slow disk must not slow down every publish. But availability comes first: no replica leaves an ISR that would become
 # smaller than ``min_isr``, or have only one member.
 #
 # With each fetch, a follower reports the duration of its last flush. A flush is slow if it takes at least

@@ -81,7 +81,7 @@ class FailedRole(ReplicaRole):
     def __init__(self, shared: ReplicaContext, reason: str, speaks_until_lease_ends: bool) -> None:
         super().__init__(shared, Waiting.STORAGE_FAILED)
         self._reason = reason
-        self._speaks_until_lease_ends = speaks_until_lease_ends  # it led and has no space: publishers can be told
+        self._speaks_until_lease_ends = speaks_until_lease_ends  # it led and has no space: publishers can get a rejection
 
     @property
     def shown_phase(self) -> str:

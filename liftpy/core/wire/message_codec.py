@@ -36,7 +36,7 @@ class Names:
         self._tuples: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def string(self, value: str) -> str:
-        """Return the first object that was equal to ``value``."""
+        """Return the stored string that equals ``value``. Store ``value`` if there is none."""
         return self._strings.setdefault(value, value)
 
     def strings(self, values: Sequence[str]) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class MessageCodec(Generic[T, M]):
         _CODECS[kind] = self
 
     def to_pb(self, value: T, **apart: Any) -> M:
-        """Return the message of ``value``. ``apart``: the fields that stand apart."""
+        """Return the protobuf message of ``value``. ``apart``: values of the message fields that ``value`` does not have."""
         return self.compiled[0](value, **apart)
 
     def from_pb(self, message: M, names: Names | None = None, **local: Any) -> T:

@@ -93,7 +93,7 @@ class MemoryGroup(SingleLogGroup):
             self.duties.record_no_responders(node_id)
         self.apply_due()
         for question in self.duties.take_questions():
-            del question  # who leads here answers, or is known to be gone: nobody has to be asked
+            del question  # a leader in memory either answers or is known to be stopped, so no question is needed
         return granted
 
     def decide(self, request: pb.ControlRequest) -> pb.ControlResponse:

@@ -70,7 +70,7 @@ class MemoryPublishers:
         try:
             complete = self.derived.read_beside()
         except LiftError:
-            return  # its log can't be read: whoever reads next is told
+            return  # its log cannot be read: the next read raises the error
         if not complete:
             self._read_soon()
 

@@ -96,7 +96,7 @@ class ClusterFsm:
         try:
             return self._ahead.step()
         except BaseException:
-            self._ahead = None  # its generator has ended: the same entry has to begin anew
+            self._ahead = None  # its generator has ended, so the entry must be decided again
             raise
 
     def apply(self, entry: bytes, index: int) -> bytes:
