@@ -434,7 +434,7 @@ class Producer:
         return Receipt(ticket, index)
 
     async def _let_others_go(self) -> None:
-        """Yield to the event loop once per batch before a record is taken, so that a canceled send has taken nothing."""
+        """Yield to the event loop once per batch, before a record is taken. So a canceled ``send`` has taken no record."""
         self._yielding += 1
         try:
             await asyncio.sleep(0)

@@ -194,7 +194,10 @@ def _size_bytes(messages: Iterable[pb.Record]) -> int:
 
 
 def _is_oversize(records: tuple[Record, ...], message_bytes: int) -> bool:
-    """Return whether the records do not fit into one entry. Only many records are measured."""
+    """Return whether the records do not fit into one entry.
+
+    The size of a few records is not measured, because they always fit.
+    """
     states = sum(_states(record) for record in records)
     if states * _MAX_STATE_SIZE_BYTES <= message_bytes:
         return False

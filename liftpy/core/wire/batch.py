@@ -662,7 +662,7 @@ class ByteArray:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """int64[count]: the size in bytes of each."""
+        """Size of each entry in bytes, as an int64 array."""
         return self.offsets[1:] - self.offsets[:-1]
 
     def column(self, start: int, end: int) -> BytesColumn:

@@ -134,7 +134,10 @@ class MessageCodec(Generic[T, M]):
         return both
 
     def _expressions(self, name: str, hint: Any, is_repeated: bool) -> tuple[tuple[Any, Any], str, str]:
-        """Return two functions, and the expressions that encode and decode a field with them. ``{}`` is the content."""
+        """Return the source code that encodes and decodes a field, and the two functions that it calls.
+
+        ``{}`` in the source code stands for the value of the field.
+        """
         encode, decode = f"encode_{name}", f"decode_{name}"
         converter = self._converters.get(name) or self._converters.get(hint)
         if converter is not None:
