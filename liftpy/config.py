@@ -151,7 +151,7 @@ class DefaultQuota:
 
     @property
     def words(self) -> str:
-        """The quota as text."""
+        """Text of the quota for users."""
         said = [f"{self.records_per_s} records/s"] if self.records_per_s else []
         said += [f"{self.bytes_per_s} bytes/s"] if self.bytes_per_s else []
         if not said:
@@ -243,7 +243,7 @@ class SessionTimes:
 
     @property
     def words(self) -> str:
-        """The times as text."""
+        """Text of the times for users."""
         said = f"session {self.session_ms / 1000:g} s, lease {self.lease_ms / 1000:g} s"
         if self.is_settled:
             return said

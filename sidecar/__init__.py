@@ -1,1 +1,4 @@
-"""The daemon beside each application: it does what ``liftpy`` decides."""
+"""The node of liftpy: a process next to each application.
+
+It does the input and output for the decisions of package ``liftpy``.
+"""

@@ -42,13 +42,15 @@ from liftpy.errors import (
 
 _Error = cluster_pb2.ControlResponse.Error
 DEFAULT_REPLICAS = 3
-"""Replicas of a stream whose creator names no number, in a cluster of at least three nodes."""
+"""Default number of replicas per partition. A cluster with fewer live nodes uses the number of live nodes."""
 _LIVE_S, _LIVE_AGAIN_S = 5.0, 0.25
-"""Time that a change waits for fenced nodes if it needs more live nodes, and interval of the checks."""
+"""How long a change retries while nodes are fenced, and the interval of the attempts, both in seconds."""
 _READY = "LEADER_READY"
 _PLACED_POLL_S = 0.25
 _REQUEST_BYTES = 1024
-"""Largest size of a control request without its payload."""
+"""Space that a control request needs besides the list of replicas, in bytes. A list must fit into the rest of a NATS
+message.
+"""
 _ITEM_BYTES = 16
 _MAX_COUNT = 1 << 31
 
@@ -75,7 +77,10 @@ class ReplicaMove:
 
 
 def _must_fit(request: cluster_pb2.CreateStream | cluster_pb2.AddPartitions, what: str) -> None:
-    """Raise ConfigError where an assignment is too large for one request, and say how many of its partitions fit."""
+    """Raise ConfigError if the replica lists in ``request`` are too large for one control request.
+
+    The error names the number of partitions that fit.
+    """
     beyond_bytes = request.ByteSize() + _REQUEST_BYTES - MAX_REQUEST_BYTES
     if beyond_bytes <= 0 or not request.manual:
         return
@@ -92,7 +97,7 @@ def _must_fit(request: cluster_pb2.CreateStream | cluster_pb2.AddPartitions, wha
 
 
 def _count(count: int, what: str) -> int:
-    """Check that ``count`` fits into a request. Raise ConfigError with ``what`` otherwise."""
+    """Return ``count`` if it fits into 32 bits, else raise ConfigError. ``what`` names the argument in the error."""
     if not 0 <= count < _MAX_COUNT:
         raise ConfigError(f"Invalid number for {what}: {count}. Use a number from 0 to {_MAX_COUNT - 1}.")
     return count
@@ -211,14 +216,15 @@ class Admin(NodeRequests):
         return await self._until_ready(stream.image, ready_s, first)
 
     async def _until_ready(self, stream: StreamImage, ready_s: float, first: int = 0) -> StreamInfo:
-        """Wait until the leaders accept messages, at most ``ready_s``."""
+        """Wait at most ``ready_s`` seconds until the leaders accept messages."""
         give_up_at = asyncio.get_running_loop().time() + ready_s
         while stream.waiting:
             left_s = give_up_at - asyncio.get_running_loop().time()
             if left_s <= 0:
                 raise UnavailableError(
-                    f"Stream {stream.name} was created but not placed ({INSUFFICIENT_NODES}). Start more nodes, or create "
-                    "it with fewer replicas."
+                    f"Stream {stream.name} was created, but it has no replicas yet: the cluster has too few nodes "
+                    f"({INSUFFICIENT_NODES}). Start more nodes, or delete the stream and create it with fewer "
+                    "replicas."
                 )
             await asyncio.sleep(min(left_s, _PLACED_POLL_S))
             stream = self._streams.cached[stream.name] = await self._requests.stream(stream.name)
@@ -679,7 +685,7 @@ class Admin(NodeRequests):
     async def _pause(
         self, name: str, partitions: Iterable[int] | None, pause: Pause, uid: str, config_version: int | None
     ) -> StreamInfo:
-        """Pause partitions, or resume them with ``Pause.NOT_PAUSED``."""
+        """Set the pause state of some partitions. ``Pause.NOT_PAUSED`` resumes them."""
         check_name(name, "stream")
         wish = cluster_pb2.PausePartitions(stream=name, uid=check_uid(uid), pause=codec.pause_to_pb(pause))
         if partitions is not None:
@@ -1019,9 +1025,9 @@ class Admin(NodeRequests):
         self._requests.internal = True
 
     async def _with_live_nodes(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        """Send a change that needs live nodes, as ``_command`` does.
+        """Send a change that needs live nodes, and retry it for a short time while nodes are fenced.
 
-        It is repeated while nodes are fenced, because they may return within a session.
+        A fenced node usually registers again within its session timeout.
         """
         until_s = asyncio.get_running_loop().time() + min(_LIVE_S, self._requests.deadline_s)
         are_live = False
@@ -1037,8 +1043,11 @@ class Admin(NodeRequests):
             await asyncio.sleep(0 if are_live else _LIVE_AGAIN_S)
 
     async def _wait_for_leader(self, stream: StreamImage, partition: int, ready_s: float) -> None:
-        """Wait until the leader accepts messages, by its own answer, or by that of its node to clients without read
-        permissions."""
+        """Wait until the leader of a partition accepts messages.
+
+        The leader itself is asked for its bounds. A client without read permissions asks the node of the leader for its
+        status.
+        """
         try:
             options = ReadOptions(patience_s=ready_s, answer_timeout_s=1.0)
             await self._streams.reader(stream.name, partition, options).bounds(stream.uid)
@@ -1095,12 +1104,15 @@ def _as_one(requests: list[cluster_pb2.ControlRequest]) -> cluster_pb2.ControlRe
 
 def _milliseconds(seconds: float) -> int:
     if math.isnan(seconds):
-        raise ConfigError(f"Invalid time {seconds} s. Use a number of seconds.")
+        raise ConfigError(f"Invalid time limit {seconds} s. Use a number of seconds, such as 15.")
     return round(min(max(0, seconds * 1000), (1 << 32) - 1))
 
 
 async def _until(reader: PartitionReader, stream: StreamImage, before: SupportsIndex | datetime | None) -> tuple[int, Bounds]:
-    """Return the offset that ``before`` means, exclusive, at most HW + 1, and the partition's bounds."""
+    """Return the exclusive offset that ``before`` stands for, and the bounds of the partition.
+
+    The offset is at most the high watermark + 1.
+    """
     at_ns = timestamp_ns(before, "before") if isinstance(before, datetime) else None
     bounds, found = await reader.bounds(stream.uid, at_ns)
     if before is None:

@@ -1,6 +1,6 @@
-"""Requests to nodes and controllers for commands that ask once and end.
+"""Single requests to nodes and controllers, for commands such as ``liftpy node show``.
 
-This module does not import NumPy and the record code, because importing them takes longer than the request.
+This module imports neither NumPy nor the record codec, because these imports take longer than the request.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def object_of(node_id: str, answer: bytes) -> dict[str, Any]:
 
 
 async def whole_status(ask: Callable[[bytes], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    """Return the status of a node with all its partitions. ``ask`` requests one page."""
+    """Return the status of a node with all its partitions. ``ask`` sends a request body and returns one page of the answer."""
     status = page = await ask(envelope.encode(MessageType.STATUS_REQUEST, b""))
     while page.get("more") and page["partitions"]:
         last = page["partitions"][-1]
@@ -166,7 +166,7 @@ class NodeRequests:
         return await self._metadata.node_ids()
 
     async def watch_majority(self) -> None:
-        """Return when the metadata group has a majority.
+        """Return when the metadata group has a leader and a majority. Keep asking while no controller answers.
 
         Raises:
             NoMajorityError: Too few controllers answer.
@@ -174,7 +174,7 @@ class NodeRequests:
         await self._metadata.watch_majority()
 
     async def check_majority(self) -> None:
-        """Return when the metadata group has a majority, or at once if no controller answers.
+        """Check that the metadata group has a majority. Return at once if no controller answers.
 
         Raises:
             NoMajorityError: Too few controllers answer.
@@ -246,7 +246,7 @@ class NodeRequests:
         return await self._ask_node(node_id, subject, RELOAD, timeout_s)
 
     async def remove_data(self, node_id: str, directories: list[str], timeout_s: float = 30.0) -> dict[str, Any]:
-        """Have a node remove directories of streams that the cluster does not know. Needs operator permissions.
+        """Make a node delete the directories of streams that no longer exist in the cluster. Needs operator permissions.
 
         Args:
             node_id: Id of the node.
@@ -285,7 +285,7 @@ class NodeRequests:
         return await self._ask_node(node_id, subject, question, timeout_s)
 
     async def note_records_read(self, node_id: str, stream: str, partition: int, query: str, timeout_s: float = 2.0) -> None:
-        """Have a node keep the event that a person reads records of a stream. Needs operator permissions.
+        """Make a node log an audit event: a person has read records of a stream. Needs operator permissions.
 
         Args:
             node_id: Id of the node.
@@ -315,16 +315,16 @@ class NodeRequests:
     async def cluster_events(
         self, controller: str, after: tuple[int, int], since_ns: int = 0, timeout_s: float = 2.0
     ) -> dict[str, Any]:
-        """Return cluster events that a controller knows, oldest first. Needs operator permissions.
+        """Return cluster events that a controller has stored, oldest first. Needs operator permissions.
 
         Args:
             controller: Id of the controller.
-            after: Only events after this place (index, number).
+            after: Only events after this position: a pair of metadata log index and number within the entry.
             since_ns: Only events since this wall-clock time, in nanoseconds. Default 0: all.
             timeout_s: Time limit, in seconds. Default 2.
 
         Returns:
-            ``events``, and ``more`` if there are others. The controller does not know all events before ``begins``
+            ``events``, and ``more`` if there are others. The controller does not have all events before ``begins``
             (index) and ``begins_ns`` (time).
 
         Raises:
@@ -336,7 +336,7 @@ class NodeRequests:
         return object_of(controller, await self._transport.request(subject, question, timeout_s))
 
     async def _ask_node(self, node_id: str, subject: str, question: bytes, timeout_s: float) -> dict[str, Any]:
-        """Ask one node. Raise NotFoundError if it does not answer because the cluster has no such node."""
+        """Send a request to one node. If it does not answer and the cluster has no such node, raise NotFoundError."""
         try:
             return object_of(node_id, await self._transport.request(subject, question, timeout_s))
         except NoRespondersError:
@@ -368,9 +368,9 @@ class NodeRequests:
 async def connect_for_requests(
     servers: str | Sequence[str], namespace: str, *, credentials: Credentials, name: str, timeout_s: float
 ) -> AsyncIterator[NodeRequests]:
-    """Connect, yield the requests, and close the connection at the end.
+    """Connect to NATS, yield a NodeRequests, and close the connection at the end of the block.
 
-    Raises UnavailableError, NotAllowedError or ConfigError.
+    Raises UnavailableError, NotAllowedError or ConfigError if the connection fails.
     """
     connection = await open_connection(servers, credentials=credentials, name=name, timeout_s=timeout_s)
     transport = Transport(connection)

@@ -1,7 +1,7 @@
-"""``BatchSlice``: a part of a record batch, without copying.
+"""``BatchSlice``: a range of records of one batch. It shares the memory of the batch.
 
-Batches travel whole. So the first batch of an answer may begin before the wanted offset, and the last one may end after
-it.
+A node always sends complete batches. So the first batch of an answer may begin before the requested offset, and the
+last one may end after the requested range.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from liftpy.core.wire.batch import Record, RecordBatch
 
 
 def one_by_one(pieces: list[BatchSlice]) -> Iterator[BatchSlice]:
-    """Iterate over ``pieces`` and empty the list. Each decompressed slice can be freed after its use."""
+    """Yield the slices in ``pieces`` and remove each from the list, so that its memory can be freed after its use."""
     pieces.reverse()
     while pieces:
         yield pieces.pop()
@@ -68,7 +68,7 @@ class BatchSlice:
         return cls(batch, first, end) if first < end else None
 
     def before(self, timestamp_ns: int) -> tuple[BatchSlice | None, int | None]:
-        """Split at a time.
+        """Split the slice at a time.
 
         Args:
             timestamp_ns: Time in nanoseconds since 1970.

@@ -113,7 +113,7 @@ async def _connect(
 def _of_admin(
     method: Callable[Concatenate[Admin, _P], Coroutine[Any, Any, _T]],
 ) -> Callable[Concatenate[Client, _P], Coroutine[Any, Any, _T]]:
-    """Return a method of Client that calls this method of ``client.admin``."""
+    """Return a method of Client that calls ``method`` of ``client.admin``."""
 
     @functools.wraps(method)
     async def call(self: Client, /, *arguments: _P.args, **named: _P.kwargs) -> _T:
@@ -156,7 +156,7 @@ class Client:
         self._closing: asyncio.Task[None] | None = None
         self._publishers: dict[tuple[str, int], Publisher] = {}
         self._making = asyncio.Lock()
-        """Locks for creating publishers. The first caller creates one, and concurrent callers share it."""
+        """Lock for creating publishers: concurrent calls of ``publish`` create and share one publisher per partition."""
         self.admin = Admin(self._streams)
         """Streams, placement, nodes and settings of the cluster."""
         self.services = Services(self._streams)
@@ -703,7 +703,7 @@ class Client:
         return Opening(Queue(self, stream, group, options or QueueOptions()).open())
 
     def processing(self, stream: str, what: Record | BatchSlice, *, partition: int = 0) -> AbstractContextManager[Any]:
-        """Create a span ``process STREAM`` around the processing of a record or slice.
+        """Create a trace span ``process STREAM`` around the processing of a record or slice.
 
         Messages that you publish inside the block belong to the same trace.
 
@@ -724,7 +724,7 @@ class Client:
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     async def _own_publisher(self, stream: str, partition: int) -> Publisher:
-        """Publisher of ``publish``. Concurrent callers share one."""
+        """Return the publisher that ``publish`` uses for a partition. Concurrent callers share it."""
         self._transport.must_be_usable()
         async with self._making:
             found = self._publishers.get((stream, partition))

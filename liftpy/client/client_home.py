@@ -1,4 +1,4 @@
-"""``ClientHome``: the parts of a client that groups, queues and cursors use."""
+"""``ClientHome``: the methods of ``Client`` that groups, queues and cursors call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from liftpy.client.stream_info import StreamInfo
 
 
 class ClientHome(Protocol):
-    """The parts of ``Client`` that a group member, a queue worker and a cursor use."""
+    """Methods of ``Client`` that a group member, a queue worker and a cursor call."""
 
     admin: Admin
     groups: Groups
@@ -29,15 +29,15 @@ class ClientHome(Protocol):
 
     @property
     def consume(self) -> Callable[..., Consumer]:
-        """Read the records of one partition."""
+        """Function that opens a Consumer of one partition."""
         ...
 
     @property
     def publish(self) -> Callable[..., Coroutine[Any, Any, Any]]:
-        """Publish one message and wait for its ack."""
+        """Function that publishes one message and waits for its ack."""
         ...
 
     @property
     def producer(self) -> Callable[..., Opening[Producer]]:
-        """Open a producer."""
+        """Function that opens a producer."""
         ...

@@ -1,12 +1,13 @@
-"""Chooses the closest in-sync replica for a reader: on its host, then in its rack, then any.
+"""Chooses the in-sync replica that is closest to a reader: first on the reader's host, then in its rack, then any.
 
-The choice is only a preference. If no replica on the host answers correctly, the reader asks one in the rack, and then
-any other. After ``AWAY_S`` it tries the close ones again.
+If no replica on the host answers correctly, the reader asks one in the rack, and then any other. A failed replica is
+not chosen for ``AWAY_S`` seconds.
 
-The choice does not change the result of a read. Each replica answers up to its own HW. A replica that is behind the
-reader's progress counts as failed.
+The choice affects only speed. Every replica answers up to its own high watermark (HW). A replica that lacks records
+that the reader already has counts as failed.
 
-``this_host`` names this machine, so that a reader and a node can see if they can open each other's files.
+``this_host`` returns an id of this machine. A reader and a node on the same machine have the same id, so they can open
+each other's files.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from liftpy.core.base.partition import PartitionState
 from liftpy.errors import LiftError
 
 LOOK_EVERY_S = 30.0
-"""Interval of requests to the metadata group while the reader reads outside its rack, in seconds."""
+"""Interval at which a reader outside its rack requests the current replicas from the metadata group, in seconds."""
 _LOOK_S = 1.0
 """Time that a reader waits for the answer of the metadata group, in seconds."""
 AWAY_S = 10.0
@@ -31,9 +32,12 @@ AWAY_S = 10.0
 
 
 class Nearest:
-    """Closest replicas for a reader.
+    """Chooses the closest replica for a reader.
 
-    ``rack``: of the reader, '' if unknown. ``partition``: current state. ``nodes_near``: nodes on its host, and in its rack.
+    Args:
+        rack: Rack of the reader. '': unknown.
+        partition: Function that returns the current state of the partition.
+        nodes_near: Function of a rack. It returns the nodes on the reader's host, and the nodes in the rack.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class Nearest:
         self._look_at = 0.0
 
     async def instead_of(self, node: str) -> str:
-        """Return the node to ask instead of ``node`` ('': any): a close one without recent failures, or ``node`` itself."""
+        """Return a close replica without recent failures, or ``node`` if there is none. ``node`` '' means any replica."""
         now = asyncio.get_running_loop().time()
         fit = self._fit(now)
         if not fit and now >= self._look_at:
@@ -64,7 +68,7 @@ class Nearest:
         return node if node in fit or not fit else secrets.choice(fit)
 
     def note_failure(self, node: str) -> None:
-        """Note a failure of the node: others are preferred for a while."""
+        """Do not choose this node for the next ``AWAY_S`` seconds."""
         if node in self._near:
             self._away_until[node] = asyncio.get_running_loop().time() + AWAY_S
 
@@ -84,9 +88,9 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @cache
 def this_host() -> str:
-    """Return the name and boot id of the machine, the same for all its processes until a restart.
+    """Return an id of this machine: its name and boot id. All processes on it have the same id until a reboot.
 
-    '' if unknown. Containers on one machine may have the same value.
+    Return '' if it cannot be read. Containers on one machine may have the same id.
     """
     try:
         boot = _BOOT_ID.read_text(encoding="ascii").strip()

@@ -97,11 +97,11 @@ _CONSUMED_OF: Callable[[tuple[object, ...]], ConsumedRecord] = type(
         "__reduce__": lambda record: (ConsumedRecord, tuple(record)),
     },
 )
-"""A ConsumedRecord that is made of one tuple, at the speed of ``tuple``. Copied or pickled it becomes a plain ConsumedRecord."""
+"""Fast constructor of ConsumedRecord from one tuple. A copied or unpickled record is a plain ConsumedRecord."""
 
 
 def records_of(stream: str, partition: int, piece: BatchSlice) -> Iterator[ConsumedRecord]:
-    """Iterate over the records of a slice, with their place."""
+    """Yield the records of a slice as ConsumedRecord, with their stream and partition."""
     return map(_CONSUMED_OF, zip(repeat(stream), repeat(partition), piece.records()))
 
 

@@ -103,7 +103,7 @@ It is called once per answer or attempt, never per record. Errors that it raises
 
 
 class Teller:
-    """Calls ``on_event``. None: no events."""
+    """Creates the ReadEvents of one partition and passes them to ``on_event``. It does nothing if ``on_event`` is None."""
 
     def __init__(self, on_event: OnEvent | None, stream: str, partition: int) -> None:
         self._on_event = on_event
@@ -128,7 +128,7 @@ class Teller:
                 logger.error("on_event has failed at %s: %r", event, error, exc_info=error)
 
     def report_answer(self, node: str, records: int, size_bytes: int, took_s: float) -> None:
-        """Report an answer that was accepted, and a change of the answering node. An empty long poll is not reported."""
+        """Report a valid answer with records, and a change of the replica that answers."""
         if self._on_event is None:
             return
         before, self._node = self._node, node
@@ -209,7 +209,10 @@ class ReadOptions:
 
 
 class PartitionReader:
-    """Sends read requests for one partition. ``node``: the node that answered last and is asked next, '' for any."""
+    """Sends read requests for one partition.
+
+    ``node`` is the replica that answered last. The next request goes to it. '': any replica.
+    """
 
     def __init__(
         self,
@@ -221,8 +224,17 @@ class PartitionReader:
         exists: Callable[[], Coroutine[Any, Any, object]] | None = None,
         nearest: Nearest | None = None,
     ) -> None:
-        """Create the reader. ``exists`` asks the metadata group whether the partition exists. ``nearest`` names a
-        preferred node.
+        """Create the reader.
+
+        Args:
+            transport: The NATS connection.
+            subjects: The subjects of the namespace.
+            stream: Name of the stream.
+            partition: Number of the partition.
+            options: Timeouts, read-ahead and choice of replica.
+            exists: Asks the metadata group whether the partition exists. It raises NotFoundError if not. Default None:
+                no check.
+            nearest: Chooses the closest replica. Default None: no preference.
         """
         self._transport = transport
         self._exists = exists
@@ -239,11 +251,14 @@ class PartitionReader:
         self._max_bytes = min(options.max_bytes, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
 
     def must_be_usable(self) -> None:
-        """Raise ClientClosedError, or ConfigError in another event loop than the client's."""
+        """Raise ClientClosedError if the client is closed, or ConfigError in another event loop than the client's."""
         self._transport.must_be_usable()
 
     def ahead(self, begin: Callable[[], Awaitable[Fetch]]) -> ReadAhead:
-        """Return an iterator that keeps ``read_ahead`` answers ready. ``begin`` returns the function that fetches."""
+        """Return a ReadAhead that prefetches up to ``read_ahead`` answers.
+
+        ``begin`` opens the read and returns the fetch function.
+        """
         return ReadAhead(f"{self.stream}/{self.partition}", self._transport, self.options.read_ahead, begin)
 
     def fetching(self, progress: ReadProgress, until_ns: int | None = None) -> Fetch:
@@ -281,7 +296,7 @@ class PartitionReader:
             with attempt:
                 if self._nearest is not None:
                     self.node = await self._nearest.instead_of(self.node)
-                asked, self.node = self.node, self.options.node  # whoever does not answer well is not asked again at once
+                asked, self.node = self.node, self.options.node  # after a failure, the next request goes to another replica
                 try:
                     return await self._fetch_from(asked, progress, opinion, min(max_bytes or self._max_bytes, self._max_bytes))
                 except LiftError as error:
@@ -292,7 +307,10 @@ class PartitionReader:
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion, max_bytes: int) -> list[BatchSlice]:
-        """Try one fetch from ``asked`` (empty: any replica). ``node`` is then the next node to ask."""
+        """Send one read request to ``asked`` ('': any replica) and process the answer.
+
+        After a failure, ``node`` is the replica to ask next.
+        """
         wait_s, asked_at = self.options.wait_s, time.perf_counter()
         request = progress.request(max_bytes, round(wait_s * 1000), secrets.randbits(_ID_BITS))
         answer = await self._answer(asked, request, wait_s)
@@ -330,12 +348,12 @@ class PartitionReader:
         return slices
 
     def _report_bad_batch(self, error: CorruptionError) -> None:
-        """Report a batch that is intact but cannot be decompressed: its writer made an error, not the disk."""
+        """Log a batch whose checksum is right but which cannot be decompressed. The producer that wrote it made the error."""
         self._transport.counters["batches that do not decompress"] += 1
         logger.warning("%s/%s: %s", self.stream, self.partition, error)
 
     async def _complain(self, progress: ReadProgress) -> None:
-        """Report damaged bytes to the node that sent them, so that it checks its log."""
+        """Report damaged records to the node that sent them. The node then checks its log."""
         node = progress.suspect[0] if progress.suspect is not None else ""
         complaint = progress.complaint()
         if complaint is not None and node:
@@ -380,8 +398,8 @@ class PartitionReader:
     ) -> RangeFacts:
         """Ask the leader for the size and the LeaderEpochs of a committed range.
 
-        With ``every_bytes`` or ``every_records``, the answer also has up to 128 batch boundaries. Ask again from the
-        last one.
+        With ``every_bytes`` or ``every_records``, the answer also has up to 128 batch boundaries. To get more, send a
+        request that starts at the last one.
         """
         request = client_pb2.ReadRequest(boundsOnly=True, offset=start, rangeEnd=end, lastOffset=last[0], lastEpoch=last[1])
         request.borderBytes, request.borderRecords = every_bytes, every_records
@@ -394,7 +412,7 @@ class PartitionReader:
         return files_of(await self._ask_leader(request, uid))
 
     async def _ask_leader(self, request: client_pb2.ReadRequest, uid: str) -> client_pb2.ReadResponse:
-        """Return the leader's answer to a question with ``boundsOnly``."""
+        """Send a request with ``boundsOnly`` to the leader and return its answer."""
         last = (request.lastOffset, request.lastEpoch)
         request.streamUid = check_uid(uid)
         if not request.HasField("rangeEnd"):
@@ -428,7 +446,7 @@ class PartitionReader:
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def _answer(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
-        """Return the first answer. Without responders, check that the partition exists."""
+        """Send a request and return its first answer. If NATS reports no responders, check that the partition exists."""
         try:
             return await self._ask(node, request, wait_s)
         except NoRespondersError:
@@ -437,7 +455,10 @@ class PartitionReader:
             raise
 
     async def _must_exist(self) -> None:
-        """Raise NotFoundError if the metadata group says so. It is asked at most every ``_EXISTS_S``."""
+        """Raise NotFoundError if the metadata group answers that the partition does not exist.
+
+        The check runs at most once per ``_EXISTS_S`` seconds.
+        """
         now = asyncio.get_running_loop().time()
         if self._exists is None:
             return
@@ -456,9 +477,9 @@ class PartitionReader:
                 raise error
 
     async def _ask(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
-        """Return the first answer.
+        """Send a request and return the first answer.
 
-        If a replica is silent for ``_HEDGE_S`` too long, or its answer was lost, the request is sent again, at most twice.
+        If no answer arrives within ``_HEDGE_S`` after the long poll, send the request again, at most twice.
         """
         payload, timeout_s = frames.seal(request), wait_s + self.options.answer_timeout_s
         group = self._subjects.read(self.stream, self.partition)
@@ -485,7 +506,7 @@ class PartitionReader:
             return answer
         finally:
             for task in asked:
-                task.cancel()  # of no use any more; nobody waits for its end
+                task.cancel()  # its answer is not needed any more
                 task.add_done_callback(_looked_at)
 
 
@@ -494,14 +515,15 @@ async def _first(asked: set[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
 
 
 def _looked_at(task: asyncio.Future[Any]) -> None:
-    """Read the error of a task that no caller awaits anymore."""
+    """Mark the error of an abandoned task as retrieved, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
 
 def _cut(slices: list[BatchSlice], until_ns: int, progress: ReadProgress) -> list[BatchSlice]:
-    """Return the slices before the first record stamped at or after ``until_ns``. If that record is there, ``progress``
-    ends before it.
+    """Return the slices before the first record at or after ``until_ns``.
+
+    If there is such a record, end ``progress`` before it.
     """
     kept: list[BatchSlice] = []
     for piece in slices:
@@ -567,7 +589,7 @@ class Consumer:
         self._origin: ReadProgress | None = None
         """Offset at which reading began. It never changes."""
         self._fetched: ReadProgress | None = None
-        """Offset up to which the iteration has fetched."""
+        """Progress of the running iteration: the next offset to fetch."""
         self._handed_on = HandedOn()
         self._iteration: weakref.ref[Iteration[Any]] | None = None
         self._one: Iteration[Record] | None = None
@@ -595,15 +617,18 @@ class Consumer:
             uid = start.uid if isinstance(start, Position) else ""
             bounds, at_offset = await self._reader.bounds(uid, at_ns=at_ns, last=last)
             origin = await self._begin_at(bounds, None if at_ns is None else at_offset, last)
-            if self.bounds is None and start is self._start:  # another task may have begun meanwhile, or gone elsewhere
+            if self.bounds is None and start is self._start:  # another task may have begun or called seek during the wait
                 self._origin, self.bounds = origin, bounds
             return self.bounds or await self.begin()
         return self.bounds
 
     async def _begin_at(self, bounds: Bounds, at_offset: int | None, last: tuple[int, int]) -> ReadProgress:
-        """Return the start of a read.
+        """Return the progress at the start of the read.
 
-        ``at_offset``: offset of the start time, None if there is none. ``last``: (offset, LeaderEpoch) that was read before.
+        Args:
+            bounds: Bounds of the partition.
+            at_offset: Offset of the first record at or after the start time. None: the start is not a time.
+            last: Offset and LeaderEpoch of the last record that was read earlier.
         """
         known, named = bounds, self._start.offset if isinstance(self._start, Position) else self._start
         if isinstance(named, int) and not self._reader.options.committed:  # the leader knows whether there is one
@@ -655,7 +680,7 @@ class Consumer:
     def passed_offset(self) -> int | None:
         """Offset below which every record was returned or filtered out.
 
-        None: fetched records are waiting, or no iteration runs.
+        None: no iteration runs, or fetched records were not returned yet.
         """
         iteration = self._iteration() if self._iteration is not None else None
         if iteration is None or not iteration.is_idle or self._fetched is None or self.backwards:
@@ -664,10 +689,10 @@ class Consumer:
 
     @property
     def has_missed_tombstones(self) -> bool:
-        """True if compaction dropped tombstones before this consumer reached them, after it had read older records.
+        """True if compaction deleted tombstones before this consumer reached them, after it had read older records.
 
-        Keys that were deleted then look alive. ``seek("earliest")`` and read again. With ``until="end"`` reading raises
-        TombstonesMissedError instead [R12].
+        Deleted keys then still seem to have a value. Call ``seek("earliest")`` and read again. With ``until="end"``
+        reading raises TombstonesMissedError instead [R12].
         """
         return self._fetched is not None and self._fetched.missed_tombstones
 
@@ -793,10 +818,10 @@ class Consumer:
         return self.records()
 
     def _begin(self, iteration: Iteration[Item]) -> Iteration[Item]:
-        """Return ``iteration`` unless another one is running. An abandoned one does not count."""
+        """Return ``iteration``, or raise ConfigError if another iteration is running. An abandoned iteration does not count."""
         earlier = self._iteration() if self._iteration is not None else None
         if earlier is not None:
-            if earlier.alive and earlier is not self._one:  # that one nobody else holds
+            if earlier.alive and earlier is not self._one:  # the application cannot hold that one
                 raise ConfigError(
                     f"{self._reader.stream}/{self._reader.partition} is already read by another iteration of this "
                     "Consumer. Finish it, call aclose(), or create one Consumer per task."
@@ -836,7 +861,7 @@ class Consumer:
 def read_range(
     reader: PartitionReader, progress: ReadProgress, unfold: Callable[[BatchSlice], Iterator[BatchSlice]] = whole
 ) -> Iteration[BatchSlice]:
-    """Iterate over slices from ``progress`` to its end."""
+    """Iterate over slices from the start to the end of ``progress``. ``unfold`` returns the items of a slice."""
 
     async def begin() -> Fetch:
         return reader.fetching(progress)

@@ -1,4 +1,4 @@
-"""Commands to the coordinator of groups, queues and cursors."""
+"""Sends commands to the coordinator of groups, queues and cursors."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ async def ask_coordinator(services: Services, partition: int, command: pb.GroupC
 
 
 def name_of(code: int) -> str:
-    """Return the name of a coordinator's code, or its number if this client does not know it."""
+    """Return the name of a coordinator's error code. Return the number if this client version does not know it."""
     return pb.GroupCode.Name(code) if code in pb.GroupCode.values() else str(code)

@@ -44,7 +44,7 @@ class Cursor:
         self.stream = check_name(stream, "stream")
         self._client = client
         self._home = 0
-        """Partition of the stream of groups."""
+        """Partition of the groups stream that stores this cursor."""
         self._generation = 0
         self._uid = ""
         """Uid of the stream when the cursor was opened. A position is not valid in another stream with the same name."""
@@ -189,7 +189,7 @@ class Cursor:
         return next(found, None)
 
     async def _key(self, partition: int) -> PartitionKey:
-        """Return the key of the current stream, which must be the one of the cursor."""
+        """Return the key of a partition of the current stream. Raise NotFoundError if the stream was created again."""
         stream = await self._client.stream(self.stream)
         if stream.uid != self._uid:
             raise self._made_again()

@@ -1,7 +1,7 @@
-"""Encodes a message for publishing: as envelope ``Message`` or as plain bytes. Raises an error if it cannot be sent.
+"""Encodes a message for publishing, as an envelope (protobuf ``Message``) or as a plain NATS message.
 
-It also keeps the subject and the uid of each partition. If they may be wrong, it asks the metadata group again, at a
-limited rate.
+``Addressing`` holds the subject and the uid of a partition. If they may be out of date, it requests them from the
+metadata group, at a limited rate.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 class Address:
     """Address of a partition.
 
-    ``uid``: of the stream, '' if unknown. ``answers``: whether it sends acks. ``window_s``: dedup window of its leaders.
+    ``uid``: uid of the stream, '' if unknown. ``answers``: True if the stream sends acks. ``window_s``: deduplication
+    window of the stream in seconds.
     """
 
     subject: str
@@ -39,14 +40,14 @@ class Address:
 
 
 class NatsHeaders(dict[str, str]):
-    """Headers for nats-py, which writes ``items``: in order, with repeated names."""
+    """Headers for nats-py. They keep their order and may repeat a name."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
         super().__init__(pairs)
         self._pairs = pairs
 
     def items(self) -> ItemsView[str, str]:  # type: ignore[override]
-        """Return the pairs."""
+        """Return all pairs of name and value in order. nats-py calls this method to write the headers."""
         return self._pairs  # type: ignore[return-value]
 
 
@@ -54,8 +55,17 @@ def envelope_of(
     stream: str, partition: int, uid: str, value: bytes | None, key: bytes | None, headers: HeadersLike | None, ack: AckPolicy,
     *, runs: bool = False,
 ) -> bytes:  # fmt: skip
-    """Return the envelope of a message for that stream, uid and partition. Raises ConfigError. ``runs``: the reply is
-    numbered.
+    """Return the envelope of a message. Raise ConfigError if the message is not valid.
+
+    Args:
+        stream: Name of the stream that must store the message.
+        partition: Number of the partition.
+        uid: Uid of the stream. '': any stream with this name.
+        value: Payload. None: a tombstone.
+        key: Key of the record. None: no key.
+        headers: Headers of the record.
+        ack: Ack policy.
+        runs: True if one ack may answer several consecutive messages. Default False.
     """
     pairs = pairs_of(headers) if headers else ()
     try:
@@ -106,14 +116,14 @@ def headers_with_conditions(headers: HeadersLike | None, msg_id: str, expected_l
 
 
 def with_new_uid(payload: bytes, uid: str) -> bytes:
-    """Return the envelope with the uid of a new stream incarnation."""
+    """Return a copy of the envelope with another stream uid."""
     message = frames.decode(payload, client_pb2.Message)
     message.streamUid = uid
     return frames.seal(message)
 
 
 def plain(value: bytes, headers: HeadersLike | None) -> tuple[bytes, NatsHeaders | None]:
-    """Return a plain NATS message. Raise ConfigError if it needs an envelope (an ack or a key)."""
+    """Return the payload and headers of a plain NATS message. Raise ConfigError if the message needs an envelope."""
     if not isinstance(value, bytes | bytearray | memoryview):
         raise ConfigError(f"Invalid value of type {type(value).__name__}. A value must be bytes or None.")
     content = bytes(value)
@@ -150,10 +160,13 @@ _LONGEST_WAIT_S = 10.0
 
 
 class Addressing:
-    """Address of a partition that is looked up again when in doubt.
+    """Current address of a partition. It is requested again if it may be out of date.
 
-    ``address``: the newest one. ``moved``: called after a change, ``lost``: called if the stream or partition does not exist.
-    ``find``: looks it up, None: it never changes.
+    Args:
+        address: The address at the start.
+        find: Requests the address from the metadata group. None: the address never changes.
+        moved: Called after the address has changed.
+        lost: Called if the stream or partition does not exist.
     """
 
     def __init__(
@@ -168,18 +181,20 @@ class Addressing:
         self._moved = moved
         self._lost = lost
         self.task: asyncio.Task[None] | None = None
-        """Background task of the last request. Its owner must end it."""
+        """Background task of the last request. The owner of this object must cancel it at the end."""
         self._ask_at = 0.0
         self._wait_s = _FIRST_WAIT_S
         self.unknown = False
-        """True if the last request found no such stream or partition. Call ``look`` before sending anything."""
+        """True if the metadata group answered that the stream or partition does not exist. Call ``look`` before the next
+        send.
+        """
 
     def sure(self) -> None:
-        """The addressed leader has answered."""
+        """Note that the partition has answered, so the address is right."""
         self._wait_s = _FIRST_WAIT_S
 
     def doubt(self) -> None:
-        """Request the address in the background, at a limited rate: the intervals grow until ``sure`` is called."""
+        """Request the address in the background. The interval between requests grows until ``sure`` is called."""
         now = asyncio.get_running_loop().time()
         if self._find is None or now < self._ask_at or (self.task is not None and not self.task.done()):
             return
@@ -192,10 +207,10 @@ class Addressing:
         except (NotFoundError, ConfigError) as error:
             self._lost(error)
         except LiftError:
-            pass  # nobody is there to ask, or it is not for us: it stays as it is
+            pass  # no answer, or no permission to ask: the address stays
 
     async def look(self) -> None:
-        """Look the address up now. Raises NotFoundError, ConfigError and the errors of requests."""
+        """Request the address now and wait for it. Raises NotFoundError, ConfigError and the errors of requests."""
         assert self._find is not None
         try:
             address = await self._find()

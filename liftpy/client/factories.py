@@ -1,6 +1,6 @@
-"""Factories of a Client for publishers, producers, readers and consumers, with or without traces.
+"""Factories for the publishers, producers, readers and consumers of a Client.
 
-Without traces, the plain classes are used, and OpenTelemetry is not imported.
+A client with ``trace=...`` uses the subclass in ``liftpy.client.traced``. Other clients do not import OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from liftpy.core.wire.batch import Record
 
 
 class ClientFactories:
-    """Creates the plain classes, without traces."""
+    """Creates publishers, producers, readers and consumers without traces."""
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
-        """Counters of spans, by kind."""
+        """Counters of dropped trace spans, by kind. Always empty without traces."""
         self.publisher: Callable[..., Publisher] = Publisher
         self.producer: Callable[..., Producer] = Producer
         self.reader: Callable[..., PartitionReader] = PartitionReader
         self.consumer: Callable[..., Consumer] = Consumer
 
     def handing_on(self, stream: str, partition: int) -> Callable[[BatchSlice], Iterator[BatchSlice]]:
-        """Return the function that unfolds the slices of a range."""
+        """Return the function that turns a fetched slice into the slices for the application."""
         return whole
 
     def around(self, stream: str, what: Record | BatchSlice, partition: int) -> AbstractContextManager[Any]:
-        """Return a context manager for processing a record or a slice."""
+        """Return a context manager for the processing of a record or slice. Without traces it does nothing."""
         return nullcontext()

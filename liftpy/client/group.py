@@ -1,9 +1,9 @@
 """``Group``: one member of a consumer group. The members share the partitions of the streams.
 
 ``liftpy.core.groups.member`` decides which partitions this member owns. This module sends heartbeats, reads the
-partitions and commits positions. A member returns a record only while its session lasts by its own clock, so a process
-that was stopped for a while never returns records of another member. A part is finished when the application asks for
-the next one or commits.
+partitions and commits positions. A member returns records only while its session is valid by its own clock. So a
+process that was paused never returns records of a partition that another member owns now. A batch is finished when the
+application requests the next one or calls ``commit``.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _AGAIN_S = 0.25
 _ANSWER_S = 2.0
 _COMMIT_S = 10.0
 _MIN_COMMIT_S = 0.1
-"""Shortest time between two automatic commits."""
+"""Shortest interval of automatic commits, in seconds."""
 _STREAMS_S = 30.0
-"""Interval at which a member lists streams and partitions, in seconds. After a deleted one, it lists them at once."""
+"""Interval at which a member lists streams and partitions, in seconds. It lists them at once if a stream was deleted."""
 _NS_PER_S = 1_000_000_000
 Hook = Callable[[Sequence[PartitionKey]], None]
 
@@ -61,8 +61,8 @@ class GroupOptions:
             10.
         start: Where to start in a partition without committed position: ``earliest`` (default) or ``new``. Partitions
             and streams that are added later start at their first record.
-        auto_commit_s: Commit interval for finished parts, in seconds (0 to 3600, at least 0.1 is used). Default 5. 0:
-            only ``commit`` commits.
+        auto_commit_s: Interval of automatic commits of finished records, in seconds (0 to 3600, at least 0.1 is
+            used). Default 5. 0: only ``commit`` commits.
         read: Options for reading. Memory limits apply per owned partition. Default: ``ReadOptions()``.
         subjects: Only records of these subjects. Positions advance over the others. Default: all.
         keys: Only records with these keys. Positions advance over the others. Default: all.
@@ -93,7 +93,7 @@ class GroupOptions:
 
 
 class _Pump:
-    """Reads one owned partition. At most one part waits for the application, in addition to the read-ahead."""
+    """Task that reads one owned partition and queues at most one slice for the application."""
 
     def __init__(self, gained: PartitionGained) -> None:
         self.gained = gained
@@ -138,7 +138,7 @@ class Group:
         self._partition = 0
         self._pumps: dict[PartitionKey, _Pump] = {}
         self._leaving: dict[PartitionKey, int] = {}
-        """Partitions to release when the application has finished their parts."""
+        """Partitions to release after the application has finished their batches, with their generations."""
         self._ready: deque[tuple[_Pump, BatchSlice]] = deque()
         self._handed: GroupBatch | None = None
         """The batch that an iteration returned last, as a whole or record by record."""
@@ -153,7 +153,7 @@ class Group:
         self._in_hand: Counter[tuple[PartitionKey, int]] = Counter()
         """(Partition, generation) -> number of parts that were taken and are not finished."""
         self._done: dict[PartitionKey, tuple[int, int]] = {}
-        """Owned partition -> (next position, LeaderEpoch before it) that the application has finished."""
+        """Owned partition -> next offset to commit, and the LeaderEpoch of the record before it."""
         self._committed: dict[PartitionKey, tuple[int, int]] = {}
         self._committing = asyncio.Lock()
         self._news, self._wake, self._beat_soon = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -161,7 +161,7 @@ class Group:
         self._closed = False
         self._looked_s = -math.inf
         self._at_open: dict[str, pb.KnownStream] = {}
-        """The streams when the member was opened: ``start="new"`` applies to these only."""
+        """Streams that existed when the member joined. ``start="new"`` applies only to these."""
         self._tasks: list[asyncio.Task[None]] = []
         self.counters: Counter[str] = Counter()
 
@@ -201,7 +201,7 @@ class Group:
         await self.close()
 
     async def close(self) -> None:
-        """Stop reading, commit finished parts and leave the group.
+        """Stop reading, commit finished records and leave the group.
 
         With ``auto_commit_s=0`` nothing is committed. A member with ``instance`` keeps its partitions for the rest of
         its session. A second call does nothing.
@@ -266,7 +266,7 @@ class Group:
         return record
 
     def _is_held_back(self) -> bool:
-        """Return whether the remaining records must wait for the answer to a heartbeat."""
+        """Return whether the member must get a heartbeat answer before it may return more records of the current batch."""
         part, machine = self._handed, self._machine
         if part is None or self._records is None or machine is None or self._error is not None:
             return False
@@ -300,7 +300,7 @@ class Group:
         return part
 
     def _rest_of_batch(self) -> GroupBatch | None:
-        """Return the records that an iteration over records has left in its batch."""
+        """Return the records of the current batch that the iteration over records did not return. None: no such records."""
         part, record, records = self._handed, self._record, self._records
         self._records = self._record = self._past = None
         if part is None or records is None or self.generation_of(part.key) != part.generation:
@@ -312,12 +312,12 @@ class Group:
         return None if rest is None else GroupBatch(part.key, part.generation, rest)
 
     async def take(self) -> GroupBatch | None:
-        """Return the next part, for applications that process several parts at once.
+        """Return the next batch, for applications that process several batches at once.
 
-        Call ``finished`` for each part. The member releases a partition only when all its parts are finished.
+        Call ``finished`` for each batch. The member releases a partition only when all its batches are finished.
 
         Returns:
-            The part. None if the group is closed.
+            The batch. None if the group is closed.
 
         Raises:
             GroupRejectedError: The group has fenced this member.
@@ -409,7 +409,7 @@ class Group:
             )
 
     def _note_finished(self, record: ConsumedRecord | None) -> None:
-        """Note that the application has finished ``record`` of the batch that it iterates, and all before it."""
+        """Mark ``record`` of the current batch, and all records before it, as finished."""
         part = self._handed
         if part is not None and record is not None and self.generation_of(part.key) == part.generation:
             self._done[part.key] = (record.offset + 1, record.leader_epoch)
@@ -421,12 +421,12 @@ class Group:
             self.finished(part)
 
     def finished(self, part: GroupBatch) -> None:
-        """Mark a part of ``take`` as finished.
+        """Mark a batch of ``take`` as finished, so that it is committed.
 
-        Finish the parts of one partition in order. If another member owns the partition now, nothing is committed.
+        Finish the batches of one partition in order. If another member owns the partition now, nothing is committed.
 
         Args:
-            part: The part.
+            part: The batch.
         """
         which = part.key, part.generation
         if self._in_hand[which] <= 1:
@@ -451,7 +451,7 @@ class Group:
         return pump.gained.generation if pump is not None else self._leaving.get(key)
 
     def _pass_over(self) -> None:
-        """Mark records that were filtered out or deleted as done, once all earlier ones are done."""
+        """Advance the positions over records that were filtered out or deleted, if all earlier records are finished."""
         for key, pump in self._pumps.items():
             if self._in_hand[key, pump.gained.generation] or pump.consumer is None:
                 continue
@@ -461,7 +461,7 @@ class Group:
 
     # ---- the member's life -------------------------------------------------------------------------------------------------
     async def _beat_on(self, machine: MemberMachine) -> None:
-        """Send heartbeats. They wait only for their own answers, so a slow commit never ends the session."""
+        """Send heartbeats until the group is closed. A slow commit does not delay them."""
         try:
             while True:
                 self._beat_soon.clear()
@@ -469,7 +469,7 @@ class Group:
                 if command is not None:
                     await self._beat(machine, command)
                 await _wait(self._beat_soon, max(0.0, min(1.0, (machine.wake_ns - now_ns()) / _NS_PER_S)))
-        except Exception as error:  # hooks, or a defect: whoever iterates is told
+        except Exception as error:  # an error of a callback, or a bug: the iteration raises it
             self._fail(error)
 
     async def _live(self, machine: MemberMachine) -> None:
@@ -488,7 +488,7 @@ class Group:
                     await self._look_at_streams(machine)
                 longest_s = _AGAIN_S if self._leaving and not self._in_hand else 1.0
                 await _wait(self._wake, max(0.0, min(longest_s, commit_at_s - time.monotonic())))
-        except Exception as error:  # hooks, or a defect: whoever iterates is told
+        except Exception as error:  # an error of a callback, or a bug: the iteration raises it
             self._fail(error)
 
     async def _beat(self, machine: MemberMachine, command: pb.GroupCommand) -> None:
@@ -539,7 +539,7 @@ class Group:
             hook(keys)
 
     async def _give_up(self, machine: MemberMachine) -> None:
-        """Release finished partitions after their commit."""
+        """Commit and release the partitions in ``_leaving`` whose batches are finished."""
         held = {key for key, _ in self._in_hand}
         for key in [key for key in self._leaving if key not in held]:
             if key in self._done and not await self._try_commit(machine, {key: self._done[key]}):
@@ -564,7 +564,7 @@ class Group:
     async def _commit(
         self, machine: MemberMachine, positions: dict[PartitionKey, tuple[int, int]], timeout_s: float
     ) -> list[PartitionKey]:
-        """Commit positions. Return the rejected partitions."""
+        """Commit positions. Return the partitions whose commit the coordinator rejected."""
         refused: list[PartitionKey] = []
         async with self._committing:
             news = sorted((key, at) for key, at in positions.items() if self._committed.get(key) != at)
@@ -577,7 +577,8 @@ class Group:
                 answer = await self._say(command, timeout_s)
                 if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
                     raise GroupRejectedError(
-                        f"Group {self.name}: the coordinator rejected the request: {name_of(answer.code)} {answer.detail}"
+                        f"Group {self.name}: the coordinator rejected the request: {name_of(answer.code)} {answer.detail}. "
+                        "Open the group again."
                     )
                 bad = {PartitionKey(at.stream, at.uid, at.partition) for at in answer.refused}
                 owned = {PartitionKey(at.stream, at.uid, at.partition) for at in command.commit.positions}
@@ -652,7 +653,10 @@ class Group:
             self._fail(error)
 
     def _start_of(self, gained: PartitionGained) -> Start:
-        """Return where to start without a committed position. Partitions that were added since start at their first record."""
+        """Return where to start in a partition without a committed position.
+
+        A partition that was added after the member joined starts at its first record.
+        """
         key = gained.key
         if gained.position == ADDED_LATER:
             return "earliest"

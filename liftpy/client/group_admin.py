@@ -31,7 +31,7 @@ _POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """One group in a list.
+    """One group in the result of ``Groups.list`` or ``Queues.list``.
 
     Attributes:
         name: Name of the group.
@@ -75,7 +75,7 @@ class MemberOfGroup:
 
 @dataclass(frozen=True, slots=True)
 class RecordsOut:
-    """Records that one worker of a queue has.
+    """Delivered but unacked records of one worker of a queue.
 
     Attributes:
         worker: Id of the worker.
@@ -98,13 +98,13 @@ class QueueFigures:
         key: The partition.
         acknowledged_below: All records below this offset are acked.
         taken_below: No record from this offset on was ever delivered.
-        out: Records that workers have.
-        returned: Records that wait for another delivery.
-        dead: Records on their way to the dead letters.
-        held: Records that wait for another record of the same key.
-        acknowledged: Acked records above ``acknowledged_below``.
-        ranges: Offset ranges in the state of the coordinator.
-        holders: Workers with records, the largest number first, at most 50.
+        out: Number of delivered records without ack.
+        returned: Number of records that wait for another delivery.
+        dead: Number of records that must be stored as dead letters and are not stored yet.
+        held: Number of records that wait until another record of the same key is acked.
+        acknowledged: Number of acked records above ``acknowledged_below``.
+        ranges: Number of offset ranges in the state of the coordinator.
+        holders: Workers with delivered records, the largest number first, at most 50.
     """
 
     key: PartitionKey
@@ -137,11 +137,11 @@ class GroupDescription:
 
 
 class GroupCoordinator:
-    """Requests to the coordinators of groups, queues and cursors.
+    """Sends queries and commands to the coordinators of groups, queues and cursors.
 
     Args:
         streams: The streams that the client knows.
-        services: Calls of services. The coordinators are one.
+        services: Sends the requests. A coordinator is a replicated service.
     """
 
     def __init__(self, streams: StreamDirectory, services: Services) -> None:
@@ -163,15 +163,15 @@ class GroupCoordinator:
         while not found.partitions:
             if asyncio.get_running_loop().time() >= give_up_at:
                 raise UnavailableError(
-                    f"The internal stream {GROUPS_STREAM} was created but not placed ({INSUFFICIENT_NODES}). Start more "
-                    "nodes, then retry."
+                    f"The internal stream {GROUPS_STREAM} was created, but it has no replicas yet: the cluster has too "
+                    f"few nodes ({INSUFFICIENT_NODES}). Start more nodes, then retry."
                 )
             await asyncio.sleep(_POLL_S)
             found = await self._streams.requests.stream(GROUPS_STREAM)
         return found
 
     async def names(self) -> list[tuple[pb.GroupSummary, int]]:
-        """Return all groups and cursors, sorted by name. Each has its partition of the internal stream."""
+        """Return all groups and cursors, sorted by name, each with its partition of the groups stream."""
         found: list[tuple[pb.GroupSummary, int]] = []
         for partition in range(await self._partitions()):
             after = ""
@@ -184,7 +184,7 @@ class GroupCoordinator:
         return sorted(found, key=lambda one: one[0].group)
 
     async def describe(self, name: str, what: str) -> tuple[GroupDescription, bool]:
-        """Return the description, and True if it is a cursor. ``what``: the word for it in errors."""
+        """Return the description of a group or cursor, and True if it is a cursor. ``what`` names the kind in error texts."""
         partition = await self._partition_of(check_name(name, what), what)
         try:
             answer = await self._ask(pb.GroupQuery(group=name), partition)

@@ -15,9 +15,15 @@ from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejected
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 1.0
 PROBE_S = 0.25
-"""Bound of the wait for an answer to a probe, and of the pause between probes, where the connection was just renewed."""
+"""Maximum time to wait for the answer to a probe, and maximum pause between probes, in seconds.
+
+A probe is a single message that is sent alone after a reconnect.
+"""
 PROBING_S = 5.0
-"""Time for which a restored connection counts as new, unless an answer arrives. Leaders reconnect in this time, too."""
+"""Time after a reconnect during which single probes are sent, in seconds. It ends early when an answer arrives.
+
+Leaders reconnect to NATS in this time, too.
+"""
 
 
 class PublishAck(NamedTuple):
@@ -76,7 +82,7 @@ class PublishOptions:
 
 @dataclass(slots=True)
 class InFlight:
-    """One message in flight. Times are times of the event loop, in seconds."""
+    """One message in flight. All times are times of the event loop, in seconds."""
 
     payload: bytes
     uid: str
@@ -95,7 +101,7 @@ class InFlight:
     resend_at: float = 0.0
     wait_s: float = FIRST_WAIT_S
     not_before: float = 0.0
-    """Time before which a quota does not accept the message."""
+    """Earliest time of the next attempt, because the leader rejected the message by a quota."""
     refusal: LiftError | None = None
 
     def schedule_retry(self, refusal: LiftError, now: float, after_s: float) -> None:
@@ -151,9 +157,11 @@ class Window:
         self.size_bytes = 0
 
     def try_enter(self, size_bytes: int, count: int = 1) -> bool:
-        """Enter if there is room and no other sender waits.
+        """Add messages to the window if there is room and no other sender waits. Return False otherwise.
 
-        ``count``: number of messages. ``size_bytes``: their total size.
+        Args:
+            size_bytes: Total size of the messages, in bytes.
+            count: Number of messages. Default 1.
         """
         there, total_bytes = self.count + count, self.size_bytes + size_bytes
         if self._waiting or (self.count and (there > self._most or total_bytes > self._most_bytes)):
@@ -162,7 +170,7 @@ class Window:
         return True
 
     async def enter(self, size_bytes: int, count: int = 1) -> None:
-        """Wait for room and enter. Call ``leave`` later, unless this call was cancelled."""
+        """Wait for room and add messages to the window. Call ``leave`` when they are no longer in flight."""
         if self.try_enter(size_bytes, count):
             return
         place = (asyncio.get_running_loop().create_future(), size_bytes, count)
@@ -179,14 +187,14 @@ class Window:
             raise
 
     def leave(self, size_bytes: int, count: int = 1) -> None:
-        """Free the room of messages that are no longer in flight."""
+        """Remove messages from the window, so that waiting senders can continue."""
         self.count -= count
         self.size_bytes -= size_bytes
         if self._waiting:
             self._wake()
 
     def end(self) -> None:
-        """Remove the limits and let everybody enter, because the publisher is closed."""
+        """Remove the limits and wake all waiting senders, because the publisher is closed."""
         self._most = self._most_bytes = 1 << 62
         self._wake()
 

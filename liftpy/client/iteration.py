@@ -1,7 +1,7 @@
-"""Iteration over a partition: it fetches answers ahead, and a canceled wait never loses or repeats a record.
+"""Iteration over a partition with read-ahead. A canceled wait never loses or repeats a record.
 
-A canceled wait (``asyncio.wait_for(anext(it), 1)``) does not end the iteration. The next ``anext`` continues after the last
-delivered record, also after an error. If the application drops the iterator, the fetching ends by itself.
+A canceled wait (``asyncio.wait_for(anext(it), 1)``) does not end the iteration. The next ``anext`` continues after the
+last delivered record, also after an error. If the application drops the iterator, the fetching ends by itself.
 """
 
 from __future__ import annotations
@@ -21,21 +21,24 @@ Item = TypeVar("Item", Record, BatchSlice)
 _T = TypeVar("_T")
 _Ready = asyncio.Queue[list[BatchSlice] | LiftError | None]
 Fetch = Callable[[], Awaitable[list[BatchSlice] | None]]
-"""Function that returns the next slices, possibly none. None: the end."""
+"""Function that fetches the next slices. An empty list: no new records. None: the end of the read."""
 
 
 class Home(Protocol):
-    """The client that is read through, as far as it matters here."""
+    """The methods of the client that an iteration calls."""
 
     def must_be_usable(self) -> None:
-        """Raise ClientClosedError, or ConfigError in another event loop than the client's."""
+        """Raise ClientClosedError if the client is closed, or ConfigError in another event loop than the client's."""
 
     def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` at the close. Return a function that cancels it."""
+        """Call ``callback`` when the client closes. Return a function that removes the callback."""
 
 
 class ReadAhead:
-    """Slices in order, with up to ``depth`` answers fetched ahead. ``begin`` returns the fetch function, once."""
+    """Queue of fetched slices. A background task prefetches up to ``depth`` answers.
+
+    ``begin`` opens the read once and returns the fetch function.
+    """
 
     def __init__(self, name: str, home: Home, depth: int, begin: Callable[[], Awaitable[Fetch]]) -> None:
         self._name = name
@@ -44,21 +47,21 @@ class ReadAhead:
         self._ready: _Ready = asyncio.Queue(depth)
         self._pieces: deque[BatchSlice] = deque()
         self._seen: list[LiftError | None] = []
-        """End or error that ``at_once`` has met, kept for ``next``."""
+        """End (None) or error that ``at_once`` has received. ``next`` returns or raises it."""
         self._fetch: Fetch | None = None
         self._beginning: asyncio.Task[Fetch] | None = None
-        """Task that opens the read. It continues if its waiter is canceled, and the next caller waits for it."""
+        """Task that opens the read. It continues if its caller is canceled, and the next caller waits for it."""
         self._fetching: asyncio.Task[None] | None = None
         self._forget: Callable[[], None] = _do_nothing
         self._getting = False
-        """``next`` waits for what comes."""
+        """True while ``next`` waits for a slice."""
         self.ended = False
         """True if the read is at its end, or closed."""
 
     async def next(self) -> BatchSlice | None:
-        """Return the next slice, None at the end.
+        """Return the next slice, or None at the end of the read.
 
-        Raise fetch errors, and continue afterwards. A canceled call takes nothing.
+        It raises the errors of fetching. A later call continues after the last slice. A canceled call loses no slice.
         """
         if self._pieces:
             return self._pieces.popleft()
@@ -67,7 +70,7 @@ class ReadAhead:
         self._home.must_be_usable()
         if self._fetch is None:
             self._fetch = await self._start_fetching()
-        if self.ended or self._fetch is None:  # closed meanwhile, by another task
+        if self.ended or self._fetch is None:  # another task has closed it
             return None
         if self._fetching is None:
             self._start(self._fetch)
@@ -77,7 +80,7 @@ class ReadAhead:
         if isinstance(found, LiftError):
             fetching, self._fetching = self._fetching, None
             self._forget()
-            if fetching is not None and not fetching.done():  # it was told to end, or is about to
+            if fetching is not None and not fetching.done():  # it was canceled, or is about to end
                 _end_later(fetching)
             raise found
         if found is None:
@@ -87,9 +90,9 @@ class ReadAhead:
         return self._pieces.popleft()
 
     async def _start_fetching(self) -> Fetch | None:
-        """Return the fetch function, None after a close.
+        """Open the read and return the fetch function. Return None if the read was closed.
 
-        The start asks a replica and continues beyond a short timeout of the caller.
+        Opening asks a replica. It continues in the background if the caller has a shorter timeout.
         """
         if self._beginning is None:
             self._beginning = asyncio.ensure_future(self._begin())
@@ -109,7 +112,7 @@ class ReadAhead:
             self._getting = False
 
     def at_once(self) -> BatchSlice | None:
-        """Return the next slice if it has arrived, else None. An end or an error stays for ``next``."""
+        """Return the next slice if it has arrived, else None. Keep an end or an error for the next call of ``next``."""
         if not self._pieces and not self.ended and not self._seen and not self._ready.empty():
             found = self._ready.get_nowait()
             if not isinstance(found, list):
@@ -120,11 +123,11 @@ class ReadAhead:
 
     @property
     def is_empty(self) -> bool:
-        """True if a fetch is running and no slice waits."""
+        """True if the fetch task runs and all fetched slices were returned."""
         return self._fetching is not None and not self._pieces and not self._seen and self._ready.empty()
 
     def put_back(self, piece: BatchSlice) -> None:
-        """The slice that was given last is the next one again."""
+        """Return ``piece`` again at the next call. It must be the slice that was returned last."""
         self._pieces.appendleft(piece)
 
     def _start(self, fetch: Fetch) -> None:
@@ -141,12 +144,12 @@ class ReadAhead:
         self._forget = self._home.tell_of_close(closed)
 
     async def close(self) -> None:
-        """Stop fetching. Returns when no task is left."""
+        """Stop fetching and wait until the tasks have ended."""
         beginning = self._beginning
         await end_tasks([self._let_go(), beginning])
 
     def abandon(self) -> None:
-        """Close without waiting."""
+        """Stop fetching without waiting for the tasks."""
         fetching = self._let_go()
         if fetching is not None and not fetching.done() and not fetching.get_loop().is_closed():
             fetching.get_loop().call_soon_threadsafe(_end_later, fetching)
@@ -155,7 +158,7 @@ class ReadAhead:
         self.ended = True
         self._pieces.clear()
         self._seen.clear()
-        if self._getting:  # whoever waits is at the end
+        if self._getting:  # the waiting task gets the end
             while not self._ready.empty():
                 self._ready.get_nowait()
             self._ready.put_nowait(None)
@@ -198,12 +201,15 @@ def _do_nothing() -> None:
 
 
 def whole(piece: BatchSlice) -> Iterator[BatchSlice]:
-    """A slice as one item."""
+    """Yield the slice itself as the only item."""
     return iter((piece,))
 
 
 class HandedOn:
-    """Delivered items. ``last``: the last one, complete. Records that were only fetched do not count for the position."""
+    """The items that an iteration has returned. ``last`` is the newest one.
+
+    The position follows these items. Items that were only fetched do not count.
+    """
 
     __slots__ = ("last",)
 
@@ -212,9 +218,9 @@ class HandedOn:
 
 
 class Following(Generic[_T]):
-    """Iterates over the results of ``following`` until it returns None.
+    """Asynchronous iterator that awaits ``following`` for each item until it returns None.
 
-    The iteration may be abandoned at any time, because the object behind ``following`` has the state.
+    The object behind ``following`` holds all state, so the iterator may be dropped at any time.
     """
 
     def __init__(self, following: Callable[[], Awaitable[_T | None]]) -> None:
@@ -231,8 +237,12 @@ class Following(Generic[_T]):
 
 
 class Iteration(Generic[Item]):
-    """An async iterator. ``aclose`` ends it at once. ``unfold`` makes items of a slice. ``handed_on`` has the last
-    returned item.
+    """Asynchronous iterator over the items of a read. ``aclose`` ends it at once.
+
+    Args:
+        ahead: Queue of fetched slices.
+        unfold: Returns the items of a slice.
+        handed_on: Records the last returned item. Default None: a new object.
     """
 
     def __init__(
@@ -250,17 +260,17 @@ class Iteration(Generic[Item]):
 
     @property
     def alive(self) -> bool:
-        """True if another one would disturb it."""
+        """True while no other iteration may start: this one runs, or a task waits for its next item."""
         return not (self._ahead.ended or (self.interrupted and not self._waiting))
 
     @property
     def may_go_on(self) -> bool:
-        """True if its next item follows the last one, also after a canceled wait."""
+        """True if the next item follows the last returned one. A canceled wait does not change this."""
         return not (self._ahead.ended or self.replaced)
 
     @property
     def is_idle(self) -> bool:
-        """True if all fetched items are delivered."""
+        """True if every fetched item was returned."""
         return self._waiting and self._ahead.is_empty
 
     def __aiter__(self) -> Iteration[Item]:
@@ -287,7 +297,10 @@ class Iteration(Generic[Item]):
                 return item
 
     def _take_up(self, piece: BatchSlice) -> None:
-        """Start a slice. If its records cannot be decoded it stays the next one, so that no record is skipped."""
+        """Start to return the items of a slice.
+
+        If its records cannot be decoded, the slice goes back into the queue, so that no record is skipped.
+        """
         try:
             self._items = self._unfold(piece)
         except LiftError:
@@ -295,7 +308,7 @@ class Iteration(Generic[Item]):
             raise
 
     def at_once(self, count: int) -> list[Item]:
-        """Return at most ``count`` next items that are ready. It never waits and never raises."""
+        """Return up to ``count`` next items that are fetched already. It never waits and never raises."""
         found: list[Item] = []
         while not (self._waiting or self.replaced):
             found += islice(self._items, count - len(found))
@@ -311,7 +324,7 @@ class Iteration(Generic[Item]):
         return found
 
     async def aclose(self) -> None:
-        """End the iteration. The next one fetches undelivered records again."""
+        """End the iteration. A later iteration fetches the records again that were fetched and not returned."""
         self._items = iter(())
         await self._ahead.close()
 

@@ -58,15 +58,18 @@ class Kind(Enum):
     CONSUMER_NAMES = "consumer_names"
     CONSUMER_LIST = "consumer_list"
     NEXT = "next message of a consumer"
-    """Direct get of the next message. The answer is a message or a status line, as for DIRECT."""
+    """Direct get of the next message of a subject. The answer has the same form as that of DIRECT: a message or a status
+    line.
+    """
     OTHER = "api"
 
 
 @dataclass(unsafe_hash=True)  # not frozen: a traceback is set on it
 class JsRefusal(Exception):
-    """Rejection of a request.
+    """Rejection of a JetStream request.
 
-    ``code``, ``err_code``, ``text``: as JetStream's errors. For DIRECT a status line without ``err_code``.
+    ``code``, ``err_code`` and ``text`` are those of JetStream's errors. A rejection of DIRECT is a status line and has
+    no ``err_code``.
     """
 
     code: int
@@ -78,8 +81,8 @@ class JsRefusal(Exception):
 class JsQuestion:
     """One JetStream read request.
 
-    ``sequence``: from 1, 0 for none. ``subjects``: filter. ``last``: the newest matching record, with ``multi`` the newest of
-    each subject. Otherwise the first one from ``sequence`` on.
+    ``sequence``: first sequence, from 1. 0: none. ``subjects``: subject filter. ``last``: return the newest matching
+    record instead of the first one. ``multi``: return the newest record of each matching subject.
     """
 
     kind: Kind
@@ -87,7 +90,7 @@ class JsQuestion:
     partition: int = 0
     page_offset: int = 0
     subject: str = ""
-    """Subject filter. For NAMES and LIST: only streams that store this subject."""
+    """Subject filter of NAMES and LIST requests: only streams that store this subject."""
     sequence: int = 0
     subjects: tuple[str, ...] = ()
     last: bool = False
@@ -118,8 +121,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def kind_of(rest: str) -> tuple[Kind, str]:
-    """Return (kind of the request with the subject ``rest``, the following part: a stream name, and for DIRECT optionally a
-    subject)."""
+    """Return the kind of a request, and the rest of its subject: the stream name, for DIRECT also the record subject.
+
+    ``rest`` is the request subject without ``$JS.<domain>.API.``.
+    """
     if rest in _ALONE:
         return _ALONE[rest], ""
     found = next((start for start in _OF_STREAM if rest.startswith(start)), "")
@@ -127,10 +132,12 @@ def kind_of(rest: str) -> tuple[Kind, str]:
 
 
 def parse_question(rest: str, body: bytes) -> JsQuestion:
-    """Return the request on ``$JS.<domain>.API.<rest>``. Raises JsRefusal."""
+    """Parse a request on ``$JS.<domain>.API.<rest>`` with a JSON body. Raise JsRefusal if it is not valid."""
     kind, tail = kind_of(rest)
     if kind is Kind.OTHER:
-        raise JsRefusal(400, 10003, f"bad request: {rest[:80]} is not answered here, only reads of streams are")
+        raise JsRefusal(
+            400, 10003, f"bad request: {rest[:80]} is not supported. liftpy supports only requests that read streams"
+        )
     if kind is Kind.NEXT:
         raise JsRefusal(503, 0, "No Responders")
     if kind in (Kind.INFO, Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST):
@@ -205,28 +212,28 @@ def _subject(kind: Kind, subject: object) -> str:
 
 
 def _moment(kind: Kind, text: object) -> int:
-    """RFC 3339, to the nanosecond -> ns since 1970."""
+    """Return an RFC 3339 time as nanoseconds since 1970. Raise JsRefusal if it is not valid."""
     found = _TIME.fullmatch(text) if isinstance(text, str) else None
     if found is None:
-        raise _bad(kind, "bad request: a time as 2026-01-31T10:00:00Z is needed")
+        raise _bad(kind, "bad request: the time is not valid, use a time such as 2026-01-31T10:00:00Z")
     try:
         seconds = (datetime.fromisoformat(found[1] + found[3].replace("Z", "+00:00")) - _EPOCH).total_seconds()
     except (ValueError, OverflowError):
-        raise _bad(kind, "bad request: there is no such time") from None
+        raise _bad(kind, "bad request: the time does not exist in the calendar") from None
     at_ns = int(seconds) * 1_000_000_000 + int((found[2] or "0").ljust(9, "0"))
     return min(max(at_ns, 0), _LAST_NS)  # years 1 and 9999 are before and after every record
 
 
 def _list_question(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsQuestion:
     if fields.get("subjects_filter") or fields.get("deleted_details"):
-        raise _bad(kind, "bad request: subjects and deleted sequences are not listed here")
+        raise _bad(kind, "bad request: subjects_filter and deleted_details are not supported")
     subject = _subject(kind, fields["subject"]) if "subject" in fields else ""
     offset = _number(kind, fields, "offset")
     return JsQuestion(kind=kind, stream=stream, partition=partition, page_offset=offset, subject=subject)
 
 
 def _get(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsQuestion:
-    """Parse the selection. Exactly one way to select is allowed, as in nats-server."""
+    """Parse which record a get request selects. Exactly one kind of selection is allowed, as in nats-server."""
     sequence, batch = _number(kind, fields, "seq"), _number(kind, fields, "batch")
     last, following = fields.get("last_by_subj"), fields.get("next_by_subj")
     multi, start = fields.get("multi_last"), fields.get("start_time")
@@ -279,15 +286,16 @@ _KEY = "Lift-Key"
 
 
 class JsAnswer(NamedTuple):
-    """One answer message. ``headers``: complete header block, b"" for none."""
+    """One answer message. ``headers`` is the complete header block, b"" for none."""
 
     payload: bytes
     headers: bytes = b""
 
 
 class JsPlace(NamedTuple):
-    """A partition as a stream of JetStream. ``first``, ``last``: times of the first and the last record in ns. None: no
-    records.
+    """One partition, shown as a stream of JetStream.
+
+    ``first`` and ``last``: times of the first and the last record in nanoseconds. None: no records.
     """
 
     stream: StreamInfo
@@ -298,7 +306,7 @@ class JsPlace(NamedTuple):
 
 
 def name_of(stream: str, partition: int) -> str:
-    """Under which a partition appears."""
+    """Return the JetStream name of a partition: ``orders`` for partition 0, ``orders:1`` for partition 1."""
     return f"{stream}:{partition}" if partition else stream
 
 
@@ -311,7 +319,7 @@ def rejection_answer(kind: Kind, refusal: JsRefusal) -> JsAnswer:
 
 
 def status(code: int, text: str, *more: tuple[str, int]) -> JsAnswer:
-    """Return a status line without a payload. ``more``: headers."""
+    """Return a status line without a payload. ``more``: additional headers."""
     lines = "".join(f"{name}: {number}\r\n" for name, number in more)
     return JsAnswer(b"", f"NATS/1.0 {code} {text}\r\n{lines}\r\n".encode())
 
@@ -321,7 +329,7 @@ def _json(kind: Kind, **fields: Any) -> JsAnswer:
 
 
 def account(domain: str, streams: int) -> JsAnswer:
-    """Return the account information of nats-server, without limits."""
+    """Return the answer to an account information request, without limits."""
     limits = dict.fromkeys(("max_memory", "max_storage", "max_streams", "max_consumers", "max_ack_pending"), -1)
     limits |= {"memory_max_stream_bytes": -1, "storage_max_stream_bytes": -1, "max_bytes_required": False}
     nothing = dict.fromkeys(("memory", "storage", "reserved_memory", "reserved_storage"), 0)
@@ -330,7 +338,7 @@ def account(domain: str, streams: int) -> JsAnswer:
 
 
 def page(kind: Kind, question: JsQuestion, total: int, items: Sequence[Any]) -> JsAnswer:
-    """Return one page of a list. ``items``: of this page."""
+    """Return one page of a list of streams. ``items`` are the entries of this page."""
     limit = LIST_PAGE if kind in (Kind.LIST, Kind.CONSUMER_LIST) else NAMES_PAGE
     what = "consumers" if kind in (Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST) else "streams"
     numbers = {"total": total, "offset": min(question.page_offset, total), "limit": limit}
@@ -338,13 +346,16 @@ def page(kind: Kind, question: JsQuestion, total: int, items: Sequence[Any]) -> 
 
 
 def stream_info(place: JsPlace, now_ns: int) -> JsAnswer:
-    """Return the information about one stream."""
+    """Return the answer to a stream information request."""
     leader = {"cluster": {"leader": place.bounds.leader}} if place.bounds.leader else {}
     return _json(Kind.STREAM, total=0, offset=0, limit=0, **describe_stream(place, now_ns), **leader)
 
 
 def describe_stream(place: JsPlace, now_ns: int) -> dict[str, Any]:
-    """Return configuration and state. ``messages`` includes records that compaction removed. ``bytes`` is unknown."""
+    """Return the configuration and the state of a stream for an answer.
+
+    ``messages`` includes records that compaction removed. ``bytes`` is always 0, because the size is not known.
+    """
     stream, partition, bounds = place.stream, place.partition, place.bounds
     config, count = stream.config, max(bounds.high_watermark + 1 - bounds.log_start_offset, 0)
     return {
@@ -394,7 +405,7 @@ def describe_stream(place: JsPlace, now_ns: int) -> dict[str, Any]:
 
 
 def message(record: Record, default_subject: str) -> JsAnswer:
-    """Return the answer of MSG.GET."""
+    """Return the answer of MSG.GET for a record."""
     block = header_block(record)
     said: dict[str, Any] = {"subject": record.subject or default_subject, "seq": record.offset + 1}
     if block:
@@ -405,7 +416,10 @@ def message(record: Record, default_subject: str) -> JsAnswer:
 
 
 def direct(stream: str, record: Record, default_subject: str, numbers: Iterable[tuple[str, int]] = ()) -> JsAnswer:
-    """Return the answer of DIRECT.GET. ``stream``: name to show. ``numbers``: additional headers of a batch."""
+    """Return the answer of DIRECT.GET for a record.
+
+    ``stream``: JetStream name to show. ``numbers``: additional headers of a batch.
+    """
     own = [
         ("Nats-Stream", stream),
         ("Nats-Subject", record.subject or default_subject),
@@ -418,7 +432,7 @@ def direct(stream: str, record: Record, default_subject: str, numbers: Iterable[
 
 
 def header_block(record: Record) -> bytes:
-    """Return the headers of a record as lines, and its key as ``Lift-Key`` where it fits a line."""
+    """Return the headers of a record as a NATS header block. The key is added as ``Lift-Key`` if it fits into a header line."""
     pairs = [(name.encode("utf-8", "surrogateescape"), value) for name, value in record.headers]
     if record.key and all(name != _KEY.encode() for name, _ in pairs):
         pairs.append((_KEY.encode(), record.key))
@@ -436,7 +450,7 @@ def time_text(at_ns: int | None) -> str:
 
 
 def places(streams: Iterable[StreamInfo]) -> list[tuple[StreamInfo, int]]:
-    """Return all partitions, ordered by name."""
+    """Return all partitions of the streams as pairs of stream and number, ordered by name."""
     return [(stream, p.partition) for stream in sorted(streams, key=lambda one: one.name) for p in stream.partitions]
 
 
@@ -449,7 +463,7 @@ _NO_MESSAGE = JsRefusal(404, 10037, "no message found")
 
 
 class _Ends(Exception):
-    """Ends a request with ``refusal`` instead of an answer."""
+    """Raised inside the module to answer a request with ``refusal``."""
 
     def __init__(self, refusal: JsRefusal) -> None:
         self.refusal = refusal
@@ -457,7 +471,11 @@ class _Ends(Exception):
 
 @dataclass
 class StatelessReads:
-    """Answers JetStream read requests. ``domain``: in their subjects. ``wall_ns``: wall clock."""
+    """Answers JetStream read requests.
+
+    ``domain``: JetStream domain in the request subjects. ``wall_ns``: function that returns the wall clock time in
+    nanoseconds.
+    """
 
     client: Client
     domain: str
@@ -596,13 +614,16 @@ class StatelessReads:
         yield direct(name, found, subject) if question.kind is Kind.DIRECT else message(found, subject)
 
     async def _start(self, question: JsQuestion) -> int:
-        """Return the offset of the first record that may be given."""
+        """Return the offset at which the search for the requested record begins."""
         if question.start_ns is None:
             return question.sequence - 1
         return await self.client.offset_at(question.stream, question.partition, question.start_ns, options=_OPTIONS)
 
     async def _batch(self, question: JsQuestion, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
-        """``Nats-Num-Pending`` is exact without a filter and without compaction; else how many there may be at most."""
+        """Yield the records of a batch get.
+
+        ``Nats-Num-Pending`` is exact without a filter and without compaction. Otherwise it is an upper bound.
+        """
         start, most_bytes = await self._start(question), min(question.max_bytes or MAX_BYTES, MAX_BYTES)
         records = self._forwards(question.stream, question.partition, bounds, start, question.subjects)
         count = size_bytes = last = pending = 0
@@ -623,9 +644,9 @@ class StatelessReads:
         yield status(204, "EOB", ("Nats-Num-Pending", pending), ("Nats-Last-Sequence", last))
 
     async def _newest_of_each(self, question: JsQuestion, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
-        """Iterate over the newest record of each matching subject up to ``up_to``, in log order.
+        """Yield the newest record of each matching subject, in log order, up to the requested end.
 
-        It reads the whole log, unless the subjects are named.
+        It reads the whole log, unless the request names the subjects without wildcards.
         """
         newest = await self._up_to(question, bounds)
         literal = {one for one in question.subjects if "*" not in one and ">" not in one}
@@ -657,7 +678,7 @@ class StatelessReads:
         yield status(204, "EOB", *rest, ("Nats-UpTo-Sequence", newest + 1))
 
     async def _up_to(self, question: JsQuestion, bounds: Bounds) -> int:
-        """Return the offset of the newest record that may be given, inclusive."""
+        """Return the offset of the newest record that the answer may contain, inclusive."""
         newest = bounds.high_watermark
         if question.up_to_ns is not None:
             after = await self.client.offset_at(question.stream, question.partition, question.up_to_ns, options=_OPTIONS)
@@ -680,6 +701,6 @@ async def _none() -> AsyncIterator[Record]:
 
 
 async def _close(records: Any) -> None:
-    """Close the iteration with its read-ahead."""
+    """Close an iteration and stop its read-ahead."""
     if close := getattr(records, "aclose", None):
         await close()

@@ -1,4 +1,7 @@
-"""Sends the settlements of a queue worker: all that are pending in one command, one command at a time."""
+"""Sends the settlements of a queue worker: acks, returns, extensions and rejections of records.
+
+One command contains all pending settlements. At most one command is in flight.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ MAX_RANGES = 2000
 
 
 class Leased(Protocol):
-    """A record that a worker has."""
+    """A record that was delivered to a worker."""
 
     @property
     def record(self) -> Record:
@@ -40,7 +43,7 @@ J = TypeVar("J", bound=Leased)
 
 @dataclass(slots=True, eq=False)
 class _Telling(Generic[J]):
-    """A settlement that waits to be sent: ``jobs`` as ranges of one partition each."""
+    """A settlement that waits to be sent. Each entry of ``asked`` covers one partition."""
 
     jobs: Sequence[J]
     settlements: list[pb.Settlement]
@@ -49,7 +52,7 @@ class _Telling(Generic[J]):
 
 
 class Settlements(Generic[J]):
-    """Settlements of one worker. ``say`` sends one command and returns the lost ranges."""
+    """Queue of the settlements of one worker. ``say`` sends one command and returns the ranges whose lease was lost."""
 
     def __init__(self, name: str, say: Callable[[list[pb.Settlement]], Awaitable[list[pb.LostRange]]]) -> None:
         self._name = name
@@ -58,7 +61,11 @@ class Settlements(Generic[J]):
         self._telling: asyncio.Task[None] | None = None
 
     def tell(self, jobs: Sequence[J], asked: list[pb.Settlement]) -> asyncio.Future[list[J]]:
-        """Queue a settlement. The future returns the ``jobs`` whose lease was lost. It need not be awaited."""
+        """Queue a settlement of ``jobs``.
+
+        Returns:
+            A future of the jobs whose lease was lost. The caller may ignore it.
+        """
         told = _Telling(jobs, asked, asyncio.get_running_loop().create_future())
         told.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         if not asked:
@@ -81,7 +88,7 @@ class Settlements(Generic[J]):
             try:
                 lost = await self._tell_some([one for told in some for one in told.settlements])
             except BaseException as error:
-                if not isinstance(error, LiftError):  # the task ends: nobody would tell the others either
+                if not isinstance(error, LiftError):  # the task ends, so the other settlements fail, too
                     some += self._told
                     self._told.clear()
                 for told in some:
@@ -118,7 +125,10 @@ def _size(told: _Telling[Any]) -> tuple[int, int]:
 
 
 def combine_settlements(settlements: list[pb.Settlement]) -> list[pb.Settlement]:
-    """Combine acknowledgments of one partition. If there are other settlements, or a record occurs twice, all stay separate."""
+    """Merge the acks of one partition into one settlement.
+
+    Return the settlements unchanged if there are others than acks, or if a record occurs twice.
+    """
     parts: dict[tuple[str, str, int], list[tuple[int, int, int]]] = {}
     for one in settlements:
         if one.kind != pb.SETTLE_ACK:
@@ -147,7 +157,10 @@ def settlement(
 
 
 def ranges_of(jobs: Sequence[Leased]) -> list[pb.RecordRange]:
-    """Return ranges: neighbors of one lease together. A record that occurs twice has its newest lease."""
+    """Return the jobs as offset ranges.
+
+    Neighbors with one lease share a range. For a record that occurs twice, its newest lease counts.
+    """
     newest: dict[int, int] = {}
     for job in jobs:
         offset = job.record.offset
@@ -156,7 +169,7 @@ def ranges_of(jobs: Sequence[Leased]) -> list[pb.RecordRange]:
 
 
 def _neighbours_together(parts: Iterable[tuple[int, int, int]]) -> list[pb.RecordRange]:
-    """(start, end, lease) each, ascending."""
+    """Merge adjacent ranges. ``parts`` are (start, end, lease) in ascending order."""
     found: list[pb.RecordRange] = []
     for start, end, lease in parts:
         last = found[-1] if found else None
@@ -168,7 +181,7 @@ def _neighbours_together(parts: Iterable[tuple[int, int, int]]) -> list[pb.Recor
 
 
 def gaps(part: pb.GrantedRange, offsets: Sequence[int]) -> list[pb.RecordRange]:
-    """Return the parts of ``part`` between the ascending ``offsets``."""
+    """Return the offset ranges of ``part`` that are not in ``offsets``, which ascend."""
     found, at = [], part.start
     for offset in (*offsets, part.end):
         if offset > at:

@@ -39,13 +39,13 @@ _Error = cluster_pb2.ControlResponse.Error
 DEADLINE_S = 15.0
 ATTEMPT_S = 1.5
 _NO_RESPONDERS_S = 1.0
-"""Time to retry without responders before the first answer. A controller that reconnects is back by then."""
+"""Time to retry before the first answer if NATS reports no responders, in seconds. A controller reconnects within this time."""
 _LEAST_S = 0.25
-"""Minimum time for an attempt. With less time left, no attempt is made."""
+"""Minimum time for an attempt, in seconds. With less time left, the client makes no attempt."""
 MAJORITY_S = 1.5
-"""A lone controller is believed that too few of them are there when it says so again after this time: an election is over by then."""
+"""Time in seconds after which a repeated answer without a majority counts. An election is over by then."""
 _WHO_S = 1.0
-"""Time for a controller to answer which controllers are connected."""
+"""Time limit for a controller to report which controllers it is connected to, in seconds."""
 OPERATION_ID_SIZE_BYTES = 16
 _NODES_BYTES = 64 * 1024
 """Maximum size of a page of node ids in a request, in bytes."""
@@ -130,7 +130,7 @@ class ClusterState:
 
 
 class _Majority:
-    """Detects, over several answers, that the metadata group has no majority."""
+    """Decides from several answers of controllers whether the metadata group has lost its majority."""
 
     def __init__(self) -> None:
         self._missing_since_s: float | None = None
@@ -141,8 +141,9 @@ class _Majority:
         return self._missing_since_s is not None
 
     def add_answer(self, cluster: cluster_pb2.ClusterDescription | None, now_s: float) -> None:
-        """Take an answer of a controller, or None for no answer. Raise NoMajorityError after ``MAJORITY_S`` without a
-        majority.
+        """Add the answer of a controller at time ``now_s``. None: no controller answered.
+
+        Raises NoMajorityError if the answers have shown no majority for ``MAJORITY_S``.
         """
         voters = [one for one in cluster.controllers if not one.learner] if cluster is not None else []
         missing = sorted(one.nodeId for one in voters if not one.connected)
@@ -160,7 +161,7 @@ class _Majority:
 
 
 class MetadataRequests:
-    """Requests to the metadata group: the way to it, and the questions of the library itself.
+    """Requests to the metadata group that the library itself makes.
 
     Applications use ``client.admin``. This class returns the images of the metadata log.
 
@@ -181,9 +182,11 @@ class MetadataRequests:
         self.subjects = subjects
         self.deadline_s = deadline_s
         self._done_index = 0
-        """Index of the metadata image that the last command, or linearizable question, was answered with."""
+        """Highest metadata log index that answered a command or a linearizable request of this client. Older answers are
+        discarded.
+        """
         self._has_answered = False
-        """True if a controller of the namespace has answered. Missing responders then mean an outage, and requests wait."""
+        """True if a controller of this namespace has answered once. If NATS then reports no responders, requests retry."""
         self.internal = False
         """True if requests may create, change and delete internal streams (names that begin with ``_``)."""
 
@@ -205,7 +208,11 @@ class MetadataRequests:
         return await self.whole(await self.read(request))
 
     async def describe(self, *, linearizable: bool = False) -> ClusterState:
-        """Return the state of the cluster. ``Admin.describe_cluster`` describes the argument."""
+        """Return the state of the cluster.
+
+        Args:
+            linearizable: If True, the answer contains every change that was committed before this call. Default False.
+        """
         request = cluster_pb2.ControlRequest(linearizable=linearizable)
         pages = ClusterPages()
         while pages.request is not None:
@@ -269,7 +276,7 @@ class MetadataRequests:
         return list(pages.cluster.image.nodes)
 
     async def whole(self, response: cluster_pb2.ControlResponse) -> StreamImage:
-        """Return the complete stream of an answer, and request the partitions that did not fit into it."""
+        """Return the complete stream of an answer. Request the partitions that did not fit into the answer."""
         pages = StreamPages()
         pages.add(response)
         while pages.request is not None:
@@ -322,10 +329,11 @@ class MetadataRequests:
                 self._has_answered = True
                 response = self._decode(answer, subject, request.operationId)
                 if self._is_behind(response, request, subject):
-                    request.linearizable = True  # the metadata leader knows what this client was told
+                    request.linearizable = True  # the metadata leader has the newest state
                     payload = frames.seal(request)
                     raise UnavailableError(
-                        "The node that answered is behind: it does not know yet what this client has already read. Retry later."
+                        "The answer of the node is older than data that this client has already read. Retry later, when "
+                        "the node has caught up."
                     )
                 if response.error != _Error.OK:
                     if response.retryAfterMs:
@@ -354,7 +362,7 @@ class MetadataRequests:
             await asyncio.sleep(MAJORITY_S / 5)
 
     async def _controllers(self, left_s: float) -> cluster_pb2.ClusterDescription | None:
-        """Ask any controller for the members and the leader, None without an answer."""
+        """Ask any controller for the members and the leader of the metadata group. Return None without an answer."""
         if left_s < _LEAST_S:
             return None
         request = cluster_pb2.ControlRequest(operationId=secrets.token_bytes(OPERATION_ID_SIZE_BYTES))
@@ -368,8 +376,7 @@ class MetadataRequests:
         return response.cluster if response.error == _Error.OK else None
 
     def _is_behind(self, response: cluster_pb2.ControlResponse, request: cluster_pb2.ControlRequest, subject: str) -> bool:
-        """Return whether an answer is older than a command of this client: it could name a stream that was deleted and created
-        again."""
+        """Return whether an answer is older than the last command of this client. Such an answer may name a deleted stream."""
         if subject != self.subjects.info() or request.linearizable:
             if response.error == _Error.OK and response.index:
                 self._done_index = response.index  # it may fall: a rescued metadata group may begin again below it
@@ -380,7 +387,9 @@ class MetadataRequests:
         return True
 
     def _check_cluster(self, waited_s: float) -> None:
-        """Raise NoClusterError if no node of the namespace has ever answered, and there were no responders for ``waited_s``."""
+        """Raise NoClusterError if no node of the namespace has ever answered and NATS reports no responders for
+        ``waited_s``.
+        """
         if not self._has_answered and waited_s >= min(_NO_RESPONDERS_S, self.deadline_s / 2):
             raise NoClusterError(
                 f"No liftpy node of namespace {self.subjects.namespace!r} answers at {self.transport.server}. Check "
@@ -391,7 +400,8 @@ class MetadataRequests:
     def _decode(self, answer: bytes, subject: str, operation_id: bytes) -> cluster_pb2.ControlResponse:
         """Return the decoded answer.
 
-        An unreadable or foreign answer says nothing, so the request is repeated under the same operation id.
+        If the answer is unreadable or belongs to another request, raise an error that makes the client retry with the
+        same operation id.
         """
         try:
             response = frames.decode(answer, cluster_pb2.ControlResponse)

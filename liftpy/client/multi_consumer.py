@@ -26,7 +26,7 @@ from liftpy.nats.cancellation import end_tasks
 
 MAX_PARTITIONS = 4096
 AHEAD_BYTES = 64 * 1024 * 1024
-"""Read-ahead over all partitions, in bytes as sent. Each partition has at least ``LEAST_BYTES``."""
+"""Maximum read-ahead over all partitions, in bytes as sent. Each partition has at least ``LEAST_BYTES``."""
 LEAST_BYTES = 64 * 1024
 LOOK_EVERY_S = 5.0
 """Interval of the search for new streams and partitions, in seconds."""
@@ -34,14 +34,14 @@ _IDLE_S = 0.1
 _WILD = frozenset("*?[")
 
 Place = tuple[str, int]
-"""Stream and partition."""
+"""A partition, as (stream name, partition number)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
     """Functions of a ManyConsumer that list partitions and open a Consumer for each.
 
-    ``consumer`` gets the read-ahead in bytes.
+    ``consumer`` takes the maximum read-ahead in bytes.
     """
 
     places: Callable[[], Awaitable[Iterable[Place]]]
@@ -49,16 +49,16 @@ class Places:
 
 
 def bounded_ahead(options: ReadOptions, ahead_bytes: int) -> ReadOptions:
-    """Return ``options`` with read-ahead limited to ``ahead_bytes``: first fewer answers, then smaller ones."""
+    """Return a copy of ``options`` whose read-ahead is at most ``ahead_bytes``: first fewer answers, then smaller ones."""
     depth = max(min(options.read_ahead, ahead_bytes // options.max_bytes), 1)
     return replace(options, read_ahead=depth, max_bytes=max(min(options.max_bytes, ahead_bytes // depth), 4096))
 
 
 def selects(names: Iterable[str]) -> Callable[[str], bool]:
-    """Return a test whether a stream is selected by ``names``, some of which are patterns.
+    """Return a function that checks whether a stream name matches one of ``names``, which may be patterns.
 
-    A pattern selects an internal stream only if the pattern itself begins with ``_``. Raises ConfigError or
-    InvalidNameError.
+    A pattern matches an internal stream only if the pattern itself begins with ``_``. Raises ConfigError or
+    InvalidNameError for a name that is not valid.
     """
     wanted = tuple(names)
     if not wanted:
@@ -132,18 +132,18 @@ class ManyConsumer:
         self._ended: set[Place] = set()
         self._look_at = 0.0
         self._begun = False
-        """True if the partitions at the start are known."""
+        """True if the partitions at the start of the read were listed."""
         self._waiting = False
         self._closes = 0
         self._turn = 0
         self._served: dict[Place, int] = {}
-        """Partition -> turn at which it was last served."""
+        """Partition -> number of the turn in which it last returned a slice."""
         self._rest: Iterator[ConsumedRecord] = iter(())
         """Remaining records of the slice that is delivered record by record. An interrupted iteration loses none of them."""
         self._last: ConsumedRecord | None = None
         """Last delivered record of a slice with remaining records."""
         self._unread: ConsumedBatch | None = None
-        """Partition whose records cannot be read. It stays the next one, so no record after the gap is delivered."""
+        """Slice whose records cannot be decoded. It is returned again, so that no later record is delivered before it."""
 
     async def __aenter__(self) -> ManyConsumer:
         await self._look()
@@ -153,7 +153,7 @@ class ManyConsumer:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop reading all partitions. A task that waits for records gets the end."""
+        """Stop reading all partitions. A task that waits for records gets the end of the iteration."""
         self._closes += 1
         coming, self._coming = list(self._coming), {}
         await end_tasks(coming)
@@ -183,7 +183,7 @@ class ManyConsumer:
         self._paused.difference_update(places)
 
     async def _look(self) -> None:
-        """Start to read new partitions, at most every ``LOOK_EVERY_S``."""
+        """List the partitions and start to read new ones, at most every ``LOOK_EVERY_S``."""
         now = asyncio.get_running_loop().time()
         if now < self._look_at:
             return
@@ -264,7 +264,7 @@ class ManyConsumer:
             self._waiting = False
 
     def _arm(self) -> None:
-        """Wait for the next slice of each partition that has no pending wait."""
+        """Start a task for each partition that has none. The task waits for the next slice of the partition."""
         waited_for = set(self._coming.values())
         for place, reader in self._readers.items():
             if place in waited_for or place in self._ended or place in self._paused:

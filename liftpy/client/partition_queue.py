@@ -1,14 +1,14 @@
-"""Queue of a producer for one partition: orders its batches and evaluates the answers. Pure.
+"""Send queue of a producer for one partition: builds batches, orders them and evaluates the answers. Pure.
 
-Goal: store every record once and in order, whatever is lost or rejected on the way. Constraint: several batches are in
-flight at once, and the next leader may have some of them.
+Goal: store every record once and in order, even if messages or answers are lost or rejected. Constraint: several
+batches are in flight at once, and a new leader may already have some of them.
 
 Algorithm: go back N.
 
 - The queue collects records into batches. A closed batch has a sequence number and never changes. A repeated batch has
   the same bytes, so the leader recognizes it.
 - After a rejection or a timeout, the queue sends every batch again from the first unanswered one. It waits before each
-  repetition, longer each time. The leader answers a batch that it has as a duplicate.
+  repetition, longer each time. If the leader has a batch already, it answers that the batch is a duplicate.
 - The leader stores nothing out of order. If a batch is answered and an earlier one is not, the log has both. The
   publishers get their acks in order.
 
@@ -38,14 +38,17 @@ from liftpy.core.wire.headers import Pairs
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
 _PROBE_S = 0.25
-"""Bound of the wait for the answer to one batch, where the connection was just renewed."""
+"""Maximum time to wait for the answer to a probe batch after a reconnect, in seconds."""
 _PROBING_S = 5.0
-"""Time for which a restored connection counts as new, unless an answer arrives. Leaders reconnect in this time, too."""
+"""Time after a reconnect during which batches are sent one at a time, in seconds. It ends early when an answer arrives.
+
+Leaders reconnect to NATS in this time, too.
+"""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ProducerBatch:
-    """One closed batch. ``ticket``: informs its publishers."""
+    """One closed batch. ``ticket`` is the object that passes the result to the senders of its records."""
 
     sequence: int
     record_count: int
@@ -63,14 +66,18 @@ class ProducerBatch:
     """True if the leader must discard its state of this producer."""
     attempt: int = 0
     first_at: float = 0.0
-    """Loop time in s: then it was sent first."""
+    """Time of the event loop at which the batch was first sent, in seconds."""
     answer_by: float = 0.0
-    """Time at which the batch is sent again, unless it is answered before."""
+    """Deadline for the answer, as a time of the event loop in seconds. The queue sends the batch again after it."""
     placed: BatchResult | None = None
 
 
 class BatchResult(NamedTuple):
-    """Answer to a batch. ``offset``: of its first new record, or of its first record if all or none are new. -1: not known."""
+    """Answer of the leader to a batch.
+
+    ``offset``: offset of the first new record. If all records are new or all are duplicates, offset of the first
+    record. -1: not known.
+    """
 
     offset: int
     leader_epoch: int
@@ -78,21 +85,21 @@ class BatchResult(NamedTuple):
 
 
 class Refusal(Enum):
-    """Meaning of a negative answer."""
+    """Reason for which a leader rejects a batch."""
 
     AGAIN = "again"
     """No leader accepted the batch, or the leader had no room. The batch is sent again."""
     OUT_OF_ORDER = "out of order"
-    """An earlier one is missing there."""
+    """The log of the leader lacks an earlier batch. The queue goes back to it."""
     UNKNOWN = "unknown"
-    """The leader does not know the producer's epoch. The producer asks for another one."""
+    """The leader does not know the producer's epoch. The producer requests a new one."""
     FINAL = "final"
     """The batch will never be stored."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Open:
-    """The batch that records are gathered into. ``since``: loop time in s of the first."""
+    """The batch that is being filled. ``since``: time of its first record, as a time of the event loop in seconds."""
 
     ticket: Any
     since: float = 0.0
@@ -106,7 +113,10 @@ class _Open:
 
 
 class PartitionQueue:
-    """Queue of one partition. Sequences have 32 bits and wrap around. Times are loop times in s."""
+    """Send queue of one partition.
+
+    Sequence numbers have 32 bits and wrap around. Times are times of the event loop in seconds.
+    """
 
     def __init__(
         self,
@@ -119,9 +129,16 @@ class PartitionQueue:
         linger_s: float = 0.0,
         new_ticket: Callable[[], Any] = object,
     ) -> None:
-        """``window``: maximum batches in flight.
+        """Create the queue.
 
-        ``linger_s``: how long an incomplete batch waits for more records. ``new_ticket``: makes the ticket of a batch.
+        Args:
+            producer_id: Id of the producer, 64 bits.
+            window: Maximum number of batches in flight.
+            batch_bytes: Maximum size of a batch, in bytes.
+            batch_records: Maximum number of records in a batch.
+            attempt_s: Time to wait for an answer before a batch is sent again, in seconds.
+            linger_s: Time that an incomplete batch waits for more records, in seconds.
+            new_ticket: Creates the ticket of a batch.
         """
         self.producer_id = producer_id
         self._window = window
@@ -141,9 +158,9 @@ class PartitionQueue:
         self._names = False
         self._reset = False
         self._asks = True
-        """True while the producer has no epoch. The queue sends nothing."""
+        """True while the producer has no epoch for this partition. The queue sends nothing until then."""
         self._hurries = False
-        """True if collected records must not wait for more records."""
+        """True if incomplete batches are sent without waiting for more records."""
         self._open = _Open(ticket=new_ticket())
         self._parcels: deque[ProducerBatch] = deque()
         self._out_count = 0  # of the first parcels: sent since the lane has gone back last, or placed
@@ -153,29 +170,37 @@ class PartitionQueue:
         self._probing_until = 0.0
         """Time until which only one batch is in flight, with a short timeout. 0: no such limit."""
         self._quota_until = 0.0
-        """A quota lets it in then."""
+        """Time until which the leader rejects batches by a quota."""
         self.sent_again = 0
-        """Batches that were sent again, ever."""
+        """Number of batches that were sent again since the queue was created."""
 
     @property
     def asks(self) -> bool:
-        """True if it needs an epoch from ``begin``."""
+        """True if the queue needs an epoch. Call ``begin`` or ``begin_again`` with one."""
         return self._asks
 
     def begin(
         self, epoch: int, next_sequence: int, digest: RollingDigest | None, *, reset: bool = False, position: int = -1
     ) -> None:
-        """Start as the log says, before records are added. ``digest`` None: unknown to the leader, so it is not sent."""
+        """Set the state that the leader has for this producer. Call it before the first record is added.
+
+        Args:
+            epoch: Epoch of the producer.
+            next_sequence: Sequence number of the next record.
+            digest: Digest of the stored records. None: the leader does not know it, so batches carry no digest.
+            reset: True if the leader must discard its state of this producer.
+            position: Offset of the last source record whose results are stored. -1: none.
+        """
         self.position, self._names = position, True
         self.epoch, self.next_sequence, self._digest, self._asks = epoch, next_sequence, digest, False
         self._reset = reset
-        if not next_sequence:  # a new epoch that begins at 0 is begun anew by the log, too
+        if not next_sequence:  # a new epoch that begins at sequence 0 also resets the state in the log
             self._digest = RollingDigest()
 
     def begin_again(self, epoch: int) -> None:
-        """Start again in another epoch, because the log has nothing of the last one.
+        """Continue with a new epoch, because the log has no record of the last epoch.
 
-        Unanswered batches are sent again with the same numbers.
+        Unanswered batches are sent again with the same sequence numbers.
         """
         self.epoch, self._asks, self._out_count = epoch, False, 0
         for parcel in self._parcels:
@@ -196,12 +221,12 @@ class PartitionQueue:
 
     @property
     def is_empty(self) -> bool:
-        """True if everything that was added has its answer."""
+        """True if every added record has its answer."""
         return not self._parcels and not self._open.values
 
     @property
     def first_unanswered(self) -> ProducerBatch | None:
-        """The parcel that all others wait behind."""
+        """The oldest batch without an answer. None: there is none."""
         return self._parcels[0] if self._parcels else None
 
     # ---- what comes in -----------------------------------------------------------------------------------------------
@@ -234,9 +259,17 @@ class PartitionQueue:
         now: float,
         positions: Sequence[int] | None = None,
     ) -> list[tuple[Any, int, int]]:
-        """Add records without headers, with their sizes in bytes.
+        """Add records without headers.
 
-        Return for each batch its ticket, the index of the first record, and the count.
+        Args:
+            values: Payloads.
+            keys: One key or None for each value. None: no keys.
+            sizes: Size of each record in bytes.
+            now: Time of the event loop, in seconds.
+            positions: Source offset of each record. None: no source.
+
+        Returns:
+            For each batch: its ticket, the index of the first added record in it, and the number of added records.
         """
         ends = list(accumulate(sizes))
         shares, start = [], 0
@@ -279,8 +312,10 @@ class PartitionQueue:
         return ticket
 
     def _whole_end(self, positions: Sequence[int], start: int, end: int) -> int:
-        """Return the end at or before ``end`` that keeps the results of one source record together, or a later end if a batch
-        would be empty."""
+        """Return an index at or before ``end`` that does not separate the results of one source record.
+
+        If the batch would be empty, return a later index.
+        """
         if end == len(positions) or positions[end] != positions[end - 1]:
             return end
         whole = bisect_left(positions, positions[end - 1])
@@ -289,7 +324,7 @@ class PartitionQueue:
         return start if self._open.values else bisect_right(positions, positions[start])
 
     def _batch_with_room(self, size_bytes: int) -> _Open:
-        """Return the batch that takes ``size_bytes`` more."""
+        """Return the open batch. Close it first and open another one if ``size_bytes`` more do not fit."""
         gathered = self._open
         full = len(gathered.values) >= self._batch_records or gathered.size_bytes + size_bytes > self._batch_bytes
         if gathered.values and full:
@@ -371,7 +406,7 @@ class PartitionQueue:
         return 1 if self._probing_until or (self._parcels and self._parcels[0].reset) else self._window
 
     def wake_at(self) -> float | None:
-        """Return the time of the next action without an answer, None for none."""
+        """Return the time at which the queue must act if no answer arrives. None: it has nothing to do."""
         if self._asks:
             return None
         if self._out_count:
@@ -385,7 +420,7 @@ class PartitionQueue:
         return None if due == math.inf else due
 
     def late(self, now: float) -> bool:
-        """Return whether the first answer is overdue. Then everything is sent again."""
+        """Return whether the oldest batch has no answer in time. In this case, all batches are sent again."""
         if not self._parcels or not self._out_count or now < self._parcels[0].answer_by:
             return False
         self._go_back(now)
@@ -401,7 +436,11 @@ class PartitionQueue:
 
     # ---- answers -----------------------------------------------------------------------------------------------------
     def acked(self, sequence: int, answer: BatchResult) -> list[tuple[ProducerBatch, BatchResult]]:
-        """Process an ack. Return the batches whose publishers can be informed now, in order. It may answer any attempt."""
+        """Process an ack, which may belong to any attempt.
+
+        Returns:
+            The batches that now have their results, in order.
+        """
         parcel = next((parcel for parcel in self._parcels if parcel.sequence == sequence), None)
         if parcel is None:
             return []
@@ -413,9 +452,18 @@ class PartitionQueue:
         return told
 
     def refused(self, sequence: int, attempt: int, refusal: Refusal, now: float, due: int = 0, after_s: float = 0.0) -> bool:
-        """Process a rejection.
+        """Process a rejection of a batch.
 
-        Return whether the queue continues. ``due``: with OUT_OF_ORDER, the expected sequence. ``after_s``: wait for a quota.
+        Args:
+            sequence: Sequence number of the rejected batch.
+            attempt: Number of the rejected attempt.
+            refusal: Reason of the rejection.
+            now: Time of the event loop, in seconds.
+            due: With OUT_OF_ORDER, the sequence number that the leader expects.
+            after_s: Time that a quota requires to wait, in seconds.
+
+        Returns:
+            False if the producer cannot continue.
         """
         out = next((parcel for parcel in islice(self._parcels, self._out_count) if parcel.sequence == sequence), None)
         if out is None or out.placed is not None or attempt != out.attempt:
@@ -435,6 +483,6 @@ class PartitionQueue:
         return [*closed, (self._open.ticket, 0)] if self._open.values else closed
 
     def connection_renewed(self, now: float) -> None:
-        """Send all unanswered batches again after a reconnect. One batch probes first."""
+        """Send all unanswered batches again after a reconnect: the first one alone, the others after its answer."""
         self._probing_until, self._pause_s = now + _PROBING_S, FIRST_PAUSE_S
         self._out_count, self.resume_at = 0, max(now, self._quota_until)

@@ -50,7 +50,7 @@ RECORD_BYTES = 16
 BATCH_BYTES = 4096
 """Overhead of a batch in a message: at most this many bytes."""
 MOST_ON_THEIR_WAY = 5
-"""Batches in flight per partition: the leader remembers this many."""
+"""Maximum number of batches in flight per partition. The leader remembers this many batches of a producer."""
 
 Begin = Literal["resume", "repeat", "anew"]
 
@@ -183,7 +183,7 @@ class ManyAck(NamedTuple):
 
 
 class BatchFuture:
-    """The future result of one batch, shared by the receipts of its records."""
+    """Result of one batch. The receipts of its records share it."""
 
     __slots__ = ("future", "partition", "record_count", "stream")
 
@@ -192,17 +192,17 @@ class BatchFuture:
         self.partition = partition
         self.future: asyncio.Future[BatchResult] = asyncio.get_running_loop().create_future()
         self.record_count = 0
-        """Known when it is placed."""
+        """Number of records in the batch. 0 until the batch is stored."""
 
     def fail(self, error: LiftError) -> None:
-        """Fail the batch. Its error need not be read."""
+        """Fail the batch with ``error``. asyncio does not complain if the application never reads the error."""
         if not self.future.done():
             self.future.set_exception(error)
             self.future.exception()
 
 
 class Receipt:
-    """The future ack of one record. Await it to get the PublishAck, or the error.
+    """Future ack of one record. Await it to get the PublishAck, or the error.
 
     Args:
         ticket: The batch of the record.
@@ -232,7 +232,7 @@ class Receipt:
 
 
 class ManyReceipt:
-    """The future acks of records that were sent together. Await it to get a list of ManyAck.
+    """Future acks of records that were sent together. Await it to get a list of ManyAck.
 
     Args:
         shares: Parts of batches: the batch, the first index and the number of records.
@@ -267,7 +267,7 @@ async def _result_of(ticket: BatchFuture) -> BatchResult:
 
 
 def _offset_of(placed: BatchResult, index: int) -> int:
-    """Return the offset of a record in a batch. Records that were stored before have unknown offsets."""
+    """Return the offset of a record of a batch. Return -1 if the batch was a duplicate whose offsets are not known."""
     if placed.offset < 0:
         return -1
     return placed.offset + index - placed.known_records if index >= placed.known_records else -1
@@ -275,16 +275,16 @@ def _offset_of(placed: BatchResult, index: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderContext:
-    """Values that all partition senders of a producer share. ``instance``: random number of this process."""
+    """Values that all partition senders of a producer share. ``instance`` is a random number of this process."""
 
     transport: Transport
     stream: str
     instance: int
     name: str
     source: SourcePosition | None
-    """Source that the producer reads. Its offset has no meaning."""
+    """Source partition of the producer. Its offset is not used. None: no source."""
     round: Round | None
-    """Round that the producer sends. ``source`` is then its position."""
+    """Round that the producer writes. ``source`` is then the position of the round. None: no round."""
     partitioning: Callable[[], Partitioning | None]
     """Method by which the producer chooses partitions. It is known when all partitions are open. None: it cannot be
     described.
@@ -319,18 +319,18 @@ class PartitionSender:
         self.addressing = Addressing(address, find, self._leader_moved, errand.failed)
         self.awake = asyncio.Event()
         self.newest: Any = None
-        """BatchFuture of the batch that took the last record."""
+        """BatchFuture of the batch that contains the last added record."""
         self._refusal: LiftError | None = None
         self.repeat = Repeat()
-        """Stored part of the producer's round."""
+        """Records of the producer's round that this partition has stored already."""
         self.known: client_pb2.ProducerState | None = None
         """State of the producer in the log when the sender was opened. None: no state."""
         self._acked: tuple[int, int] | None = None
-        """(offset, LeaderEpoch) of the newest acknowledgment that says where a record is."""
+        """Offset and LeaderEpoch of the newest ack that contained an offset. None: no such ack yet."""
 
     # ---- its epoch -----------------------------------------------------------------------------------------------------
     async def begin(self) -> None:
-        """Ask the leader how to continue, and begin."""
+        """Ask the leader for the stored state of this producer, and start the queue with it."""
         state, how = await self._ask(), self._options.begin
         self.known = state if state.known else None
         digest = RollingDigest.decode(state.digest) if state.digest else None
@@ -346,7 +346,7 @@ class PartitionSender:
             self.lane.begin(state.epoch, 0, RollingDigest(), reset=how == "anew")
 
     async def _begin_again(self) -> None:
-        """Request a new epoch, because the leader that gave the old one has failed and the log has no record of it."""
+        """Request a new epoch. The leader that assigned the last epoch has failed, and the log has no record of that epoch."""
         state = await self._ask()
         sequence, digest = self.lane.unanswered
         same = state.nextSequence == sequence and (digest is None or state.digest in (b"", digest.encode()))
@@ -372,7 +372,10 @@ class PartitionSender:
         return state.HasField("position") and source is not None and state.position.generation == source.generation
 
     def add_columns(self, columns: RecordColumns, start: int, end: int, size_bytes: int, partitions: int) -> BatchFuture:
-        """The records from ``start`` (inclusive) to ``end`` (exclusive), in a batch. ``partitions``: with which a round was begun."""
+        """Add the records from ``start`` (inclusive) to ``end`` (exclusive) as one batch.
+
+        ``partitions`` is the number of partitions when the round began. Only a round uses it.
+        """
         last = self.lane.next_sequence + end - start - 1
         round = self._errand.round
         position = -1 if round is None else offset_in(partitions, last, round.plan)
@@ -428,12 +431,12 @@ class PartitionSender:
 
     # ---- sending -------------------------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Send the queued batches until canceled."""
+        """Send the queued batches until the task is canceled."""
         loop, transport = asyncio.get_running_loop(), self._transport
         renewed = transport.reconnected
         while True:
             self.awake.clear()
-            if renewed.done():  # nobody knows what of the old connection has arrived
+            if renewed.done():  # it is unknown which messages of the old connection have arrived
                 renewed = transport.reconnected
                 self.lane.connection_renewed(loop.time())
             try:
@@ -451,7 +454,7 @@ class PartitionSender:
             await self._until(self.lane.wake_at(), renewed)
 
     async def _until(self, at: float | None, renewed: asyncio.Future[None]) -> None:
-        """Wait until that time or an event."""
+        """Wait until the time ``at``, or until the queue or the connection has a new event."""
         loop, awake = asyncio.get_running_loop(), self.awake
         timer = None if at is None else loop.call_at(at, awake.set)
         wake = lambda _: awake.set()  # noqa: E731
@@ -541,7 +544,7 @@ class PartitionSender:
         self.awake.set()
 
     def _ack_in(self, message: Any) -> _Ack | None:
-        """Return the ack of this partition, None for a foreign answer."""
+        """Return the ack in a message. Return None if it comes from another partition."""
         payload = message if isinstance(message, bytes) else bytes(message.data)
         try:
             ack = frames.decode(payload, _Ack)

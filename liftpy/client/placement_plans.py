@@ -1,4 +1,4 @@
-"""Placement requests and the plans that a dry run returns."""
+"""Placement requests, and the plans that a dry run returns."""
 
 from __future__ import annotations
 
@@ -202,6 +202,6 @@ def _names_a_node(node: object) -> bool:
 
 
 def tally_rows(tallies: Mapping[str, ReplicaCounts]) -> Iterable[Sequence[str]]:
-    """Return table rows of text: place, leaders, replicas, each with the number that is new."""
+    """Yield table rows of text: node or rack, leaders, replicas. Each number also shows how many the plan adds."""
     for place, tally in tallies.items():
         yield (place or "(none)", f"{tally.leaders} (+{tally.new_leaders})", f"{tally.replicas} (+{tally.new_replicas})")

@@ -1,19 +1,26 @@
 """Start and end of a read: words, offsets, times and positions.
 
+A start is one of these:
+
 - ``earliest``: the log start, the oldest offset that is kept.
-- ``latest``: the last committed record. On an empty stream, the first record to come.
+- ``latest``: the last committed record. On an empty stream, the first record that will be stored.
 - ``new``: records that are committed after this moment (high watermark + 1).
-- An offset: that record, inclusive. Outside log start .. high watermark + 1 is an error, never a silent reset.
+- An offset: that record, inclusive. An offset outside log start .. high watermark + 1 is an error, never a silent
+  reset.
 - A time: the first record that the leader stamped at or after it. A time without a time zone is UTC. ``-10m``, or a
   timedelta, is relative to now.
 - ``-1000``: number of offsets before the high watermark + 1, at least the log start.
 - A Position: the position of an earlier Consumer, on the same stream.
 
-``until``: ``end`` is the high watermark at the start. An offset is the last one wanted, inclusive. A time is exclusive.
-None follows forever. The reader waits for an offset or a time in the future.
+An end (``until``) is one of these:
+
+- ``end``: the high watermark at the start of the read.
+- An offset: the last record, inclusive. The reader waits for an offset in the future.
+- A time: exclusive. The reader waits for a time in the future.
+- None: no end. The reader follows new records.
 
 With ``backwards`` the reader goes down from ``start`` to ``until``. A time as ``start`` means the last record before
-it. ``until`` ``end`` or None means the log start.
+it. ``until="end"`` or None means the log start.
 """
 
 from __future__ import annotations
@@ -81,7 +88,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class FromEnd:
-    """A start relative to the end.
+    """A start that is a number of offsets before the end.
 
     Args:
         records: Number of offsets before the end.
@@ -125,7 +132,7 @@ class Bounds:
         high_watermark: Last committed offset, inclusive. -1: none.
         compacted: True if the stream is compacted.
         end_epoch: LeaderEpoch of the last committed record. 0: not known.
-        deletes_end: Exclusive. Tombstones below it may be deleted.
+        deletes_end: Exclusive offset below which the replica may have deleted tombstones.
     """
 
     uid: str
@@ -145,7 +152,10 @@ class Bounds:
 
 
 def start_offset(start: Start, bounds: Bounds) -> int:
-    """Return the first offset to read, inclusive. Raise OffsetOutOfRangeError outside the bounds. Replicas resolve times."""
+    """Return the first offset to read, inclusive. Raise OffsetOutOfRangeError outside the bounds.
+
+    ``start`` must not be a time, because only a replica can turn a time into an offset.
+    """
     if start == "earliest":
         return bounds.log_start_offset
     if start == "latest":
@@ -164,7 +174,10 @@ def start_offset(start: Start, bounds: Bounds) -> int:
 
 
 def end_offset(until: Until, bounds: Bounds) -> int | None:
-    """Return the offset to stop before, exclusive. None: never stop, or not known yet. Replicas resolve times."""
+    """Return the offset to stop before, exclusive.
+
+    None: never stop, or the end is a time that a replica must turn into an offset.
+    """
     if until is None or isinstance(until, datetime):
         return None
     if until == "end":
@@ -209,7 +222,7 @@ def timestamp_ns(moment: datetime | SupportsIndex, name: str = "time") -> int:
 
 
 def check_offset(offset: SupportsIndex, name: str = "offset") -> int:
-    """Return ``offset`` as an int from 0. Raise ConfigError that calls it ``name`` otherwise."""
+    """Return ``offset`` as an int. Raise ConfigError if it is not an integer from 0. ``name`` is the name of the argument."""
     if isinstance(offset, bool) or not hasattr(offset, "__index__"):
         raise ConfigError(f"Invalid {name} {quote(repr(offset))}. Use an offset, an int of 0 or more.")
     found = operator.index(offset)
@@ -252,7 +265,7 @@ def resolve_start(start: Start, now: datetime) -> Start:
 
 
 def checked_until(until: Until) -> Until:
-    """Return ``until`` after a check of type and range. Raise ConfigError otherwise."""
+    """Return ``until``. Raise ConfigError if its type or value is not allowed."""
     if until is None or until == "end":
         return until
     if isinstance(until, datetime):
@@ -338,7 +351,7 @@ def _is_offset(text: str) -> bool:
 
 
 def _moment(text: str, now: datetime | None, name: str) -> datetime | None:
-    """Return the time in the text, None if it is none. Raise ConfigError if it is out of range."""
+    """Return the time that the text names. Return None if the text is not a time. Raise ConfigError if it is out of range."""
     relative = _RELATIVE.fullmatch(text) if now is not None else None
     try:
         if relative is None or now is None:

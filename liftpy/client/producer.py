@@ -60,11 +60,12 @@ from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import Transport
 
 Partitioner = Literal["key", "sticky", "round-robin"] | Callable[[bytes | None, int], int]
-"""How a producer chooses partitions.
+"""How a producer chooses the partition of a record.
 
-``key``: by Kafka's hash of the key, and like ``sticky`` without a key. ``sticky``: one partition until its batch is
-full or sent, then the next. ``round-robin``: the next partition for each record. Or a function of (key or None, number
-of partitions).
+- ``key``: by Kafka's hash of the key. A record without key is treated as with ``sticky``.
+- ``sticky``: one partition until its batch is full or sent, then the next.
+- ``round-robin``: the next partition for each record.
+- A function of (key or None, number of partitions).
 """
 _CHUNK_RECORDS = 65_536
 _METHODS = {
@@ -75,7 +76,7 @@ _METHODS = {
     for how in ("sticky", "round-robin")
     for numbered in (False, True)
 }
-"""Partitioning methods by partitioner, and by whether the number of a record decides."""
+"""(Partitioner, whether keyless records are partitioned by their number) -> method that is stored in the log."""
 
 
 class Producer:
@@ -162,20 +163,22 @@ class Producer:
             for partition, address in enumerate(addresses)
         ]
         self._next = secrets.randbelow(len(self._courses))
-        """The partition that the next record without a key goes to, where that is chosen by chance."""
+        """Partition for the next record without a key, if the partitioner does not use the record's number."""
         self._next_number = producer_id % (1 << 32)
-        """Number of the next record whose partition is chosen by number."""
+        """Number of the next record, if the partitioner uses the record's number."""
         self._is_numbered = options.begin != "resume" and not callable(partitioner)
         self._used = len(self._courses)
         self._partitioning: Partitioning | None = None
         self._why_not_again = self._why_not_keyless = ""
-        """Return why a record's partition cannot be chosen as before. '': it can."""
+        """Why the partitions of repeated records cannot be chosen as before, for all records and for records without key.
+        '': they can.
+        """
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Any = None
         self._has_begun = False
-        """A batch, with the last record that was sent alone."""
+        """True if a batch that contains the last single record is open."""
         self._yielding = 0
-        """Sends that yield to other tasks. A later send waits behind them."""
+        """Number of ``send`` calls that yield to other tasks. A later ``send`` waits for them."""
         self._failure: LiftError | None = None
         self._told = False
         """True if the application has seen the error."""
@@ -196,7 +199,7 @@ class Producer:
 
     @property
     def failure(self) -> LiftError | None:
-        """The error that ended the producer. None: it works."""
+        """Error that ended the producer. None: the producer works."""
         return self._failure
 
     @property
@@ -363,7 +366,7 @@ class Producer:
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if kind is None and not self._told:  # who has handled it is not told again
+            if kind is None and not self._told:  # do not raise an error that the application has handled
                 await self.flush()
         finally:
             await self.close()
@@ -431,7 +434,7 @@ class Producer:
         return Receipt(ticket, index)
 
     async def _let_others_go(self) -> None:
-        """Yield to the event loop once per batch before a record is taken, so that a canceled send has taken nothing."""
+        """Yield to the event loop once per batch, before a record is taken. So a canceled ``send`` has taken no record."""
         self._yielding += 1
         try:
             await asyncio.sleep(0)
@@ -565,7 +568,9 @@ class Producer:
 
     def _must_have_no_round(self) -> None:
         if self._round is not None:
-            raise ConfigError("Inside a write epoch, send records with send_columns().")
+            raise ConfigError(
+                "This producer writes a round and accepts only send_columns(). Use it for all records of the round."
+            )
 
     def _positions(self, positions: int | Sequence[int] | None, count: int) -> Sequence[int] | None:
         if (positions is None) != (self._source is None):
@@ -606,7 +611,10 @@ class Producer:
         return shares
 
     def _not_there(self, known: int, positions: Sequence[int], sizes: Sequence[int], at: Sequence[int]) -> list[int]:
-        """Return the records that were made from source records after ``known``. The others leave the buffer."""
+        """Return the indexes of the records that were made from source records after ``known``.
+
+        Free the buffer space of the others.
+        """
         first = bisect_right(at, known, key=positions.__getitem__)
         if first:
             self._buffer.leave(sum(sizes[i] for i in at[:first]), first)
@@ -615,7 +623,7 @@ class Producer:
     def _shared_out(
         self, count: int, keys: Sequence[bytes | None] | None, partition: int | None
     ) -> list[tuple[PartitionSender, list[int] | None]]:
-        """Return which records go to which partition, None for all."""
+        """Return the senders to use, each with the indexes of its records. None instead of indexes: all records."""
         if partition is not None:
             return [(self._course(partition), None)]
         if len(self._courses) == 1:
@@ -657,7 +665,7 @@ class Producer:
 
     # ---- the same partitions again ---------------------------------------------------------------------------------------------
     def _choose_partitioning(self) -> None:
-        """Choose partitions as earlier processes did if this one repeats their records [A18]."""
+        """Choose the partitioning method. A process that repeats records uses the method of the earlier process [A18]."""
         if self._source is not None:
             return
         own = PartitioningMethod.FUNCTION if callable(self._partitioner) else _METHODS[self._partitioner, self._is_numbered]
@@ -713,7 +721,7 @@ class Producer:
             self._courses[partition].process_answer(sequence, attempt, message)
 
     def _fail(self, error: LiftError) -> None:
-        """Fail all batches. Sent but unanswered ones may be stored."""
+        """Fail all batches with OutcomeUnknownError if they were sent, else with ``error``."""
         if self._failure is not None:
             return
         self._failure = error
@@ -750,7 +758,7 @@ class Producer:
 
 
 def _number_of(name: str) -> int:
-    """Return the 64 bits by which leaders know a producer: of its name."""
+    """Return the 64-bit producer id: a hash of the producer's name."""
     if not name or not is_utf8(name) or len(name.encode()) > MAX_NAME_BYTES:
         raise ConfigError(f"Invalid id of a producer: {quote(name)}. Use 1 to {MAX_NAME_BYTES} bytes of UTF-8 text.")
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, person=b"liftpy-producer").digest(), "big") or 1
@@ -805,17 +813,21 @@ def open_producer(
     round: Round | None = None,
     options: ProducerOptions,
 ) -> Opening[Producer]:
-    """Open a producer of ``stream``.
+    """Open a producer that writes one round of records to a stream.
 
     Args:
+        transport: The NATS connection.
+        requests: Requests to the metadata group.
+        stream: Name of the stream.
         id: Id of the producer. '': a random id, whose records no other process can send again.
-        round: The round to send.
+        round: The round to send. None: no round.
+        options: Batch sizes, buffer and timeouts.
 
     Raises:
         NotFoundError: No such stream.
-        ConfigError: The stream does not answer publishes.
+        ConfigError: The stream does not send acks.
         UnavailableError: No answer in time.
-        PublishRejectedError: PRODUCER_FENCED if a later round has begun.
+        PublishRejectedError: ``PRODUCER_FENCED``: a later round has begun.
     """
     return Opening(_open(transport, requests, stream, name_for(id, None), round, options))
 

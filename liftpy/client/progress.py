@@ -1,17 +1,17 @@
-"""Progress of a reader in one partition: the next request, and the records of an answer that may be delivered. Pure.
+"""Progress of a reader in one partition: builds the next request and checks the answers. Pure.
 
 ``ReadProgress`` checks the CRC of each batch once, and keeps these invariants:
 
-- R1: no record above HW is delivered.
+- R1: no record above the high watermark (HW) is delivered.
 - R2: records are delivered in order, without gaps and duplicates.
 - R6: records that were read are still in the log.
-- R9: another uid is another stream.
+- R9: a stream with another uid is another stream.
 
-It knows nothing of NATS. It takes the bytes of an answer and returns checked slices of batches, or an error. The error
-says whether another replica may have a better answer (retryable).
+This module does not use NATS. It takes the bytes of an answer and returns checked slices of batches, or raises an
+error. A retryable error means that another replica may have a better answer.
 
-``BackwardProgress`` does the same from an offset down to a lower one, or to the log start. If retention moves the log
-start during the read, the read ends there without an error.
+``BackwardProgress`` reads down from an offset to a lower one, or to the log start. If retention moves the log start
+during the read, the read ends there without an error.
 """
 
 from __future__ import annotations
@@ -45,11 +45,14 @@ _MOST_BEHIND = 8
 _Error = client_pb2.ReadResponse.Error
 _Isolation = client_pb2.ReadRequest.Isolation
 FINAL = (NotFoundError, OffsetOutOfRangeError, LogTruncatedError, TombstonesMissedError)
-"""Errors that end a reader, whichever replica reports them. See ``SecondOpinion``."""
+"""Errors that end a reader, whichever replica reports them. ``SecondOpinion`` asks a second replica first."""
 
 
 class NotServedError(UnavailableError):
-    """This replica does not serve the range now. Another one, or this one later, may. ``leader``: hint, may be empty."""
+    """This replica does not serve the range now. The reader retries, and may ask another replica.
+
+    ``leader``: the leader that the replica named, '' if unknown.
+    """
 
     code = "NOT_SERVED"
 
@@ -60,16 +63,16 @@ class NotServedError(UnavailableError):
 
 
 class SecondOpinion:
-    """A fatal answer counts only if a second node, or the leader, says the same.
+    """Accepts a final error only if a second node, or the leader, reports it, too.
 
-    A single wrong message must not end a reader.
+    So a single wrong answer cannot end a reader.
     """
 
     def __init__(self) -> None:
         self._heard: type[LiftError] | None = None
 
     def ask_again(self, error: LiftError, leader: str) -> NotServedError:
-        """Return the error for the first time: the request is sent again. Raise ``error`` itself the second time."""
+        """Return a retryable error if ``error`` was reported once. Raise ``error`` itself at the second report."""
         if type(error) is self._heard:
             raise error
         self._heard = type(error)
@@ -78,13 +81,18 @@ class SecondOpinion:
 
 @dataclass(slots=True)
 class ReadProgress:
-    """The state of one reader.
+    """State of one reader in one partition.
 
-    ``next_offset``: first offset not yet handed on, inclusive. ``end_offset``: stop before it, exclusive; None: never.
-    ``uid``: the stream's identity, pinned by the first answer when empty. ``high_watermark``: the greatest seen, inclusive.
-    ``floor_high_watermark``: replicas whose HW is below it are not to answer: the end of a planned range [R5].
-    ``last_offset``, ``leader_epoch``: of the last record handed on, epoch 0: none; it never falls along a log [D14]. ``node``: who
-    answered last.
+    Attributes:
+        next_offset: First offset that was not delivered yet, inclusive.
+        end_offset: Offset to stop before, exclusive. None: never stop.
+        uid: Uid of the stream. If it is empty, the first answer sets it.
+        high_watermark: Highest high watermark that an answer contained, inclusive.
+        floor_high_watermark: A replica with a lower high watermark must not answer. It is the end of a planned range
+            [R5].
+        last_offset: Offset of the last delivered record.
+        leader_epoch: LeaderEpoch of the last delivered record. 0: none. LeaderEpochs never fall along a log [D14].
+        node: Node that answered last.
     """
 
     stream: str
@@ -98,45 +106,45 @@ class ReadProgress:
     leader_epoch: int = 0
     node: str = ""
     wanted: Filter = NOTHING_LEFT_OUT
-    """Filter. Records that do not match are not sent, and the position moves past them."""
+    """Filter of subjects and keys. Nodes do not send records that do not match, and the position moves past them."""
     left_out: int = 0
-    """Columns that are not wanted (``liftpy.core.wire.filters``); older nodes send them."""
+    """Bit set of the columns that the reader does not need (``liftpy.core.wire.filters``). Older nodes send them anyway."""
     looked_bytes: int = field(init=False, default=0)
-    """Size in the log of the batches of the last answer. 0 if the batches were sent as stored."""
+    """Size in the log of the batches that the last answer covers, in bytes. 0 if the node sent the batches as stored."""
     committed: bool = True
-    """True if only committed records are read. False: all records of the leader, and some of them may vanish."""
+    """True if only committed records are read. False: the leader sends uncommitted records, too, which may be lost."""
     moves_end: bool = False
-    """True if ``end_offset`` moves to the offset up to which an answering replica has compacted [R11].
+    """True if ``end_offset`` moves up to the offset below which the answering replica has compacted its log [R11].
 
-    A record below this offset may be gone because a later record below it has the same key. False: the reader chose the
-    range, and gets no record past it.
+    Compaction may delete a record in the range because a later record has the same key. The later record must then be
+    read, too. If False, the reader gets exactly the requested range.
     """
     compacted_end: int = field(init=False, default=0)
-    """Greatest compacted offset that an answer has named, exclusive. When everything below is read, no key is missing."""
+    """Highest offset (exclusive) below which an answering replica had compacted. A reader that reaches it misses no key."""
     tombstones: tuple[str, int] | None = None
-    """(node, offset below which its log may lack tombstones) of the last answer. None: no node has answered."""
+    """Node of the last answer, and the offset below which its log may lack tombstones. None: no node has answered."""
     refuses_missed_tombstones: bool = False
-    """True if ``accept`` raises TombstonesMissedError, as it does with ``moves_end``."""
+    """True if ``accept`` raises TombstonesMissedError. With ``moves_end`` it always does."""
     missed_tombstones: bool = field(init=False, default=False)
-    """True if tombstones were removed before they were read, and older records had been read.
+    """True if compaction deleted tombstones before the reader reached them, and the reader had read older records.
 
-    Deleted keys may then look alive. With ``moves_end`` or ``refuses_missed_tombstones``, ``accept`` raises
+    Deleted keys then still seem to have a value. With ``moves_end`` or ``refuses_missed_tombstones``, ``accept`` raises
     TombstonesMissedError instead [R12].
     """
     compacted: bool = False
     """True if an earlier answer has said that the stream is compacted.
 
-    One answer alone may be forged, so it does not make the reader skip offsets.
+    A single answer is not enough: a wrong one would make the reader skip offsets.
     """
     assembly: Assembly = field(init=False, default_factory=Assembly)
     """Incomplete batch at ``next_offset``, if it needs several messages. Any replica may send the next one."""
     suspect: tuple[str, int] | None = None
-    """Node that last sent wrong bytes, with their offset. None: no node. Report it to that node [S14]."""
+    """Node that last sent damaged bytes, and their offset. None: no node. The reader reports the damage to it [S14]."""
     leader: str = field(init=False, default="")
-    """Leader that the last answer names. Empty: none, or not known."""
+    """Leader that the last answer names. '': none, or not known."""
     _request_id: int = field(init=False, default=0)
     _behind_count: int = field(init=False, default=0)
-    """Answers in a row that know of a lower HW than ``high_watermark``, and sent nothing."""
+    """Number of consecutive answers without records whose high watermark is below ``high_watermark``."""
 
     @property
     def done(self) -> bool:
@@ -144,7 +152,7 @@ class ReadProgress:
         return self.end_offset is not None and self.next_offset >= self.end_offset
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:
-        """Return the next request. Delivered records were committed, so a replica that lacks them is behind."""
+        """Return the next request. A replica that lacks the delivered records does not answer it, because it is behind."""
         held = self.assembly.held
         self._request_id = request_id
         return client_pb2.ReadRequest(
@@ -167,13 +175,14 @@ class ReadProgress:
         )
 
     def expect(self, request_id: int) -> None:
-        """The answer to this request is the next to be accepted, not that to the newest."""
+        """Accept the answer to the request ``request_id`` next, instead of the answer to the newest request."""
         self._request_id = request_id
 
     def accept(self, answer: bytes | memoryview) -> list[BatchSlice]:
-        """Check an answer to the newest ``request`` and move on; raise a LiftError and stay where it was otherwise.
+        """Check an answer, advance the position and return the new slices.
 
-        Nothing comes of the first pieces of a batch: ask again.
+        It raises a LiftError without moving the position if the answer is not acceptable. The result is empty after the
+        first pieces of a large batch. Send the next request to get the rest.
         """
         head, body = frames.decode_read_response(answer)
         must_be_for(head, self.partition, stream=self.stream, requestId=self._request_id)
@@ -224,13 +233,13 @@ class ReadProgress:
         return slices
 
     def learn_compacted(self, compacted_end: int) -> None:
-        """Note the exclusive end of the compacted range when earlier records were read."""
+        """Note the exclusive offset below which the log was compacted when earlier records were read."""
         self.compacted_end = max(self.compacted_end, compacted_end)
         if self.moves_end and self.end_offset is not None:
             self.end_offset = max(self.end_offset, self.compacted_end)
 
     def _learn_compaction(self, head: client_pb2.ReadResponse) -> None:
-        """Check the compaction of the answering replica before its records are delivered. Raises TombstonesMissedError."""
+        """Check how far the answering replica has compacted, before its records are delivered. Raises TombstonesMissedError."""
         known = head.deletesEnd
         if (
             self.tombstones is not None
@@ -255,7 +264,10 @@ class ReadProgress:
             raise
 
     def complaint(self) -> client_pb2.ReadRequest | None:
-        """Return the damage report for the ``suspect`` node, once, else None. It requests no records."""
+        """Return a damage report for the ``suspect`` node, once.
+
+        Return None without a suspect. The report requests no records.
+        """
         suspect, self.suspect = self.suspect, None
         if suspect is None:
             return None
@@ -306,7 +318,10 @@ class ReadProgress:
         self._answered_by(head)
 
     def _may_skip(self, head: client_pb2.ReadResponse) -> None:
-        """Raise NotServedError at the first such answer. The request then goes to another replica or the leader."""
+        """Check whether the reader may skip the offsets that this answer lacks.
+
+        Raises NotServedError for the first such answer, so that another replica or the leader confirms it.
+        """
         if self.compacted:
             return
         self.compacted = True
@@ -340,7 +355,10 @@ def must_agree(head: client_pb2.ReadResponse, uid: str, last_offset: int, last_e
 
 
 def check_head(head: client_pb2.ReadResponse, uid: str, stream: str, partition: int, offset: int) -> None:
-    """Raise the error of an answer's header, if it has one. ``uid`` empty: any."""
+    """Raise the error that an answer's header reports, if any.
+
+    ``uid`` '': accept any stream. ``offset``: the requested offset, for the error text.
+    """
     error: LiftError | None = None
     name, text = f"{stream}/{partition}", f"{head.node or 'a replica'}: {head.detail or 'no detail'}"
     match head.error:
@@ -378,7 +396,7 @@ def check_head(head: client_pb2.ReadResponse, uid: str, stream: str, partition: 
 
 
 def bounds_of(head: client_pb2.ReadResponse) -> Bounds:
-    """Return the bounds that an answer's header gives."""
+    """Return the bounds of the partition from an answer's header."""
     return Bounds(
         uid=head.streamUid,
         node=head.node,
@@ -394,14 +412,14 @@ def bounds_of(head: client_pb2.ReadResponse) -> Bounds:
 
 @dataclass(slots=True)
 class BackwardProgress(ReadProgress):
-    """Progress of a backward read.
+    """Progress of a reader that goes from higher to lower offsets.
 
-    ``next_offset``: all records from it on are delivered (exclusive). ``end_offset``: lowest wanted offset (inclusive), None:
-    the log start.
+    ``next_offset``: exclusive. All records from this offset on are delivered. ``end_offset``: lowest offset to read,
+    inclusive. None: the log start.
     """
 
     log_start_offset: int = 0
-    """Inclusive, as the last answer says."""
+    """Log start in the last answer, inclusive."""
 
     @property
     def done(self) -> bool:
@@ -409,13 +427,16 @@ class BackwardProgress(ReadProgress):
         return self.next_offset <= max(self.end_offset or 0, self.log_start_offset)
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:
-        """Return the next request. The records exist, so it never waits."""
+        """Return the next request. It never waits for new records."""
         asked = ReadProgress.request(self, max_bytes, 0, request_id)
         asked.backwards = True
         return asked
 
     def accept(self, answer: bytes | memoryview) -> list[BatchSlice]:
-        """Return the slices of an answer, the last one first, each ascending. Raises the errors of ``ReadProgress.accept``."""
+        """Check an answer and return its slices, the last one first. Records inside a slice are in ascending order.
+
+        Raises the errors of ``ReadProgress.accept``.
+        """
         head, body = frames.decode_read_response(answer)
         must_be_for(head, self.partition, stream=self.stream, requestId=self._request_id)
         must_agree(head, self.uid, self.last_offset, self.leader_epoch)

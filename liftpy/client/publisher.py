@@ -1,10 +1,11 @@
 """``Publisher``: publishes single messages with acks, many of them in flight.
 
-A message with an ack is an envelope, addressed to one stream, uid and partition. Only this partition may answer it. The
-publisher sends a message again, until ``patience_s`` is over, if it certainly was not stored: no responders, or the
-answer ``NOT_LEADER``, ``OVERLOADED``, ``QUOTA``, ``BELOW_MIN_ISR`` or ``WRONG_STREAM``. A message without an answer may
-be stored. The publisher sends it again only with a message id, within the stream's deduplication window. Otherwise it
-fails with OutcomeUnknownError.
+A message with an ack is an envelope that names a stream, a uid and a partition. Only this partition may answer it.
+
+The publisher retries a message until ``patience_s`` is over if the message was certainly not stored. This is so if NATS
+reports no responders, or if the answer is ``NOT_LEADER``, ``OVERLOADED``, ``QUOTA``, ``BELOW_MIN_ISR`` or
+``WRONG_STREAM``. A message without an answer may be stored. The publisher sends it again only with a message id, within
+the stream's deduplication window. Otherwise it fails with OutcomeUnknownError.
 
 Order: while a message waits to be sent again, later messages wait behind it. Then the first one is sent alone, as a
 probe. When a leader accepts it, the others follow. So only messages that were in flight behind a rejected one can be
@@ -44,14 +45,17 @@ from liftpy.nats.transport import SILENT_S, Transport, nobody_there
 
 
 class FireAndForget:
-    """Sends messages without acks. ``timeout_s``: time to hand a message to the connection, in seconds."""
+    """Sends messages without acks.
+
+    ``timeout_s``: maximum time to pass a message to the NATS connection, in seconds.
+    """
 
     def __init__(self, transport: Transport, stream: str, partition: int, timeout_s: float) -> None:
         self._transport, self._stream, self._partition, self._timeout_s = transport, stream, partition, timeout_s
         self._some = False
-        """True if messages were sent and not flushed to the NATS server yet."""
+        """True if some sent messages were not flushed to the NATS server yet."""
         self._denied: NotAllowedError | None = None
-        """The last denial by NATS that was not raised yet."""
+        """Last permission error of NATS that was not raised yet. None: no such error."""
 
     async def send(
         self, address: Address, value: bytes | None, key: bytes | None, headers: HeadersLike | None, *, addressed: bool
@@ -75,8 +79,9 @@ class FireAndForget:
         await self._transport.publish(address.subject, payload, headers=nats_headers, give_up_at=give_up_at)
 
     async def settle(self) -> None:
-        """Wait until the NATS server has received all messages. Raises UnavailableError, or NotAllowedError if it denied
-        one.
+        """Wait until the NATS server has received all messages.
+
+        Raises UnavailableError, or NotAllowedError if the server denied one.
         """
         if self._some:
             await self._transport.settle()
@@ -84,12 +89,12 @@ class FireAndForget:
             self.raise_denied()
 
     def remember_denial(self, denial: NotAllowedError) -> None:
-        """Remember that NATS denies publishing."""
+        """Store a permission error of NATS. The next call raises it."""
         if self._some:
             self._denied = denial
 
     def raise_denied(self) -> None:
-        """Raise the remembered denial, once."""
+        """Raise the stored permission error, once."""
         denied, self._denied = self._denied, None
         if denied is not None:
             raise denied
@@ -102,7 +107,7 @@ _TICKS_PER_DEADLINE_CHECK = 10
 FIRST_ATTEMPT_S = 2.0
 """Time to wait for an ack of a message that may be sent again, in seconds."""
 _OF_THE_WINDOW = 0.8
-"""Share of the deduplication window in which a message may be sent again. The rest covers the time on the way."""
+"""Share of the deduplication window in which a message may be sent again. The rest allows for the time in the network."""
 
 
 class MessageFields(TypedDict, total=False):
@@ -159,27 +164,27 @@ class Publisher:
         self._window = Window(options.window, options.window_bytes)
         self._in_flight: dict[int, InFlight] = {}
         self._refused: set[int] = set()
-        """Messages that wait to be sent again, and the later messages behind them."""
+        """Numbers of messages that wait to be sent again, and of the later messages that wait behind them."""
         self._taken = True
         """True if no message was rejected since a leader accepted one."""
         self._first = -1
-        """Message that was sent again alone, as a probe."""
+        """Number of the message that was sent again alone, as a probe. -1: none."""
         self._first_sent_at = 0.0
         self._probing_until = 0.0
-        """Time until which the connection counts as new, and probes are sent often, in seconds. 0: an ack has arrived since."""
+        """End of the time after a reconnect in which probes are sent often. 0: an ack has arrived since."""
         self._quiet_since: float | None = None
-        """Loop time in s since which no answer has come, as the sweeper saw it. None: one has come since its last turn."""
+        """Time since which no answer has arrived, checked at each tick. None: an answer has arrived since the last tick."""
         self._next_id = 0
         self._unseen: asyncio.Future[PublishAck] | None = None
         """First failed message whose error the application has not seen. ``flush`` raises it."""
         self._inbox = ""
         self._loop = asyncio.get_running_loop()
-        """The transport's: to ask for it each time costs as much as an envelope."""
+        """Event loop of the transport. Getting it for each message would cost as much as encoding the message."""
         self._subscription: Any = None
         self._sweeper: asyncio.Task[None] | None = None
         self._posts = FireAndForget(transport, stream, partition, options.timeout_s)
         self._has_right = False
-        """True if an ack has arrived on this address. A denial then says nothing about earlier messages."""
+        """True if an ack has arrived on this address. A later permission error then does not apply to earlier messages."""
         self._opening = asyncio.Lock()
         self._closed = False
         self._unwatch = [transport.tell_of_denials(self._on_denial), transport.tell_of_close(self._on_close)]
@@ -296,8 +301,8 @@ class Publisher:
     ) -> None:
         """Publish one message without an ack.
 
-        Nothing tells whether the message is stored. It is a plain NATS message. With a key, or without a value, it is
-        an envelope. A plain message has no address: any stream on the subject stores it.
+        The call does not report whether the message is stored. The message is a plain NATS message. With a key, or
+        without a value, it is an envelope. A plain message has no address: any stream on the subject stores it.
 
         Args:
             value: Payload. None is a tombstone.
@@ -446,7 +451,7 @@ class Publisher:
         for unwatch in self._unwatch:
             unwatch()
         if self._unseen is not None:
-            self._unseen.exception()  # nobody is left who would flush
+            self._unseen.exception()  # no later flush would raise it
         subscription, self._subscription = self._subscription, None
         try:
             await end_tasks([self._sweeper, self._addressing.task])
@@ -461,7 +466,7 @@ class Publisher:
             self._fail(number, OutcomeUnknownError(why))
 
     def _on_close(self) -> None:
-        """Close the publisher with the client: no ack will arrive, and nothing is sent again."""
+        """Close the publisher because the client closes: no ack will arrive, and no message is sent again."""
         self._end("the client was closed before the ack came")
         for task in (self._sweeper, self._addressing.task):
             if task is not None:
@@ -496,7 +501,7 @@ class Publisher:
             raise ClientClosedError(f"The publisher of {self._stream}/{self._partition} is closed. Open a new publisher.")
 
     async def _open(self) -> None:
-        """Subscribe to acks, once for all callers, before the first message is sent."""
+        """Subscribe to acks before the first message is sent. Concurrent callers share one subscription."""
         async with self._opening:
             if self._subscription is None:
                 self._inbox = self._transport.connection.new_inbox()
@@ -512,12 +517,12 @@ class Publisher:
 
     async def _enter(self, size_bytes: int) -> None:
         await self._window.enter(size_bytes)
-        if self._closed:  # meanwhile; whoever waits behind is woken by this permit
+        if self._closed:  # it was closed during the wait; this permit wakes the next waiting sender
             self._window.leave(size_bytes)
             self._must_be_open()
 
     async def _room(self, number: int, message: InFlight) -> bool:
-        """Wait until the connection has room. Return whether to send then. If canceled, nothing was sent."""
+        """Wait until the connection has room. Return whether the message must still be sent. A canceled call sends nothing."""
         try:
             await self._transport.room(message.deadline)
         except UnavailableError as error:  # the sweeper tries on, for as long as the patience lasts
@@ -527,7 +532,7 @@ class Publisher:
             if number in self._in_flight:
                 self._take_future(number).cancel()
             raise
-        return number in self._in_flight  # not closed or given up meanwhile
+        return number in self._in_flight  # False: it was closed or given up during the wait
 
     async def _put_on_the_wire(self, number: int, message: InFlight) -> None:
         address = self._addressing.address
@@ -597,7 +602,9 @@ class Publisher:
             self._refusal(number, waiting, ack, other)
 
     def _messages_stored(self, first: int, ack: _Ack) -> None:
-        """Complete the first message of a run, and the following ones with the following offsets."""
+        """Complete several messages with one ack: the first one with the offset of the ack, the next ones with the next
+        offsets.
+        """
         in_flight, refused, uid = self._in_flight, self._refused, ack.streamUid
         named, epoch, behind, duplicate = (ack.stream, ack.partition), ack.leaderEpoch, ack.offset - first, ack.duplicate
         end = first + 1 if ack.recordCount <= 1 else min(first + ack.recordCount, self._next_id)
@@ -623,7 +630,7 @@ class Publisher:
             self._window.leave(size_bytes, count)
 
     def _first_is_taken(self) -> None:
-        """Send the other messages, because the one that was sent alone was accepted."""
+        """Send the waiting messages, because the leader accepted the probe."""
         self._taken, self._first, now = True, -1, asyncio.get_running_loop().time()
         for other in map(self._in_flight.__getitem__, self._refused):
             other.resend_at = max(now, other.not_before)
@@ -641,14 +648,17 @@ class Publisher:
             self._fail(number, refusal)
 
     def _not_ours(self, why: str) -> None:
-        """Note a foreign answer on the subject. It says nothing about this stream [A9], so the client keeps waiting."""
+        """Count an answer from another sender than the addressed partition [A9].
+
+        The publisher keeps waiting for the right one.
+        """
         self.foreign_answers += 1
         self._transport.counters["acks by somebody else"] += 1
         self._last_foreign = f" ({why})"
         self._addressing.doubt()
 
     def _on_denial(self, is_publish: bool, subject: str) -> None:
-        """Fail the messages, because NATS denies them or their answers."""
+        """Fail the messages in flight, because NATS denies publishing or subscribing."""
         if (is_publish and subject != self._addressing.address.subject) or (not is_publish and subject != f"{self._inbox}.*"):
             return
         what = f"publish on {subject}" if is_publish else f"subscribe for acks on {subject}"
@@ -663,9 +673,9 @@ class Publisher:
             self._fail(number, OutcomeUnknownError(str(denial)) if self._has_right else denial)
 
     def _use_new_address(self) -> None:
-        """Use the address of the stream that was created again for rejected messages.
+        """Send rejected messages to the new stream, after the stream was deleted and created again.
 
-        Messages that may be stored are never sent to it.
+        Messages that may be stored in the old stream are never sent to the new one.
         """
         address, self._has_right = self._addressing.address, False
         for number, message in self._in_flight.items():
@@ -679,7 +689,10 @@ class Publisher:
 
     # ---- what is not answered ----------------------------------------------------------------------------------------
     def _send_again(self, number: int, message: InFlight, refusal: LiftError, after_s: float = 0.0) -> None:
-        """Send a rejected message again. ``after_s``: wait that the leader requested, 0: a growing pause."""
+        """Schedule another attempt for a rejected message.
+
+        ``after_s``: time to wait that the leader requested, in seconds. 0: a pause that grows with each attempt.
+        """
         if number in self._in_flight:
             now = asyncio.get_running_loop().time()
             self._taken = self._taken and after_s > 0
@@ -689,7 +702,7 @@ class Publisher:
             self._refused.add(number)
 
     def _take_future(self, number: int) -> asyncio.Future[PublishAck]:
-        """Return the future of an answered or failed message. It is already done if its caller canceled it."""
+        """Remove a message and return its future. The future is already done if its caller canceled it."""
         message = self._in_flight.pop(number)
         self._refused.discard(number)
         self._window.leave(message.size_bytes)
@@ -715,13 +728,13 @@ class Publisher:
             answer.exception()  # it counts as looked at: one error is enough for flush()
 
     async def _sweep(self, renewed: asyncio.Future[None]) -> None:
-        """Send rejected messages again at every tick. At every tenth tick, send unanswered ones again or fail them."""
+        """Send rejected messages again at every tick. At every tenth tick, resend or fail messages without an answer."""
         loop = asyncio.get_running_loop()
         for tick in itertools.count():
             await asyncio.sleep(_SWEEP_S)
             now = loop.time()
             self._check_server(now)
-            if renewed.done():  # nobody knows what of the old connection has arrived
+            if renewed.done():  # it is unknown which messages of the old connection have arrived
                 renewed = self._transport.reconnected
                 self._resume_sending(now)
             elif now < self._probing_until and self._first_is_silent(now):
@@ -737,7 +750,7 @@ class Publisher:
                     self._addressing.doubt()
 
     def _check_server(self, now: float) -> None:
-        """Let the transport check the NATS server where messages wait and no answer has come for ``SILENT_S``."""
+        """Ping the NATS server if messages wait and no answer has arrived for ``SILENT_S``."""
         if not self._in_flight or self._quiet_since is None:
             self._quiet_since = now
         elif now >= self._quiet_since + SILENT_S:
@@ -754,11 +767,11 @@ class Publisher:
                 message.resend_at = max(now, message.not_before)
 
     def _first_is_silent(self, now: float) -> bool:
-        """Return whether a probe is out there and has no answer within PROBE_S."""
+        """Return whether a probe was sent and has no answer within PROBE_S."""
         return self._first in self._in_flight and self._first not in self._refused and now >= self._first_sent_at + PROBE_S
 
     async def _send_refused(self, now: float) -> None:
-        """Send rejected messages in their first order: one alone until it is accepted, then all."""
+        """Send rejected messages in their first order: one alone, and the others after a leader accepts it."""
         waits = self._first in self._in_flight and self._first not in self._refused
         if waits and now < self._probing_until and self._first_is_silent(now):
             waits = False  # it can't go again, for it has no id: the next one is the probe
@@ -774,9 +787,9 @@ class Publisher:
                 self._first, self._first_sent_at, waits = number, now, True
 
     def _may_be_stored(self, numbers: Iterable[int], now: float, why: str, growth: int = 2) -> None:
-        """Repeat messages that may be stored if the leader knows their ids. Otherwise they fail.
+        """Resend messages without an answer if the leader still knows their message ids. Fail the others.
 
-        The next attempt may take ``growth`` times as long.
+        ``growth``: factor by which the timeout of the next attempt may grow.
         """
         for number in numbers:
             message = self._in_flight[number]
@@ -811,5 +824,5 @@ class Publisher:
 
 
 def _was_looked_at(failed: asyncio.Future[PublishAck]) -> bool:
-    """Return whether the error of a failed future was read."""
+    """Return whether the application has read the error of a failed future."""
     return not getattr(failed, "_log_traceback", True)

@@ -1,12 +1,13 @@
 """``Queue``: one worker of a work queue. The workers share the records of a stream, one record at a time.
 
-The coordinator decides which worker has which record (``liftpy.core.groups.queue``). A worker fetches the records that
+The coordinator decides which worker gets which record (``liftpy.core.groups.queue``). A worker fetches the records that
 it was granted, and sends many acks in one command. When ``ack`` returns, the ack is committed, and the record is never
-delivered again. A worker returns a record to the application only while its ack wait lasts by the worker's own clock.
+delivered again. A worker returns a record to the application only while the ack wait of the record is valid by the
+worker's own clock.
 
-``TakePace`` decides how many records a worker prefetches: as many as it processed in the last takes per 0.25 s, at most
-``ahead``. The first takes, and the first after a pause, prefetch nothing. Example: records take 5 ms each, so the rate
-is 200 per second, and the worker prefetches 50. Records take 2 s each: it prefetches none.
+``TakePace`` decides how many records a worker prefetches: as many as it processed per 0.25 s in the last takes, at most
+``ahead``. The first takes, and the first after a pause, prefetch nothing. Example: if a record takes 5 ms, the rate is
+200 per second and the worker prefetches 50. If a record takes 2 s, it prefetches none.
 
 ``NextKeys`` holds the key digests of the next records of an ordered queue.
 """
@@ -60,15 +61,18 @@ _NS_PER_S = 1_000_000_000
 
 
 class TakePace:
-    """Decides how many records to prefetch. ``most``: limit. Times are monotonic, in nanoseconds."""
+    """Decides how many records to prefetch.
+
+    ``most``: maximum number. Times are monotonic, in nanoseconds.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._taken: deque[tuple[int, int]] = deque(maxlen=_TAKES + 1)
-        """(when, how many) of the last takes, the newest last."""
+        """Time and number of records of the last takes, the newest last."""
 
     def took(self, count: int, now_ns: int) -> None:
-        """Record that ``count`` records were returned to the application now."""
+        """Note that ``count`` records were returned to the application at ``now_ns``."""
         if self._taken and now_ns - self._taken[-1][0] > _PAUSE_NS:
             self._taken.clear()
         self._taken.append((now_ns, count))
@@ -88,7 +92,7 @@ _AHEAD = 256
 
 
 class NextKeys:
-    """Digests of the keys from offset ``start``, one per offset. At most ``MAX_KEYS`` of 8 bytes."""
+    """Digests of the record keys from offset ``start`` on, 8 bytes per offset, at most ``MAX_KEYS``."""
 
     def __init__(self) -> None:
         self.start = 0
@@ -97,7 +101,7 @@ class NextKeys:
         """True if the coordinator has confirmed that new records begin at ``start``."""
 
     def begin(self, offset: int) -> bool:
-        """Set the offset where new records begin. Return whether it changed."""
+        """Set the offset of the first record that was never delivered. Return whether it changed."""
         moved = not self._known or offset != self.start
         self.digests = self.digests[offset - self.start :] if offset >= self.start else []
         self.start, self._known = offset, True
@@ -119,7 +123,7 @@ class NextKeys:
         self._fill(end)
 
     def _fill(self, end: int) -> None:
-        """Fill offsets without a key, which compaction removed, up to ``end``."""
+        """Add empty digests up to ``end`` for offsets whose records compaction removed."""
         self.digests += [NO_KEY] * (end - self.start - len(self.digests))
 
 
@@ -129,9 +133,9 @@ _COMMAND_S = 10.0
 _LOOK_NS = 100_000_000
 """Time between two checks without a result, in nanoseconds."""
 _STREAM_NS = 30_000_000_000
-"""Interval at which a worker lists the partitions of the stream. Every ``_ASK_AGAIN_S`` if the stream has none yet."""
+"""Interval at which a worker lists the partitions of the stream, in nanoseconds. ``_ASK_AGAIN_S`` if there are none yet."""
 _ASK_AGAIN_S = 1.0
-"""Interval at which a worker asks for records of other workers. These records may return at any time."""
+"""Interval at which a worker asks for records that other workers may have returned, in seconds."""
 _MARGIN_NS = 50_000_000
 """Remaining ack wait below which a record is not delivered, in nanoseconds."""
 UNTOUCHED_S = 1.0
@@ -141,14 +145,14 @@ _HEADER = "Dead-Letter-"
 _TEXT = ("utf-8", "surrogateescape")
 """Encoding of a subject: each byte that is not UTF-8 becomes a lone surrogate."""
 _BURY_S = 5.0
-"""Patience with one publish to the dead letters, at most."""
+"""Maximum time to store one dead letter, in seconds."""
 _BURY_AGAIN_S = 5.0
-"""After which a record comes again that could not be stored as a dead letter."""
+"""Time after which a record is delivered again if it could not be stored as a dead letter, in seconds."""
 _BURY_AT_ONCE_S = 0.25
 """Time that a take without other records waits until dead letters are stored, in seconds."""
 _LONGEST_TAKE_S = 1e9
 _MAX_SUBJECT = 256
-"""Bytes of the subject in a dead letter that has no room for all of the record."""
+"""Maximum length of the subject in a dead letter that is too large for the whole record, in bytes."""
 
 
 class LeaseLostError(LiftError):
@@ -359,13 +363,13 @@ class Queue:
         self._partition = 0
         self._places: deque[_Place] = deque()
         self._at_open: set[PartitionKey] = set()
-        """Partitions that there were when it was opened: ``start="new"`` is meant of them."""
+        """Partitions that existed when the queue was opened. ``start="new"`` applies only to these."""
         self._look_at_ns = 0
-        """When to look again which partitions there are."""
+        """Monotonic time of the next check for new partitions, in nanoseconds."""
         self._ready: deque[Job] = deque()
         """Fetched jobs that are not delivered yet."""
         self._coming: asyncio.Task[None] | None = None
-        """Brings more, one at a time."""
+        """Task that takes more records from the coordinator. At most one runs."""
         self._pace = TakePace(options.ahead)
         self._wanted = 1
         """Number of records that the last take requested."""
@@ -438,7 +442,7 @@ class Queue:
             logger.warning("queue %s: not left in order: %s", self.name, error)
 
     def _give_back(self) -> asyncio.Future[list[Job]]:
-        """Return unused records to the queue."""
+        """Return the prefetched records to the queue."""
         jobs, self._ready = list(self._ready), deque()
         return self._begin_settling(pb.SETTLE_RELEASE, jobs)
 
@@ -503,7 +507,7 @@ class Queue:
         return []
 
     def _handed_on(self, count: int) -> list[Job]:
-        """Return up to ``count`` fetched jobs of one partition."""
+        """Return up to ``count`` prefetched jobs of one partition."""
         now_ns, jobs = _now_ns(), list[Job]()
         while self._ready and len(jobs) < count and (not jobs or self._ready[0].key == jobs[0].key):
             job = self._ready.popleft()
@@ -517,7 +521,7 @@ class Queue:
         return jobs
 
     def _run_shielded(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work`` in its own task, because the caller may be canceled."""
+        """Run ``work`` in its own task, so that it continues if the caller is canceled."""
         coming = self._coming = asyncio.create_task(work, name=f"records of {self.name}")
         coming.add_done_callback(self._brought)
         return coming
@@ -531,7 +535,7 @@ class Queue:
             self._untouched = asyncio.get_running_loop().call_later(UNTOUCHED_S, self._look_whether_touched)
 
     def _look_whether_touched(self) -> None:
-        """Return fetched jobs that the application does not request, so that other workers get them."""
+        """Return prefetched jobs to the queue if the application has requested none for ``UNTOUCHED_S``."""
         self._untouched = None
         left_s = UNTOUCHED_S - (_now_ns() - self._touched_ns) / 1e9
         if left_s <= 0 and self._ready:
@@ -541,7 +545,7 @@ class Queue:
             self._untouched = asyncio.get_running_loop().call_later(left_s, self._look_whether_touched)
 
     async def _take_somewhere(self, wanted: int) -> None:
-        """Take records from the first partition that has some, in turn."""
+        """Ask the coordinators for records, one partition after the other, until one grants some."""
         refused: GroupRejectedError | None = None
         if _now_ns() >= self._look_at_ns:
             await self._look_for_partitions()
@@ -559,7 +563,7 @@ class Queue:
             raise refused
 
     async def _take_of(self, place: _Place, wanted: int) -> bool:
-        """Take records of a partition. Return whether there were some, or another must be asked first."""
+        """Take records of one partition. Return True if there were some, or if the same partition must be asked again."""
         log = place.log
         if log.bounds is None or not log.has_more or _now_ns() >= place.again_ns > 0:
             bounds = await log.look()
@@ -587,7 +591,7 @@ class Queue:
         return False
 
     async def _look_for_partitions(self) -> None:
-        """Look for added partitions."""
+        """List the partitions of the stream and add new ones."""
         self._look_at_ns = _now_ns() + round(_ASK_AGAIN_S * 1e9)
         try:
             await self._look_anew()
@@ -603,7 +607,7 @@ class Queue:
         place.again_ns = _now_ns() + round(min(ready_s, _ASK_AGAIN_S) * 1e9)
 
     async def _news(self, until_ns: int) -> None:
-        """Wait until there may be new records, or records that others returned."""
+        """Wait until new records are committed, or until other workers may have returned records."""
         if any(place.log.bounds is None for place in self._places):
             return  # not looked at yet
         now_ns = _now_ns()
@@ -618,7 +622,7 @@ class Queue:
             await asyncio.sleep(wait_s)
 
     async def _ask(self, place: _Place, wanted: int) -> pb.GroupAnswer:
-        """Return the answer to a take. An ordered queue also sends the keys of the next records."""
+        """Send a take request for one partition and return the answer. An ordered queue adds the keys of the next records."""
         while True:
             bounds = place.log.bounds
             assert bounds is not None
@@ -649,7 +653,7 @@ class Queue:
         )  # fmt: skip
 
     async def _receive(self, place: _Place, answer: pb.GroupAnswer, sent_ns: int, wanted: int) -> None:
-        """Process the granted records."""
+        """Fetch the records that the coordinator granted and prepare their jobs."""
         place.ended = -1
         try:
             self._ready.extend(await self._fetch(place.log, list(answer.granted), sent_ns + answer.waitMs * commands.NS_PER_MS))
@@ -662,7 +666,7 @@ class Queue:
     async def _receive_along(
         self, place: _Place, coming: asyncio.Future[pb.GroupAnswer | None], sent_ns: int, wanted: int
     ) -> None:
-        """Process a grant that came with an acknowledgment, None for none."""
+        """Process a grant that came with the answer to an ack. ``coming`` None: no grant."""
         answer = await coming
         if answer is not None and answer.granted:
             await self._receive(place, answer, sent_ns, wanted)
@@ -670,7 +674,10 @@ class Queue:
             self._note_end(place, answer)
 
     async def _fetch(self, log: QueueLog, granted: list[pb.GrantedRange], over_ns: int) -> list[Job]:
-        """Return the granted records. Deleted ones count as done. Dead ones are stored as dead letters by another task."""
+        """Return jobs for the granted records.
+
+        Deleted records count as acked. Another task stores records with too many deliveries as dead letters.
+        """
         key, found, done, dead = log.key, list[Job](), list[pb.RecordRange](), list[tuple[pb.GrantedRange, list[Job]]]()
         try:
             for part in granted:
@@ -699,7 +706,7 @@ class Queue:
         return found
 
     async def _bury_all(self, key: PartitionKey, dead: Sequence[tuple[pb.GrantedRange, Sequence[Job]]], over_ns: int) -> None:
-        """Store them in order. After one that can't be stored the rest is not tried: these come again after ``_BURY_AGAIN_S``."""
+        """Store dead letters in order. After a failure, return the remaining records to the queue for ``_BURY_AGAIN_S``."""
         left = deque((part, job) for part, jobs in dead for job in jobs)
         stored: list[Job] = []
         try:
@@ -722,7 +729,7 @@ class Queue:
                 self._begin_settling(kind, jobs, delay_s=delay_s)
 
     async def _bury(self, key: PartitionKey, part: pb.GrantedRange, jobs: Sequence[Job], timeout_s: float = _BURY_S) -> None:
-        """Store dead letters, deduplicated by message id. Raises the errors of a publish."""
+        """Store records as dead letters. The message id prevents duplicates. Raises the errors of a publish."""
         for job in jobs:
             record = job.record
             said = {
@@ -844,7 +851,7 @@ class Queue:
         return self._settlements.tell(jobs, asked)
 
     async def _settle_and_take(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
-        """Send settlements, and request more records with the same command if useful."""
+        """Send settlements. If useful, the same command also requests more records."""
         settle = pb.SettleRecords(member=self._member, settlements=settlements)
         along = self._along(settlements, _now_ns())
         answer = None if along is None else await self._say_both(settle, *along)
@@ -852,8 +859,8 @@ class Queue:
             answer = await self._say(settle=settle)
             if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
                 raise GroupRejectedError(
-                    f"Queue {self.name}: the coordinator rejected the acknowledgment: {answer.detail}. "
-                    "The record may be delivered again."
+                    f"Queue {self.name}: the coordinator rejected the ack: {answer.detail}. The record may be delivered "
+                    "again. Open the queue again."
                 )
         free = {(one.stream, one.partition) for one in settlements if self._options.order_by_key or one.kind != pb.SETTLE_ACK}
         for place in self._places:
@@ -862,7 +869,10 @@ class Queue:
         return list(answer.lost)
 
     async def _say_both(self, settle: pb.SettleRecords, place: _Place, take: pb.TakeRecords) -> pb.GroupAnswer | None:
-        """Send both in one command. Return None if one was rejected. Acknowledgments may be repeated safely."""
+        """Send settlements and a take request in one command. Return None if the coordinator rejected the command.
+
+        Acks may be repeated safely.
+        """
         coming: asyncio.Future[pb.GroupAnswer | None] = asyncio.get_running_loop().create_future()
         self._run_shielded(self._receive_along(place, coming, _now_ns(), take.maxRecords))
         answer: pb.GroupAnswer | None = None
@@ -874,7 +884,7 @@ class Queue:
         return answer if answer.code in (pb.GROUP_OK, pb.GROUP_STALE, pb.GROUP_FULL) else None
 
     def _along(self, settlements: list[pb.Settlement], now_ns: int) -> tuple[_Place, pb.TakeRecords] | None:
-        """Return what to take together with these acknowledgments, None for nothing."""
+        """Return the partition and the take request to send together with acks. None: request nothing."""
         ahead = self._pace.ahead(now_ns)
         busy = self._closed or self._coming is not None or self._options.order_by_key or not self._places
         if busy or 2 * len(self._ready) > ahead or ahead == 0 or any(one.kind != pb.SETTLE_ACK for one in settlements):

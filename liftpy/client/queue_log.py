@@ -1,8 +1,8 @@
-"""One partition in a queue worker: its known committed end, and the records of its grants.
+"""Log of one partition for a queue worker: fetches and caches the records that the worker was granted.
 
-The worker keeps the records of an answer that it does not need yet, up to a limit. A worker that is alone on the partition
-therefore reads each record once. With several workers, each one reads about the records that it was granted. At the end of
-the log, a long poll waits for new records.
+The worker caches records of an answer that it does not need yet, up to a limit. If one worker uses the partition alone,
+it reads each record once. With several workers, each one reads about the records that it was granted. At the end of the
+log, a long poll waits for new records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from liftpy.core.wire.batch import Record
 from liftpy.errors import LiftError, OffsetOutOfRangeError
 
 HELD_BYTES = 8 * 1024 * 1024
-"""Kept of one partition, the newest answer besides."""
+"""Maximum size of cached records of one partition, in bytes. The newest answer does not count."""
 _RECORD_COST_BYTES = 100
 """Approximate memory of a record in Python, in bytes."""
 _UNKNOWN_RECORD_BYTES = 256
@@ -34,8 +34,9 @@ _FAILED_S = 0.25
 
 
 class ReadSpan:
-    """Offsets ``start`` to ``end`` (exclusive) of a read. ``piece`` None: no records. Reading in order decodes each record
-    once.
+    """Result of a read of the offsets ``start`` to ``end`` (exclusive).
+
+    ``piece``: the records. None: there are no records. Reading in order decodes each record once.
     """
 
     __slots__ = ("_at", "_rows", "end", "piece", "start")
@@ -44,7 +45,7 @@ class ReadSpan:
         self.start, self.end, self.piece = start, end, piece
         self._rows: Iterator[Record] = iter(())
         self._at = -1
-        """Index in ``piece`` of the next of ``_rows``; -1: not begun."""
+        """Index in ``piece`` of the next record of ``_rows``. -1: no record was decoded yet."""
 
     @property
     def cost_bytes(self) -> int:
@@ -72,9 +73,9 @@ class ReadSpan:
 
 
 class QueueLog:
-    """Log of one partition for a worker.
+    """Cached log of one partition for a worker.
 
-    Raises the errors of reads, such as NotFoundError for a stream that was created again.
+    Its methods raise the errors of reads, such as NotFoundError if the stream was created again.
     """
 
     def __init__(self, reader: PartitionReader, key: PartitionKey, options: ReadOptions) -> None:
@@ -86,9 +87,9 @@ class QueueLog:
         self.end_offset = -1
         """Exclusive end of the committed records, as far as this client knows. -1: unknown."""
         self.granted_below = 0
-        """Exclusive: the highest offset that this worker was granted."""
+        """Highest offset that this worker was granted, exclusive."""
         self._read_below = -1
-        """Exclusive: the highest offset that was wanted."""
+        """Highest offset that the worker has requested, exclusive. -1: none."""
         self._held: deque[ReadSpan] = deque()
         self._held_bytes = 0
         self._record_bytes = float(_UNKNOWN_RECORD_BYTES)
@@ -97,7 +98,7 @@ class QueueLog:
 
     @property
     def has_more(self) -> bool:
-        """True if there are committed records beyond all grants, as far as known."""
+        """True if this client knows committed records beyond all its grants."""
         return self.end_offset > self.granted_below
 
     async def look(self) -> Bounds:
@@ -110,14 +111,14 @@ class QueueLog:
 
     # ---- records -----------------------------------------------------------------------------------------------------
     async def records(self, start: int, end: int) -> list[Record]:
-        """Return the existing records from ``start`` to ``end`` (exclusive)."""
+        """Return the records from ``start`` to ``end`` (exclusive). Deleted records are missing."""
         found: list[Record] = []
         for one in await self.spans_between(start, end):
             found += one.records(start, end)
         return found
 
     async def spans_between(self, start: int, end: int) -> list[ReadSpan]:
-        """Return the spans from ``start`` to ``end`` (exclusive) in order, except deleted records."""
+        """Return the spans that cover ``start`` to ``end`` (exclusive), in order."""
         found: list[ReadSpan] = []
         alone = start == self._read_below
         self._read_below = max(self._read_below, end)
@@ -135,7 +136,7 @@ class QueueLog:
         return found
 
     async def _fetch(self, start: int, end: int, *, alone: bool) -> list[ReadSpan]:
-        """Fetch one answer. ``alone``: no other worker uses this partition, so the following records are useful, too."""
+        """Fetch one answer from ``start`` on. ``alone``: no other worker uses this partition, so read beyond ``end``, too."""
         key = self.key
         progress = ReadProgress(
             key.stream, key.partition, start, uid=key.uid, floor_high_watermark=end - 1, compacted=self._compacted
@@ -166,7 +167,7 @@ class QueueLog:
 
     # ---- the end -----------------------------------------------------------------------------------------------------
     def watch(self) -> asyncio.Task[None]:
-        """Done when more is committed than is known here, or nothing was for a while."""
+        """Return a task that ends when more records are committed, or after a while without new records."""
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._wait(self.end_offset), name=f"the end of {self.key.stream}")
         return self._watch
@@ -175,11 +176,11 @@ class QueueLog:
         key = self.key
         progress = ReadProgress(key.stream, key.partition, end, uid=key.uid, compacted=self._compacted)
         until_s, slices = time.monotonic() + self._options.wait_s / 2, list[BatchSlice]()
-        with suppress(LiftError):  # whoever takes next asks, and says what is wrong
+        with suppress(LiftError):  # the next take repeats the request and raises the error
             slices = await self._reader.fetch(progress)
         if progress.next_offset > end:
             self._keep(end, slices, progress)
-        elif time.monotonic() < until_s:  # it failed, or the replica lets nobody wait
+        elif time.monotonic() < until_s:  # it failed, or the replica does not support long polls
             await asyncio.sleep(_FAILED_S)
 
     def close(self) -> asyncio.Task[None] | None:

@@ -1,6 +1,6 @@
-"""Facts of a leader about a range of offsets: size, batch borders, LeaderEpochs at both ends. Pure.
+"""Facts of a leader about a range of offsets: size, batch boundaries, LeaderEpochs at both ends. Pure.
 
-A reader that splits a range at ``borders`` has no batch sent twice. They are advice for the split, and no promise of what is read.
+If a reader splits a range at ``borders``, no batch is sent twice. The borders do not change which records are read.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from liftpy.errors import ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class RangeFacts:
-    """Facts about the committed range [``start``, ``end``).
+    """Facts about the committed offset range from ``start`` (inclusive) to ``end`` (exclusive).
 
-    ``size_bytes``: stored size of its batches. None if the node is too old to say. ``borders``: first offsets of its
-    batches
-    above ``start``, ascending. ``positions``: bytes of the range before each border. ``before_epoch``: LeaderEpoch of
-    the
-    record before ``start``. ``end_epoch``: LeaderEpoch of the record before ``end``. 0: not known.
+    Attributes:
+        size_bytes: Stored size of its batches. None: the node is too old to know.
+        borders: First offsets of its batches above ``start``, ascending.
+        positions: Size of the range before each border, in bytes.
+        before_epoch: LeaderEpoch of the record before ``start``. 0: not known.
+        end_epoch: LeaderEpoch of the record before ``end``. 0: not known.
     """
 
     start: int
@@ -34,9 +35,10 @@ class RangeFacts:
 
 @dataclass(frozen=True, slots=True)
 class RangeFiles:
-    """Location of a range on the host of a node.
+    """Files that contain a range, on the host of a node.
 
-    ``host``: '' if unknown. ``spans``: (base offset of the file, first byte, exclusive end) of each file, in order.
+    ``host``: id of the machine, '' if unknown. ``spans``: (base offset of the file, first byte, exclusive end byte) of
+    each file, in order.
     """
 
     host: str
@@ -50,8 +52,8 @@ def files_of(head: client_pb2.ReadResponse) -> RangeFiles:
     ascending = all(low < high for low, high in itertools.pairwise(bases))
     if not len(bases) == len(begins) == len(ends) or not ascending or any(a >= b for a, b in zip(begins, ends, strict=True)):
         raise ProtocolError(
-            f"Node {head.node} returned an invalid list of segments: {bases[:4]} from {begins[:4]} to {ends[:4]}. "
-            "Retry. If this repeats, check the version of the node."
+            f"Node {head.node} returned an invalid list of segment files: base offsets {bases[:4]}, bytes from "
+            f"{begins[:4]} to {ends[:4]}. Retry. If this repeats, check the version of the node."
         )
     return RangeFiles(head.host, head.folder, tuple(zip(bases, begins, ends, strict=True)))
 
@@ -65,7 +67,8 @@ def facts_of(head: client_pb2.ReadResponse, start: int, end: int) -> RangeFacts:
     ascending = all(low[0] < high[0] and low[1] < high[1] for low, high in itertools.pairwise(marks))
     if len(borders) != len(positions) or (borders and not ascending) or head.beforeEpoch > head.endEpoch:
         raise ProtocolError(
-            f"Node {head.node} returned invalid borders of [{start}, {end}): {borders[:4]} at {positions[:4]} of "
-            f"{size_bytes}. Retry. If this repeats, check the version of the node."
+            f"Node {head.node} returned invalid batch boundaries for the offsets {start} to {end}: "
+            f"{borders[:4]} at the bytes {positions[:4]} of {size_bytes}. Retry. If this repeats, check the "
+            "version of the node."
         )
     return RangeFacts(start, end, size_bytes, borders, positions, head.beforeEpoch, head.endEpoch)

@@ -11,10 +11,15 @@ LONGEST_WAIT_S = 0.5
 
 
 def retry_attempts(patience_s: float, *, reads: bool = False) -> AsyncRetrying:
-    """Attempts until one works, an error is final, or ``patience_s`` have passed (then the last error is raised).
+    """Return the attempts of a request that may be repeated: reads, and changes with an operation id.
 
-    For what may be asked twice: reads, and changes under one operation id, which are applied once.
-    ``reads``: bytes that do not parse or check are tried again too: another replica may hold them whole.
+    Attempts end when one succeeds, when an error is final, or after ``patience_s`` seconds. Then the last error is
+    raised.
+
+    Args:
+        patience_s: Total time of all attempts, in seconds.
+        reads: If True, also retry after malformed or damaged answers, because another replica may send good ones.
+            Default False.
     """
     also: tuple[type[LiftError], ...] = (OutcomeUnknownError, *((ProtocolError, CorruptionError) if reads else ()))
 

@@ -41,19 +41,19 @@ OFFSET_HEADER = "Lift-Offset"
 """Reply header: offset of the answered record. For a repeated command: offset of the newest one."""
 _ATTEMPT_S = 2.0
 Answering = tuple[str, asyncio.Future[Any]]
-"""An inbox, and what comes there."""
+"""Inbox subject, and the future of the message that arrives there."""
 _Error = client_pb2.Ack
 _AGAIN = frozenset({_Error.NOT_LEADER, _Error.OVERLOADED, _Error.BELOW_MIN_ISR, _Error.QUOTA})
 
 
 class MisaddressedError(UnavailableError):
-    """Another stream listens on this subject. Nothing was stored. The client asks for the address again."""
+    """Another stream listens on this subject. Nothing was stored. The client requests the current address and retries."""
 
     code = "MISADDRESSED"
 
 
 class CommandFailedError(LiftError):
-    """The service skipped the command: ``on_record`` failed, or the service rejects it."""
+    """The service skipped the command, because ``on_record`` raised an error or rejected the command."""
 
     code = "COMMAND_FAILED"
 
@@ -75,7 +75,7 @@ class CommandAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. ``message_id`` '': a random one."""
+    """One command to a service. ``message_id`` '': a random id."""
 
     service: str
     stream: str
@@ -89,9 +89,10 @@ class Command:
 async def call(
     transport: Transport, find: Callable[[bool], Awaitable[Address]], command: Command, timeout_s: float
 ) -> CommandAnswer:
-    """Send a command until it is answered or ``timeout_s`` have passed.
+    """Send a command until the service replies, at most ``timeout_s`` seconds.
 
-    See ``Services.call``. ``find``: returns the address, cached or fresh.
+    ``find`` returns the address of the stream. Its argument True skips the cache. ``Services.call`` describes the
+    errors.
     """
     if not is_utf8(command.message_id):
         raise ConfigError(f"Invalid message id {quote(command.message_id)}. Use UTF-8 text.")
@@ -106,7 +107,7 @@ async def call(
                     if address is None:
                         address = await find(False)
                     elif doubtful:
-                        with contextlib.suppress(UnavailableError, OutcomeUnknownError, TimeoutError):  # nobody is there to ask
+                        with contextlib.suppress(UnavailableError, OutcomeUnknownError, TimeoutError):  # no answer
                             address = await asyncio.wait_for(find(True), attempt_s)
                     if answering is None:  # one for all attempts: the answer to an earlier one counts
                         answering = await stack.enter_async_context(transport.expect_answer(address.subject, attempt_s))
@@ -157,7 +158,8 @@ async def _once(
                         _look_at(ack.result(), subject, command)
                     if renewed in done and not answer.done():  # the command, or its answer, may be lost
                         raise RequestTimeoutError(
-                            f"The NATS connection was renewed before service {command.service} answered on {subject}."
+                            f"The connection to NATS was lost before service {command.service} answered on {subject}. Call "
+                            "again with the same message_id."
                         )
         except TimeoutError:
             transport.check_server()
@@ -169,7 +171,7 @@ async def _once(
 
 
 def _look_at(message: Any, subject: str, command: Command) -> None:
-    """Return the stream's answer, or raise its rejection. Foreign answers are ignored [A9]."""
+    """Return the ack in a message, or raise the error of a rejection. Return None for an answer of another partition [A9]."""
     if not message.data:
         raise NoRespondersError(f"No responders on {subject}. Check that the stream has a leader: `liftpy status`.")
     try:

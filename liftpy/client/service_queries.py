@@ -26,7 +26,7 @@ from liftpy.nats.transport import NoRespondersError, Transport
 
 _MAX_DIGITS = 9
 _ATTEMPT_S = 3.0
-"""Longer than a service lets a query wait."""
+"""Time limit of one attempt, in seconds. It is longer than the time that a service lets a query wait."""
 
 
 class QueryRejectedError(LiftError):
@@ -65,9 +65,10 @@ async def ask_for(
     at_least: int | None,
     timeout_s: float,
 ) -> QueryAnswer:
-    """Ask the instance of ``partition``, or the one that has the records of ``key``; see ``Services.query``.
+    """Send a query to the instance of ``partition``, or to the instance that has the records of ``key``.
 
-    The service says how many partitions there are. The instance of partition 0 is asked first for that, with any state.
+    The number of partitions is needed for a key. The instance of partition 0 is asked for it first. ``Services.query``
+    describes the arguments.
     """
     for what, given in (("query", query), ("key", b"" if key is None else key)):
         if not isinstance(given, bytes | bytearray | memoryview):
@@ -96,7 +97,7 @@ async def ask_for(
 async def ask(
     transport: Transport, subjects: Subjects, service: str, query: bytes, partition: int, at_least: int | None, timeout_s: float
 ) -> QueryAnswer:
-    """Ask one instance, and repeat until it answers or ``timeout_s`` have passed."""
+    """Send a query to one instance. Retry until it answers or ``timeout_s`` have passed."""
     subject = data_subject(subjects.service_query(check_name(service, "service")), partition)
     headers = None if at_least is None else {AT_LEAST_HEADER: str(at_least)}
     async for attempt in retry_attempts(timeout_s):
@@ -114,7 +115,7 @@ async def ask(
 
 
 async def _check_partition(transport: Transport, subjects: Subjects, service: str, query: bytes, partition: int) -> None:
-    """Raise NotFoundError if the service says that it has no such partition. The instance of partition 0 always exists."""
+    """Raise NotFoundError if the service has no such partition. The instance of partition 0 knows their number."""
     if partition == 0:
         return
     subject = data_subject(subjects.service_query(service), 0)
@@ -124,7 +125,7 @@ async def _check_partition(transport: Transport, subjects: Subjects, service: st
     except QueryFailedError as error:
         partitions = error.partitions
     except (UnavailableError, OutcomeUnknownError, ProtocolError, QueryRejectedError):
-        return  # nobody says how many there are
+        return  # the number of partitions is unknown
     if 0 < partitions <= partition:
         which = "the partition 0" if partitions == 1 else f"the partitions 0 to {partitions - 1}"
         raise NotFoundError(f"Service {service} has no partition {partition}. It has {which}.")

@@ -37,7 +37,7 @@ class Services:
         at_least: int | None = None,
         timeout_s: float = 5.0,
     ) -> service_queries.QueryAnswer:
-        """Ask a replicated service a question about its state.
+        """Send a query about the state of a replicated service.
 
         Any node of the service may answer. By default the state contains every record that was committed before this
         call (linearizable).
@@ -45,10 +45,10 @@ class Services:
         Args:
             service: Name of the service.
             query: Bytes for ``Service.on_query``.
-            partition: Partition whose state to ask. Default None: the only partition, or the one of ``key``.
-            key: Ask the partition that holds the records of this key. Default None.
-            at_least: The state must contain all records below this offset. No leader is asked then. Use ``ack.offset +
-                1`` to see your own publish, 0 for any state. Default None: linearizable.
+            partition: Partition whose instance answers. Default None: the only partition, or the one of ``key``.
+            key: Query the partition that holds the records of this key. Default None.
+            at_least: The state must contain all records below this offset. The service then does not ask the leader.
+                Use ``ack.offset + 1`` to see your own publish, 0 for any state. Default None: linearizable.
             timeout_s: Total time to wait, in seconds. Default 5.
 
         Returns:

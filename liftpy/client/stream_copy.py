@@ -1,22 +1,20 @@
 """``group.into``: copies the records of a group into another stream exactly once, in order per source partition.
 
 Goal: exactly once in every partition of the target, also if members and leaders fail at any time. Constraint: there are
-no
-transactions, and a stopped member may send long after another member owns its partition.
+no transactions, and a paused member may send long after another member owns its partition.
 
 Algorithm (docs/publishing.md, "From stream to stream"):
 
 - Each owned partition has its own producer. Its name consists of the group and the source partition. Each batch
   contains the generation of the ownership, and the offset of the last source record in the batch.
-- Opening the producer fences members of earlier generations. The answers say which source records each target
-  partition has. The member leaves these out.
-- A part is committed when all of its results are acked. The next member can therefore begin at the committed
-  position, also if a target partition got no record, or has forgotten the producer.
-- The producer is opened again if a newer process has fenced it, or if a member of an earlier generation has used its
-  sequence numbers. It sends everything without an ack again, as long as its member owns the partition. After that,
-  the next owner sends it.
-- A target that is paused or read-only is tried again in the same way, for at most ``patience_s`` without an acked
-  part.
+- Opening the producer fences members of earlier generations. The answers say which source records each target partition
+  has. The member does not send their results again.
+- The member commits a batch of source records when all of its results are acked. So the next member can begin at the
+  committed position, also if a target partition got no record, or no longer has the state of the producer.
+- The member opens the producer again if a newer process has fenced it, or if a member of an earlier generation has used
+  its sequence numbers. It sends everything without an ack again, as long as it owns the partition. After that, the next
+  owner sends it.
+- If the target is paused or read-only, the member retries in the same way, for at most ``patience_s`` without an ack.
 """
 
 from __future__ import annotations
@@ -39,40 +37,44 @@ from liftpy.nats.cancellation import end_tasks
 
 PartitionFor = Callable[[bytes | None, int], int]
 Transform = Callable[[Record], Iterable[tuple[bytes | None, bytes | None]]]
-"""Record -> (key, value) of none, one or several records of the target."""
+"""Function of a source record. It returns (key, value) of each result, possibly none."""
 MOST_IN_HAND = 32
-"""Maximum number of unacked parts over all partitions of a member. Each is at most one batch."""
+"""Maximum number of source batches without acks, over all partitions of a member."""
 _AGAIN_S = 0.25
 _LOOK_S = 0.5
 """Interval at which an idle producer checks that its member still owns the partition, in seconds."""
 _ANOTHERS = ("PRODUCER_FENCED", "DIVERGED_PRODUCER", "OUT_OF_ORDER")
 _NOT_NOW = ("PAUSED", "READ_ONLY")
-"""Rejections that an operator starts and ends, such as a pause."""
+"""Rejections that last until an operator changes the stream."""
 _FAREWELLS = 3
-"""Sessions for which either refusal may last while the coordinator says that the partition is this member's."""
+"""Number of sessions for which the member retries after such a rejection while it owns the partition."""
 
 
 class CopyingMember(Protocol):
-    """Group interface that a copy needs."""
+    """Methods and attributes of ``Group`` that a copy uses."""
 
     name: str
     counters: Counter[str]
 
     async def take(self) -> GroupBatch | None:
-        """Return the next part, as ``Group.take`` does."""
+        """Return the next batch of source records, as ``Group.take`` does."""
         ...
 
     def finished(self, part: GroupBatch) -> None:
-        """Finish a part, as ``Group.finished`` does."""
+        """Mark a batch as finished, as ``Group.finished`` does."""
         ...
 
     def generation_of(self, key: PartitionKey) -> int | None:
-        """Return the generation, as ``Group.generation_of`` does."""
+        """Return the generation of a partition, as ``Group.generation_of`` does."""
         ...
 
 
 class Copying:
-    """``run`` it until it is cancelled. ``partition_for``: (key, partitions) -> partition; the same in every run."""
+    """Copies records until ``run`` is cancelled.
+
+    ``partition_for``: function of (key, number of partitions) that returns the target partition. It must return the
+    same result in every run.
+    """
 
     def __init__(
         self, client: ClientHome, group: CopyingMember, target: str, transform: Transform, *,
@@ -125,7 +127,7 @@ class Copying:
 
 
 class _Course:
-    """One partition in one generation: its unacknowledged parts and its producer."""
+    """Copy of one source partition in one generation: its batches without acks, and its producer."""
 
     def __init__(self, home: Copying, key: PartitionKey, generation: int) -> None:
         self._home = home
@@ -133,13 +135,13 @@ class _Course:
         self._generation = generation
         self._parts: deque[GroupBatch] = deque()
         self._receipts: deque[asyncio.Task[None]] = deque()
-        """Receipts of the first parts, in order."""
+        """Tasks that wait for the acks of the first batches, in order."""
         self._finished = 0
-        """Parts that were acknowledged."""
+        """Number of batches whose results are acked."""
         self._news = asyncio.Event()
 
     def add(self, part: GroupBatch) -> None:
-        """Add the next part."""
+        """Add the next batch of source records."""
         self._parts.append(part)
         self._news.set()
 
@@ -148,7 +150,7 @@ class _Course:
         return self._home.group.generation_of(self._key) == self._generation
 
     async def run(self) -> None:
-        """Run until the partition has another owner."""
+        """Send the results until another member owns the partition."""
         loop, home, refused_until = asyncio.get_running_loop(), self._home, 0.0
         try:
             while self._is_ours:
@@ -193,7 +195,7 @@ class _Course:
             await producer.close()
 
     async def _send_all(self, producer: Producer) -> None:
-        """Send all parts in order, several in flight, also those that an earlier producer has sent."""
+        """Send the results of all batches in order, several in flight. Include batches that an earlier producer has sent."""
         home = self._home
         while self._is_ours:
             self._news.clear()
@@ -213,7 +215,7 @@ class _Course:
                 home.room.set()
 
     async def _send(self, producer: Producer, part: GroupBatch) -> ManyReceipt:
-        """Send the results of a part that the target does not have."""
+        """Send the results of one batch. The producer skips results that the target has already."""
         known, transform = producer.begin_after, self._home.transform
         values: list[bytes | None] = []
         keys: list[bytes | None] = []
@@ -227,7 +229,7 @@ class _Course:
         return await producer.send_many(values, keys=keys, positions=positions)
 
     def _partition(self, key: bytes | None, count: int) -> int:
-        """Return the partition, the same in every run. Without a key it depends on the source partition."""
+        """Return the target partition of a result. Without a key it depends on the source partition."""
         return self._key.partition % count if key is None else partition_of(key, count)
 
 

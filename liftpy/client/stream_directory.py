@@ -36,7 +36,7 @@ class StreamDirectory:
         self.requests = requests
         self.factories = factories or ClientFactories()
         self.cached: dict[str, StreamImage] = {}
-        """Streams as the cluster last described them, by name."""
+        """Last known description of each stream, by name."""
         self._describing: dict[str, asyncio.Task[StreamImage]] = {}
 
     async def stream(self, name: str) -> StreamImage:
@@ -69,7 +69,7 @@ class StreamDirectory:
         return await asyncio.shield(asking)
 
     async def describe(self, stream: str) -> StreamImage:
-        """Request the stream. Ask the metadata leader if the first answer does not know it."""
+        """Request the stream. If a controller does not know it, ask the metadata leader."""
         self.cached.pop(stream, None)
         try:
             found = await self.requests.stream(stream)
@@ -108,9 +108,14 @@ class StreamDirectory:
 
 
 def partition_state(stream: StreamImage, partition: int) -> PartitionState:
-    """Return the state of a partition. Raise UnavailableError if the stream is not placed, NotFoundError without the partition."""
+    """Return the state of a partition.
+
+    Raises UnavailableError if the stream has no replicas yet, and NotFoundError if there is no such partition.
+    """
     if stream.waiting:
-        raise UnavailableError(f"Stream {stream.name} is not placed ({INSUFFICIENT_NODES}). Start more nodes.")
+        raise UnavailableError(
+            f"Stream {stream.name} has no replicas yet: the cluster has too few nodes ({INSUFFICIENT_NODES}). Start more nodes."
+        )
     if partition >= len(stream.partitions):
         last = len(stream.partitions) - 1
         raise NotFoundError(f"Stream {stream.name} has no partition {partition}. Its partitions are 0 to {last}.")
@@ -118,7 +123,7 @@ def partition_state(stream: StreamImage, partition: int) -> PartitionState:
 
 
 def subject_address(subject: str, uid: str = "", answers: bool = True, window_s: float = 0.0) -> Address:
-    """Return an address. Raise ConfigError if the subject has wildcards or is not text."""
+    """Return an address for a subject. Raise ConfigError if the subject has wildcards or is not text."""
     if any(token in ("*", ">") for token in subject.split(".")):
         raise ConfigError(f"Cannot publish on {subject}, because it has wildcards. Name one subject (subject=, --subject).")
     if not is_utf8(subject):
@@ -127,7 +132,7 @@ def subject_address(subject: str, uid: str = "", answers: bool = True, window_s:
 
 
 def address_of(stream: StreamImage, partition: int, subject: str = "") -> Address:
-    """Return the address of a partition, with ``subject`` if given."""
+    """Return the address of a partition. ``subject`` replaces the subject of the stream if it is not ''."""
     partition_state(stream, partition)
     own = data_subject(stream.subject, partition)
     if subject and not matcher(own)(subject):

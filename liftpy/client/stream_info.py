@@ -75,7 +75,7 @@ class StreamInfo:
         config_version: Version of the settings. It grows with each change.
         partitions: Partitions, by number. Empty while the stream waits for nodes.
         replication_factor: Requested number of replicas per partition. 0: as many as partition 0 has.
-        waiting: Number of partitions that wait for enough nodes. 0: the stream is placed.
+        waiting: Number of partitions that have no replicas yet, because there are too few nodes. 0: none.
         placement: Placement policy. '': the default policy.
         created_time_ns: Time of the creation, in nanoseconds since 1970.
         image: Complete metadata, for other parts of liftpy. Its fields may change in any version.

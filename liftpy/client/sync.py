@@ -68,7 +68,7 @@ _CLOSE_S = 15.0
 
 
 class _Loop:
-    """An event loop in a thread. It stops with the program, or with ``end``."""
+    """An event loop that runs in its own thread. It stops when the program ends, or with ``end``."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -77,14 +77,15 @@ class _Loop:
         self._thread.start()
         self._ending = threading.Lock()
         self._lock = threading.RLock()
-        """Lock that orders new calls and the end of the loop. No call starts after ``ended`` is set."""
+        """Lock between new calls and the end of the loop. After ``ended`` is set, no call starts."""
         self.ended = False
 
     def run(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
-        """Run a coroutine and return its result. An interrupt of the caller cancels it. Raises ConfigError in a forked
-        child.
+        """Run a coroutine in the loop and return its result.
+
+        Ctrl-C in the caller cancels it. Raises ConfigError in a forked child.
         """
-        if os.getpid() != self._process:  # before the lock: whoever held it when the process was forked is not here
+        if os.getpid() != self._process:  # before the lock: a thread of the parent process may have held it at the fork
             work.close()
             raise ConfigError(
                 "This client was opened before a fork, and its thread runs in the parent process. Open a new client "
@@ -109,13 +110,13 @@ class _Loop:
             raise
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the last coroutine, then stop. A second call does nothing, and so does a call in a forked child."""
+        """Run a last coroutine, then stop the loop. A second call does nothing. A call in a forked child does nothing."""
         if os.getpid() != self._process:
             return
         with self._ending:
             if self.ended:
                 return
-            if threading.current_thread() is self._thread:  # the collector runs anywhere: nobody can wait here
+            if threading.current_thread() is self._thread:  # called by the garbage collector: do not wait
                 self.ended = True
                 self._loop.create_task(last()).add_done_callback(lambda _: self._loop.stop())
                 return
@@ -139,7 +140,7 @@ class _Loop:
 
 
 class _Synchronous(Generic[_W]):
-    """A synchronous object. It runs the methods of an asynchronous one in the event loop of the client."""
+    """Base of synchronous objects. They run the methods of an asynchronous object in the event loop of the client."""
 
     def __init__(self, loop: _Loop, wrapped: _W) -> None:
         self._loop = loop
@@ -147,7 +148,7 @@ class _Synchronous(Generic[_W]):
 
 
 class _Closable(_Synchronous[_W]):
-    """A synchronous object for ``with``. The end of the block does what the end of ``async with`` does."""
+    """Synchronous object with a ``with`` block. Leaving the block does what leaving the ``async with`` block does."""
 
     def __enter__(self) -> Self:
         return self
@@ -180,7 +181,7 @@ _SYNCHRONOUS = (
 
 
 def _named(call: Callable[_P, _T], method: Callable[..., Any]) -> Callable[_P, _T]:
-    """Give ``call`` the name, the signature and the docstring of ``method``."""
+    """Give ``call`` the name, the signature and the docstring of ``method``, and return it."""
     functools.update_wrapper(call, method)
     call.__doc__ = without_await(method.__doc__ or "")
     return call
@@ -210,7 +211,7 @@ def _sync_method(method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]]
 def _waiting_as(
     made: Callable[[_Loop, _A], _S], method: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _A]]
 ) -> Callable[Concatenate[Any, _P], _S]:
-    """Return a method that waits for the coroutine ``method`` and makes a synchronous object of its result."""
+    """Return a method that waits for the coroutine ``method`` and wraps its result in the synchronous class ``made``."""
     name = method.__name__
 
     def call(self: _Synchronous[Any], /, *arguments: _P.args, **named: _P.kwargs) -> _S:
@@ -230,7 +231,7 @@ def _calling(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate
 def _calling_as(
     made: Callable[[_Loop, _A], _S], method: Callable[Concatenate[Any, _P], _A]
 ) -> Callable[Concatenate[Any, _P], _S]:
-    """Return a method that calls ``method`` in the event loop and makes a synchronous object of its result."""
+    """Return a method that calls ``method`` in the event loop and wraps its result in the synchronous class ``made``."""
     name = method.__name__
 
     def call(self: _Synchronous[Any], /, *arguments: _P.args, **named: _P.kwargs) -> _S:
@@ -243,7 +244,10 @@ def _calling_as(
 
 
 def _iterate(loop: _Loop, items: AsyncIterator[_T]) -> Generator[_T, None, None]:
-    """Iterate over ``items`` in the event loop. Close them at the end, also if the caller leaves early."""
+    """Yield the items of an asynchronous iterator that runs in the event loop.
+
+    Close it at the end or when the caller leaves.
+    """
 
     async def following() -> _T | None:
         return await anext(items, None)
@@ -288,7 +292,7 @@ class _Attribute(Generic[_T]):
 
 # ---- publishing ------------------------------------------------------------------------------------------------------
 class SyncReceipt(Generic[_T]):
-    """The future ack of records that were sent.
+    """Future ack of records that were sent.
 
     Args:
         loop: The event loop of the client.
@@ -328,7 +332,7 @@ class SyncReceipt(Generic[_T]):
 
 
 async def _shielded(coming: Awaitable[_T]) -> _T:
-    """Wait for ``coming``. A cancelled wait leaves a future as it is."""
+    """Wait for ``coming``. If the wait is cancelled, the future itself is not."""
     return await (asyncio.shield(coming) if isinstance(coming, asyncio.Future) else coming)
 
 

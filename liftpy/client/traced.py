@@ -44,7 +44,7 @@ DROPPED = "spans dropped"
 
 
 class Sending:
-    """Span ``send``, which lasts until the answer."""
+    """Span ``send`` of a message or batch. It ends when the answer arrives."""
 
     __slots__ = ("_span",)
 
@@ -52,7 +52,10 @@ class Sending:
         self._span = span
 
     def end_span(self, error: BaseException | None = None, **attributes: AttributeValue) -> None:
-        """End the span: stored or failed. ``attributes``: names without the prefix ``liftpy.``."""
+        """End the span, with ``error`` if the message was not stored.
+
+        ``attributes`` are names without the prefix ``liftpy.``.
+        """
         for name, value in attributes.items():
             self._span.set_attribute(f"liftpy.{name}", value)
         if error is not None:
@@ -66,7 +69,10 @@ class Sending:
 
 
 class ClientSpans:
-    """Spans of one client. ``provider``: None: the global one. ``counters``: count dropped spans."""
+    """Creates the spans of one client.
+
+    ``provider``: tracer provider. None: the global one. ``counters``: counts dropped spans.
+    """
 
     def __init__(self, provider: trace.TracerProvider | None, counters: Counter[str]) -> None:
         self._tracer = (provider or trace.get_tracer_provider()).get_tracer("liftpy")
@@ -74,22 +80,25 @@ class ClientSpans:
         self._sent, self._read = SpanBudget(), SpanBudget()
 
     def can_send(self) -> bool:
-        """Return whether a span ``sending`` is possible. Otherwise it counts as dropped and the message is sent without one."""
+        """Return whether the client may create a span ``send`` now.
+
+        If not, count it as dropped. The message is sent without a span.
+        """
         if self._sent.has(1, time.monotonic_ns()) or trace.get_current_span().get_span_context().is_valid:
             return True
         self._counters[DROPPED] += 1
         return False
 
     def can_receive(self) -> bool:
-        """Return whether a span ``record_delivery`` is possible."""
+        """Return whether the client may create a span ``receive`` now."""
         return self._read.has(1, time.monotonic_ns())
 
     def not_received(self) -> None:
-        """Count a delivered batch without a span, because there was no budget."""
+        """Count a delivered batch without a span, because the client has reached its limit of spans."""
         self._counters[DROPPED] += 1
 
     def sending(self, stream: str, partition: int, pairs: Pairs) -> tuple[Pairs, Sending | None]:
-        """Return the headers to send and the span, None without one."""
+        """Start a span for a message. Return the headers to send, and the span or None."""
         bears = bears_one(pairs)
         own = created_in(pairs) if bears else None
         around = trace.get_current_span().get_span_context()
@@ -107,7 +116,10 @@ class ClientSpans:
     def record_delivery(
         self, stream: str, partition: int, created: Sequence[TraceContext], arrived_ns: int, offset: int, count: int
     ) -> None:
-        """Record the delivery of a batch whose records have these contexts. ``arrived_ns``: wall clock."""
+        """Create a span for delivered records with the trace contexts ``created``.
+
+        ``arrived_ns``: wall clock time of the arrival, in nanoseconds.
+        """
         if created:
             said = {
                 **_span_attributes("receive", stream, partition),
@@ -122,9 +134,9 @@ class ClientSpans:
     def process(
         self, stream: str, partition: int, created: Sequence[TraceContext], offset: int, count: int | None
     ) -> Iterator[trace.Span | None]:
-        """Span around the processing of records with these contexts.
+        """Create a span around the processing of records with the trace contexts ``created``.
 
-        Messages that are published in it belong to the same trace.
+        Messages that the application publishes inside the span belong to the same trace.
         """
         if not created:
             yield None
@@ -147,7 +159,7 @@ class ClientSpans:
         self, budget: SpanBudget, name: str, kind: trace.SpanKind, said: dict[str, AttributeValue], links: Sequence[TraceContext],
         start_ns: int | None = None,
     ) -> trace.Span | None:  # fmt: skip
-        """Begin a span. None: there is no budget, or it is not sampled."""
+        """Start a span. Return None if the client has reached its limit of spans, or if the span is not sampled."""
         if not budget.takes(1, time.monotonic_ns()):
             self._counters[DROPPED] += 1
             return None
@@ -161,7 +173,7 @@ class ClientSpans:
         return None
 
     def _below(self, created: Sequence[TraceContext]) -> contexts.Context:
-        """Return the parent of a span: the context of the application if there is one, else of the first message."""
+        """Return the parent of a span: the current context of the application, else the context of the first message."""
         now = contexts.get_current()
         if not created or trace.get_current_span(now).get_span_context().is_valid:
             return now
@@ -183,7 +195,7 @@ def _remote(context: TraceContext) -> trace.SpanContext:
 
 
 class TracedPublisher(Publisher):
-    """``send`` and ``post`` are spans."""
+    """Publisher that creates a span for each ``send`` and ``post``."""
 
     def __init__(self, spans: ClientSpans, *arguments: Any, **named: Any) -> None:
         self._spans = spans
@@ -192,7 +204,7 @@ class TracedPublisher(Publisher):
     async def send(
         self, value: bytes | None, *, headers: HeadersLike | None = None, **as_given: Any
     ) -> asyncio.Future[PublishAck]:
-        """Send as a Publisher does. The span ends with the answer."""
+        """Send a message and create a span that ends with the answer."""
         span = None
         if self._spans.can_send():
             headers, span = self._spans.sending(self._stream, self._partition, pairs_of(headers))
@@ -208,7 +220,7 @@ class TracedPublisher(Publisher):
         return coming
 
     async def post(self, value: bytes | None, *, headers: HeadersLike | None = None, **as_given: Any) -> None:
-        """Post as a Publisher does. The span ends when the message is written."""
+        """Post a message and create a span that ends when the message is written."""
         pairs, span = self._spans.sending(self._stream, self._partition, pairs_of(headers))
         try:
             await super().post(value, headers=pairs, **as_given)
@@ -233,9 +245,10 @@ def _end_with_ack(span: Sending, coming: asyncio.Future[PublishAck]) -> None:
 
 
 class TracedProducer(Producer):
-    """Producer with a span for each batch.
+    """Producer that creates a span for each batch.
 
-    Its first record has the context, unless the producer has an id: then another process must be able to send the same records.
+    The first record of a batch carries the trace context. A producer with an id sends no trace contexts, because
+    another process must be able to send identical records.
     """
 
     def __init__(self, spans: ClientSpans, *arguments: Any, **named: Any) -> None:
@@ -267,7 +280,7 @@ def _end_with_batch(span: Sending, ticket: BatchFuture, coming: asyncio.Future[B
 
 
 class TracedReader(PartitionReader):
-    """Reader whose batches know their arrival time."""
+    """Reader that stores the arrival time of each batch."""
 
     async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion, max_bytes: int) -> list[BatchSlice]:
         slices = await super()._fetch_from(asked, progress, opinion, max_bytes)
@@ -278,7 +291,7 @@ class TracedReader(PartitionReader):
 
 
 class TracedConsumer(Consumer):
-    """Consumer with a span ``receive`` for each delivered slice with a traced record."""
+    """Consumer that creates a span ``receive`` for each delivered slice with a traced record."""
 
     def __init__(self, spans: ClientSpans, *arguments: Any, **named: Any) -> None:
         self._spans = spans
@@ -307,7 +320,7 @@ def _record_deliveries(
 
 
 def contexts_of(what: Record | BatchSlice) -> tuple[TraceContext, ...]:
-    """Return the sampled contexts of a record, or of the first 64 records with one in a slice."""
+    """Return the sampled trace contexts of a record, or of the first 64 records of a slice that have one."""
     if isinstance(what, Record):
         own = created_in(what.headers)
         return () if own is None else (own,)
@@ -320,12 +333,15 @@ def _headers_of(piece: BatchSlice) -> HeadersColumn | None:
         return None
     try:
         return piece.batch.columns.headers
-    except CorruptionError:  # who reads its records is told
+    except CorruptionError:  # reading its records raises the error
         return None
 
 
 class TracedMaking(ClientFactories):
-    """``provider``: of tracers; None: the global one."""
+    """Creates publishers, producers, readers and consumers with traces.
+
+    ``provider``: tracer provider. None: the global one.
+    """
 
     def __init__(self, provider: TracerProvider | None) -> None:
         super().__init__()
@@ -336,10 +352,10 @@ class TracedMaking(ClientFactories):
         self.consumer = partial(TracedConsumer, spans)
 
     def handing_on(self, stream: str, partition: int) -> Callable[[BatchSlice], Iterator[BatchSlice]]:
-        """Return a function that delivers the slices of a range and traces them."""
+        """Return a function that yields the slices of a range and creates a span for each."""
         return _record_deliveries(self._spans, stream, partition, whole)
 
     def around(self, stream: str, what: Record | BatchSlice, partition: int) -> AbstractContextManager[Span | None]:
-        """Return a span around the processing."""
+        """Return a span around the processing of a record or slice."""
         offset, count = (what.offset, 1) if isinstance(what, Record) else (what.first_offset, what.record_count)
         return self._spans.process(stream, partition, contexts_of(what), offset, count)

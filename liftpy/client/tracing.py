@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def making_of(trace: bool | TracerProvider) -> ClientFactories:
-    """Return the factories for ``trace``. Raise ConfigError if it is no tracer provider, or packages are missing."""
+    """Return the factories for the argument ``trace``.
+
+    Raises ConfigError if it is not a tracer provider, or if OpenTelemetry is not installed.
+    """
     if trace is False:
         return ClientFactories()
     if trace is not True and not callable(getattr(trace, "get_tracer", None)):

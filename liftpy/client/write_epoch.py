@@ -1,27 +1,25 @@
 """Rounds: records that a producer sends as a unit, and sends again as a unit if the outcome is unknown [A4]. Pure.
 
 Goal: a task that may run twice, at once or after a failure, stores its records once. Constraint: the task has no
-memory.
-The log has one state per producer and partition.
+memory. The log has one state per producer and partition.
 
 Algorithm:
 
-- Rounds have increasing numbers. The records of a round are numbered from 0 in each partition. The round number travels
-  as the generation of the position in each batch. The leader rejects an earlier round.
+- Rounds have increasing numbers. The records of a round are numbered from 0 in each partition. Each batch contains a
+  source position, and the round number is its generation. The leader rejects an earlier round.
 - A process that begins a round asks every partition. If the state is of an earlier round, the process starts at
-  sequence
-  0 with an empty digest. If the state is of this round, the first ``next_sequence`` records are stored.
-- The process passes ALL records of the round. The stored ones are left out. Their digest must match the state.
-  Otherwise the records differ (DIVERGED_PRODUCER).
-- The offset of the position also contains the number of partitions when the round began. A process that repeats the
-  round shares its records out in the same way, also if partitions were added.
-- Several producers may share the records of a round. A process that repeats the round must share them out in the same
-  way. Therefore the number of the plan travels, too. A leader that has records of the round under another plan gives no
-  producer an epoch [A19].
+  sequence 0 with an empty digest. If the state is of this round, the first ``next_sequence`` records are stored.
+- The process passes ALL records of the round to the producer. The producer does not send the stored ones. Their digest
+  must match the state. Otherwise the records differ (DIVERGED_PRODUCER).
+- The offset of the source position also contains the number of partitions when the round began. A process that repeats
+  the round distributes its records in the same way, also if partitions were added.
+- Several producers may share the records of a round. A process that repeats the round must distribute the records over
+  the producers in the same way. Therefore each batch also contains the number of the plan. A leader that has records of
+  the round under another plan gives no producer an epoch [A19].
 
 Worked example: round 7 has 250 records for a partition. 100 are stored, then the process fails. The next process asks
-and gets (generation 7, sequence 100, digest d). It leaves out its first 100 records if their digest is d, and sends
-150. A process of round 6 that resumes is fenced.
+and gets (generation 7, sequence 100, digest d). It skips its first 100 records if their digest is d, and sends 150. A
+process of round 6 that resumes is fenced.
 """
 
 from __future__ import annotations
@@ -35,16 +33,21 @@ from liftpy.core.wire.producer_note import MAX_PLAN, MAX_UID_BYTES, PLAN_SHIFT, 
 from liftpy.errors import ConfigError, PublishRejectedError
 
 _ROWS_BITS = 40
-"""Bits of a position's offset for the sequence of the last record. Above them: the number of partitions, then the plan."""
+"""Number of low bits of the offset that hold the sequence of the last record. The number of partitions and the plan are
+above.
+"""
 _PARTITIONS_MASK = (1 << PLAN_SHIFT - _ROWS_BITS) - 1
 _MAX_NUMBER = (1 << 63) - 1
 
 
 class Round(NamedTuple):
-    """One round.
+    """One round of one task.
 
-    ``run``: id of the job, 1 to 128 bytes. ``part``: number of the task, 0 to 2**32 - 1, each with its own producer.
-    ``number``: increases with each round, from 0.
+    Attributes:
+        run: Id of the job, 1 to 128 bytes.
+        part: Number of the task, 0 to 2**32 - 1. Each task has its own producer.
+        number: Number of the round, from 0. It increases.
+        plan: Number of the plan that distributes the records over the tasks. Default 0.
     """
 
     run: str
@@ -54,9 +57,9 @@ class Round(NamedTuple):
 
     @property
     def position(self) -> SourcePosition:
-        """Source position of the producer's batches, without an offset but with the plan.
+        """Source position of the producer's batches. It contains the plan, but no offset.
 
-        Raises ConfigError. Generation 0: none.
+        Raises ConfigError if a value is out of range.
         """
         if (
             not 0 < len(self.run.encode()) <= MAX_UID_BYTES
@@ -65,21 +68,24 @@ class Round(NamedTuple):
             or not 0 <= self.plan <= MAX_PLAN
         ):
             raise ConfigError(
-                f"Invalid write epoch {self}. Its run, part, number or plan is out of range. See liftpy.client.write_epoch."
+                f"Invalid round {self}: its run needs 1 to {MAX_UID_BYTES} bytes, and its part, number or plan is "
+                "out of range. Correct these values."
             )
         return SourcePosition(self.run, self.part, offset_in(0, 0, self.plan), self.number + 1)
 
 
 class PlanChangedError(PublishRejectedError):
-    """Records of a round are stored that were shared out by another plan. Nothing of this producer was stored."""
+    """Records of the round are stored that another plan has distributed. Nothing of this producer was stored."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, "DIVERGED_PRODUCER")
 
 
 def offset_in(partitions: int, last_sequence: int, plan: int = 0) -> int:
-    """Return the offset part of a position after record ``last_sequence`` of a round with ``partitions`` partitions under
-    ``plan``."""
+    """Return the source offset after record ``last_sequence`` of a round.
+
+    It encodes the sequence, the number of ``partitions`` when the round began, and ``plan``.
+    """
     return plan << PLAN_SHIFT | partitions << _ROWS_BITS | last_sequence
 
 
@@ -90,10 +96,10 @@ def partitions_in(offset: int) -> int:
 
 @dataclass(slots=True)
 class Repeat:
-    """Repetition of a round in one partition.
+    """The part of a repeated round that one partition has stored already.
 
-    ``stored``: number of stored records. ``expected``: their digest, None: unknown. ``partitions``: number when the round
-    began.
+    ``stored``: number of stored records. ``expected``: their digest, None if unknown. ``partitions``: number of
+    partitions when the round began.
     """
 
     stored: int = 0
@@ -104,25 +110,31 @@ class Repeat:
 
     @property
     def left(self) -> int:
-        """Number of next records that are already stored."""
+        """Number of the next records that are stored already."""
         return self.stored - self.passed
 
     def leave_out(self, columns: RecordColumns, start: int, end: int) -> None:
-        """The records from ``start`` (inclusive) to ``end`` (exclusive), at most ``left``, are stored; raises PublishRejectedError once
-        it shows that others are."""
+        """Skip the records from ``start`` (inclusive) to ``end`` (exclusive), because they are stored already.
+
+        At most ``left`` records may be skipped. Raises PublishRejectedError if the stored records differ from the
+        skipped ones.
+        """
         self.digest = self.digest.over(columns.cut(start, end), 0, end - start)
         self.passed += end - start
         if not self.left and self.expected is not None and self.digest != self.expected:
             raise self._diverged_error("other records are already stored")
 
     def check_whole(self) -> None:
-        """Everything of the round was given; raises PublishRejectedError where more is stored."""
+        """Check at the end of the round that all stored records were passed again.
+
+        Raise PublishRejectedError if more are stored.
+        """
         if self.left:
             raise self._diverged_error(f"{self.stored} records are already stored, but this attempt has {self.passed}")
 
     @staticmethod
     def _diverged_error(what: str) -> PublishRejectedError:
         return PublishRejectedError(
-            (f"This attempt of the write epoch differs from the earlier one: {what}. Send the same records in the same order."),
+            (f"This attempt of the round differs from the earlier one: {what}. Send the same records in the same order."),
             "DIVERGED_PRODUCER",
         )

@@ -1,1 +1,1 @@
-"""The pure core: what decides. No clock, no sockets, no threads, no files."""
+"""All decisions of liftpy, as pure code: no clock, no sockets, no threads, no files."""

@@ -127,7 +127,7 @@ async def open_connection(
 
 
 async def _not_swallowed(work: Awaitable[_T]) -> _T:
-    """Return the result of ``work``. Raise the cancellation that nats-py or ``wait_for`` has swallowed."""
+    """Return the result of ``work``. If nats-py or ``wait_for`` has suppressed a cancellation, raise it."""
     task = asyncio.current_task()
     assert task is not None
     before = task.cancelling()
@@ -436,7 +436,10 @@ class Transport:
         await self.write(subject, payload, reply, headers, give_up_at)
 
     def hand_over(self, subject: str, payload: bytes, reply: str) -> bool:
-        """Write the message if it needs no wait, and return True. After False, the caller uses ``write``."""
+        """Write the message and return True if it can be written at once.
+
+        If the result is False, the caller must use ``write``.
+        """
         ours = self._ours
         return ours is not None and len(payload) < _LARGE_BYTES and ours.hand_over(subject, reply, payload, ROOM_BYTES)
 

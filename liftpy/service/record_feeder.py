@@ -117,7 +117,10 @@ class Feeder:
         self._wake.set()
 
     def disproven(self) -> None:
-        """Restore an earlier snapshot, because the one from which the machine started has diverged. It is not used again."""
+        """Restore an earlier snapshot, because the snapshot at the start differs from those of other nodes.
+
+        It is not used again.
+        """
         self._disproven = True
         self._wake.set()
 
@@ -324,7 +327,7 @@ class Feeder:
     # ---- bad records --------------------------------------------------------------------------------------------------------
     @property
     def failing(self) -> Failing | None:
-        """Unit that the service cannot apply. None: none."""
+        """Record or timer that the service cannot apply now. None: there is none."""
         failing = self._failing
         return failing if failing is not None and self._machine.position <= failing.unit.offset else None
 
@@ -345,7 +348,7 @@ class Feeder:
             await self._skip_unit(missed.unit)
 
     async def _handle_failure(self) -> None:
-        """Handle a failed unit: search a decision about it, and act without one if there is none."""
+        """Handle a record or timer on which the service failed: apply a decision from the log, or make one if there is none."""
         failing = self._failing
         assert failing is not None
         found = await self._scan(failing)
@@ -392,7 +395,10 @@ class Feeder:
             self._emitter.look_again()
 
     async def _scan(self, failing: Failing) -> bool | None:
-        """Search the committed records for a decision. Return whether there is one. None: the search is not complete."""
+        """Search the committed records for a decision to skip the failed record or timer.
+
+        Return whether there is one. None: the search is not complete.
+        """
         identity = self._identity
         progress = ReadProgress(identity.stream, identity.partition, next_offset=failing.scanned, uid=identity.uid)
         fetch = asyncio.create_task(self._reader.fetch(progress))

@@ -2,9 +2,12 @@
 
 One directory per service and partition, one file per snapshot:
 
-<data>/<service>/<stream>-<partition>.lock                       lock: one process at a time, taken before it registers
-<data>/<service>/<stream>-<uid>/<partition>/<position>.snapshot  replaced atomically, with a checksum. The position has 20
-digits
+| path | content |
+|---|---|
+| ``<data>/<service>/<stream>-<partition>.lock`` | lock: one process at a time, taken before it registers |
+| ``<data>/<service>/<stream>-<uid>/<partition>/<position>.snapshot`` | snapshot, replaced atomically, with a checksum |
+
+The position in a file name has 20 digits.
 
 A damaged file is renamed to ``.damaged``, and the one before it is used, because a snapshot only shortens the replay. A
 later version may be able to read a file that this version cannot read. Such a file gets its name back.

@@ -1,16 +1,17 @@
-"""Partitions and bounds of the requested streams, for the driver: ``Catalog``.
+"""``Catalog``: partitions of the requested streams and their bounds, for the Spark driver.
 
-The metadata group names partitions and replicas. Only leaders give bounds, so ``latest`` contains everything that was
-acked before the query was planned. The catalog keeps answers for a moment, because Spark asks about an idle stream 80 times
-a second.
+The metadata group names partitions and replicas. Only leaders return bounds, so ``latest`` contains everything that was
+acked before the query was planned. The catalog caches answers for ``BOUNDS_AGE_S``, because Spark asks about an idle
+stream 80 times a second.
 
-A streaming query uses a ``Watch``. One request for each partition waits at the leader until more is committed
-(``PartitionReader.bounds``). The watch then repeats it. So the driver knows new records at once, and an idle partition
-costs one request in ``WAIT_S``. Nodes of older versions answer at once. The watch asks them every ``POLL_S``.
+A streaming query uses a ``Watch``. For each partition, one request waits at the leader until more is committed
+(``PartitionReader.bounds``). The watch then sends the next request. So the driver knows new records at once, and an
+idle partition costs one request in ``WAIT_S``. Nodes of older versions answer at once. The watch asks them every
+``POLL_S``.
 
-An error, another uid or another leadership ends the watch. The catalog then asks the leaders itself. No election happens
-during a watch, so none can lose a reported record. The watch believes a deposed leader for ``WAIT_S`` and the time of an
-answer. The offsets of that leader are too low, never too high, and readers check the LeaderEpoch of each record.
+An error, another uid or another leadership ends the watch. The catalog then asks the leaders itself. No election
+happens during a watch, so none can lose a reported record. A deposed leader may still answer for ``WAIT_S`` and the
+time of an answer. Its offsets are too low, never too high, and readers check the LeaderEpoch of each record.
 """
 
 from __future__ import annotations
@@ -109,20 +110,20 @@ BOUNDS_AGE_S = 0.2
 STREAMS_AGE_S = 5.0
 """Maximum age of the list of partitions and replicas, in seconds. A changed stream is listed again at once."""
 _KNOWN_PATIENCE_S = 2.0
-"""Time to look for leaders in the known list, before the metadata group is asked again, in seconds."""
+"""Time to look for leaders with the cached list of replicas, before the metadata group is asked again, in seconds."""
 _BEHIND_WAIT_S = 0.1
 _VOUCHED = 4
 _ANY = OffsetSpec()
 
 
 def _is_behind(view: PartitionView, end: int) -> bool:
-    """Return whether a leader's HW may still reach ``end``. False if records are known to be lost."""
+    """Return whether the high watermark (HW) in ``view`` may still reach ``end``. False if records are known to be lost."""
     return view.end_offset < end and view.cut_at is None
 
 
 @dataclass(frozen=True, slots=True)
 class BoundsQuestion:
-    """Question to leaders.
+    """Request for the bounds of partitions, to be sent to their leaders.
 
     Attributes:
         starting: Start whose times leaders convert into offsets.
@@ -135,11 +136,14 @@ class BoundsQuestion:
     known: tuple[StreamOffsets, ...] = ()
 
     def is_known_by(self, earlier: BoundsQuestion) -> bool:
-        """Return whether an answer to ``earlier`` answers this question too."""
+        """Return whether an answer to the request ``earlier`` also answers this request."""
         return all(one in earlier.known for one in self.known)
 
     def lasts(self, key: tuple[str, int], uid: str) -> list[tuple[int, int]]:
-        """Return (offset, LeaderEpoch) of records of the partition, of the stream with this ``uid``, that were committed once."""
+        """Return (offset, LeaderEpoch) of the records of a partition that the leader must still have.
+
+        These records were committed in the stream with this ``uid``.
+        """
         known = (one.lasts[key] for one in self.known if one.uids.get(key[0], uid) == uid and key in one.lasts)
         return sorted(set(known), reverse=True)
 
@@ -242,7 +246,7 @@ class Catalog:
             self._wait(_BEHIND_WAIT_S)
 
     def measure(self, questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
-        """Return sizes and batch borders of ranges, in order. The facts about a deleted range are empty."""
+        """Return the sizes and batch boundaries of offset ranges, in order. For a deleted range the facts are empty."""
         if not questions:
             return []
         return self._link.call(self._measure(questions), 4 * self._options.patience_s)
@@ -313,12 +317,12 @@ class Catalog:
 
 
 def _same(one: StreamOffsets, other: StreamOffsets) -> bool:
-    """Return whether both name the same records. The ends of partitions without a known epoch do not count."""
+    """Return whether both offsets name the same records. Partitions without a known LeaderEpoch are not compared."""
     return one.uids == other.uids and one.lasts == other.lasts
 
 
 def _without_answers(view: PartitionView, bounds: Bounds) -> PartitionView:
-    """Return ``view`` with new bounds, and without answers about times and positions."""
+    """Return ``view`` with new bounds, and without the offsets that leaders found for times and positions."""
     return replace(
         view,
         uid=bounds.uid,
@@ -355,7 +359,10 @@ async def _view(
 async def _bounds(
     reader: PartitionReader, uid: str, at_ns: int | None, last: tuple[int, int], cuts: dict[int, int]
 ) -> tuple[Bounds, int]:
-    """Return the bounds from the leader. If ``last`` is not on its log, add end -> last common offset to ``cuts``."""
+    """Return the bounds from the leader, and the offset for ``at_ns``.
+
+    If the leader's log lacks the record ``last``, add the last common offset to ``cuts``.
+    """
     try:
         return await reader.bounds(uid, at_ns, last)
     except LogTruncatedError as error:

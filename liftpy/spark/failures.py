@@ -1,4 +1,6 @@
-"""Errors that cross Spark. Spark passes on the text of an exception but not its type, so the text begins with the code."""
+"""Errors that Spark passes on. Spark keeps the text of an exception but not its type, so the text begins with the error
+code.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,7 @@ def error_of(text: str) -> LiftError:
 
 @contextmanager
 def plainly() -> Iterator[None]:
-    """Convert Spark errors in this block into the original errors."""
+    """Convert Spark errors in this block into the original liftpy errors."""
     try:
         yield
     except LiftError as error:

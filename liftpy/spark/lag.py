@@ -75,7 +75,7 @@ def _sources(progress: Any) -> list[Mapping[str, Any]]:
         return [dict(source) for source in document["sources"]]
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ConfigError(
-            "Invalid argument. Pass the progress of a streaming query: query.lastProgress or event.progress."
+            "lag() needs the progress of a streaming query. Pass query.lastProgress, or event.progress of a listener."
         ) from None
 
 

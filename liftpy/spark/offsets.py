@@ -1,17 +1,20 @@
 """Offsets in the options of users and in checkpoints, as JSON. Ends are exclusive. Pure.
 
-Two forms have the shape ``{"<stream>": {"<partition>": offset}}``, as in Spark's Kafka source:
+Two documents have the shape ``{"<stream>": {"<partition>": offset}}``, as in Spark's Kafka source:
 
-- startingOffsets or endingOffsets of a user, where -2 means earliest and -1 latest.
-- The offsets in the checkpoint of a streaming query. Each stream also has its ``uid``, so that a stream that was deleted and created
-  again is rejected [R9]. ``epochs`` has the LeaderEpoch of the record before the offset of each partition, so that a loss by an unclean
-  election is noticed [R6].
+- startingOffsets or endingOffsets of a user. -2 means earliest and -1 latest.
+- The offsets in the checkpoint of a streaming query. Each stream also has its ``uid``, so that a stream that was
+  deleted and created again is rejected [R9]. ``epochs`` has the LeaderEpoch of the record before the offset of each
+  partition, so that a loss by an unclean election is detected [R6].
 
-Spark compares checkpoint offsets as strings. So keys are sorted, and no value changes by itself: the LeaderEpoch of a committed record
-never does. The end of micro-batch 0 also has ``began``, the start of the query. Spark does not store this start. It asks for it
-again at each restart, when "latest" would be another offset [R10].
+Spark compares checkpoint offsets as strings. So keys are sorted, and equal positions always have equal text. This is
+possible because the LeaderEpoch of a committed record never changes.
 
-A checkpoint's offset is the NEXT one to read (an exclusive end). The log's own inclusive HW never appears here.
+The end of micro-batch 0 also has ``began``, the start of the query. Spark does not store this start. It requests the
+start again at each restart, when "latest" would be another offset [R10].
+
+The offset in a checkpoint is the next one to read (an exclusive end). The inclusive high watermark of the log never
+appears in a checkpoint.
 """
 
 from __future__ import annotations
@@ -80,7 +83,7 @@ class OffsetSpec:
 
     @property
     def moving(self) -> bool:
-        """True if it moves with the log. A start after a fixed end then makes an empty range."""
+        """True if the position depends on the current end of the log. A start after a fixed end then makes an empty range."""
         return self.timed or bool(self.back_records)
 
     def time_of(self, key: tuple[str, int]) -> int | None:
@@ -88,7 +91,7 @@ class OffsetSpec:
         return self.timestamp_ns if not self.times else dict(self.times).get(key)
 
     def as_of(self, now_ns: int) -> OffsetSpec:
-        """Return the spec with ``back_ns`` relative to ``now_ns``, so that it always means the same records."""
+        """Return the spec with a fixed time: ``back_ns`` before ``now_ns``. So it always means the same records."""
         return replace(self, timestamp_ns=max(0, now_ns - self.back_ns), back_ns=0) if self.back_ns else self
 
 
@@ -110,7 +113,7 @@ class StreamOffsets:
 
     @property
     def lasts(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """(stream, partition) -> (offset, LeaderEpoch) of the record before its offset, if known."""
+        """(stream, partition) -> (offset, LeaderEpoch) of the record before the next offset, if the epoch is known."""
         known = ((key, offset, self.epochs.get(key, 0)) for key, offset in self.next_offsets.items())
         return {key: (offset - 1, epoch) for key, offset, epoch in known if epoch and offset > 0}
 
@@ -139,7 +142,10 @@ class StreamOffsets:
 
 
 def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec:
-    """Return an OffsetSpec from an option's text. Raises ConfigError that names the option and the allowed values."""
+    """Parse the text of an option for a start or an end.
+
+    Raises ConfigError that names the option and the allowed values.
+    """
     if text.lower() in words:
         return OffsetSpec(word=text.lower())
     if text.strip() in (name for name, special in (("-2", EARLIEST), ("-1", LATEST)) if special in specials):
@@ -172,8 +178,9 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
 
 
 def relative(text: str) -> OffsetSpec | None:
-    """Parse ``-10m`` or ``-1000``. Return None for anything else. -1 and -2 stay the end and the beginning, as in Spark's
-    Kafka source.
+    """Parse ``-10m`` or ``-1000``. Return None for any other text.
+
+    -1 and -2 mean the end and the beginning, as in Spark's Kafka source, so they also return None.
     """
     if (records := _RELATIVE_RECORDS.fullmatch(text)) and int(text) not in (EARLIEST, LATEST):
         return OffsetSpec(back_records=int(records[1]))
@@ -183,7 +190,7 @@ def relative(text: str) -> OffsetSpec | None:
 
 
 def parse_times(text: str, option: str, *, must_match: bool) -> OffsetSpec:
-    """Parse a time for each partition, from JSON with ms since 1970. Raises ConfigError that names the option."""
+    """Parse a time for each partition, from JSON with milliseconds since 1970. Raises ConfigError that names the option."""
     problem = f'Invalid {option} = {quote(text)}. Use JSON such as {{"orders": {{"0": 1767225600000}}}}, in ms since 1970.'
     try:
         document = load_json(text)
@@ -199,7 +206,7 @@ def parse_times(text: str, option: str, *, must_match: bool) -> OffsetSpec:
 
 
 def _entries(document: Mapping[str, object], what: str) -> tuple[Bounds, dict[str, str], Bounds, Bounds]:
-    """Return (offsets, uids, epochs, began) of a dict of a user or a checkpoint."""
+    """Return (offsets, uids, epochs, began) from a JSON object of a user or a checkpoint. Raises ConfigError."""
     offsets: Bounds = {}
     uids: dict[str, str] = {}
     epochs: Bounds = {}
@@ -236,7 +243,7 @@ def _is_partition(key: object) -> bool:
 
 
 def _brief(value: object) -> str:
-    """Return a short text for errors, because Python does not print huge numbers."""
+    """Return a short text of a value for errors. Python refuses to print huge numbers."""
     return "a number above all offsets" if type(value) is int and abs(value) >= _BEYOND_OFFSETS else str(value)
 
 
@@ -256,18 +263,21 @@ def made_again(known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
 
 
 def without(offsets: Mapping[tuple[str, int], int], streams: set[str]) -> Bounds:
-    """Return ``offsets`` without those of ``streams``."""
+    """Return ``offsets`` without the partitions of ``streams``."""
     return {key: offset for key, offset in offsets.items() if key[0] not in streams}
 
 
 def never_back(end: Bounds, start: Mapping[tuple[str, int], int]) -> Bounds:
-    """Return ``end`` with every partition of ``start``, and none below ``start``, because Spark accepts offsets that go back."""
+    """Return ``end`` with all partitions of ``start``, and with no offset below that of ``start``.
+
+    Spark does not check that offsets only grow.
+    """
     clamped = {key: max(offset, start.get(key, offset)) for key, offset in end.items()}
     return {**start, **clamped}
 
 
 def share_out(limit_records: int, start: Mapping[tuple[str, int], int], end: Bounds) -> Bounds:
-    """Return ends that together include at most ``limit_records``, in proportion to the waiting records of each partition.
+    """Return ends that together include at most ``limit_records``, in proportion to the unread records of each partition.
 
     At least one record is included if there is one. Each partition gets its share, rounded down. The rest goes to the
     partitions with the largest remainders, one record each.

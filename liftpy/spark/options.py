@@ -35,7 +35,7 @@ _MAX_DIGITS = 19
 _SIZE = re.compile(r"([0-9]{1,19})([kmg]?)b?")
 _SIZE_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
 _ROUND_NUMBER = 1 << 40
-"""Powers of two from here on are written as 2^N."""
+"""Powers of two from this number on are shown as 2^N."""
 
 
 def _number(value: float) -> str:
@@ -47,10 +47,11 @@ def _number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Type of an option.
+    """Type of an option: how its text is parsed.
 
     Args:
-        expects: Text about valid values, for errors and documentation. ``{low}``, ``{high}``, ``{unit}`` and ``{choices}``
+        expects: Text about valid values, for errors and documentation. ``{low}``, ``{high}``, ``{unit}`` and
+            ``{choices}``
             come from the option.
         parse: Function of the option and its text. It returns the value, or raises ConfigError or InvalidNameError.
     """
@@ -451,7 +452,7 @@ TABLE = (
         )
     ),
 )  # fmt: skip
-"""All options. Two options of one name differ in their takers."""
+"""All options. If two options have the same name, they have different takers."""
 
 
 def options_of(takers: Iterable[str]) -> dict[str, Option]:
@@ -490,7 +491,7 @@ NO_TABLES = (
     "To read, use CREATE TEMPORARY VIEW orders USING liftpy OPTIONS (nats '...', stream 'orders'). To write, use save or start."
 )
 _OF_TABLES = ("provider", "owner", "external", "is_managed_location", "location", "comment")
-"""Properties that Spark's catalog gives each table, and a source as if they were options."""
+"""Properties that Spark's catalog gives each table. Spark passes them to a source as if they were options."""
 
 
 class GivenOptions:
@@ -527,13 +528,13 @@ class GivenOptions:
         return option.choices[0][0] if option.choices else option.default
 
     def fields(self, *tables: str) -> dict[str, Any]:
-        """Return the values of options that are a field of their own, by field. ``tables``: tables that have the options."""
+        """Return the values of the options that set one field each, by field. ``tables``: tables of the options to return."""
         own = (one for one in self._known.values() if one.field and one.table in tables)
         return {one.field: self.value(one.name) for one in own}
 
 
 def _spelled(name: str, known: Mapping[str, Option]) -> str:
-    """Return the known spelling of an option, or raise ConfigError that names the closest one."""
+    """Return the known spelling of an option. Raise ConfigError that names the closest option if it is unknown."""
     lower, reads = name.lower(), known is _SOURCE
     spelled = next((one for one in known if one.lower() == lower), None)
     if spelled is not None:
@@ -555,7 +556,7 @@ def _spelled(name: str, known: Mapping[str, Option]) -> str:
 
 
 def _check_taker(parsed: object, taker: str, known: Mapping[str, Option]) -> None:
-    """Raise ConfigError if an option is set that ``taker`` does not accept."""
+    """Raise ConfigError if an option is set that the query or write ``taker`` does not accept."""
     others: dict[str, list[Option]] = {}
     for option in known.values():
         if option.field and taker not in option.takers:
@@ -762,7 +763,7 @@ class SourceOptions:
 
 
 def _position(given: GivenOptions, which: str) -> OffsetSpec | None:
-    """Return the start or the end of a query. A time wins over times of partitions, and these win over offsets."""
+    """Return the start or the end of a query. Options take effect in this order: one time, times of partitions, offsets."""
     must_match = which == "starting" and given.value("startingOffsetsByTimestampStrategy") == "error"
     for name in (f"{which}Timestamp", f"{which}OffsetsByTimestamp"):
         if name in given:

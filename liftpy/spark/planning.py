@@ -1,17 +1,18 @@
 """Plans the ranges of a query from the state of its partitions, its start, its end and its options. Pure.
 
-Holds R1 (nothing past HW), R5 and R8 (a planned range exists, or planning reports the missing part), and R9 (uid). Ranges are
-end-exclusive and sorted by (stream, partition, start), so that a replayed micro-batch has equal tasks.
+Invariants: R1 (no range goes past the high watermark), R5 and R8 (a planned range exists, or planning reports the
+missing part), R9 (uid). Ranges have exclusive ends and are sorted by (stream, partition, start), so that a repeated
+micro-batch has equal tasks.
 
-A range is divided where a batch begins, because two tasks would both fetch a batch across their border. A micro-batch that is
-limited by bytes ends at such a border too. The leaders report these offsets (``liftpy.core.log.range_reads``). They depend only
-on the range, the options and the answer, which is equal on each replica at any time. So a repeated micro-batch has equal
-tasks. Compacted partitions, whose batches change, are divided evenly by offsets. So are partitions on older nodes, which do
-not report batches.
+A range is divided where a batch begins, because otherwise two tasks would both fetch the batch. A micro-batch that is
+limited by bytes also ends where a batch begins. The leaders report these offsets (``liftpy.core.log.range_reads``).
+They depend only on the range, the options and the answer, which is equal on each replica at any time. So a repeated
+micro-batch has equal tasks. Compacted partitions, whose batches change, are divided evenly by offsets. Partitions on
+older nodes, which do not report batches, are divided in the same way.
 
-Worked example: partition 0 has 900 MB in batches of 10 MB, partition 1 has 100 MB, minPartitions = 5. The shares of 5 by size are 4.5
-and 0.5. They are rounded up, so that there are never fewer tasks than requested: 5 and 1. Partition 0 is divided at the last batches
-that begin at or before 180, 360, 540 and 720 MB. Partition 1 is not divided.
+Worked example: partition 0 has 900 MB in batches of 10 MB, partition 1 has 100 MB, minPartitions = 5. The shares of 5
+by size are 4.5 and 0.5. They are rounded up, so that there are never fewer tasks than requested: 5 and 1. Partition 0
+is divided at the last batches that begin at or before 180, 360, 540 and 720 MB. Partition 1 is not divided.
 """
 
 from __future__ import annotations
@@ -81,16 +82,20 @@ class PlannedRange:
     Attributes:
         start_offset: First offset, inclusive.
         end_offset: End of the range, exclusive.
-        leader_epoch: Highest LeaderEpoch of its records: that of the last record, or of the leader if that is not known.
+        leader_epoch: Highest LeaderEpoch of its records: that of the last record, or of the leader if that is not
+            known.
         leader: Id of the leader's node.
         replicas: Nodes that may serve the range.
         compacted: True if there may be fewer records than offsets.
-        planned_ns: Time at which a batch query was planned, ns since 1970. 0 in a streaming query, whose micro-batches do not
+        planned_ns: Time at which a batch query was planned, ns since 1970. 0 in a streaming query, whose micro-batches
+            do not
             depend on that time.
         start_epoch: Lowest LeaderEpoch of its records: that of the record before the range. 0: not known.
-        last: (offset, LeaderEpoch) of the last record of the whole planned range that this one is a part of. Epoch 0: not known.
-        moves_end: True if no end was given. The read continues to where compaction has looked on the replicas that
-            answer [R11].
+        last: (offset, LeaderEpoch) of the last record of the whole planned range that this one is a part of. Epoch 0:
+            not known.
+        moves_end: True if the query has no end. The read then continues to the offset up to which the answering
+            replicas
+            have compacted [R11].
     """
 
     stream: str
@@ -165,7 +170,7 @@ def _resolve(spec: OffsetSpec, key: tuple[str, int], view: PartitionView, defaul
 
 
 def _check_coverage(spec: OffsetSpec, views: Views, option: str) -> Views:
-    """Return ``views``, or raise ConfigError if the offsets do not name exactly these partitions."""
+    """Return ``views``. Raise ConfigError if the offsets in ``spec`` do not name exactly these partitions."""
     if not spec.offsets and not spec.times:
         return views
     named = {key for key, _ in spec.offsets or spec.times}
@@ -221,13 +226,20 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
 
 
 def before_cuts(starts: Bounds, views: Views) -> Bounds:
-    """Return ``starts``. A start after lost records moves back to the offset at which the log differs."""
+    """Return ``starts``.
+
+    If records before a start were lost, the start moves back to the first offset at which the log differs.
+    """
     cuts = {key: views[key].cut_at for key, start in starts.items() if start in views[key].lost_ends}
     return starts | {key: min(starts[key], cut) for key, cut in cuts.items() if cut is not None}
 
 
 def _around_cut(cut_at: int, start: int, end: int, *, planned: bool) -> tuple[int, int]:
-    """Return the part of [``start``, ``end``) to read after lost records. ``planned``: planned before the loss."""
+    """Return the part of the range from ``start`` to ``end`` (exclusive) to read after records were lost from ``cut_at``
+    on.
+
+    ``planned``: True if the range was planned before the loss.
+    """
     return (start, max(start, min(end, cut_at))) if planned else (min(start, cut_at), end)
 
 
@@ -240,7 +252,10 @@ def cut_text(view: PartitionView) -> str:
 
 
 def with_epochs(ranges: list[PlannedRange], start_epochs: Bounds, end_epochs: Bounds) -> list[PlannedRange]:
-    """Return ``ranges`` with known LeaderEpochs at both ends: (stream, partition) -> that of the record before."""
+    """Return ``ranges`` with the LeaderEpochs at their starts and ends.
+
+    ``start_epochs``, ``end_epochs``: (stream, partition) -> LeaderEpoch of the record before the offset.
+    """
     found = []
     for planned in ranges:
         key = (planned.stream, planned.partition)
@@ -295,7 +310,10 @@ def check_pieces(ranges: list[PlannedRange], min_partitions: int, max_records: i
     """Raise ConfigError if a range needs more than MAX_PIECES pieces."""
     for whole, count in zip(ranges, _counts(ranges, min_partitions, max_records), strict=True):
         if count > MAX_PIECES:
-            raise ConfigError(f"{whole} would be divided into {count} tasks, more than {MAX_PIECES}. Use larger ones.")
+            raise ConfigError(
+                f"{whole} would be divided into {count} tasks, but at most {MAX_PIECES} are possible. Decrease "
+                "minPartitions, or increase maxRecordsPerPartition."
+            )
 
 
 def split_ranges(ranges: list[PlannedRange], min_partitions: int, max_records: int = 0) -> list[PlannedRange]:
@@ -319,8 +337,10 @@ def _counts(ranges: list[PlannedRange], min_partitions: int, max_records: int) -
 
 @dataclass(frozen=True, slots=True)
 class RangeQuestion:
-    """Question about [``start``, ``end``) of partition ``key`` of the stream ``uid``: its size and, with a step, its batch
-    borders."""
+    """Request for facts about the offsets from ``start`` to ``end`` (exclusive) of a partition.
+
+    The answer has the size of the range. With a step, it also has batch boundaries.
+    """
 
     key: tuple[str, int]
     uid: str
@@ -331,17 +351,17 @@ class RangeQuestion:
 
 
 Measure = Callable[[Sequence[RangeQuestion]], list[RangeFacts]]
-"""An answer to each question, in their order."""
+"""Function that returns an answer to each request, in the order of the requests."""
 
 
 def epochs_before(offsets: Bounds, uids: Mapping[str, str], measure: Measure) -> Bounds:
-    """Return (stream, partition) -> LeaderEpoch of the record before an existing committed offset, 0 if unknown."""
+    """Return (stream, partition) -> LeaderEpoch of the record before a committed offset. 0: unknown."""
     asked = [RangeQuestion(key, uids[key[0]], offset, offset) for key, offset in offsets.items() if offset > 0]
     return {question.key: facts.end_epoch for question, facts in zip(asked, measure(asked) if asked else [], strict=True)}
 
 
 def about(planned: PlannedRange, start: int | None = None, *, every_bytes: int = 0, every_records: int = 0) -> RangeQuestion:
-    """Return the question about ``planned``, from ``start`` on."""
+    """Return the request for facts about the range ``planned``, from ``start`` on."""
     begin = planned.start_offset if start is None else start
     return RangeQuestion(
         (planned.stream, planned.partition), planned.uid, begin, planned.end_offset, every_bytes, every_records
@@ -404,11 +424,11 @@ def _cut(whole: PlannedRange, cuts: list[int]) -> list[PlannedRange]:
 
 
 def end_within_bytes(limit_bytes: int, starts: Bounds, ends: Bounds, uids: Mapping[str, str], measure: Measure) -> Bounds:
-    """Return ends at or below ``ends`` that together include at most ``limit_bytes``, each at the beginning of a batch, and
-    at least one batch.
+    """Return ends at or below ``ends`` that together include at most ``limit_bytes``, but at least one batch.
 
-    Partitions share evenly, but none gets more than it has. A rest that is too small for a batch goes to the partitions with
-    most waiting records. Raises ConfigError if nodes are too old to report the size of a range.
+    Each end is the beginning of a batch. The limit is divided evenly, but no partition gets more than it has. A rest
+    that is too small for a batch goes to the partitions with the most unread records. Raises ConfigError if nodes are
+    too old to report the size of a range.
     """
     waiting = [key for key in sorted(ends) if ends[key] > starts.get(key, ends[key])]
     asked = [RangeQuestion(key, uids[key[0]], starts[key], ends[key]) for key in waiting]
@@ -437,7 +457,7 @@ def end_within_bytes(limit_bytes: int, starts: Bounds, ends: Bounds, uids: Mappi
 
 
 def _level(limit: int, sizes: list[int]) -> int:
-    """Return the common limit if ``limit`` is divided evenly and no one gets more than its size."""
+    """Return the largest amount that each size may use so that the total is ``limit``, as in water filling."""
     left = limit
     for number, size in enumerate(sorted(sizes)):
         share = left // (len(sizes) - number)

@@ -32,10 +32,12 @@ from liftpy.spark.options import Access
 T = TypeVar("T")
 CONNECT_TIMEOUT_S = 10.0
 MAX_LINKS = 32
-"""Maximum number of links of a process, one for each cluster and user. One more closes the link that was idle for longest."""
+"""Maximum number of links of a process. One link serves one cluster and user. A new link closes the one that was idle
+longest.
+"""
 _MARGIN_S = 10.0
 _LINE_S = 5.0
-"""Maximum time to open the blocking connection, in seconds. After a failure, it is also the pause before the next attempt."""
+"""Time limit for opening the blocking connection, in seconds. It is also the pause after a failure."""
 
 
 class Link:
@@ -70,11 +72,16 @@ class Link:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Return the result of ``work``, which limits its own time to ``timeout_s``. Raise UnavailableError if it does not."""
+        """Run ``work`` on the event loop and return its result.
+
+        Raise UnavailableError if it does not end in ``timeout_s`` seconds.
+        """
         return result_of(self.submit(work), timeout_s)
 
     async def transport(self, patience_s: float = CONNECT_TIMEOUT_S) -> Transport:
-        """Return the connection, opened at the first use and again if nats-py gave it up. Call it on the loop.
+        """Return the NATS connection.
+
+        Open it at the first use, and again after nats-py has closed it. Call this on the event loop.
 
         Raises:
             UnavailableError: No server accepted the connection within ``patience_s``.
@@ -108,7 +115,7 @@ class Link:
         return await open_line(self._access.servers, credentials=credentials, name=name, timeout_s=_LINE_S / 2)
 
     def close(self) -> None:
-        """Close the connection and end the loop. Requests in flight fail. Returns at once."""
+        """Close the connection and stop the loop. Requests in flight fail. The call does not wait for them."""
 
         if self._line is not None:
             self._line.close()
@@ -144,8 +151,9 @@ def result_of(future: concurrent.futures.Future[T], timeout_s: float) -> T:
 
 
 def credentials_of(access: Access) -> Credentials:
-    """Return the credentials that ``access`` names. Secrets are read from their files now. Raises ConfigError if one cannot
-    be read.
+    """Return the credentials that ``access`` names, with the secrets read from their files.
+
+    Raises ConfigError if a file cannot be read.
     """
     return Credentials(
         creds_file=access.creds_file,

@@ -1,20 +1,23 @@
-"""Reads one planned range into Arrow batches: ``RangeReader`` and its strategies, and ``read_planned`` for both Spark readers.
+"""Reads one planned range into Arrow batches: ``RangeReader``, its strategies, and ``read_planned`` for both Spark
+readers.
 
-Holds R5: the reader returns exactly the planned records in order, or raises an error. ``RangeReader`` keeps the position
-and the checks of all records. A strategy gets the record batches:
+Invariant R5: the reader returns exactly the planned records in order, or raises an error. ``RangeReader`` holds the
+position and checks all records. A strategy gets the record batches:
 
 - ``LocalFiles`` reads the segment files of a replica on the host of the task.
-- ``PipelinedRequests`` keeps a few requests in flight on the blocking connection of the process.
-- ``RetryingRequests`` requests each span until it is there, from any replica, on the shared connection.
+- ``PipelinedRequests`` has a few requests in flight on the blocking connection of the process.
+- ``RetryingRequests`` requests each span from any replica, on the shared connection, until an answer arrives.
 
 A strategy that cannot continue ends early. The next one continues at the position. ``RetryingRequests`` comes last, and
 raises the errors. It reads compacted streams alone, because the other two need logs without gaps.
 
-``liftpy.client.progress`` checks each answer over NATS (order, gaps, HW, uid, CRC). ``check_pieces`` has the checks that
-need the plan. No planned record was replaced (a LeaderEpoch above the planned one), and epochs never fall.
+``liftpy.client.progress`` checks each answer over NATS (order, gaps, HW, uid, CRC). ``check_pieces`` checks the records
+against the plan. A LeaderEpoch above the planned one means that a planned record was replaced. LeaderEpochs must never
+fall.
 
-Arrow batches have at most MAX_ROWS rows and about MAX_BYTES. Larger ones are slower in the JVM, and each one has a fixed
-price. So record batches are joined until there are ENOUGH_ROWS of ENOUGH_BYTES, or MANY_BYTES. A large one is divided.
+Arrow batches have at most MAX_ROWS rows and about MAX_BYTES. Larger ones are slower in the JVM, and each one has a
+fixed cost. So small record batches are joined until there are ENOUGH_ROWS rows of ENOUGH_BYTES, or MANY_BYTES. A large
+one is divided.
 """
 
 from __future__ import annotations
@@ -81,12 +84,12 @@ ANSWER_S = 3.0
 BLOCK_BYTES = 4 * 1024 * 1024
 """Number of bytes to read from a file at once. It is more if a batch is larger."""
 ELSEWHERE_S = 60.0
-"""Time for which a node on another host, or without local reads, is not asked again, in seconds."""
+"""Time for which a node is not asked for local files again, in seconds, if it is on another host or does not offer files."""
 SILENT_S = 5.0
 """Time for which a node that did not answer, or lacks a part of the range, is not asked again, in seconds."""
 FILES, NATS = "records from files", "records over NATS"
 counts: Counter[str] = Counter()
-"""Numbers of records of this process: from files, over NATS."""
+"""Number of records that this process has read from files and over NATS."""
 _NS_PER_US = 1000
 _ASK_S = 0.5
 _MOST_EXPANSION = 16
@@ -95,7 +98,7 @@ _SPREAD_RECORDS = 4096
 _SMALLEST_ANSWER_BYTES = 64 * 1024
 _MOST_REFUSALS = 8
 _FULL = 7 / 8
-"""Part of an answer that is planned for: records differ in size."""
+"""Share of the maximum answer size that requests are planned for, because record sizes vary."""
 _PAYLOAD_RESERVE_BYTES = 4096
 _ID_BITS = 63
 _MAX_GUESSES = 256
@@ -142,7 +145,7 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
 
 
 def _must_be_there(link: Link, planned: PlannedRange, options: SourceOptions) -> None:
-    """Raise DataLossError if the leader answers that an unclean election has lost records of the range."""
+    """Ask the leader whether the records of the range still exist. Raise DataLossError if an unclean election has lost them."""
     if not planned.last[1]:
         return
 
@@ -226,7 +229,7 @@ class RangeReader:
     def read(self) -> Generator[list[BatchSlice], None, None]:
         """Yield the records of the range as lists of checked slices, in order.
 
-        To close the generator early, as a LIMIT does, stops the requests in flight.
+        If the caller closes the generator early, as a LIMIT does, the requests in flight are canceled.
 
         Raises:
             DataLossError: Planned records no longer exist, and the rules make that an error.
@@ -338,13 +341,14 @@ def check_pieces(planned: PlannedRange, pieces: list[BatchSlice], leader_epoch: 
 class LocalFiles:
     """Reads the segment files of a replica on the host of the task.
 
-    A node with ``local_file_reads`` answers which parts of which files contain a range, if it has the range and knows that
-    it is committed. The task opens all of these files at once. An open file outlives its removal, so retention and compaction
-    take nothing from a running task. If retention was faster, the files are gone, and the next strategy asks the nodes.
+    A node with ``local_file_reads`` answers which parts of which files contain a range, if it has the range and knows
+    that it is committed. The task opens all of these files at once. An open file stays readable after its deletion, so
+    retention and compaction do not disturb a running task. If a file is deleted before the task opens it, the next
+    strategy reads from the nodes.
 
-    Each batch is checked as if it came over NATS. The directory must be that of the planned stream uid [R9]. A truncated log, a
-    damaged file or one that cannot be opened ends this strategy, but not the task. The files are read with ``pread``
-    and not mapped, because truncation of a mapped file ends the process.
+    Each batch is checked as if it came over NATS. The directory must belong to the planned stream uid [R9]. A truncated
+    log, a damaged file or a file that cannot be opened ends this strategy, but not the task. The files are read with
+    ``pread`` and not mapped, because truncation of a mapped file ends the process.
 
     Args:
         reader: Reader of the range.
@@ -432,7 +436,8 @@ def _open_files(stack: ExitStack, planned: PlannedRange, files: RangeFiles) -> l
     key = PartitionKey(planned.stream, planned.uid, planned.partition)
     if not folder.is_absolute() or folder.parts[-2:] != Path(key.folder).parts:
         raise ProtocolError(
-            "The directory belongs to another partition. Check local_file_reads and the data directory of the node."
+            "The directory for local reads belongs to another partition. Check local_file_reads and the data "
+            "directory of the node."
         )
     opened = []
     for base_offset, begin, end in files.spans:
@@ -443,7 +448,7 @@ def _open_files(stack: ExitStack, planned: PlannedRange, files: RangeFiles) -> l
 
 
 def _block(descriptor: int, begin: int, end: int) -> memoryview:
-    """Return whole batches from ``begin`` on. Raise CorruptionError if there is none, or OSError."""
+    """Return complete batches from byte ``begin`` on. Raises CorruptionError if there is none, and OSError."""
     block = os.pread(descriptor, min(BLOCK_BYTES, end - begin), begin)
     whole = _whole_bytes(block)
     if not whole and len(block) >= HEADER_SIZE_BYTES:
@@ -517,7 +522,7 @@ def _message_bytes(header: BatchHeader) -> int:
 
 
 _guesses: OrderedDict[tuple[str, int, int], SpanGuess] = OrderedDict()
-"""(stream uid, partition, columns left out) -> guess of the last task of this process. The next task begins with it."""
+"""(stream uid, partition, unneeded columns) -> record size of the last task of this process. The next task begins with it."""
 
 
 def _guess_of(key: tuple[str, int, int]) -> SpanGuess:
@@ -531,7 +536,10 @@ def _guess_of(key: tuple[str, int, int]) -> SpanGuess:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Request for the batches that end in (``start``, ``end``]. At the end of the range also for the next one."""
+    """Request for the batches that end after ``start`` and at or before ``end``.
+
+    The last request of a range also gets the batch that contains its end.
+    """
 
     start: int
     end: int
@@ -540,12 +548,12 @@ class _Request:
 
 
 class PipelinedRequests:
-    """Keeps a few requests in flight on the blocking connection of the process.
+    """Has a few requests in flight on the blocking connection of the process.
 
-    The nodes send a batch with the span in which it ends, so the borders of spans do not matter. The strategy checks the
-    answers in order. If records of a span are missing (the answer was full, empty or late), ``RetryingRequests`` fetches
-    them before the strategy checks the next answer. It ends early if there is no blocking connection, or if batches are
-    larger than an answer.
+    A node sends a batch with the span in which it ends, so spans need not end at batch boundaries. The strategy checks
+    the answers in order. If records of a span are missing (the answer was full, empty or late), ``RetryingRequests``
+    fetches them before the strategy checks the next answer. It ends early if there is no blocking connection, or if
+    batches are larger than an answer.
     """
 
     counted_as: ClassVar[str] = NATS
@@ -651,7 +659,7 @@ class PipelinedRequests:
         return self._reader.accept(found, progress.next_offset)
 
     def _retried(self, end: int) -> list[BatchSlice]:
-        """Return the slices from the position to ``end``, or raise an error."""
+        """Fetch the slices from the position to ``end`` with ``RetryingRequests``."""
         found = self._retrying.fetch(min(end, self._reader.planned.end_offset))
         self._guess.learn(found)
         return found
@@ -707,10 +715,10 @@ class _Fetched:
 
 
 class RetryingRequests:
-    """Requests each span until it is there, from any replica, on the shared connection of the process.
+    """Requests each span from any replica until an answer arrives, on the shared connection of the process.
 
-    Only the leader may say that records are gone. A range of a compacted stream without a given end ends where compaction had
-    looked, on the replicas that answered [R11].
+    Only the leader may report that records are deleted. A range of a compacted stream without a given end ends at the
+    offset up to which the answering replicas had compacted [R11].
     """
 
     counted_as: ClassVar[str] = NATS
@@ -761,7 +769,7 @@ class RetryingRequests:
                 future.cancel()
 
     def _moved(self, compacted_end: int) -> PlannedRange:
-        """Return the range with its end at the compaction point at which its records were read."""
+        """Return the range with its end moved to the offset up to which the log was compacted when its records were read."""
         link, planned, patience_s = self._reader.link, self._reader.planned, self._reader.rules.patience_s
 
         async def bounds() -> Bounds:
@@ -812,7 +820,7 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
 
 
 async def _is_there(requests: MetadataRequests, planned: PlannedRange) -> None:
-    """Raise NotFoundError if the stream was deleted after the range was planned, even if a new one has its name."""
+    """Raise NotFoundError if the stream was deleted after the range was planned. A new stream with its name does not count."""
     try:
         now = await requests.stream(planned.stream)
     except NotFoundError:
@@ -827,13 +835,16 @@ async def _is_there(requests: MetadataRequests, planned: PlannedRange) -> None:
 
 
 async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Span, refusals: int) -> None:
-    """Handle a replica whose log starts after ``progress``: confirm it with the leader, then fail or skip."""
+    """Handle a replica whose log starts after the position of ``progress``.
+
+    Ask the leader for confirmation. Then raise DataLossError, or skip the lost records.
+    """
     bounds, _ = await reader.bounds(span.planned.uid)
     if bounds.log_start_offset <= progress.next_offset:
         if refusals > _MOST_REFUSALS:
             raise ProtocolError(
-                f"Offset {progress.next_offset} of {span.planned} was rejected, although {bounds.leader} reports that "
-                "it has it. Retry the query."
+                f"A replica rejected offset {progress.next_offset} of {span.planned}, but the log of its leader "
+                f"{bounds.leader} contains this offset. Retry the query."
             )
         reader.node = bounds.leader
         return
@@ -881,7 +892,7 @@ class RowBuilder:
 
 
 def _size_bytes(piece: BatchSlice) -> int:
-    """Return the approximate uncompressed size of its records."""
+    """Return the approximate uncompressed size of the records of a slice, in bytes."""
     return piece.batch.header.body_size_bytes * piece.record_count // piece.batch.record_count
 
 
@@ -920,4 +931,4 @@ _OWN: dict[str, Callable[[Sequence[Rows], RowBuilder], pa.Array]] = {
     "partition": _partitions,
     "timestamp": _timestamps,
 }
-"""Columns that Spark has and the log does not have, or not in this form. The others are those of the log."""
+"""Columns that only the Spark source has, with the function that builds each. All other columns come from the log."""

@@ -1,13 +1,14 @@
 """The format ``liftpy`` for writing, as Spark calls it: a batch writer and a streaming writer.
 
-The driver makes the writers and pickles them. ``write`` runs in the Python workers of the executors, where TaskContext names the task.
-``commit`` and ``abort`` run on the driver without a TaskContext, so the messages contain everything that they need. ``commit``
-stores nothing. It checks that the number of tasks did not change. ``abort`` does nothing, because it may run after a commit.
-The next attempt of a failed task skips the rows that are stored.
+The driver creates the writers and pickles them. ``write`` runs in the Python workers of the executors, where
+TaskContext names the task. ``commit`` and ``abort`` run on the driver without a TaskContext, so the commit messages
+contain everything that they need. ``commit`` stores nothing. It checks that the number of tasks did not change.
+``abort`` does nothing, because it may run after a commit. The next attempt of a failed task skips the rows that are
+stored.
 
-A task reads its input from the JVM over a socket. If something before the sink fails, the JVM ends the input at that point, and
-pyarrow takes this for the end of the data. Spark writes END_OF_STREAM only after a complete input. Without this mark, the task stores
-nothing (``whole_input``).
+A task reads its input from the JVM over a socket. If something before the sink fails, the JVM ends the input at that
+point, and pyarrow takes this for the end of the data. Spark writes END_OF_STREAM only after a complete input. Without
+this mark, the task stores nothing (``whole_input``).
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ from liftpy.spark.sink_rows import as_binary, by_stream, check_rows, check_schem
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 """TaskContext's local properties in a streaming query's tasks."""
 END_OF_INPUT = SpecialLengths.END_OF_STREAM.to_bytes(4, "big", signed=True)
-"""Bytes that the JVM writes after the complete input of a task, and only then."""
+"""Bytes that the JVM writes after the complete input of a task. After a failure it does not write them."""
 _MARK_BYTES = len(END_OF_INPUT)
 ADAPTIVE = "spark.sql.adaptive.enabled"
 ADAPTIVE_STREAMING = "spark.sql.adaptive.streaming.stateless.enabled"
 _COUNTS = {"spark.sql.shuffle.partitions": "200", "spark.default.parallelism": ""}
-"""Setting that decides how many tasks there are -> its default."""
+"""Settings that determine the number of tasks, with their defaults."""
 _COUNTS_WHEN_ADAPTIVE = (
     "spark.executor.instances",
     "spark.executor.cores",
@@ -129,7 +130,10 @@ def _plan_of(settings: Mapping[str, str]) -> int:
 
 @contextlib.contextmanager
 def _explain_errors(round: Round | None, settings: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Convert errors of a task into errors with code and text. ``settings``: settings that belong to the plan of the round."""
+    """Convert errors of a task into errors with code and text.
+
+    ``settings``: Spark settings that determine the number of tasks, for the error text.
+    """
     try:
         with with_error_code():
             yield
@@ -200,8 +204,9 @@ def _worker_pipe() -> io.BufferedReader:
 
 
 def _peek(pipe: io.BufferedReader, count: int) -> bytes:
-    """Return the next ``count`` bytes without consuming them, because Spark's worker reads them. Fewer at the end. Waits as a
-    read does.
+    """Return the next ``count`` bytes of the pipe, without consuming them. Spark's worker reads them later.
+
+    Fewer bytes are returned at the end of the input. The call waits like a read.
     """
     try:
         found = pipe.peek(count)[:count]
@@ -273,7 +278,7 @@ def _task() -> TaskContext:
 
 
 class LiftStreamWriter(DataSourceStreamArrowWriter):
-    """Writer of one streaming query or one micro-batch of it: exactly once."""
+    """Exactly-once writer of a streaming query, or of one micro-batch in ``foreachBatch``."""
 
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
@@ -302,7 +307,7 @@ class LiftStreamWriter(DataSourceStreamArrowWriter):
 
 
 class LiftWriter(DataSourceArrowWriter):
-    """Writer of one batch write: at least once, or exactly once with a ``writeId``."""
+    """Writer of one batch write. It writes at least once, or exactly once with a ``writeId``."""
 
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
@@ -375,7 +380,7 @@ def summary(messages: Iterable[WriterCommitMessage | None]) -> str:
 
 
 _LOOK_BYTES = 4 << 20
-"""Number of bytes of a partition to read for records of an earlier run, if nothing shows that there was one."""
+"""Maximum number of bytes to read from a partition in search of records of an earlier run."""
 _LOOK_AGAIN_BYTES = 256 << 20
 
 
@@ -385,7 +390,7 @@ class Range(NamedTuple):
     Records of other publishers may be between them.
 
     Attributes:
-        start_offset: Offset of the first one, inclusive.
+        start_offset: Offset of the first record, inclusive.
         end_offset: End offset, exclusive.
         record_count: Number of records of the task.
     """
@@ -482,7 +487,7 @@ class _Sender:
 
 
 class StrangeTask(NamedTuple):
-    """Task that the newest run of a round did not have, and that stored records of the round in a partition.
+    """A task of an earlier run that stored records of the round, and that the newest run does not have.
 
     Attributes:
         part: Number of the task.
@@ -556,7 +561,7 @@ def _position_of(batch: RecordBatch) -> SourcePosition | None:
 
 
 class Appending:
-    """Writes rows as they come, at least once. It opens a producer for each stream. Call ``close`` at the end."""
+    """Writes rows at least once, as they arrive. It opens a producer for each stream. Call ``close`` at the end."""
 
     def __init__(self, transport: Transport, requests: MetadataRequests, options: SinkOptions) -> None:
         self._transport = transport

@@ -68,7 +68,9 @@ def check_schema(schema: pa.Schema, *, stream: str) -> None:
 
 
 def as_binary(batch: pa.RecordBatch) -> pa.Table:
-    """Return the same rows with keys and values as bytes, the columns in one order, ``topic`` as ``stream``."""
+    """Return the rows in a standard form: keys and values as bytes, a fixed order of columns, ``topic`` renamed to
+    ``stream``.
+    """
     columns = {("stream" if name == "topic" else name): batch.column(name) for name in sorted(batch.schema.names)}
     for name in ("key", "value"):
         if name in columns:
@@ -110,7 +112,7 @@ def by_stream(rows: pa.Table, stream: str) -> Iterator[tuple[str, pa.Table]]:
 
 
 def in_order(rows: pa.Table) -> pa.Table:
-    """Return the rows by key, value and headers, nulls last."""
+    """Return the rows sorted by key, value and headers, nulls last."""
     names = [name for name in ("key", "value") if name in rows.column_names]
     rows = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in names])).combine_chunks()
     if "headers" not in rows.column_names or rows.num_rows < 2:
@@ -131,10 +133,10 @@ def in_order(rows: pa.Table) -> pa.Table:
 
 
 def places_of(rows: pa.Table, partitions: int, first: int = 0) -> NDArray[np.int64]:
-    """Return the partition of each row as int64[rows].
+    """Return the partition of each row as an int64 array.
 
-    ``first``: partition of the first row that neither a key nor a column places. Raises ConfigError for a partition that the
-    stream does not have.
+    ``first``: partition of the first row that has neither a key nor a partition. Raises ConfigError for a partition
+    that the stream does not have.
     """
     count = rows.num_rows
     places = np.full(count, -1, dtype=np.int64)
@@ -156,7 +158,7 @@ def places_of(rows: pa.Table, partitions: int, first: int = 0) -> NDArray[np.int
 
 
 def shares_of(rows: pa.Table, places: NDArray[np.int64]) -> Iterator[tuple[int, RecordColumns]]:
-    """Yield (partition, its records), in order, for each partition that has some."""
+    """Yield the number and the records of each partition that has some, in order."""
     order = np.argsort(places, kind="stable")
     ends = np.cumsum(np.bincount(places)).tolist()
     start = 0

@@ -172,7 +172,10 @@ class LiftDataSource(DataSource):
 
 
 def _with_schema(options: SourceOptions, schema: StructType) -> SourceOptions:
-    """Return ``options`` with the columns of ``schema``, which a user may have given. Raises ConfigError for unknown columns."""
+    """Return ``options`` with the columns of ``schema``, which the user may have set.
+
+    Raises ConfigError for unknown columns.
+    """
     columns = check_columns(schema.fieldNames())
     if not to_arrow_schema(schema, timezone="UTC").equals(arrow_schema(columns)):
         raise ConfigError(
@@ -189,7 +192,10 @@ def _input_partitions(ranges: list[PlannedRange], losses: list[str]) -> list[Inp
 
 
 class LiftReader(DataSourceReader):
-    """One batch query. Spark plans once per DataFrame, at its first action: ``latest`` is resolved then and stays."""
+    """One batch query.
+
+    Spark plans it once per DataFrame, at the first action. ``latest`` then means the end of the log at that time.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -216,7 +222,7 @@ class LiftReader(DataSourceReader):
         return _input_partitions([replace(planned, planned_ns=now_ns) for planned in ranges], losses)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one range. An empty plan comes as one partition without a value."""
+        """Yield the records of one range. For an empty plan, Spark passes one partition without a value."""
         return read_planned(partition.value, self.options)
 
 
@@ -232,7 +238,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._catalog: Catalog | None = None
         self._cursor: CursorWriter | None = None
         self._begun: StreamOffsets | None = None
-        """Start of a new query. None: Spark did not ask yet. Spark asks again for micro-batch 0, and gets this answer."""
+        """Start of a new query. None: Spark has not requested it yet. Micro-batch 0 always starts here."""
         self._target: StreamOffsets | None = None
         """End that Trigger.AvailableNow fixed. None: another trigger."""
         self._triggered_s: float | None = None
@@ -250,7 +256,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._begun.to_json()
 
     def _resolved_start(self) -> StreamOffsets:
-        """Return the current meaning of startingOffsets."""
+        """Return the offsets that startingOffsets means now."""
         starting = (self.options.starting or OffsetSpec("latest")).as_of(time.time_ns())
         views = self._open_catalog().views(starting=starting, known=_epochs_given_by_user((starting,)))
         _check_spec_uids((starting,), views)
@@ -284,7 +290,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return found.to_json()
 
     def _began(self, begun: StreamOffsets, ends: Bounds) -> Bounds:
-        """Return the start of the query from the end of micro-batch 0, because Spark does not store it.
+        """Return the start of the query, which is stored in the end of micro-batch 0. Spark itself does not store it.
 
         If a later end did not move, its text does not change.
         """
@@ -293,8 +299,9 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begun.began if ends == begun.next_offsets else {}
 
     def _views_from(self, begun: StreamOffsets) -> Views:
-        """Return the views for a query that has read up to ``begun``. Raises DataLossError if the read records no longer
-        exist [R6].
+        """Return the state of the partitions for a query that has read up to ``begun``.
+
+        Raises DataLossError if the records that it read no longer exist [R6].
         """
         views = self._open_catalog().views(max_age_s=BOUNDS_AGE_S, known=(begun,))
         lost = [cut_text(view) for view in views.values() if view.cut_at is not None]
@@ -303,8 +310,9 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return views
 
     def _epochs_at(self, ends: Bounds, begun: StreamOffsets, end: StreamOffsets) -> Bounds:
-        """Return the LeaderEpochs of the records before ``ends``. For unmoved ends they come from the checkpoint. Otherwise
-        Spark would see a change.
+        """Return the LeaderEpochs of the records before ``ends``.
+
+        For an end that did not move, the epoch comes from the checkpoint. Otherwise Spark would see a change.
         """
         epochs, chosen = {}, {}
         for key, offset in ends.items():
@@ -319,8 +327,10 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**epochs, **epochs_before(chosen, end.uids, self._open_catalog().measure)}
 
     def _apply_limit(self, limit: ReadLimit, starts: Bounds, ends: Bounds, uids: Mapping[str, str]) -> Bounds:
-        """Apply the limit. Spark passes only one. If both options are set, that is the number of rows, and the limit of bytes
-        also applies.
+        """Return ``ends`` within the limits of a micro-batch.
+
+        Spark passes only one limit. If both options are set, it is the number of rows, and this method also applies the
+        limit of bytes.
         """
         if isinstance(limit, ReadMaxRows):
             ends = share_out(limit.max_rows, starts, ends)
@@ -347,7 +357,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return made_again(known, now)
 
     def _with_added(self, starts: Bounds, ends: Bounds) -> Bounds:
-        """Return ``starts`` and the beginnings of partitions that were added since. The limit includes their records."""
+        """Return ``starts`` plus the beginnings of partitions that were added since. Their records count for the limit, too."""
         if ends.keys() <= starts.keys():
             return starts
         views = self._open_catalog().views(max_age_s=BOUNDS_AGE_S)
@@ -387,7 +397,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @staticmethod
     def _epochs_began(begun: StreamOffsets, ended: StreamOffsets) -> Bounds:
-        """Return the LeaderEpochs before the start of the query. {}: Spark has another start than the checkpoint."""
+        """Return the LeaderEpochs before the start of the query. Empty: Spark starts elsewhere than the checkpoint says."""
         same = begun.uids == ended.uids and begun.next_offsets == ended.began
         return begun.epochs if same else {}
 
@@ -409,14 +419,18 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _between(key: tuple[str, int], offset: int, begun: StreamOffsets, end: StreamOffsets) -> bool:
-    """Return whether ``offset`` is between two positions of one LeaderEpoch. It is then the epoch of all records between them [D14]."""
+    """Return whether ``offset`` lies between two positions with the same LeaderEpoch.
+
+    All records between these positions have that LeaderEpoch [D14].
+    """
     epoch, same = begun.epochs.get(key, 0), begun.uids.get(key[0]) == end.uids.get(key[0])
     return bool(epoch) and same and epoch == end.epochs.get(key) and begun.next_offsets[key] <= offset <= end.next_offsets[key]
 
 
 def _epochs_of_ends(ended: StreamOffsets, ranges: list[PlannedRange]) -> Bounds:
-    """Return the LeaderEpochs that the checkpoint has for the ends of ``ranges``, without ranges that end early because
-    records are gone.
+    """Return the LeaderEpochs that the checkpoint has for the ends of ``ranges``.
+
+    Ranges that end early because records were deleted are left out.
     """
     keys = {(r.stream, r.partition): r.end_offset for r in ranges}
     return {key: epoch for key, epoch in ended.epochs.items() if keys.get(key) == ended.next_offsets.get(key)}
@@ -427,7 +441,7 @@ def _split(ranges: list[PlannedRange], options: SourceOptions, catalog: Catalog)
 
 
 def _split_where_ends_stay(ranges: list[PlannedRange], options: SourceOptions, catalog: Catalog) -> list[PlannedRange]:
-    """Split ranges into tasks. A range whose end moves stays one task, because only that task finds the end [R11]."""
+    """Split ranges into tasks. A range with a moving end stays one task, because only that task finds the end [R11]."""
     whole, others = [one for one in ranges if one.moves_end], [one for one in ranges if not one.moves_end]
     if whole and (options.min_partitions > len(ranges) or options.max_records_per_partition):
         _logger.info("minPartitions and maxRecordsPerPartition do not divide compacted streams that are read up to latest")
@@ -456,8 +470,9 @@ def _ends(views: Views) -> StreamOffsets:
 
 
 def _epochs_given_by_user(specs: tuple[OffsetSpec, ...]) -> list[StreamOffsets]:
-    """Return the LeaderEpochs that the user gives for records that were read before. Leaders check whether these records
-    still exist [R6].
+    """Return the LeaderEpochs that the user gives for records that were read before.
+
+    Leaders check whether these records still exist [R6].
     """
     return [one.known for one in specs if one.known is not None]
 

@@ -5,7 +5,7 @@
     assert [json.loads(output.value)["ok"] for output in test.outputs] == [True, True]
     test.verify()
 
-The driver is the one of a node (``ServiceMachine``): timers by log time, outputs, snapshots, rejections.
+It uses ``ServiceMachine``, as a node does: timers by log time, outputs, snapshots, rejections.
 """
 
 from __future__ import annotations
@@ -79,14 +79,15 @@ class ServiceTest:
 
     @property
     def replies(self) -> list[Reply]:
-        """All replies so far, in order, also to records without an inbox. ``offset`` is that of the record, ``error`` a
-        code.
+        """All replies so far, in order, including replies to records without a reply subject.
+
+        ``offset`` is that of the record. ``error`` is an error code.
         """
         return self._run.replies.all
 
     @property
     def effects(self) -> list[Effect]:
-        """Effects and offers without a result, in order."""
+        """Effects and offers that have no result yet, in order."""
         return list(self._run.machine.effects)
 
     def result(self, effect: Effect, result: bytes = b"") -> ServiceTest:
@@ -215,7 +216,7 @@ class ServiceTest:
         return self._run.machine.snapshot().whole().state
 
     def restart(self) -> ServiceTest:
-        """Continue with a new instance from a snapshot of now, as after a crash.
+        """Take a snapshot and continue with a new instance from it, as after a crash.
 
         Returns:
             This object.
@@ -262,7 +263,7 @@ class ServiceTest:
 
 
 class _Run:
-    """A machine, its service and its outputs."""
+    """One run of a service: the machine, the service instance and its outputs."""
 
     def __init__(self, factory: Callable[[], Service], role: Role, snapshot: Snapshot | None = None) -> None:
         self._factory, self._role = factory, role
@@ -292,7 +293,7 @@ class _Run:
 
 
 class _Replies(ReplyDesk):
-    """Keeps them all."""
+    """Stores all replies of a run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -308,12 +309,12 @@ Shown = tuple[int, int, str, str | None, list[list[str]]]
 
 @dataclass(slots=True)
 class _Told:
-    """Result of a run. ``states``: number of records -> the complete snapshot after them, base64. -1: at the end."""
+    """Result of a run. ``states``: number of records -> snapshot after them as base64. -1: snapshot at the end."""
 
     outputs: list[Shown]
     states: dict[int, str]
     replies: list[tuple[int, str]] = field(default_factory=list)
-    """(offset, value as base64) of each."""
+    """Offset and base64 value of each reply."""
 
 
 def _text(data: bytes) -> str:
@@ -452,7 +453,7 @@ def _record_from_json(fields: list[Any]) -> Record:
 
 
 def run_in_child() -> None:
-    """Run the other process of ``verify``: read its work from stdin, write the result as the last line to stdout. Both are JSON."""
+    """Run in the child process of ``verify``: read the records from stdin and write the result to stdout, both as JSON."""
     work = json.load(sys.stdin)
     sys.path[:] = work["path"]
     factory: Any = _module(work["module"], Path(work["file"]))
@@ -467,7 +468,7 @@ def run_in_child() -> None:
 
 
 def _module(name: str, file: Path) -> Any:
-    """Return the module with this name, or the one in the file. A script has the name ``__main__``."""
+    """Return the module with this name, or the module in the file. A script has the name ``__main__``."""
     if name != "__main__":
         try:
             return importlib.import_module(name)

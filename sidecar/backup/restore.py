@@ -193,7 +193,7 @@ NOTHING_WIDE = ClusterWide()
 
 @dataclass(frozen=True, slots=True)
 class RestoredSetting:
-    """A cluster-wide setting of a backup. ``why``: why it is not in effect now, '': it is."""
+    """A cluster-wide setting of a backup. ``why``: why it is not in effect now. '': it is in effect."""
 
     value: DefaultQuota | SessionTimes
     why: str = ""

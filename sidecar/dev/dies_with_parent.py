@@ -17,7 +17,10 @@ _PR_SET_PDEATHSIG = 1  # Linux only. The setting stays after exec
 
 
 def main(arguments: list[str]) -> None:
-    """Run the program. Exit with 1 if the parent has ended, or with the text of an OSError if the program does not exist."""
+    """Run the program.
+
+    Exit with 1 if the parent has ended. Exit with the text of the OSError if the program does not exist.
+    """
     with_signal, parent, *command = arguments
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:

@@ -1,12 +1,15 @@
 """The data directory of a node: its lock, its identity with the clean-stop marker, and the paths of its partitions.
 
-<data>/lock                                       one process per directory [S10] <data>/node
-node id, incarnation, clean-stop marker, starts. Has a checksum, replaced atomically <data>/promises/
-the journal of LeaderEpochs that candidates on this node have promised <data>/flush-probe.tmp
-exists while the start measures the duration of a flush <data>/raft/                                      files of the
-metadata group <data>/workers/<number>/                          files of worker processes, and their promises until the
-next start <data>/streams/<stream>-<uid>/<partition>/        log of one partition <data>/held/<stream>-<uid>.<partition>
-mark that the node has created this log. If the log is missing, it was lost
+| path below the data directory | content |
+|---|---|
+| ``lock`` | lock: one process per directory [S10] |
+| ``node`` | node id, incarnation, clean-stop marker, starts. Has a checksum, is replaced atomically |
+| ``promises/`` | the journal of LeaderEpochs that candidates on this node have promised |
+| ``flush-probe.tmp`` | exists while the start measures the duration of a flush |
+| ``raft/`` | files of the metadata group |
+| ``workers/<number>/`` | files of worker processes, and their promises until the next start |
+| ``streams/<stream>-<uid>/<partition>/`` | log of one partition |
+| ``held/<stream>-<uid>.<partition>`` | mark that the node has created this log. If the log is missing, it was lost |
 """
 
 from __future__ import annotations

@@ -1,24 +1,25 @@
-"""The coordinators of consumer groups and work queues. A node runs one for each partition of ``_groups`` with a replica on
-the node.
+"""The coordinators of consumer groups and work queues on this node, one for each partition of ``_groups`` with a replica
+here.
 
-A coordinator is a replicated service (``liftpy.service``). It follows the log on every node with a replica. On the
-node of the partition's leader it is LEADER and answers. Promotions wait for it. When its lease ends, it becomes
-FOLLOWER, and its later answers are fenced. A failover replays nothing. This module starts and ends coordinators when the image shows a
-new replica here or shows one no longer. It restarts a failed one, later each time, while the node continues.
+A coordinator is a replicated service (``liftpy.service``). It follows the log on every node with a replica. On the node
+of the partition's leader it is LEADER and answers. Promotions wait for it. When its lease ends, it becomes FOLLOWER,
+and its later answers are fenced. A failover replays nothing. This module starts a coordinator when the image shows a
+new replica on this node, and ends it when the replica leaves. It restarts a failed coordinator, later each time, while
+the node continues.
 
 The messages between a coordinator and its node, and its reads, do not use NATS (``ServiceDesk.said_here``), so an idle
 coordinator costs next to nothing. Everything else goes over NATS, on one connection for all coordinators. Requests of
-members take only time on the event loop from replication, at most ``STEP_S`` at once.
+members may delay replication by at most ``STEP_S`` at once, because both run on one event loop.
 
-``GroupLags`` checks at intervals how far the groups of this node's coordinators are behind
-(``liftpy.core.groups.lag``). The node mostly knows where a partition ends, because it has a replica in sync. For other
-partitions the leading coordinator sends at most ``ASKS`` requests per check, so a scrape sends none. A check takes
-``SLICE_S`` of the event loop, then pauses for ``PAUSE_S``, however many positions there are. With many positions the
-figures are older.
+``GroupLags`` measures at intervals how far the groups of this node's coordinators are behind
+(``liftpy.core.groups.lag``). The node usually knows the end of a partition, because it has a replica in sync. For other
+partitions the leading coordinator sends at most ``ASKS`` requests per check. So a scrape sends no requests. A check
+takes ``SLICE_S`` of the event loop, then pauses for ``PAUSE_S``, so its cost does not depend on the number of
+positions. With many positions the values are older.
 
 ``OwnNodeReader`` reads the records of this node without NATS: the request goes to the partition's ``Reads``, and the
 answer arrives in the event loop's next turn. For services in the node's own process, the way to the NATS server and
-back was a third of a command's cost.
+back would be a third of the cost of a command.
 """
 
 from __future__ import annotations
@@ -124,7 +125,10 @@ class GroupLags:
         return end, records, age_ns / NS_PER_S
 
     def _look_at(self, key: PartitionKey, read: set[PartitionKey], elsewhere: set[PartitionKey] | None) -> None:
-        """Note the end of a partition if it is here. Otherwise it must be asked for, if a leading coordinator needs it."""
+        """Note the end of a partition with a replica on this node.
+
+        For another partition, add it to the partitions to request if a leading coordinator needs it.
+        """
         if key in read or len(read) >= MOST_PARTITIONS:
             return
         read.add(key)
@@ -371,14 +375,17 @@ class GroupCoordinators:
 
     # ---- the status page --------------------------------------------------------------------------------------------------
     def group_rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row of each group whose coordinator leads here (``liftpy/core/observe/app_rows.py``)."""
+        """Yield a row for each group whose coordinator leads on this node (``liftpy/core/observe/app_rows.py``)."""
         for state, leads in self._states():
             for name in list(state.groups) if leads else ():
                 if (group := state.groups.get(name)) is not None:
                     yield _group_row(name, group, self.lags.by_group.get(name))
 
     def group_rows_of(self, name: str) -> dict[str, list[dict[str, Any]]]:
-        """Return the row of one group with its members and positions, all empty if it is not led here."""
+        """Return the row of one group with its members and positions.
+
+        All are empty if its coordinator does not lead on this node.
+        """
         for state, leads in self._states():
             if leads and (group := state.groups.get(name)) is not None:
                 return {
@@ -407,7 +414,7 @@ class GroupCoordinators:
 
     # ---- status and end -----------------------------------------------------------------------------------------------------
     def report(self) -> list[dict[str, Any]]:
-        """Return each coordinator here by partition, for the status."""
+        """Return the state of each coordinator on this node by partition, for the status."""
         return [_report(key.partition, self._running[key]) for key in sorted(self._running)]
 
     async def close(self) -> None:

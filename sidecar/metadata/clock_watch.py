@@ -1,6 +1,6 @@
-"""Compares this node's wall clock with those of other nodes, for ``liftpy/core/base/clock_trust.py``.
+"""Compares the wall clock of this node with those of other nodes, for ``liftpy/core/base/clock_trust.py``.
 
-The question is the one by which nodes see whether another is there (``bus/absence.py``). Each process of a node asks for itself.
+It uses the probe that nodes send to see whether another node is connected. Each process of a node compares by itself.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ logger = logging.getLogger("liftpy.node")
 
 _LOOK_EVERY_NS = NS_PER_S
 _UNSURE_EVERY_S = 1.0
-"""Interval of checks while no other node has answered, in seconds."""
+"""Interval of comparisons until another node has answered, in seconds."""
 _PATIENCE_S = 60.0
-"""Time before a doubt is reported, in seconds. Other nodes may not have started yet."""
+"""Time for which the clock must be untrusted before it is reported, in seconds. Other nodes may not have started yet."""
 HELD_BACK = "looks for what is too old that waited for a clock to be trusted"
 
 
@@ -55,9 +55,9 @@ class ClockWatch:
         self._task = spawn(self._run(), "asking other nodes for their time", endless=True)
 
     def time_of_age_ns(self) -> int:
-        """Wall time for computing the age of records, in nanoseconds.
+        """Wall clock time for computing the age of records, in nanoseconds.
 
-        While the clock is in doubt, it is 0. Then no record is too old.
+        It is 0 while the clock is not trusted. Then no record counts as too old.
         """
         wall_ns, now_ns = time.time_ns(), clock.now_ns()
         came_to = self._check_clock(wall_ns, now_ns)
@@ -65,9 +65,9 @@ class ClockWatch:
         return wall_ns if came_to != NO_AGE_NS else NO_AGE_NS
 
     def stamp_ns(self) -> int:
-        """Return the timestamp for records that this node leads.
+        """Return the timestamp for records that this node stores as leader.
 
-        If this clock is in doubt and other nodes agree, use their time.
+        If this clock is not trusted and other nodes agree on the time, it is their time.
         """
         wall_ns, now_ns = time.time_ns(), clock.now_ns()
         self._check_clock(wall_ns, now_ns)
@@ -80,7 +80,7 @@ class ClockWatch:
         return came_to
 
     def look(self) -> ClockTrust:
-        """Return the current trust in the clock."""
+        """Compare the clocks if needed, and return whether this clock is trusted."""
         self._look(time.time_ns(), clock.now_ns())
         return self.trust
 

@@ -1,9 +1,11 @@
-"""Cluster events of a controller: returned on request (``<ns>.control.events.<node>``), published, and kept in a stream.
+"""Sends the cluster events of a controller: on request, as NATS messages, and to a stream.
 
-The metadata leader publishes them on ``<ns>.events.<kind>``, and keeps them in the stream ``_liftpy-events``.
+- Any controller answers requests on ``<ns>.control.events.<node>``.
+- The metadata leader publishes each event on ``<ns>.events.<kind>``, at most once and within one minute. A new leader
+  may publish it again. The index and the number of an event show repetitions.
+- The metadata leader writes the events to the stream ``_liftpy-events``.
 
-Published events are for watching. A leader publishes an event at most once, and not later than one minute. A new leader may publish
-it again. The index and the number of an event show repetitions. A program that must not miss events requests them.
+Published events are for watching. A program that must not miss events requests them.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class EventsDesk:
         await unsubscribe(self._subscriptions)
 
     def look(self) -> None:
-        """Derive the events of the applied entries and publish them. Call it after each tick."""
+        """Derive the events of newly applied entries and publish them. Call it after each tick."""
         fresh = self.trail.derive_events(MOST_AT_ONCE)
         if self.trail.dropped:
             self.counters[BEYOND] = self.trail.dropped
@@ -172,8 +174,12 @@ Propose = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse]]
 class EventWriter:
     """Writes cluster events to their stream, on the metadata leader.
 
-    ``connect``: opens a connection. ``propose``: decides a request. ``image``: returns the applied image. ``leads``: returns
-    whether this controller leads. ``controllers``: number of controllers.
+    Args:
+        connect: Opens a connection.
+        propose: Sends a request to the metadata group.
+        image: Returns the applied image.
+        leads: Returns whether this controller leads.
+        controllers: Number of controllers.
     """
 
     def __init__(
@@ -257,14 +263,14 @@ class EventWriter:
                 raise answer
             if answer.offset != behind + number + 1:
                 raise UnavailableError(
-                    f"An event is at offset {answer.offset} instead of {behind + number + 1}. The node reads the stream "
-                    "again, then continues."
+                    f"An event was stored at offset {answer.offset} instead of {behind + number + 1}, because another "
+                    "writer added events. The node reads the stream again, then continues."
                 )
             self._events.record_stored(due[: number + 1], answer.offset)
             self.counters[WRITTEN] += 1
 
     async def _event_stream(self) -> StreamImage:
-        """Return the stream of events, and create it if needed. With too few nodes, the new stream waits for nodes."""
+        """Return the stream of events. Create it if needed. If there are too few nodes, it waits for nodes."""
         wanted = pb.CreateStream(
             name=EVENTS_STREAM,
             subject=self._subjects.events_stream(),
@@ -294,7 +300,7 @@ class EventWriter:
     async def _tail(self, stream: StreamImage) -> Tail:
         """Return the end of the stream.
 
-        Uncommitted records are not visible: then the first publish is rejected and the end is read again.
+        Uncommitted records are not visible. If there are some, the first publish is rejected and the end is read again.
         """
         assert self._client is not None
         bounds = await self._client.bounds(EVENTS_STREAM)

@@ -1,6 +1,6 @@
-"""ControlDesk: receives control requests of nodes, operators and clients, each on its own subject.
+"""ControlDesk: receives the control requests of nodes, operators and clients, each kind of sender on its own subject.
 
-``liftpy.core.metadata.controller.admission`` has the table of the checks that a request passes first.
+``liftpy.core.metadata.controller.admission`` has the checks that each request must pass.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from sidecar.transport.connection import BusConnection, Listener, send_answer
 
 _TIMEOUT_S = 2.0
 _TURNS = 4
-"""Maximum number of unfinished requests of one sender in the group's log. Further ones wait.
+"""Maximum number of unfinished requests of one sender in the log of the group. Further requests of this sender wait.
 
-So a sender of many requests waits for its own answers and does not delay others.
+So a sender with many requests does not delay other senders.
 """
 NO_TURN = f"{REFUSED}control request, no turn"
 """Name of the counter of requests that waited too long and were not logged."""
@@ -51,7 +51,7 @@ class AdmissionTimeoutError(Exception):
 
 
 class Turns:
-    """Limits unfinished requests to ``_TURNS`` per sender, in the order of arrival."""
+    """Limits the unfinished requests of each sender to ``_TURNS``, in the order of their arrival."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[asyncio.Semaphore, list[None]]] = {}
@@ -83,8 +83,12 @@ class Turns:
 class ControlDesk:
     """Receives control requests and answers them.
 
-    ``is_inbox``: checks a reply subject. ``leads``: returns whether this controller leads. ``decide``: decides a request.
-    ``alone``: answers without a leader, or returns None. ``is_known``: returns whether a node is registered.
+    Args:
+        is_inbox: Returns whether a reply subject is allowed.
+        leads: Returns whether this controller leads.
+        decide: Decides a request.
+        alone: Answers a request without a leader, or returns None.
+        is_known: Returns whether a node is registered.
     """
 
     def __init__(
@@ -245,9 +249,10 @@ class Forwarder:
         self._changed = asyncio.Event()
 
     def leader_is(self, node_id: str, term: int) -> None:
-        """Set the known metadata leader and its term. Unanswered requests to an earlier leadership are repeated at once.
+        """Set the known metadata leader and its term. Requests without an answer from the last leadership are sent again
+        at once.
 
-        A node that leads again, in a later term, may never have received them, for example because NATS was down.
+        A node that leads again in a later term may not have received them, for example because NATS was down.
         """
         if node_id and (node_id, term) != self._leadership:
             self._leadership = (node_id, term)
@@ -257,7 +262,7 @@ class Forwarder:
     async def until_decided(
         self, request: pb.ControlRequest, timeout_s: float, here: DecideHere | None = None
     ) -> pb.ControlResponse:
-        """Repeat ``request`` until a controller has decided it or the time is over.
+        """Send ``request`` until a controller has decided it or the time is over.
 
         ``here``: function that decides the request if this node leads.
         """

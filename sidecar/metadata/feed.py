@@ -1,4 +1,4 @@
-"""The feed over NATS: the metadata leader publishes what it applied, other nodes follow. ``liftpy.cluster`` decides."""
+"""The feed over NATS: the metadata leader publishes applied entries, and other nodes follow (``liftpy.core.metadata.feed``)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _POLL_S = 0.05
 
 
 class FeedPublisher:
-    """Publishes the feed on a controller, and answers requests from the entries in ``producer``."""
+    """Publishes the feed on a controller, and answers requests for missed entries from ``producer``."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class FeedPublisher:
 
 
 class FeedSubscriber(MetadataGroup):
-    """Metadata backend of a node that is no controller. It follows the feed, and sends requests to the controllers."""
+    """Backend of a node that is not a controller: follows the feed, and sends requests to the controllers."""
 
     def __init__(self, node_id: str, connection: Client, subjects: Subjects) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class FeedSubscriber(MetadataGroup):
         return {what: count for what, count in found.items() if count}
 
     def distrust(self) -> None:
-        """Request the image again as a snapshot, because the feed contradicts it."""
+        """Drop the image and request a snapshot, because the image is wrong."""
         self._subscription.start_again()
 
     async def start(self) -> None:
@@ -142,7 +142,7 @@ class FeedSubscriber(MetadataGroup):
         return response
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
-        """Commit a barrier, and wait until the feed has shown it."""
+        """Commit a barrier, and wait until the feed has delivered it."""
         response = await self.propose(pb.ControlRequest(barrier=pb.Barrier()), timeout_s)
         deadline = time.monotonic() + timeout_s
         while response.error == pb.ControlResponse.OK and time.monotonic() < deadline:

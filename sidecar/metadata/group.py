@@ -1,8 +1,8 @@
-"""MetadataGroup: the one face of the metadata group, and what every process does alike.
+"""``MetadataGroup``: the interface to the metadata group for all other parts of a node.
 
-The face has two backends: ``RaftMember`` on a controller, ``FeedSubscriber`` on any other node. ``GroupRole`` exchanges one for the
-other. ``GroupThread`` runs the current backend in its own thread and is the face on the loop of the node. A worker process reaches
-the backend of its node through ``RelayedGroup``.
+There are two backends: ``RaftMember`` on a controller, and ``FeedSubscriber`` on any other node. ``GroupRole`` replaces
+one by the other when needed. ``GroupThread`` runs the current backend in its own thread, and implements the interface
+on the event loop of the node. A worker process uses ``RelayedGroup``, which forwards to the node's backend.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ It runs on the event loop of the group. It must not raise an error or block.
 
 
 class MetadataGroup(ABC):
-    """The metadata group as seen from this process.
+    """The metadata group as this process sees it.
 
-    A method that is not abstract does what a process without a controller does. ``RaftMember`` overrides it.
+    Methods that are not abstract have the behavior of a process without a controller. ``RaftMember`` overrides them.
     """
 
     def __init__(self) -> None:
@@ -47,17 +47,17 @@ class MetadataGroup(ABC):
 
     @property
     def decides(self) -> bool:
-        """True if ``image`` is certainly committed: the node is a controller and has been one since its start."""
+        """True if ``image`` is certainly committed, because this node has been a controller since its start."""
         return False
 
     @property
     def counters(self) -> dict[str, int]:
-        """Number of rejected, ended or lost requests, by kind."""
+        """Number of rejected, failed or lost requests, by kind."""
         return {}
 
     @property
     def held(self) -> dict[str, int]:
-        """Sizes and numbers of what a controller stores for the group, by kind."""
+        """Sizes of the data that a controller stores for the group, by kind."""
         return {}
 
     def watch(self, callback: Watcher) -> None:
@@ -69,22 +69,22 @@ class MetadataGroup(ABC):
             watcher(before, after)
 
     def distrust(self) -> None:
-        """Request the image again, because a controller has contradicted it. A controller keeps its own image."""
+        """Request the image again, because a controller has contradicted it. A controller does nothing."""
 
     def bus_changed(self, online: bool) -> None:
-        """Record that the NATS connection was lost or restored."""
+        """Handle a lost or restored NATS connection."""
 
     def prefer(self, every_s: float) -> None:
         """Set the interval of the preferred-leader check of a controller, in seconds. 0: never."""
 
     async def start(self) -> None:
-        """Join the group. Return when the local image is one that the group has had."""
+        """Join the group. Return when this process has an image of the group."""
 
     def retire(self) -> None:
-        """Prepare the stop of this node: it accepts no metadata leadership and does not campaign."""
+        """Prepare the stop of this node: do not become metadata leader and do not campaign."""
 
     async def hand_over(self) -> None:
-        """Transfer the metadata leadership to another member if this node has it. The attempt has a time limit and may fail."""
+        """Transfer the metadata leadership to another member if this node has it. Give up after a time limit."""
 
     async def stop(self) -> None:
         """Transfer the metadata leadership if this node has it, flush the log, and leave the group."""

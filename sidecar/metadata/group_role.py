@@ -1,12 +1,13 @@
-"""``GroupRole``: exchanges the backend of the metadata group on this node. A controller has a ``RaftMember``, any other node a
+"""``GroupRole``: chooses the backend of the metadata group on this node: ``RaftMember`` on a controller, otherwise
 ``FeedSubscriber``.
 
-The log of the group names the controllers [M10]. The settings name them only if the log never has. A node that the feed names
-starts a member in addition to its feed. When the member has caught up, the node takes its image from the member. A member that the
-log no longer names first follows the feed, then stops the member. The visible image never goes back, and watchers see one change.
+The log of the group names the controllers [M10]. The settings apply only until the first change. If the feed names this
+node as a controller, the node starts a member and keeps its feed. When the member has caught up, the node takes its
+image from the member. If the log no longer names the node, it first follows the feed, then stops the member. The image
+never goes back, and watchers see one change.
 
-A single controller with a new directory first asks whether a group runs. Other controllers may have joined it since its settings
-were written, and it must not start a second group.
+A single controller with a new directory first asks whether a group runs. Other controllers may have joined the group
+since the settings were written, and the node must not start a second group.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ MakeMember = Callable[[ControllerList | None], RaftMember]
 class GroupRole:
     """Current backend of this node, and the next one while it starts.
 
-    ``make_member``: opens the ``raft`` directory with the given controllers, or those of the settings (None). ``has_journal``:
-    whether that directory has a journal.
+    ``make_member``: opens the ``raft`` directory with the given controllers. None: those in the settings.
+    ``has_journal``: returns whether that directory has a journal.
     """
 
     def __init__(
@@ -89,11 +90,9 @@ class GroupRole:
         self._left_at = -1
         """Index of the entry whose controller list removed this node. -1: not removed."""
         self._stays = False
-        """True if the node stops, so that its backend does not change anymore."""
+        """True if the node stops. Then the backend no longer changes."""
         self.decides = False
-        """True if the visible image was committed: the node is a controller, and has never followed the feed in this
-        process.
-        """
+        """True if the image is certainly committed: the node is a controller and has not followed the feed in this process."""
         self._look_due = asyncio.Event()
         self._image_changed = False
         """True if the image changed since the last check of the role."""
@@ -103,7 +102,7 @@ class GroupRole:
 
     # ---- life ----------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
-        """Start the backend for this node. Return when the local image is one that the group has had."""
+        """Start the backend for this node. Return when the node has an image of the group."""
         if not await self._start_as_member():
             self._current = feed = self._make_feed()
             await feed.start()
@@ -111,7 +110,7 @@ class GroupRole:
         self._task = spawn(self._look(), "taking part in the metadata group", endless=True)
 
     async def _start_as_member(self) -> bool:
-        """Return whether this node is a controller, by its own log or otherwise by its settings."""
+        """Return whether this node is a controller, by its own log. Without a log, the settings decide."""
         named = self._settings.is_controller
         if not self._has_journal() and not (named and await self._may_begin()):
             return False
@@ -245,7 +244,7 @@ class GroupRole:
         await member.stop()
 
     async def _take(self, fresh: RaftMember | FeedSubscriber) -> None:
-        """Make ``fresh`` the current backend, and show its image."""
+        """Make ``fresh`` the current backend, and pass its image to the watchers."""
         while fresh.image.index < self.image.index:
             await asyncio.sleep(_LOOK_S)
         before = self.image
@@ -313,9 +312,9 @@ _PING_INTERVAL_S = 1
 
 
 class GroupLink:
-    """NATS connection of the metadata group, and this node's role on it.
+    """NATS connection of the metadata group, and the role of this node on it.
 
-    ``open`` connects and joins, ``close`` leaves and disconnects. ``counters``: counters for messages that could not be sent.
+    ``open`` connects and joins, ``close`` leaves and disconnects. ``counters``: counts messages that could not be sent.
     """
 
     def __init__(
@@ -343,7 +342,7 @@ class GroupLink:
         self._role: GroupRole | None = None
 
     async def open(self, fatal: Callable[[Exception], None]) -> GroupRole:
-        """Connect and join. Return when the local image is one that the group has had. Retry until the call is canceled."""
+        """Connect and join. Return when the node has an image of the group. Retry until the call is canceled."""
         check_nats_py()
         await self._connect()
         settings = self._settings

@@ -1,11 +1,12 @@
 """GroupThread: runs the metadata group in its own thread with its own event loop.
 
-The node's event loop may be busy with an election of thousands of partitions, a burst of fetches, or a report. This delays neither
-Raft ticks nor answers to frames nor heartbeats. They wait only for the interpreter, which changes threads twice a millisecond. A
-flush of the group's journal delays no partition.
+The event loop of the node may be busy with an election of thousands of partitions, a burst of fetches, or a report.
+This does not delay Raft ticks, answers to frames and heartbeats. They wait only for the interpreter lock, which changes
+threads twice a millisecond. A flush of the group's journal delays no partition.
 
-Requests, their answers and the image cross the threads. The image is a frozen value. If images come faster than the loop of the
-node turns, the node sees only the newest one, as one change. The loop of the node reads all other values without a lock.
+Requests, their answers and the image cross the threads. The image is a frozen value. If images arrive faster than the
+loop of the node processes them, the node sees only the newest one, as one change. The loop of the node reads all other
+values without a lock.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ T = TypeVar("T")
 
 
 class GroupThread(MetadataGroup):
-    """MetadataGroup for the event loop of the node. The current backend runs in a thread.
+    """MetadataGroup for the event loop of the node. The current backend runs in its own thread.
 
-    ``make_link`` is called in the thread. ``fatal`` is called on the event loop of the node.
+    ``make_link``: called in the thread. ``fatal``: called on the event loop of the node.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class GroupThread(MetadataGroup):
             self.loop.close()
 
     async def start(self) -> None:
-        """Connect and join. Return when the local image is one that the group has had. Retry until the call is canceled."""
+        """Connect and join. Return when the node has an image of the group. Retry until the call is canceled."""
 
         def fatal_at_home(error: Exception) -> None:
             with contextlib.suppress(RuntimeError):  # the node's loop has ended already
@@ -119,7 +120,7 @@ class GroupThread(MetadataGroup):
         return self._role
 
     async def _there(self, call: Callable[[MetadataGroup], Coroutine[Any, Any, T]]) -> T:
-        """Run a call of the current backend on the thread's event loop, and return its result."""
+        """Call a method of the current backend on the event loop of the thread, and return its result."""
 
         async def called() -> T:
             return await call(self.role.current)
@@ -153,11 +154,11 @@ class GroupThread(MetadataGroup):
 
     @property
     def held(self) -> dict[str, int]:
-        """Sizes and numbers of what this node stores for the group as a controller, by kind."""
+        """Sizes of the data that this node stores for the group as a controller, by kind."""
         return _read_consistently(lambda: self.role.current.held, {})
 
     def distrust(self) -> None:
-        """Load the image again, because a controller has contradicted it."""
+        """Request the image again, because a controller has contradicted it."""
         self.loop.call_soon_threadsafe(lambda: self.role.current.distrust())
 
     def prefer(self, every_s: float) -> None:
@@ -206,7 +207,7 @@ class GroupThread(MetadataGroup):
 
 
 def _read_consistently(read: Callable[[], T], otherwise: T) -> T:
-    """Return the result of ``read``, even if the thread changes the dictionaries at the same time.
+    """Return the result of ``read``. Retry if the thread changes a dictionary at the same time.
 
     ``otherwise``: result after repeated failures.
     """

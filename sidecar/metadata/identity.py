@@ -1,8 +1,8 @@
-"""Identity of the node's data directory, and what it may have lost since the last run. The registration contains it.
+"""Identity of the data directory, and whether it may have lost records since the last run. The registration contains both.
 
-The node leaves every ISR in two cases (C7). The first case is damage in a log (``recovery.py``). The second case is the file
-``lazy-flush`` in the data directory. The file shows that a log with a flush policy other than ``always`` was open, and that no clean
-stop followed.
+In two cases the node leaves every ISR (C7). The first case is damage in a log (``recovery.py``). The second case is the
+file ``lazy-flush`` in the data directory. It means that a log was open with a flush policy other than ``always``, and
+that no clean stop followed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LAZY = "lazy-flush"
 class Previous:
     """Last run of a process on the data directory.
 
-    ``incarnation``: its incarnation, 0 means that there was none. ``flushed_always``: True if a kill could not lose
-    acknowledged records.
+    ``incarnation``: its incarnation. 0: there was none. ``flushed_always``: True if a kill could not lose acknowledged
+    records.
     """
 
     incarnation: int
@@ -38,23 +38,23 @@ class Previous:
 
 
 def unknown_folders(folder: DataFolder, image: ClusterImage) -> list[str]:
-    """Return directories of streams that the image does not contain. The streams were deleted, or belong to another cluster.
+    """Return the directories of streams that are not in the image: deleted streams, or streams of another cluster.
 
-    They are kept: data goes only by a committed delete that names them [M11], and this node did not see one.
+    The node keeps them, because it deletes data only after a committed deletion that names the data [M11].
     """
     known = {f"{stream.name}-{stream.uid}" for stream in image.streams.values()}
     return sorted(path.name for path in (folder.path / "streams").glob("*") if path.name not in known)
 
 
 class WorkerMarks:
-    """Marks of a worker process in the data directory: a log is open that counts records as flushed early."""
+    """Writes the mark ``lazy-flush`` from a worker process: a log is open that acks records before they are flushed."""
 
     def __init__(self, folder: DataFolder, *, clean_stop: bool, flushed_always: bool) -> None:
         self._folder = folder
         self.previous = Previous(0, clean_stop, flushed_always)
 
     def flushes_lazily(self) -> None:
-        """Store a mark that a log counts records as flushed too early. Several processes may call it at a time."""
+        """Store the mark in the data directory. Several processes may call it at once."""
         path = self._folder.path / _LAZY
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
@@ -85,7 +85,7 @@ class NodeFile:
         self.previous = Previous(self._stored.incarnation, self._stored.stopped_cleanly, not self._lazy.exists())
 
     def count_start(self) -> DirectoryIdentity:
-        """Store the start of a process with its nonce. It is on disk before the group learns of the process [S15]."""
+        """Store the start of this process with its nonce, before the process registers [S15]."""
         nonce = 1 + secrets.randbelow((1 << 64) - 1)
         self._stored = replace(self._stored, starts=self._stored.starts.next(nonce))
         self._folder.store_identity(self._stored)
@@ -97,7 +97,7 @@ class NodeFile:
         self._folder.store_identity(self._stored)
 
     def flushes_lazily(self) -> None:
-        """Store a mark that a log counts records as flushed before they are on disk."""
+        """Store the mark that a log acks records before they are flushed."""
         with self._marking:
             if not self._lazy.exists():
                 replace_file(self._lazy, b"")
@@ -105,7 +105,7 @@ class NodeFile:
     def distrust(self) -> None:
         """Remove the clean-stop marker, because acknowledged data may be missing.
 
-        This also counts if the process ends early.
+        It stays removed if the process fails.
         """
         self.flushes_lazily()
         if self._stored.clean_incarnation:
@@ -113,7 +113,7 @@ class NodeFile:
             self._folder.store_identity(self._stored)
 
     def end_cleanly(self) -> None:
-        """Store the clean-stop marker: all acknowledged data is on disk, and nothing will be written [S9]."""
+        """Store the clean-stop marker. All acknowledged data is on disk, and no more data will be written [S9]."""
         self._folder.store_identity(replace(self._stored, clean_incarnation=self._stored.incarnation))
         try:
             self._lazy.unlink(missing_ok=True)

@@ -1,13 +1,14 @@
-"""``RaftMember``: a controller. It logs and applies control requests, and serves the other nodes.
+"""``RaftMember``: the backend of a controller. It logs and applies control requests, and serves the other nodes.
 
-    propose -> (leader? into the log : forwarded on ``<ns>.control.node.<id>``) -> applied on every member -> image -> watchers, feed
+    propose -> (leader? into the log : forwarded on ``<ns>.control.node.<id>``) -> applied on every member -> image ->
+    watchers, feed
 
-``MemberLog`` is its part of the log. ``liftpy.core.metadata.controller.quorum_member`` decides, and ``Orders`` carries out the
-decisions. This module starts the member, shows the applied image, transfers the leadership and stops.
+``MemberLog`` is its part of the log. ``liftpy.core.metadata.controller.quorum_member`` decides, and ``Orders`` carries
+out the decisions. This module starts the member, passes on the applied image, transfers the leadership and stops.
 
-Every start ends with a barrier of this process. The applied image then has everything that was committed before. From there on, a
-member with a new or emptied directory may vote (``probation.py``). A member that later learns that its directory is an old copy
-requests another barrier.
+Every start ends with a barrier of this process. The applied image then has everything that was committed before. After
+that, a member with a new or emptied directory may vote (``probation.py``). A member that later learns that its
+directory is an old copy requests another barrier.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ _SAY_EVERY_S = 10.0
 class RaftMember(MetadataGroup):
     """Backend of a controller, on its own NATS connection.
 
-    ``connect``: opens the connection for the event stream. ``is_inbox``: whether a reply subject is allowed [A5].
-    ``fatal``: called once when the disk or the state machine fails.
+    ``connect``: opens the connection for the event stream. ``is_inbox``: returns whether a reply subject is allowed
+    [A5]. ``fatal``: called once when the disk or the state machine fails.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class RaftMember(MetadataGroup):
         )
         self._listener: Listener | None = None
         self._listens_since = time.monotonic()
-        """Time since which the member waits for a leader, or time of its last question about its membership."""
+        """Time since which the member has no leader, or time of its last question about its membership."""
         self._asking: asyncio.Task[None] | None = None
         self._shown = fsm.image
         """Image that the watchers have received last."""
@@ -166,7 +167,7 @@ class RaftMember(MetadataGroup):
         return self._member.rest_ns(clock.now_ns()) / NS_PER_S
 
     def _ask_when_unled(self) -> None:
-        """Ask other controllers if there is no leader: this node may have been removed without noticing."""
+        """If there is no leader, ask other controllers whether this node was removed."""
         now = time.monotonic()
         if now - self._listens_since > UNLED_S and (self._asking is None or self._asking.done()):
             since, self._listens_since = self._listens_since, now
@@ -239,11 +240,11 @@ class RaftMember(MetadataGroup):
 
     @property
     def held(self) -> dict[str, int]:
-        """Sizes and numbers of ``MemberLog.held``, and those of frames that wait for a tick."""
+        """Sizes of the data in ``MemberLog.held``, and of the frames that wait for a tick."""
         return {**self._log.held, "inbox_bytes": self._driver.inbox_bytes}
 
     async def start(self) -> None:
-        """Start the member. Return when a later barrier is applied here, or when the node is no controller anymore."""
+        """Start the member. Return when a new barrier is applied on it, or when the node is not a controller anymore."""
         self._listens_since = time.monotonic()
         inbox = self._subjects.raft_inbox(self.node_id)
         guard = RequestGuard("raft frame", self._outgoing.counters)
@@ -294,7 +295,7 @@ class RaftMember(MetadataGroup):
         self._log.core.retired = True
 
     async def hand_over(self) -> None:
-        """Transfer the leadership to another member. It is repeated while no member has all entries."""
+        """Transfer the leadership to another member. Retry while no member has all entries."""
         self._member.leave()
         deadline = time.monotonic() + _HAND_OVER_TIMEOUT_S
         ask_at = 0.0
@@ -307,7 +308,7 @@ class RaftMember(MetadataGroup):
             await asyncio.sleep(0.01)
 
     def _transfer(self) -> None:
-        """Ask the best follower to take the leadership now, without an election timeout."""
+        """Request the best follower to take the leadership now, without an election timeout."""
         self._member.resign()
         self._log.core.hand_over()
         self._driver.wake()
@@ -369,7 +370,7 @@ class RaftMember(MetadataGroup):
 
     # ---- who asks ------------------------------------------------------------------------------------------------------
     async def _decide_here(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
-        """Return the decision if this member leads, otherwise None."""
+        """Return the decision of this member as the metadata leader. None: it does not lead."""
         return self._with_members(await self._orders.decide(request, timeout_s))
 
     def _describe_alone(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
@@ -398,7 +399,7 @@ _MOST_QUESTIONS = 3
 
 
 async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQuestion) -> ProbeResult | None:
-    """Ask a node whether it serves as leader. Return its answer, or None if the answer cannot be decoded."""
+    """Ask a node whether it serves as leader, and return its answer. None: the answer cannot be decoded."""
     key = question.key
     asked = replication_pb2.LeaderQuestion(
         stream=key.stream, streamUid=key.uid, partition=key.partition, leaderEpoch=question.leader_epoch
@@ -417,9 +418,9 @@ async def ask_accused(connection: Client, subjects: Subjects, question: LeaderQu
 
 
 async def ask_to_step_aside(connection: Client, subjects: Subjects, node_id: str, request: replication_pb2.StepAside) -> None:
-    """Ask the node to stop accepting publishes, and wait for its answer for a limited time.
+    """Request that the node stops accepting publishes, and wait for its answer for a limited time.
 
-    Answers about another leadership are ignored and the question is repeated.
+    An answer about another leadership is ignored, and the request is repeated.
     """
     deadline = time.monotonic() + STEP_ASIDE_TIMEOUT_S
     try:
@@ -434,7 +435,7 @@ async def ask_to_step_aside(connection: Client, subjects: Subjects, node_id: str
 
 
 class Orders:
-    """Carries out the decisions of one controller.
+    """Carries out the instructions of ``QuorumMember`` on one controller.
 
     ``catch_up``: starts to wait for a barrier. ``hand_over``: starts a leadership transfer.
     """
@@ -461,7 +462,7 @@ class Orders:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def look(self) -> None:
-        """Carry out the current decisions. Call it after each flushed tick."""
+        """Carry out the current instructions. Call it after each tick."""
         online = self._connection.is_connected
         for decision in self._member.tick(clock.now_ns(), votes=self._log.probation.over, online=online):
             self._do(decision)
@@ -499,14 +500,14 @@ class Orders:
         self._driver.wake()
 
     async def decide(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse | None:
-        """Return the decision if this member leads, otherwise None."""
+        """Return the decision of this member as the metadata leader. None: it does not lead."""
         if self._driver.stopped:
             return None
         decided = self._member.request(request, round(timeout_s * NS_PER_S), clock.now_ns())
         return await self.order(decided) if isinstance(decided, ProposedEntry) else decided
 
     async def order(self, order: ProposedEntry) -> pb.ControlResponse:
-        """Put the request into the log, and wait until it is applied here. Return the answer."""
+        """Put a request into the log, wait until it is applied on this member, and return the answer."""
         asked = leader_to_ask_first(self._log.image, order.request)
         if asked is not None:
             await ask_to_step_aside(self._connection, self._subjects, *asked)

@@ -1,7 +1,8 @@
-"""MemberLog: one member's share of the group's log, opened as one: folder, journal, library, state machine, probation.
+"""MemberLog: everything that one member needs for the log of the group: directory, journal, library, state machine,
+probation.
 
-Both shells open it, asyncio's (``member.py``) and the simulator's. It refuses what a member must not go on with: a journal or a
-snapshot that is lost or damaged. It satisfies ``MemberLogView``.
+``member.py`` and the simulator open it. Opening fails if the journal or the snapshot is missing or damaged, because the
+member must not continue then. It implements ``MemberLogView``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from sidecar.runtime import clock as clocks
 
 COMPACT_AFTER_ENTRIES = 10_000
 UNLED_S = 2.0
-"""Time without a leader after which a member asks whether the group continues without it, in seconds."""
+"""Time without a leader after which a member asks whether it was removed from the group, in seconds."""
 
 
 def _draw() -> int:
@@ -48,10 +49,14 @@ def _draw() -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemberFolder:
-    """Inputs for opening the log of a controller. ``folder``: its ``raft`` directory.
+    """Arguments for opening the log of a controller.
 
-    ``members``: controller list of the settings. ``bootstrap_majority``: unreachable controllers never belonged to the group.
-    ``flush`` False: only for benchmarks. ``joins``: controllers of the running group, from the feed.
+    Args:
+        folder: Its ``raft`` directory.
+        members: Controller list in the settings.
+        bootstrap_majority: True if unreachable controllers never belonged to the group.
+        flush: False only for benchmarks.
+        joins: Controllers of the running group, from the feed.
     """
 
     node_id: str
@@ -66,7 +71,7 @@ class MemberFolder:
 
 @dataclass(frozen=True, slots=True)
 class MemberSurroundings:
-    """Clock, random numbers and files for a controller. The simulator passes its own."""
+    """Clock, random numbers and files of a controller. The simulator replaces them."""
 
     monotonic: Callable[[], float] = time.monotonic
     """Function that returns the monotonic time, in seconds."""
@@ -82,7 +87,7 @@ THIS_MACHINE = MemberSurroundings()
 class MemberLog:
     """Log of one controller. Raises CorruptionError and StorageError.
 
-    ``fsm``: state machine that applies committed entries. ``feed``: receives the results.
+    ``fsm``: state machine that applies committed entries. ``feed``: publishes the results.
     """
 
     def __init__(
@@ -169,7 +174,7 @@ class MemberLog:
         return answer
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
-        """Do one step of the work on the next entry. The library calls it until it returns True."""
+        """Do one step of the decision on the next entry. The library calls it until it returns True."""
         return self.fsm.work_ahead(entry, index)
 
     def _mark_diverged(self, index: int) -> None:
@@ -248,13 +253,13 @@ class MemberLog:
         return not (removed or core.dismissed_at)
 
     def hears_a_leader(self, since: float) -> bool:
-        """Return whether this member leads or has heard a leader since ``since`` (monotonic)."""
+        """Return whether this member leads, or has received a message of a leader since the monotonic time ``since``."""
         return self.leads or self.transport.leader_heard_at >= since
 
     def process_leader_description(self, response: pb.ControlResponse) -> bool:
-        """Process the metadata leader's description of the group.
+        """Process the description of the group by the metadata leader. Return whether this node was removed.
 
-        Return whether this node was removed. If its log does not reach the current list, it listens to the members of that
+        If the log of this member ends before the current controller list, it accepts messages of the members of that
         list.
         """
         known = list_from_pb(response.cluster.image.controllers)

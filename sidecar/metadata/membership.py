@@ -1,11 +1,11 @@
 """Registers this node with a new incarnation, and sends the heartbeats that keep session and lease alive.
 
-An answered heartbeat extends the lease from the moment at which the heartbeat was SENT. The local image must be as new as
-the answer, because a node that was paused must first see what it has lost [D22].
+An answered heartbeat extends the lease from the moment at which the heartbeat was SENT. The local image must be as new
+as the answer, because a node that was paused must first learn which leaderships it has lost [D22].
 
 The event loop of the metadata group sends the heartbeats, independently of the node's partitions. A node whose own loop
-hangs serves no client and must not look alive. If that loop has processed no answer for the time of a session, the node
-sends no heartbeat until the loop runs again. Only answers that the node's loop processes extend leases.
+is blocked serves no client and must not count as live. If that loop has processed no answer for a session time, the
+node sends no heartbeat until the loop runs again. Only answers that the node's loop processes extend leases.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class HeartbeatPace(NamedTuple):
 class Heartbeats:
     """Sends the heartbeats of this node. ``run`` runs on the event loop of ``role``.
 
-    ``answered``: callback on the event loop of the creator. ``pace``: current interval, which may change at any time.
+    ``answered``: callback on the event loop of the creator. ``pace``: returns the current interval.
     """
 
     def __init__(self, role: GroupRole, heartbeat: pb.Heartbeat, pace: HeartbeatPace, answered: Answered) -> None:
@@ -87,7 +87,7 @@ class Heartbeats:
             self._home.call_soon_threadsafe(self._told, sent_ns, response)
 
     def _told(self, sent_ns: int, response: pb.ControlResponse) -> None:
-        """Process an answer on the event loop of the node, which shows that this loop runs."""
+        """Process an answer on the event loop of the node. It proves that this loop runs."""
         self._run_turn()
         self._answered(sent_ns, response)
 
@@ -112,11 +112,10 @@ _IMAGE_WAIT_S = 0.02
 
 
 class Membership:
-    """Registers this node and keeps its session.
+    """Registers this node and keeps its session alive.
 
-    ``heard(sent_ns, lease_ns)`` is called for each heartbeat that extends the lease.
-
-    ``fatal`` is called when another process replaces this one.
+    ``heard(sent_ns, lease_ns)``: called for each heartbeat that extends the lease. ``fatal``: called when another
+    process has replaced this one.
     """
 
     def __init__(
@@ -144,7 +143,10 @@ class Membership:
         starts: DirectoryIdentity,
         partition_budget: int,
     ) -> int:
-        """Register until the group accepts it. Return the new incarnation. Raises LiftError if the group cannot accept it."""
+        """Register this process, and retry until the group accepts it. Return the new incarnation.
+
+        Raises LiftError if the group cannot accept it.
+        """
         registration = pb.RegisterNode(
             nodeId=self._settings.node_id,
             previousIncarnation=previous_incarnation,
@@ -253,7 +255,10 @@ class Membership:
         return self._pace(self._group.image).session_s
 
     def _heartbeat_answered(self, sent_ns: int, response: pb.ControlResponse) -> None:
-        """Process the answer to a heartbeat. The answer counts when the watchers have received its image."""
+        """Process the answer to a heartbeat.
+
+        It extends the lease when the watchers have received an image as new as the answer.
+        """
         if self._end_heartbeats is None:
             return
         if response.error == pb.ControlResponse.OK:
@@ -278,14 +283,14 @@ class Membership:
             logger.debug("heartbeat without answer: %s", response.detail or response.error)
 
     def _is_removed(self, index: int) -> bool:
-        """Return whether an image as new as the answer also shows that this node was removed.
+        """Return whether this node was removed, by an image as new as the answer.
 
-        A forged record or a new leader alone does not stop the node.
+        A single forged record, or a new leader, does not stop the node.
         """
         return self.incarnation > 0 and self._seen_index >= index and self._settings.node_id not in self._group.image.nodes
 
     async def drain(self, timeout_s: float) -> None:
-        """Transfer all leaderships of this node to other nodes. Wait at most ``timeout_s`` for it."""
+        """Transfer all leaderships of this node to other nodes. Wait at most ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
         request = pb.DrainNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
         response = await self._group.propose(pb.ControlRequest(drainNode=request), timeout_s)
@@ -304,7 +309,7 @@ class Membership:
         return any(p.status in (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND) for _, p in partitions)
 
     async def leave(self, timeout_s: float) -> None:
-        """Report the clean stop of this node, so that its session ends at once."""
+        """Report the clean stop of this node to the metadata group, so that its session ends at once."""
         await self.close()
         fence = pb.FenceNode(nodeId=self._settings.node_id, incarnation=self.incarnation)
         request = pb.ControlRequest(
@@ -334,7 +339,7 @@ _ASK_EVERY_S = 0.1
 
 
 async def wait_for_predecessor(connection: Client, subjects: Subjects, node_id: str, inquiry: EarlierProcessCheck) -> None:
-    """Return when no process answers for ``node_id``. Raise FencedError if another process keeps answering."""
+    """Wait until no other process answers for ``node_id``. Raise FencedError if another process keeps answering."""
     while True:
         was_present = inquiry.is_present
         sign = await look_for(connection, subjects, node_id) if connection.is_connected else EarlierProcessSign.UNASKED

@@ -1,7 +1,8 @@
-"""Messages that the metadata group publishes. A tick never waits for NATS.
+"""Queue of messages that the metadata group publishes. So a tick never waits for NATS.
 
 A message is dropped and counted if the connection is lost or its buffer is full. It is never buffered over a reconnect.
-Lost frames of the group end their session, and lost entries of the feed show as a gap. Both start again.
+If frames of the group are lost, their session restarts. If entries of the feed are lost, followers detect the gap and
+request them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Asks a controller before a node that is not a controller deletes data (``liftpy.core.metadata.data_deletion``).
+"""Deletes data of partitions and streams that no longer exist.
 
-Removes the data of streams that the cluster does not know, when an operator asks for it.
+A node that is not a controller asks a controller before it deletes data (``liftpy.core.metadata.data_deletion``). An
+operator can request the deletion of streams that the cluster does not know.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ logger = logging.getLogger("liftpy.partitions")
 _ATTEMPT_S = 2.0
 _PAUSE_S = 0.2
 _GIVE_UP_AFTER_S = 30.0
-"""Time without an answer after which a partition ends with its data, in seconds. The node asks again later (``LATER_S``)."""
+"""Time without an answer of a controller after which a partition ends and keeps its data, in seconds.
+
+The node retries after ``LATER_S``.
+"""
 LATER_S = 30.0
 """Time after which a rejected or unanswered deletion is tried again, in seconds."""
 _REMEMBERED = 10_000
@@ -39,9 +43,9 @@ def is_directory(name: object) -> bool:
 
 
 class Deletions:
-    """Decides whether this node may delete data of a partition.
+    """Decides whether this node may delete the data of a partition.
 
-    ``decides``: True if this node is a controller. Then its own image is committed, and it asks nobody.
+    ``decides``: True if this node is a controller. Its own image is then committed, and it asks no other node.
     """
 
     def __init__(self, group: MetadataGroup, node_id: str, *, decides: Callable[[], bool]) -> None:
@@ -54,7 +58,7 @@ class Deletions:
         self._closed = asyncio.Event()
 
     def close(self) -> None:
-        """Stop: nothing may be deleted anymore, and pending questions end."""
+        """Stop: cancel pending questions and allow no further deletion."""
         self._closed.set()
 
     async def is_allowed(self, key: PartitionKey) -> bool | None:
@@ -102,14 +106,15 @@ class Deletions:
 class UnknownStreams:
     """Directories of streams that the cluster did not know when this node started.
 
-    Such a stream was deleted while the node was down, or belongs to another cluster. The node never removes a directory by
-    itself [M11]: a metadata group that was restored from an old backup may not know a stream that is still needed. An
-    operator names the directories, and a controller must confirm that no stream has that unique id.
+    Such a stream was deleted while the node was down, or belongs to another cluster. The node never deletes a directory
+    by itself [M11], because a metadata group that was restored from an old backup may not know a stream that is still
+    needed. An operator names the directories, and a controller must confirm that no stream has that uid.
 
     Args:
-        found: Names of directories, ``<stream>-<uid>``. None of them is open, since the image has none of these streams.
+        found: Names of directories, ``<stream>-<uid>``. None of them is open, because the image has none of these
+            streams.
         image: Returns the cluster as this node knows it now.
-        forget: Called with ``<stream>-<uid>/<partition>`` for each log that was removed.
+        forget: Called with ``<stream>-<uid>/<partition>`` for each log that was deleted.
     """
 
     def __init__(
@@ -136,11 +141,11 @@ class UnknownStreams:
         return self._found[:MOST_UNKNOWN]
 
     async def remove(self, names: list[str]) -> dict[str, Any]:
-        """Remove the named directories of unknown streams if a controller confirms it. Return the result for each.
+        """Delete the named directories if a controller confirms that their streams do not exist. Concurrent calls run one
+        by one.
 
         Returns:
-            ``removed`` and ``bytes``, or ``error``. No directory is removed before all are found to be unknown. One request
-            waits for another, and does not find what that one removes.
+            ``removed`` and ``bytes``, or ``error``. With ``error``, no directory was deleted.
         """
         async with self._removing:
             return await self._remove_data(list(dict.fromkeys(names)))

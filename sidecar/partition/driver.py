@@ -1,7 +1,7 @@
-"""Runs one replica: feeds events and carries out effects in order, finishing a step before the next event.
+"""Runs one replica: feeds events and carries out their effects, one step after the other.
 
 ``feed`` may be called anywhere on the event loop. During a step, and while the replica waits for the disk, events wait
-in a queue. The last steps are kept for error reports.
+in a queue. The driver keeps the last steps for error reports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_QUEUE = 65_536
 STORY_STEPS = 64
 """Number of steps that one partition keeps for error reports, about 50 KB for a busy partition."""
 ALL_STORY_STEPS = 65_536
-"""Number of steps of all partitions of a process. Beyond it, newly opened partitions keep fewer."""
+"""Maximum number of stored steps over all partitions of a process. Above it, new partitions store fewer steps."""
 _FEWEST_STEPS = 8
 _MOST_OF_A_STEP = 500
 """Maximum length of a printed step, in characters."""
@@ -52,7 +52,10 @@ class Stepping(Protocol):
 
 
 class ReplicaDriver:
-    """Feeds events to one replica and carries out its effects. ``fatal``: stops the process after a bug."""
+    """Feeds events to one replica and carries out its effects.
+
+    ``fatal``: function that stops the process after a bug.
+    """
 
     def __init__(self, key: PartitionKey, replica: Replica, fatal: Callable[[Exception], None]) -> None:
         self.key = key
@@ -93,7 +96,7 @@ class ReplicaDriver:
         self._run()
 
     def hold(self) -> None:
-        """Keep all further events in the queue until ``go_on``. The running step is finished first."""
+        """Queue all further events until ``go_on``. The running step is finished first."""
         self._held = True
 
     def go_on(self, work: Callable[[], None]) -> None:
@@ -129,10 +132,9 @@ class ReplicaDriver:
             self._running = False
 
     def _stop_for(self, error: Exception, event: Event | None = None) -> None:
-        """Stop the partition because of an unexpected exception.
+        """Stop the partition because of an unexpected exception while it processed ``event``.
 
-        Expected conditions are events, so an exception is a bug, and continuing might break a promise. ``event``: event that
-        was processed.
+        Expected conditions are events, so an exception is a bug. Continuing could violate a guarantee.
         """
         self._stopped = True
         self._queue.clear()

@@ -1,7 +1,7 @@
-"""Carries out the effects of one replica: log, flushes, timers, NATS, metadata group.
+"""Carries out the effects of one replica: log, flushes, timers, NATS, requests to the metadata group.
 
-``effects.py`` has the contract. All calls are synchronous. Slow work (a flush, a proposal) is started and returns as an
-event. A storage error becomes StorageFailed.
+``effects.py`` defines the contract. All calls are synchronous. Slow work (a flush, a proposal) is started, and its
+result is fed as an event. A storage error becomes the event StorageFailed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _REACHED = {kind.name: events.DeadlineReached(kind=kind) for kind in events.Dead
 
 @dataclass(slots=True, kw_only=True)
 class Tools:
-    """Dependencies of an executor. ``incarnation``: incarnation of this node."""
+    """Objects that an executor uses. ``incarnation``: incarnation of this node."""
 
     key: PartitionKey
     incarnation: int
@@ -82,7 +82,7 @@ class Tools:
 
 
 class Executor:
-    """Carries out the effects of one replica on a node. ``execute`` calls the method with the name of the effect."""
+    """Carries out the effects of one replica on a node. ``execute`` calls the method that is named like the effect."""
 
     def __init__(self, tools: Tools) -> None:
         self._t = tools
@@ -158,7 +158,7 @@ class Executor:
         self._cut(lambda: self._t.log.start_afresh(effect.start_offset, effect.deletes_end), afresh=True)
 
     def _cut(self, cut: Callable[[], object], *, afresh: bool = False) -> None:
-        """Truncate the log. If a flush is slow, truncate after the flush, so that the event loop is not blocked."""
+        """Truncate the log. If a flush is running and slow, truncate after it, so that the event loop does not wait."""
 
         def cut_and_tell() -> None:
             try:
@@ -277,7 +277,7 @@ class Executor:
         self.hand_over(effect, "for slow flushes")
 
     def hand_over(self, effect: do.StepAside, why: str) -> None:
-        """Request the leadership transfer after all earlier publishers got answers, or after a limit."""
+        """Request a leadership transfer after all earlier publishers got answers, or after a time limit."""
         self._t.counters[f"leaderships handed over {why}"] += 1
         self._t.step_aside(self._t.key, effect.leader_epoch, lambda: self._t.proposals.give_up_leadership(self._t.key, effect))
 

@@ -1,9 +1,9 @@
 """Sums the metrics of a node's partitions incrementally, so that a scrape reads only partitions that changed.
 
-A partition is added to ``touched`` when something changes (``PartitionWorker.touched``). A scrape reads these again and
-adds the difference to the sums. Lags store a start time, so that they need no update. The counters of partitions that
-left the node stay in the sums, so no sum ever falls. Streams that ``metrics_streams`` names have a label of their own,
-up to ``MOST_LABELS``.
+A partition is added to ``touched`` when something changes (``PartitionWorker.touched``). A scrape reads these
+partitions again and adds the difference to the sums. Lags are stored as start times, so they need no update. The
+counters of partitions that have left the node stay in the sums, so no sum ever falls. A stream has its own label if
+``metrics_streams`` names it, up to ``MOST_LABELS`` streams.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class ByChange:
             touched.difference_update(taken)
             taken_count += len(taken)
             if len(taken) < TAKEN_AT_ONCE or taken_count > len(self._rows):
-                break  # the rest was touched meanwhile
+                break  # the rest was changed in the meantime
             yield
         rest = len(unread)
         while rest > 0 and unread:

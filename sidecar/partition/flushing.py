@@ -1,6 +1,7 @@
-"""Runs the flushes and checkpoints of one log when ``group_commit.py`` decides it.
+"""Runs the flushes and checkpoints of one log. ``group_commit.py`` decides when.
 
-A flush runs in a thread, or on the event loop if flushes are short (``flush.py``). Its end is an event.
+A flush runs in a thread, or on the event loop if flushes are short (``flush.py``). The end of a flush is fed to the
+replica as an event.
 """
 
 from __future__ import annotations
@@ -43,10 +44,15 @@ def _run_timed(flush: Flush) -> int:
 
 
 class Flusher:
-    """The ``FlushShell`` of one log. ``flushed(end_offset)``, ``failed(error)`` and ``took(s)`` are called on the loop,
-    never before ``appended`` returns.
+    """Runs the flushes of one log (implements ``FlushShell``).
 
-    ``beside``: the flush place of the node. Without it every flush runs in the pool.
+    Args:
+        flushed: Called with the exclusive end of the flushed records.
+        failed: Called with the error of a failed flush.
+        took: Called with the duration of a flush in seconds.
+        beside: Flush thread that the logs of the node share. None: every flush runs in the thread pool.
+
+    The callbacks run on the event loop, never before ``appended`` returns.
     """
 
     def __init__(
@@ -79,7 +85,7 @@ class Flusher:
         self._thread: Future[int] | None = None
         """Flush that runs in a thread. None: there is none."""
         self._told = False
-        """True if the event loop waited for the running flush, and has already reported it."""
+        """True if the event loop waited for the running flush and has reported its result already."""
         self._checkpoint: Future[None] | None = None
         """Running checkpoint."""
         self._checkpoint_began_s = 0.0
@@ -97,14 +103,14 @@ class Flusher:
 
     @property
     def stalls(self) -> bool:
-        """True if a disk operation takes too long, so that other work should wait."""
+        """True if the running disk operation has taken longer than ``STALLED_S``. Other work then does not wait for it."""
         return self.under_way_s >= STALLED_S
 
     def alone(self, work: Callable[[], object]) -> bool:
         """Run ``work``, which changes files, while no flush and no checkpoint runs. Return whether it ran at once.
 
-        If an operation takes longer than ``LONG_S``, ``work`` runs after it. Errors of ``work`` are raised only if it ran at
-        once.
+        If a running operation takes longer than ``LONG_S``, ``work`` runs after it. Errors of ``work`` are raised only
+        if it ran at once.
         """
         running: list[Future[Any]] = [future for future in (self._thread, self._checkpoint) if future is not None]
         if running and concurrent.futures.wait(running, LONG_S).not_done:
@@ -201,7 +207,7 @@ class Flusher:
     def checkpoint(self, stored: Callable[[], None] = lambda: None) -> bool:
         """Store the HW in the background, unless an earlier checkpoint is running. Return whether it started.
 
-        Return whether it started. ``stored`` is called when the HW is durable.
+        ``stored`` is called when the HW is durable.
         """
         begins = self._commit.begin_checkpoint()
         if begins:
@@ -223,7 +229,7 @@ class Flusher:
             logger.warning("HW checkpoint: %s", error)  # HW is found again by replication
 
     async def close(self) -> None:
-        """Start nothing more and wait for running operations, before the log is closed."""
+        """Start no more operations and wait for the running ones, before the log is closed."""
         self._commit.close()
         self._timers.cancel(self._timer)
         if under_way := [future for future in (self._thread, self._checkpoint) if future is not None]:
@@ -239,7 +245,7 @@ partition_logger = logging.getLogger("liftpy.partition")
 
 
 class StateCheckpoints:
-    """Checkpoints of the derived state of one replica."""
+    """Writes checkpoints of the derived state of one replica."""
 
     def __init__(
         self, derived: LogState, log: Log, key: PartitionKey, config: ReplicationConfig, flusher: Flusher, pool: Pool
@@ -266,7 +272,10 @@ class StateCheckpoints:
         encoding.add_done_callback(lambda done: then(b"" if done.cancelled() or done.exception() else done.result()))
 
     def may_drop(self, log_start_offset: int) -> bool:
-        """Return whether records before ``log_start_offset`` may be deleted. If not, ``written`` is called later."""
+        """Return whether records before ``log_start_offset`` may be deleted now.
+
+        If not, ``written`` is called when they may.
+        """
         before = self.writer.uncovered
         if self.writer.may_drop(log_start_offset):
             if self.writer.uncovered > before:
@@ -297,7 +306,7 @@ class StateCheckpoints:
             self.written()
 
     async def close(self) -> Callable[[], None]:
-        """Wait for running operations. Return a function to run in any thread after the log was closed cleanly."""
+        """Wait for running operations. Return a function to call in any thread after the log was closed cleanly."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
         unwritten = self.writer.begin(closing=True)
@@ -312,9 +321,9 @@ class FoundState(NamedTuple):
 
 
 def found_state(log: Log, key: PartitionKey) -> FoundState:
-    """Return the state file that matches ``log``, and remove the others.
+    """Return the state file that matches ``log``. Log and delete all other state files.
 
-    Others are logged and removed. Runs in any thread. Raises StorageError.
+    It may run in any thread. Raises StorageError.
     """
     state, unfit = load_state(log, state_owner(key))
     for name, why in unfit.items():
@@ -325,9 +334,9 @@ def found_state(log: Log, key: PartitionKey) -> FoundState:
 def read_state_file(
     found: FoundState, log: Log, subject: str, stream: StreamConfig, config: ReplicationConfig
 ) -> LogState | None:
-    """Return the derived state from the file, or None if the file cannot be used.
+    """Return the derived state from the file. Return None if the file cannot be used.
 
-    Runs in any thread while nothing else uses ``log``: a large file takes a second.
+    It may run in any thread while no other code uses ``log``. A large file takes a second.
     """
     if found.state is None:
         return None

@@ -1,7 +1,6 @@
-"""Periodic work for all logs of a node: checkpoints, retention, compaction, removal of quarantined files.
+"""Periodic work for all logs of a node: checkpoints, retention, compaction, deletion of quarantined files.
 
-It never blocks the event loop. When a full disk has space again, the node restarts, because a failed log cannot
-continue.
+It never blocks the event loop. If a full disk has space again, the node restarts, because a failed log cannot continue.
 """
 
 from __future__ import annotations
@@ -29,14 +28,15 @@ _AT_ONCE = 16
 _COMPACT_FROM_DIRTY_RATIO = 0.5
 SPACE_AGAIN_BYTES = 256 * 1024 * 1024
 SPACE_AGAIN_SHARE = 0.05
-"""Free space after which a node restarts that had stopped for a full disk: a share of the file system, or bytes, whichever is
-less.
+"""Free share of the file system at which a node restarts that a full disk had stopped.
+
+An absolute limit applies if it is lower.
 """
 _TRIES_AGAIN_EVERY_S = 60.0
 
 
 class Housekeeping:
-    """Background task of a partition's housekeeping. ``close`` ends it."""
+    """Background task for the periodic work of all partitions. ``close`` ends it."""
 
     def __init__(self, partitions: Partitions, checkpoint_every_s: float, folder: Path, repair: Callable[[str], None]) -> None:
         self._partitions = partitions
@@ -64,7 +64,7 @@ class Housekeeping:
                 self._look_for_space()
 
     def _look_for_space(self) -> None:
-        """Restart the node if a full disk that stopped partitions has room again."""
+        """Restart the node if partitions stopped because of a full disk and the disk has space again."""
         stopped = [worker.key for worker in self._partitions if worker.executor.no_space]
         if not stopped or time.monotonic() - self._started < _TRIES_AGAIN_EVERY_S:
             return
@@ -126,7 +126,9 @@ class Housekeeping:
             with contextlib.suppress(StorageError):  # its folder may be gone
                 compaction.abandon()
             return
-        worker.flusher.alone(partial(_complete, worker, compaction))  # where a flush hangs, behind it; nobody waits for that
+        worker.flusher.alone(
+            partial(_complete, worker, compaction)
+        )  # if a flush hangs, it runs after the flush, without blocking
 
     async def close(self) -> None:
         """Stop the background task."""
@@ -179,7 +181,7 @@ async def _in_daemon_thread(work: Callable[[], None]) -> None:
             outcome: BaseException | None = error
         else:
             outcome = None
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop has ended, so no caller waits any more
             loop.call_soon_threadsafe(settle, outcome)
 
     threading.Thread(target=run, daemon=True, name="liftpy-compaction").start()

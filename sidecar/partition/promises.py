@@ -1,7 +1,8 @@
-"""Stores the promised LeaderEpochs of all partitions together: promises during a flush share the next one.
+"""Stores the LeaderEpochs that candidates have promised to use, for all partitions together.
 
-``liftpy/core/log/epoch_promises.py`` has the format. Results are reported in slices, because each one causes a change
-of role.
+A promise is on disk before the candidate acts, so that the replica ignores older leaders after a restart. Promises that
+arrive during a flush share the next flush. ``liftpy/core/log/epoch_promises.py`` defines the format. Results are
+reported in slices, because each one changes a role.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Told = Callable[[StorageError | None], None]
 
 
 class Promises:
-    """Stores promised LeaderEpochs of all partitions of a node. For each partition, at most one promise waits."""
+    """Stores the promised LeaderEpochs of all partitions of a node. At most one promise of each partition waits."""
 
     def __init__(self, journal: PromiseJournal, pool: Pool, counters: Counter[str], fatal: Callable[[Exception], None]) -> None:
         self._journal = journal
@@ -39,7 +40,10 @@ class Promises:
         return self._journal.epoch_of(key)
 
     def store(self, key: str, leader_epoch: int, told: Told) -> None:
-        """Store a promise in the background, then call ``told``. Of several promises of one partition the last counts."""
+        """Store a promise in the background, then call ``told``.
+
+        If a partition has several waiting promises, only the last is stored.
+        """
         if self._closed:
             return
         self._waiting[key] = leader_epoch, told
@@ -77,7 +81,7 @@ class Promises:
         self._journal.forget(key)
 
     async def close(self) -> None:
-        """Stop reporting, and wait for the running flush."""
+        """Report no more results, and wait for the running flush."""
         self._closed = True
         self._telling.close()
         running, self._running = self._running, None

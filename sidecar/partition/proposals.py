@@ -33,7 +33,7 @@ _GATHER_S = 0.002
 
 
 class Proposals:
-    """Sends the proposals of all partitions of a node. ``incarnation``: of this node."""
+    """Sends the requests of all partitions of a node to the metadata group. ``incarnation``: incarnation of this node."""
 
     def __init__(self, group: MetadataGroup, node_id: str, incarnation: int) -> None:
         self._group = group
@@ -57,7 +57,7 @@ class Proposals:
         )
 
     def propose_isr(self, key: PartitionKey, effect: do.ProposeIsr, feed: Callable[[Event], None]) -> None:
-        """Request another ISR. Feed the answer as IsrChangeAnswered."""
+        """Request another ISR. The answer is fed to the replica as IsrChangeAnswered."""
         for replica, took_ns in effect.slow:
             text = "%s: %s leaves the ISR: its last flush took %.3f s, far longer than the others'; commits wait for it no more"
             logger.warning(text, key, replica, took_ns / 1e9)
@@ -73,7 +73,7 @@ class Proposals:
         self._put(key, self._request(key, effect), answered)
 
     def report_leader(self, key: PartitionKey, effect: do.ReportLeader) -> None:
-        """Report an unreachable leader. The replica repeats the report, so it needs no answer."""
+        """Report an unreachable leader. The report gets no answer, because the replica repeats it."""
         if effect.leader_lacks:
             logger.error("%s: leader %s lacks committed records, up to offset %d", key, effect.leader, effect.high_watermark)
         self._ask(key, self._request(key, effect))
@@ -104,7 +104,7 @@ class Proposals:
             self._ask(key, request)
 
     def report_service(self, key: PartitionKey, ended: Ended) -> None:
-        """Report that a service beside this node has ended. The report is not answered."""
+        """Report that a service on this node has ended. The report gets no answer."""
         report = pb.ReportService(
             stream=key.stream,
             uid=key.uid,

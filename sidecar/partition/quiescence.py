@@ -1,7 +1,8 @@
-"""Combined fetches of idle partitions over NATS: one question per leader node and turn, and the answers to others.
+"""Combined fetches of idle partitions over NATS: sends one question per leader node and turn, and answers those of other
+nodes.
 
 ``liftpy/core/replication/quiescence.py`` has the rules. Questions go to ``<ns>.notify.<node>``, answers to
-``<inbox>.<slot>.<number of the question>``. Malformed ones are counted and dropped.
+``<inbox>.<slot>.<number of the question>``. Malformed messages are counted and dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from sidecar.transport.connection import send_answer
 
 Feed = Callable[[events.Event], None]
 Deliver = Callable[[str, int, str, events.Event], None]
-"""Function (stream, partition, stream uid, event) that gives the event to this node's replica of the partition."""
+"""Function of (stream, partition, stream uid, event) that feeds the event to this node's replica of the partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class QuietAsker:
 
 
 class QuietTalk:
-    """Combined fetches in both directions for a whole node. Its size is limited by the number of partitions."""
+    """Sends and answers combined fetches for a whole node. Its size is limited by the number of partitions."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class QuietTalk:
             self._timers.set(self._timer, now_ns + self._quiet.interval_ns)
 
     def stop(self, key: PartitionKey) -> None:
-        """Remove a partition's fetch from the questions."""
+        """Remove the fetch of a partition from the questions."""
         self._quiet.remove(key)
         self._feeds.pop(key, None)
 
@@ -179,7 +180,7 @@ class QuietTalk:
         return question
 
     def over(self, question: pb.QuietFetches) -> list[int]:
-        """Return the indexes of the fetches in the question that the leaders here have not counted."""
+        """Return the indexes of the fetches in the question that the leaders on this node did not confirm."""
         count = len(question.fetches)
         self._confirmed.clear()
         first, self._next_token = self._next_token, self._next_token + count
@@ -200,5 +201,5 @@ class QuietTalk:
         return f"{self._subjects.inbox(question.replicaID)}."
 
     def confirm(self, effect: do.ConfirmQuiet) -> None:
-        """Confirm a fetch that the partition's leader has counted."""
+        """Note that the leader of the partition has confirmed a fetch."""
         self._confirmed.add(effect.token)

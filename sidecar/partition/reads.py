@@ -42,8 +42,9 @@ _Asker = str | asyncio.Future[bytes]
 
 
 class ReadSubjects:
-    """Reads of one partition on one node. It is the ``ReadShell`` of its ``Reads``. A reader is identified by its reply
-    subject.
+    """Receives the reads of one partition on one node (implements ``ReadShell``).
+
+    A reader is identified by its reply subject.
     """
 
     def __init__(self, tools: ReadTools, key: PartitionKey, node_id: str, source: ReadSource, folder: str = "") -> None:
@@ -65,7 +66,7 @@ class ReadSubjects:
         """Callback after the number of waiting readers or of sent records may have changed."""
 
     def give_states(self, giver: StateGiver) -> None:
-        """Set the source of deduplication state for the requests of backups."""
+        """Set the source of deduplication state for backups."""
         self._reads.give_state = giver.give_piece
 
     @property
@@ -103,7 +104,7 @@ class ReadSubjects:
         self._reads.close()
 
     async def asked_here(self, payload: bytes) -> bytes:
-        """Return the answer to a read request of this process. Use a timeout, because an answer may not come."""
+        """Return the answer to a read request from this process. Use a timeout, because an answer may not come."""
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._reads.answer_request(payload, answer)
         self.touched()

@@ -1,6 +1,7 @@
 """Recovers the logs of a data directory before the node registers [C7], several at a time.
 
-A partition takes its recovered log. Logs that the image does not show here are closed.
+A partition takes over its recovered log. Logs of partitions that are not on this node according to the image are
+closed.
 
 ``LogReplay`` rebuilds message ids, producers and subjects from a log in slices [protocol: Promotion]. A candidate or a
 new leader waits for it. A follower does it in the background, with pauses.
@@ -64,9 +65,10 @@ class RecoveredLogs:
         """Names of logs whose last process had a failed flush."""
 
     async def run(self, folder: DataFolder, pool: Pool, *, clean_stop: bool, share: WorkerShare = WHOLE) -> None:
-        """Recover all logs of this share.
+        """Recover all logs of this process's share.
 
-        After a clean stop a torn tail counts as damage. The first process completes interrupted deletions.
+        After a clean stop, an incomplete batch at the end of a log counts as damage. The first process also completes
+        interrupted deletions.
         """
         loop = asyncio.get_running_loop()
         if share.number == 0:
@@ -93,7 +95,7 @@ class RecoveredLogs:
             found = recover(folder.storage(path), clean=clean_stop)
         except LiftError as error:
             logger.error("%s: the log can't be recovered: %s: %s", path, error.code, error)
-            self.damaged.append(name)  # whoever opens it tries again
+            self.damaged.append(name)  # the opening tries again
             return
         self._found[path] = found
         if name in self._held and not found.segments and not found.checkpoint.log_start_offset:
@@ -136,7 +138,7 @@ _PAUSE_LEAST_S = 0.001
 
 
 class LogReplay:
-    """Replay of one partition's log. ``failed`` is called when the log cannot be read."""
+    """Replay of the log of one partition into the derived state. ``failed``: called if the log cannot be read."""
 
     def __init__(self, derived: LogState, feed: Callable[[events.Event], None], failed: Callable[[StorageError], None]) -> None:
         self._derived = derived
@@ -154,16 +156,16 @@ class LogReplay:
             self._read_beside()
 
     def run(self, then: Callable[[], None]) -> None:
-        """Replay the log until it is covered completely. Then call ``then``, which may happen at once.
+        """Replay the log to its end, then call ``then``. That may happen before this call returns.
 
-        ReplayProgressed is fed until then. A later call replaces an earlier one.
+        Until then, ReplayProgressed is fed. A later call replaces an earlier one.
         """
         self._then = then
         if self._handle is None:
             self._go_on()
 
     def forget(self) -> None:
-        """Cancel the requested replay, because the role has ended."""
+        """Cancel the replay that ``run`` started, because the role has ended."""
         self._then = None
         if self._handle is not None:
             self._handle.cancel()

@@ -1,9 +1,9 @@
-"""Starts, updates, stops and deletes the partitions of this node, as the metadata image says.
+"""Starts, updates, stops and deletes the partitions of this node according to the metadata image.
 
-After each change of the image, the workers follow partition by partition, in slices. Logs are opened by a limited
-number of tasks. A lease is extended only for a partition that knows the current image [D22]. Data is deleted only if a
-record names the stream's unique id [M11], and on a node that is not a controller only after a controller confirms it.
-An unknown directory is kept and reported.
+After each change of the image, the workers are updated in slices. A limited number of tasks opens logs. A lease is
+extended only for a partition that has the current image [D22]. Data is deleted only if a record names the uid of the
+stream [M11]. A node that is not a controller also needs the confirmation of a controller. A directory of an unknown
+stream is kept and reported.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _OPENED_AT_ONCE = 32
 """Maximum number of partitions that are opened or stopped at a time. Others wait."""
 _POLL_S = 0.005
 _ASIDE_S = 0.5
-"""Maximum time for which a leader in a planned transfer tries to answer its publishers, in seconds."""
+"""Maximum time for which a leader answers its publishers before a planned transfer, in seconds."""
 _BACK_AFTER_S = 2.0
 """Time after which a leader accepts publishes again if its planned transfer did not happen, in seconds."""
 _PARTS_OF_A_LEASE = 2
@@ -56,7 +56,7 @@ _PARTS_OF_A_LEASE = 2
 
 
 class Partitions:
-    """All partitions of a node or of one of its processes (``share``)."""
+    """All partitions of a node, or of one of its processes (``share``)."""
 
     def __init__(self, node: NodeTools, counts: NodeCounts | None = None, share: WorkerShare = WHOLE) -> None:
         self._node = node
@@ -67,7 +67,7 @@ class Partitions:
         self._workers: dict[PartitionKey, PartitionWorker] = {}
         self._by_name: dict[tuple[str, int], PartitionWorker] = {}
         self._changed = Slices(self._follow_image)
-        """Partitions whose image has changed and whose workers must be updated."""
+        """Partitions whose state in the image has changed, and whose workers must be updated."""
         self._leases = Slices(self._extend)
         """Partitions that this node leads and whose lease may be extended."""
         self._deferred: dict[PartitionKey, None] = {}
@@ -142,7 +142,7 @@ class Partitions:
                 yield worker.key, worker.is_in_sync
 
     def deliver(self, stream: str, partition: int, uid: str, event: Event) -> None:
-        """Give an event from the node's notify subject to the partition with this uid, if this node has it."""
+        """Feed an event from the node's notify subject to the partition with this uid, if it is on this node."""
         worker = self._by_name.get((stream, partition))
         if worker is not None and uid in ("", worker.key.uid):
             worker.feed(event)
@@ -200,7 +200,7 @@ class Partitions:
             worker.feed(self._heard)
 
     def data_path_changed(self, is_up: bool) -> None:
-        """Tell all replicas that the replication connection was lost or restored."""
+        """Inform all replicas that the replication connection was lost or restored."""
         self._data_path_is_up = is_up
         for worker in self:
             worker.feed(DataPathChanged(is_up=is_up))
@@ -248,9 +248,9 @@ class Partitions:
             self._node.fatal(done.exception())  # type: ignore[arg-type]
 
     def _next_to_open(self) -> list[PartitionKey]:
-        """Return the partitions that have waited longest for opening, as many as there are free places.
+        """Return the partitions that have waited longest for opening, at most as many as there are free places.
 
-        Open or removed ones are skipped, because their place would never be freed.
+        Partitions that are open or were removed are skipped, because their places would never be freed.
         """
         following: list[PartitionKey] = []
         free = _OPENED_AT_ONCE - len(self._busy)
@@ -336,7 +336,7 @@ class Partitions:
         task.add_done_callback(self._later.discard)
 
     async def _leave_later(self, key: PartitionKey) -> None:
-        """Retry a deletion that no controller confirmed, while the image shows the partition as removed."""
+        """Retry a deletion that no controller has confirmed, as long as the image does not show the partition on this node."""
         while not self._stopping:
             await asyncio.sleep(LATER_S)
             if key in self._workers or key in self._busy or not self._departures.has_left(key, self._image):
@@ -359,7 +359,7 @@ class Partitions:
 
     # ---- what moved away while the node was down ---------------------------------------------------------------------------
     def leave_behind(self, folders: Iterable[str]) -> asyncio.Task[None]:
-        """Delete logs of this data directory whose partitions are on other nodes, one after the other."""
+        """Delete the logs of partitions that are on other nodes now, one after the other."""
         streams = {f"{stream.name}-{stream.uid}": stream for stream in self._image.streams.values()}
         keys = []
         for name in folders:
@@ -372,14 +372,14 @@ class Partitions:
         for key in keys:
             if self._stopping or key in self._busy or key in self._workers or not self._departures.has_left(key, self._image):
                 continue
-            task = self._busy[key] = start_attended(self._leave(key))  # nothing opens it meanwhile
+            task = self._busy[key] = start_attended(self._leave(key))  # it cannot be opened until then
             task.add_done_callback(partial(self._opening_ended, key))
             await asyncio.wait([task])
             if not task.cancelled() and task.exception() is None and task.result() is None:
                 self._delete_later(key)
 
     async def _leave(self, key: PartitionKey) -> bool | None:
-        """Delete the data of a partition if a controller allows it. Return the controller's answer, or None."""
+        """Delete the data of a partition if a controller allows it. Return the answer of the controller. None: no answer."""
         allowed = await self._node.deletions.is_allowed(key)
         if not allowed:
             return allowed
@@ -410,7 +410,8 @@ class Partitions:
         await self._quiet(list(self._leading.values()), timeout_s)
 
     def step_aside(self, stream: str, partition: int, uid: str, leader_epoch: int, done: Callable[[], None]) -> None:
-        """Prepare the transfer of one leadership: do the work of ``close_subjects`` for this partition, then call ``done``.
+        """Prepare the transfer of one leadership: stop accepting publishes, answer those that have arrived, then call
+        ``done``.
 
         If the transfer does not happen, the leader accepts publishes again.
         """
@@ -432,7 +433,7 @@ class Partitions:
             worker.ingest.come_back()
 
     def went_past(self, key: PartitionKey) -> None:
-        """Record that a leader missed publishes after a lost connection. Its leadership is transferred after the reconnect."""
+        """Note that a leader missed publishes after a lost connection. Its leadership is transferred after the reconnect."""
         worker = self._workers.get(key)
         if worker is not None and not self._closing:
             earlier = self._aside.get(key)
@@ -450,7 +451,7 @@ class Partitions:
             worker.ingest.come_back()
 
     def publishes_lost(self) -> None:
-        """Tell all leaders that the connection for publishes was lost."""
+        """Inform all leaders that the connection for publishes was lost."""
         for worker in list(self._leading.values()):
             worker.ingest.link_lost()
 

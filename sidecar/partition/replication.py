@@ -1,7 +1,7 @@
-"""Replication over NATS: the leader's side (``.replicate``, ``.offset``) and the follower's requests and answers.
+"""Replication over NATS: the leader's side (``.replicate``, ``.offset``), and the follower's requests and answers.
 
-The reply subject of a follower is ``<inbox>.<slot>.<request id>``, so an answer finds its partition and request by its
-subject [D16]. Malformed frames are counted and dropped. Batches go from the log to the socket without copying.
+The reply subject of a follower is ``<inbox>.<slot>.<request id>``. So the subject of an answer identifies the partition
+and the request [D16]. Malformed frames are counted and dropped. Batches go from the log to the socket without copying.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ _MAX_DIGITS = 19
 _STATE_OVERHEAD_BYTES = 512
 """Maximum size of a message with a piece of a state besides its data, in bytes."""
 _MAX_TOKENS = 4096
-"""Maximum number of requests without an answer of the core. Beyond it, the oldest is dropped, and its follower asks again."""
+"""Maximum number of requests that the core has not answered.
+
+Above it, the oldest request is dropped, and its follower retries.
+"""
 
 ASSEMBLING_BYTES = 256 * 1024 * 1024
-"""Maximum total size of incomplete batches of all followers of a node, in bytes. Beyond it, a follower backs off."""
+"""Maximum total size of incomplete batches of all followers of a node, in bytes. Above it, a follower waits and retries."""
 
 Feed = Callable[[events.Event], None]
 _seldom = LogRateLimit()
@@ -61,7 +64,7 @@ class Asker:
 
 
 class ReplicationDesk:
-    """Receives fetches and epoch queries for the leader of one partition, and sends the answers of the core."""
+    """Leader's side of replication for one partition: receives fetches and epoch queries, and sends the answers of the core."""
 
     def __init__(
         self,
@@ -107,8 +110,7 @@ class ReplicationDesk:
     def stop(self) -> None:
         """Unsubscribe and forget unanswered requests.
 
-        Requests in flight are still processed, so that the core rejects them. Otherwise a follower would wait for its
-        timeout.
+        The core still rejects requests in flight. Otherwise a follower would wait for its timeout.
         """
         self._bus.retire(self._listeners)
         self._listeners = []
@@ -188,9 +190,9 @@ class ReplicationDesk:
         self._feed(messages.EPOCH_QUERY_RECEIVED.from_pb(request, token=token))
 
     def send_response(self, effect: do.SendFetchResponse, log: Log, high_watermark: int) -> None:
-        """Answer a fetch with complete batches, or with an empty answer if there are none.
+        """Answer a fetch with complete batches. If there are none, send an empty answer.
 
-        A read that fails is answered by nothing: an empty response would say "you are caught up".
+        If the log cannot be read, send nothing, because an empty answer means "you are caught up".
         """
         asker = self._tokens.pop(effect.token, None)
         if asker is None:
@@ -214,7 +216,7 @@ class ReplicationDesk:
             self._send_batches(effect, asker, log, high_watermark)
 
     def tell_waiter(self, effect: do.TellWaiter, high_watermark: int) -> None:
-        """Answer the waiting fetch of a follower with the HW only. Records can still follow."""
+        """Send only the HW to a follower whose fetch waits. The fetch continues to wait for records."""
         self._hold()
         asker = self._kept.get(effect.replica)
         if asker is not None:
@@ -312,7 +314,7 @@ class Fetched:
 
 
 class FetchClient:
-    """Sends the requests of the follower of one partition, and turns the answers into events."""
+    """Follower's side of replication for one partition: sends requests and turns the answers into events."""
 
     def __init__(
         self,
@@ -383,7 +385,7 @@ class FetchClient:
         self._send(self._replicate_subject, effect.request_id, frames.seal(request))
 
     def started_afresh(self) -> None:
-        """Delay the next fetch until the leader's state has arrived, because the log was emptied."""
+        """Delay the next fetch until the state of the leader has arrived, because all records of the log were deleted."""
         if self.taker is not None:
             self.taker.started_afresh()
 
@@ -477,11 +479,11 @@ class FetchClient:
         raise ProtocolError(f"{kind.name} is not a valid answer to a replication request. Check the versions of the nodes.")
 
     def _piece(self, request_id: int, answer: frames.ReplicationPiece) -> events.Event:
-        """Add a piece of a batch. The last piece completes a normal answer."""
+        """Add a piece of a large batch. With the last piece, return the event of a complete answer."""
         if not self._assembly.is_asked(request_id):
             return events.FetchPieceArrived(
                 request_id=request_id, leader_epoch=answer.leader_epoch
-            )  # the core knows that nobody waits for it [D16]
+            )  # the core ignores an answer that it does not wait for [D16]
         if not self._router.reserve(self._slot, answer.piece.total_bytes):
             self._counters["pieces of batches that had to wait"] += 1
             return events.FetchPieceArrived(request_id=request_id, leader_epoch=answer.leader_epoch, has_room=False)
@@ -521,7 +523,7 @@ class FetchClient:
 
 
 class AnswerRouter:
-    """Routes the answers to all fetches of a node to their followers, with one subscription."""
+    """Passes the answers to all fetches of a node to their followers, with one subscription."""
 
     def __init__(self, bus: BusConnection) -> None:
         self.bus = bus
@@ -545,7 +547,7 @@ class AnswerRouter:
     def reserve(self, slot: int, size_bytes: int) -> bool:
         """Reserve memory for a batch that ``slot`` assembles. Return whether there is room.
 
-        A started batch continues, and one is always allowed, so that batches never block each other.
+        A batch that has begun always gets memory, and so does a single batch. So batches never block each other.
         """
         if slot not in self._assembling and self._assembling and self.fragment_reassembly_bytes + size_bytes > ASSEMBLING_BYTES:
             return False
@@ -577,7 +579,7 @@ class AnswerRouter:
 
 
 def _named_id(request: pb.ReplicationRequest | pb.LeaderEpochOffsetRequest | pb.StateRequest) -> int | None:
-    """Return the request id, or None if an older version has sent the request without it."""
+    """Return the request id. None: the request comes from an older version, which sends no id."""
     return request.requestId if request.HasField("partition") else None
 
 

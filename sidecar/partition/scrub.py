@@ -1,8 +1,8 @@
-"""Reads the logs of this node from disk again, slowly and continuously, to find damage (``liftpy.core.log.scrub``).
+"""Background check of stored data: reads the logs of this node from disk again to find damage (``liftpy.core.log.scrub``).
 
-A sealed segment is checked first, then all segments in order. ``<data>/scrub`` stores the position. The rate is limited
-in bytes and in thread time. Damage is repaired like damage that a reader finds: the replica gives up its role, the node
-restarts without the damaged data and fetches it again.
+A newly sealed segment is checked first, then all segments in order. The file ``<data>/scrub`` stores the position. The
+rate is limited in bytes and in thread time. Damage is repaired like damage that a reader finds: the replica gives up
+its role, the node restarts without the damaged data and fetches it again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PIECE_BYTES = 128 * 1024
 _LAST_STORE_S = 5.0
 """Time that a stopping node waits until the progress is stored, in seconds."""
 SEALED_FASTER = 16
-"""Factor of the rate for newly sealed segments. Readers and followers will read them soon."""
+"""Factor by which newly sealed segments are checked faster, because readers and followers will read them soon."""
 PASS_EVERY_S = 3600.0
 """Minimum time between the starts of two passes, in seconds."""
 _REST = 19
@@ -156,7 +156,7 @@ class Scrub:
         return False
 
     async def _one_in_order(self) -> bool:
-        """Check the next part of the logs in order. Return False if the next pass is not due."""
+        """Check the next part of the logs in order. Return False if it is too early for the next pass."""
         progress, now_s = self.progress, time.time()
         if not progress.partition:
             if abs(now_s - progress.pass_began_s) < self._pass_every_s:

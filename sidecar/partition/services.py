@@ -1,8 +1,8 @@
-"""Replicated services next to this node: receives and sends the frames of ``liftpy.core.services.sessions``
-[protocol: Replicated services].
+"""Replicated services on this node: receives and sends the messages of ``liftpy.core.services.sessions`` [protocol:
+Replicated services].
 
 ``ServiceDesk`` listens on ``<ns>.service.<node>`` for all partitions. ``PartitionServices`` belongs to one partition. A
-promotion may wait for a service, but the log never does.
+promotion may wait for a service, but appending to the log never does.
 """
 
 from __future__ import annotations
@@ -70,8 +70,11 @@ Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
 
 
 class PartitionServices:
-    """The services of one partition on this node. ``feed`` takes ReplayProgressed and ReplayFinished, ``hand_over`` to whom the
-    leadership shall go, and why."""
+    """The services of one partition on this node.
+
+    ``feed``: feeds ReplayProgressed and ReplayFinished to the replica. ``hand_over``: requests a leadership transfer,
+    with the new leader and the reason.
+    """
 
     def __init__(
         self,
@@ -143,7 +146,7 @@ class PartitionServices:
 
     # ---- what the executor says --------------------------------------------------------------------------------------------
     def replay(self, end_offset: int) -> None:
-        """Request the services of a candidate to replay up to ``end_offset``, because the replica has done so."""
+        """Make the services of a candidate replay up to ``end_offset``, as the replica itself has done."""
         if self._replica.role is not RoleName.CANDIDATE:
             self._feed(events.ReplayFinished(end_offset=end_offset))
             return
@@ -181,7 +184,7 @@ class PartitionServices:
             self._expire()
 
     def record_states(self, report: pb.ServiceReport) -> None:
-        """Record the state of the services beside another replica."""
+        """Store the state of the services on another node."""
         state = self._replica.state
         if report.streamUid != self.key.uid or report.node == self._node_id or report.node not in state.replicas:
             return
@@ -202,7 +205,7 @@ class PartitionServices:
         self._carry_out(self._sessions.ack(ack, self._view()))
 
     def held_from(self) -> int | None:
-        """Return the offset of the first record that is in no snapshot of some service. Return None without services."""
+        """Offset of the first record that some service has in no snapshot. None: there are no services."""
         return self._sessions.held_from()
 
     def snapshot_wanted(self, service: str) -> None:
@@ -211,7 +214,7 @@ class PartitionServices:
 
     @property
     def known(self) -> bool:
-        """True if services of this partition are or were beside this node."""
+        """True if the partition has or had services on this node."""
         return self._sessions.has_any
 
     def report(self) -> list[dict[str, object]]:
@@ -219,7 +222,7 @@ class PartitionServices:
         return self._sessions.report(self._replica.high_watermark) if len(self._sessions) else []
 
     def services_that_left(self) -> list[dict[str, object]]:
-        """Return the services that were beside this node and have left, for the status."""
+        """Return the services that have left this node, for the status."""
         return self._sessions.missing_services(self._replica.high_watermark, clock.now_ns())
 
     def services_that_ended(self) -> list[Ended]:
@@ -255,7 +258,7 @@ class PartitionServices:
     def _tell_others(self) -> None:
         """Send the state of the services to the other replicas, and check whether another replica should lead.
 
-        Half as often while all are well.
+        If all services work, reports are half as frequent.
         """
         self._report_ns, quiet = 0, False
         own, now_ns, state = self._sessions.states(), clock.now_ns(), self._replica.state
@@ -372,7 +375,7 @@ class Found(Protocol):
 
 
 class ServiceDesk:
-    """Receives the messages of services on the node's subject, for all partitions of this process."""
+    """Receives the messages of services on the subject of the node, for all partitions of this process."""
 
     def __init__(
         self,
@@ -397,9 +400,9 @@ class ServiceDesk:
         ]
 
     def _arrived_bound(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        """Process a message on a subject that names stream and service. The message must name the same ones.
+        """Process a message on a subject that names a stream and a service.
 
-        The message must name the same.
+        The message itself must name the same stream and service.
         """
         self._message_arrived(subject, reply, payload, headers, tuple(subject.decode(errors="replace").rsplit(".", 2)[1:]))
 
@@ -427,7 +430,10 @@ class ServiceDesk:
             logger.debug("a frame on the services' subject can't be used: %s", error)
 
     def said_here(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, told: Told) -> None:
-        """Process a message of a service in this process. ``told``: callback for the answer. ``inbox``: name of the service."""
+        """Process a message of a service in this process.
+
+        ``told``: callback for the answer. ``inbox``: name of the service.
+        """
         if isinstance(message, pb.ServiceAck):
             self._ack_arrived(message)
             return

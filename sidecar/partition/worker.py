@@ -1,7 +1,7 @@
 """One partition on this node: its log, its replica and its services.
 
-A worker starts when the image first shows the partition here, and stops when it leaves or the node stops. Opening and
-closing a log runs off the event loop. Everything else is synchronous on it.
+A worker starts when the image first shows the partition on this node. It stops when the partition leaves the node or
+the node stops. A log is opened and closed outside the event loop. Everything else is synchronous on the event loop.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ class PartitionWorker:
         self.executor.log_failed(error)
 
     def _restart_for_repair(self, error: CorruptionError) -> None:
-        """Give up the role and restart the node, which repairs the log from other replicas [S3]."""
+        """Give up the role and restart the node. After the restart, the log is repaired from other replicas [S3]."""
 
         def checkpoint() -> None:
             try:
@@ -356,12 +356,14 @@ class PartitionWorker:
             self.executor.log_failed(error)
 
     def _storage_failed(self, error: StorageError) -> None:
-        """Restart the node after a storage error. Only a new process, which trusts no earlier flush, may continue the log
-        [S4].
+        """Restart the node after a storage error.
 
-        The complete node restarts, because a disk seldom fails for one file alone, and a planned transfer of its
-        leaderships is faster than timeouts. Repeated failures delay the restart, longer each time (``restarts.py``). A
-        full disk is no reason: written data stays valid, and housekeeping notices free space [S8].
+        Only a new process may continue the log, because it does not rely on any earlier flush [S4].
+
+        The whole node restarts for two reasons. A disk seldom fails for one file alone, and a planned transfer of the
+        leaderships is faster than timeouts. After repeated failures, the node waits longer before each restart
+        (``restarts.py``). A full disk causes no restart: written data stays valid, and housekeeping detects free space
+        [S8].
         """
         if not isinstance(error, NoSpaceError):
             self._node.repair(f"{self.key}: {error}")
@@ -408,14 +410,20 @@ class PartitionWorker:
         return replica.held_bytes + replica.uncommitted_bytes + self.acks.count * WAITING_PUBLISHER_BYTES
 
     def _may_leave(self) -> bool:
-        """Return whether standby followers receive publishes while this leader is disconnected, so that one should lead."""
+        """Return whether standby followers receive publishes while this leader is disconnected.
+
+        Then one of them should lead.
+        """
         heir = self.replica.standby_to_lead_next()
         if heir:
             self._node.went_past(self.key)
         return bool(heir)
 
     def hand_over_what_went_past(self) -> bool:
-        """Transfer the leadership after missed publishes. Return False if no standby follower has received them."""
+        """Transfer the leadership after this leader missed publishes.
+
+        Return False if no standby follower has received them.
+        """
         heir = self.replica.standby_to_lead_next()
         if heir:
             aside = do.StepAside(leader_epoch=self.leader_epoch, toward=heir, reason="publishes may have gone past it")
@@ -427,7 +435,7 @@ class PartitionWorker:
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:
-        """Delete records that the retention releases. ``now_wall_ns`` 0: delete nothing by age."""
+        """Delete records according to the retention settings. ``now_wall_ns`` 0: delete no records because of their age."""
         if self.flusher.stalls:
             return
 
@@ -465,9 +473,10 @@ class PartitionWorker:
             self._node.proposals.report_purged(self.key, self.state, self.log.cleaning.purged)
 
     def drop_set_aside(self) -> None:
-        """Remove the files that recovery has quarantined, because this replica is in sync again without an unclean election.
+        """Delete the files that recovery has quarantined. It is safe when this replica is in sync again without an unclean
+        election.
 
-        Call it off the event loop.
+        Call it outside the event loop.
         """
         try:
             removed = drop_set_aside(self.log.storage)
@@ -481,7 +490,7 @@ class PartitionWorker:
     async def stop(self, *, delete: bool = False) -> bool:
         """End the role, flush and close the log. Return whether all data is on disk.
 
-        ``delete``: also remove the directory. Return whether all data is on disk.
+        ``delete``: True to delete the directory, too.
         """
         self.has_ended = True
         self.feed(events.StopRequested())
@@ -534,7 +543,7 @@ def _replica(node: NodeTools, key: PartitionKey) -> Replica:
 async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig) -> PartitionWorker:
     """Open the log of the partition and create its worker. Raises StorageError.
 
-    If the call must read files, it runs in a thread.
+    If it must read files, call it in a thread.
     """
     recovered = node.recovered.take(node.folder.partition_path(key))
     flushes_always = config.flush.mode is FlushMode.ALWAYS

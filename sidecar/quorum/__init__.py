@@ -1,1 +1,1 @@
-"""The metadata group on PySyncObj: transport over NATS, journal, and the connection to the event loop."""
+"""The metadata group on the Raft library PySyncObj: transport over NATS, journal, and the connection to the event loop."""

@@ -1,5 +1,6 @@
-"""Encodes the library's messages as protobuf. Unknown messages, keys or types are errors [M13]. Also the limits of terms
-and indexes.
+"""Encodes the messages of the Raft library as protobuf. Unknown messages, keys or types are errors [M13].
+
+It also limits the values of terms and indexes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from liftpy.core.wire.envelope import EnvelopeError, MessageType
 from liftpy.errors import ProtocolError
 
 MAX_NUMBER = 1 << 62
-"""Exclusive upper limit of terms and indexes. No group reaches it, and a wrong value must stay far below 2^63."""
+"""Exclusive upper limit of terms and indexes. No group reaches it. A larger value is damaged or forged."""
 
 
 Message = dict[str, Any]

@@ -1,8 +1,8 @@
-"""The tick driver: runs one controller inside one asyncio event loop.
+"""Runs one controller inside one asyncio event loop, in ticks.
 
-One tick: received messages, the library, flush of the journal, sent messages, results of futures. Nothing is sent, and
-no future resolves, before the journal is on disk [M2, M4]. A tick runs after received messages, after ``wake``, and
-when the next deadline comes.
+A tick runs these steps: received messages, the library, flush of the journal, sent messages, results of futures.
+Nothing is sent, and no future resolves, before the journal is on disk [M2, M4]. A tick runs after received messages,
+after ``wake``, and at the next deadline.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sidecar.quorum.transport import SessionTransport
 logger = logging.getLogger("liftpy.quorum")
 
 TICK_S = 0.05
-"""Time between two ticks of a member that neither leads nor hears a leader, in seconds."""
+"""Time between two ticks of a member that neither leads nor has a leader, in seconds."""
 REST_S = 0.12
 """Maximum time between two ticks, in seconds.
 
-It is longer than the pause between two appends of a leader, so that a follower ticks when a frame arrives. It is shorter than
-``LATE_S``, after which a tick counts as late.
+It is longer than the interval of a leader's append messages, so that a follower ticks when a frame arrives. It is
+shorter than ``LATE_S``, after which a tick counts as late.
 """
 _PAST_S = 0.001
 """Time by which a timer fires after its deadline, in seconds. The event loop rounds times to milliseconds."""
@@ -44,9 +44,9 @@ Answer = tuple[bytes | None, int]
 
 
 def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal, frames: Sequence[tuple[str, bytes]]) -> None:
-    """Run the first part of a tick, before anything is sent: received frames, the library, and the flush of the journal.
+    """Run the part of a tick before sending: received frames, the library, and the flush of the journal.
 
-    The simulator runs it too.
+    The simulator also calls it.
     """
     core.listens()
     transport.poll()
@@ -68,10 +68,12 @@ def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal
 
 
 class GroupDriver:
-    """Runs the library's node in ticks.
+    """Runs the Raft node of the library in ticks.
 
-    ``send(receiver, frame)``: sends a frame over NATS. ``ticked``: called after each tick. ``rest_s``: returns the time until
-    the next duty of the member, in seconds.
+    Args:
+        send: Function of (receiver, frame) that sends a frame over NATS.
+        ticked: Called after each tick.
+        rest_s: Returns the time until the next duty of the member, in seconds.
     """
 
     def __init__(
@@ -128,9 +130,10 @@ class GroupDriver:
         self.wake()
 
     def propose(self, command: bytes, *, change: bool = False) -> asyncio.Future[Answer]:
-        """Propose ``command`` to the group. Return a future with its result.
+        """Propose ``command`` to the group. Return a future of its result.
 
-        Use a timeout: a lost leadership may never answer. ``change``: it changes the controllers.
+        Use a timeout, because there may be no result after a lost leadership. ``change``: True if the command changes
+        the controllers.
         """
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._core.propose(command, lambda answer, reason: self._answers.append((future, (answer, reason))), change=change)

@@ -1,15 +1,15 @@
-"""The journal of the metadata group: every entry, term and vote is on disk before anybody sees it [M2, M4].
+"""The journal of the metadata group. Every entry, term and vote is on disk before another member can learn of it [M2, M4].
 
-Changes collect in memory until ``sync``, which writes one checksummed frame and flushes it. So at most the last frame
-can be torn. Little endian::
+Changes collect in memory until ``sync``, which writes one frame with a checksum and flushes it. So at most the last
+frame can be incomplete. Little endian::
 
     frame    u32 CRC-32C of the rest   u32 size of the records   records
     record   u8 kind   u64 a   u64 b   u32 n   n bytes
              ENTRY: a index, b term, command   CUT: drop entries from index a on   META: a term, b commit index, vote
 
-Removing a prefix after a snapshot, and opening the file, rewrite it: temporary file, flush, rename, flush of the
-directory [M8, S12, S4]. After a failed write or flush nothing more is written [S13]. A bad frame with a good one after
-it is damage, and the journal refuses to open: a controller that lost entries must not vote.
+The file is rewritten at its opening, and when a snapshot replaces its first entries: temporary file, flush, rename,
+flush of the directory [M8, S12, S4]. After a failed write or flush nothing more is written [S13]. A bad frame before a
+good one is damage. Then the journal does not open, because a controller that lost entries must not vote.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Unused bytes are replaced terms and commit indexes, and truncated entries. A gro
 
 
 class GroupJournal:
-    """The library's journal. ``sync`` raises StorageError. After that, the process must not continue."""
+    """Journal that the Raft library writes. ``sync`` raises StorageError. After that, the process must not continue."""
 
     def __init__(self, path: Path, *, flush: bool = True, times: Histogram | None = None) -> None:
         self._path = path
@@ -126,7 +126,7 @@ class GroupJournal:
         return len(self._entries)
 
     def setRaftCommitIndex(self, index: int) -> None:
-        """Set the commit index for the next frame. The stored value is only a hint."""
+        """Set the commit index for the next frame. A restart uses the stored value only as a hint."""
         self._commit = index
 
     def getRaftCommitIndex(self) -> int:
@@ -142,7 +142,7 @@ class GroupJournal:
         return self._term
 
     def forget_promises(self) -> None:
-        """Reset term and vote to the term of the last entry. The caller knows that they were never sent."""
+        """Reset term and vote to the term of the last entry. The caller knows that no message contained them."""
         self.setCurrentTerm(self._entries[-1][2] if self._entries else 0, None)
 
     def getVotedForNodeId(self) -> str | None:
@@ -347,7 +347,7 @@ def _frame_at(data: bytes, position: int) -> memoryview | None:
 
 
 def _frame_behind(data: bytes, fault: int) -> bool:
-    """Return whether a valid frame begins anywhere after position ``fault``."""
+    """Return whether a valid frame begins after position ``fault``."""
     return any(_frame_at(data, position) is not None for position in range(fault + 1, len(data) - _FRAME.size + 1))
 
 
@@ -381,7 +381,7 @@ def change_in(command: bytes, index: int) -> ControllerList | None:
 class LogControllers:
     """Computes the controller list of one controller from its log.
 
-    ``first``: list of the settings. ``in_snapshot``: list at the last entry of the snapshot.
+    ``first``: list in the settings. ``in_snapshot``: list at the last entry of the snapshot.
     """
 
     first: ControllerList

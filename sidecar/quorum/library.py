@@ -1,8 +1,9 @@
-"""Adapts PySyncObj. Only this module uses its private names. It checks version and names at start.
+"""Adapts the Raft library PySyncObj. Only this module uses private names of the library. It checks version and names at
+the start.
 
-Replaced are: pickle (by stand-ins that refuse), the journal, applying a command (``StateMachine.apply`` with the
-index), and the transport. Tests describe the original behavior. Kept are: election, append and commit rules, and the
-time of compaction.
+It replaces pickle (by functions that reject everything), the journal, the application of a command
+(``StateMachine.apply`` with the index), and the transport. It keeps the rules for elections, appends and commits, and
+the time of compaction. Tests describe the original behavior.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ APPLIED_PER_TICK_BYTES = 8 * 1024
 The work takes about 10 ms, and more on a busy machine. A leader sends its heartbeats between ticks.
 """
 ENTRY_BYTES = 100
-"""Cost of one applied entry besides its size, in bytes."""
+"""Cost of one applied entry in addition to its size, in bytes."""
 STEP_BYTES = 2 * 1024
 """Cost of one step of an entry that concerns thousands of partitions (``liftpy/core/base/cooperative_apply.py``), in bytes."""
 COMPACT_AFTER_BYTES = 512 * 1024
@@ -55,7 +56,7 @@ LULL_S = 1.0
 LATE_S = 0.15
 """Time between two ticks from which a tick counts as late, in seconds. Silence of the leader before a late tick does not count."""
 HOLD_S = 0.5
-"""Maximum delay of an election after a late tick, in seconds. It is the shortest election timeout."""
+"""Maximum delay of an election after a late tick, in seconds. It equals the shortest election timeout."""
 _REGULAR = b"\x00"
 _REGULAR_TYPE, _CHANGE_TYPE = 0, CHANGE[0]
 _DUMP_FAILED = -2
@@ -79,9 +80,9 @@ _ENTRY = struct.Struct("<QQ")
 
 
 class _NoPickle:
-    """Replacement for the library's pickle.
+    """Replacement for pickle in the library.
 
-    It accepts the (command, index, term) tuple of a chunked entry and rejects everything else.
+    It accepts the (command, index, term) tuple of a divided entry and rejects everything else.
     """
 
     @staticmethod
@@ -156,7 +157,10 @@ def check_library() -> None:
 
 
 def is_applied(command: bytes, index: int) -> bool:
-    """Return whether the state machine gets the entry. Entries of the library and invalid membership changes are left out."""
+    """Return whether the state machine must apply the entry.
+
+    Entries of the library and invalid changes of members are skipped.
+    """
     return command[:1] == _REGULAR or change_in(command, index) is not None
 
 
@@ -167,7 +171,10 @@ class StateMachine(Protocol):
         """Apply one entry and return its answer. It never raises."""
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
-        """Do one step of the work on the next entry, so that ``apply`` takes less time. Return whether it was the last step."""
+        """Do one step of the decision on the next entry, so that ``apply`` takes less time.
+
+        Return whether it was the last step.
+        """
 
 
 def settings(
@@ -205,7 +212,7 @@ def settings(
 
 
 class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
-    """Library node of one controller, which runs in ticks and takes commands as bytes."""
+    """Raft node of one controller, based on the library. It runs in ticks and takes commands as bytes."""
 
     def __init__(
         self,
@@ -220,9 +227,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         self.failure: BaseException | None = None
         """Error of applying or loading, after which this process must stop. None: no error. The library itself would continue."""
         self._turned = pysyncobj.syncobj.monotonicTime()
-        """Time when the last turn began, by the library's clock."""
+        """Time when the last tick began, by the clock of the library."""
         self._late = False
-        """True if the last turn was late."""
+        """True if the last tick was late."""
         self._by_log = by_log or LogControllers(first_list(members))
         self.controllers = self._by_log.newest(conf.journalFile.changes)
         """Controllers by the end of this member's log, committed or not. Majorities are counted among its voters."""
@@ -244,7 +251,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         self._applied_at = 0.0
         """Time when the last entry was applied, in seconds."""
         self._goes_on = False
-        """True in the second part of a tick, which has a time limit of its own."""
+        """True during the second part of a tick, which has its own time limit."""
         self.compactions = 0
         """Number of snapshots with which this process has compacted the log."""
         self.on_probation = False
@@ -264,7 +271,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             raise ConfigError(f"The installed pysyncobj lacks {', '.join(missing)}. Install pysyncobj=={SUPPORTED_VERSION}.")
 
     def _fatal(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``work`` on the snapshot with errors that stop the process. The library would only log them."""
+        """Return a function that runs ``work`` on the snapshot and stops the process after an error.
+
+        The library would only log it.
+        """
 
         def run(*given: Any) -> Any:
             try:
@@ -285,10 +295,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return True
 
     def propose(self, command: bytes, callback: Callable[[bytes | None, int], None], *, change: bool = False) -> None:
-        """Let the leader log ``command``.
+        """Pass ``command`` to the leader for the log.
 
-        ``callback(answer, FAIL_REASON)`` runs in a later tick and must not raise. ``change``: it changes the members, and is
-        rejected while that is not allowed.
+        ``callback(answer, FAIL_REASON)`` runs in a later tick and must not raise. ``change``: True if the command
+        changes the members. It is rejected while no change is allowed.
         """
         self._applyCommand(command, callback, _CHANGE_TYPE if change else _REGULAR_TYPE)
 
@@ -308,12 +318,12 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return self._by_log.at(index, self.log.changes)
 
     def snapshot_holds(self, controllers: ControllerList | None) -> None:
-        """Record the controllers at a snapshot, before the entries up to the snapshot leave the journal."""
+        """Note the controllers at a snapshot, before the entries up to the snapshot leave the journal."""
         self._by_log.in_snapshot = controllers
         self._follow()
 
     def _follow(self, *, anew: bool = False) -> None:
-        """Apply the controller list at the end of the log, after a change was appended or truncated."""
+        """Apply the controller list at the end of the log, because a change was appended or truncated."""
         now = self._by_log.newest(self.log.changes)
         before = now if now.index <= self.raftCommitIndex else self.controllers_at(self.raftCommitIndex)
         members = tuple(sorted({*now.members, *before.members}))
@@ -355,7 +365,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return command if command[:1] == CHANGE else None
 
     def _SyncObj__changeCluster(self, command: bytes) -> bool:
-        """As the leader, return whether the change may be appended: one at a time [M10]. It counts when the journal has it."""
+        """As the leader, return whether the change may be appended.
+
+        Only one may be in progress [M10]. It applies when it is in the journal.
+        """
         after = change_in(command, self.log.last_index + 1)
         if after is None or self.blocked or self._node_id not in after.voters:
             return False
@@ -370,7 +383,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         """Do nothing for a snapshot: the journal defines the controllers."""
 
     def hand_over(self) -> None:
-        """As the leader, ask the best other voter to take over. It must not be leaving itself."""
+        """As the leader, request that the best other voter takes over. It must not be leaving itself."""
         best = [
             (self.match_index(node.id), node.id)
             for node in self._others
@@ -380,7 +393,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self.transferLeadership(Node(max(best)[1]))
 
     def record_dismissal(self, index: int) -> None:
-        """Record that entry ``index`` removed this node from the controllers. The node never leads again."""
+        """Note that entry ``index`` removed this node from the controllers. The node never leads again."""
         if index >= self.controllers.index:
             self.dismissed_at = max(self.dismissed_at, index)
             if self._SyncObj__raftState != _FOLLOWER:
@@ -389,7 +402,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
 
     @property
     def turn_is_late(self) -> bool:
-        """True if the current turn is late, so that received messages may be unread."""
+        """True if the current tick is late, so that received messages may be unread."""
         return self._late
 
     @property
@@ -432,7 +445,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self._SyncObj__raftMatchIndex[node] = 0
 
     def without_confirming(self, node: Node, deliver: Callable[[], bool]) -> bool:
-        """As the leader, run ``deliver``. An answer of ``node`` in it does not confirm the leadership."""
+        """As the leader, run ``deliver``.
+
+        If it processes an answer of ``node``, this answer does not confirm the leadership.
+        """
         answered: dict[Node, float] = self._SyncObj__lastResponseTime
         before = answered.get(node)
         done = deliver()
@@ -449,14 +465,14 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, until)
 
     def give_way(self, seconds: float) -> None:
-        """Do not campaign for ``seconds``, because another member starts an election."""
+        """Do not campaign for ``seconds``, because another member has started an election."""
         self.hold_election(pysyncobj.syncobj.monotonicTime() + seconds)
 
     def listens(self) -> None:
-        """Start a turn.
+        """Start a tick.
 
-        A late turn (busy machine or process) is not counted as silence of the leader, because its messages may be unread until
-        the next turn.
+        In a late tick (busy machine or process), the time since the leader's last message does not count, because
+        messages may be unread until the next tick.
         """
         now = pysyncobj.syncobj.monotonicTime()
         away_s, self._turned = now - self._turned, now
@@ -492,7 +508,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
                 self._link.send(node, question)
 
     def pre_vote_granted(self, node: Node, term: int) -> None:
-        """Record that ``node`` would vote for this member. ``term``: term of ``node``."""
+        """Note that ``node`` would vote for this member. ``term``: term of ``node``."""
         if self.pre_vote.asks and term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, None)
         if node.id in self.controllers.voters:
@@ -518,7 +534,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             self._goes_on = False
 
     def begin_probation(self) -> None:
-        """Begin probation: this member does not lead, and its votes do not count, because it may have forgotten votes."""
+        """Begin probation: this member may not lead or vote, because it may have forgotten earlier votes."""
         self.on_probation = True
         self.log.forget_promises()
         self._SyncObj__setCurrentTerm(self.log.getCurrentTerm(), None)
@@ -532,15 +548,15 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         self._SyncObj__raftElectionDeadline = pysyncobj.syncobj.monotonicTime() + self._SyncObj__generateRaftTimeout()
 
     def vote_is_spent_up_to(self, term: int) -> None:
-        """Do not vote in ``term`` or in any earlier term."""
+        """Never vote in ``term`` or an earlier term."""
         if term > self.raftCurrentTerm:
             self._SyncObj__setCurrentTerm(term, self.selfNode.id)
 
     def _SyncObj__tryLogCompaction(self) -> None:
-        """Write the snapshot completely before the method returns.
+        """Write a snapshot and return when it is complete.
 
-        Otherwise the library would answer every request for a snapshot with "not ready", in a busy loop, until it notices
-        that the snapshot is written.
+        If the method returned earlier, the library would answer every request for a snapshot with "not ready", in a
+        busy loop.
         """
         if self.failure is not None:
             return  # the process stops: nothing more is written
@@ -556,7 +572,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         if self._SyncObj__serializer._Serializer__pid:
             if self._SyncObj__serializer._Serializer__pid == _DUMP_FAILED and self.failure is None:
                 self.failure = StorageError(
-                    "Cannot move the metadata snapshot to its place. Check the disk."
+                    "Cannot rename the new metadata snapshot. Check the disk and the permissions of the data directory."
                 )  # the library tries again with every tick
             super()._SyncObj__tryLogCompaction()
 
@@ -603,7 +619,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
         return False
 
     def _worked_ahead(self, index: int) -> bool:
-        """Do a step of the work on entry ``index``, which may change thousands of partitions.
+        """Do a step of the decision on entry ``index``, which may change thousands of partitions.
 
         Return whether it can be applied now.
         """

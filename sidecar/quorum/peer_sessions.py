@@ -1,10 +1,12 @@
-"""``PeerSessions``: ordered sessions between controllers over an unreliable bus, without duplicates or gaps.
+"""``PeerSessions``: ordered sessions between controllers over NATS, which may lose messages. No duplicates and no gaps.
 
-Each side draws a random epoch per peer. When both have confirmed the other's epoch, the session is up. DATA frames
-carry both epochs and a sequence number. A gap, silence, a lost connection or an unreadable frame ends the session,
-which the library sees as disconnected and connected. Frames of older sessions and unknown senders are ignored. A hello
-that does not prove itself changes nothing. A hello also carries the controller list of the settings and the state of
-the sender's directory. Every frame carries the sender's term, and frames with impossible terms are ignored.
+Each side draws a random epoch for each peer. When both have confirmed the epoch of the other side, the session is up.
+DATA frames carry both epochs and a sequence number. A gap, silence, a lost connection or an unreadable frame ends the
+session. The library then sees a disconnect and a connect. Frames of older sessions and of unknown senders are ignored.
+
+A hello frame starts a session. It also contains the controller list in the settings and the state of the sender's
+directory. A hello without a valid epoch changes nothing. Every frame contains the term of the sender. Frames with
+impossible terms are ignored.
 
 ``sidecar.quorum.transport`` connects it with the library.
 """
@@ -33,18 +35,18 @@ HELLO_PERIOD_S = 0.25
 SELDOM_HELLO_S = 2.0
 """Interval of unchanged hellos in a session with messages, in seconds. The messages show that both sides live."""
 _DATA_FLOWS_S = 0.25
-"""Time since the last message of a peer for which its messages show that it lives, in seconds."""
+"""Time after the last message of a peer for which the peer counts as alive without a hello, in seconds."""
 _REPEATED_HELLOS = 3
-"""Number of equal hellos after which they become seldom, because a hello may be lost."""
+"""Number of equal hellos that are sent before they become less frequent. A hello may be lost."""
 SILENCE_S = 1.5
 _ANSWER_AGAIN_S = 0.02
 _MAX_STRANGERS = 64
 """Maximum number of unknown epochs of one peer whose hellos are answered within _ANSWER_AGAIN_S."""
 TERM_REACH = 1 << 24
-"""Maximum distance of a peer's term above this member's term. Frames with a higher term are ignored.
+"""Maximum difference between the term of a peer and that of this member. Frames with a higher term are ignored.
 
-A member alone needs months of elections to get there, a forged frame one step. The limit grows with each second in
-which the peer sends only such terms, so that no peer is excluded forever.
+A member without contact needs months of elections to exceed it, but a single forged frame could. The limit grows with
+each second in which the peer sends only such terms, so that no peer is excluded forever.
 """
 _SAY_EVERY_S = 1.0
 _SAY_LIST_EVERY_S = 10.0
@@ -58,7 +60,7 @@ _FIRST, _LAST, _NEW = 1, 2, 4
 
 @dataclass(slots=True)
 class Peer:
-    """State of the session with one other controller. Times are seconds of a monotonic clock."""
+    """State of the session with one other controller. Times are monotonic, in seconds."""
 
     node_id: str
     own_epoch: int
@@ -100,10 +102,12 @@ class Peer:
 
 @dataclass(slots=True)
 class PeerSessions:
-    """The sessions of one member with all its peers.
+    """Sessions of one member with all its peers.
 
-    ``deliver(node_id, body, term)`` returns False to end the session. ``changed(node_id, up)`` is called after every change.
-    ``draw`` returns a random 63-bit number.
+    Args:
+        deliver: Function of (node_id, body, term). It returns False to end the session.
+        changed: Function of (node_id, up), called after every change.
+        draw: Returns a random 63-bit number.
     """
 
     node_id: str
@@ -166,7 +170,7 @@ class PeerSessions:
         self.chunk_bytes = max(_SMALLEST_CHUNK_BYTES, min(CHUNK_BYTES, max_payload_bytes - _OVERHEAD_BYTES))
 
     def set_online(self, online: bool) -> None:
-        """Record whether NATS is connected. A lost connection ends every session and drops unsent messages."""
+        """Set whether NATS is connected. A lost connection ends every session and drops unsent messages."""
         if not online:
             self.outbox.clear()
             for peer in self.peers.values():
@@ -185,9 +189,10 @@ class PeerSessions:
                 self._hello_if_needed(peer, now)
 
     def _hello_if_needed(self, peer: Peer, now: float) -> None:
-        """Send a hello, unless messages show that this member lives and the peer knows the content of the hello.
+        """Send a hello if the peer may need it.
 
-        Only a hello describes the directory. A changed hello is never delayed.
+        It is not needed while messages show that this member is alive and the peer has the content of the last hello.
+        Only a hello describes the directory, so a changed hello is sent at once.
         """
         flows = peer.up and now - peer.data_at <= _DATA_FLOWS_S and now - peer.hello_at <= SELDOM_HELLO_S
         if flows and peer.said_count >= _REPEATED_HELLOS and peer.said == self._hello_content(peer):
@@ -196,11 +201,11 @@ class PeerSessions:
         self._hello(peer, now)
 
     def _hello_content(self, peer: Peer) -> bytes:
-        """Return what a hello tells the peer about this member's directory and controller list."""
+        """Return the part of a hello that describes this member's directory and controller list."""
         return b"%d %d " % (self.is_new(), self.by_log()) + self.tail_for(peer.node_id)
 
     def receive(self, node_id: str, frame: bytes, now: float) -> None:
-        """Process a frame from NATS. No content makes the call raise an error."""
+        """Process a frame from NATS. It never raises an error, whatever the frame contains."""
         peer = self.peers.get(node_id)
         if peer is None:
             self.counters[f"{REFUSED}unknown sender"] += 1
@@ -254,7 +259,7 @@ class PeerSessions:
             self._hello(peer, now, epoch)
 
     def _reaches(self, peer: Peer, term: int, now: float) -> bool:
-        """Return whether ``term`` is a possible term of the peer that sent the frame."""
+        """Return whether the peer can have the ``term`` in a frame."""
         ahead = term - self.term()
         if ahead < TERM_REACH:
             peer.beyond_since = None
@@ -280,7 +285,7 @@ class PeerSessions:
     def _same_list(self, node_id: str, frame: bytes, now: float) -> bool:
         """Return whether both sides have the same controller list.
 
-        Members with different lists reject each other, because they would count other majorities.
+        Members with different lists reject each other, because they would count different majorities.
         """
         said, by_log = frame[_FRAME.size :], len(frame) >= _FRAME.size and _FRAME.unpack_from(frame)[4]
         if said == self._list or by_log or self.by_log():

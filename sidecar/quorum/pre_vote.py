@@ -1,9 +1,9 @@
-"""Pre-vote: a controller asks whether a majority would vote for it before it raises its term (Raft dissertation, 9.6).
+"""Pre-vote: before a controller raises its term, it asks whether a majority would vote for it (Raft dissertation, 9.6).
 Pure.
 
-A controller that was suspended, or that alone does not hear the leader, gets no majority. Then the term and the leader
-stay. A grant promises nothing and is not stored. A controller grants under three conditions. It does not lead. No
-leader has sent it a message for the election time. Its log is not newer than that of the asking controller.
+A controller that was suspended, or that alone has lost the leader, gets no majority. Then the term and the leader do
+not change. A grant is not binding and not stored. A controller grants a pre-vote under three conditions. It does not
+lead. No leader has sent it a message for the election timeout. Its log is not newer than that of the asking controller.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ LogEnd = tuple[int, int]
 def may_grant(*, leads: bool, quiet_s: float, quiet_needed_s: float, turn_is_late: bool, own: LogEnd, asker: LogEnd) -> bool:
     """Return whether a member grants a pre-vote.
 
-    ``quiet_s``: time since it heard a leader. ``turn_is_late``: messages of the leader may be unread.
+    ``quiet_s``: time since the last message of a leader. ``turn_is_late``: True if messages of the leader may be
+    unread.
     """
     return not leads and not turn_is_late and quiet_s >= quiet_needed_s and asker >= own
 
@@ -27,7 +28,7 @@ class PreVote:
 
     def __init__(self, member_count: int) -> None:
         self._needed = member_count // 2
-        """Number of grants from others that are a majority together with the own one."""
+        """Number of grants of other members that form a majority together with this member."""
         self._granted: set[str] = set()
         self.asks = False
         """True while a round of pre-votes is running."""

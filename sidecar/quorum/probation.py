@@ -1,21 +1,21 @@
 """Probation: a controller with a new, emptied or restored directory does not vote until it has caught up [M2, M4, S15].
 
-Such a controller may have forgotten a vote or an entry. On probation it casts no vote, acknowledges no entry, and
-starts no election. Probation ends
+Such a controller may have forgotten a vote or an entry. During probation it casts no vote, acknowledges no entry, and
+starts no election. Probation ends in two cases:
 
-- when it has applied a barrier that was requested after its start: the majority behind the barrier does not need this
-  controller,
-- at the first start of a group, when every controller says that its journal was never used. With
+- The controller has applied a barrier that was requested after its start. The majority that committed the barrier does
+  not need the votes of this controller.
+- It is the first start of a group: every controller reports that its journal was never used. With
   ``bootstrap_majority``, a majority is enough.
 
 ``FolderLineage`` detects a directory that was restored from an older copy. Every process draws a nonce and stores it
-with earlier ones. Controllers store the nonce of each peer. If a peer's directory lacks the nonce that others know, its
-votes and acks are ignored until it has caught up.
+with earlier ones. Controllers store the nonce of each peer. If a peer's directory lacks the nonce that other
+controllers have stored, its votes and acks are ignored until it has caught up.
 
 Example: process A stops, the directory is copied, process B starts and acks entry 7. The copy is restored. Its next
-process C knows only A. A controller that knows B ignores C until C has applied a barrier.
+process C has only the nonce of A. A controller that has the nonce of B ignores C until C has applied a barrier.
 
-It cannot detect that all directories were restored together, or a copy of a running directory. Peers of versions
+Two cases are not detected: all directories were restored together, or a running directory was copied. Peers of versions
 without nonces are trusted.
 """
 
@@ -50,8 +50,9 @@ _NONCE = struct.Struct("<Q")
 
 
 class FolderLineage:
-    """Nonces of one Raft directory. ``draw`` returns a random 63-bit number. ``majority``: number of controllers in a
-    majority.
+    """Nonces in one Raft directory.
+
+    ``draw``: returns a random 63-bit number. ``majority``: number of controllers in a majority.
     """
 
     def __init__(self, folder: Path, draw: Callable[[], int], majority: int = 2) -> None:
@@ -61,14 +62,17 @@ class FolderLineage:
         self.earlier: tuple[int, ...] = ()
         """Nonces of earlier processes of this directory, oldest first, up to a limit."""
         self.missed: tuple[int, ...] = ()
-        """Nonces that peers know of this member, but whose processes left nothing in this directory. It is an older copy."""
+        """Nonces of this member that peers have stored, but that this directory lacks.
+
+        If there are any, it is an older copy.
+        """
         self.known: dict[str, int] = {}
         """Peer -> nonce of the peer's last trusted process."""
         self._known_as: dict[str, int] = {}
-        """Peer -> nonce of this directory that the peer last said it knows."""
+        """Peer -> nonce of this member that the peer has stored, by its last hello."""
         self.majority = majority
         self._doubts: dict[str, int] = {}
-        """Peer -> nonce that the peer last claimed to know, but that this directory does not have."""
+        """Peer -> nonce of this member that the peer has stored, but that this directory does not have."""
         self._changed = True
         self._load()
         if self.nonce:
@@ -77,7 +81,7 @@ class FolderLineage:
         self.sync()
 
     def holds(self, nonce: int) -> bool:
-        """Return whether the directory contains the state of the process with this nonce."""
+        """Return whether the directory continues that of the process with this nonce."""
         return nonce == self.nonce or nonce in self.earlier
 
     def tail_for(self, peer_id: str) -> bytes:
@@ -114,9 +118,9 @@ class FolderLineage:
             self.missed, self._changed = (*self.missed, nonce)[-MAX_MISSED:], True
 
     def caught_up(self) -> None:
-        """Store that the directory has caught up with what its peers know.
+        """Store that the directory has caught up with the newest state that peers have seen.
 
-        The peers identify themselves again with their next hello.
+        The peers accept it again with the next hello.
         """
         if self.missed:
             self._hold(*self.missed)
@@ -125,7 +129,7 @@ class FolderLineage:
         self.sync()
 
     def _hold(self, *nonces: int) -> None:
-        """Add nonces of earlier processes. Nonces that a peer knows are never removed."""
+        """Add nonces of earlier processes. A nonce that a peer has stored is never removed."""
         every = (*self.earlier, *nonces)
         told = set(self._known_as.values())
         self.earlier = tuple(n for n in every[:-MAX_EARLIER] if n in told) + every[-MAX_EARLIER:]
@@ -206,7 +210,7 @@ def _draw() -> int:
 
 
 def is_first_start(own_is_new: bool, peers: Collection[Peer], *, majority: bool) -> bool:
-    """Return whether the group has never existed, as far as known. ``majority``: a majority of new members is enough."""
+    """Return whether the group has never existed. ``majority``: True if a majority of new members is enough."""
     heard = [peer for peer in peers if peer.heard]
     if not own_is_new or not all(peer.is_new for peer in heard):
         return False
@@ -231,7 +235,7 @@ def waits_for(own_is_new: bool, peers: Collection[Peer], *, went_back: bool = Fa
 
 
 class Probation:
-    """Probation of one controller.
+    """Decides whether one controller is on probation.
 
     ``majority``: the setting ``bootstrap_majority``. ``joins``: True if this node joins a running group.
     """
@@ -257,15 +261,15 @@ class Probation:
         """True if this directory belongs to a member that votes. Then its journal must exist and be complete."""
         self.over = (self.has_been_member and not self.lineage.missed) or self._alone
         self.turn = 0
-        """Number of probations of this process. A barrier that was requested in an earlier one does not count."""
+        """Number of the current probation in this process. A barrier that was requested in an earlier one does not end it."""
 
     def journal_opened(self, journal: GroupJournal) -> None:
-        """Reset the stored term after the journal is open, because a member on probation has promised nothing."""
+        """Reset the stored term, because a member on probation has promised no vote. Call it when the journal is open."""
         if not self.over:
             journal.forget_promises()
 
     def attach(self, core: RaftCore, peers: Mapping[str, Peer]) -> None:
-        """Connect the probation with the library, which asks it from now on."""
+        """Connect the probation with the library."""
         self._core, self._by_id = core, peers
         core.on_probation = not self.over
         self.follow(core.controllers)
@@ -300,7 +304,7 @@ class Probation:
         return trusted
 
     def look(self) -> None:
-        """After a flushed tick, end the probation if this is the complete first start of a group."""
+        """End the probation if the first start of the group is complete. Call it after each flushed tick."""
         if self.over and not self.has_been_member:
             self._end()  # the only member there is
         elif not (self.over or self._joins) and is_first_start(self._own_is_new, self._peers, majority=self._majority):
@@ -310,7 +314,7 @@ class Probation:
             self._end()
 
     def barrier_applied(self, turn: int) -> None:
-        """Record that a barrier is applied. This process requested it in probation number ``turn``."""
+        """Note that a barrier is applied, which this process requested in probation number ``turn``."""
         if not self.over and turn == self.turn:
             self._end()
 
@@ -343,12 +347,15 @@ MARK = "diverged"
 
 
 def mark_diverged(folder: Path, index: int) -> None:
-    """Store durably, before the process ends, that this member has diverged. Raises StorageError."""
+    """Store durably that this member's image differs from that of a majority, before the process ends.
+
+    Raises StorageError.
+    """
     replace_file(folder / MARK, f"{index}\n".encode())
 
 
 def set_aside_diverged(folder: Path) -> bool:
-    """Quarantine the directory if it is marked as diverged. Return whether it was marked. Raises OSError."""
+    """Quarantine the directory if it is marked as diverged. Return whether it was. Raises OSError."""
     if not (folder / MARK).exists():
         return False
     aside = folder.with_name(f"{folder.name}-{MARK}")

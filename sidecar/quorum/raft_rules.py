@@ -1,9 +1,9 @@
-"""Raft rules that the library does not keep, applied before it sees a message.
+"""Corrects Raft messages before the library processes them, because the library does not keep these rules:
 
-- Truncate only on a real conflict: entries that are already held are removed from a message [M3].
+- Truncate only on a real conflict: entries that the log has already are removed from a message [M3].
 - A successful answer never moves ``nextIndex`` back, and counts only in its term.
-- Snapshots are assembled and verified before the library touches its file. They are ignored if the log already holds
-  them, and never raise the commit index over unmatched entries [M4].
+- A snapshot is assembled and verified before the library writes its file. It is ignored if the log already has its
+  entries, and never raises the commit index over unmatched entries [M4].
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Hardening:
         return entry[2]
 
     def _beat(self, node: Node, message: Message, commit_index: int) -> None:
-        """Pass only the heartbeat part of an append message to the library."""
+        """Pass an append message without its entries to the library, as a heartbeat."""
         self._handler(node, {"type": "append_entries", "term": message["term"], "commit_index": commit_index})
 
     def _acknowledge(self, node: Node, index: int) -> None:

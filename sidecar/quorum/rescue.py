@@ -1,12 +1,13 @@
-"""Rescue of a metadata group that has permanently lost its majority: offline, from the remaining journals. docs/backup.md.
+"""Rescue of a metadata group that has permanently lost its majority, offline, from the remaining journals
+(docs/backup.md).
 
-The command reads each surviving journal as its own process would, applies its entries to its snapshot, and shows the
-result. It takes the newest log (by term, then length, as in an election). Every entry in it counts as committed,
-because no survivor has more of what was acked. The command makes an image (``liftpy/core/metadata/rescue.py``) for the
-new controllers. Each of them gets the same snapshot and journal, with a leap in index and term. Members that return
-with the old log are behind, whatever they voted.
+The command reads each surviving journal like its own process would, applies its entries to its snapshot, and shows the
+result. It chooses the newest log (by term, then length, as in an election). Every entry in it counts as committed,
+because no survivor has more entries. The command builds an image (``liftpy/core/metadata/rescue.py``) for the new
+controllers. Each of them gets an equal snapshot and journal, whose index and term are much higher. So a member that
+returns with the old log is behind, even if it has voted since.
 
-No directory is changed before the new one next to it is complete. The old one is kept as ``raft-before-rescue``.
+No directory is changed before the new one is complete. The old one is kept as ``raft-before-rescue``.
 """
 
 from __future__ import annotations
@@ -52,8 +53,11 @@ _NOTHING = b"\x01"
 class Survivor:
     """Log of one controller that survived.
 
-    ``term``, ``index``: term and index of the last entry. ``digest``: digest of the image. ``terms``: index of an entry -> its
-    term.
+    Attributes:
+        term: Term of the last entry.
+        index: Index of the last entry.
+        digest: Digest of the image.
+        terms: Index of an entry -> its term.
     """
 
     data: Path
@@ -65,14 +69,17 @@ class Survivor:
     terms: dict[int, int]
 
     def parts_from(self, other: Survivor) -> int:
-        """Return the first index with different entries in the two logs, or 0 if no difference is known."""
+        """Return the first index at which the two logs have different entries. 0: no difference is known."""
         both = sorted(self.terms.keys() & other.terms.keys())
         return next((index for index in both if self.terms[index] != other.terms[index]), 0)
 
 
 @contextmanager
 def lock_directories(folders: list[Path]) -> Iterator[list[DataFolder]]:
-    """Lock the data directories, so that no node starts on them. Raises ConfigError and DataDirectoryLockedError."""
+    """Lock the data directories, so that no node starts on them. Unlock them at the end of the block.
+
+    Raises ConfigError and DataDirectoryLockedError.
+    """
     with ExitStack() as held:
         found = []
         for path in folders:
@@ -85,9 +92,9 @@ def lock_directories(folders: list[Path]) -> Iterator[list[DataFolder]]:
 
 
 def read_survivor(folder: DataFolder) -> Survivor:
-    """Read the directory of a controller without changes.
+    """Read the Raft directory of a controller without changing it.
 
-    Raises ConfigError (no controller), CorruptionError, IncompatibleVersionError.
+    Raises ConfigError if it is not the directory of a controller, CorruptionError and IncompatibleVersionError.
     """
     identity = folder.load_identity()
     raft = folder.raft
@@ -142,10 +149,7 @@ def newest(survivors: list[Survivor]) -> Survivor:
 def rescue(
     chosen: Survivor, folders: list[DataFolder], voters: tuple[str, ...], out: Path | None, now_ns: int
 ) -> dict[str, Path]:
-    """Write the Raft directories of the new controllers. Return their paths.
-
-    Return the paths.
-    """
+    """Write the Raft directories of the new controllers. Return their paths."""
     if len(set(voters)) != len(voters) or not voters:
         raise ConfigError("Name the new controllers, each once (--new-controllers).")
     ids = {folder.path: identity.node_id for folder in folders if (identity := folder.load_identity()) is not None}

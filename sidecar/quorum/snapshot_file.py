@@ -26,7 +26,7 @@ MAX_SNAPSHOT_BYTES = 512 * 1024 * 1024
 class SnapshotFile:
     """Content of a snapshot file: the state after the entry ``last``.
 
-    ``previous``: the entry before ``last``. ``image``: result of ClusterFsm.snapshot().
+    ``previous``: the entry before ``last``. ``image``: result of ``ClusterFsm.snapshot()``.
     """
 
     last: Entry
@@ -96,9 +96,9 @@ def _entry(entry: pb.RaftEntry) -> Entry:
 
 
 def write_snapshot_file(path: Path, snapshot: SnapshotFile) -> None:
-    """Write, flush and read back [S16]. The library then renames the file into place, and trims the journal.
+    """Write the file, flush it and read it back [S16]. The library then renames it and trims the journal.
 
-    Raises OSError. Raises CorruptionError if the file can't be read back.
+    Raises OSError. Raises CorruptionError if the content differs after writing.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
     try:
@@ -118,7 +118,7 @@ def write_snapshot_file(path: Path, snapshot: SnapshotFile) -> None:
 def load_snapshot_file(path: Path) -> SnapshotFile:
     """Load the snapshot file.
 
-    It is written again first, because it may not be on disk yet, and its entries are about to leave the journal [S12].
+    It is first written again, because it may not be on disk yet, and the journal is about to lose its entries [S12].
     """
     data = path.read_bytes()
     snapshot = decode_snapshot_file(data)
@@ -129,8 +129,8 @@ def load_snapshot_file(path: Path) -> SnapshotFile:
 def trim_journal(journal: GroupJournal, previous: Entry, last: Entry) -> None:
     """Remove the entries of a loaded snapshot from the journal.
 
-    PySyncObj keeps the journal only if its first two entries are those of the snapshot. If the process dies before the trim,
-    they are not. Then PySyncObj deletes the journal.
+    PySyncObj keeps the journal only if its first two entries are those of the snapshot. If the last process ended
+    before it trimmed the journal, they are not, and PySyncObj would delete the journal.
     """
     for position in range(len(journal) - 1):
         first, second = journal[position], journal[position + 1]

@@ -1,9 +1,9 @@
-"""Transport of the Raft library over ``PeerSessions``, with the strict codec and checks of received messages.
+"""Transport of the Raft library over ``PeerSessions``. It decodes strictly and checks received messages.
 
-It also knows the basis of a leader's leases. An answer confirms the leadership at the time when its append was SENT:
-the follower returns the leader's timestamp. From then on, that follower votes for no other member for VOTE_AGAIN_S.
-While a majority has newer confirmations, no other leader can be elected. The exception is an election that the leader
-itself has requested.
+It also computes the basis of a leader's leases. A follower returns the timestamp of the leader's append message. So its
+answer confirms the leadership at the time when the message was SENT. From then on, the follower votes for no other
+member for VOTE_AGAIN_S. While a majority has newer confirmations, no other leader can be elected, except in an election
+that the leader itself has requested.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from sidecar.runtime import clock as clocks
 logger = logging.getLogger("liftpy.quorum")
 
 VOTE_AGAIN_S = 0.4
-"""Time after an append for which a follower votes for no member, in seconds.
+"""Time after an append message for which a follower votes for no member, in seconds.
 
-It is at least ``confirmed_within_s`` of the nodes' sessions, and at most the shortest election timeout minus the pause
-between two appends. Otherwise a failover would need a second election.
+It is at least ``confirmed_within_s`` of the nodes' sessions, and at most the shortest election timeout minus the
+interval of append messages. Otherwise a failover would need a second election.
 """
 _GIVE_WAY_S = 0.1
 """Time after a granted vote for which this member does not campaign, in seconds. Two candidates would split the votes."""
@@ -46,7 +46,7 @@ _TRANSFER_S = 2.0
 
 
 class SessionTransport(Transport):  # type: ignore[misc]  # the library has no types
-    """Ordered connections between controllers for the library, over the unreliable bus."""
+    """Ordered connections between controllers for the library, over NATS."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
     def attach(self, core: RaftCore, probation: Probation | None = None) -> None:
         """Connect the library, so that messages can be delivered.
 
-        ``probation``: checks the directories of all members, None: no checks.
+        ``probation``: checks the directories of all members. None: no checks.
         """
         self._core = core
         self._probation = probation
@@ -201,7 +201,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return self._hardening.deliver(self._nodes[sender], message, term)
 
     def _process_report(self, sender: str, answer: Message) -> None:
-        """Process what a follower reports about itself: applied index, digest and feature levels."""
+        """Process the status that a follower reports: applied index, digest and feature levels."""
         self.applied[sender] = answer["applied_index"]
         least, most = answer["levels"]
         self.levels[sender] = LevelRange(least, most or least) if least else UNSAID
@@ -266,7 +266,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
 
     @property
     def leader_heard_at(self) -> float:
-        """Time of the last message of a leader, in seconds. A time long ago means that there was none."""
+        """Time of the last message of a leader, in seconds. A time in the distant past means that there was none."""
         return self._leader_heard_at
 
     def hears_a_leader(self, within_s: float) -> bool:
@@ -286,8 +286,10 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         return known[needed - 1] if len(known) >= needed else 0
 
     def _deliver_untrusted(self, sender: str, message: Message, term: int) -> bool:
-        """Deliver to a member whose directory is an old copy: it gets missing entries, but cannot vote, commit, confirm or
-        lead."""
+        """Deliver a message of a member whose directory is an old copy.
+
+        Such a member gets missing entries, but it cannot vote, commit, confirm or lead.
+        """
         core, hardening, node = self._core, self._hardening, self._nodes[sender]
         assert core is not None
         assert hardening is not None

@@ -154,7 +154,7 @@ def decode_nats_context(content: bytes, path: Path) -> tuple[dict[str, str], lis
         table = None
     if not isinstance(table, dict):
         raise ConfigError(
-            f"{path} is not a context of the NATS CLI, because it is no JSON object. `nats context ls` lists the contexts."
+            f"{path} is not a context of the NATS CLI: it is not a JSON object. `nats context ls` lists the contexts."
         )
     given = {key: value for key, value in table.items() if value and key not in _OF_NATS_IGNORED}
     values = {
@@ -170,7 +170,7 @@ def nats_cli_file(name: str, home: Path) -> Path:
         ConfigError: The name is not valid.
     """
     if not name or name.startswith(".") or "/" in name or "\0" in name:
-        raise ConfigError(f"{name!r} is no name of a NATS context. `nats context ls` lists the contexts.")
+        raise ConfigError(f"{name!r} is not a valid name of a NATS context. `nats context ls` lists the contexts.")
     return home / "nats" / "context" / f"{name}.json"
 
 

@@ -223,8 +223,8 @@ class NodeSettings:
             for prefix in self.inbox_prefixes
         ):
             raise ConfigError(
-                f"inbox_prefixes must not contain {self.namespace}. because this prefix is reserved for replies to "
-                "nodes. Use for example _INBOX."
+                f"inbox_prefixes must not contain {self.namespace + '.'!r}, because this prefix is reserved for "
+                "replies to nodes. Use for example '_INBOX.'."
             )
         if self.credentials.inbox_prefix:
             raise ConfigError(

@@ -1,1 +1,1 @@
-"""The status page and metrics, on loopback."""
+"""The status page and the metrics of a node, on loopback."""

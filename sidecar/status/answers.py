@@ -1,8 +1,8 @@
-"""Answers of a node to pages: history, partitions (worst first), streams and events of the cluster, metrics.
+"""Answers of a node to status pages: history, partitions (worst first), streams and events of the cluster, metrics.
 
-Requests arrive on ``<ns>.status.<node>`` as one JSON object with one field, the name of the request. Lists are built in
-slices of the loop's time, at most ``PER_SECOND`` lists a second. Callers with the same request get the last answer,
-others wait.
+Requests arrive on ``<ns>.status.<node>`` as one JSON object with one field, the name of the request. The node builds
+lists in slices of the event loop's time, at most ``PER_SECOND`` lists per second. Callers with equal requests share an
+answer. Other callers wait.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ MOST_KEPT = 16
 KEPT_S = 5.0
 """Time for which the last answer may be repeated while there are too many requests, in seconds."""
 FAILED = b'{"error":"the node failed at this request: its log says why"}'
-"""Answer to a request that raised an unexpected error."""
+"""Answer after an unexpected error."""
 MOST_WAITING = 64
 """Maximum number of waiting callers. Further ones get no answer."""
 NOT_TOLD_OF_NODES = ("records_read",)
-"""Kinds of events of nodes that only operators may read, because they name people and keys."""
+"""Kinds of node events that only operators may read, because they name people and keys."""
 MOST_NODE_EVENTS = 200
 """Maximum number of events of a node in one answer."""
 QUESTIONS = ("history", "partitions", "streams", "groups", "services", "events", "node_events", "metrics", "settings")
@@ -168,7 +168,7 @@ class PageAnswers:
         return own if self.joins is None else await self.joins(kind, own, said)
 
     async def own_rows(self, kind: str, reporter: Reporter, said: Any) -> dict[str, Any]:
-        """Return the rows of partitions, groups or services that this process has."""
+        """Return the rows of partitions, groups or services in this process."""
         makers = {"partitions": self.partitions, "groups": _groups, "services": _services}
         return await makers[kind](reporter, said)
 
@@ -246,7 +246,8 @@ def _node_events(events: NodeEvents | None, said: Any) -> dict[str, Any] | None:
 async def _groups(reporter: Reporter, said: Any) -> dict[str, Any]:
     """Answer ``{"group": "", "limit": 500}``.
 
-    Without a name: the groups that this node coordinates. With a name: one group with its members and positions.
+    Without a name, return the groups that this node coordinates. With a name, return one group with its members and
+    positions.
     """
     (name, limit), match = asked_name(said, "group"), match_in(said)
     if not name:
@@ -258,7 +259,7 @@ async def _groups(reporter: Reporter, said: Any) -> dict[str, Any]:
 async def _services(reporter: Reporter, said: Any) -> dict[str, Any]:
     """Answer ``{"service": "", "limit": 500}``.
 
-    Without a name: totals of the services on this node. With a name: each instance of this service.
+    Without a name, return totals of the services on this node. With a name, return each instance of this service.
     """
     (name, limit), match = asked_name(said, "service"), match_in(said)
     rows = []
@@ -273,8 +274,7 @@ async def _services(reporter: Reporter, said: Any) -> dict[str, Any]:
 async def _events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
     """Answer ``{"after": [index, number], "since_ns": 0, "count": 500}`` with cluster events.
 
-    The events are those of ``liftpy events`` without the senders of requests. With ``kept``, the events come from the stream of
-    events.
+    The answer leaves out the senders of requests. With ``kept``, the events come from the stream of events.
     """
     if isinstance(said, dict) and "kept" in said:
         return await kept_events(reporter, said)
@@ -303,7 +303,8 @@ def _encode(kind: str, said: Any) -> bytes:
 def _row(place: Place, held: Any, now_ns: int) -> dict[str, Any]:
     """Return the row of a partition.
 
-    ``held``: its worker, or a state if no node leads it and it is not here. None: its log cannot be opened.
+    ``held``: its worker. It is a state if the partition is not on this node and no node leads it. None: its log cannot
+    be opened.
     """
     urgent, stream, partition = place
     made: dict[str, Any] = {
@@ -327,7 +328,7 @@ def _row(place: Place, held: Any, now_ns: int) -> dict[str, Any]:
 
 
 def _about(stream: StreamImage) -> dict[str, Any]:
-    """Return the subject of a stream, and the settings that differ from the default."""
+    """Return the subject of a stream, and its settings that differ from the default."""
     differ = [(one.name, getattr(stream.config, one.name)) for one in fields(StreamConfig)]
     return {
         "subject": stream.subject,
@@ -355,7 +356,7 @@ def _summary(stream: StreamImage) -> dict[str, Any]:
 
 
 class RestedAnswers:
-    """Creates at most ``PER_SECOND`` answers per second, and shares each among all concurrent requests."""
+    """Computes at most ``PER_SECOND`` answers per second. Concurrent equal requests share one answer."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, guard: RequestGuard | None = None) -> None:
         self._now = now
@@ -389,7 +390,7 @@ class RestedAnswers:
                 try:
                     made = await make()
                 except (OSError, LookupError):
-                    pass  # what was looked at is gone meanwhile: asked again
+                    pass  # the object was removed in the meantime: build the answer again
                 except Exception as error:
                     self._guard.reject_failed(b"", error)
                     made = FAILED
@@ -413,19 +414,25 @@ class RestedAnswers:
 STEP = 500
 MOST_LOOKED_AT = 20_000
 SKEW_NS = 60 * NS_PER_S
-"""Maximum difference between the clocks of the metadata leader, which stamps the events, and of the stream's leader."""
+"""Maximum difference between the clocks of the metadata leader, which stamps the events, and of the stream's leader, in
+nanoseconds.
+"""
 NOT_TOLD = "request"
-"""Kind of events that pages do not show. They are about users, so only operators see them (`liftpy events`)."""
+"""Kind of events that pages do not show, because they are about users. Only operators see them (`liftpy events`)."""
 _READ_BYTES = 256 * 1024
 EventPlace = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class KeptQuestion:
-    """Question for events in the stream of events that match ``only``.
+    """Request for events from the stream of events.
 
-    ``before``: place (index, number) before which the events are, None means any. ``since_ns`` (inclusive) and ``until_ns``
-    (exclusive): time range. ``below``: offset of ``before`` in the stream, None means unknown.
+    Attributes:
+        only: Filter of the events.
+        before: Place (index, number) before which the events are. None: any.
+        since_ns: Start of the time range, inclusive.
+        until_ns: End of the time range, exclusive.
+        below: Offset of ``before`` in the stream. None: unknown.
     """
 
     before: EventPlace | None
@@ -476,7 +483,7 @@ async def kept_events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
     try:
         return await _looked_through(worker.log, worker.high_watermark + 1, question)
     except LiftError:
-        return None  # damaged, or gone meanwhile
+        return None  # damaged, or deleted in the meantime
 
 
 async def _looked_through(log: Log, end: int, question: KeptQuestion) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""Fetches the data of a page while a viewer is connected: all nodes are asked once a second over NATS.
+"""Fetches the data of a page while a viewer is connected. It asks all nodes once a second over NATS.
 
-Each node is asked for its summary and the new seconds of its history, one controller for the events, and all nodes or
-one for the visible partitions. Without viewers no node is asked.
+It asks each node for its summary and the new seconds of its history, one controller for the events, and all nodes or
+one for the visible partitions. Without viewers it asks no node.
 
-A node that serves a page also asks some others for their history without viewers, so that the page still has it when
-one of them is gone. Times for which a leader is unknown are gaps in the cluster's plots, not zeros.
+A node that serves a page also copies the history of some other nodes when there are no viewers. So the page still has
+the history of a node that fails. If the leader was unknown for some time, the plots of the cluster have a gap there,
+not a zero.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from sidecar.runtime.tasks import spawn
 
 EVERY_S = 1.0
 TIMEOUT_S = 0.9
-"""Time to wait for a node's answer, in seconds. A slower node is silent for that second."""
+"""Time to wait for the answer of a node, in seconds. A slower node has no data for that second."""
 FRESH_S = 0.9
 LOOKED_AT_S = 3.0
 """Time for which a list is requested after a viewer last wanted it, in seconds."""
@@ -74,7 +75,7 @@ MOST_FOUND = 50
 MOST_EVENTS = 4000
 EVENTS_BACK_S = 4 * 3600
 MOST_LISTS = 16
-"""Maximum number of lists of partitions, and of lists of streams."""
+"""Maximum number of viewed lists of partitions, and of viewed lists of streams."""
 _MOST_KEEPERS = 8
 """Maximum number of nodes that are asked for the stored history of a silent node."""
 _TAIL_S = 5
@@ -85,12 +86,12 @@ MOST_ASKED = 4
 NEWEST: tuple[int, ...] = (1 << 63, 0)
 """Place after all events."""
 _MOST_PAGES = 4
-"""Maximum number of pages of events in one check."""
+"""Maximum number of pages of events that are requested in one turn."""
 _ISR = slice(NAMES.index("isr_full"), NAMES.index("isr_under_min") + 1)
 
 
 class NodesAsker(Protocol):
-    """Interface for asking nodes for their status."""
+    """Interface for status requests to nodes."""
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
         """Return the answer of a node. Raises LiftError if the node does not answer."""
@@ -100,7 +101,7 @@ class NodesAsker(Protocol):
 
 
 class _List:
-    """List of partitions that a visitor views: all partitions of ``stream``, or all of ``node``."""
+    """List of partitions that a viewer sees: all partitions of ``stream``, or all of ``node``."""
 
     def __init__(self, stream: str, node: str, after: Place) -> None:
         self.stream, self.node, self.after = stream, node, after
@@ -145,7 +146,7 @@ class _List:
 
 
 class _Streams:
-    """List of streams that a visitor views, from a start on."""
+    """Part of the list of streams that a viewer sees."""
 
     def __init__(self) -> None:
         self.wanted_s = 0.0
@@ -164,7 +165,7 @@ class _Asked:
 
 
 class Viewing:
-    """Data of the cluster that all visitors of a port share. ``own``: data of the node that serves the port."""
+    """Data of the cluster for all viewers of a port. ``own``: data of the node that serves the port."""
 
     def __init__(
         self,
@@ -323,7 +324,7 @@ class Viewing:
         looked.set()
 
     async def _ask(self, node: str, asked: dict[str, Any]) -> Any:
-        """Return the content of a node's answer, or None if the node does not answer."""
+        """Ask a node and return the content of its answer. None: the node does not answer."""
         with suppress(LiftError):
             kind = next(iter(asked))
             return (await self._asker.ask(node, json.dumps(asked).encode(), TIMEOUT_S)).get(kind)
@@ -380,7 +381,7 @@ class Viewing:
 
     async def _ask_streams(self, answering: list[str]) -> None:
         leader = self._watching.model().metadata_leader
-        wanted = list(self._streams.items())  # others may come meanwhile
+        wanted = list(self._streams.items())  # others may be added during the requests
         for node in [leader, *answering] if leader in answering else answering:
             done = True
             for after, streams in wanted:
@@ -469,7 +470,7 @@ class Viewing:
         return self._object(shown_service(said) if service else shown_services(said))
 
     async def search(self, text: str) -> dict[str, Any]:
-        """Return nodes, streams, groups and services with ``text`` in their name, at most ``MOST_FOUND`` of each."""
+        """Return the nodes, streams, groups and services whose name contains ``text``, at most ``MOST_FOUND`` of each."""
         known = [node for node, one in self._glances.items() if one is not None]
         leader = self._watching.model().metadata_leader
         first = leader if leader in known else next(iter(known), "")
@@ -559,9 +560,9 @@ class Viewing:
         return rows if node else with_gaps(rows, self._unknown())
 
     def _unknown(self) -> list[tuple[float, float]]:
-        """Return the times without data about a node, as (after, until) in wall-clock seconds.
+        """Return the times without data about a node, as (after, until) in wall clock seconds.
 
-        Such a time lasts from the last sample of a node until the node was fenced.
+        Such a time begins with the last sample of a node and ends when the node is fenced.
         """
         found = []
         for event in self.events:
@@ -592,7 +593,7 @@ class Viewing:
         return {"step": step, "nodes": nodes, "led": led, "marks": [list(mark) for mark in found]}
 
     def live(self, shown: dict[str, Any], node: str = "") -> dict[str, Any]:
-        """Return ``page_rows`` with the new values for the plots."""
+        """Return the data of a page together with the new values for the plots."""
         second = int(self._wall())
         tail = self.history(SECONDS, node, second - _TAIL_S).as_object()
         return {**shown, "tail": tail, "timeline": self.timeline(SECONDS, second - _MARKS_TAIL_S)}

@@ -1,6 +1,7 @@
-"""A node's figures, gathered from where they are counted: of all partitions in slices of the loop's time, of the rest at once.
+"""Gathers the metric values of a node. Values of partitions are read in slices of the event loop's time, all others at
+once.
 
-What is summed over partitions and only grows includes what those counted that are gone (``sidecar/partition/figures.py``).
+A counter that is summed over partitions includes partitions that have left the node (``sidecar/partition/figures.py``).
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class BoundedLabels:
 
 
 class ResumingCount:
-    """A counter that continues when its source starts again."""
+    """A counter that continues after its source has restarted from 0."""
 
     def __init__(self) -> None:
         self._before = self._last = 0.0
@@ -94,9 +95,9 @@ class ResumingCount:
 
 
 class Figures:
-    """Metric values: metric -> label values -> value.
+    """Metric values of a node: metric -> label values -> value.
 
-    The label ``stream`` comes last, if there is one. ``pids``: ids of the node's processes.
+    If there is a label ``stream``, it is the last one. ``pids``: ids of the node's processes.
     """
 
     def __init__(self, bounded: BoundedLabels | None = None) -> None:
@@ -125,7 +126,7 @@ _HELD = {
     "window_operations": "metadata_operations",
     "window_bytes": "metadata_operations_bytes",
 }
-"""Metric of each part of the metadata log that a controller keeps in memory. The file has a metric of its own."""
+"""Data of the metadata log that a controller keeps in memory -> metric of its size."""
 
 
 class NodeFigures:
@@ -374,9 +375,9 @@ def disk_space(folder: Any) -> tuple[int, int]:
 
 
 def _coordinators(found: Figures, coordinators: list[dict[str, Any]]) -> None:
-    """Add the values of consumer groups.
+    """Add the metrics of consumer groups.
 
-    Only coordinators that lead on this node count, so that sums over nodes are correct.
+    Only groups whose coordinator leads on this node count, so that sums over nodes are correct.
     """
     leading = [one for one in coordinators if one["role"] == "LEADER"]
     found.put("coordinators", len(leading), "leader")

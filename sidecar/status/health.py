@@ -1,4 +1,4 @@
-"""Health of a node for the status port, NATS and a supervisor. ``liftpy/core/observe/node_health.py`` defines it."""
+"""Health of a node for the status port, NATS and a supervisor. ``liftpy/core/observe/node_health.py`` has the checks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ ASKED = b'{"health": true}'
 
 
 class Health:
-    """Health of a node. ``signs``: called for each check. ``replicas``: replicas without learners, and whether each is in
-    sync.
+    """Health of a node.
 
-    ``elsewhere``: why replicas in other processes of the node are not in sync, '': they are. ``unknown_streams``:
-    directories of streams that the cluster does not know. They make no node unhealthy.
+    Args:
+        signs: Returns the current state for the checks.
+        replicas: Replicas without learners, and whether each is in sync.
+        elsewhere: Reason why replicas in other processes of the node are not in sync. '': they are.
+        unknown_streams: Directories of streams that the cluster does not know. They do not make a node unhealthy.
     """
 
     def __init__(
@@ -35,11 +37,11 @@ class Health:
         self._synced = Synced()
 
     def live(self) -> list[Check]:
-        """Return the checks of whether the process should keep running."""
+        """Return the checks that decide whether the process should keep running."""
         return live(self._signs())
 
     def ready(self) -> list[Check]:
-        """Return the checks of whether the node takes part in the cluster."""
+        """Return the checks that decide whether the node takes part in the cluster."""
         return ready(self._signs())
 
     def ready_checks(self) -> list[Check]:

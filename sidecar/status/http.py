@@ -1,7 +1,8 @@
-"""HTTP as pages need it: GET alone, one request a connection, from one's own browser only, and the few that are live go on.
+"""Minimal HTTP server for the pages: only GET, one request per connection, and a limited number of live connections.
 
-Who asks under a name that is not ours is refused (421): a page elsewhere whose name leads here would read this one otherwise. Of what
-is served a browser may use our own scripts, styles and data, and nothing else: names stay text even where they look like markup.
+A request with an unknown host name is rejected (421). Otherwise a foreign site whose name points to this port could
+read the pages. The content security policy lets a browser load only scripts, styles and data of this server. So a name
+that looks like HTML stays text.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from sidecar.runtime.tasks import start_attended
 REQUEST_TIMEOUT_S = 5.0
 """Timeout for the head of a request, and for each write of its answer, in seconds."""
 MOST_CONNECTIONS = 32
-"""Maximum number of connections. One more closes the oldest connection without a request. If all have requests, the new one
-is closed.
+"""Maximum number of connections.
+
+A new connection above it closes the oldest connection without a request. If all have requests, the new one is closed.
 """
 MOST_LIVE = 8
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -53,7 +55,7 @@ def http(status: str, kind: str, body: bytes, *, kept_s: int = 0) -> bytes:
 
 
 def host_of(request: bytes) -> bytes:
-    """Return the host name in the request, without the port. A foreign site may have sent the browser to this port."""
+    """Return the host name in the request, without the port. A foreign site may have redirected the browser to this port."""
     hosts = [line[5:].strip().lower() for line in request.split(b"\r\n")[1:] if line[:5].lower() == b"host:"]
     if len(hosts) != 1:
         return b""
@@ -62,7 +64,7 @@ def host_of(request: bytes) -> bytes:
 
 
 class Serving:
-    """Answers on one address. ``respond``: as ``Respond``. ``counters``: counters of the node."""
+    """HTTP server on one address. ``respond``: as ``Respond``. ``counters``: counters of the node."""
 
     def __init__(self, respond: Respond, counters: Counter[str] | None = None) -> None:
         self._respond = respond
@@ -110,10 +112,7 @@ class Serving:
                 self._silent.pop(writer, None)
 
     def _close_oldest_silent(self, newcomer: asyncio.StreamWriter) -> bool:
-        """Close the oldest silent connection for ``newcomer``, so that idle visitors do not block a probe.
-
-        Return False without one.
-        """
+        """Close the oldest connection without a request to make room for ``newcomer``. Return False if there is none."""
         oldest = next(iter(self._silent))
         if oldest is newcomer:
             return False
@@ -134,7 +133,7 @@ class Serving:
         return answer
 
     async def _go_on(self, live: Live, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Send live data until the visitor disconnects."""
+        """Send live data until the viewer disconnects."""
         if self.live_count >= MOST_LIVE:
             writer.write(http("503 Service Unavailable", TEXT, b"so many watch already\n"))
             return

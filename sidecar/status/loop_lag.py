@@ -1,6 +1,6 @@
-"""Measures the delay of the node's event loop with a timer, ten times a second, and four times a second in an idle node.
+"""Measures the delay of the node's event loop with a timer, ten times a second, or four times a second in an idle node.
 
-The same timer checks which controller leads the metadata group, counts its changes, and logs the numbers of suppressed
+The timer also checks which controller leads the metadata group, counts the changes, and logs the numbers of suppressed
 log lines.
 """
 
@@ -20,8 +20,8 @@ IDLE_EVERY_S = 0.25
 class LoopWatch:
     """Measures the delay of the event loop.
 
-    ``leader``: returns the id of the metadata leader, '' for none. ``look``: callback at each measurement. It returns whether the
-    node is idle.
+    ``leader``: returns the id of the metadata leader, '' for none. ``look``: called at each measurement. It returns
+    whether the node is idle.
     """
 
     def __init__(self, instruments: Instruments, leader: Callable[[], str], look: Callable[[], bool] = lambda: False) -> None:

@@ -1,7 +1,8 @@
 """Table of all metrics of a node: name (without ``liftpy_``), kind, labels and help. docs/metrics.md shows the same table.
 
-A label's values come from code, and of one label there are at most ``MOST_VALUES``: what comes later is counted as ``(other)``, so that
-a node has at most 510 series, whatever it holds. ``stream`` is a label only where ``metrics_streams`` asks for it.
+The values of a label are defined in code. A label has at most ``MOST_VALUES`` values. Later values are counted as
+``(other)``, so a node has at most 510 series. The label ``stream`` exists only for streams that ``metrics_streams``
+names.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
 
 class Row(NamedTuple):
-    """Description of one metric.
+    """One metric of the table.
 
     ``labels``: names of its labels in order. ``by_stream``: True if the metric can also have the label ``stream``.
     """
@@ -401,7 +402,7 @@ INCIDENTS = {
     "scrub: interrupted": "scrub_interrupted",
     "jetstream requests refused": "jetstream_rejected",
 }
-"""Name of a node counter -> label of the metric for incidents. Other counters are shown only on the page."""
+"""Name of a node counter -> label of the metric for incidents. Counters without a row appear only on the page."""
 ERRORS = {
     "send buffer full": "send_buffer_full",
     "dropped while disconnected": "dropped_disconnected",

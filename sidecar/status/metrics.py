@@ -1,6 +1,7 @@
-"""Prometheus metrics of one node: the text that is scraped, made of its figures. ``names.py`` has the table.
+"""Prometheus metrics of one node as text. ``metric_names.py`` has the table of all metrics.
 
-``/metrics`` sums over partitions, since a node may hold thousands; ``/metrics/partitions?stream=S`` has one stream by partition.
+``/metrics`` has sums over partitions, because a node may have thousands. ``/metrics/partitions?stream=S`` has the
+partitions of one stream.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class _Processes(Collector):
 
 
 def text_of(families: list[Metric], pids: Sequence[int] = ()) -> bytes:
-    """Return the text for Prometheus. ``pids``: processes whose process metrics are summed."""
+    """Return the metrics as text for Prometheus. ``pids``: processes whose process metrics are summed."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Shown(families))
     if pids:
@@ -125,7 +126,7 @@ def exposition(found: Figures) -> bytes:
 
 
 def by_partition(partitions: list[dict[str, Any]]) -> bytes:
-    """Return the text of ``/metrics/partitions``: as many of these rows of the report as ``MOST_SERIES_OF_A_STREAM`` allow."""
+    """Return the text of ``/metrics/partitions``: one series per partition, up to ``MOST_SERIES_OF_A_STREAM``."""
     shown = partitions[:MOST_PARTITIONS]
     made = []
     for name, (kind, field, text) in OF_A_PARTITION.items():

@@ -1,4 +1,5 @@
-"""Watches a node each second for events that the metadata log does not tell of (``liftpy/core/observe/node_events.py``).
+"""Takes a sample of a node each second to detect events that are not in the metadata log
+(``liftpy/core/observe/node_events.py``).
 
 A worker process sends its part of the state with its samples to the first process of the node.
 """
@@ -21,7 +22,7 @@ from sidecar.status.report import Reporter
 EVERY_S = 1.0
 """Interval of the samples, in seconds."""
 SELDOM = 5
-"""Services, damage and the disk are read once in this many samples."""
+"""Services, damage and the disk are read in every fifth sample only."""
 MOST_WATCHED = 200
 """Maximum number of damaged replicas, and of blocked services, that one process reports."""
 
@@ -108,7 +109,7 @@ class NodeWatcher:
 
 
 def nats_problem(reporter: Reporter) -> str:
-    """Return the URL and the error of a connection to NATS that is down, '' if all are up."""
+    """Return the URL and the error of a NATS connection that is down. '': all are up."""
     down = next((link for link in reporter.links.all() if not link.is_connected), None)
     if down is None:
         return ""

@@ -1,9 +1,10 @@
-"""HTML pages with all values in tables. Scripts (``static/app.js``) update the same elements.
+"""HTML pages with all values in tables. A script (``static/app.js``) updates the values.
 
-What a script has to know stands in attributes: ``data-v`` the path of a figure in the page's JSON, ``data-f`` how it is written, and of
-tables ``data-rows`` and ``data-columns``. All names are escaped; the policy of ``serving.py`` lets nothing run that is not ours.
+Attributes of HTML elements contain the data for the script. ``data-v`` is the path of a value in the JSON of the page,
+and ``data-f`` is its format. Tables have ``data-rows`` and ``data-columns``. All names are escaped. The content
+security policy (``http.py``) allows only scripts of this server.
 
-The runbooks as pages: the project's own Markdown, of which they use headings, lists, code, links and paragraphs.
+Runbooks are pages, too. They are written in a subset of Markdown: headings, lists, code, links and paragraphs.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def node_page(shown: dict[str, Any], node: str) -> str:
 
 
 def stream_page(shown: dict[str, Any], stream: str, *, has_records: bool = False) -> str:
-    """Return the page ``/stream/<name>``. ``has_records``: with a link to its records."""
+    """Return the page ``/stream/<name>``. ``has_records``: True to add a link to its records."""
     records = f' <a class="aside" href="/records/{quote(stream, safe="")}">records</a>' if has_records else ""
     facts = (
         ("subject", "Subject", "text"), ("partitions", "Partitions", "int"), ("replicas", "Replicas", "int"),
@@ -248,7 +249,7 @@ def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
 
 
 def event_row(group: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a table row for an event, or for several events that people see as one."""
+    """Return a table row for one event, or for several related events."""
     event = group[0]
     moment = datetime.fromtimestamp(event["time_ns"] / 1e9, UTC)
     place = f"{event.get('index')}.{event.get('number')}"
@@ -329,7 +330,7 @@ def _at_a_glance(shown: dict[str, Any]) -> str:
 
 
 def _event_link(reason: Mapping[str, Any]) -> str:
-    """Return a link to the newest events that tell of the problem, '' if there are none."""
+    """Return a link to the newest events about a problem. '': there are none."""
     events = reason["events"]
     return f' <a href="/events?kind={quote(events[0])}">events</a>' if events else ""
 
@@ -486,9 +487,9 @@ def static() -> dict[str, bytes]:
 
 
 class Site:
-    """Web site of the status port. ``viewing``: data of the cluster.
+    """Pages of the status port. ``viewing``: data of the cluster.
 
-    ``records``: reads records for ``/records/<stream>``, None means that there is no such page.
+    ``records``: reads records for ``/records/<stream>``. None: there is no such page.
     """
 
     def __init__(self, viewing: Viewing, records: RecordsBrowser | None = None) -> None:
@@ -636,7 +637,7 @@ class Site:
             while True:
                 seq, made = self._live_made.get(asked, (-1, b""))
                 if comes or seq != viewing.seq:
-                    shown = await view()  # whoever comes also begins the asking, which may have ended
+                    shown = await view()  # a new viewer also restarts the polling, which may have ended
                     made = json.dumps(viewing.live(shown, node)).encode()
                     kept = {key: one for key, one in self._live_made.items() if one[0] == viewing.seq}
                     self._live_made = {**kept, asked: (viewing.seq, made)}
@@ -675,5 +676,5 @@ def _streams_after(fields: Fields) -> tuple[int, str]:
 
 
 def asked_place(text: str) -> object:
-    """Return the JSON in ``?after=``. Raises ValueError."""
+    """Return the value of the query parameter ``?after=``, which is JSON. Raises ValueError."""
     return load_json(text.encode())

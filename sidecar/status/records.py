@@ -1,7 +1,8 @@
-"""Records browser of ``liftpy dashboard --records``: a few records of one partition, read with the permissions of its user.
+"""Records browser of ``liftpy dashboard --records``: shows a few records of one partition, with the permissions of its
+user.
 
-The page of a node never shows records. The browser reads at most ``MOST_RECORDS`` records and ``MOST_BYTES`` bytes, for at most
-``MOST_S`` seconds. Before each read, the browser reports it. If the report fails, the browser shows no records.
+The page of a node never shows records. The browser reads at most ``MOST_RECORDS`` records and ``MOST_BYTES`` bytes, for
+at most ``MOST_S`` seconds. Before each read, it reports an audit event. If the report fails, it shows no records.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FIELDS = ("partition", "start", "subject", "key", "limit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordsQuery:
-    """Records that a visitor wants to see. ``start``: as ``--from`` of ``liftpy consume``, or '' for the newest records."""
+    """Records that a viewer requests. ``start``: as ``--from`` of ``liftpy consume``, or '' for the newest records."""
 
     stream: str
     partition: int = 0
@@ -46,7 +47,7 @@ class RecordsQuery:
 
 
 Report = Callable[[RecordsQuery], Awaitable[None]]
-"""Function that reports a query before its records are read. Raises LiftError: then no records are shown."""
+"""Function that reports a query before its records are read. If it raises LiftError, no records are shown."""
 
 
 def records_query(stream: str, fields: Mapping[str, str]) -> RecordsQuery:
@@ -86,7 +87,10 @@ class RecordsBrowser:
         self._report = report
 
     async def read(self, query: RecordsQuery) -> dict[str, Any]:
-        """Return rows for the page, newest first without a start. ``note``: why there are fewer than wanted, '' otherwise."""
+        """Return rows for the page. Without a start, the newest record comes first.
+
+        ``note``: why there are fewer records than requested. '': there are not.
+        """
         rows: list[dict[str, Any]] = []
         note, size_bytes = "", 0
         try:

@@ -1,6 +1,6 @@
-"""Status of a node as one JSON object, the same over NATS (``<ns>.status.<node>``) and on the status page.
+"""Status of a node as one JSON object, over NATS (``<ns>.status.<node>``) and on the status page.
 
-Offsets: ``newest_offset``, ``high_watermark`` and ``log_start_offset`` are inclusive; -1 where there is none.
+The offsets ``newest_offset``, ``high_watermark`` and ``log_start_offset`` are inclusive. -1 means none.
 """
 
 from __future__ import annotations
@@ -86,15 +86,17 @@ class Reporter:
         self._started = time.monotonic()
 
     def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
-        """Return the node's report with at most ``count`` partitions, in the order (stream, partition), after ``after``.
-        ``more``: there are others.
+        """Return the status of the node with at most ``count`` partitions, ordered by (stream, partition), that follow
+        ``after``.
+
+        ``more`` is True if there are further partitions.
         """
         behind = [worker for worker in self._partitions if (worker.key.stream, worker.key.partition) > after]
         chosen = nsmallest(count, behind, key=lambda worker: (worker.key.stream, worker.key.partition))
         return {**self.report(chosen), "more": len(behind) > len(chosen)}
 
     def report(self, only: list[PartitionWorker] | None = None) -> dict[str, Any]:
-        """Return the status of the node. ``only``: its partitions to include."""
+        """Return the status of the node. ``only``: partitions to include."""
         now_ns = clock.now_ns()
         workers = self._partitions if only is None else only
         return {
@@ -132,7 +134,7 @@ class Reporter:
         return time.monotonic() - self._started
 
     def _controllers(self) -> dict[str, Any]:
-        """Return the controllers in the image. If there is no image, those in the settings."""
+        """Return the controllers in the image. Without an image, return those in the settings."""
         held, named = self._group.image.controllers, sorted(self._settings.controllers)
         voters = list(held.voters) if held.index else named
         shown = {"voters": voters, "learner": held.learner, "leaving": held.leaving, "index": held.index}
@@ -143,7 +145,10 @@ class Reporter:
         return self._scrub.report() if self._scrub is not None else {}
 
     def clock(self) -> dict[str, Any]:
-        """Return the lead of this wall clock over other nodes' clocks, and why it is not trusted ('' if it is)."""
+        """Return the difference of this wall clock from those of other nodes, and why it is not trusted.
+
+        '': it is trusted.
+        """
         if self._clocks is None:
             return {"skew_s": 0.0, "doubt": ""}
         trust = self._clocks.look()
@@ -158,7 +163,7 @@ class Reporter:
         return self._coordinators.lags.of if self._coordinators is not None else {}
 
     def lags_by_group(self) -> dict[str, GroupLag]:
-        """Return the lag of the groups that this node coordinates, by name. It is a new object when the lags are measured again."""
+        """Return the lag of the groups that this node coordinates, by name. Each measurement creates a new object."""
         return self._coordinators.lags.by_group if self._coordinators is not None else _NO_LAGS
 
     def group_rows(self) -> Iterator[dict[str, Any]]:
@@ -282,7 +287,7 @@ def _connection(link: BusConnection) -> dict[str, Any]:
 
 
 def _copies(pace: CatchupThrottle) -> dict[str, Any]:
-    """Return the totals of all copies of learners on this node since the start."""
+    """Return totals over all learners on this node since the start."""
     return {
         "bytes_per_second": pace.bytes_per_second,
         "copied_bytes": pace.copied_bytes,

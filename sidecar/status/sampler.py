@@ -1,8 +1,8 @@
-"""Adds a row to the node's history each second: what it did since the last one.
+"""Adds a row to the history of the node each second, with the changes since the last row.
 
 The first 0.2 ms of a sample run at once, the rest in turns with other work of the loop. If a sample of many partitions
 takes more than ``PART_OF_LOOP`` of the time, samples are taken less often, and each covers several seconds. A single
-slow sample, such as one of a thousand new partitions, changes nothing.
+slow sample, such as one of a thousand new partitions, does not change the interval.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ EVERY_S = 1.0
 SLICE_S = 0.0002
 PART_OF_LOOP = 0.005
 MOST_COVERED_S = 10
-"""Maximum time that a sample covers. After a longer pause the process was stopped, and the time between is a gap."""
+"""Maximum time that a sample covers, in seconds. After a longer pause the process was stopped, and the history has a gap."""
 MOST_REST_S = MOST_COVERED_S - 3.0
-"""Maximum rest between samples, so that a late sample still counts."""
+"""Maximum interval of samples, in seconds, so that a late sample still counts."""
 _LED = ("led", "partitions_under_replicated", "led_short")
 
 
@@ -52,12 +52,14 @@ class _Sampled(NamedTuple):
 
 
 Said = dict[str, Any]
-"""Counters and current values of one process, as JSON for the first process of the node."""
+"""Counters and current values of one process, as JSON. A worker process sends it to the first process of the node."""
 
 
 class Sampler:
-    """Samples the history of a node. ``wall``: wall clock in seconds. ``others``: samples of other processes. ``tell``:
-    receives own samples.
+    """Samples the history of a node.
+
+    ``wall``: returns the wall clock in seconds. ``others``: samples of other processes. ``tell``: called with own
+    samples.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class Sampler:
 
 
 class _Showing:
-    """Current sums over all partitions."""
+    """Sums over all partitions at the time of a sample."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._partitions = reporter.partitions

@@ -1,9 +1,9 @@
 """Serves the status of a node: ``<ns>.status.<node>`` over NATS, and a page on loopback if a port is configured.
 
-The page is the only port that a node opens, and only on 127.0.0.1. It has the cluster's pages (``pages.py``), ``/status`` (JSON of this
-node), ``/metrics`` (Prometheus), ``/metrics/partitions?stream=S`` (one stream by partition), and ``/livez`` and ``/readyz`` for
-supervisors. ``/status`` has ``PAGE_PARTITIONS`` partitions, or ``?count=N``, in order. ``?after=STREAM/PARTITION`` returns those
-after it.
+The page is the only port that a node opens, and only on 127.0.0.1. It has the pages of the cluster (``pages.py``),
+``/status`` (JSON of this node), ``/metrics`` (Prometheus), ``/metrics/partitions?stream=S`` (the partitions of one
+stream), and ``/livez`` and ``/readyz`` for supervisors. ``/status`` has ``PAGE_PARTITIONS`` partitions, or
+``?count=N``, in order. ``?after=STREAM/PARTITION`` returns the next ones.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ PAGE_PARTITIONS = 500
 """Number of partitions in one answer over NATS, and on a page without another number."""
 MOST_ON_A_PAGE = 5000
 MOST_GATHERING = 64
-"""Maximum number of pages that are gathered from a node's processes at once, over NATS. Further requests get no answer."""
+"""Maximum number of pages that are collected from the processes of the node at once.
+
+Further requests over NATS get no answer.
+"""
 _HEALTH = (b"/livez", b"/readyz")
 _THERE = (
     b"/, /node/ID, /stream/NAME, /groups, /group/NAME, /services, /service/NAME, /events, /api/live, /status, /livez, /readyz, "
@@ -87,7 +90,7 @@ _THERE = (
 
 
 class Whole(Protocol):
-    """Interface to the status of a node that has several processes."""
+    """Interface to the status of a node with several processes."""
 
     async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
         """Return a page of partitions, as ``Reporter.page`` does."""
@@ -109,7 +112,7 @@ class Whole(Protocol):
 
 
 class StatusDesk:
-    """Answers status requests. ``reporter`` may be set after the start."""
+    """Answers status requests to a node. ``reporter`` may be set after the start."""
 
     def __init__(self, settings: NodeSettings, counters: Counter[str] | None = None) -> None:
         self._settings = settings
@@ -147,7 +150,7 @@ class StatusDesk:
         self.url = ""
 
     def change_hosts(self, hosts: Iterable[str]) -> None:
-        """Set the host names under which the page may be requested, besides those of loopback."""
+        """Set the allowed host names of page requests, in addition to those of loopback."""
         self._names = frozenset(name.encode() for name in (*LOOPBACK, *hosts))
 
     async def open_page(self) -> None:
@@ -208,7 +211,7 @@ class StatusDesk:
             return
         answer = partial(self._answer, reply)
         if payload == QUESTION:
-            answer(encode_presence(time.time_ns()))  # no report: whoever asks may ask often
+            answer(encode_presence(time.time_ns()))  # no report, because these requests may be frequent
         elif payload == ASKED and self.health is not None:
             answer(json.dumps(self.health.report()).encode())
         elif payload == GLANCE_ASKED and self.reporter is not None:
@@ -246,7 +249,7 @@ class StatusDesk:
         return {"node_events": self.events.after(after, since_ns, MOST_NODE_EVENTS)}
 
     def records_read_answer(self, payload: bytes) -> dict[str, Any] | None:
-        """Add the event of a person who reads records, and return the answer. None: the request is another one."""
+        """Store the audit event that a person has read records, and return the answer. None: the request is another one."""
         try:
             asked = load_json(payload)["records_read"]
             stream = check_name(str(asked["stream"]), "stream")
@@ -362,7 +365,7 @@ class StatusDesk:
         return found if found is not None else http("404 Not Found", TEXT, _THERE)
 
     def _own(self, path: bytes, query: bytes, wanted: bool) -> bytes | Awaitable[bytes]:
-        """Return the status of this node. ``wanted``: with the body."""
+        """Return the answer to an HTTP request for the status of this node. ``wanted``: True to include the body."""
         part = _part(query)
         if part is None:
             text = f"?count=1 to {MOST_ON_A_PAGE} and &after=STREAM/PARTITION, as they are or left out\n"
@@ -400,10 +403,7 @@ class StatusDesk:
 
 
 class NodeAsker:
-    """Asks nodes for their status. This node is asked without NATS.
-
-    It implements ``NodesAsker``: the node itself without NATS, others by its connection.
-    """
+    """Sends status requests to nodes. It answers requests to its own node without NATS (implements ``NodesAsker``)."""
 
     def __init__(self, own: str, bus: BusConnection, subjects: Subjects, desk: StatusDesk) -> None:
         self._own = own
@@ -428,7 +428,7 @@ class NodeAsker:
 
 
 def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
-    """Return a part of the list of partitions after the place in the request, limited to one message and a few milliseconds."""
+    """Return a page of the list of partitions that fits into one message and takes a few milliseconds."""
     after = _asked_after(payload)
     count = PAGE_PARTITIONS
     while True:
@@ -480,7 +480,7 @@ _Part = tuple[tuple[str, int], int]
 
 
 def _part(query: bytes) -> _Part | None:
-    """Return the part that a query names, or None for an invalid query."""
+    """Return the part of the list that a query requests. None: the query is invalid."""
     fields = dict(parse_qsl(query.decode("ascii", "replace")))
     stream, slash, partition = fields.get("after", "/-1").rpartition("/")
     count = fields.get("count", str(PAGE_PARTITIONS))
@@ -507,7 +507,7 @@ MOST_WAITING = 64
 
 
 def _seen(watch: NodeWatch) -> dict[str, Any]:
-    """Return the fields of the summary that the node has seen by itself."""
+    """Return the fields of the summary that the node has observed itself."""
     repaired = watch.events.recent("damage_repaired", SHOWN_S)
     return {
         "nats_problem": watch.nats_problem[:MOST_TEXT_CHARS],
@@ -519,7 +519,7 @@ def _seen(watch: NodeWatch) -> dict[str, Any]:
 
 
 def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None) -> NodeSummary:
-    """Return the summary of a node from its metric values. ``watch``: what the node has seen by itself."""
+    """Build the summary of a node from its metric values. ``watch``: what the node has observed itself."""
     group, image = reporter.group, reporter.group.image
 
     def total(name: str, *labels: str) -> float:
@@ -619,7 +619,7 @@ def _state(node: Any) -> str:
 
 
 class GlanceDesk:
-    """Answers requests for the summary of this node. A recent summary is sent again."""
+    """Answers requests for the summary of this node. Requests within ``FRESH_S`` get an equal summary."""
 
     def __init__(
         self,

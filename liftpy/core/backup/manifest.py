@@ -69,7 +69,10 @@ class StoredPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCopy:
-    """The state file of a replica: producers and message ids of the log below ``end``, also of records that are gone [A16]."""
+    """The state file of a replica: producers and message ids of the log below ``end``.
+
+    It includes those of deleted records [A16].
+    """
 
     file: StoredFile
     end: int
@@ -79,13 +82,19 @@ class StateCopy:
 class PartitionCopy:
     """One partition in a backup.
 
-    ``start``: log start, inclusive. The first piece may begin below it. ``high_watermark``: inclusive, -1: none. ``pieces``
-    contain all records up to it, without gaps. ``before``: the chain before the first piece. ``compacted_end``: offset
-    (exclusive) that compaction of the replicas had reached when they were read, at most the end of the copy. A restored log
-    that ends below it would lack keys [R11]. ``deletes_end``: below it (exclusive), delete markers were gone from all logs
-    that were read [D30]. ``state``: producers and message ids of a replica. None: the copy has none. ``knows_dropped``: True
-    if the copy has the producers and message ids of records that were deleted below ``start``, or if there were none. False:
-    an earlier version of a program or node did not report them.
+    Attributes:
+        start: Log start, inclusive. The first piece may begin below it.
+        high_watermark: Last committed offset, inclusive. -1: none. ``pieces`` contain all records up to it, without
+            gaps.
+        pieces: Pieces in order.
+        before: Digest chain before the first piece.
+        compacted_end: Offset (exclusive) up to which the replicas had compacted, at most the end of the copy. A
+            restored
+            log that ends below it would lack keys [R11].
+        deletes_end: Offset (exclusive) below which all read logs may have lost tombstones [D30].
+        state: Producers and message ids of a replica. None: the copy has none.
+        knows_dropped: True if the copy has the producers and message ids of all records that were deleted below
+            ``start``. False: an earlier version of a program or node did not report them.
     """
 
     partition: int
@@ -135,9 +144,14 @@ class CursorCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A whole backup. ``created_ns``: wall clock at the barrier. ``index``: of the metadata's last entry before it. ``since``: the
-    backup whose pieces are used again, '': none. ``leader_epoch``: no LeaderEpoch of the cluster was above it at the end of the
-    backup."""
+    """Manifest of a complete backup.
+
+    Attributes:
+        created_ns: Wall clock at the barrier, in nanoseconds.
+        index: Index of the last metadata entry before the barrier.
+        since: Backup whose pieces are used again. '': none.
+        leader_epoch: No LeaderEpoch of the cluster was above it at the end of the backup.
+    """
 
     backup: str
     created_ns: int

@@ -1,7 +1,8 @@
-"""Counters and histograms that a node updates while it works. One batch costs one bisect, whatever its size. Pure.
+"""Counters and histograms that a node updates while it works. Counting a batch takes one binary search, whatever its size.
+Pure.
 
-Bounds of buckets double: latencies from 0.25 ms to 8.2 s, failovers from 10 ms to 20.5 s, batches from one record to 4,096.
-A value counts in the first bucket whose bound is at or above it. No count decreases while a process lives.
+Bounds of buckets double: latencies from 0.25 ms to 8.2 s, failovers from 10 ms to 20.5 s, batches from one record to
+4,096. A value counts in the first bucket whose bound is at or above it. No count decreases while a process lives.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The metadata of one partition. The metadata image and the replicas of the partition use these values.
 
-A new field needs a number in ``cluster.proto``, and nothing else. Then every replica of the partition has it.
+A new field needs only a number in ``cluster.proto``. Then every replica of the partition has it.
 """
 
 from __future__ import annotations

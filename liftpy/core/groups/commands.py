@@ -131,7 +131,9 @@ def _check_beat(beat: pb.BeatGroup) -> None:
     _check_optional_name(beat.instance, "instance")
     _check_streams(beat.streams)
     if beat.streams and not beat.tellsStreams:
-        raise GroupCommandError("Invalid group command: streams without tellsStreams. Check the version of the client.")
+        raise GroupCommandError(
+            "Invalid group command: it names streams, but the field tellsStreams is not set. Check the version of the client."
+        )
     seen: set[tuple[str, str, int]] = set()
     for owned in beat.owned:
         _check_name(owned.stream, "stream")
@@ -211,7 +213,9 @@ def _check_take(take: pb.TakeRecords) -> None:
     _check_bounds("keys", len(take.keys), 0, MAX_KEYS)
     _check_bounds("partitions", take.partitions, 0, MAX_PARTITIONS)
     if take.keys and not take.ordered:
-        raise GroupCommandError("Invalid group command: keys need ordered. Check the version of the client.")
+        raise GroupCommandError(
+            "Invalid group command: it has keys, but the field ordered is not set. Check the version of the client."
+        )
     for name, value, low, high in (
         ("ackWaitMs", take.ackWaitMs, MIN_ACK_WAIT_MS, MAX_ACK_WAIT_MS),
         ("maxDeliveries", take.maxDeliveries, 1, MAX_MAX_DELIVERIES),

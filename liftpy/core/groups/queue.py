@@ -58,7 +58,7 @@ def key_digest(key: bytes | None) -> int:
 
 
 class KeyOrder:
-    """Waiting lines of one queue, one per key. Offsets arrive in ascending order."""
+    """Queue of waiting records for each key of an ordered queue. Offsets are added in ascending order."""
 
     def __init__(self) -> None:
         self._lines: dict[int, deque[int]] = {}

@@ -459,7 +459,7 @@ class Cleaning:
                 self.purged.add(purge.number)
 
     def wants_seal(self, active: Segment, committed_end_offset: int) -> bool:
-        """Return whether the active segment may contain records of a purge. Only its offsets are compared."""
+        """Return whether the active segment has offsets below the end of a purge, so that it may contain records to delete."""
         return bool(active.size_bytes) and any(
             active.base_offset < purge.end_offset <= committed_end_offset for purge in self._waiting_purges()
         )

@@ -53,8 +53,8 @@ def decode_promises(data: bytes | None) -> dict[str, int]:
         return held
     if version != _VERSION:
         raise UnknownFormatError(
-            f"The file of epoch promises has format version {version}, but this version reads {_VERSION}. Start "
-            "the newer version of liftpy."
+            f"The file promises (LeaderEpochs that this node must not go below) has format version {version}, "
+            f"but this version reads {_VERSION}. Start the newer version of liftpy."
         )
     position = _HEAD.size
     while position + _FRAME.size <= len(data):
@@ -128,8 +128,8 @@ class PromiseJournal:
         """
         if self._failed:
             raise StorageError(
-                f"Cannot write the file of epoch promises, because an earlier write failed: {self._failed}. Check the "
-                "disk, then restart the node."
+                "Cannot write the file promises (LeaderEpochs that this node must not go below), because an "
+                f"earlier write failed: {self._failed}. Check the disk, then restart the node."
             )
         more = {key: epoch for key, epoch in promises.items() if epoch > self._held.get(key, 0)}
         if not more:
@@ -153,7 +153,8 @@ class PromiseJournal:
         data = _HEAD.pack(_MAGIC, _VERSION) + encode_promises(held)
         if decode_promises(data) != held:
             raise StorageError(
-                "The file of epoch promises differs after the write, so the old file remains. Check the disk."
+                "The file promises (LeaderEpochs that this node must not go below) differs after the write, so "
+                "the old file remains. Check the disk."
             )  # [S16]
         self.close()
         self._storage.replace(PROMISES_NAME, data)

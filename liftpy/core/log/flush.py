@@ -126,7 +126,10 @@ class FlushPlace:
         """Value of ``done_on_loop`` when flushing moved to the event loop."""
 
     def takes(self, size_bytes: int, seals: bool) -> bool:
-        """Return whether a flush of ``size_bytes`` runs on the event loop. ``seals``: True if it flushes more than one file."""
+        """Return whether a flush of ``size_bytes`` should run on the event loop.
+
+        ``seals``: True if it flushes more than one file.
+        """
         return self.on_loop and not seals and size_bytes <= LARGE_BYTES and self.waiting <= MOST_WAITING
 
     def took_on_loop(self, took_s: float) -> None:

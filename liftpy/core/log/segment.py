@@ -276,8 +276,8 @@ def _check_order(segment: Segment, batch: RecordBatch) -> None:
     """
     if batch.base_offset < segment.next_offset or (segment.epochs and batch.leader_epoch < segment.epochs[-1][0]):
         raise CorruptionError(
-            f"The batch at offset {batch.base_offset}, epoch {batch.leader_epoch}, does not follow offset "
-            f"{segment.next_offset - 1}"
+            f"The batch at offset {batch.base_offset}, LeaderEpoch {batch.leader_epoch}, does not follow the "
+            f"last record of the segment at offset {segment.next_offset - 1}"
         )
 
 

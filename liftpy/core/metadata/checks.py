@@ -17,7 +17,7 @@ from liftpy.core.metadata.replay import check_partition
 
 
 def check_image(image: ClusterImage) -> None:
-    """Check an image: C1 and C3 of every partition, counters above every assigned value, and correct derived maps."""
+    """Check one image: every partition meets C1 and C3, counters are above all assigned values, and derived maps are right."""
     hosted: dict[str, dict[str, list[int]]] = {}
     led: dict[str, int] = {}
     uids = [stream.uid for stream in image.streams.values()]
@@ -48,7 +48,7 @@ def check_image(image: ClusterImage) -> None:
 
 
 def check_step(old: ClusterImage, new: ClusterImage) -> None:
-    """Check the changes between two consecutive images of one history by C2, C4 and C6."""
+    """Check that the change from one image to the next meets C2, C4 and C6."""
     check(new.index >= old.index, "M5", "index fell")
     for field in ("next_incarnation", "next_stream_uid", "next_leader_epoch", "next_epoch", "placement_index"):
         check(getattr(new.counters, field) >= getattr(old.counters, field), "C2", field)

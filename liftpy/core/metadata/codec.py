@@ -1,7 +1,8 @@
-"""Encodes image values as protobuf and back. The same image gives the same bytes on every node [M5].
+"""Converts image values to protobuf and back. Equal images give equal bytes on every node [M5].
 
-A codec is derived from the fields of its dataclass and the message in ``cluster.proto`` (``liftpy/core/wire/message_codec.py``).
-A missing field of a StreamConfig means the default. A wrong one raises a ConfigError that names it.
+A codec is derived from the fields of its dataclass and the message in ``cluster.proto``
+(``liftpy/core/wire/message_codec.py``). If a field of a StreamConfig is missing, the default applies. A field with a
+wrong value raises a ConfigError that names it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ from liftpy.errors import ConfigError, IncompatibleVersionError
 
 
 def _choice(kind: type[Enum], what: str) -> Converter:
-    """Return the functions that write an enum as text and read it. The text is the value, or the lower-case name of a number."""
+    """Return the two functions that convert an enum to text and back.
+
+    The text is the value of the enum, or the lower-case name if the value is a number.
+    """
     members = {member.value if isinstance(member.value, str) else member.name.lower(): member for member in kind}
     texts = {member: text for text, member in members.items()}
 
@@ -97,9 +101,10 @@ _STORED_NAMES = {"min_isr_hold_timeout_s": "max_held_s"}
 
 
 def stored_text(error: ConfigError) -> str:
-    """Return the text of a rejection in the form that all controllers store. A renamed setting has its name of feature level 5.
+    """Return the text of a rejection in the form that controllers of all versions store.
 
-    The text is part of the image. Two versions that store other texts hold other images.
+    The text is part of the image, so all versions must store the same text. A renamed setting has its name of feature
+    level 5.
     """
     text = str(error)
     for now, at_level_5 in _STORED_NAMES.items():
@@ -111,9 +116,9 @@ _ALTERABLE = frozenset(CONFIG.wire_names[field] for field in ALTERABLE)
 
 
 def apply_changed_fields(config: StreamConfig, wanted: pb.StreamConfig, changed: Iterable[str]) -> StreamConfig:
-    """Return ``config`` after the changed fields are taken from ``wanted``. ``changed`` has the protobuf names of these fields.
+    """Return ``config`` with the fields in ``changed`` replaced by those of ``wanted``. ``changed`` has protobuf names.
 
-    Raise ConfigError if a field is fixed or out of its range.
+    Raise ConfigError if a field cannot be changed or is out of its range.
     """
     whole = CONFIG.to_pb(config)
     for name in changed:
@@ -130,19 +135,19 @@ def apply_changed_fields(config: StreamConfig, wanted: pb.StreamConfig, changed:
 
 
 def report_to_pb(uid: str, partition: int, report: LeaderReport) -> pb.LeaderReported:
-    """Convert a LeaderReport of partition ``partition`` of the stream ``uid`` to a LeaderReported."""
+    """Convert a LeaderReport about a partition to the protobuf message LeaderReported."""
     message = REPORT.to_pb(report)
     message.uid, message.partition = uid, partition
     return message
 
 
 def image_to_bytes(image: ClusterImage, *, operations: bool = True) -> bytes:
-    """Return the image as canonical bytes.
+    """Return the image as bytes. Equal images give equal bytes.
 
-    If ``operations`` is False, the bytes have no deduplication window. Nodes that decide nothing do not need the window.
+    If ``operations`` is False, the bytes lack the window of finished operations. Only controllers need it.
 
-    Streams are encoded one by one and joined, because a serialized message is the concatenation of its fields. So there is no
-    second copy of a large image.
+    Streams are encoded one by one and joined, because a serialized message is the concatenation of its fields. So there
+    is no second copy of a large image.
     """
     streams = (pb.Image(streams=[STREAM.to_pb(image.streams[name])]) for name in sorted(image.streams))
     parts = (part.SerializeToString(deterministic=True) for part in chain((_head_to_pb(image, operations),), streams))

@@ -1,17 +1,17 @@
 """``ControllerList``: the members of the metadata group, and the single steps of a change [M10]. Pure.
 
-Controllers change by the group's own log, one at a time (Raft dissertation, 4.1 to 4.2). A change is an entry with the
-whole new list. It counts from the moment that it is appended. A list has voters, at most one learner without vote, and
+The list changes by entries of the group's own log, one at a time (Raft dissertation, 4.1 to 4.2). An entry contains the
+whole new list. The list applies as soon as the entry is appended. It has voters, at most one learner without vote, and
 at most one voter that is leaving:
 
     add N          voters V            learner N               N has caught up:  voters V + N
     remove O       voters V            leaving O               O does not lead:  voters V - O
     replace O N    voters V            learner N, leaving O    N has caught up:  voters V + N, leaving O;  then voters V + N - O
 
-The order of a replacement keeps a majority if O is dead. A leader that leaves transfers its leadership first. A step is
-proposed only after the previous one is committed, and after an entry of the leader's own term is committed.
+The order of a replacement keeps a majority if O has failed. A leader that leaves transfers its leadership first. A step
+is proposed only after the previous one is committed, and after an entry of the leader's own term is committed.
 
-Example: {n1, n2, n3}, n3 is dead. ``replace n3 n4``: voters n1 n2 n3, learner n4. n4 catches up: voters n1 n2 n3 n4,
+Example: {n1, n2, n3}, n3 has failed. ``replace n3 n4``: voters n1 n2 n3, learner n4. n4 catches up: voters n1 n2 n3 n4,
 committed by n1, n2, n4. Then voters n1 n2 n4.
 """
 
@@ -36,7 +36,7 @@ _MAX_TIME_NS = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class ControllerList:
-    """Members of the metadata group. The empty list in an image means: the list of the settings."""
+    """Members of the metadata group. An empty list in an image means that the list in the settings applies."""
 
     voters: tuple[str, ...] = ()
     """Ids of the voters."""
@@ -84,7 +84,10 @@ def first_list(members: Iterable[str]) -> ControllerList:
 
 
 def well_formed(held: ControllerList) -> bool:
-    """Return whether the list is valid: unique voters ordered by id, at most one of them leaves, and the learner is no voter."""
+    """Return whether the list is valid.
+
+    Voters are unique and ordered by id, at most one of them leaves, and the learner is not a voter.
+    """
     voters = held.voters
     try:
         for node_id in held.members:
@@ -120,7 +123,7 @@ class GroupView:
     live: frozenset[str]
     """Connected members that acknowledge entries, including the leader and the learner."""
     caught_up: bool = False
-    """True if the learner has everything that is committed, and its lost entries are replaced."""
+    """True if the learner has all committed entries, and all entries that it had lost."""
     blocked: str = ""
     """Reason why no change may be proposed now. '': none."""
     halted: str = ""
@@ -133,7 +136,7 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Reason why a change is rejected."""
+    """Rejection of a change, with its reason."""
 
     error: pb.ControlResponse.Error
     detail: str
@@ -141,7 +144,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class NoChange:
-    """Result of planning if there is no step to propose. The list is already as requested, or another step is running."""
+    """Planning result without a step. The list is already as requested, or another step is running."""
 
     detail: str
 

@@ -1,6 +1,6 @@
-"""Metrics of the cluster that a controller derives from images: elections, failovers, leaderless partitions. Pure.
+"""Metrics that a controller derives from images: elections, failovers, leaderless partitions. Pure.
 
-Each controller counts what it has seen since its start. The largest value of all controllers is the cluster's, not the
+Each controller counts from its own start. The value for the cluster is the largest value of all controllers, not the
 sum. A failover lasts from the moment that this controller sees the partition without a leader until it is Online.
 """
 

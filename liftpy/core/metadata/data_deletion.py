@@ -1,8 +1,8 @@
-"""Decides whether the data of a partition may be deleted on a node that is not a controller. Pure.
+"""Decides whether a node that is not a controller may delete the data of a partition. Pure.
 
-Data is deleted only by a committed change that names it [M11]. Such a node gets its image from the feed, and anybody
-with publish permission could forge a record there. So it asks a controller about the stream, by its unique id, with a
-linearizable read. The data may go if the stream does not exist, or its replicas are elsewhere.
+Data is deleted only after a committed change that names it [M11]. Such a node gets its image from the feed, where a
+client with publish permission could forge a record. So the node sends a linearizable question about the stream, by its
+uid, to a controller. It may delete the data if the stream does not exist, or if its replicas are on other nodes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class DataDeletion:
-    """Partitions that left a node by a change that its image has shown. A partition that is only missing in the image
-    stays [M11].
+    """Partitions that left this node by a change in its image.
+
+    A partition that is only missing in the image stays on the disk [M11].
     """
 
     def __init__(self, node_id: str) -> None:
@@ -37,7 +38,7 @@ class DataDeletion:
         return found is not None and self._node_id not in found[1].holders
 
     def deletion_denied(self, key: PartitionKey) -> None:
-        """Record that the controllers still have the stream, so the image of this node was wrong."""
+        """Note that the controllers still have the stream, so the image of this node was wrong."""
         self._deleted_uids.discard(key.uid)
 
 
@@ -48,7 +49,7 @@ def question(key: PartitionKey) -> pb.ControlRequest:
 
 
 def may_delete(response: pb.ControlResponse, key: PartitionKey, node_id: str) -> bool | None:
-    """Return whether the answer allows ``node_id`` to delete its data of ``key``, or None if the answer does not say."""
+    """Return whether the answer allows ``node_id`` to delete its data of ``key``. None: the answer does not decide it."""
     if response.error == pb.ControlResponse.NOT_FOUND:
         return True
     partitions = [p for p in response.stream.partitions if p.partition == key.partition]

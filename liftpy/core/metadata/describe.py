@@ -1,7 +1,8 @@
 """Descriptions of the cluster in pages that fit into a message. Pure.
 
-The request names the place after which the page begins, so controllers keep nothing between pages, and any controller
-may answer the next one. Nodes come by id, then streams by name. A large stream continues on the next page, by its uid.
+The request names the position after which the page begins. So controllers keep no state between pages, and any
+controller may answer the next one. Nodes are ordered by id, then streams by name. A large stream continues on the next
+page, by its uid.
 
 Example: 3 nodes, streams ``a`` (2 partitions) and ``b`` (10,000). Page 1: the nodes, ``a``, and ``b`` up to partition
 1,199. Page 2 begins at ``b``, partition 1,200.

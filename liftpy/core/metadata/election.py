@@ -1,30 +1,30 @@
 """Elections: the states of an election and the choice of a candidate ("Electing a leader" in the protocol).
 
-After the loss of a leader, the ISR member with the most records leads next, and nothing committed is lost. Only live
+After the loss of a leader, the ISR member with the most records leads next, and no committed record is lost. Only live
 ISR members are eligible [C5], except the deposed leader, skipped candidates, and members that lost data [C10]. Every
-candidate gets a LeaderEpoch of its own [C2]. The ISR is frozen until the end. With the commit policy ``quorum`` every
-complete replica is eligible, and a majority must have reported its position in this election.
+candidate gets a LeaderEpoch of its own [C2]. The ISR does not change during the election. With the commit policy
+``quorum`` every complete replica is eligible, and a majority must have reported its position in this election.
 
 ::
 
-                     one eligible, or all told their positions
+                     one eligible, or all have reported
     ONLINE --begin--> ELECTION --------conclude--------> CANDIDATE_FOUND --finish--> ONLINE
       ^                  |                                 |        ^ |
-      |                  | nobody is eligible     pass_over|        | | next candidate
+      |                  | none is eligible       pass_over|        | | next candidate
       |                  v                                 v        +-+
-      |               OFFLINE <----------------------- nobody left
+      |               OFFLINE <------------------------ none left
       +------------------+ a member of the ISR comes back: begin
 
 Candidates are ranked by (last epoch, newest offset), then the last leader, then the number of led partitions, then
 replica order.
 
-Example: ISR a b c, a leads and dies. b reports (epoch 4, offset 90), c (epoch 4, offset 93). c is the candidate in a
+Example: ISR a b c, a leads and fails. b reports (epoch 4, offset 90), c (epoch 4, offset 93). c is the candidate in a
 new LeaderEpoch. If c makes no progress, b is the next candidate.
 
 Timers of the metadata leader: ConcludeElection after ``election_wait_s``, PassOver when a candidate makes no progress
 for ``candidate_timeout_s``, ElectLeader for an Offline partition after ``retry_s``. A timer waits while the node makes
-progress with any partition, at most ``PATIENCE`` timeouts, because a node with thousands of partitions processes them
-one after the other.
+progress with any partition, at most ``PATIENCE`` timeouts. The reason is that a node with thousands of partitions
+processes them one after the other.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def begin(
     """
     reports = _answers(draft, stream, partition) | ({report.witness: report} if report else {}) if deposed else {}
     started = replace(partition, leader="", candidate="", passed_over=(), deposed=deposed, status=PartitionStatus.ELECTION)
-    told = {} if is_quorum(stream) else reports  # what was told before the election is no promise to follow nobody
+    told = {} if is_quorum(stream) else reports  # a report from before the election does not promise to follow no other leader
     return _conclude_if_all_told(draft, stream, started, told)
 
 
@@ -82,12 +82,15 @@ def add_report(
 
 
 def conclude(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """End the wait for reported positions. Return the partition with a candidate."""
+    """Return the partition with a candidate, without waiting for further reports."""
     return _choose(draft, stream, partition, _answers(draft, stream, partition))
 
 
 def pass_over(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """Return the partition with the next candidate after a failed one. Without another candidate, it is Offline."""
+    """Return the partition with the next candidate, because the current one failed.
+
+    Without another candidate, it is Offline.
+    """
     failed = partition.candidate
     rest = replace(partition, candidate="", passed_over=(*partition.passed_over, failed), status=PartitionStatus.ELECTION)
     if is_quorum(stream):
@@ -96,9 +99,10 @@ def pass_over(draft: RecordBuilder, stream: StreamImage, partition: PartitionSta
 
 
 def transfer(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, node_id: str = "") -> PartitionState | None:
-    """Return the partition with a planned transfer to ``node_id`` ('': the best other member), None if no node can take over.
+    """Return the partition with a planned transfer to ``node_id``. None: no node can become leader.
 
-    The old leader is alive and stays in the ISR. It is a candidate again if the others fail.
+    ``node_id`` '': the best other member. The old leader is alive and stays in the ISR. It is a candidate again if the
+    others fail.
     """
     others = [n for n in eligible(draft, stream, partition) if n != partition.leader]
     if node_id and node_id not in others:
@@ -144,7 +148,7 @@ def finish(stream: StreamImage, partition: PartitionState) -> PartitionState:
         deposed="",
         incomplete=tuple(node for node in partition.incomplete if node not in staying),
         unclean_elected=partition.unclean_elected or unclean,
-        asked_start=0 if unclean else partition.asked_start,  # offsets are given anew, below it too
+        asked_start=0 if unclean else partition.asked_start,  # offsets are assigned again, also below it
         purges=() if unclean else partition.purges,
         moved_for=MoveReason.BY_HAND if partition.wants_leader == candidate else partition.moved_for,
     )
@@ -213,7 +217,7 @@ def _nodes_whose_positions_count(draft: RecordBuilder, stream: StreamImage, part
 
 
 def _answers(draft: RecordBuilder, stream: StreamImage, partition: PartitionState) -> dict[str, LeaderReport]:
-    """Return node id -> its reported position in this leadership and status. Reports of ended processes do not count."""
+    """Return node id -> position that it reported in this leadership and status. Reports of ended processes are left out."""
     held = draft.image.reports.get((stream.uid, partition.partition), ())
     return {report.witness: report for report in held if _is_current(draft, report)}
 
@@ -427,8 +431,9 @@ def partitions_off_preferred_leader(image: ClusterImage) -> list[tuple[Partition
 
 
 class PreferredLeaders:
-    """Checks for leaderships that can return to their preferred leader, every ``every_s`` seconds (0: never). Only the
-    metadata leader runs it. ``now_ns`` is monotonic.
+    """Finds leaderships that can return to their preferred leader, every ``every_s`` seconds (0: never).
+
+    Only the metadata leader runs it. ``now_ns`` is monotonic.
     """
 
     def __init__(self, every_s: float) -> None:

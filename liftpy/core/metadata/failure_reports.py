@@ -1,12 +1,12 @@
-"""Failure reports: what followers report about a silent leader. Only the metadata leader runs this. Pure.
+"""Failure reports of followers about a silent leader. Only the metadata leader runs this. Pure.
 
-One node that is cut off must not depose a working leader. With three or more ISR members, a majority of the followers
-decides [C9]. With two members there is one witness, so the metadata leader checks: it asks the accused leader whether
-it serves, and the witness whether it is reachable. The report counts only if the witness answered and the accused did
-not within ``ANSWER_NS``, or said that it does not serve.
+One disconnected node must not depose a working leader. With three or more ISR members, a majority of the followers
+decides [C9]. With two members there is only one witness (the follower that reports). So the metadata leader asks the
+reported leader whether it serves, and the witness whether it is reachable. The report counts only if the witness
+answers. The reported leader must also be silent for ``ANSWER_NS``, or answer that it does not serve.
 
-Example: ISR a b, a leads. The cable of b is out: b reports a, but a answers. The report is dropped, and b leaves the
-ISR. Or the cable of a is out: a does not answer, b does, and b is elected.
+Example: ISR a b, a leads. The network of b fails: b reports a, but a answers. The report is dropped, and b leaves the
+ISR. Or the network of a fails: a does not answer, b does, and b is elected.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _OpenReport:
 
 
 class FailureReports:
-    """All failure reports on the metadata leader, at most one case per partition. ``now_ns`` is monotonic."""
+    """All open failure reports on the metadata leader, at most one case per partition. ``now_ns`` is monotonic."""
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
@@ -76,7 +76,7 @@ class FailureReports:
         self._proven.clear()
 
     def add(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
-        """Add the time to a report. Return whether the report must wait until the reported leader was asked."""
+        """Add a report at its arrival. Return whether it must wait until the reported leader was asked."""
         report.stampNs, report.stampTerm, report.accusedAsked = now_ns, self._term, False
         found = image.find(report.stream, report.uid, report.partition)
         if found is None or report.leaderLacks or not _needs_questions(found[1], report):
@@ -95,7 +95,7 @@ class FailureReports:
         return asked
 
     def record_testimony(self, question: LeaderQuestion, testimony: ProbeResult) -> None:
-        """Record the answer of a node, or that NATS reports no responders for it."""
+        """Record the answer of a node to a question, or that NATS reported no responders for it."""
         case = self._cases.get(question.key)
         if case is not None and case.report.leaderEpoch == question.leader_epoch:
             case.heard[question.node] = testimony

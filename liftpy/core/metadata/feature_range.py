@@ -36,7 +36,7 @@ class LevelRange:
 
 
 UNSAID = LevelRange(1, 1)
-"""Range of a message that names none. No released version supports it, so the node is rejected.
+"""Range that is used for a message without one. No released version supports it, so the node is rejected.
 
 Controllers store the text of the rejection, which contains this range. The range must not change.
 """

@@ -1,14 +1,15 @@
-"""Feature levels: what the controllers decide, write and send, as one number in the image. Pure.
+"""Feature levels: one number in the image that defines how controllers decide, and what they write and send. Pure.
 
-During a rolling upgrade, two versions apply the same entries and must reach the same image. So decisions depend on the
-level in the image, never on the running version. Any change that makes an entry decide differently, including bug fixes
-and answer texts, needs a new level here. A released row never changes.
+During a rolling upgrade, two versions apply the same entries and must compute the same image. So decisions depend on
+the level in the image, never on the running version. A change that makes an entry decide differently needs a new row.
+This includes bug fixes and answer texts.
 
-The metadata leader finalizes a level that all nodes and controllers support. From then on nodes without it are
-rejected, and exit with code 78.
+The metadata leader finalizes a level that all nodes and controllers support. From then on, a node without it is
+rejected and exits with code 78.
 
-A released row never changes. A version supports all levels from the first row to the last. What the first row brought
-is unconditional. An image without a level is that of a new group: its first entry that decides anything sets the level.
+A released row never changes. A version supports all levels from the first row to the last. The code does not check for
+the features of the first row. An image without a level belongs to a new group: its first entry that decides anything
+sets the level.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ SPOKEN = level_range_of(FEATURES)
 
 
 def refused_level(level: int, who: str, spoken: LevelRange) -> str:
-    """Return why ``who`` cannot run at ``level``, or '' if it can."""
+    """Return why the process ``who`` cannot run at ``level``. '': it can."""
     if level in spoken:
         return ""
     what = "a newer version" if level > spoken.most else "an older version, or to finalize a newer level first"
@@ -76,9 +77,9 @@ def check_level(image: ClusterImage, spoken: LevelRange) -> None:
 
 
 def why_not_yet(request: pb.ControlRequest, level: int, features: tuple[Feature, ...]) -> str:
-    """Return why the request must not be logged at ``level``, or '' if it may.
+    """Return why the request must not be logged at ``level``. '': it may.
 
-    Controllers of an older version do not know it.
+    Controllers of an older version do not know the request.
     """
     for part in (request, *(item.request for item in request.batch.requests)):
         for feature in features:

@@ -1,8 +1,9 @@
 """The feed: how nodes that are not controllers follow the image. Pure.
 
-The metadata leader publishes a FeedEntry for each applied entry. It names the index before it, so a gap is noticed. An
-entry without records only names the head. A node with a gap asks for the missing entries, or for a snapshot in chunks.
-Entries that arrive too early wait in a limited buffer. Anything that does not fit leads to a new start.
+The metadata leader publishes a FeedEntry for each applied entry. It names the previous index, so that a node detects a
+missing entry. An entry without records is a head: it only reports the current index. A node that lacks entries requests
+them, or a snapshot in chunks. Entries that arrive too early wait in a limited buffer. If an entry does not fit to the
+image, the node drops the image and requests a new one.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _MAX_STATE_SIZE_BYTES = 8192
 
 
 class FeedProducer:
-    """The feed on a controller.
+    """Publishes the feed on a controller.
 
     Every controller calls ``entry_applied``. Only the metadata leader publishes entries and answers requests.
     """
@@ -48,7 +49,7 @@ class FeedProducer:
         """Applied entries as (index, previous index, records), without a gap up to ``index``. Entries and records are limited."""
         self._held_records = 0
         self._takes_bytes: int | None = None
-        """Maximum size of a message by the max_payload of the NATS server, in bytes. None: unknown."""
+        """Maximum size of a NATS message (max_payload of the server), in bytes. None: unknown."""
         self.index = index
         """Index of the last applied entry."""
         self._published_index = index
@@ -108,9 +109,10 @@ class FeedProducer:
         return pb.FeedEntry(index=self.index, previousIndex=self.index)
 
     def answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
-        """Return entries or a chunk of the image. If the result is None, call ``snapshot_is_ready`` and then this method again.
+        """Return the entries or the chunk of the image that a node requested.
 
-        An empty answer with index 0 means that nothing is applied here yet. The follower asks again.
+        If the result is None, call ``snapshot_is_ready`` and then this method again. An empty answer with index 0 means
+        that this controller has applied nothing yet. The node then retries.
         """
         response = self._answer(request)
         if response is not None:
@@ -150,7 +152,7 @@ class FeedProducer:
         return index == self.index or (bool(self._held) and self._held[0][1] <= index)
 
     def _was_at(self, index: int) -> bool:
-        """Return whether a stored entry follows ``index``. Otherwise the node needs a snapshot."""
+        """Return whether the stored entries continue after ``index``. Otherwise the node needs a snapshot."""
         return any(previous == index for _, previous, _ in self._held)
 
     def _drop_old_snapshots(self) -> None:
@@ -192,7 +194,10 @@ def _size_bytes(messages: Iterable[pb.Record]) -> int:
 
 
 def _is_oversize(records: tuple[Record, ...], message_bytes: int) -> bool:
-    """Return whether the records do not fit into one entry. Only many records are measured."""
+    """Return whether the records do not fit into one entry.
+
+    The size of a few records is not measured, because they always fit.
+    """
     states = sum(_states(record) for record in records)
     if states * _MAX_STATE_SIZE_BYTES <= message_bytes:
         return False
@@ -227,11 +232,10 @@ MAX_UNREADABLE = 3
 
 
 class FeedSubscription:
-    """Copy of the image on a node that is no controller. The node follows the feed.
+    """Copy of the image on a node that is not a controller. It follows the feed.
 
-    ``request`` returns the next request. ``entry_received`` and ``response_received`` process the data.
-
-    Both return whether the image changed.
+    ``request`` returns the next request to send. ``entry_received`` and ``response_received`` process data and return
+    whether the image changed.
     """
 
     def __init__(self, node_id: str, spoken: LevelRange = SPOKEN) -> None:
@@ -272,7 +276,7 @@ class FeedSubscription:
         return pb.FeedSnapshotRequest(nodeId=self._node_id, afterIndex=self.image.index if self.synced else 0)
 
     def entry_received(self, entry: pb.FeedEntry) -> bool:
-        """Apply a published entry, or a head of the feed. Return whether the image changed."""
+        """Apply a published entry or head. Return whether the image changed."""
         before = self.image
         if self._contradicts(entry):
             self.start_again()
@@ -288,7 +292,10 @@ class FeedSubscription:
         for another node.
         """
         if response.nodeId not in ("", self._node_id):
-            raise MisdirectedError(f"received an answer of the metadata feed for node {quote(response.nodeId)}")
+            raise MisdirectedError(
+                f"Received an answer of the metadata feed for another node, {quote(response.nodeId)}. It is "
+                "dropped. Check the NATS subject mappings."
+            )
         before = self.image
         if response.chunk or response.sizeBytes:
             self._take_chunk(response)
@@ -345,7 +352,7 @@ class FeedSubscription:
             del self._taken[next(iter(self._taken))]
 
     def _has_room(self, entry: pb.FeedEntry) -> bool:
-        """Return whether there is room for one more waiting entry. Without room, the entry is requested again later."""
+        """Return whether one more entry may wait in the buffer. Without room, the entry is requested again later."""
         held_bytes = sum(held.ByteSize() for held in self._waiting.values())
         return len(self._waiting) < MAX_WAITING_ENTRIES and held_bytes + entry.ByteSize() <= MAX_WAITING_BYTES
 

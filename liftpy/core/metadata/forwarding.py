@@ -1,4 +1,4 @@
-"""Repeats a request under one operation id until it is decided or its time is over. Pure."""
+"""Repeats a forwarded request with one operation id until it is decided or its time is over. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def error_response(request: pb.ControlRequest, error: pb.ControlResponse.Error, 
 
 
 class Forwarding:
-    """One forwarded request. Repeat attempts until ``decided`` is True or ``left_ns`` is 0. Then use ``response``."""
+    """One forwarded request. Send attempts until ``decided`` is True or ``left_ns`` returns 0. Then use ``response``."""
 
     def __init__(self, request: pb.ControlRequest, deadline_ns: int) -> None:
         self.request = request

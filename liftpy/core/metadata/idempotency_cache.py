@@ -1,8 +1,8 @@
-"""The window of finished operations: a repeated request is applied once [protocol: The metadata group].
+"""Window of finished operations: a repeated request is applied once [protocol: The metadata group].
 
-A client without an answer repeats its request with the same operation id. The first entry decides, later ones get its
-answer. The window is part of the image. It is limited by number, size and age. The age is the sum of the steps between
-operations, each limited to ``MAX_STEP_NS``, so that one wrong clock neither empties the window nor keeps it forever.
+A client without an answer repeats its request with the same operation id. The first entry decides, and later entries
+get its answer. The window is part of the image. It is limited by number, size and age. The age is the sum of the steps
+between operations, each limited to ``MAX_STEP_NS``. So one wrong clock neither empties the window nor keeps it forever.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Operation:
     response: bytes
     """Serialized ControlResponse to the operation."""
     age_ns: int = 0
-    """Age of the window when the operation came: sum of the limited steps of ``time_ns`` since the first operation."""
+    """Age of the window at this operation, in nanoseconds: sum of the limited steps of ``time_ns`` since the first
+    operation.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,10 @@ class IdempotencyCache:
         return self.by_id.get(operation_id)
 
     def with_operation(self, operation: Operation) -> IdempotencyCache:
-        """Return the window with one more operation. Operations beyond the age or the limits are removed, oldest first.
+        """Return the window with one more operation. Remove the oldest operations beyond the limits.
 
-        Age evicts a few at a time, so that one apply after hours without requests is as cheap as any other.
+        Only a few operations are removed for their age at a time, so that an entry after hours without requests is not
+        slower.
         """
         by_id, order, oldest = self.by_id, self.order, self.oldest
         size_bytes = self.size_bytes + _size_bytes(operation)

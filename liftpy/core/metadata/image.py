@@ -2,7 +2,8 @@
 
 A change creates a new image that shares all unchanged parts. So images can be kept, compared by identity, and encoded
 while later entries are applied. The iteration order of an ``immutables.Map`` differs between processes, so decisions
-and encodings use ``sorted``. The trail lists the streams that the latest changes touched. It is not encoded.
+and encodings use ``sorted``. The attribute ``trail`` lists the streams that the latest changes concerned. It is not
+encoded.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from liftpy.core.wire.subjects import ANY, REST
 # Goal: to find an overlapping stream without looking at every stream; there may be 100,000. Algorithm: a tree of subject
 # tokens, shared between images like everything in them. A search walks down the tokens of the new subject; only where it has a
 # wildcard are all branches looked at. A stream with P partitions stands at its subject's last token, with the number P: its
-# partitions are branches that nobody stores. Worked example: ``shop.*`` with 3 partitions stands for ``shop.*``, ``shop.*.1``
+# partitions are branches that are not stored. Worked example: ``shop.*`` with 3 partitions stands for ``shop.*``, ``shop.*.1``
 # and ``shop.*.2``; it overlaps with ``shop.eu`` and with ``shop.eu.2``, but not with ``shop.eu.3``.
 
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """Subjects that begin with the tokens on the path to this node."""
+    """Node of a tree of subjects. The path to the node is the first tokens of a subject."""
 
     streams: tuple[tuple[str, int], ...] = ()
     """(name, number of partitions) of the streams whose subject ends at this node, ordered by name."""
@@ -45,7 +46,7 @@ class _Branch:
 
 @dataclass(frozen=True, slots=True)
 class SubjectIndex:
-    """Index of the subjects of streams that answer publishers. It finds overlapping subjects."""
+    """Index of the subjects of streams that send acks. It finds overlapping subjects."""
 
     root: _Branch = field(default_factory=_Branch)
 
@@ -273,7 +274,7 @@ class StreamImage:
     def with_isr(self, partition: PartitionState, isr: Iterable[str], lost: Iterable[str] = ()) -> PartitionState:
         """Return ``partition`` with another ISR.
 
-        A leaving member stays complete while the HW cannot move. ``lost``: members that lack records.
+        A member that leaves stays complete while the HW cannot rise. ``lost``: members that lack records.
         """
         members = frozenset(isr)
         stands_still = len(members) < partition.min_isr(self.config) and not self.commits_by_quorum
@@ -326,7 +327,7 @@ class LeaderReport:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRules:
-    """Settings that affect decisions. A new group takes them from its leader's settings, and then stores them in the image."""
+    """Settings that affect decisions. A new group takes them from the settings of its leader, and stores them in the image."""
 
     namespace: str = "liftpy"
     """First subject token of the cluster's own subjects. No stream may use it."""
@@ -342,7 +343,8 @@ Reports = Map[tuple[str, int], tuple[LeaderReport, ...]]
 class ClusterImage:
     """The complete image.
 
-    Derived and not encoded: ``hosted``, ``replica_counts``, ``leader_counts``, ``answering``, ``waiting``, ``trail``.
+    The fields ``hosted``, ``replica_counts``, ``leader_counts``, ``answering``, ``waiting`` and ``trail`` are derived
+    from the others and not encoded.
     """
 
     index: int = 0

@@ -1,7 +1,7 @@
-"""The difference of two images, as records that turn the first one into the second. Pure.
+"""Difference of two images, as records that turn the first one into the second. Pure.
 
 Shared parts are compared by identity. The parent process of a multi-process node sends the difference to its workers.
-If records cannot express it, the result is None, and the whole image is sent.
+If records cannot express it, the result is None, and the parent sends the whole image.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def entry_between(old: ClusterImage, new: ClusterImage) -> pb.FeedEntry | None:
 
 
 def records_between(old: ClusterImage, new: ClusterImage) -> list[Record] | None:
-    """Return the records that turn ``old`` into ``new``, in replay order, or None if records cannot express the difference."""
+    """Return the records that turn ``old`` into ``new``, in replay order. None: records cannot express the difference."""
     if new.index < old.index:
         return None
     try:

@@ -1,11 +1,12 @@
-"""Node identity: detects a data directory restored from an older copy [S15, C7, C12], and a second process of the same node id.
+"""Detects a data directory that was restored from an older copy [S15, C7, C12], and a second process with one node id.
 
 A copy is equal to the original, including its id and its number of starts. So every process draws a nonce, and stores
-it with the number of its start before it registers. The directory keeps earlier nonces. The image knows the start and
-nonce that registered last. A directory is a successor only if its start is higher and the known nonce is among its own.
+it with the number of its start before it registers. The directory keeps earlier nonces. The image has the start and
+nonce that registered last. A directory is a successor only if its start is higher and it contains the nonce in the
+image.
 
-Example: start 1 (nonce A) registers, the directory is copied, start 2 (B) registers and acks. The copy is restored. Its
-next process is start 2 with nonce C, and knows only A. So it does not follow start 2 (B).
+Example: start 1 (nonce A) registers, and the directory is copied. Start 2 (nonce B) registers and acks. Then the copy
+is restored. Its next process is start 2 with nonce C, and knows only A. So it does not follow start 2 (B).
 """
 
 from __future__ import annotations
@@ -57,8 +58,11 @@ class DirectoryIdentity:
 def stopped_cleanly(*, failed: bool, opened: bool, logs_are_clean: bool, repairs: bool) -> bool:
     """Return whether a process may leave the clean-stop marker at its end [S9].
 
-    ``failed``: a fatal error occurred. ``opened``: it had opened its partitions. ``logs_are_clean``: all logs were flushed and
-    closed. ``repairs``: it stops so that recovery checks a damage.
+    Args:
+        failed: True if a fatal error occurred.
+        opened: True if the process had opened its partitions.
+        logs_are_clean: True if all logs were flushed and closed.
+        repairs: True if the process stops so that the next start checks damaged data.
     """
     return opened and logs_are_clean and not failed and not repairs
 
@@ -76,9 +80,9 @@ class ProcessRelation(Enum):
 
 
 def compare_processes(known: NodeImage, request: pb.RegisterNode) -> ProcessRelation:
-    """Compare a registration with the registered process ``known``.
+    """Compare the process of a registration with the registered process ``known``.
 
-    Versions without directory id or nonce are judged by the fields that they send.
+    A version that sends no directory id or nonce is judged by the fields that it sends.
     """
     if not (known.folder_id and request.folderId):
         return ProcessRelation.FOLLOWS
@@ -97,7 +101,7 @@ def compare_processes(known: NodeImage, request: pb.RegisterNode) -> ProcessRela
 # Decides whether a starting process may replace another process with the same node id.
 #
 # The lock of a data directory [S10] does not detect a copy of the directory. So the starting process asks NATS for the
-# node (``<ns>.status.<node>``). "No responders" proves that nobody is there. An answer proves that another process runs:
+# node (``<ns>.status.<node>``). "No responders" proves that no process runs. An answer proves that another process runs:
 # ask again, and give up after ``wait_s``. No answer proves nothing. After some tries, the other process is treated as
 # hanging, and will find itself fenced.
 

@@ -1,4 +1,4 @@
-"""Shows which replicas move, for status output and for placement. Pure."""
+"""Describes the current moves of replicas, for status output and for placement. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class Phase(Enum):
     COPIES = "copies"
     """The new replica copies the log."""
     DROPS = "drops"
-    """The new replica is in the ISR, or there is none. Another replica must leave, and transfers its leadership first."""
+    """The new replica is in the ISR, or there is none. Another replica transfers its leadership if it leads, and then
+    leaves.
+    """
     LEADS = "leads"
     """No replica moves. Another replica becomes the leader."""
 
@@ -67,9 +69,9 @@ def movements(image: ClusterImage) -> list[Movement]:
 
 
 def offline_on(image: ClusterImage, node_id: str) -> list[tuple[StreamImage, PartitionState]]:
-    """Return the partitions with a replica on the node that no live node can lead.
+    """Return the partitions with a replica on the node and without a live node that can lead.
 
-    They cannot be copied, so they stay on the node until a complete replica returns or an operator gives them up.
+    They cannot be copied. They stay on the node until a complete replica returns or an operator gives them up.
     """
     return [place for place in image.partitions_of(node_id) if place[1].status is PartitionStatus.OFFLINE]
 

@@ -41,7 +41,7 @@ def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionSta
 class Rules:
     """Settings that affect decisions.
 
-    A new group stores the first two settings in its image. After that, the values of the image apply.
+    A new group stores the first two settings in its image. After that, the values in the image apply.
     """
 
     namespace: str = "liftpy"
@@ -51,7 +51,7 @@ class Rules:
 
     @property
     def stored_rules(self) -> ClusterRules:
-        """Part of the rules that the image stores."""
+        """The settings that the image stores."""
         return ClusterRules(self.namespace, self.elections)
 
 
@@ -75,7 +75,7 @@ class RecordBuilder:
         self._appointed: dict[str, int] = {}
 
     def next_incarnation(self) -> int:
-        """Return a number that no process of any node has had."""
+        """Return a new incarnation number, which no process of any node has had."""
         self._incarnation += 1
         return self._incarnation - 1
 
@@ -99,10 +99,10 @@ class RecordBuilder:
         return self._epoch - count
 
     def needs_entry(self) -> None:
-        """Request a log entry for a decision that changes nothing, because its entry is an event."""
+        """Request a log entry even if the decision changes nothing, because its entry is an event."""
 
     def takes_long(self) -> None:
-        """Announce that the decision needs many steps. A trial decision stops here."""
+        """Announce that the decision needs many steps. A trial decision ends at this call."""
 
     def add(self, record: Record) -> None:
         """Append a record."""

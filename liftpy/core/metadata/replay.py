@@ -1,6 +1,6 @@
 """``replay(image, record) -> image``: the only way to change an image.
 
-It is pure and decides nothing. A record that does not fit raises InvariantError.
+It is pure and decides nothing. It raises InvariantError for a record that cannot follow the image.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Size limits of control requests, checked before anything is kept or logged. Pure.
+"""Size limits of control requests, checked before a request is stored or logged. Pure.
 
-The whole request, each text and each list has a limit. Fields are found from the protobuf schema, so that no field is
-forgotten. Reasons, which are only for people, are shortened.
+The whole request, each text and each list has a limit. The limits apply to all fields, because the fields are found in
+the protobuf schema. Reasons are only for people, and are shortened.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The image of a metadata group that is rebuilt after a permanent loss of its majority. Pure.
+"""Builds the image of a metadata group that has permanently lost its majority. Pure.
 
-Everything in the surviving log is kept. All counters (LeaderEpoch, Epoch, incarnations, stream ids) jump, so that
-values of lost entries are never used again [C1, C2]. No partition has a leader, all nodes are fenced until they are
-heard, and copies start again. Lost are streams, settings, moves and ISR changes after the end of the surviving log.
+The new image contains everything in the surviving log. All counters (LeaderEpoch, Epoch, incarnations, stream ids)
+jump, so that values of lost entries are never used again [C1, C2]. No partition has a leader, all nodes are fenced
+until they send a heartbeat, and copies start again. Changes of streams, settings, moves and ISRs after the end of the
+surviving log are lost.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""``NodeSessions``: the metadata leader's view of which nodes are alive. Heartbeats in, leases and proposals out. Pure.
+"""``NodeSessions``: on the metadata leader, decides from heartbeats which nodes are alive, and grants leases. Pure.
 
 The metadata leader proposes FenceNode when a node sends no heartbeat for ``session_s``, and UnfenceNode when heartbeats
-return. A new metadata leader starts all sessions anew.
+return. A new metadata leader starts all sessions from zero.
 
-A lease lets a node ack as leader [D22]. It lasts ``lease_s`` from when the answered heartbeat was sent, so it ends
+A lease lets a node ack as leader [D22]. It lasts ``lease_s`` from the time when the node sent the heartbeat, so it ends
 before the session. The metadata leader grants leases only while a majority confirmed its leadership less than
 ``confirmed_within_s`` ago: confirmed_within_s + lease_s <= election timeout + session_s.
 
 From feature level 5 on, the times are in the image and may change at run time. Until a change is settled, the longer
-times count.
+times apply.
 
-A late node is checked over NATS. If NATS says that it is not connected, its session ends together with its lease. A
-process with a registered node id keeps its place while it sends heartbeats, and until NATS says that it is gone. A
-suspended host keeps it for ``PLACE_KEPT_S``. After a start of all nodes, sessions wait up to ``COLD_START_S``, because
-opening thousands of logs takes time.
+If heartbeats are late, the metadata leader probes the node over NATS. If NATS reports no responders, the session of the
+node ends together with its lease. A process keeps its node id while it sends heartbeats, and until NATS reports no
+responders. A process on a suspended host keeps it for ``PLACE_KEPT_S``. After a start of all nodes, sessions wait up to
+``COLD_START_S``, because opening thousands of logs takes time.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ DEFAULT_CONFIRMED_WITHIN_S = 0.4
 """Maximum time since a majority confirmed the metadata leader for granting leases, in seconds. It is below the election timeout."""
 _LATE_AFTER_HEARTBEATS = 2
 _MISSED_AFTER_HEARTBEATS = 1.2
-"""Silence after which NATS is asked about a node, as a multiple of the heartbeat interval."""
+"""Silence after which a node is probed over NATS, as a multiple of the heartbeat interval."""
 _WANTED_NS = NS_PER_S
 """Time after a rejected registration for which the registered process is probed on NATS, in nanoseconds."""
 PLACE_KEPT_S = 5.0
-"""Time after its last heartbeat for which a fenced process keeps its node id, in seconds. NATS can report it gone earlier."""
+"""Time after the last heartbeat for which a fenced process keeps its node id, in seconds. No responders on NATS end it
+earlier.
+"""
 _DRIFT_SHARE = 50
 """Divisor of a lease that gives the reserve for different speeds of two monotonic clocks. 50 means 1/50."""
 _NEVER = -1
@@ -125,7 +127,7 @@ class NodeSessions:
         self.image_changed(image, now_ns)
 
     def resign(self) -> None:
-        """Grant no leases and propose nothing, because this node lost the metadata leadership."""
+        """Stop granting leases and proposing, because this node lost the metadata leadership."""
         self._leading = False
         self._sessions.clear()
         self._nodes = None
@@ -199,7 +201,7 @@ class NodeSessions:
         return not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns
 
     def _first_heard(self, now_ns: int) -> None:
-        """Start the sessions of all other nodes again at the time of the first heartbeat."""
+        """Restart the sessions of all other nodes, because the first heartbeat has arrived."""
         self._anybody_heard = True
         took_ns = min(now_ns - self._began_ns, self._cold_start_ns)
         if took_ns > self._longest_session_ns:
@@ -281,7 +283,7 @@ class NodeSessions:
         return proposals
 
     def _settle(self, times: SessionTimes, now_ns: int) -> list[pb.SettleSessionTimes]:
-        """Return the proposal that ends the use of the earlier times. It is made once no session uses them."""
+        """Return the proposal that ends the use of the earlier session times, if no session uses them any more."""
         at_ns = self._times_ns + self._longest_session_ns
         if self._settling_ns != _NEVER:
             at_ns = max(at_ns, self._settling_ns + self._retry_ns)
@@ -307,7 +309,7 @@ MAX_WAITING = 64
 
 
 class Registered(Enum):
-    """Meaning of an answer to a registration."""
+    """Result of a registration."""
 
     TAKEN_IN = "this process is the node now"
     TAKEN = "another process runs in its place: ask again for as long as one may need to end"
@@ -342,7 +344,7 @@ class Granted(NamedTuple):
 class AnsweredHeartbeats:
     """Heartbeat answers that wait until the local image is as new as the answer.
 
-    Both methods return the current lease, or None if there is none.
+    Both methods return the current lease. None: there is none.
     """
 
     def __init__(self) -> None:

@@ -1,23 +1,25 @@
-"""Digest of what was applied: a chain over all records since the feature level was set, one per controller. Pure.
+"""Digest of all applied records since the feature level was set, one per controller. Pure.
 
     digest(n) = BLAKE2b-64(digest(n - 1), index of the entry, its records as protobufs)
 
-Every entry counts, also one without effect. The digest is part of the image and of its snapshots. It decides nothing.
+Every entry counts, also one without effect. The digest is part of the image and of its snapshots. It affects no
+decision.
 
-``AppliedDigests`` compares the digests of the controllers. Goal: a controller whose image differs (a bug, a memory
-error, a version that decides differently) is found within ``EVERY`` entries, and stops: it must neither lead nor vote
-with a wrong image. Constraint: only a majority knows which image is right. Without one, nothing more may be decided.
+``AppliedDigests`` compares the digests of the controllers. Goal: a controller whose image differs is found within
+``EVERY`` entries, and stops. The cause may be a bug, a memory error, or a version that decides differently. Such a
+controller must neither lead nor vote. Constraint: only a majority knows which image is right. Without one, nothing more
+may be decided.
 
-Algorithm: after the first entry beyond each multiple of ``EVERY`` a member keeps (index, digest), at the same places
-everywhere. It sends the newest one to its leader with its acks. The leader compares them, and its heartbeats name a
-place where a majority of the voters agrees. A member with another digest there has diverged: it stops, quarantines its
-directory and loads a snapshot. A leader that differs from the majority does so, too. If voters differ and no majority
-agrees, proposals stop until one does. Each digest covers everything before it, so the newest place with a majority
-decides.
+Algorithm: after the first entry beyond each multiple of ``EVERY``, each member stores a checkpoint (index, digest), at
+equal indexes. It sends the newest one to its leader with its acks. The leader compares them, and its heartbeats name a
+checkpoint where a majority of the voters agrees. A member with another digest at this index has diverged: it stops,
+quarantines its directory and loads a snapshot. A leader that differs from the majority does so, too. If voters differ
+and no majority agrees, proposals stop until one does. Each digest covers everything before it, so the newest checkpoint
+with a majority decides.
 
-Worked example: EVERY is 1024, and n1 leads n2 and n3. At 2048 n1 has d, and n2 reports d: agreed. n3 reports e. It
-learns of (2048, d), stops, returns with an empty directory, and gets n1's snapshot. If n2 were down, d and e would be
-no majority of three: proposals stop.
+Worked example: EVERY is 1024, and n1 leads n2 and n3. At 2048 n1 has d, and n2 reports d: they agree. n3 reports e. It
+receives (2048, d), stops, returns with an empty directory, and gets n1's snapshot. If n2 were down, d and e would be no
+majority of three: proposals stop.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ NONE: Checkpoint = (0, b"")
 
 
 class AppliedDigests:
-    """Digests of one controller. ``every``: entries between two digests."""
+    """Digests of all members, on one controller. ``every``: number of entries between two checkpoints."""
 
     def __init__(self, node_id: str, every: int = EVERY) -> None:
         self._node_id = node_id

@@ -71,7 +71,7 @@ _EMPTY = (nan,) * len(SERIES)
 
 
 def bands_of(counts: Sequence[float]) -> list[float]:
-    """Return the counts of the bands, from a histogram with the buckets ``LATENCY_S``."""
+    """Return the number of acks in each latency band, from a histogram with the buckets ``LATENCY_S``."""
     last = len(BAND_BOUNDS_S) + 1
     return [counts[0] + counts[1], *counts[2:last], sum(counts[last:])]
 

@@ -1,12 +1,12 @@
 """Acks: tracks which publisher waits for which offset, and sends the answers [A1, A2, A5].
 
 A plain NATS message with a reply inbox gets a JetStream answer (JSON). An enveloped ``Message`` gets an Ack envelope. A
-node answers only on inbox subjects, so that a publisher cannot make it publish on any other subject. Waiting publishers are
-kept per batch in offset order. Consecutive messages of one inbox may get one Ack for all of them, a *run*
+node answers only on inbox subjects, so that a publisher cannot make it publish on any other subject. Waiting publishers
+are stored per batch in offset order. Consecutive messages of one inbox may get one Ack for all of them, a *run*
 (``liftpy/core/wire/envelope.py``). Each rejection is answered separately.
 
-The module also sends acks again after a reconnect, because they may have been lost with the NATS connection. It keeps the
-newest acks for the time of a lease, limited in bytes.
+The module also sends recent acks again after a reconnect, because they may have been lost with the NATS connection. It
+stores the newest acks for the time of a lease, limited in bytes.
 """
 
 from __future__ import annotations
@@ -122,14 +122,14 @@ class Publishers:
         return plain * self.batch_records if self.batch_records else plain
 
     def only(self, *indices: int) -> Publishers:
-        """Return the publishers of the messages at these ``indices``."""
+        """Return the publishers of the messages at ``indices``."""
         envelopes = None if self.envelopes is None else [self.envelopes[index] for index in indices]
         policies = None if self.policies is None else [self.policies[index] for index in indices]
         return Publishers(self.policy, [self.replies[index] for index in indices], envelopes, policies, self.batch_records)
 
     @property
     def wanted(self) -> AckPolicy:
-        """Ack policy of the only publisher. NONE: it expects no answer."""
+        """Ack policy of the only publisher. NONE: the publisher expects no answer."""
         own = self.policy if self.policies is None else self.policies[0]
         return own if self.replies[0] else AckPolicy.NONE
 
@@ -160,7 +160,10 @@ _RepeatedPublish = tuple[int, int, int, Publishers, bool]
 
 
 class PendingAcks:
-    """Publishers of one partition that wait for acks. ``count``: number of pending acks. The caller limits it."""
+    """Publishers of one partition that wait for acks.
+
+    ``count``: number of pending acks. The caller limits it.
+    """
 
     def __init__(self, shell: AckShell, key: PartitionKey, data_subject: str, times: PublishTimes | None = None) -> None:
         self._shell = shell
@@ -255,7 +258,7 @@ class PendingAcks:
         self, entry: _Unanswered, start: int, end: int, envelope: Envelope | None, leader_epoch: int, now_wall_ns: int,
         lines: list[bytes],
     ) -> None:  # fmt: skip
-        """Answer the publishers from ``start`` to ``end`` (exclusive), which all get the same answer."""
+        """Send an equal answer to the publishers from ``start`` to ``end`` (exclusive)."""
         replies, index = entry.publishers.replies, start
         while index < end:
             reply, offset, length = replies[index], entry.base_offset + index, 1
@@ -284,8 +287,10 @@ class PendingAcks:
     ) -> None:  # fmt: skip
         """Reject all publishers of a batch that was not appended.
 
-        The negative ack names the leader if it is known [A2]. ``waits_ms``: time in ms after which to retry, one value for
-        all or one per publisher. 0: at once.
+        The negative ack names the leader if it is known [A2].
+
+        ``waits_ms``: time after which to retry, in milliseconds. It is one value for all or one per publisher. 0: at
+        once.
         """
         lines: list[bytes] = []
         how_many = len(publishers.replies)
@@ -343,7 +348,7 @@ class PendingAcks:
             self.reject(publishers, unfit, waits_ms=waits_ms)
 
     def drop(self) -> None:
-        """Forget all publishers without an answer. Their records may be stored or not."""
+        """Drop all waiting publishers without an answer. Their records may be stored or not."""
         self._delayed_rejections.clear()
         for waiting in self._waiting.values():
             waiting.clear()
@@ -411,7 +416,7 @@ UNSURE_BYTES = 2 * 1024 * 1024
 
 
 class AckResendBuffer:
-    """Recent acks of one connection. ``note`` adds an ack that was written. ``again`` returns the acks after a reconnect."""
+    """Recent acks of one connection. ``note`` adds acks. After a reconnect, ``again`` returns the acks to resend."""
 
     def __init__(self, bound_bytes: int = UNSURE_BYTES, age_ns: int = UNSURE_NS) -> None:
         self._bound_bytes = bound_bytes

@@ -1,15 +1,16 @@
 """``RecentIds``: the message ids in a partition's log within the deduplication window, with their offsets [A3]. Pure.
 
-A message that is sent again with the same ``Nats-Msg-Id`` is not stored again, whichever node leads. The ids follow from
-the log: truncated records are forgotten, and only committed records advance the time. Time is log time, the largest batch
-timestamp so far. An id is also known for the whole window by the node's monotonic clock, because wall clocks may jump.
+A message that is sent again with the same ``Nats-Msg-Id`` is not stored again, whichever node leads. The ids are
+computed from the log. Truncated records are forgotten, and only committed records advance the time. The window is
+measured in log time, the largest batch timestamp so far. Each id is also stored for the whole window by the node's
+monotonic clock, because wall clocks may jump.
 
-A leader accepts a new id only if there is memory for it (``lacks``). A follower must accept what its leader accepted. If
-its memory is full, it drops the oldest ids. Until these have left the window, it rejects unknown ids as leader
-(``is_blind``).
+A leader accepts a new id only if there is memory for it (``lacks``). A follower must accept the ids that its leader
+accepted. If its memory is full, it drops the oldest ids. If it then becomes leader, it rejects unknown ids until the
+dropped ones would have left the window (``is_blind``).
 
-Example with a window of 120 s: "a" is stored at offset 7 with t = 1000 s. At t = 1100 s it is a duplicate of 7. At t = 1121
-s it is a new message.
+Example with a window of 120 s: "a" is stored at offset 7 at t = 1000 s. At t = 1100 s it is a duplicate of offset 7. At
+t = 1121 s it is a new message.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ _BATCH_BYTES = 296
 
 
 class Stored(NamedTuple):
-    """Place of a message id. ``last_offset``: last offset of the batch of its record. A batch is committed as a whole [D23]."""
+    """Place of a stored message id.
+
+    ``last_offset``: last offset of the batch of its record. A batch is committed as a whole [D23].
+    """
 
     offset: int
     last_offset: int
@@ -58,7 +62,10 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Taken:
-    """Message ids of one batch. ``time_ns``: its log time. ``known_ns``: monotonic time at which this node got it."""
+    """Message ids of one batch.
+
+    ``time_ns``: log time of the batch. ``known_ns``: monotonic time at which this node got it.
+    """
 
     last_offset: int
     time_ns: int
@@ -252,14 +259,14 @@ class RecentIds:
         return message_id in self._by_id or self.is_blind(now_wall_ns)
 
     def is_blind(self, now_wall_ns: int) -> bool:
-        """Return whether an unknown id at ``now_wall_ns`` may belong to a record whose id was dropped early."""
+        """Return whether an unknown id may belong to a record whose id was dropped early, for a publish at ``now_wall_ns``."""
         if self._lost_ns < 0:
             return False
         return self._lost_ns > max(self._time_ns, now_wall_ns) - self.window_ns or self._is_fresh(self._lost_known_ns)
 
     @property
     def is_whole(self) -> bool:
-        """True if all ids within the window of the last committed record are known."""
+        """True if no id within the window of the last committed record was dropped."""
         return not self.is_blind(0)
 
     def reserve_ids(self, ids: Iterable[bytes]) -> None:
@@ -380,5 +387,5 @@ def _id_header_indexes(names: BytesColumn) -> Iterable[int]:
 
 
 def is_id(value: bytes) -> bool:
-    """Return whether a header value is a message id. An empty value is none."""
+    """Return whether a header value is a message id. An empty value is not a message id."""
     return 0 < len(value) <= MAX_ID_BYTES

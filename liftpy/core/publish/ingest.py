@@ -1,19 +1,19 @@
 """``Ingest``: combines the messages of one partition that arrive together into a batch, and lets the replica append it.
 
-Messages wait in a list until the whole read of the socket is dispatched. Batches that the replica does not append at once
-are held under a token (limits: ``liftpy/core/replication/inflight_limits.py``). Two more limits apply: the messages of one
-socket read, and the publishers that wait for an ack. Above a limit, a publish with a reply subject is rejected with
+Messages wait in a list until all messages of one socket read have arrived. Batches that the replica does not append at
+once wait under a token (limits: ``liftpy/core/replication/inflight_limits.py``). Two more limits apply: the messages of
+one socket read, and the publishers that wait for an ack. Above a limit, a publish with a reply subject is rejected with
 OVERLOADED, and one without is dropped and counted.
 
-A message whose id is known is not stored. Its publisher gets the ack of the stored record, with ``duplicate``, and not
-before the record's own publisher gets its ack.
+A message with a known message id is not stored. Its publisher gets the ack of the stored record, with ``duplicate``,
+and not before the record's own publisher gets its ack.
 
-Conditions [protocol: Conditions]: a publish may expect the last sequence of the stream, of a subject or of a filter, or the
-last message id. The leader checks this against the whole log, including uncommitted records. If its subject index is not
-complete, the publish waits for it, within limits. Above a limit the answer is 503.
+Conditions [protocol: Conditions]: a publish may require the last sequence of the stream, of a subject or of a filter,
+or the last message id. The leader checks this against the whole log, including uncommitted records. If its subject
+index is not complete, the publish waits for it, within limits. Above a limit the answer is 503.
 
-Messages of one read are checked together. Messages that cannot be stored are removed in one pass, and the others become one
-batch. So the cost of a read grows with the number of its messages, and never with its square.
+Messages of one read are checked together. Messages that cannot be stored are removed in one pass, and the others become
+one batch. So the cost of a read grows with the number of its messages, and never with its square.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from liftpy.core.wire.subjects import InboxRule, has_wildcards, matcher
 
 UNINDEXED = Rejection(
     RejectReason.OVERLOADED,
-    "the last sequences of this stream's subjects are being read from its log: try again",
+    "the index of this stream's last sequences per subject is not complete yet: try again",
     (503, 10008),
 )
 _FULL = Rejection(
@@ -80,13 +80,14 @@ _TOO_MANY = Rejection(
 )
 _TOO_OFTEN = Rejection(
     RejectReason.OVERLOADED,
-    "too many publishes at a time expect the last sequence of a filter: try again, or name a subject without wildcards",
+    "too many publishes at a time have an expected last sequence with wildcards: try again, or name a "
+    "subject without wildcards",
     (503, 10008),
 )
 
 
 class _EarlierMessages:
-    """Subjects of the earlier messages of the batch that is checked. It finds the last offset of a subject or of a filter."""
+    """Subjects of the earlier messages in the batch that is checked. It finds the last offset of a subject or of a filter."""
 
     def __init__(self, derived: LogState) -> None:
         self._derived = derived
@@ -121,7 +122,7 @@ class _EarlierMessages:
 
 @dataclass(slots=True)
 class _FilterLookup:
-    """The last offsets of the subjects that match a filter."""
+    """Last offsets of the subjects that match a filter: in the log, and in the batch that is checked."""
 
     matches: Callable[[str], bool]
     in_log: int | None
@@ -188,7 +189,9 @@ def _of_subject(wanted: Expected, own: str, before: _EarlierMessages, derived: L
 
 
 def index_key(wanted: Expected, own: str) -> str:
-    """Return the subject whose last offset a publish needs. "": it has wildcards and needs the whole index."""
+    """Return the subject whose last offset a publish needs. "": the filter has wildcards, so the publish needs the whole
+    index.
+    """
     subject = wanted.subject or own
     return "" if has_wildcards(subject) else subject
 
@@ -204,9 +207,9 @@ _NOBODY = Numbering(0, 0, 0, None)
 
 
 class Ingest:
-    """Combines publishes of one partition into batches.
+    """Combines the publishes of one partition into batches.
 
-    ``feed`` passes PublishesReceived to the replica. The replica answers with ``seal`` or ``reject``.
+    ``feed``: passes PublishesReceived to the replica. The replica answers with ``seal`` or ``reject``.
     """
 
     def __init__(
@@ -259,7 +262,7 @@ class Ingest:
         ``undecided`` messages get a negative ack later.
         """
         self.heard = False
-        """True if the NATS server has confirmed the subscription, so that new publishes arrive."""
+        """True if the NATS server has confirmed the subscription."""
         self._left = False
         """True if the node has unsubscribed. Messages in flight are still stored."""
         self._raw: list[RawMessage] = []
@@ -317,7 +320,7 @@ class Ingest:
         self._acks.reject_or_delay(publishers, unfit, waits_ms, now=self._may.refuse_for_now(), later=not self._may.refuse())
 
     def settle(self) -> None:
-        """Send the delayed rejections if they may be sent now."""
+        """Send the delayed rejections if the leader may send them now."""
         if self._acks.has_delayed_rejections and self._may.refuse():
             self._acks.send_delayed_rejections(may=self._may.refuse_for_now())
         if self._taken_over is not None and self._taken_over.undecided and self._may.refuse():
@@ -326,7 +329,7 @@ class Ingest:
                 self._refuse(self.reader.read([message], self.wall_ns()).publishers, _UNDECIDED)
 
     def link_lost(self) -> None:
-        """Renew the subscription, because the connection of the shell was lost."""
+        """Subscribe again, because the NATS connection was lost."""
         if self._hearing is None:
             self._leave_to_standby()
 
@@ -367,7 +370,7 @@ class Ingest:
         self.heard = self.heard or listener is self._listener
 
     def leave(self) -> None:
-        """Unsubscribe, and still store messages in flight. Call ``stop`` or ``come_back`` later."""
+        """Unsubscribe. Messages in flight are still stored. Call ``stop`` or ``come_back`` later."""
         if self._listener is not None:
             self._listener.leave()
             self._left = True
@@ -473,7 +476,7 @@ class Ingest:
             self._drop_or_split(messages, error, self._submit_piece)
 
     def _drop_or_split(self, messages: list[RawMessage], error: Exception, again: Callable[[list[RawMessage]], None]) -> None:
-        """Drop a single message whose processing failed. Divide several messages until the failing one is alone."""
+        """Handle an unexpected error. Drop a single message. Divide several messages until the failing one is alone."""
         if len(messages) == 1:
             self._shell.sink_failed(messages[0][0], error)
             return
@@ -559,7 +562,10 @@ class Ingest:
 
     # ---- producers -----------------------------------------------------------------------------------------------------
     def _answer_producer(self, asked: Question, publishers: Publishers) -> None:
-        """Answer a process that wants to continue a producer. The answer is sent when its data is committed."""
+        """Answer a process that wants to continue a producer.
+
+        The answer is sent when the state of the producer is committed.
+        """
         if asked.acked is not None and self._derived.has_lost(*asked.acked):
             self._refuse(publishers, RECORDS_LOST)
             return
@@ -571,10 +577,10 @@ class Ingest:
         self._await_stored_ack(Stored(-1, given.last_offset), publishers)
 
     def _judge_batch(self, claim: Claim, columns: MessageColumns) -> Numbering | None:
-        """Check a producer's batch.
+        """Check a producer's batch. Return the sequence numbers of the records to append, with these records in
+        ``columns``.
 
-        Return the sequence numbers to append, with the records in ``columns``. None: append nothing. The publisher gets its
-        answer.
+        None: append nothing. The publisher gets its answer.
         """
         published, publishers = columns.batch, columns.publishers
         assert published is not None
@@ -602,9 +608,9 @@ class Ingest:
         return Numbering(claim.producer_id, claim.epoch, sequence, published.columns, known, *said)
 
     def _forbids_only_stored(self, columns: MessageColumns) -> bool:
-        """Return whether the settings forbid only records that are already stored.
+        """Return whether the settings forbid only records that are stored already.
 
-        If not, the rejection of the batch gets the expected sequence.
+        If they forbid new records, the rejection of the batch contains the expected sequence.
         """
         if columns.claim is None or columns.batch is None:
             return False
@@ -626,9 +632,9 @@ class Ingest:
         return self._desk.judge(claim, columns.batch.columns).known > 0
 
     def _await_stored_ack(self, stored: Stored, publishers: Publishers) -> None:
-        """Let the publisher wait for the ack of the record ``stored``.
+        """Send the ack of the stored record to one more publisher, when the record is due for an ack.
 
-        Above the limit of waiting publishers it gets no answer until it sends again.
+        Above the limit of waiting publishers it gets no answer until it sends the message again.
         """
         if publishers.wanted is not AckPolicy.NONE and self._acks.count + self._again_count < self._config.ingest_queue_records:
             self._acks.add_again(stored, publishers)
@@ -857,9 +863,9 @@ class Ingest:
         self.counters.times.committed(high_watermark)
 
     def drop(self, token: int, reason: RejectReason | None = None) -> None:
-        """Forget the publishes under ``token`` without an answer.
+        """Drop the publishers under ``token`` without an answer.
 
-        ``reason``: counter for those without a reply subject. None: count nothing.
+        ``reason``: counter for publishes without a reply subject. None: count nothing.
         """
         in_hand = self._remove_pending(token)
         if in_hand is not None and reason is not None:

@@ -41,7 +41,7 @@ _DURATION = re.compile(rb"[+-]?(?:(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:
 
 
 class Rejection(NamedTuple):
-    """Reason why a message is not stored, with a text for the publisher."""
+    """Why a message is not stored: a reason and a text for the publisher."""
 
     reason: RejectReason
     detail: str
@@ -99,7 +99,7 @@ class Expected(NamedTuple):
 
 
 def asks(block: bytes) -> bool:
-    """Return whether a header block may have a header on which a JetStream server acts."""
+    """Return whether a header block may contain a header that JetStream handles."""
     return _MARK in block
 
 
@@ -120,7 +120,10 @@ def rejection_before_sequence(headers: Headers, stream: str, partition: int) -> 
 
 
 def _ttl_refused(value: bytes) -> Rejection | None:
-    """Check a TTL: ``never``, a Go duration, or whole seconds. Return the rejection. None: the TTL is 0 or is ignored."""
+    """Check a TTL header: ``never``, a Go duration, or whole seconds.
+
+    Return the rejection, or None if the TTL is 0 or ignored.
+    """
     if value == b"never":
         return _FIRST[_TTL]
     if value != b"0" and value.isdigit():
@@ -161,22 +164,25 @@ def number_of(text: bytes) -> int:
 
 
 def wrong_sequence(last: int) -> Rejection:
-    """Return the rejection for a condition on the last sequence that does not hold. ``last``: the last sequence in the log."""
+    """Return the rejection for an expected last sequence that is wrong. ``last``: the last sequence in the log."""
     return Rejection(RejectReason.INCORRECT_OFFSET, f"wrong last sequence: {last}")
 
 
 def wrong_last_id(last: bytes) -> Rejection:
-    """Return the rejection for a condition on the last message id that does not hold. ``last``: the id of the last record."""
+    """Return the rejection for an expected last message id that is wrong. ``last``: the id of the last record."""
     return Rejection(RejectReason.INCORRECT_OFFSET, f"wrong last msg ID: {last.decode('utf-8', 'replace')}", (400, 10070))
 
 
 def asked_for(name: str) -> bool:
-    """Return whether a header is an instruction for the stream, such as a message id. It is then not part of the record."""
+    """Return whether a header is an instruction for the stream, such as a message id.
+
+    The record does not contain such headers.
+    """
     return name in _JUDGED or name.startswith(_SCHEDULE) or name == MESSAGE_ID
 
 
 def first_refused(names: Iterable[str]) -> str:
-    """Return the first of ``names`` that a record in a published batch must not have. '': all are allowed."""
+    """Return the first of the header ``names`` that a record in a published batch must not have. '': all are allowed."""
     return next((name for name in sorted(names) if name in _JUDGED or name.startswith(_SCHEDULE)), "")
 
 

@@ -1,15 +1,16 @@
-"""``LastOfSubjects``: the last offset of each subject, for ``Nats-Expected-Last-Subject-Sequence``. Pure.
+"""``LastOfSubjects``: index of the last offset of each subject, for ``Nats-Expected-Last-Subject-Sequence``. Pure.
 
-The first publish with this header creates the index. From then on each new batch is added, and the log before it is read
-backwards in slices (``LogState.look_back``). A publish for a known subject can be answered at once. For an unknown one it
-waits until the whole log is read. A stream with one literal subject needs no index. A truncation removes the entries of the
-truncated batches.
+The first publish with this header creates the index. From then on each new batch is added, and the log before it is
+read backwards in slices (``LogState.look_back``). A publish for a subject that is in the index can be answered at once.
+For any other subject it waits until the whole log is read. A stream with one literal subject needs no index. A
+truncation removes the entries of the truncated batches.
 
 Memory is limited. If the removal of deleted subjects does not free enough, the index is dropped, and publishes with the
-header are rejected. They are accepted again when retention has deleted half of the subjects, or the node has memory again.
+header are rejected. They are accepted again when retention has deleted half of the subjects, or the node has memory
+again.
 
-Example: log a@0 b@1 a@2, high watermark 1, and a first publish with a condition on "b". The index begins at 3, reads back,
-and finds a: 2, b: 1.
+Example: log a@0 b@1 a@2, high watermark 1, and a first publish with a condition on "b". The index begins at 3, reads
+back, and finds a: 2, b: 1.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ MANY = 10_000
 """Number of subjects above which a filter is not looked up, because the lookup would block the node for milliseconds."""
 _AFTER_DOT = chr(ord(".") + 1)
 _CHECK_BYTES = 64
-"""Number of bytes of a filter that count as one more comparison."""
+"""Length of a filter that counts as one more comparison, in bytes."""
 
 WAIT_NS = 4 * NS_PER_S
 """Maximum wait of a publish for the index, in nanoseconds. A JetStream client gives up after 5 s."""
@@ -90,7 +91,7 @@ class IndexWait:
         return len(self._waiting)
 
     def add(self, message: RawMessage, subject: str, judge: Callable[[RawMessage], None]) -> bool:
-        """Let ``message`` wait, and call ``judge`` with it once the index knows enough.
+        """Queue ``message``, and call ``judge`` with it when the index has its subject.
 
         Return False if there is no room, or if ``judge`` is running.
         """
@@ -105,7 +106,7 @@ class IndexWait:
         return True
 
     def release(self, index: LastOfSubjects, *, everything: bool = False) -> None:
-        """Check the publishes whose subject is known now, and those that have waited too long.
+        """Check the publishes whose subject is in the index now, and those that have waited too long.
 
         ``everything``: True to check all waiting publishes.
         """
@@ -205,7 +206,7 @@ class LastOfSubjects:
 
     @property
     def is_full(self) -> bool:
-        """True if the subjects of the log do not fit."""
+        """True if the subjects of the log do not fit into the memory limit."""
         if self._full_until is not None and (
             self._log_start_offset() > self._full_until or (self._wants_bytes and self.share.has_room(self._wants_bytes))
         ):
@@ -215,7 +216,7 @@ class LastOfSubjects:
 
     @property
     def lacks(self) -> bool:
-        """True if older records must be read backwards."""
+        """True if older records must still be read backwards."""
         return self.wanted and self._full_until is None and self.low is not None and self.low > self._log_start_offset()
 
     @property

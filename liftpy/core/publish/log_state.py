@@ -1,11 +1,11 @@
 """``LogState``: the state that a replica derives from its log: message ids, producers, subjects [protocol: Promotion].
 
-Each part is a pure function of the log. One ``end_offset`` applies to all parts. Only the part ``subjects`` may lack older
-records. It reads them backwards in the background.
+Each part is computed only from the log. One ``end_offset`` applies to all parts. Only the part ``subjects`` may lack
+older records. It reads them backwards in the background.
 
 Every appended batch is added, also on followers, so that the state is ready when the replica becomes leader. After a
-restart, ``replay`` reads the needed part of the log in slices. A leader accepts publishes when the replay has reached the
-log end. The replay begins at the first batch within the longest window, counted back from the high watermark.
+restart, ``replay`` reads the needed part of the log in slices. A leader accepts publishes when the replay has reached
+the log end. The replay begins at the first batch within the longest window, counted back from the high watermark.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class LogState:
             self._use_awaited(batch)
 
     def _use_awaited(self, batch: NewBatch) -> None:
-        """Use the awaited state if it fits, because ``batch`` has brought the log to its end. It covers more than the log."""
+        """Use the state in ``awaited`` if it matches the log, because ``batch`` has brought the log to its end."""
         state, self.awaited = self.awaited, None
         assert state is not None
         end_offset, fits = batch.last_offset + 1, self._log.epochs.epoch_at(state.end_offset - 1) == state.leader_epoch
@@ -152,7 +152,7 @@ class LogState:
 
     @property
     def is_whole(self) -> bool:
-        """True if no message id and no producer was dropped before its time."""
+        """True if no message id and no producer was dropped for lack of memory."""
         return self.ids.is_whole and self.producers.is_whole
 
     @property
@@ -174,7 +174,7 @@ class LogState:
                 part.committed(high_watermark)
 
     def started_afresh(self) -> None:
-        """Forget everything, because all records were deleted. The leader knows the state of the deleted records."""
+        """Drop the whole state, because all records were deleted. The leader has the state of the deleted records."""
         self.awaited, self.covered = None, -1
         self.fresh_starts += 1
         self._begin(self._log.log_end_offset)
@@ -197,7 +197,7 @@ class LogState:
                 part.cut(end_offset)
 
     def has_lost(self, offset: int, leader_epoch: int) -> bool:
-        """Return whether an acknowledged record is missing. A record below the log start does not count.
+        """Return whether the log lacks an acknowledged record. A record below the log start does not count as lost.
 
         ``leader_epoch``: LeaderEpoch of the leader that acknowledged the record at ``offset``.
         """
@@ -321,7 +321,7 @@ class LogState:
     def may_check(self, subject_filter: str, more: int = 0) -> bool:
         """Return whether the node has time for ``last_of_matching`` and for comparing ``more`` subjects.
 
-        That time is then used [A21].
+        If so, the time counts as used [A21].
         """
         checks = 1 if self._literal else self.subjects.count_checks(subject_filter)
         if literal_prefix(subject_filter.split(".")):

@@ -1,8 +1,8 @@
 """Base class of the parts of ``LogState``, and the column format of their state files. Pure.
 
-A part keeps the effects of batches above the high watermark separately, so that a truncation can undo them, and merges
-them when they are committed. Columns are encoded and decoded in slices, because one call over a million numbers would
-block the node for 0.1 s.
+A part stores the effects of batches above the high watermark separately, so that a truncation can undo them. It merges
+them when the batches are committed. Columns are encoded and decoded in slices, because one call for a million numbers
+would block the node for 0.1 s.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class NewBatch(NamedTuple):
 
 
 class Part(Protocol):
-    """One part of the derived state, such as the message ids."""
+    """One part of the derived state, such as the message ids. A part enforces its own limits."""
 
     @property
     def name(self) -> str:
@@ -216,7 +216,7 @@ class Share:
         self.size_bytes = 0
 
     def hold(self, size_bytes: int) -> None:
-        """Set the current memory use."""
+        """Set the current memory use of the part."""
         node, grown_bytes = self._node, size_bytes - self.size_bytes
         self.size_bytes = size_bytes
         node.size_bytes += grown_bytes
@@ -230,7 +230,7 @@ class Share:
         self.hold(size_bytes)
 
     def beside(self) -> Share:
-        """Return another share of the same kind that has no limit."""
+        """Return another share of this kind that has no limit."""
         return Share(self._node, self.kind)
 
     def has_room(self, more_bytes: int, beside_bytes: int = 0) -> bool:

@@ -1,13 +1,15 @@
 """``MemoryBudget``: limits the memory for publishes in progress over a whole node. Pure.
 
-Ten times a second it adds up: unprocessed publishes, held ones, uncommitted records, waiting publishers, standby buffers,
-waiting readers. Standby buffers and readers count only up to a share. Up to 4/5 of ``limit_bytes`` nothing changes. Above,
-the limits of all partitions shrink linearly, down to nothing at the limit. So the longest queues are limited first.
+Ten times a second it adds up the memory of unprocessed publishes, delayed publishes, uncommitted records, waiting
+publishers, standby buffers and waiting readers. Standby buffers and readers count only up to a share. Up to 4/5 of
+``limit_bytes`` the limits of the partitions stay unchanged. Above, they shrink linearly, to zero at the limit. So the
+longest queues are limited first.
 
-Time is limited too: ``Lateness`` rejects publishes with reply subject when the oldest unprocessed one has waited too long.
+Time is limited too: ``Lateness`` rejects publishes with a reply subject when the oldest unprocessed one has waited too
+long.
 
 Example: of a limit of 1,000 MiB, 900 are in use. Half of the last fifth is left, so a partition with a limit of 64 MiB
-accepts publishes while it holds less than 32 MiB.
+accepts publishes while it has less than 32 MiB in progress.
 """
 
 from __future__ import annotations
@@ -36,11 +38,14 @@ from liftpy.config import NS_PER_S
 _SHORT_PARTS = 8
 """Divisor of the limit while publishes queue. They are rejected until the queue is half of that limit."""
 _REGAINS_PARTS = 8
-"""Divisor of the time without rejections that is added to the limit."""
+"""Divisor of the time since the last rejection. The result is added to the time limit."""
 
 
 class Lateness:
-    """Limit of the queue delay. ``late_ns``: limit without overload, 0: no limit. All times are monotonic nanoseconds."""
+    """Limit of the time that publishes wait unprocessed.
+
+    ``late_ns``: limit without overload. 0: no limit. All times are monotonic nanoseconds.
+    """
 
     __slots__ = ("_late_ns", "_refused_ns", "_short_ns", "is_late")
 
@@ -75,7 +80,7 @@ class Lateness:
 
 
 class Unanswered:
-    """Detects that the acks of one partition are too late."""
+    """Detects that publishers of one partition get their acks too late."""
 
     __slots__ = ("_moved_ns", "_oldest_ns", "is_late")
 
@@ -84,7 +89,7 @@ class Unanswered:
         self._oldest_ns = 0
         """Arrival time of the oldest publish without an ack, at the last check. 0: its wait was at most ``late_ns``."""
         self._moved_ns = 0
-        """Time when another publish became the oldest for the first time since then. 0: not yet."""
+        """First time after that at which another publish was the oldest. 0: none yet."""
 
     def look(self, since_ns: int, now_ns: int, late_ns: int, *, is_pressed: bool) -> bool:
         """Check the oldest publish without an ack. Return whether acks are too late.
@@ -104,7 +109,7 @@ class Unanswered:
         return self.is_late
 
     def _is_lasting(self, since_ns: int, waited_ns: int, now_ns: int, late_ns: int) -> bool:
-        """Return whether acks are sent, but all of them too late."""
+        """Return whether the partition sends acks, but all of them too late."""
         if waited_ns <= late_ns:
             self._oldest_ns = 0
         elif not self._oldest_ns:
@@ -125,7 +130,7 @@ WAITING_PUBLISHER_BYTES = 200
 _MOST_LOOKS = 600
 _APART_NS = 10_000_000
 _APART_PARTS = 100
-"""Divisor of the oldest wait that gives the interval of the checks. The longer the wait, the fewer checks are needed."""
+"""Divisor of the oldest wait. The result is the interval of the checks, so longer waits need fewer checks."""
 LEAST_WAIT_MS, LONGEST_WAIT_MS = 50, 2000
 """Bounds of the retry delay in a rejection, in ms. The delay is about the time that other publishes wait."""
 LEAST_LIMIT_BYTES = 16 * 1024 * 1024
@@ -151,7 +156,10 @@ def limit_of(setting_bytes: int, memory_bytes: int) -> int:
 
 
 class MemoryBudget:
-    """Memory and delay limits of one node. ``limit_bytes`` 0: no memory limit. ``late_s`` 0: no delay limit."""
+    """Memory and time limits of one node.
+
+    ``limit_bytes`` 0: no memory limit. ``late_s`` 0: no time limit.
+    """
 
     __slots__ = (
         "_lateness", "_looks", "is_late", "is_limited", "is_pressed", "late_ns", "limit_bytes", "open_part", "used_bytes", "waited_ns",
@@ -217,7 +225,10 @@ class MemoryBudget:
 
 
 class PartitionRoom:
-    """Memory limit of one partition. ``own_bytes``: its own limit. ``queued``: returns the bytes in use."""
+    """Memory limit of one partition.
+
+    ``own_bytes``: limit in the settings. ``queued``: returns the bytes in use.
+    """
 
     __slots__ = ("_own_bytes", "_queued", "node")
 

@@ -1,7 +1,7 @@
 """Decodes NATS messages into the columns of a record batch: plain bytes, headers, and the enveloped ``Message``.
 
-``liftpy.core.wire.batch.build_batch`` takes the columns. Runs of plain messages are processed without a Python loop per
-record. A message that looks like an envelope but is not one is stored as plain bytes [A6].
+``liftpy.core.wire.batch.build_batch`` takes the columns. Consecutive plain messages are processed without a Python loop
+per record. A message that looks like an envelope but cannot be decoded is stored as plain bytes [A6].
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ class InvalidBatchError(LiftError):
 
 
 class Published(NamedTuple):
-    """A valid batch. ``ids``: record index -> message id. ``columns``: as received. ``note``: fields of its producer."""
+    """A valid batch.
+
+    ``ids``: record index -> message id. ``columns``: as received. ``note``: fields of its producer.
+    """
 
     body: Body
     ids: dict[int, bytes]
@@ -84,10 +87,10 @@ class Published(NamedTuple):
 
 
 def body_to_store(published: memoryview, subject: str, codec: Codec, note: bytes = b"") -> Published:
-    """Return the body of the one batch in ``published``, with its subject, its producer's ``note``, and in the stream's
-    ``codec``.
+    """Return the body of a published batch as it is stored.
 
-    Raises InvalidBatchError. Raises BatchTooLargeError if the subject makes the body too large.
+    The body has the subject, the producer's ``note``, and the codec of the stream. Raises InvalidBatchError. Raises
+    BatchTooLargeError if the subject makes the body too large.
     """
     batch = _parse(published)
     header = batch.header
@@ -118,7 +121,7 @@ def body_to_store(published: memoryview, subject: str, codec: Codec, note: bytes
 
 
 def body_after(published: Published, first: int, subject: str, codec: Codec) -> Body:
-    """Return the body without its first ``first`` records, which are already stored."""
+    """Return the body without its first ``first`` records, which are stored already."""
     columns = published.columns
     values = columns.values.to_list()[first:]
     keys = None if columns.keys is None else columns.keys.to_list()[first:]
@@ -258,10 +261,10 @@ class MessageColumns:
 
 
 class MessageDecoder:
-    """Decodes the raw messages of one partition into MessageColumns. ``own_subject``: subject of most messages.
+    """Decodes the raw messages of one partition into MessageColumns.
 
-    An envelope that is addressed to another stream, uid or partition is rejected [A9]. A stream without acks stores it,
-    because its subject may overlap the subjects of other streams.
+    ``own_subject``: subject of most messages. An envelope that is addressed to another stream, uid or partition is
+    rejected [A9]. A stream without acks stores it, because its subject may overlap the subjects of other streams.
     """
 
     def __init__(
@@ -389,7 +392,7 @@ class MessageDecoder:
     def is_command(self, columns: MessageColumns, index: int) -> bool:
         """Return whether the record is a command of a service.
 
-        A repeated command is stored again. The service recognizes its id and answers again
+        A repeated command is stored again. The service detects its id and sends the reply again
         (``liftpy/core/services/replies.py``).
         """
         return columns.replies is not None and columns.replies[index] is not None
@@ -503,7 +506,10 @@ class MessageDecoder:
         return left
 
     def _form_of(self, payload: bytes, otherwise: Ordinary) -> Ordinary:
-        """Return the form of an envelope that differs from the previous one. ``otherwise``: result if none fits."""
+        """Return the form of an envelope that differs from that of the previous message.
+
+        ``otherwise``: result if no form matches.
+        """
         for form in self._forms[1:]:
             if form.opened(payload) is not None:
                 self._forms.remove(form)
@@ -534,7 +540,7 @@ class MessageDecoder:
     def _note_publisher(
         self, columns: MessageColumns, index: int, message: RawMessage, published: client_pb2.Message, now_wall_ns: int
     ) -> None:
-        """Store how to answer the publisher of an envelope. The message may be accepted or rejected later."""
+        """Store how to answer the publisher of an envelope, for an ack or a rejection."""
         subject, _, _, block = message
         policy = _POLICIES.get(published.ackPolicy, self._policy)
         if published.runs and not (block or published.correlationId or published.ackInbox):
@@ -644,7 +650,10 @@ class MessageDecoder:
         return Rejection(RejectReason.WRONG_STREAM, detail)
 
     def _is_addressed_here(self, published: client_pb2.Message | client_pb2.BatchPublish) -> bool:
-        """Return whether the message names this partition, or names none. Without a uid, partition 0 means that none is named."""
+        """Return whether the envelope is addressed to this partition, or has no address.
+
+        Partition 0 without a uid means that it has no address.
+        """
         key = self._key
         if published.streamUid:
             return (published.stream or key.stream, published.streamUid, published.partition) == (
@@ -679,7 +688,7 @@ class MessageDecoder:
 
 
 def _do_nothing() -> None:
-    """Do nothing. It is the default of callbacks."""
+    """Default of callbacks."""
 
 
 def _note(head: client_pb2.BatchPublish) -> ProducerNote:
@@ -758,15 +767,16 @@ def split_at(messages: list[RawMessage], alone: Collection[int]) -> Iterator[lis
 
 
 def runs_of(messages: list[RawMessage], replies: Sequence[bytes]) -> Iterator[list[RawMessage]]:
-    """Yield runs of messages with a reply subject and runs of messages without one. The replica handles them differently."""
+    """Yield consecutive messages with a reply subject, and consecutive messages without one, as separate lists."""
     for _, run in groupby(zip(messages, replies, strict=True), key=lambda pair: bool(pair[1])):
         yield [message for message, _ in run]
 
 
 def split_late(messages: list[RawMessage]) -> tuple[list[list[RawMessage]], list[RawMessage]]:
-    """Return the messages that may be rejected because they waited too long.
+    """Divide messages into those that may be rejected as too late and the others.
 
-    The result has groups of messages that arrived together and have a reply subject, and the messages without one.
+    The result has groups of messages with a reply subject that arrived together, and a list of the messages without
+    one.
     """
     together, alone, others = list[RawMessage](), list[list[RawMessage]](), list[RawMessage]()
     for message in messages:

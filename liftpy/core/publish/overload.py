@@ -1,9 +1,9 @@
 """``Overload``: rejects publishes to one partition when there is no room or no time for them. Pure.
 
-A rejection must cost a fraction of storing a message. So publishes with a reply subject are rejected almost unread
-(``Refuser``). A rejected message must never be stored [A2], so messages with a known id and envelopes are decoded first.
-The rejection says when to retry. Publishes without reply subject are dropped and counted. A leader that is not sure whether
-another node stores a message does not reject it for being late.
+A rejection must be much cheaper than storing a message. So publishes with a reply subject are rejected without decoding
+(``Refuser``). A rejected message must never be stored [A2], so messages with a known message id and envelopes are
+decoded first. The rejection contains the time to wait. Publishes without reply subject are dropped and counted. A
+leader does not reject a message as too late if another node may store it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from liftpy.core.wire.batch import Body, encode_body
 from liftpy.core.wire.envelope import MAGIC
 
 IDS_LOST = "message_ids_lost"
-"""Reason of dropped publishes whose message id may be stored. This node dropped ids for lack of memory before it became leader.
-"""
+"""Reason for dropping publishes whose message id may be stored already, because this node dropped ids for lack of memory."""
 _NO_ROOM = Rejection(RejectReason.OVERLOADED, "")
 
 
@@ -43,10 +42,12 @@ class KnownIds(NamedTuple):
 
 
 class Overload:
-    """Rejects publishes of one partition, as a ``Refuser``.
+    """Rejects publishes of one partition (implements ``Refuser``).
 
-    ``is_full``: returns whether there is no room for more publishes. ``known``: returns the indexes of messages that are
-    stored or in progress. ``reject_or_delay``: sends rejections.
+    Args:
+        is_full: Returns whether there is no room for more publishes.
+        known: Returns the indexes of messages that are stored or in progress.
+        reject_or_delay: Sends rejections.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Overload:
         self._say_overloaded(self._reader.publishers_of(replies), len(replies))
 
     def in_time(self, messages: list[RawMessage]) -> list[RawMessage]:
-        """Return the messages to accept. If the node is late, reject the others."""
+        """Return the messages to accept. If the node is late, reject the other messages."""
         if not self._is_late:
             return messages
         waited_for, others = split_late(messages)

@@ -85,7 +85,7 @@ class IngestShell(AckShell, Protocol):
 
 
 class Hearing(Protocol):
-    """The subscription of a standby follower to the data subject."""
+    """Subscription of a standby follower to the data subject."""
 
     is_denied: bool
     """True if NATS has denied the subscription."""
@@ -117,7 +117,7 @@ class StandbyShell(Protocol):
 
 
 class ReplyPolicy(NamedTuple):
-    """Decides whether a leader may send a negative ack."""
+    """Functions that decide whether a leader may send a negative ack."""
 
     refuse: Callable[[], bool]
     refuse_for_now: Callable[[], bool]

@@ -1,15 +1,16 @@
 """``Producers``: the last sequence number and epoch of each producer in a partition's log [A4]. Pure.
 
-Each record of a producer is stored once and in order, even if the process repeats it, dies, returns, or runs twice. The
-batches of a producer follow each other without a gap, in an epoch that only rises. Sequences have 32 bits and epochs 16,
-and both wrap around.
+Each record of a producer is stored once and in order, even if the process repeats it, fails, restarts, or runs twice.
+The batches of a producer follow each other without a gap, in an epoch that only rises. Sequences have 32 bits and
+epochs 16, and both wrap around.
 
 A leader accepts a new producer only if there is memory for it. A follower whose memory is full drops the producers that
-were idle longest. As leader it then rejects unknown ones until these would have expired (``is_full``).
+were idle longest. If it then becomes leader, it rejects unknown producers until the dropped ones would have expired
+(``is_full``).
 
 | batch | result |
 |---|---|
-| lower epoch than in the log | FENCED: a newer process has the name |
+| lower epoch than in the log | FENCED: a newer process uses the name |
 | higher epoch with ``reset``, from sequence 0 | starts again |
 | the next sequence | appended |
 | sequences that are stored already | skipped. Their digest must match, or the result is DIVERGED |
@@ -20,11 +21,11 @@ were idle longest. As leader it then rejects unknown ones until these would have
 | another name under the same number, or another source | CONFLICT |
 | a lower generation | FENCED |
 
-A *round* is the part of the source that one attempt of a Spark micro-batch writes. A *plan* is how its records are divided
-among producers.
+A *round* is the part of the source that one attempt of a Spark micro-batch writes. A *plan* defines how its records are
+divided among producers.
 
-Example: 0..99 are stored in epoch 1. The process dies, returns in epoch 2, and sends 90..119. 90..99 are skipped if the
-digest of 0..99 matches, and 100..119 are appended. The old process is fenced from then on.
+Example: 0..99 are stored in epoch 1. The process fails, returns in epoch 2, and sends 90..119. 90..99 are skipped if
+the digest of 0..99 matches, and 100..119 are appended. The old process is fenced from then on.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class ProducerState(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Producer id, epoch, sequence and digest that a producer sends with a batch.
+    """Fields that a producer sends with a batch: producer id, epoch, sequence and digest.
 
     ``digest``: digest of all its records before ``base_sequence``. None: the batch does not have it.
     """
@@ -149,10 +150,10 @@ class Finding(Enum):
 
 
 class Ruling(NamedTuple):
-    """A finding with details.
+    """Result of the check of a producer's batch, with details.
 
-    ``known``: number of records at its start that are stored. ``offset``: offset of the first one, -1: not known.
-    ``next_sequence``: the expected sequence before this batch.
+    ``known``: number of records at its start that are stored already. ``offset``: offset of the first one. -1: not
+    known. ``next_sequence``: the expected sequence before this batch.
     """
 
     finding: Finding
@@ -162,9 +163,9 @@ class Ruling(NamedTuple):
 
 
 def conflict_with(state: ProducerState, name: str, position: SourcePosition | None) -> Finding | None:
-    """Return the finding if a process with this name and position must not continue the producer. None: it may continue.
+    """Return why a process with this name and position must not continue the producer. None: it may continue.
 
-    CONFLICT: the producer has another name or source. FENCED: it has a newer process. ``name`` '': not given.
+    CONFLICT: the producer has another name or source. FENCED: a newer process uses it. ``name`` '': not given.
     """
     if name and state.name and name != state.name:
         return Finding.CONFLICT
@@ -237,7 +238,7 @@ class Producers:
 
     @property
     def why_full(self) -> str:
-        """Text of the rejection if ``is_full``."""
+        """Text of the rejection while ``is_full`` is True."""
         if len(self._states) >= self.max_count:
             return f"{self.max_count} producers are known here, and no more are kept (partition_producer_bytes)"
         if not self.is_whole:
@@ -457,14 +458,14 @@ class Producers:
 
     @staticmethod
     def _repeats(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
-        """Return whether the stored records equal those of the batch, as far as the digests show it."""
+        """Return whether the stored records equal those of the batch, as far as the digests prove it."""
         if claim.digest is None or state.digest is None:
             return True
         return claim.digest.over(columns, 0, known) == state.digest
 
     @staticmethod
     def _equals_stored(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
-        """Return whether a completely stored batch is equal to the stored records. It is not the producer's last batch.
+        """Return whether a batch that is completely stored, but not as the last one, equals the stored records.
 
         Without a digest, or in a newer epoch, return True.
         """
@@ -580,8 +581,9 @@ _REFUSALS = {
 
 RECORDS_LOST = Rejection(
     RejectReason.RECORDS_LOST,
-    "the log does not hold the last record of this producer that was acknowledged: acknowledged records were lost, by an unclean "
-    "election or with a data directory. Open the producer again to go on behind what is stored, and send the lost records again",
+    "the log lacks the last acknowledged record of this producer: an unclean election or the loss of "
+    "a data directory has lost records. Open the producer again to continue after the stored records, "
+    "and send the lost records again",
 )
 """Rejection for a producer whose acknowledged records are lost [A20]."""
 
@@ -590,7 +592,7 @@ class Given(NamedTuple):
     """Answer to a process that opens a producer. It is sent when ``last_offset`` is committed.
 
     ``last_offset`` -1: the log has no record of the producer, and ``known`` is False. ``digest``: digest of all records
-    before ``next_sequence``, None: not known.
+    before ``next_sequence``. None: not known.
     """
 
     epoch: int
@@ -615,9 +617,10 @@ class Given(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Request of a process to continue as ``producer_id``. ``sequence``: its next one if the producer is unknown.
+    """Request of a process to continue as ``producer_id``.
 
-    ``position``: source and generation that it reads.
+    ``sequence``: next sequence if the leader does not know the producer. ``position``: source and generation that the
+    process reads.
     """
 
     producer_id: int
@@ -630,13 +633,16 @@ class Question(NamedTuple):
 
 
 class ProducerDesk:
-    """Grants epochs to producers. Each leader of a partition has one."""
+    """Assigns epochs to the processes of producers. Each leader of a partition has one."""
 
     def __init__(self, producers: Producers) -> None:
         self._producers = producers
         self._share = producers.share.beside()
         self._given: dict[int, tuple[int, int]] = {}
-        """Producer id -> newest (epoch, instance) of this leadership. The process that asked last is at the end."""
+        """Producer id -> newest (epoch, process number) that this leader assigned.
+
+        The process that asked last is at the end.
+        """
         self._names: dict[int, tuple[str, int]] = {}
         """Producer id -> name and generation, as its process sent them."""
         self._first: dict[int, int] = {}
@@ -653,7 +659,7 @@ class ProducerDesk:
         return len(self._given)
 
     def ask(self, asked: Question) -> Given | Finding:
-        """Return the epoch for the process. Return a Finding if it may not continue."""
+        """Return the epoch for the process. Return a Finding if it may not continue the producer."""
         producer_id, instance, sequence = asked[:3]
         state = self._producers.state_of(producer_id)
         refused = self._refusal(state, asked)
@@ -720,7 +726,7 @@ class ProducerDesk:
         return ruling
 
     def why_not(self, finding: Finding) -> Rejection:
-        """Return the rejection for a batch or request with this ``finding``."""
+        """Return the rejection that a publisher gets for this ``finding``."""
         if finding is not Finding.FULL:
             return _REFUSALS[finding]
         self._producers.share.count_rejections()

@@ -1,13 +1,13 @@
 """``Quota``: limits the records and bytes per second of one partition, with token buckets. Pure.
 
-One bucket counts records and one counts bytes. Each is filled at the rate, up to ``BURST_S`` of it. A publish is accepted
-while neither bucket is empty, and may make it negative. So a message larger than the burst is accepted too, and the average
-rate still holds. A rejection says when to retry. The times differ, so that publishers retry one after the other. With
-``by_token`` each value of that subject token has its own buckets, at most ``MAX_BUCKETS``. The quota of a stream is divided
-equally among its partitions.
+One bucket counts records and one counts bytes. Each is filled at the rate, and holds at most the amount of ``BURST_S``
+seconds. A publish is accepted while neither bucket is empty, and may make it negative. So a message that is larger than
+the bucket is accepted too, and the average rate is still limited. A rejection contains the time to wait. The times
+differ, so that publishers retry one after the other. With ``by_token`` each value of that subject token has its own
+buckets, at most ``MAX_BUCKETS``. The quota of a stream is divided equally among its partitions.
 
-Example: 1,000 records per second, so the bucket holds 250. A publisher sends 400 records at once. The leader
-accepts 250. It tells the publisher to retry the 251st record after 1 ms, and the last one after 150 ms.
+Example: 1,000 records per second, so the bucket holds 250. A publisher sends 400 records at once. The leader accepts
+250. The rejections say to retry the 251st record after 1 ms, and the last one after 150 ms.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Indices = np.ndarray[tuple[int], np.dtype[np.intp]]
 
 
 class _Bucket:
-    """Two token buckets. ``left``: records and bytes that may pass. A negative number must be paid back first."""
+    """Two token buckets. ``left``: records and bytes that may pass. A negative number must be refilled first."""
 
     __slots__ = ("left", "seen_ns")
 
@@ -64,16 +64,17 @@ class Quota:
         return len(self._buckets)
 
     def charge(self, messages: Messages, batch_records: int, now_ns: int, *, forced: bool = False) -> list[int] | None:
-        """Charge the messages.
-
-        Return None if all are accepted and charged. Otherwise nothing is charged, and the result has the wait in ms per
-        message. It is 0 for messages that would be accepted alone.
+        """Charge messages to the quota.
 
         Args:
             messages: The messages.
             batch_records: Number of records if the only message is a batch. 0: each message is one record.
             now_ns: Monotonic clock, in nanoseconds.
             forced: True to accept all messages.
+
+        Returns:
+            None if all messages are accepted and charged. Otherwise nothing is charged, and the result is the wait of
+            each message in milliseconds. It is 0 for messages that would be accepted alone.
         """
         records, sizes = batch_records or 1, self._sizes(messages)
         if not self._by_token:
@@ -144,9 +145,9 @@ class Quota:
 
 
 def quota_for(stream: StreamConfig, partitions: int, held: Quota | None) -> Quota | None:
-    """Return the quota of one partition of a stream with this number of ``partitions``. None: the stream has no quota.
+    """Return the quota of one partition of a stream. None: the stream has no quota.
 
-    ``held``: the quota until now. It is returned if nothing has changed.
+    ``partitions``: number of partitions. ``held``: current quota, which is returned if nothing has changed.
     """
     if not stream.has_quota:
         return None

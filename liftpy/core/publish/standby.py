@@ -1,7 +1,7 @@
 """``Standby``: followers also buffer published messages, so that a failover loses none of them. Pure.
 
-If a publish reaches no leader, or the leader fails with it, the next leader stores it and sends the ack. When a new leader
-opens, it replays the buffered messages in order of arrival:
+If a publish reaches no leader, or the leader fails before it commits the publish, the next leader stores it and sends
+the ack. When a new leader opens, it replays the buffered messages in order of arrival:
 
 - A message that is in its log gets an ack when it is committed, unless the earlier leader has sent one.
 - A message that the earlier leader missed is skipped. That leader accepted later messages of the same connection, so
@@ -10,8 +10,8 @@ opens, it replays the buffered messages in order of arrival:
 - Any other message is accepted as a new message. Message ids are checked then.
 
 Records that the earlier leader committed in its last ``doubt_ns`` get a second ack with the same sequence, because the
-first one may be lost. The replay runs in slices. With standby, a leader rejects no publish for reasons of its own (too few
-replicas, overload, full disk), because a follower may store it as the next leader.
+first one may be lost. The replay runs in slices. With standby, a leader rejects no publish for reasons of its own (too
+few replicas, overload, full disk), because a follower may store it as the next leader.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MESSAGE_BYTES = 240
 
 
 class Block(NamedTuple):
-    """Messages that arrived together. ``heard_ns``: monotonic time of arrival."""
+    """Messages that arrived together. ``heard_ns``: monotonic time of their arrival."""
 
     heard_ns: int
     messages: list[RawMessage]
@@ -63,7 +63,10 @@ class NodeHeard:
 
 @dataclass(slots=True)
 class StandbyBuffer:
-    """Standby buffer of one partition. ``bound_bytes``: memory limit. ``age_ns``: maximum age of a message."""
+    """Standby buffer of one partition.
+
+    ``bound_bytes``: memory limit. ``age_ns``: maximum age of a message.
+    """
 
     node: NodeHeard
     bound_bytes: int
@@ -143,7 +146,7 @@ class StandbyBuffer:
 Key = tuple[object, ...]
 """Values by which a record, or a whole batch, is recognized."""
 _Place = tuple[int, Stored]
-"""(monotonic time in ns when the log got the record, its offset)."""
+"""Monotonic time in nanoseconds when the log got the record, and its offset."""
 
 
 def record_keys(
@@ -173,7 +176,7 @@ def column_keys(columns: ColumnSet, subjects: Iterable[str] | None) -> list[Key]
 
 
 class InLog:
-    """The end of a log, in which a replay searches the buffered messages.
+    """The last records of a log, in which a replay searches the buffered messages.
 
     ``shown_ns(offset)``: returns the time when this node's log got the record.
     """
@@ -210,7 +213,10 @@ class InLog:
             places.append(place)
 
     def take(self, key: Key, heard_ns: int) -> Stored | None:
-        """Return the stored record that matches the next message. None: the log has none. Each record matches once."""
+        """Return the stored record that matches the next message.
+
+        None: there is none in the log. Each record matches once.
+        """
         places = self._places.get(key)
         if places is None:
             return None
@@ -274,7 +280,10 @@ class StandbyCounters:
 
 @dataclass(slots=True)
 class FailoverBacklog:
-    """Messages that a new leader takes over, in order of arrival. ``hearing`` None: it uses another connection."""
+    """Messages that a new leader takes over, in order of arrival.
+
+    ``hearing``: their subscription. None: the leader uses another connection.
+    """
 
     hearing: Hearing | None
     fresh: list[RawMessage] = field(default_factory=list)
@@ -285,13 +294,13 @@ class FailoverBacklog:
 
 
 def connection_of(reply: bytes, value: bytes | None) -> bytes:
-    """Return the inbox prefix that identifies a connection, b"" if unknown."""
+    """Return the inbox prefix, which identifies the connection of a publisher. b"": unknown."""
     return reply.rpartition(b".")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortingRules:
-    """Rules of the replay. ``doubt_ns``: length of a lease if the metadata does not have it."""
+    """Settings of the replay. ``doubt_ns``: length of a lease if the metadata does not contain it."""
 
     doubt_ns: int
     credit_ns: int = _CREDIT_NS
@@ -303,7 +312,7 @@ class SortingRules:
 
 
 class Seen:
-    """How an offset has grown, as a follower saw it.
+    """History of an offset, as a follower saw it grow.
 
     The samples are (monotonic ns, offset), at most one per millisecond, for the last ``reach_ns``.
     """
@@ -368,7 +377,7 @@ class Seen:
 class _Step:
     """Decoded messages that arrived together.
 
-    ``keys``: recognition keys, None for a message that cannot be stored. ``stored``: records of the log that they match.
+    ``keys``: recognition keys. None: the message cannot be stored. ``stored``: records of the log that match them.
     """
 
     heard_ns: int
@@ -380,11 +389,11 @@ class _Step:
 
     @property
     def is_judged(self) -> bool:
-        """True if the leader decides by the producer's sequence whether it is stored [A3]."""
+        """True if the producer's sequence decides whether the message is stored [A3]."""
         return self.columns.claim is not None or self.columns.asked is not None
 
     def is_bound(self, index: int) -> bool:
-        """Return whether the message at ``index`` has a condition."""
+        """Return whether the message at ``index`` has a condition, such as an expected last sequence."""
         columns = self.columns
         return index in columns.expected or index in columns.of_others or index in columns.unfit_after_sequence
 
@@ -395,7 +404,10 @@ class _Step:
 
 @dataclass(slots=True, kw_only=True)
 class StandbyReplay:
-    """One replay. ``ends``: log ends (exclusive) over time. ``answered_through``: publishers up to this offset have their ack."""
+    """One replay of a standby buffer.
+
+    ``ends``: log ends (exclusive) over time. ``answered_through``: publishers up to this offset have their ack.
+    """
 
     rules: SortingRules
     reader: MessageDecoder
@@ -447,7 +459,7 @@ class StandbyReplay:
         yield _Step(heard_ns=heard_ns, messages=messages, columns=columns, keys=keys, stored=[None] * len(messages))
 
     def _match_with_log(self, steps: list[_Step]) -> Generator[None, None, int]:
-        """Search each message in the end of the log.
+        """Search each message in the last records of the log.
 
         Return the latest time at which the log got a record that matches no message. -1: all records match.
         """
@@ -524,7 +536,7 @@ _NOTHING = StandbyCounters()
 
 @dataclass(slots=True, kw_only=True)
 class Standby:
-    """Standby buffer of one partition on one node, and its replay. ``wall_ns``: the node's wall clock."""
+    """Standby buffer of one partition on one node, and its replay. ``wall_ns``: returns the wall clock of the node."""
 
     shell: StandbyShell
     subject: str
@@ -545,7 +557,7 @@ class Standby:
     counters: StandbyCounters = field(default_factory=StandbyCounters)
     _hearing: Hearing | None = None
     _leader: tuple[str, int, int] = ("", 0, 0)
-    """Leader whose publishes this replica buffers: (node, LeaderEpoch, incarnation of the node when it was first seen)."""
+    """Leader whose publishes this replica buffers: (node, LeaderEpoch, first known incarnation of the node)."""
     _settings: tuple[bool, int, bool, int] | None = None
     """Settings of the stream that make a leader reject publishes, and the number of pauses of the partition."""
     _altered_ns: int | None = None
@@ -573,7 +585,7 @@ class Standby:
         return self.heard.age_ns + self.rules.credit_ns + self._doubt_ns
 
     def review(self) -> None:
-        """Adapt to a change of the role or the partition. A new leader keeps its buffer until ``take_over``."""
+        """Adapt to a changed role or partition. A new leader keeps its buffer until ``take_over``."""
         replica = self.replica
         doubt_ns = replica.longest_lease_ns or self.rules.doubt_ns
         if doubt_ns != self._doubt_ns:
@@ -657,7 +669,7 @@ class Standby:
             self._ends.note(self.now_ns(), self.log.log_end_offset)
 
     def committed(self, high_watermark: int) -> None:
-        """Note that the high watermark has risen. It does not show which publishers the leader has answered."""
+        """Note that the high watermark has risen. The leader may not have sent the acks of these records yet."""
         if self._hearing is not None and self.replica.role is not RoleName.LEADER:
             self._marks.note(self.now_ns(), high_watermark)
 

@@ -1,14 +1,14 @@
-"""State files ``state-<offset>``: checkpoints of message ids, producers and subjects, so that a restart replays only the
-rest.
+"""State files ``state-<offset>``: checkpoints of message ids, producers and subjects. A restart replays only the log after
+them.
 
-A file may be missing, damaged, outdated or from another directory. The log is the truth: a file that is not proven is
-ignored and deleted. It covers the log below ``end_offset``, at most the high watermark + 1, and names the partition and
-the LeaderEpoch of its last record. The same epoch at the same offset means the same log [D5]. One CRC covers the file.
-The newest one that fits is used.
+A file may be missing, damaged, outdated or from another directory. The log is authoritative: a file that does not
+provably match it is ignored and deleted. A file covers the log below ``end_offset``, at most the high watermark + 1. It
+names the partition and the LeaderEpoch of its last record. Two logs with equal epochs at an offset are equal up to this
+offset [D5]. One CRC covers the file. The newest matching file is used.
 
-Producers and message ids outlive their records [A16]. So records are deleted only after a state that covers them is
-durable (``state_writer.py``). A copy whose log begins above 0 first receives the state of its leader
-(``state_transfer.py``).
+Producers and message ids must survive the deletion of their records [A16]. So records are deleted only after a state
+that covers them is durable (``state_writer.py``). A copy whose log begins above 0 first receives the state of its
+leader (``state_transfer.py``).
 
 Format, little endian::
 
@@ -54,7 +54,7 @@ class State(NamedTuple):
 
 
 class Unwritten(NamedTuple):
-    """The current state, which any thread can write with ``write``.
+    """State that was captured but not written. Any thread may call ``write``.
 
     ``parts``: name -> (version, function that returns its bytes).
     """
@@ -125,7 +125,10 @@ def _text(text: str) -> bytes:
 
 
 def decode_state(data: bytes | None) -> State | None:
-    """Return the decoded state, None if it is missing, incomplete or damaged. Raises UnknownFormatError for another version [S11]."""
+    """Decode a state file. Return None if it is missing, incomplete or damaged.
+
+    Raises UnknownFormatError for another version [S11].
+    """
     body = open_small_file(_MAGIC, data)
     if body is None:
         return None
@@ -162,7 +165,7 @@ def _text_at(body: bytes, at: int) -> tuple[str, int]:
 
 
 def epoch_before(log: Log, end_offset: int) -> int:
-    """Return the LeaderEpoch of the record before ``end_offset``, also if the record was deleted. 0: not known."""
+    """Return the LeaderEpoch of the record before ``end_offset``, even if retention has deleted the record. 0: not known."""
     below = end_offset <= log.log_start_offset
     return log.epochs.before_start if below else log.epochs.epoch_at(end_offset - 1)
 
@@ -190,9 +193,10 @@ def why_not(state: State, name: str, of: str, log: Log) -> str:
 
 
 def load_state(log: Log, of: str) -> tuple[State | None, dict[str, str]]:
-    """Return the newest state file that fits ``log``, and name -> reason for the files that do not fit.
+    """Return the newest state file that matches ``log``, and file name -> reason for each file that does not match.
 
-    The function removes these and older files. It may run in any thread while no other code uses the log. Raises StorageError.
+    The function deletes these and older files. It may run in any thread while no other code uses the log. Raises
+    StorageError.
     """
     storage, unfit = log.storage, dict[str, str]()
     for name in sorted(state_names(storage), reverse=True):

@@ -1,12 +1,13 @@
 """Transfers the derived state to a replica whose copy of the log begins above 0 [A16]. Pure.
 
-The new replica must know producers and message ids whose records are deleted. Before its first fetch it asks the leader for
-the state, which arrives in pieces as the bytes of a state file. The replica stores the file, fetches, and uses the state
-when its copy reaches ``end_offset``. That happens before it can be in sync [D19]. If the leader changes, it starts again
-with the new one.
+The new replica must know producers and message ids whose records are deleted. Before its first fetch it requests the
+state from the leader. The state arrives in pieces as the bytes of a state file. The replica stores the file, fetches,
+and uses the state when its copy reaches ``end_offset``. That happens before it can be in sync [D19]. If the leader
+changes, the transfer restarts with the new leader.
 
-A leader of an earlier version does not answer the request. After ``ASKS`` unanswered requests the replica fetches once, to
-see if the leader answers at all. If it answers fetches but never the request, the replica continues without the state.
+A leader of an earlier version does not answer the request. After ``ASKS`` unanswered requests the replica fetches once,
+to see if the leader answers at all. If the leader answers fetches but never the request, the replica continues without
+the state.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PIECE_BYTES = 512 * 1024
 HOLD_NS = 30 * NS_PER_S
 """Time for which a replica keeps a state in memory after the last request for a part of it, in nanoseconds."""
 FRESH_NS = 2 * NS_PER_S
-"""Maximum age in ns of an encoded state that is sent to further replicas. Two replicas that ask at once share one state."""
+"""Maximum age of an encoded state that is sent to further replicas, in nanoseconds. Concurrent transfers share one state."""
 
 
 class StateQuestion(NamedTuple):
@@ -118,7 +119,7 @@ class StateGiver:
 
 
 class StateTaker:
-    """Receives the state for a follower."""
+    """Requests and receives the state for a follower."""
 
     def __init__(self, derived: LogState, log: Log, of: str) -> None:
         self._derived = derived
@@ -159,7 +160,7 @@ class StateTaker:
         return StateQuestion(self._end_offset, len(self._pieces))
 
     def nobody_listens(self) -> None:
-        """Note that the request had no responders. This says nothing about the version of the leader."""
+        """Note that NATS reported no responders. This does not show the version of the leader."""
         self._silent = 0
 
     def fetch_answered(self) -> bool:

@@ -24,7 +24,7 @@ LEAST_BYTES = 256 * 1024
 
 
 class Pace(NamedTuple):
-    """Decides when a state file is worth its cost, so that files are only a share of all writes.
+    """Decides when a state file is due, so that state files are only a small share of all writes.
 
     A file is due when the log has grown by ``much_bytes``, and by ``last_files`` times the size of the last file. It is
     also due after ``every_ns`` if the log has grown by ``least_bytes``, and by the size of the last file.
@@ -78,10 +78,9 @@ class StateWriter:
         """Log start up to which retention no longer waits, because no file could be written."""
 
     def may_drop(self, log_start_offset: int) -> bool:
-        """Return whether the log may start at ``log_start_offset``: the state of the earlier records is stored, or there is
-        none.
+        """Return whether records before ``log_start_offset`` may be deleted, because the state of these records is stored.
 
-        If not, the next ``begin`` writes the state.
+        If they have no state, they may be deleted, too. If the result is False, the next ``begin`` writes the state.
         """
         derived = self._derived
         if log_start_offset <= max(derived.covered, self._dropped):

@@ -1,4 +1,4 @@
-"""Replication: one replica of a partition as a pure state machine. Events go in, effects come out.
+"""Replication: one replica of a partition as a pure state machine. It takes events and returns effects.
 
-There is no clock and no I/O here, and payload bytes never pass through.
+It uses no clock and no I/O, and record bytes never pass through it.
 """

@@ -19,7 +19,7 @@ _REPORTS_PER_TIMEOUT = 4
 
 
 class CandidateRole(ReplicaRole):
-    """Replica that promotes itself, because the metadata names it as candidate (status CANDIDATE_FOUND)."""
+    """Role of a replica that promotes itself, because the metadata names it as candidate (status CANDIDATE_FOUND)."""
 
     name = RoleName.CANDIDATE
 
@@ -30,15 +30,12 @@ class CandidateRole(ReplicaRole):
         self._replayed_end_offset = 0  # exclusive: derived state covers the log below it
 
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Start the promotion.
-
-        First store the proposed LeaderEpoch, so that the replica ignores older states after a restart.
-        """
+        """Start the promotion: store the proposed LeaderEpoch, so that the replica ignores older states after a restart."""
         super().enter(now_ns, out)
         out.append(PersistLeaderEpoch(leader_epoch=self.leader_epoch))
 
     def leave(self, out: Effects) -> None:
-        """End the role, because the election has skipped this candidate.
+        """End the role. If the election has skipped this candidate, unsubscribe and stop the timers.
 
         A candidate that becomes the leader keeps its state.
         """

@@ -1,14 +1,16 @@
-"""``CatchupThrottle``: limits how fast the learners of a node copy, so that publishers and readers hardly notice.
+"""``CatchupThrottle``: limits how fast the learners of a node copy, so that publishers and readers are hardly affected.
 
-Learners copy small pieces in turns. A turn lasts as long as the longest of:
+A learner is a node that copies a partition before it becomes a replica. Learners copy small pieces in turns. A turn
+lasts as long as the longest of:
 
 - its bytes / ``bytes_per_second``,
 - the time from its fetch to the end of its flush / ``share``, so that copies slow down when network, leader, CPU or
   disk are busy.
 
-A turn never lasts longer than its bytes / ``least_bytes_per_second``, so a copy always ends. Only the backlog counts:
-of an answer with ``n`` records during which the leader's high watermark rose by ``g``, the part (n - g) / n. A learner
-at the log end is not throttled.
+A turn never lasts longer than its bytes / ``least_bytes_per_second``, so a copy always ends.
+
+Only the backlog counts, not new records. If an answer has ``n`` records and the leader's high watermark rose by ``g``
+in the meantime, the share (n - g) / n of its bytes counts. A learner at the log end is not throttled.
 
 Example: 10 MB/s and a share of 0.2. A piece of 100 kB is requested at 5.000 s and flushed at 5.006 s. Its bytes take 10
 ms, its time 30 ms, so the next turn begins at 5.030 s.
@@ -70,7 +72,7 @@ class CatchupThrottle:
         return begins_ns, self._turn_ns
 
     def record_copy(self, size_bytes: int, backlog_bytes: int) -> None:
-        """Record that a learner received ``size_bytes``, of which ``backlog_bytes`` count for the rate."""
+        """Count received bytes of a learner. ``backlog_bytes``: part of them that counts for the rate."""
         self.copied_bytes += size_bytes
         self.backlog_bytes += backlog_bytes
 
@@ -79,7 +81,7 @@ class CatchupThrottle:
         self._free_ns -= reserved_ns
 
     def flushed(self, size_bytes: int, backlog_bytes: int, asked_ns: int, now_ns: int, reserved_ns: int = 0) -> None:
-        """Record that copied bytes are flushed, and compute the length of the turn.
+        """End a turn, because the copied bytes are flushed, and compute its length.
 
         ``asked_ns``: monotonic time of the request. ``reserved_ns``: time that the turn had reserved.
         """
@@ -98,7 +100,7 @@ class CatchupThrottle:
 
 @dataclass(slots=True)
 class LearnerCopy:
-    """Throttle state of one learner: when it may fetch next, and the bytes that it requested."""
+    """Throttle of one learner: when it may fetch next, and the bytes that it requested."""
 
     pace: CatchupThrottle
     _asked_ns: int = 0
@@ -116,7 +118,10 @@ class LearnerCopy:
         return min(most_bytes, fetch_bytes + self._grown_bytes) if fetch_bytes else most_bytes
 
     def came(self, size_bytes: int, record_count: int, grown: int) -> None:
-        """Record the answer to a fetch. ``grown``: records by which the leader's HW has risen since the request."""
+        """Process the answer to a fetch.
+
+        ``grown``: number of records by which the leader's HW has risen since the request.
+        """
         self._size_bytes, self._backlog_bytes = size_bytes, backlog_part(size_bytes, record_count, grown)
         self._grown_bytes = size_bytes * grown // record_count if record_count > 0 else 0
         self.pace.record_copy(size_bytes, self._backlog_bytes)
@@ -146,5 +151,5 @@ def pace_of(config: ReplicationConfig) -> CatchupThrottle:
 
 
 def backlog_part(size_bytes: int, record_count: int, grown: int) -> int:
-    """Return the bytes of an answer that count as copied, without the growth of the partition by ``grown`` records."""
+    """Return the bytes of an answer that belong to the backlog, without the growth of the partition by ``grown`` records."""
     return size_bytes * max(record_count - grown, 0) // record_count if record_count > 0 else 0

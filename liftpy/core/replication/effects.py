@@ -1,22 +1,25 @@
-"""Effects: what the shell must do. ``Replica.step`` returns them in order.
+"""Effects: instructions of the replica to the shell, the code around it that does all input and output. ``Replica.step``
+returns them.
 
 THE ORDERING CONTRACT. "On disk" means: it survives a power cut. Under a flush policy other than ``always``, appended
 records count as on disk. ``tests/conformance/test_ordering_contract.py`` checks both shells, by these numbers.
 
 1. The shell carries out the effects of one step in order, and finishes their synchronous parts before it feeds the next
-event. An event that an effect causes waits for the end of the list.
+   event. An event that an effect causes waits for the end of the list.
 2. ``AppendBatch`` and ``AppendFetched`` have written, but not flushed, when the next effect is carried out. A flush
-begins by the stream's policy. Followers may receive these records at once: ``SendFetchResponse`` and ``AnswerWaiter``
-read up to the log end. Publishers, readers of committed records and the metadata group do not see them yet.
+   begins by the stream's policy. Followers may receive these records at once: ``SendFetchResponse`` and
+   ``AnswerWaiter`` read up to the log end. Publishers, readers of committed records and the metadata group do not see
+   them yet.
 3. Positions that this replica reports are on disk. ``LogFlushed`` is fed when everything below its end offset is on
-disk. ``SendFetch.offset``, ``SendAcks.through_offset``, ``ReportPromotion.newest_offset``,
-``ReportLeader.newest_offset`` and ``RaiseHighWatermark.high_watermark`` name nothing beyond it.
-4. ``SendFetchResponse``, ``AnswerWaiter`` and ``TellWaiter`` carry the high watermark at the time of sending. A failed
-read is not answered: an empty response would mean "caught up". Nothing is sent after the role has changed.
+   disk. ``SendFetch.offset``, ``SendAcks.through_offset``, ``ReportPromotion.newest_offset``,
+   ``ReportLeader.newest_offset`` and ``RaiseHighWatermark.high_watermark`` name nothing beyond it.
+4. ``SendFetchResponse``, ``AnswerWaiter`` and ``TellWaiter`` contain the high watermark at the time of sending. After a
+   failed read, the shell sends no answer, because an empty response would mean "caught up". It sends nothing after the
+   role has changed.
 5. ``CutLog`` and ``StartLogAfresh`` are on disk before ``LogCut`` is fed. The core fetches nothing in between.
 6. ``PersistLeaderEpoch`` is on disk before ``LeaderEpochPersisted`` is fed.
 7. ``RaiseHighWatermark`` is applied to the log before any later read is served. Its checkpoint may come later, and is
-never above what is on disk.
+   never above the records on disk.
 8. An effect that fails becomes an event (``StorageFailed``, ``RequestFailed``), never an exception.
 
 Offsets are inclusive, except names with ``end_offset`` (exclusive). ``token`` is a handle of the shell from an event.
@@ -115,14 +118,15 @@ class SendAcks:
 
 @value
 class DropPendingAcks:
-    """Forget the waiting publishers without an answer: their records may or may not survive the change of leader."""
+    """Drop the waiting publishers without an answer. Their records may or may not survive the change of leader."""
 
 
 @value
 class AppendFetched:
-    """Follower: append the batches of ``token`` unchanged, through ``last_offset``.
+    """Follower: append the batches of ``token`` unchanged, up to ``last_offset``.
 
-    If they show compaction, first store the horizon (``leader_high_watermark`` in ``leader_epoch``) and feed LogCompacted.
+    If the batches lack records that compaction removed, first store how far the source was compacted
+    (``leader_high_watermark`` in ``leader_epoch``) and feed LogCompacted.
     """
 
     token: int
@@ -155,16 +159,17 @@ class CutLog:
 
 @value
 class StartLogAfresh:
-    """Discard the local log and begin an empty one.
+    """Discard the local log and begin an empty one. Feed LogCut when the new log is on disk.
 
-    The log ends before the leader's log start [D26], has nothing in common with the leader's, was compacted by records that
-    will be truncated, or lacks delete markers that the leader has dropped [D30]. Answer LogCut when the new log is on disk.
+    There are four reasons. The log ends before the leader's log start [D26]. It has no records in common with the
+    leader's log. It was compacted by records that will be truncated. It lacks tombstones that the leader has deleted
+    already [D30].
     """
 
     start_offset: int
     """Log start and log end of the new empty log, inclusive."""
     deletes_end: int = 0
-    """Offset below which the leader's log may lack delete markers, exclusive."""
+    """Offset below which the leader's log may lack tombstones, exclusive."""
 
 
 @value
@@ -208,14 +213,14 @@ class SendFetch:
     copy_epoch: int = 0
     """Number of the learner's copy (``PartitionState.copy_epoch``). 0: the sender is a replica."""
     deletes_end: int = 0
-    """Offset below which the leader had already dropped delete markers when this log began to fetch, exclusive."""
+    """Offset below which the leader had already deleted tombstones when this log began to fetch, exclusive."""
 
 
 @value
 class WaitQuietly:
     """Follower: send no fetch while the leader's node confirms that the last fetch still waits (``quiescence.py``).
 
-    The answer is QuietEnded, unless StopWaiting comes first.
+    The shell feeds QuietEnded at the end, unless StopWaiting comes first.
     """
 
     request_id: int
@@ -228,7 +233,7 @@ class WaitQuietly:
 
 @value
 class StopWaiting:
-    """Follower: end WaitQuietly. The shell stops asking about the fetch."""
+    """Follower: end WaitQuietly. The shell no longer asks whether the fetch waits."""
 
 
 @value
@@ -284,7 +289,8 @@ class KeepFetch:
 class AnswerWaiter:
     """Leader: answer the waiting fetch of ``replica``, because there are new records.
 
-    If the reply address was not kept or the log cannot be read, send nothing: the follower fetches when its idle wait ends.
+    If the reply subject is unknown or the log cannot be read, the shell sends nothing. The follower fetches when its
+    idle wait ends.
     """
 
     replica: str
@@ -299,10 +305,10 @@ class AnswerWaiter:
 
 @value
 class TellWaiter:
-    """Leader: send the raised HW to ``replica``, which waits at the log end.
+    """Leader: send the raised HW to ``replica``, whose fetch waits at the log end.
 
-    Answer its last fetch once more, with only the HW. The reply address is kept for AnswerWaiter. Without one nothing is sent,
-    and the next fetch returns the HW.
+    The shell answers the fetch once more, with only the HW. The fetch still waits for AnswerWaiter. If the reply
+    subject is unknown, the shell sends nothing, and the next fetch returns the HW.
     """
 
     replica: str
@@ -324,7 +330,7 @@ class SendFetchRefusal:
     log_start_offset: int
     """Inclusive: start of this log. A follower that is rejected with BEFORE_LOG_START or DELETES_GONE begins its log there."""
     deletes_end: int = 0
-    """Offset below which this log may lack delete markers, exclusive. The follower stores it."""
+    """Offset below which this log may lack tombstones, exclusive. The follower stores it."""
 
 
 @value
@@ -582,7 +588,7 @@ Acts = dict[type[Effect], Callable[[Any], None]]
 
 
 class EffectHandler(Protocol):
-    """The shell of one replica, with one method per effect.
+    """Interface of a shell, the code around one replica, with one method per effect.
 
     There are three shells: ``sidecar.partition.executor.Executor`` on asyncio, ``SimReplica`` in
     ``tests.sim.sim_replica``, and ``MemoryReplica`` in ``liftpy.testing.memory.replica``.

@@ -1,8 +1,8 @@
-"""Events of a replica: what happened. ``Replica.step(event, now)`` takes one at a time.
+"""Events: inputs of a replica. ``Replica.step(event, now)`` processes one at a time.
 
-Offsets are inclusive unless the name says ``end_offset`` (exclusive). ``token`` is a handle of the shell, such as a
-reply subject, and the core only returns it in an effect. Times are monotonic nanoseconds, except ``*_wall_ns``.
-``effects.py`` says what must be on disk before an event may be fed.
+Offsets are inclusive unless the name contains ``end_offset`` (exclusive). ``token`` is a handle of the shell (the code
+around the replica), such as a reply subject. The core only returns it in an effect. Times are monotonic nanoseconds,
+except ``*_wall_ns``. ``effects.py`` defines what must be on disk before an event may be fed.
 
 Events and effects are never changed after creation. They are not frozen dataclasses, because these take four times as
 long to create.
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def value(cls: type[T]) -> type[T]:
-    """Decorator: make a dataclass with slots and keyword arguments. Only the type checker treats it as frozen."""
+    """Turn a class into a dataclass with slots and keyword arguments. Only the type checker treats it as frozen."""
     return dataclass(slots=True, kw_only=True, unsafe_hash=True)(cls)
 
 
@@ -49,11 +49,11 @@ class LogCompacted:
     """Compaction processed the log, on this node or at its source, and the result is durable. Also fed after LogOpened."""
 
     end_offset: int
-    """Offset below which the log may lack records that a later one superseded, exclusive. 0: never compacted."""
+    """Offset below which this log may lack records that a later record replaced, exclusive. 0: it was never compacted."""
     leader_epoch: int
     """Highest LeaderEpoch of the records below ``end_offset``, or a higher one."""
     deletes_end: int = 0
-    """Exclusive: below it, delete markers may be missing in this log. 0: none is missing [D30]."""
+    """Offset below which this log may lack tombstones, exclusive. 0: it lacks none [D30]."""
 
 
 @value
@@ -73,13 +73,13 @@ class PartitionChanged:
 class MetadataHeard:
     """The metadata leader answered a heartbeat that was SENT at ``sent_ns``. The lease begins then [D22].
 
-    Feed it only when the local image has reached the index in the answer and all its PartitionChanged events were fed.
-    Otherwise a node that continues after a pause would have a lease on leaderships that it has lost. A new replica gets it
-    with the node's last such heartbeat.
+    The shell feeds it only when the local image has reached the index in the answer, and after all its PartitionChanged
+    events. Otherwise a node that continues after a pause would have a lease for leaderships that it has lost. A new
+    replica gets the event of the node's last such heartbeat.
     """
 
     sent_ns: int
-    """Monotonic ns, of this node."""
+    """Monotonic time of this node when the heartbeat was sent, in nanoseconds."""
     lease_ns: int = 0
     """Length of the granted lease, in nanoseconds. 0: the lease of the node's settings."""
 
@@ -150,7 +150,7 @@ class FetchReceived:
     copy_epoch: int = 0
     """Number of the learner's copy. 0: the sender is a replica."""
     deletes_end: int | None = None
-    """Offset below which the leader had dropped delete markers before the sender fetched its log in this LeaderEpoch,
+    """Offset below which the leader had deleted tombstones before the sender fetched its log in this LeaderEpoch,
     exclusive.
 
     0: the sender has records from before. None: an older node that does not report the value.
@@ -245,7 +245,7 @@ class FetchRefused:
     log_start_offset: int
     """Log start of the leader, inclusive."""
     deletes_end: int = 0
-    """Offset below which the leader's log may lack delete markers, exclusive. Used with DELETES_GONE and BEFORE_LOG_START."""
+    """Offset below which the leader's log may lack tombstones, exclusive. Used with DELETES_GONE and BEFORE_LOG_START."""
 
 
 @value
@@ -365,10 +365,13 @@ class QuietFetchReceived:
 
 @value
 class QuietEnded:
-    """The wait of WaitQuietly has ended, so the follower must fetch by itself."""
+    """The wait of WaitQuietly has ended. The follower must fetch by itself."""
 
     heard_ns: int | None
-    """Monotonic time of the last answer of the leader's node, in nanoseconds. None: the fetch is just not confirmed anymore."""
+    """Monotonic time of the last answer of the leader's node, in nanoseconds.
+
+    None: only this fetch is no longer confirmed.
+    """
 
 
 @value
@@ -441,7 +444,7 @@ class ReplayFinished:
 class DuplicateReceived:
     """Leader: publishers repeated records that are already in the log.
 
-    They get their acks when the records are due for acks [A3].
+    They get their acks as soon as the acks of these records may be sent [A3].
     """
 
     last_offset: int

@@ -1,13 +1,13 @@
 """``FetchHandler``: answers the fetches of followers, for a leader or a candidate [D11, D16-D18, D27].
 
-All checks come first: a request of another stream, epoch or incarnation, an outdated one, or one whose (offset, epoch)
-is not on this log changes nothing.
+It checks each request first. A request changes nothing if it names another stream, epoch or incarnation, if it is
+outdated, or if its (offset, epoch) is not on this log.
 
-Followers receive appended records before they are flushed here, so that both flushes run in parallel. The high
+Followers receive appended records before they are flushed on the leader, so that both flushes run in parallel. The high
 watermark counts only flushed positions, including the leader's own.
 
-A follower at the leader's log end waits. It is notified once when there are more records. A follower that sent
-``awaits_more`` receives a second answer with the records. Any other follower is woken and fetches again.
+The fetch of a follower at the leader's log end waits. When there are more records, the leader sends them if the
+follower sent ``awaits_more``. Otherwise it sends a notification once, and the follower fetches again.
 """
 
 from __future__ import annotations
@@ -166,13 +166,13 @@ class FetchHandler:
         return all(progress.position is not None for replica, progress in self.followers.items() if replica in heirs)
 
     def is_free_to_speak(self, now_ns: int) -> bool:
-        """Return whether no earlier leader can still send acks, so that this leader may."""
+        """Return whether this leader may send acks, because no earlier leader can still do so."""
         return self._shared.succession.is_over(now_ns)
 
     def answer(self, event: FetchReceived, now_ns: int, out: Effects) -> bool:
-        """Send the records after ``event.offset`` with the current HW.
+        """Send the records after ``event.offset`` with the current HW. Check a reported damage first.
 
-        Without records the fetch is kept if it can be answered later: then return True. A reported damage is checked first.
+        Without records the fetch waits if it can be answered later. Then the result is True.
         """
         if event.bad_offset is not None and event.incarnation == self._shared.live.get(event.replica, 0):
             out.append(RecheckLog(offset=event.bad_offset, replica=event.replica))
@@ -195,7 +195,7 @@ class FetchHandler:
         return False
 
     def owes_high_watermark(self, now_ns: int) -> bool:
-        """Return whether a follower at the log end does not know the new HW, and record the time since which it waits."""
+        """Return whether a follower at the log end lacks the new HW. Note the time since which it waits."""
         high_watermark, found = self._log.high_watermark, False
         for replica, progress in self.followers.items():
             lacks = progress.told_high_watermark < high_watermark and self.waiters.of(replica) is not None
@@ -308,9 +308,9 @@ class FetchHandler:
         return RefusalReason.DELETES_GONE if reason is None and self._lacks_deletes(event) else reason
 
     def _lacks_deletes(self, event: FetchReceived) -> bool:
-        """Return whether tombstones that the follower did not fetch were removed since its copy began.
+        """Return whether tombstones were deleted that the follower never fetched. It may then have deleted records [D30].
 
-        Then it may still have the deleted records [D30]. ISR members have all committed records.
+        ISR members have all committed records.
         """
         if event.deletes_end is None or event.replica in self._shared.held.isr:
             return False

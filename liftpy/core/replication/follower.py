@@ -9,35 +9,38 @@ r"""FollowerRole: one replica that follows one leader in one LeaderEpoch [protoc
         |  \-> PACED -> FETCHING              a learner that is behind: when its node may copy more
         \-> FETCH_BACKOFF -> FETCHING         an error never leads into the idle wait
     FETCHING -> RECONCILE_BACKOFF              the leader says that the logs diverge
-    FETCHING -> CUTTING                        the leader's log starts after this log's end [D26], or the leader dropped delete
-                                               markers that this log lacks [D30]: start an empty log
+    FETCHING -> CUTTING                        the leader's log starts after this log's end [D26], or the leader deleted
+                                               tombstones that this log lacks [D30]: start an empty log
 
 ``phases.FOLLOWS_ON`` has these transitions as a table. Every step is checked against it.
 
-A fetch acknowledges the flushed records and requests the next ones. So the next fetch is sent when the flush of the last answer is
-done, and one request is in flight at a time. Only the answer with its id is used [D16]. While IDLE or QUIET, this is the id of
-the fetch that got an empty answer. The leader answers it again: without records when HW has risen, and once with records.
+A fetch acknowledges the flushed records and requests the next ones. So the next fetch is sent when the flush of the
+last answer is done, and one request is in flight at a time. Only the answer with its id is used [D16]. While IDLE or
+QUIET, this is the id of the fetch that got an empty answer. The leader answers it again: without records when HW has
+risen, and once with records.
 
 Reconcile: the follower truncates its log to a prefix of its leader's log [D9, D11, D12].
 
-Goal: truncate to the largest common prefix, without using HW. HW lags one round trip, so a truncation to it can drop committed records
-(KIP-101).
+Goal: truncate to the largest common prefix, without using HW. HW lags one round trip, so a truncation to it can drop
+committed records (KIP-101).
 
-Algorithm: ask the leader for the follower's last epoch. It answers the largest epoch <= that epoch in its log, and that epoch's end. Up
-to the smaller end, both logs have equal records of an epoch, because one leader wrote them in order. So truncate to min(that end, own
-end of that epoch). If the follower's last epoch is then the answered one, the logs agree. Otherwise ask again with an older epoch. One
-answer is not enough after several fast elections (KIP-279). Each round ends with a smaller epoch.
+Algorithm: the follower asks the leader for its own last epoch. The leader answers with the largest epoch <= that epoch
+in its log, and the end of this epoch. Up to the smaller end, both logs have equal records of an epoch, because one
+leader wrote them in order. So the follower truncates to min(that end, own end of that epoch). If the follower's last
+epoch is then the answered one, the logs agree. Otherwise the follower asks again with an older epoch. One answer is not
+enough after several fast elections (KIP-279). Each round ends with a smaller epoch.
 
-Worked example: own epochs (1, 0) (3, 10), log end 14; leader's (1, 0) (2, 8) (4, 12). For epoch 3 the leader answers (2, end 12). The
-own end of the largest epoch <= 2, which is 1, is 10: truncate to 10. The own last epoch is 1, not 2: ask for 1. The answer is (1, end
-8): truncate to 8. Now both logs have epoch 1 up to 8: they agree.
+Worked example: own epochs (1, 0) (3, 10), log end 14; leader's (1, 0) (2, 8) (4, 12). For epoch 3 the leader answers
+(2, end 12). The own end of the largest epoch <= 2, which is 1, is 10: truncate to 10. The own last epoch is 1, not 2:
+ask for 1. The answer is (1, end 8): truncate to 8. Now both logs have epoch 1 up to 8: they agree.
 
-A compacted log is valid only with its records up to the horizon. It starts empty in two cases: it must be truncated below the horizon,
-or it ends below the horizon (damage, or an interrupted fetch) and the leader does not have the records up to there [D5].
+A compacted log is valid only with its records up to the compaction horizon. It starts empty in two cases: it must be
+truncated below the horizon, or it ends below the horizon (damage, or an interrupted fetch) and the leader does not have
+the records up to there [D5].
 
-FetchAssembly: the received part of a batch that comes in pieces, for the fetches of one (LeaderEpoch, offset) [D16]. The core repeats
-the request at one offset and does not count bytes. FetchAssembly says how many bytes there are, and when the batch is complete. Both
-shells use it. It ignores a late or repeated piece of an earlier request.
+FetchAssembly: the received part of a batch that comes in pieces, for the fetches of one (LeaderEpoch, offset) [D16].
+The core repeats the request at one offset and does not count bytes. FetchAssembly counts the received bytes and detects
+when the batch is complete. Both shells use it. It ignores a late or repeated piece of an earlier request.
 """
 
 from __future__ import annotations
@@ -82,7 +85,7 @@ from liftpy.core.wire.chunking import Assembly, Held, Piece
 class Cut:
     """Result of reconciling: truncate the log to ``end_offset`` (exclusive).
 
-    ``agreed``: then it is a prefix of the leader's log.
+    ``agreed``: True if the log is a prefix of the leader's log after that.
     """
 
     end_offset: int
@@ -91,7 +94,9 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class StartAfresh:
-    """Result of reconciling: discard all records and start an empty log at the leader's log start ``start_offset`` [D26]."""
+    """Result of reconciling: discard all records and start an empty log at ``start_offset``, the log start of the leader
+    [D26].
+    """
 
     start_offset: int
 
@@ -112,7 +117,7 @@ def reconcile(log: LogOffsets, answer: EpochQueryAnswered) -> Cut | StartAfresh:
 def lacks_superseding(log: LogOffsets) -> bool:
     """Return whether the log ends below its compaction horizon.
 
-    Then it is useless unless the leader has the missing records.
+    Such a log lacks records without having their replacements. It is only valid if the leader has the missing records.
     """
     return log.log_end_offset < log.horizon.end_offset
 
@@ -162,10 +167,10 @@ class FollowerRole(ReplicaRole):
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Start to follow: compare the log with the leader's log. An empty log needs no comparison.
+        """Start to follow the leader. Compare the log with the leader's log, unless the own log is empty.
 
-        A candidate first stores its epoch, and subscribes only then. In an election of thousands of partitions, earlier
-        requests would arrive before that and be lost.
+        A candidate first stores its epoch, and only then subscribes. In an election of thousands of partitions,
+        requests sent too early would be lost.
         """
         super().enter(now_ns, out)
         self.shared.backoff.reset()
@@ -192,7 +197,7 @@ class FollowerRole(ReplicaRole):
             self._ask(now_ns, out)
 
     def leave(self, out: Effects) -> None:
-        """End the role. The node stops asking the leader about a waiting fetch."""
+        """End the role. The node no longer asks the leader whether a fetch waits."""
         super().leave(out)
         if self.phase is Following.QUIET:
             out.append(StopWaiting())
@@ -206,7 +211,7 @@ class FollowerRole(ReplicaRole):
 
     @property
     def copy_lag_records(self) -> int | None:
-        """Number of committed records that a learner lacks. None: the replica is no learner, or has no answer yet."""
+        """Number of committed records that a learner lacks. None: the replica is not a learner, or has no answer yet."""
         if not self.shared.copy_epoch or self._leader_high_watermark < 0:
             return None
         return max(self._leader_high_watermark - self.log.newest_offset, 0)
@@ -288,7 +293,8 @@ class FollowerRole(ReplicaRole):
     def _would_lose_committed(self, end_offset: int) -> bool:
         """Return whether a truncation to ``end_offset`` (exclusive) would remove committed records.
 
-        Then the leader's log went back in time [S15]: it must give up the leadership, and nothing is truncated [D9].
+        Then the leader's log went back in time [S15]. The leader must give up the leadership, and nothing is truncated
+        [D9].
         """
         return end_offset <= self.log.high_watermark and not self.shared.state.unclean_elected
 
@@ -540,8 +546,8 @@ class FollowerRole(ReplicaRole):
     def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
         """Handle a rejected fetch: compare the logs if they diverge, start an empty log if needed, or retry later.
 
-        A leader that rejects a request id answers every copy of the request, also one that another sender repeats. The right
-        answer may still come, so the replica keeps waiting [D16].
+        A leader that rejects a request id answers every copy of the request, including copies that another sender made.
+        The right answer may still come, so the replica continues to wait [D16].
         """
         if event.request_id != self._request_id or not self._request_id or event.reason is RefusalReason.UNKNOWN:
             return
@@ -561,10 +567,7 @@ class FollowerRole(ReplicaRole):
             self._retry_later(now_ns, out)
 
     def _is_of_no_use(self, event: FetchRefused) -> bool:
-        """Return whether this log must be discarded.
-
-        It ends before the leader's log start, or lacks delete markers [D26, D30].
-        """
+        """Return whether this log must be discarded: it ends before the leader's log start, or lacks tombstones [D26, D30]."""
         if event.reason is RefusalReason.BEFORE_LOG_START:
             return event.log_start_offset >= self.log.log_end_offset
         return event.reason is RefusalReason.DELETES_GONE and event.deletes_end > self._deletes_end
@@ -573,7 +576,8 @@ class FollowerRole(ReplicaRole):
     def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None:
         """Process a leader's notice: NewLeadershipTerm or CommitPosition.
 
-        Anybody may send a notice, so it only triggers a fetch. The log and the HW stay unchanged until the answer.
+        Any client may send a notice, so it only triggers a fetch. The log and the HW do not change until the answer
+        arrives.
         """
         if event.leader_epoch != self.leader_epoch or event.leader != self.leader:
             return
@@ -585,9 +589,9 @@ class FollowerRole(ReplicaRole):
             self.woken_up(now_ns, out)
 
     def _ask_anew(self, now_ns: int, out: Effects) -> None:
-        """Repeat the request, because the new leader is ready.
+        """Send the request again, once per leadership, because the new leader is ready.
 
-        The earlier one may have reached only the old leader. It happens once per leadership.
+        The earlier request may have reached only the old leader.
         """
         if self.phase in (Following.RECONCILING, Following.RECONCILE_BACKOFF):
             self._begin(now_ns, out)

@@ -1,16 +1,16 @@
-"""Limits of a leader: which publishes it appends, which it holds back, and which it rejects [A11, D20, L7].
+"""Limits of a leader: which publishes it appends, which it delays, and which it rejects [A11, D20, L7].
 
-Load alone must not cost a leadership or a place in the ISR, memory is bounded, and the order of arrival stays. The
-limits are per partition and per node:
+Load alone must not cost a leadership or a place in the ISR, memory is bounded, and the order of arrival does not
+change. The limits are per partition and per node:
 
-- Appended but uncommitted bytes. Beyond the limit, or with too few replicas in sync, publishes are held in order and
+- Appended but uncommitted bytes. Beyond the limit, or with too few replicas in sync, publishes wait in order and are
   appended later.
-- Held bytes. Beyond the limit, a publish is rejected, or dropped if it has no reply subject.
+- Bytes of waiting publishes. Beyond the limit, a publish is rejected, or dropped if it has no reply subject.
 
 A partition without uncommitted records may always append, so no partition waits for another one.
 
 Example: ``unreplicated_bytes`` is 16 MiB and 12 MiB are uncommitted. A batch of 6 MiB is appended (18 MiB). The next
-batch is held until 4 MiB are committed.
+batch waits until 4 MiB are committed.
 """
 
 from __future__ import annotations
@@ -151,12 +151,13 @@ class InflightLimits:
 
 
 class Gate:
-    """Decides whether a node processes more publishes while a partition is almost full.
+    """Decides whether a node processes more publishes while the queue of a partition is almost full.
 
-    The node stops reading, and nats-server then slows fast publishers down. But the server holds at most 64 MiB and
-    then closes the connection, which loses everything. So after ``_PATIENCE_NS`` at least ``least_rate_bytes`` per
-    second are processed, and publishes without room are rejected or dropped. If the server closed the connection, the
-    rate doubles. If nothing is freed for ``_STUCK_NS``, everything is processed for the sake of the other partitions.
+    If the node stops reading, nats-server slows fast publishers down. But the server buffers at most 64 MiB and then
+    closes the connection, which loses all buffered messages. So after ``_PATIENCE_NS`` at least ``least_rate_bytes``
+    per second are processed, and publishes without room are rejected or dropped. If the server closed the connection,
+    the rate doubles. If no room is freed for ``_STUCK_NS``, the node processes everything, so that the other partitions
+    can continue.
     """
 
     def __init__(self, node: NodeIntake) -> None:
@@ -172,7 +173,8 @@ class Gate:
     def may_take(self, taken_bytes: int, blocked: bool, now_ns: int) -> bool:
         """Return whether the next messages may be processed.
 
-        ``taken_bytes``: total of processed bytes. ``blocked``: the buffer is full, so nothing is read from NATS.
+        ``taken_bytes``: total of processed bytes. ``blocked``: True if the buffer is full, so that the node does not
+        read from NATS.
         """
         node = self._node
         if not node.full_count:
@@ -194,7 +196,7 @@ class Gate:
         return self._stuck or taken_bytes - self._taken_bytes < due_bytes
 
     def cut_off(self) -> None:
-        """Record that the server closed the connection while the node read nothing."""
+        """Note that the server closed the connection while the node did not read."""
         if self._since_ns:
             self.least_rate_bytes = min(2 * self.least_rate_bytes, _MOST_RATE_BYTES)
 
@@ -233,7 +235,10 @@ _SHED_PATIENCE_NS = _NS_PER_S
 
 
 class Overflow:
-    """Decides how many publishes one connection must read and drop while its buffer is full. It learns the server's limit."""
+    """Decides how many bytes of publishes one connection must read and drop while its buffer is full.
+
+    It learns the buffer limit of the server.
+    """
 
     def __init__(self) -> None:
         self.limit_bytes = LIMIT_BYTES
@@ -251,7 +256,7 @@ class Overflow:
         self._blind_bytes = 0
 
     def record_pong(self, backlog_bytes: int, read_bytes: int, asked_ns: int) -> None:
-        """Record the server's answer: ``backlog_bytes`` were pending when the node had read ``read_bytes``."""
+        """Process a PONG of the server: ``backlog_bytes`` were pending when the node had read ``read_bytes``."""
         if asked_ns <= self._heard_ns:
             return
         self.backlog_bytes, self._heard_bytes, self._heard_ns = backlog_bytes, read_bytes, asked_ns
@@ -281,11 +286,14 @@ class Overflow:
         return max(0, due_bytes, self._due_blindly(done_bytes, now_ns))
 
     def roomy(self) -> None:
-        """Record that the buffer is less than half full, so that the node reads everything."""
+        """Note that the buffer is less than half full, so that the node reads everything."""
         self._full_ns = self._since_ns = self._blind_ns = 0
 
     def leaves_alone(self, read_bytes: int, now_ns: int) -> bool:
-        """Return whether the server can buffer the rest for now, so that the node may stop reading. Any thread may call it."""
+        """Return whether the node may stop reading, because the server can buffer the rest for now.
+
+        Any thread may call it.
+        """
         return now_ns - self._heard_ns <= FRESH_NS and self.held_bytes(read_bytes, now_ns) <= self.limit_bytes
 
     def held_bytes(self, read_bytes: int, now_ns: int) -> int:
@@ -304,13 +312,13 @@ class Overflow:
         return due_bytes
 
     def cut_off(self) -> None:
-        """Record that the connection was lost. If the buffer was full, the next read rate is higher."""
+        """Note that the connection was lost. If the buffer was full, the next read rate is higher."""
         if self._full_ns:
             self.blind_rate_bytes = min(2 * self.blind_rate_bytes, _MOST_BLIND_RATE_BYTES)
         self._heard_ns = self._inflow_bytes = self.backlog_bytes = 0
         self._mark = None
 
     def cut_at(self, backlog_bytes: int) -> None:
-        """Record that a server closed a connection with ``backlog_bytes`` pending, which is about its limit."""
+        """Note that a server closed a connection with ``backlog_bytes`` pending, which is about its limit."""
         learned_bytes = backlog_bytes * _LIMIT_PARTS[0] // _LIMIT_PARTS[1]
         self.limit_bytes = max(_LEAST_LIMIT_BYTES, min(self.limit_bytes, learned_bytes))

@@ -1,4 +1,4 @@
-"""ISR changes and the lag policy: which followers leave and join the ISR. Pure functions and the state of one ISR change.
+"""ISR changes and the lag policy: which followers leave and join the ISR. Pure.
 
 ``IsrChange``: the leader's one ISR change in flight [C4]. The metadata group decides by compare-and-set on the
 partition's Epoch, so at most one attempt on an Epoch takes effect. Until the metadata shows a higher Epoch, the members
@@ -7,14 +7,14 @@ of all attempts count.
 Lag policy: a follower leaves the ISR when
 
 - its node is fenced, or it was not caught up for ``max_lag_time_s``, or it is more than ``max_lag_records`` behind,
-- it asks again for records that it had acknowledged (its disk lost them),
-- it holds back commits and NATS reported twice that its node is not connected, if at least ``min_isr`` members and two
+- it requests records that it had acknowledged (its disk lost them),
+- it delays commits and NATS reported twice that its node is not connected, if at least ``min_isr`` members and two
   remain,
-- its disk is far slower than the others (``isr.py``), if at least ``min_isr`` members and two remain.
+- its disk is far slower than the others (``SlowFlushes``), if at least ``min_isr`` members and two remain.
 
-Load alone removes nobody [A11]: a follower that makes progress stays ``_PATIENCE`` times as long, and stays if
-``min_isr`` needs it. A leader that receives nothing from any follower first asks for a successor, because it may itself
-be cut off. With ``quorum`` the ISR never becomes smaller than a majority.
+Load alone removes no follower [A11]: a follower that makes progress stays ``_PATIENCE`` times as long, and stays if
+``min_isr`` needs it. A leader that receives nothing from any follower first requests a successor, because it may itself
+be disconnected. With ``quorum`` the ISR never becomes smaller than a majority.
 
 A follower joins when it is at or past the high watermark and the start of the epoch, by a fetch in this LeaderEpoch
 [C6, D19], and was caught up within ``max_lag_time_s`` [L8]. Example: high watermark 40, epoch start 50, log end 60. A
@@ -91,7 +91,7 @@ _PATIENCE = 6
 
 
 def is_lagging(progress: FollowerProgress, log_end_offset: int, now_ns: int, max_lag_ns: int, max_lag_records: int) -> bool:
-    """Return whether a member should leave the ISR because of its lag."""
+    """Return whether a member should leave the ISR because it lags."""
     if now_ns - progress.caught_up_ns > max_lag_ns:
         return True
     if max_lag_records == 0 or progress.position is None:
@@ -100,7 +100,7 @@ def is_lagging(progress: FollowerProgress, log_end_offset: int, now_ns: int, max
 
 
 def gets_on(progress: FollowerProgress, now_ns: int, max_lag_ns: int) -> bool:
-    """Return whether the follower still fetches, and its position rises."""
+    """Return whether the follower still fetches and its position rises."""
     return progress.position is not None and progress.progressed_ns > 0 and now_ns - progress.progressed_ns <= max_lag_ns
 
 
@@ -113,7 +113,7 @@ def has_lost(progress: FollowerProgress, high_watermark: int) -> bool:
 
 
 def have_lost(followers: Mapping[str, FollowerProgress], heirs: Collection[str], high_watermark: int) -> frozenset[str]:
-    """Return the nodes of ``heirs`` that count as complete but lack committed records."""
+    """Return the nodes of ``heirs`` (nodes that may lead next) that lack committed records."""
     return frozenset(r for r, progress in followers.items() if r in heirs and has_lost(progress, high_watermark))
 
 
@@ -258,7 +258,7 @@ def new_high_watermark(
 
 # ``SlowFlushes``: detects replicas whose disk is far slower than the others, in one LeaderEpoch.
 #
-# One slow disk must not slow down every publish. But availability comes first: nobody leaves an ISR that would become
+# One slow disk must not slow down every publish. But availability comes first: no replica leaves an ISR that would become
 # smaller than ``min_isr``, or have only one member.
 #
 # With each fetch, a follower reports the duration of its last flush. A flush is slow if it takes at least
@@ -292,7 +292,7 @@ class _Record:
 
 
 class SlowFlushes:
-    """Flush durations of all replicas of a partition. It finds the slow replicas."""
+    """Flush durations of all replicas of a partition. It detects replicas with slow disks."""
 
     def __init__(self, config: ReplicationConfig) -> None:
         self._factor = config.slow_flush_factor
@@ -316,7 +316,10 @@ class SlowFlushes:
             self._judge(record, now_ns)
 
     def waits(self, replica: str, age_ns: int, now_ns: int) -> None:
-        """Record that a flush of ``replica`` is not done after ``age_ns``. A long flush counts as slow before it ends."""
+        """Record that a flush of ``replica`` has run for ``age_ns`` and is not done.
+
+        A long flush counts as slow before it ends.
+        """
         record = self._records.get(replica)
         if record is not None and age_ns >= self._time_ns and self._is_slow(replica, age_ns, now_ns):
             self._judge(record, now_ns)
@@ -451,7 +454,7 @@ class FollowerProgress:
     probed: bool = False
     """True if NATS was asked about the follower since its last fetch."""
     progressed_ns: int = 0
-    """Monotonic time when the follower's position last rose. Initially: a time that long ago counts as never."""
+    """Monotonic time when the follower's position last rose. Initially a time in the distant past, which means never."""
     mark_end_offset: int = -1
     """Log end of the leader at ``mark_ns``, exclusive, that the follower has not reached yet. -1: none."""
     mark_ns: int = 0
@@ -486,7 +489,7 @@ class FollowerProgress:
     def membership_is(self, in_isr: bool) -> None:
         """Set whether the follower is in the ISR in the image.
 
-        After it leaves, it must fetch before it may return, because its disk may have failed.
+        A follower that left must fetch before it may return, because its disk may have failed.
         """
         if self.in_isr and not in_isr:
             self.was_caught_up = False
@@ -509,13 +512,14 @@ class FollowerProgress:
         self.told_high_watermark, self.owed_ns = high_watermark, 0
 
     def is_owed(self, now_ns: int) -> None:
-        """Record that the follower must get the current HW, unless this is already recorded."""
+        """Note that the follower must get the current HW, unless this is noted already."""
         self.owed_ns = self.owed_ns or now_ns
 
     def believes(self, request_id: int, now_ns: int) -> bool:
-        """Return whether ``request_id`` is plausible for the follower's next request: higher than the last one, but not too high.
+        """Return whether ``request_id`` is plausible as the next request: higher than the last one, but not too high.
 
-        A doubt does not last forever, because the first accepted id may have come from another sender.
+        After some time without valid requests, any id is accepted, because the first accepted id may have come from
+        another sender.
         """
         reach = self.last_request_id + max(now_ns - self.last_request_ns, 0) + REACH_NS
         if not self.last_request_id or self.last_request_id < request_id <= reach:
@@ -547,7 +551,7 @@ class FollowerProgress:
         self.log_end_offset_at_last_fetch = leader_end_offset
 
     def still_waits(self, now_ns: int) -> None:
-        """Count the follower's waiting fetch at the log end as if it arrived again, with its old id."""
+        """Count the waiting fetch of the follower as a new fetch at the log end, with its old id."""
         self.caught_up_ns, self.was_caught_up = now_ns, True
         self.last_fetch_ns = self.last_asked_ns = now_ns
         self.absences, self.probed = 0, False

@@ -67,7 +67,7 @@ from liftpy.core.replication.role import Effects, ReplicaContext, ReplicaRole, n
 
 
 def next_to_go(state: PartitionState, isr: frozenset[str], min_isr: int) -> str:
-    """Return the replica that may be removed now, or '' if none may. It may be the leader. ``isr``: ISR after the change."""
+    """Return the replica that may be removed now, possibly the leader. '': none may. ``isr``: ISR after the change."""
     leaving = state.leaving
     if not leaving or state.joining in isr:  # one change of the replica set at a time
         return ""
@@ -90,7 +90,7 @@ def majority_holds(
 
 
 def heir(state: PartitionState, caught_up: Iterable[str]) -> str:
-    """Return the node that should get the leadership, or '' if none is ready. ``caught_up``: live ISR members without lag."""
+    """Return the node that should get the leadership. '': none is ready. ``caught_up``: live ISR members without lag."""
     ready = frozenset(caught_up)
     return next((node for node in state.target if node in ready and node in state.isr), "")
 
@@ -101,7 +101,7 @@ _AGAIN_NS = 250_000_000
 
 
 class Pausing:
-    """Pause of one partition during one leadership."""
+    """Handles the pause of one partition during one leadership."""
 
     def __init__(self, shared: ReplicaContext) -> None:
         self._shared = shared
@@ -110,7 +110,7 @@ class Pausing:
 
     @property
     def refusal(self) -> RejectReason | None:
-        """Reason for rejecting publishes. None: publishes are accepted or delayed."""
+        """Reason for rejecting publishes. None: publishes are accepted or wait."""
         held = self._shared.held
         if held.config.read_only:
             return RejectReason.READ_ONLY
@@ -158,7 +158,8 @@ _RELEASE_BYTES = 1024 * 1024
 class LeaderRole(ReplicaRole):
     """Role of the leader of a partition.
 
-    ``desk``: fetch handler of the candidate, with the followers that have acknowledged in this epoch. None: create a new one.
+    ``desk``: fetch handler of the candidate, with the followers that have fetched in this epoch. None: create a new
+    one.
     """
 
     name = RoleName.LEADER
@@ -263,7 +264,7 @@ class LeaderRole(ReplicaRole):
     # ---- publishes, log, commit ------------------------------------------------------------------------------------
     @property
     def _is_short(self) -> bool:
-        """True if the ISR has fewer members than ``min_isr``, so that nothing is committed."""
+        """True if the ISR has fewer members than ``min_isr``, so that no record can be committed."""
         return len(self.shared.held.isr) < self.shared.held.min_isr
 
     @property
@@ -272,7 +273,7 @@ class LeaderRole(ReplicaRole):
         return not (self._is_short or self.intake.holds or self.pausing.sleeps) and self.intake.may_append()
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Append, delay or reject publishes.
+        """Append publishes, let them wait, or reject them.
 
         Publishes that must not be rejected are appended even if the ISR is too small [D20, D22].
         """
@@ -289,7 +290,7 @@ class LeaderRole(ReplicaRole):
         self.pausing.review(self.phase, self.intake, now_ns, out)
 
     def _no(self, event: PublishesReceived, reason: RejectReason, now_ns: int) -> RejectPublishes | DropPublishes:
-        """Return a rejection if the publisher may get one, otherwise a drop."""
+        """Return a rejection if the publisher may get one. Otherwise return a drop without an answer."""
         may_tell = self.may_refuse(now_ns) if reason in SAID_BY_EVERY_LEADER else self.may_refuse_for_now(now_ns)
         return (RejectPublishes if may_tell and not event.is_plain else DropPublishes)(token=event.token, reason=reason)
 
@@ -310,7 +311,7 @@ class LeaderRole(ReplicaRole):
         self.desk.appended(out)
 
     def _release(self, out: Effects) -> None:
-        """Append delayed publishes while there is room."""
+        """Append waiting publishes while there is room."""
         size_bytes = 0
         awake = not (self._is_short or self.pausing.sleeps)
         while awake and self.intake.holds and self.intake.may_append() and size_bytes < _RELEASE_BYTES:
@@ -319,7 +320,7 @@ class LeaderRole(ReplicaRole):
             self._append(event, out)
 
     def _give_up_what_is_old(self, now_ns: int, out: Effects) -> None:
-        """Drop publishes that were delayed longer than the stream allows."""
+        """Drop publishes that have waited longer than the stream allows."""
         bound_ns, reason = nanoseconds(self.shared.held.config.min_isr_hold_timeout_s), RejectReason.PAUSED
         if bound_ns and (self._is_short or self.pausing.sleeps):
             reason = RejectReason.BELOW_MIN_ISR if self._is_short else reason
@@ -328,8 +329,8 @@ class LeaderRole(ReplicaRole):
     def may_refuse(self, now_ns: int) -> bool:
         """Return whether publishers may get a negative ack [A2].
 
-        It needs a lease, and no possible next leader may still accept records of an earlier leader, which may have stored the
-        same message.
+        The leader needs a lease. No possible next leader may still accept records of an earlier leader, which may have
+        stored the message.
         """
         settled = self._commits_by_quorum and self.log.high_watermark >= self.epoch_start_offset
         return self.shared.lease.is_current(now_ns) and (settled or self.desk.heirs_have_joined)
@@ -440,9 +441,9 @@ class LeaderRole(ReplicaRole):
         return self.shared.held.config.commit_policy is CommitPolicy.QUORUM
 
     def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
-        """Confirm that the follower's fetch still waits, and count it as a new fetch.
+        """Confirm that the fetch of a follower still waits, and count it as a new fetch.
 
-        It does not change the HW. An unconfirmed follower fetches again.
+        The HW does not change. A follower without confirmation fetches again.
         """
         if self.desk.still_waits(event, now_ns):
             out.append(ConfirmQuiet(token=event.token))
@@ -530,9 +531,9 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.ISR_CHANGE, now_ns + nanoseconds(config.session_s), out)
 
     def _may_go(self, wanted: frozenset[str], now_ns: int) -> str:
-        """Return the replica that may leave the replica set, or '' if none may.
+        """Return the replica that may leave the replica set. '': none may.
 
-        It needs the right to act as leader, so that an old leader is not overlooked.
+        The leader must have a lease, so that an outdated leader removes no replica.
         """
         state = self.shared.state
         leaving = next_to_go(state, wanted, self.shared.held.min_isr)
@@ -613,9 +614,9 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.LAG, max(now_ns + interval_ns, self._next_look_ns(now_ns)), out)
 
     def _next_look_ns(self, now_ns: int) -> int:
-        """Return the next time when a follower can lag too much or be silent too long. 0: check always.
+        """Return the next time when a follower can lag too much or be silent too long. 0: check at every event.
 
-        It avoids checks of thousands of idle partitions. 0: check always.
+        So thousands of idle partitions need no regular checks.
         """
         state, log, followers = self.shared.state, self.log, self.desk.followers.values()
         everything = log.high_watermark == log.newest_offset and len(state.isr) == len(state.replicas) and not state.target
@@ -684,7 +685,7 @@ class LeaderRole(ReplicaRole):
     def _may_be_deaf(self, now_ns: int) -> bool:
         """Return whether this leader may be unreachable while another node can be elected.
 
-        Alone in the ISR it continues.
+        A leader alone in the ISR continues.
         """
         silent_ns, config = self._silent_ns(now_ns), self.shared.config
         patience_ns = self._silence_ns() + nanoseconds(config.max_leader_timeout_s)

@@ -1,18 +1,18 @@
 """The lease: how long this node may send acks for the partitions that it leads [D22].
 
-A leader that was replaced without knowing it must not ack. The metadata leader gives its leaderships away when its
-session ends, ``session_s`` after the last heartbeat that it received. The lease lasts ``lease_s`` (shorter) from when
-that heartbeat was sent, by the node's own clock. So it ends before the session. From feature level 5 on, the heartbeat
-answer contains the length of the lease.
+A leader must not ack after it was replaced, even if it does not know it yet. The metadata leader moves its leaderships
+to other nodes when its session ends, ``session_s`` after the last heartbeat that arrived. The lease lasts ``lease_s``
+(shorter) from the sending of that heartbeat, by the node's own clock. So it ends before the session. From feature level
+5 on, the heartbeat answer contains the length of the lease.
 
 Succession: a new leader sends nothing while an earlier leader may still ack [A2, D22, R4]. A leader that was deposed
-during its session may ack until its lease ends, ``lease_s`` after anybody learned of the change. Each replica remembers
-ended leaderships for this time. If it missed one, any other replica may have been the leader. An earlier leader no
-longer counts when its session has ended, or when it sends a request in the new epoch. So a normal failover waits for
-nothing, and a planned transfer waits for one round trip.
+during its session may ack until its lease ends. Each replica therefore stores ended leaderships for the length of a
+lease. If it missed one, any other replica may have been the leader. An earlier leader no longer counts when its session
+has ended, or when it sends a request in the new epoch. So a normal failover waits for nothing, and a planned transfer
+waits for one round trip.
 
-Example: a leads in epoch 1 and is cut off from the metadata. The leadership moves to c (epoch 2) and then to b (epoch
-3). c contacts b at once, but a may ack for ``lease_s`` after b learned of epoch 2. So b waits for a.
+Example: a leads in epoch 1 and loses its connection to the metadata group. The leadership moves to c (epoch 2) and then
+to b (epoch 3). c contacts b at once, but a may ack for ``lease_s`` after b learned of epoch 2. So b waits for a.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Lease:
     def extend(self, sent_ns: int, lease_ns: int = 0) -> None:
         """Extend the lease after the answer to a heartbeat that was sent at ``sent_ns``. Answers may arrive in any order.
 
-        ``lease_ns``: length of the lease. 0: length from this node's settings.
+        ``lease_ns``: length of the lease. 0: the length in this node's settings.
         """
         until_ns = sent_ns + (lease_ns or self._length_ns)
         if self._until_ns is None or until_ns > self._until_ns:
             self._until_ns = until_ns
 
     def is_current(self, now_ns: int) -> bool:
-        """Return whether acknowledgements may leave at ``now_ns``."""
+        """Return whether acks may be sent at ``now_ns``."""
         return self._until_ns is not None and now_ns < self._until_ns
 
     def until_ns(self, now_ns: int) -> int:
@@ -114,7 +114,10 @@ GRACES_NS = {REPLICATION: 0, INGEST: INGEST_GRACE_NS}
 
 
 class DataPath:
-    """State of the connections that a leader needs. Each call returns the new state if it has changed, else None."""
+    """State of the connections that a leader needs.
+
+    Its methods return the new state if it has changed, otherwise None.
+    """
 
     def __init__(self) -> None:
         self._down_ns: dict[str, int] = {}
@@ -122,7 +125,7 @@ class DataPath:
         self._is_up = True
 
     def link_changed(self, link: str, is_up: bool, now_ns: int) -> bool | None:
-        """Record that a connection was lost or restored."""
+        """Process a lost or restored connection. Return the new state of the data path, or None if it did not change."""
         if is_up:
             self._down_ns.pop(link, None)
         else:

@@ -1,6 +1,6 @@
-"""``LogOffsets``: the offsets of the replica's own log. The shell has the bytes.
+"""``LogOffsets``: the offsets of the replica's own log. The surrounding code (the shell) has the bytes.
 
-The core runs ahead of the disk: ``log_end_offset`` moves when an append is requested, ``flushed_end_offset`` when
+The core runs ahead of the disk: ``log_end_offset`` rises when an append is requested, ``flushed_end_offset`` when
 ``LogFlushed`` arrives. Other nodes and clients only see flushed positions.
 """
 
@@ -29,7 +29,7 @@ class LogOffsets:
     """Newest committed offset that this replica knows, inclusive. -1: none. It is never above the log [D7]."""
     epochs: EpochCache = field(default_factory=EpochCache)
     horizon: Horizon = NEVER
-    """Compaction horizon. Records below it may be missing if a later record below it superseded them."""
+    """Compaction horizon. The log may lack a record below it if a later record below it replaced it."""
 
     @property
     def newest_offset(self) -> int:
@@ -135,14 +135,14 @@ class Lineage(Enum):
     SAME = "same"
     """The record is in this log, or retention has removed the record that would prove it."""
     BEHIND = "behind"
-    """This replica does not know yet. The reader asks again later or asks another replica."""
+    """This replica cannot decide yet. The reader retries, or asks another replica."""
     CUT = "cut"
-    """The record is not in this log: records that the reader has read were truncated."""
+    """The record is not in this log. Records that the reader has read were truncated."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochVerdict:
-    """Result of the check of a reader's last record.
+    """Result of the check whether a reader's last record is in this log.
 
     ``end_offset``: with CUT, the offset (exclusive) up to which both logs may agree. Otherwise 0.
     """
@@ -152,9 +152,9 @@ class EpochVerdict:
 
 
 def judge(log: LogOffsets, *, last_offset: int, last_epoch: int, is_latest: bool) -> EpochVerdict:
-    """Judge a reader whose last record has ``last_offset`` (inclusive) and ``last_epoch``.
+    """Check whether a reader's last record, with ``last_offset`` (inclusive) and ``last_epoch``, is in this log.
 
-    ``is_latest``: this replica leads, with a lease, and HW has reached its epoch's start.
+    ``is_latest``: True if this replica leads, with a lease, and the HW has reached the start of its epoch.
     """
     within = last_offset < log.log_end_offset
     if last_offset < log.log_start_offset or (within and log.epochs.epoch_at(last_offset) == last_epoch):

@@ -1,10 +1,12 @@
-"""The messages between the replicas of a partition: an effect of the sender, a frame, and an event of the receiver.
+"""Messages between the replicas of a partition. A message is an effect of the sender, a NATS frame, and an event of the
+receiver.
 
-The three have the same field names. So a new field needs a number in ``replication.proto``, a field of the effect and a field of
-the event. The codecs here carry it over NATS, and ``received_from`` in the simulator and in the memory cluster.
+The three have equal field names. So a new field needs a number in ``replication.proto``, a field of the effect and a
+field of the event. The codecs in this module convert to and from frames. The simulator and the in-memory cluster call
+``received_from`` instead.
 
-A frame also names the partition and the request, for the checks in ``liftpy/core/wire/frames.py``. These fields stand apart: the
-core does not need them.
+A frame also names the partition and the request, for the checks in ``liftpy/core/wire/frames.py``. The codecs handle
+these fields separately, because the core does not need them.
 """
 
 from __future__ import annotations
@@ -89,7 +91,10 @@ NOTICE_RECEIVED = MessageCodec(ev.NoticeReceived, pb.LeaderNotice, apart=("strea
 
 
 def received_from(event: type[E], effect: object, **local: Any) -> E:
-    """Return the event of the receiver of ``effect``. ``local``: the fields that the effect does not have, or has otherwise."""
+    """Return the event of the receiver of ``effect``.
+
+    ``local``: values of the fields that the effect does not have, or has with another meaning.
+    """
     return event(
         **{
             name: getattr(effect, name)

@@ -1,7 +1,7 @@
-"""Makes the requests of a replica to the metadata group from its effects.
+"""Converts effects of a replica to requests to the metadata group.
 
-An effect and its request use the same names: ``leader_epoch`` is ``leaderEpoch``. The request also names the partition and the
-sender. A new field needs a number in ``cluster.proto`` and a field of the effect, and nothing else.
+An effect and its request use equal names: ``leader_epoch`` is ``leaderEpoch``. The request also names the partition and
+the sender. A new field needs only a number in ``cluster.proto`` and a field of the effect.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _INCARNATIONS = ("incarnation", "witnessIncarnation", "candidateIncarnation")
 
 @cache
 def _fields_of(effect: Any) -> tuple[str, dict[str, str], list[str], list[str]]:
-    """Return the kind of the request, its fields with those of the effect, and its fields with id and incarnation of the sender."""
+    """Return the kind of the request, the fields that come from the effect, and the fields with id and incarnation of the
+    sender.
+    """
     name = _NAMES[effect]
     message: Any = pb.ControlRequest.DESCRIPTOR.fields_by_name[name].message_type
     wire = message.fields_by_name

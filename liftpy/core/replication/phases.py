@@ -18,7 +18,7 @@ class RoleName(StrEnum):
     CANDIDATE = "CANDIDATE"
     FOLLOWER = "FOLLOWER"
     LEARNER = "LEARNER"
-    """A follower that is not a replica yet, as shown in status."""
+    """A follower that is not a replica yet. Only the status shows this value."""
     WAITING = "WAITING"
     FAILED = "FAILED"
     STOPPED = "STOPPED"
@@ -54,7 +54,7 @@ class Following(StrEnum):
 
 
 class Waiting(StrEnum):
-    """Phase of a replica that neither leads nor follows. The name says why."""
+    """Phase of a replica that neither leads nor follows. The name is the reason."""
 
     NO_METADATA = "NO_METADATA"
     OFFLINE = "OFFLINE"
@@ -85,7 +85,7 @@ FOLLOWS_ON: dict[Following, frozenset[Following]] = {
 
 
 def check_phase(way: deque[Following], after: Following) -> None:
-    """Raise InvariantError if ``after`` must not follow the last phase of ``way``."""
+    """Raise InvariantError if the phase ``after`` must not follow the last phase in ``way``."""
     if after not in FOLLOWS_ON[way[-1]]:
         story = " -> ".join(phase.name for phase in way)
         raise InvariantError(f"a follower may not go from {way[-1].name} to {after.name}; its way: {story}")

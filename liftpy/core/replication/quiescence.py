@@ -1,16 +1,16 @@
-"""``QuietFetches``: combines the fetches of idle partitions into one message per pair of nodes.
+"""``QuietFetches``: combines the fetches of idle partitions into one message per pair of nodes. Pure.
 
 A thousand idle partitions then cost two nodes one request and one answer per second. A follower whose last
-``idle_polls_before_quiet`` fetches brought nothing waits in phase QUIET. Its node asks the leader's node for all such
-fetches at once whether they still wait. The leader confirms a fetch if it is the last one that it counted from the live
-process and still reaches its log end. This counts like a repeated fetch, for the ISR and for lag. Any fetch that is not
-confirmed is sent individually at once. After two turns without all answers, or after "no responders", all partitions of
-that leader's node fetch individually.
+``idle_polls_before_quiet`` fetches returned no records waits in phase QUIET. Its node sends one question about all such
+fetches to the leader's node: do they still wait? The leader confirms a fetch if it is the last one that it counted from
+the live process, and if it is still at the log end. A confirmation counts like a repeated fetch, for the ISR and for
+lag. Any fetch that is not confirmed is sent individually at once. After two turns without all answers, or after "no
+responders", all partitions of that leader's node fetch individually.
 
 Example: 1,000 partitions with three replicas on three nodes. Combined fetches need 4 messages per second and node.
 Individual ones need 444.
 
-Pure: the shell calls it regularly, sends what ``due`` returns, and reports the answers.
+The shell calls ``due`` regularly, sends the questions that it returns, and reports the answers.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class _Link:
 
 
 class QuietFetches:
-    """Waiting fetches of all idle partitions of one node. Times are monotonic nanoseconds. Calls may be late, but not early."""
+    """Waiting fetches of all idle partitions of one node.
+
+    Times are monotonic nanoseconds. Calls may be late, but not early.
+    """
 
     def __init__(self, config: ReplicationConfig) -> None:
         self.interval_ns = round(
@@ -94,9 +97,9 @@ class QuietFetches:
         return len(self._leader_of)
 
     def add(self, fetch: QuietFetch, leader: str, now_ns: int) -> bool:
-        """Add a fetch to the questions to ``leader``. Return whether it was added.
+        """Add a fetch to the questions to ``leader``.
 
-        False: that node is not asked, so the partition must fetch by itself.
+        Return False if that node gets no questions, so the partition must fetch by itself.
         """
         if now_ns < self._not_before_ns.get(leader, now_ns):
             return False
@@ -146,9 +149,9 @@ class QuietFetches:
         return questions, ended
 
     def _due_pages(self, link: _Link) -> list[tuple[QuietFetch, ...]]:
-        """Return the fetches of this turn in pages. Unanswered ones come first.
+        """Return the fetches of this turn in pages, unanswered ones first.
 
-        Without fetches: one empty page that checks the node.
+        Without fetches, return one empty page, which checks whether the node answers.
         """
         again = [page for question in link.open.values() if (page := _still(question.fetches, link.fetches))]
         if self._turn not in link.pages:
@@ -180,7 +183,7 @@ class QuietFetches:
 
 
 def _still(asked: tuple[QuietFetch, ...], waiting: Mapping[PartitionKey, QuietFetch]) -> tuple[QuietFetch, ...]:
-    """Return the ``asked`` fetches that still wait, as the same object if all do."""
+    """Return those of the ``asked`` fetches that still wait. If all wait, return the same object."""
     still = tuple(fetch for fetch in asked if waiting.get(fetch.key) is fetch)
     return asked if len(still) == len(asked) else still
 

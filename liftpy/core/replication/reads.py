@@ -1,8 +1,8 @@
-"""Reads: answers a ReadRequest: which records, up to which offset, and who waits [R1, R4, R6, R7, R9]. Pure.
+"""Answers read requests: which records, up to which offset, and which requests wait [R1, R4, R6, R7, R9]. Pure.
 
-A committed read ends at this replica's high watermark, an uncommitted one (leader only) at its log end. For
-``boundsOnly`` only a leader with a lease, whose high watermark has reached the start of its epoch, gives the current
-bounds [D8]. Other nodes give what they know and say that they do not lead.
+A committed read ends at this replica's high watermark, an uncommitted one (leader only) at its log end. A request with
+``boundsOnly`` asks for the bounds of the log. Only a leader with a lease, whose high watermark has reached the start of
+its epoch, returns the current bounds [D8]. Other nodes return the bounds that they know, and say that they do not lead.
 
 A reader at the end may wait (long poll) until the next commit or its time limit. Waiting readers are limited by number
 per partition and by bytes per node. A reader beyond the limit is answered at once.
@@ -122,7 +122,7 @@ class ReadSource(Protocol):
 class ReplicaSource:
     """``ReadSource`` of a real replica.
 
-    ``failed``: returns whether its log failed. ``is_heard``: returns whether its data subject is subscribed.
+    ``failed``: returns whether its log has failed. ``is_heard``: returns whether its data subject is subscribed.
     """
 
     def __init__(self, replica: Replica, log: Log, *, failed: Callable[[], bool], is_heard: Callable[[], bool]) -> None:
@@ -170,7 +170,7 @@ class ReplicaSource:
         return not self.leads or (self._is_heard() and self._replica.may_answer_latest(now_ns))
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Check whether the reader's last record is still on this log (``liftpy.core.replication.log_offsets``)."""
+        """Check whether the reader's last record is still in this log (``liftpy.core.replication.log_offsets``)."""
         return self._replica.judge_reader(last_offset, last_epoch, now_ns)
 
 
@@ -224,7 +224,10 @@ class ReadBudget:
 
 
 class Reads(Generic[Asker]):
-    """Answers the read requests for one partition at one replica. ``counters``: counters of the node, by reason."""
+    """Answers the read requests for one partition at one replica.
+
+    ``counters``: counters of the node, by reason.
+    """
 
     def __init__(
         self,
@@ -411,9 +414,9 @@ class Reads(Generic[Asker]):
             self._send(asker, request, self._head(offset))
 
     def _tell_bounds(self, asker: Asker, request: pb.ReadRequest, head: pb.ReadResponse) -> None:
-        """Answer with the bounds of the partition or of a range (``liftpy.core.log.range_reads``).
+        """Answer with the bounds of the partition, or with facts about a range (``liftpy.core.log.range_reads``).
 
-        A range must be completely present and committed.
+        The log must contain the complete range, and it must be committed.
         """
         log, committed_end = self._source.log, self._source.high_watermark + 1
         end = request.rangeEnd if request.HasField("rangeEnd") else committed_end
@@ -436,7 +439,7 @@ class Reads(Generic[Asker]):
         self._send(asker, request, head)
 
     def _tell_state(self, request: pb.ReadRequest, give_state: GiveState, head: pb.ReadResponse) -> None:
-        """Answer with a piece of the producer and message-id state, including that of deleted records [A16]."""
+        """Answer with a piece of the producer and message-id state, which includes that of deleted records [A16]."""
         room = max(1, self._shell.max_payload - _HEADER_ROOM_BYTES)
         piece = give_state(request.stateEnd, request.statePosition, room)
         head.stateLater, head.stateBytes = piece is None, 0

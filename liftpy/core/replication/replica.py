@@ -81,7 +81,7 @@ class FailedRole(ReplicaRole):
     def __init__(self, shared: ReplicaContext, reason: str, speaks_until_lease_ends: bool) -> None:
         super().__init__(shared, Waiting.STORAGE_FAILED)
         self._reason = reason
-        self._speaks_until_lease_ends = speaks_until_lease_ends  # it led and has no space: publishers can be told
+        self._speaks_until_lease_ends = speaks_until_lease_ends  # it led and has no space: publishers can get a rejection
 
     @property
     def shown_phase(self) -> str:
@@ -89,7 +89,7 @@ class FailedRole(ReplicaRole):
         return self._reason
 
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Start the role: request to leave the ISR or to give up the leadership."""
+        """Start the role: request to leave the ISR, or to give up the leadership."""
         super().enter(now_ns, out)
         self._make_way(now_ns, out)
 
@@ -183,10 +183,10 @@ class ReplicaSnapshot:
 
 
 class Replica:
-    """A replica of a partition as a pure state machine.
+    """Replica of a partition as a pure state machine.
 
-    ``seed``: seed for the jitter of waits, different for each replica. ``intake``: totals of the node, shared by all its
-    replicas.
+    ``seed``: seed for the jitter of waits, different for each replica. ``intake``: totals of the node, which all its
+    replicas share.
     """
 
     def __init__(
@@ -320,7 +320,7 @@ class Replica:
     def stands_by(self) -> bool:
         """True if the replica is a standby follower, which buffers publishes because it may lead next.
 
-        Not while the partition is paused.
+        It is False while the partition is paused.
         """
         could = not isinstance(self._role, FailedRole | StoppedRole) and self._shared.node_id in self._shared.held.isr
         return could and self._shared.held.has_standby and self._shared.state.pause is Pause.NOT_PAUSED
@@ -334,7 +334,7 @@ class Replica:
         return standby_successor_of(shared.node_id, shared.held.isr, shared.live, asked_ns)
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Return whether a reader's last record, (offset, LeaderEpoch), is in this log [R6]."""
+        """Check whether a reader's last record, (offset, LeaderEpoch), is in this log [R6]."""
         is_latest = self.may_answer_latest(now_ns)
         return judge(self._shared.log, last_offset=last_offset, last_epoch=last_epoch, is_latest=is_latest)
 

@@ -3,12 +3,14 @@
 By default publishes are dropped without an answer, because another node may have stored them [A2]. Requests are
 rejected, and answers to requests of an earlier role are ignored [D16].
 
-Also here: deadlines of a replica (a late, early or cancelled timer is recognized), and retry pauses with jitter. The
-n-th failure in a row waits ``minimum * 2**n``, at most ``maximum``, times a factor in [0.5, 1) from a seed.
+The module has three more parts:
 
-Also here: leadership transfer after a short NATS disconnect. The leader has missed publishes that a standby follower
-has received. It accepts nothing more, and when the connection is back, it transfers the leadership to an ISR member.
-The new leader stores the buffered publishes in order.
+- Deadlines of a replica. They detect a late, early or cancelled timer.
+- Retry pauses with jitter. The n-th failure in a row waits ``minimum * 2**n``, at most ``maximum``, times a factor in
+  [0.5, 1) from a seed.
+- Leadership transfer after a short NATS disconnect. The leader has missed publishes that a standby follower has
+  received. It accepts no more publishes. When the connection is back, it transfers the leadership to an ISR member. The
+  new leader stores the buffered publishes in order.
 """
 
 from __future__ import annotations
@@ -202,7 +204,7 @@ class ReplicaContext:
 
 
 class ReplicaRole:
-    """Base class of all roles. By itself, it is a replica that does not act. ``phase``: shown in status and logs."""
+    """Base class of all roles. By itself it does nothing. ``phase``: shown in status and logs."""
 
     name: RoleName
 
@@ -317,7 +319,10 @@ class ReplicaRole:
         """Handle a replica that is not connected to NATS."""
 
     def quiet_fetch_received(self, event: QuietFetchReceived, now_ns: int, out: Effects) -> None:
-        """Handle a follower's question whether its last fetch still waits. Without a confirmation, the answer is no."""
+        """Handle a follower's question whether its last fetch still waits.
+
+        Without a confirmation, the follower fetches again.
+        """
 
     def quiet_ended(self, event: QuietEnded, now_ns: int, out: Effects) -> None:
         """Handle the end of a quiet wait."""
@@ -327,10 +332,10 @@ class ReplicaRole:
 
 
 def standby_successor_of(node_id: str, isr: frozenset[str], live: Mapping[str, int], asked_ns: Mapping[str, int]) -> str:
-    """Return the live ISR member that should get the leadership of ``node_id``, or '' if there is none.
+    """Return the live ISR member that should get the leadership of ``node_id``. '': there is none.
 
-    It is the member with the latest request. ``live``: node -> its incarnation. ``asked_ns``: follower -> monotonic time of its
-    last request.
+    It is the member with the latest request. ``live``: node -> its incarnation. ``asked_ns``: follower -> monotonic
+    time of its last request.
     """
     able = [replica for replica in sorted(asked_ns) if replica in isr and replica in live and replica != node_id]
     return max(able, key=lambda replica: asked_ns[replica], default="")
@@ -339,6 +344,7 @@ def standby_successor_of(node_id: str, isr: frozenset[str], live: Mapping[str, i
 def all_have_lost_it(known_servers: int, before: str, after: str) -> bool:
     """Return whether no node can have received the messages that this node missed.
 
-    That is so if there is only one NATS server, and it restarted (``before`` and ``after``: its ids).
+    That is certain if there is only one NATS server and it restarted. ``before`` and ``after`` are the ids of the
+    server.
     """
     return known_servers == 1 and before != after

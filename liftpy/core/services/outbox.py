@@ -160,8 +160,9 @@ class Outbox:
         self.diverged = ""
 
     def compare_again(self) -> None:
-        """Forget what was read from the output stream, because the input log was truncated and some outputs may be of lost
-        records.
+        """Forget which outputs were read from the output stream.
+
+        The input log was truncated, so some outputs may come from lost records.
         """
         self._samples.clear()
         self._last_read = (-1, b"")

@@ -74,7 +74,7 @@ class QueryDesk:
         return True
 
     def without_position(self) -> list[Query]:
-        """Return the queries that wait for the leader's answer with a position."""
+        """Return the queries that still need the committed offset from the leader."""
         return [query for query in self._waiting if query.position is None]
 
     def set_position(self, queries: list[Query], position: int) -> None:

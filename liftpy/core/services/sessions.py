@@ -115,7 +115,7 @@ Effect = Tell | Replayed | Ended
 
 @dataclass(slots=True)
 class _Order:
-    """Current task of a service: its role, and how far it reads."""
+    """Current instruction to a service: its role, and up to which offset it reads."""
 
     role: pb.ServiceRole
     stop_position: int
@@ -655,7 +655,10 @@ MAX_REPORTED = 16
 
 @dataclass(frozen=True, slots=True)
 class Wellbeing:
-    """Health of one service on one node. ``position``: its next offset. ``well``: True if it is registered and does not fail."""
+    """Health of one service on one node.
+
+    ``position``: its next offset. ``well``: True if it is registered and has not failed.
+    """
 
     position: int
     well: bool
@@ -673,7 +676,8 @@ class _NodeReport:
 class Wellness:
     """Health of the services on all nodes, as one replica knows it.
 
-    Times are monotonic ns. ``grace_ns``: time for which a service may be ill before the leadership moves.
+    Times are monotonic nanoseconds. ``grace_ns``: time for which a service may be unhealthy before the leadership
+    moves.
     """
 
     grace_ns: int
@@ -694,7 +698,7 @@ class Wellness:
 
     @property
     def anybody_is_ill(self) -> bool:
-        """True if a service was ill at the last call of ``look``."""
+        """True if a service was unhealthy at the last call of ``look``."""
         return bool(self._ill_since_ns)
 
     def _forget_old(self, now_ns: int) -> None:
@@ -702,10 +706,10 @@ class Wellness:
             del self._reports[node]
 
     def look(self, own: Mapping[str, Wellbeing], now_ns: int) -> list[str]:
-        """Return the services that have been ill here for longer than ``grace_ns``.
+        """Return the services on this node that have been unhealthy for longer than ``grace_ns``.
 
-        ``own``: all services that were ever registered here. Call it regularly, also on a follower, so that a new leader
-        knows since when a service is ill.
+        ``own``: all services that were ever registered on this node. Call it regularly, also on a follower, so that a
+        new leader knows since when a service is unhealthy.
         """
         self._forget_old(now_ns)
         elsewhere = {name for report in self._reports.values() for name in report.services}

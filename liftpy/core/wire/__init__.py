@@ -1,1 +1,4 @@
-"""Bytes <-> values: envelope, replication frames, record batches, subjects. Pure; every name on the wire is built here."""
+"""Converts between bytes and values: envelope, replication frames, record batches, subjects.
+
+All names on the wire are built here. Pure.
+"""

@@ -662,7 +662,7 @@ class ByteArray:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """int64[count]: the size in bytes of each."""
+        """Size of each entry in bytes, as an int64 array."""
         return self.offsets[1:] - self.offsets[:-1]
 
     def column(self, start: int, end: int) -> BytesColumn:
@@ -789,12 +789,16 @@ def few_headers(body: memoryview, count: int, present: Columns) -> list[tuple[in
 
 def _texts(body: memoryview, position: int, count: int) -> tuple[list[bytes], int]:
     if position + 4 * count > len(body):
-        raise CorruptionError(f"Damaged batch: it is too small for {count} headers. The node repairs it from another replica.")
+        raise CorruptionError(
+            f"Damaged batch: it has fewer bytes than its {count} headers need. The node repairs it from another replica."
+        )
     ends = struct.unpack_from(f"<{count}I", body, position)
     position += _padded(4 * count)
     size_bytes = ends[-1] if count else 0
     if position + size_bytes > len(body) or any(end < before for before, end in pairwise(ends)):
-        raise CorruptionError("Damaged batch: its headers do not fit. The node repairs it from another replica.")
+        raise CorruptionError(
+            "Damaged batch: the sizes of its header columns do not match. The node repairs it from another replica."
+        )
     data = bytes(body[position : position + size_bytes])
     return [data[start:end] for start, end in pairwise((0, *ends))], position + _padded(size_bytes)
 

@@ -1,14 +1,13 @@
-"""The envelope: the header before every payload on a ``<ns>`` subject, and before an enveloped publish.
+"""The envelope: the header of every payload on a ``<ns>`` subject, and of an enveloped publish.
 
 Layout, big endian: magic ``B9 0E 43 B4`` (4) | version 0 (1) | header length 8, or 12 with a CRC (1) | flags, bit 0:
-CRC-32C present, bit 1: an address of 16 bytes stands before the payload, under the CRC (1) | message type (1) |
-[CRC-32C of what follows the header (4)] | [address] | payload. An address is sent only to who asked for it (``addressee.py``).
-Source: the published Liftbridge envelope; vectors in ``tests/vectors/wire.json``.
+CRC-32C present, bit 1: an address of 16 bytes comes before the payload, covered by the CRC (1) | message type (1) |
+[CRC-32C of everything after the header (4)] | [address] | payload. An answer has an address only if the request asked
+for one (``addressee.py``). Source: the published Liftbridge envelope. ``tests/vectors/wire.json`` has vectors.
 
-Ordinary envelopes: of a value without key and headers, with or without a message id, for one partition and ack policy. Pure.
-
-What a client sends by the thousand differs in its value, its id and its CRC alone. So both sides put it together from, and take it
-apart by, parts that stay the same: the very bytes that protobuf makes of a ``Message``. Whatever has another form is for protobuf.
+Ordinary envelopes are the most frequent ones: a value without key and headers, with or without a message id, for one
+partition and ack policy. They differ only in the value, the id and the CRC. So both sides build and parse them from
+constant parts, which are the bytes of a protobuf ``Message``. protobuf itself handles all other forms. Pure.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class EnvelopeError(ProtocolError):
 class ChecksumError(EnvelopeError):
     """The CRC-32C of an envelope does not match.
 
-    The content was changed on its way, so nothing in it can be trusted, not even its reply address.
+    The content was changed in the network, so no part of it can be trusted, not even its reply subject.
     """
 
     code = "CHECKSUM"

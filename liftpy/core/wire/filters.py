@@ -1,7 +1,8 @@
-"""Filters: which records of a batch a reader wants, by subject (with NATS's wildcards) and by key. Pure; evaluated by columns.
+"""Filters: which records of a batch a reader wants, by subject (with NATS wildcards) and by key. Pure.
 
-A subject is looked at once for each distinct subject of a batch; keys are compared as arrays of bytes, all of one length at a time. A
-record that has no subject (it came in a producer's batch) fits no subject, one without a key no key.
+Each distinct subject of a batch is checked once. Keys are compared as arrays of bytes, all keys of one length at a
+time. A record without a subject (from a producer's batch) matches no subject filter. A record without a key matches no
+key filter.
 """
 
 from __future__ import annotations

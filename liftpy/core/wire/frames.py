@@ -1,8 +1,9 @@
-"""Replication frames <-> values. The only module that knows that requests are protobuf and responses are binary.
+"""Converts replication frames to values and back. Only this module knows that requests are protobuf and responses are
+binary.
 
-Every ``decode_*`` takes a whole NATS payload and raises ProtocolError (EnvelopeError included) for bytes that are not the
-expected frame; nothing else escapes. Values are the generated protobuf messages, except ReplicationResponse, whose payload
-is 8 bytes LeaderEpoch, 8 bytes HW (big endian, two's complement) and then record batches.
+Every ``decode_*`` takes a complete NATS payload. It raises ProtocolError, including EnvelopeError, for bytes that are
+not the expected frame, and no other error. Values are the generated protobuf messages, except ReplicationResponse. Its
+payload is 8 bytes LeaderEpoch, 8 bytes HW (big endian, two's complement) and then record batches.
 """
 
 from __future__ import annotations
@@ -68,8 +69,11 @@ Chunks = Sequence[envelope.Buffer]
 
 @dataclass(frozen=True, slots=True)
 class ReplicationPiece:
-    """A leader's answer to a fetch whose next batch does not fit into one message: 8 bytes LeaderEpoch, 8 bytes HW, then 4 bytes each
-    of the batch's CRC-32C, its size and the position of the bytes that follow (big endian)."""
+    """Answer of a leader to a fetch whose next batch does not fit into one message.
+
+    Layout, big endian: 8 bytes LeaderEpoch, 8 bytes HW, then 4 bytes each: CRC-32C of the batch, its size, and the
+    position of the following bytes.
+    """
 
     leader_epoch: int
     high_watermark: int
@@ -226,7 +230,7 @@ _LONGEST = 20
 
 
 def encode_presence(wall_ns: int) -> bytes:
-    """Return ``yes``, a blank, and ``wall_ns`` in digits."""
+    """Return the answer to a presence probe: ``yes``, a blank, and ``wall_ns`` in digits."""
     return b"%s %d" % (_YES, wall_ns)
 
 
@@ -297,4 +301,4 @@ def must_be_at(found: bytes, expected: Callable[[], bytes]) -> None:
     b"": the answer has no address and is accepted.
     """
     if found and found != expected():
-        raise MisdirectedError("Received the answer to another fetch request")
+        raise MisdirectedError("Received the answer to another fetch request. It is dropped.")

@@ -36,7 +36,7 @@ class Names:
         self._tuples: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def string(self, value: str) -> str:
-        """Return the first object that was equal to ``value``."""
+        """Return the stored string that equals ``value``. Store ``value`` if there is none."""
         return self._strings.setdefault(value, value)
 
     def strings(self, values: Sequence[str]) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class MessageCodec(Generic[T, M]):
         _CODECS[kind] = self
 
     def to_pb(self, value: T, **apart: Any) -> M:
-        """Return the message of ``value``. ``apart``: the fields that stand apart."""
+        """Return the protobuf message of ``value``. ``apart``: values of the message fields that ``value`` does not have."""
         return self.compiled[0](value, **apart)
 
     def from_pb(self, message: M, names: Names | None = None, **local: Any) -> T:
@@ -134,7 +134,10 @@ class MessageCodec(Generic[T, M]):
         return both
 
     def _expressions(self, name: str, hint: Any, is_repeated: bool) -> tuple[tuple[Any, Any], str, str]:
-        """Return two functions, and the expressions that encode and decode a field with them. ``{}`` is the content."""
+        """Return the source code that encodes and decodes a field, and the two functions that it calls.
+
+        ``{}`` in the source code stands for the value of the field.
+        """
         encode, decode = f"encode_{name}", f"decode_{name}"
         converter = self._converters.get(name) or self._converters.get(hint)
         if converter is not None:

@@ -1,6 +1,6 @@
 """Maps a key to a partition, as Kafka's default partitioner does: murmur2, then the remainder. Pure.
 
-Source: Austin Appleby's MurmurHash2, seed 0x9747b28c, unsigned. Of many keys at once those of one length are hashed together.
+Source: Austin Appleby's MurmurHash2, seed 0x9747b28c, unsigned. Arrays of keys are hashed in groups of equal length.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""Producer data in a batch besides numbers: the producer id, the source position, and how it chooses partitions. Pure.
+"""Producer data in a batch besides numbers: the producer id, the source position, and the partitioning method. Pure.
 
-A column of one entry, behind all others, which the leader writes: it is stored, replicated, and outlives compaction with the batch.
-Little endian::
+The leader writes it as the last column of a batch, with one entry. It is stored, replicated, and survives compaction
+with the batch. Little endian::
 
-    u16 size of the name, u16 size of the uid, u8 1 where there is a position, u8 method, 2 zeros, u32 partition, i64 offset,
+    u16 size of the name, u16 size of the uid, u8 1 if there is a position, u8 method, 2 zeros, u32 partition, i64
+    offset,
     u64 generation, the name, the uid (UTF-8)
 
-A producer without a source has no partition to name: ``partition`` is the number of partitions that it chooses among, ``method`` how.
+If a producer has no source, the field ``partition`` contains the number of partitions among which it chooses, and
+``method`` how it chooses.
 """
 
 from __future__ import annotations

@@ -84,9 +84,9 @@ class InboxRule:
         return fits and (subject.isascii() or _is_utf8(subject))
 
     def allows_all(self, subjects: Sequence[bytes], ending: bytes = b"") -> bool:
-        """Return whether all ``subjects`` are allowed, with one check.
+        """Check all ``subjects`` at once. Return True only if all are certainly allowed.
 
-        False also if some need a check of their own, such as those that end with ``ending``.
+        False also means that some subjects must be checked one by one, such as subjects that end with ``ending``.
         """
         lines = b"\n".join(subjects) + b"\n"
         if max(map(len, subjects), default=0) > MAX_REPLY_BYTES or not lines.isascii():
@@ -97,7 +97,10 @@ class InboxRule:
 
 
 def reply_to(reply: bytes | str, rules: Sequence[Allows], counters: Counter[str], under: str = "") -> str | None:
-    """Return ``reply`` as the subject of an answer. None (and counted): it is no inbox by any of ``rules``, or not below ``under``."""
+    """Return ``reply`` as the subject of an answer. Return None, and count it, if it is not an allowed inbox.
+
+    It must be allowed by one of ``rules`` and begin with ``under``.
+    """
     subject = reply if isinstance(reply, bytes) else reply.encode("utf-8", "surrogateescape")
     if subject.startswith(under.encode()) and any(rule(subject) for rule in rules):
         return subject.decode()
@@ -114,10 +117,19 @@ async def publish_answer(
     headers: dict[str, str] | None = None,
     under: str = "",
 ) -> bool:
-    """Publish an answer with ``publish`` (subject, payload, headers=...), to an inbox only.
+    """Publish an answer, but only to an allowed inbox.
+
+    Args:
+        publish: Function of (subject, payload, headers=...).
+        rules: Rules of allowed inboxes.
+        counters: Counts rejected reply subjects.
+        reply: Reply subject of the request.
+        payload: The answer.
+        headers: Headers of the answer.
+        under: Prefix that the reply subject must have.
 
     Returns:
-        False (and counted) when ``reply`` is no inbox by any of ``rules``, or not below ``under``. Raises what ``publish`` raises.
+        False if ``reply`` is not allowed. It is counted then. Raises the errors of ``publish``.
     """
     subject = reply_to(reply, rules, counters, under)
     if subject is None:

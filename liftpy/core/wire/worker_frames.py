@@ -1,8 +1,8 @@
-"""Frames between the processes of one node, over a socket pair that only they have. Pure.
+"""Frames between the processes of one node, over a private socket pair. Pure.
 
-Big endian: CRC-32C of what follows (4) | length of the body (4) | kind (1) | token (8) | body. A body is a message of another room's
-(protobuf, a snapshot of the image) or JSON; the token says which question an answer belongs to, or is a number by itself. Both ends
-are one version of one program: what does not fit is a defect, and ends the node.
+Layout, big endian: CRC-32C of the following bytes (4) | length of the body (4) | kind (1) | token (8) | body. A body is
+a protobuf message, a snapshot of the image, or JSON. The token identifies the request of an answer, or is itself a
+number. Both processes run one version of liftpy. So an unexpected frame is a bug, and ends the node.
 """
 
 from __future__ import annotations

@@ -158,7 +158,15 @@ class Orphans:
 def orphans_among(
     found: Iterable[DataFile], in_table: frozenset[str], marks: Mapping[str, int], age_s: float, *, only_added_to: bool
 ) -> Orphans:
-    """Return the removable files. ``in_table``: paths of the table. ``marks``: ends of its partitions."""
+    """Return which of the files in ``found`` may be deleted.
+
+    Args:
+        found: Files in the data directory.
+        in_table: Paths of the files in the table.
+        marks: End offset of each archived partition.
+        age_s: Minimum age of a file to delete, in seconds.
+        only_added_to: True if no commit has removed files from the table.
+    """
     gone: list[DataFile] = []
     left = 0
     for one in found:
@@ -178,7 +186,10 @@ def orphans_among(
 
 
 def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> Orphans:
-    """Return the removable files of a table. Files are listed before the table is read, so that a new file is not removed."""
+    """Return the files of failed attempts that may be deleted.
+
+    It lists the files before it reads the table, so that a file of a new commit is not deleted.
+    """
     found = list(_list_files(table.root / DATA))
     marks = {end_mark(file.stream, file.partition) for one in found if (file := parse_file(Path(one.path).name))}
     state = table.state(marks)
@@ -188,7 +199,7 @@ def find_orphans(table: Table, age_s: float = DEFAULT_AGE_S) -> Orphans:
 
 
 def remove_orphans(orphans: Orphans) -> None:
-    """Remove the files. A file that is already gone is no error."""
+    """Delete the files. A file that does not exist is no error."""
     for path in orphans.files:
         try:
             Path(path).unlink(missing_ok=True)
@@ -214,7 +225,7 @@ DEFAULT_BATCH_RECORDS = 5_000_000
 _QUERY_ID = "sql.streaming.queryId"
 _POLL_S = 1
 STARTS = 5
-"""Maximum number of starts of a query that Spark could not start in time, without a micro-batch in between."""
+"""Maximum number of consecutive starts of a query for which Spark did not start in time."""
 _NOT_FOR_USERS = ("stream", "subscribe", "subscribePattern", "assign", "path", "columns", "includeHeaders")
 NEEDED = ("stream", "partition", "offset")
 """Columns that an archive must have to continue into its stream."""
@@ -470,7 +481,7 @@ def archive(
 
 
 def _run(query: StreamingQuery) -> None:
-    """Run the query until it ends or the caller is interrupted."""
+    """Run the query until it ends. Stop it if the caller is interrupted."""
     try:
         with plainly():
             while not query.awaitTermination(_POLL_S):
@@ -503,7 +514,7 @@ def _state(table: Table, views: Views) -> TableState | None:
 
 
 def _going_on(plan: ArchivePlan, table: Table, options: SourceOptions) -> dict[str, str]:
-    """Return startingOffsets for a new query on a table with records of its streams. Other starts are rejected."""
+    """Return startingOffsets for a new query that continues a table with records of its streams. Reject any other start."""
     state = table.state()
     if state is None:
         return {}

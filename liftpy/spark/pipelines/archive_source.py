@@ -1,7 +1,8 @@
-"""The data source of an archive's streaming query. A task writes its range to a file, and yields one row about it.
+"""Data source of the streaming query of an archive. A task writes its range to a file, and yields one row that describes
+the file.
 
-The query is planned and limited like one of the format ``liftpy``. Records do not go through the JVM. This module imports
-pyspark at the top, so ``archive`` imports it only when a query starts.
+The query is planned and limited like a query of the format ``liftpy``. Records do not go through the JVM. This module
+imports pyspark at the top, so ``archive`` imports it only when a query starts.
 """
 
 from __future__ import annotations
@@ -78,6 +79,6 @@ class ManifestStreamReader(LiftStreamReader):
 
 
 def row_of(written: ArchivedRange) -> pa.RecordBatch:
-    """Return the row of a range."""
+    """Return the row that describes a written range."""
     fields = asdict(written)
     return pa.RecordBatch.from_pydict({name: [fields[name]] for name in MANIFEST.names}, schema=MANIFEST)

@@ -1,8 +1,8 @@
 """Writes a planned range to one Parquet file, in the task of an archive. No record goes through the JVM.
 
-A task writes to a temporary name, flushes the file and links it to its final name. So a file with a final name is complete.
-Nobody replaces it: a task that finds the name uses the existing file. So tasks may write a range several times, and may fail
-at any time.
+A task writes to a temporary name, flushes the file and links it to its final name. So a file with a final name is
+complete. No task replaces it: a task that finds the final name uses the existing file. So tasks may write a range
+several times, and may fail at any time.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from liftpy.spark.pipelines.tables import ArchivedRange, FileName, tag_of, tempo
 from liftpy.spark.planning import PlannedRange
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024
-"""Maximum size of a file's data in memory before compression, in bytes, and one batch."""
+"""Size in memory at which a row group of a file ends, in bytes. The last batch may exceed it."""
 _ROW_GROUP_ROWS = 1_000_000
 _FEW_VALUES = ["stream", "topic", "subject", "partition"]
-"""Columns that are written as a dictionary."""
+"""Columns with few different values, which are written with a dictionary."""
 _SAYS = b"liftpy.archived"
 _NO_SPACE = 28
 
@@ -47,7 +47,10 @@ class Writing:
 
 
 def write_range(planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema: pa.Schema, writing: Writing) -> ArchivedRange:
-    """Write the range's records to a file, or return the file that has them. Raises StorageError if the disk fails."""
+    """Write the records of a range to a file.
+
+    If the file exists, return its description. Raises StorageError if the disk fails.
+    """
     name = FileName(
         planned.stream, planned.partition, planned.start_offset, planned.end_offset, tag_of(planned.uid, schema.names)
     )
@@ -70,7 +73,7 @@ def write_range(planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema
 def _write(
     begun: Path, planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema: pa.Schema, writing: Writing, path: str
 ) -> ArchivedRange:
-    """Return the temporary file, flushed."""
+    """Write the range to a temporary file, flush it, and return its description."""
     rows, oldest, newest = 0, 0, 0
     with pq.ParquetWriter(begun, schema, compression=writing.compression, use_dictionary=_FEW_VALUES) as writer:
         for group in _groups(batches):
@@ -118,7 +121,7 @@ def write_file(final: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Join batches to row groups."""
+    """Join batches into row groups."""
     group: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:
@@ -132,7 +135,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _publish(begun: Path, final: Path) -> None:
-    """Give the file its final name, unless another attempt did."""
+    """Give the temporary file its final name, unless another attempt has done so."""
     try:
         with contextlib.suppress(FileExistsError):
             os.link(begun, final)
@@ -143,7 +146,7 @@ def _publish(begun: Path, final: Path) -> None:
 
 
 def _range_in_file(final: Path, planned: PlannedRange, name: FileName) -> ArchivedRange:
-    """Return the range in a file. Raise StorageError if it differs from its name."""
+    """Return the range that a finished file contains. Raise StorageError if the content does not match the file name."""
     said = (pq.read_metadata(final).metadata or {}).get(_SAYS)
     try:
         written = ArchivedRange(**load_json(said or b""))

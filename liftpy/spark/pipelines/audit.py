@@ -1,19 +1,22 @@
 """``audit``: checks that all replicas of a partition have the same records, and finds the first difference [R3].
 
 Audit compares the committed records of every in-sync replica, from the largest log start. It compares digests of the
-bytes of batches, block by block. It halves a block that differs down to some megabytes, and compares these record by record.
-On a log that is never compacted, the bytes of all batches must be equal, and those of control batches too. On a compacted log,
-each replica rewrites its batches at its own time. There, two copies of a record must be equal, and a missing record must have a
-later one of its key.
+bytes of batches, block by block. It halves a block that differs down to some megabytes, and compares these record by
+record. On a log that is never compacted, the bytes of all batches must be equal, including control batches. On a
+compacted log, each replica rewrites its batches at its own time. There, two copies of a record must be equal, and a
+missing record must have a later one of its key.
 
 Audit checks parts of a partition independently (``AuditSpan``), in threads of this process or in executors.
 
-On a compacted log, some replicas may lack a record. A replica that has this record must then have a later one of the key,
-unless the record is a tombstone, which compaction removes after its time. The later record may be past the compared
-range. So audit reads the replica up to the offset to which the others have compacted [R11]. If there is no later record, there
-are two causes. The replicas without the record lost it, or a removed delete marker deleted it and the replica with the
-record missed that marker [D30]. If the stream also drops by subject, or records were purged, audit does not know the cause.
-It then only counts the records. It also only counts records of keys above MAX_KEYS_DROPPED.
+On a compacted log, some replicas may lack a record. A replica that has this record must then have a later one of the
+key. Tombstones are an exception, because compaction removes them after some time. The later record may be past the
+compared range. So audit reads the replica up to the offset to which the others have compacted [R11].
+
+If there is no later record, there are two possible causes. The replicas without the record lost it. Or a tombstone
+deleted it, compaction removed the tombstone, and the replica with the record never had the tombstone [D30].
+
+If the stream also compacts by subject, or records were purged, audit cannot know the cause. It then only counts the
+records. It also only counts records of keys above MAX_KEYS_DROPPED.
 """
 
 from __future__ import annotations
@@ -103,7 +106,7 @@ class CompactionEnds(NamedTuple):
 
 @dataclass(slots=True)
 class Dropped:
-    """Records that some replicas lack.
+    """Records that some replicas lack, because these replicas have compacted further.
 
     Attributes:
         count: Number of records, counted for each replica that lacks one.
@@ -120,7 +123,7 @@ class Dropped:
     ends: dict[str, CompactionEnds] = field(default_factory=dict)
 
     def note(self, held: Mapping[str, HeldRecords]) -> None:
-        """Note records that some replica of ``held`` lacks. All cover the same range."""
+        """Add the records that at least one replica of ``held`` lacks. All replicas cover the same range."""
         everything = np.unique(np.concatenate([own.offsets for own in held.values()]))
         lacking = [np.setdiff1d(everything, own.offsets, assume_unique=True) for own in held.values()]
         gaps = np.unique(np.concatenate(lacking))
@@ -135,7 +138,7 @@ class Dropped:
         self.keyless += [_gap_at(held, int(offset)) for offset in alone[: MAX_FINDINGS - len(self.keyless)]]
 
     def learn_ends(self, node: str, ends: CompactionEnds) -> None:
-        """Note the compaction of a node."""
+        """Store how far the log of a node is compacted."""
         known = self.ends.get(node, ends)
         self.ends[node] = CompactionEnds(*map(max, known, ends))
 
@@ -156,7 +159,9 @@ class Dropped:
             self.learn_ends(node, ends)
 
     def culprits(self, gap: Gap, *, has_key: bool) -> tuple[str, tuple[str, ...], str]:
-        """Return (kind of finding, nodes, reason) for a record that has no newer record of its key."""
+        """Return (kind of finding, nodes, reason) for a record that some replicas lack and that has no newer record of its
+        key.
+        """
         most_hold = 2 * len(gap.holding) > len(gap.holding) + len(gap.lacking)
         if not has_key:
             if 2 * len(gap.lacking) > len(gap.holding) + len(gap.lacking):
@@ -185,7 +190,7 @@ def _gap_at(held: Mapping[str, HeldRecords], offset: int) -> Gap:
 def lost_of(
     link: Link, stream: StreamImage, one: PartitionAudit, dropped: Dropped, patience_s: float
 ) -> list[AuditFinding] | None:
-    """Return findings for the records of ``dropped`` that no later record replaces. None: audit cannot know."""
+    """Return findings for the records of ``dropped`` that no later record replaces. None: the audit cannot decide."""
     if stream.config.max_per_subject or stream.partitions[one.partition].purges or not stream.config.compaction:
         return None
     if not dropped.is_complete:
@@ -222,8 +227,8 @@ def lost_of(
 async def _newest(link: Link, one: PartitionAudit, gaps: dict[bytes, Gap], read_to: int, patience_s: float) -> dict[bytes, int]:
     """Return key -> offset of its newest record, for the keys of ``gaps``.
 
-    Each key is read on a replica that has the record which others lack. ``read_to``: offset (exclusive) to which at least all
-    of them are read.
+    Each key is read on a replica that has the record that others lack. The read goes at least to ``read_to``
+    (exclusive).
     """
     transport = await link.transport(patience_s)
     newest: dict[bytes, int] = {}
@@ -300,7 +305,7 @@ class AuditSpan:
 
 @dataclass(slots=True)
 class SpanAudit:
-    """Result of one span, by node."""
+    """Result of one span: the findings, and the results by node."""
 
     replicas: dict[str, ReplicaAudit] = field(default_factory=dict)
     findings: list[AuditFinding] = field(default_factory=list)
@@ -427,7 +432,7 @@ async def _comparable_range(
 
 
 async def _look(node: str, reads: ReplicaReads, high: int, found: PartitionAudit, bounds: dict[str, Bounds]) -> None:
-    """Ask a replica for its bounds. ``high``: inclusive HW of the leader, which the replica may not know yet."""
+    """Ask a replica for its bounds. ``high`` is the inclusive HW of the leader. The replica may learn it a moment later."""
     one = found.replicas[node]
     try:
         bounds[node] = await reads.bounds()
@@ -499,7 +504,7 @@ class _SpanWork:
         return self._asked[-1]
 
     async def run(self) -> SpanAudit:
-        """Compare block after block. The audit skips a replica from the block on in which it becomes unreachable."""
+        """Compare block after block. If a replica becomes unreachable, skip it from this block on."""
         span = self._span
         asked = {node: InBlocks(self._reads(node), span.start_offset, from_log_start=span.is_first) for node in span.nodes}
         for start in range(span.start_offset, span.end_offset, BLOCK_OFFSETS):
@@ -533,7 +538,7 @@ class _SpanWork:
             self._found.findings.append(found)
 
     async def _judge(self, part: _SpanPart) -> None:
-        """Add the findings of a part of the span."""
+        """Compare the digests of one part of the span, and add findings for the replicas that differ."""
         for node, block in part.blocks.items():
             if block.damaged is not None:
                 text = f"it could not serve all of [{block.damaged.offset}, {part.end}): {block.damaged}"
@@ -551,7 +556,7 @@ class _SpanWork:
             await self._judge(_SpanPart(start, end, dict(zip(whole, await asyncio.gather(*again), strict=True))))
 
     async def _compare(self, start: int, end: int, blocks: Mapping[str, HeldBlock]) -> None:
-        """Compare the records of [start, end), some megabytes."""
+        """Compare the records from ``start`` (inclusive) to ``end`` (exclusive), some megabytes."""
         batches: dict[str, list[RecordBatch]] = {node: [] for node in blocks}
         again = [InBlocks(self._reads(node), start, from_log_start=True).block(end, into=batches[node]) for node in blocks]
         held: dict[str, HeldRecords] = {}
@@ -594,7 +599,9 @@ class _SpanWork:
             self._tell(kind, node, offset, expected=expected, seen=digests[node], majority=majority)
 
     def _compare_batches(self, batches: Mapping[str, list[RecordBatch]], reference: str) -> None:
-        """Compare batches with equal records: control batches, stamps of producers, and how records are packed."""
+        """Compare batches whose records are equal: control batches, producer fields, and how records are distributed to
+        batches.
+        """
         for node in batches:
             offset = first_other_batch(batches[reference], batches[node])
             if offset is not None:

@@ -40,14 +40,14 @@ ABSENT = "nothing"
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class AuditFinding:
-    """Difference of one replica.
+    """A difference that one replica has from the others.
 
     Attributes:
         offset: Offset of the record. A damaged replica may be damaged at a later offset.
         node: Node of the replica.
         kind: Kind of the difference, such as ``differs``.
-        expected: Digest of the record on most other replicas. Empty: damage left none.
-        seen: Digest of the record on this replica. Empty: damage left none.
+        expected: Digest of the record on most other replicas. Empty: it is not known, because of damage.
+        seen: Digest of the record on this replica. Empty: it is not known, because of damage.
         majority: True if more than half of the compared replicas have the expected digest. Otherwise ``expected`` is
             that of the leader, and no replica is known to be right.
         detail: More about the difference.
@@ -185,15 +185,19 @@ _HEADERS = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
 
 @dataclass(frozen=True, slots=True)
 class HeldRecords:
-    """A replica's records of a range, ascending. ``offsets``: int64[n]. ``rows``: n rows of all columns, times as int64 ns."""
+    """Records of a replica in a range, in ascending order.
+
+    ``offsets``: int64 array. ``rows``: one row of all columns for each record, times as int64 nanoseconds.
+    """
 
     offsets: NDArray[np.int64]
     rows: pa.Table
 
     @classmethod
     def of(cls, batches: Sequence[RecordBatch], start_offset: int, end_offset: int) -> HeldRecords:
-        """Return the records of ``batches`` from ``start_offset`` to ``end_offset`` (exclusive). Raises CorruptionError for
-        columns that do not fit their header.
+        """Return the records of ``batches`` from ``start_offset`` to ``end_offset`` (exclusive).
+
+        Raises CorruptionError if the columns of a batch do not match its header.
         """
         rows = pa.Table.from_batches([to_arrow(batches, from_offset=start_offset, end_offset=end_offset)])
         place = rows.schema.get_field_index("timestamp")
@@ -220,8 +224,8 @@ class HeldRecords:
 class RecordDifference:
     """Differences between two replicas.
 
-    ``differs``: first MAX_ROWS offsets with different records. ``only_here``, ``only_there``: int64[n], offsets that one of
-    them lacks.
+    ``differs``: first MAX_ROWS offsets with different records. ``only_here``, ``only_there``: int64 arrays of offsets
+    that only one of them has.
     """
 
     differs: tuple[int, ...]

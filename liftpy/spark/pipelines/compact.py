@@ -1,8 +1,8 @@
-"""The pipeline ``compact``: a table with the latest record of each key of a stream. A tombstone deletes its key.
+"""``compact``: writes a table with the latest record of each key of a stream. A tombstone deletes its key.
 
-Each run reads the records that are new since the last run, or all records. It merges them into the content of the table. One
-transaction replaces the content and sets the end offsets that the table now covers. So a failed run changes nothing, and
-a repeated run changes nothing twice.
+Each run reads the records that are new since the last run, or all records. It merges them into the content of the
+table. One transaction replaces the content and sets the end offsets that the table now covers. So a failed run changes
+nothing, and a repeated run changes nothing twice.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class CompactPlan:
 class CompactStep:
     """Input of one run.
 
-    The offsets [``starts``, ``cuts``) of each partition come from the archive, and [``cuts``, ``ends``) from the stream.
+    The run reads the offsets from ``starts`` to ``cuts`` (exclusive) from the archive, and from ``cuts`` to ``ends``
+    (exclusive) from the stream.
 
     Attributes:
         starts: (stream, partition) -> first offset.
@@ -154,8 +155,9 @@ def steps_of(
 
 
 def check_deletes(views: Views, read: Mapping[tuple[str, int], int]) -> None:
-    """Raise DataLossError if compaction deleted tombstones that no table has read. ``read``: offset up to which tables
-    have read each partition.
+    """Raise DataLossError if compaction deleted tombstones that no table has read.
+
+    ``read``: offset up to which tables have read each partition.
     """
     for (stream, partition), end in read.items():
         deletes_end = views[stream, partition].deletes_end
@@ -250,7 +252,7 @@ def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep]
 
 
 def _frame(spark: SparkSession, plan: CompactPlan, step: CompactStep) -> DataFrame:
-    """Return the new records and those of the table."""
+    """Return a DataFrame of the new records and the records of the table."""
     ends = dict.fromkeys(step.ends, LATEST) if step.has_gaps else step.ends
     between = {"startingOffsets": _offsets(step.cuts, step.uid), "endingOffsets": _offsets(ends, step.uid)}
     given = {**plan.source, "columns": ",".join(COLUMNS), **between}

@@ -36,9 +36,14 @@ def spread(
     tasks: int = DEFAULT_TASKS,
     tell: Callable[[int, int], None] | None = None,
 ) -> list[_R]:
-    """Return ``work`` of each piece: ``tasks`` at a time in this process, or as tasks of a Spark job.
+    """Call ``work`` for each piece and return the results in order.
 
-    ``tell`` is called with the number of finished pieces and of all pieces, in this process only.
+    Args:
+        work: Function of a piece.
+        pieces: The pieces.
+        spark: Run as tasks of this session. None: in threads of this process.
+        tasks: Number of calls that run at once.
+        tell: Function of the number of finished pieces and of all pieces. It is not called with ``spark``.
     """
     if not 1 <= tasks <= MAX_TASKS:
         raise ConfigError(f"tasks = {tasks} (--tasks) is outside 1..{MAX_TASKS}. Choose a value in this range.")

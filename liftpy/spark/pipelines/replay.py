@@ -1,8 +1,9 @@
-"""The pipeline ``replay``: writes a range of a stream or an archive to another stream, each record once.
+"""``replay``: writes a range of a stream or an archive to another stream, each record once.
 
-One task writes one partition of the source (``ReplayShare``), in the order of offsets. The task is one round of a producer
-(``liftpy.client.write_epoch``). A task that runs again under the same name reads its records again from the first one, and the
-producer skips the records that the leaders have, by their digest. So tasks and the driver may fail at any time.
+One task writes one partition of the source (``ReplayShare``), in the order of offsets. The task is one round of a
+producer (``liftpy.client.write_epoch``). A task that runs again under the same name reads its records again from the
+first one. The producer compares their digest with that of the stored records, and skips the stored records. So tasks
+and the driver may fail at any time.
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ class ArchiveFile:
 
 
 def files_of(paths: Iterable[str], stream: str) -> dict[tuple[str, int], list[ArchiveFile]]:
-    """Return (stream, partition) -> its files, in order.
+    """Return (stream, partition) -> its archive files, in order.
 
-    Raises ConfigError if files do not have names of an archive, NotFoundError if ``stream`` has no files.
+    Raises ConfigError if a file does not have the name of an archive file, and NotFoundError if ``stream`` has no
+    files.
     """
     found: dict[tuple[str, int], list[ArchiveFile]] = {}
     for path in paths:
@@ -90,7 +92,7 @@ def files_of(paths: Iterable[str], stream: str) -> dict[tuple[str, int], list[Ar
 
 
 def views_of(files: Mapping[tuple[str, int], list[ArchiveFile]]) -> dict[tuple[str, int], PartitionView]:
-    """Return the views of the table, as those of a stream."""
+    """Return the state of each archived partition in the form that planning needs."""
     return {
         key: PartitionView(
             stream=key[0],
@@ -107,7 +109,7 @@ def views_of(files: Mapping[tuple[str, int], list[ArchiveFile]]) -> dict[tuple[s
 
 
 def shares_of_files(planned: Iterable[PlannedRange], files: Mapping[tuple[str, int], list[ArchiveFile]]) -> list[ReplayShare]:
-    """Return the files with records of each range."""
+    """Return the parts of a replay: each planned range with the files that contain its records."""
     return [
         ReplayShare(
             one,
@@ -122,7 +124,10 @@ def shares_of_files(planned: Iterable[PlannedRange], files: Mapping[tuple[str, i
 
 
 def pause_s(sent: int, rate: float, since_s: float) -> float:
-    """Return the wait that keeps ``sent`` records in ``since_s`` seconds below ``rate`` per second. 0: no limit."""
+    """Return how long to wait, in seconds, so that ``sent`` records stay below ``rate`` per second. 0: do not wait.
+
+    ``since_s`` is the time since the first record was sent.
+    """
     return max(0.0, sent / rate - since_s) if rate else 0.0
 
 
@@ -314,7 +319,7 @@ async def _open(link: Link, target: str, round: Round) -> Producer:
 
 
 def _send(link: Link, producer: Producer, plan: ReplayPlan, share: ReplayShare, options: SourceOptions, rate: float) -> int:
-    """Send all records of the share, at most ``rate`` new ones per second. Return their number."""
+    """Send all records of the share, at most ``rate`` new ones per second. Return the number of new records."""
     sent, began_s, partitions = 0, time.monotonic(), producer.round_partitions
     batches = _from_files(share) if share.files else read_planned(share.planned, options)
     for batch in batches:
@@ -330,7 +335,13 @@ def _send(link: Link, producer: Producer, plan: ReplayPlan, share: ReplayShare, 
 
 
 def with_partition_column(batch: pa.RecordBatch, kept: int, partitions: int) -> pa.Table:
-    """Return the rows with a column ``partition``: the kept one, else null for rows with a key, else by offset."""
+    """Return the rows with a column ``partition``.
+
+    Args:
+        batch: The rows.
+        kept: Partition for all rows. -1: null for rows with a key, otherwise offset modulo ``partitions``.
+        partitions: Number of partitions of the target.
+    """
     offsets = batch.column("offset")
     rows = as_binary(batch.drop_columns(["offset"]))
     check_rows(rows, stream="known", tombstones=True)

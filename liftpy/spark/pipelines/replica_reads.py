@@ -1,8 +1,8 @@
-"""Reads the bounds and the batches of one replica: ``ReplicaReads``, and their digests in blocks: ``InBlocks``.
+"""Reads the bounds and the batches of one replica (``ReplicaReads``), and computes digests of blocks (``InBlocks``).
 
-Other readers change to another replica after a bad answer. An audit must see that answer. So damage (``Damaged``) and a missing
-answer (``Away``) are findings. ``ReplicaReads`` repeats a request within its patience if the replica is not ready, or if the
-answer was damaged on its way.
+Other readers change to another replica after a bad answer. An audit must see that answer. So damage (``Damaged``) and a
+missing answer (``Away``) are findings. ``ReplicaReads`` retries a request for its patience if the replica is not ready,
+or if the answer was damaged on the network.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class HeldBlock:
         size_bytes: Size of the batches, in bytes.
         unpacked_bytes: Approximate size of their columns, in bytes.
         end_offset: End offset of the last batch, exclusive.
-        epochs: (LeaderEpoch, offset of its first batch).
+        epochs: Pairs of LeaderEpoch and offset of its first batch.
         compacted: True if offsets may have no record.
-        damaged: Damage that ended the block early. None: there was none.
-        away: Reason why the replica did not serve the rest. '': it did.
+        damaged: Damage that ended the block early. None: no damage.
+        away: Reason why the replica did not return the rest of the block. '': it returned everything.
     """
 
     digest: str = ""
@@ -110,9 +110,9 @@ class ReplicaReads:
         self.compacted = False
         """True if the replica reported that offsets may have no record."""
         self.compacted_end = 0
-        """Exclusive: the highest offset that compaction had reached, over all answers [R11]."""
+        """Highest offset (exclusive) that compaction had reached in any answer [R11]."""
         self.deletes_end = 0
-        """Exclusive, of the last answer: delete markers below it may be gone [D30]."""
+        """Offset (exclusive) below which tombstones may be deleted, from the last answer [D30]."""
 
     async def bounds(self, at_least: int = -1, patience_s: float | None = None) -> Bounds:
         """Return log start and HW. Waits for a HW of at least ``at_least`` (inclusive). Raises Away."""
@@ -209,7 +209,7 @@ class ReplicaReads:
         return batches, next_offset
 
     async def _ask(self, request: client_pb2.ReadRequest, offset: int) -> tuple[client_pb2.ReadResponse, memoryview]:
-        """Send one request. ``offset``: wanted offset, -1 for the bounds."""
+        """Send one request. ``offset``: requested offset, -1 for the bounds."""
         replica = self.replica
         request.stream, request.partition, request.streamUid = replica.stream, replica.partition, replica.uid
         request.requestId = secrets.randbits(_ID_BITS)
@@ -226,7 +226,7 @@ class ReplicaReads:
     async def _patiently(
         self, request: client_pb2.ReadRequest, offset: int, patience_s: float
     ) -> tuple[client_pb2.ReadResponse, memoryview]:
-        """Repeat a request until it is answered. Raises NotFoundError if another stream has this name now."""
+        """Retry a request until the replica answers. Raises NotFoundError if another stream has this name now."""
         try:
             async for attempt in retry_attempts(patience_s, reads=True):
                 with attempt:
@@ -238,7 +238,7 @@ class ReplicaReads:
         raise AssertionError("Internal error: all attempts ended without a result. Please report it.")
 
     async def _complain(self, offset: int) -> None:
-        """Report damaged bytes to the node, so that it checks and repairs them."""
+        """Report damaged bytes to the node. The node then checks and repairs its log."""
         complaint = client_pb2.ReadRequest(boundsOnly=True, minHighWatermark=-1, badOffset=offset)
         try:
             await self._ask(complaint, -1)
@@ -247,7 +247,10 @@ class ReplicaReads:
 
 
 class InBlocks:
-    """Batches of a replica from offset ``start`` on in contiguous blocks. A batch belongs to the block in which it begins."""
+    """Batches of a replica from offset ``start`` on, grouped into contiguous blocks.
+
+    A batch belongs to the block in which it begins.
+    """
 
     def __init__(self, reads: ReplicaReads, start: int, *, from_log_start: bool = False) -> None:
         self._reads = reads
@@ -257,8 +260,9 @@ class InBlocks:
         """Batches that were read and are not part of a block yet."""
 
     async def block(self, end: int, into: list[RecordBatch] | None = None) -> HeldBlock:
-        """Return the batches that begin before ``end`` (exclusive) and after the previous block. ``into``: list to which they
-        are added.
+        """Return the batches that begin after the previous block and before ``end`` (exclusive).
+
+        ``into``: list to which the batches are added.
         """
         found, digest = HeldBlock(end_offset=self._position), hashlib.blake2b(digest_size=DIGEST_BYTES)
         try:

@@ -241,7 +241,7 @@ def measure_range(access: Access, width_ns: int, patience_s: float, planned: Pla
 
 
 def _as_wide(all_of_them: Iterable[Measures]) -> None:
-    """Widen the buckets of all partitions to the widest, so that they can be shown together."""
+    """Make the time buckets of all partitions as wide as the widest, so that one plot can show them."""
     several = list(all_of_them)
     while several:
         widest = max(one.width_ns for one in several)
@@ -265,7 +265,7 @@ def _beside(one: Measures) -> Measures:
 
 
 def _join_beside(whole: Measures, one: Measures) -> None:
-    """Add another partition of the same stream to ``whole``. Its time range is parallel, not later."""
+    """Add the statistics of another partition to those of the whole stream. Their time ranges overlap."""
     if one.records:
         whole.first_ns = min(whole.first_ns, one.first_ns) if whole.records else one.first_ns
         whole.last_ns = max(whole.last_ns, one.last_ns)
@@ -313,7 +313,7 @@ def _registers() -> NDArray[np.uint8]:
 
 @dataclass(slots=True)
 class Sketch:
-    """Estimator of the number of distinct entries. ``registers``: uint8[4096]."""
+    """Estimator of the number of distinct entries (HyperLogLog). ``registers``: uint8[4096]."""
 
     registers: NDArray[np.uint8] = field(default_factory=_registers)
 
@@ -358,7 +358,7 @@ class Bucket:
     subjects: Sketch = field(default_factory=Sketch)
 
     def join(self, other: Bucket) -> None:
-        """Add another one up."""
+        """Add the values of another bucket to this one."""
         self.records += other.records
         self.tombstones += other.tombstones
         self.key_bytes += other.key_bytes
@@ -460,7 +460,7 @@ class Measures:
             self.subjects[name if known else OTHERS] += count
 
     def join(self, later: Measures) -> None:
-        """Add the range that follows this one and was measured separately."""
+        """Add the statistics of the next range of the same partition."""
         self.missing += later.missing
         self.end_offset = later.end_offset
         if later.records:
@@ -494,7 +494,7 @@ class Measures:
             self.buckets.setdefault(number // factor, Bucket()).join(bucket)
 
     def fit(self) -> None:
-        """Widen the buckets until there are few enough. Raises ConfigError if the width was given."""
+        """Widen the buckets until there are at most the allowed number. Raises ConfigError if the user set the width."""
         while self.buckets and max(self.buckets) - min(self.buckets) >= (MAX_FIXED_BUCKETS if self.is_fixed else MAX_BUCKETS):
             if self.is_fixed:
                 raise ConfigError(
@@ -504,11 +504,14 @@ class Measures:
             self.widen(WIDTHS_NS[WIDTHS_NS.index(self.width_ns) + 1])
 
     def finish(self) -> None:
-        """Complete the range."""
+        """Complete the statistics after the last record."""
         self.missing = self.end_offset - self.start_offset - self.records
 
     def size_below(self, share: float) -> int:
-        """Return a size that ``share`` of the values do not exceed: a power of two less one, or the largest size."""
+        """Return a size that the given ``share`` of the values do not exceed.
+
+        It is a power of two less one, or the largest size.
+        """
         if not self.sizes.any():
             return 0
         power = int(np.searchsorted(np.cumsum(self.sizes), share * self.sizes.sum()))
@@ -521,14 +524,14 @@ def _lengths(column: BytesColumn) -> NDArray[np.int64]:
 
 
 def _count_entries(column: DictionaryColumn, index: NDArray[np.uint32]) -> dict[str, int]:
-    """Return how many of the records ``index`` have each entry."""
+    """Return how many of the records with the numbers ``index`` have each entry."""
     names = [(entry or b"").decode("utf-8", "replace") for entry in column.entries.to_list()]
     counts = np.bincount(index, minlength=len(names)).tolist()
     return {name: count for name, count in zip(names, counts, strict=True) if count and name}
 
 
 def _powers(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return int64[n]: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7..."""
+    """Return the power-of-two class of each size: 0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on."""
     return np.minimum(np.frexp(sizes.astype(np.float64))[1], _SIZES - 1).astype(np.int64)
 
 
@@ -547,18 +550,18 @@ def _part(column: BytesColumn, window: slice) -> ByteArray:
 
 
 _MOST_LINES = 12
-"""Beyond it, partitions of a stream are one line."""
+"""Maximum number of partitions that a plot shows with one line each. With more, each stream is one line."""
 
 
 def plot_problem() -> str:
-    """Return why plots are not possible and what to do, '' if they are."""
+    """Return why plots are not possible and what to do about it. '': they are possible."""
     if importlib.util.find_spec("matplotlib") is None:
         return "matplotlib is not installed: pip install 'liftpy[spark]'"
     return ""
 
 
 def save_plot(report: StatsReport, path: Path) -> None:
-    """Draw ``report`` into the PNG ``path``. Raises ConfigError where matplotlib is not there, or the file can't be written."""
+    """Draw ``report`` into the PNG file ``path``. Raises ConfigError without matplotlib, or if the file cannot be written."""
     if problem := plot_problem():
         raise ConfigError(problem)
     from matplotlib.backends.backend_agg import FigureCanvasAgg

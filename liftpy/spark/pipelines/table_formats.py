@@ -1,15 +1,17 @@
-"""Formats of tables in a directory: Delta and Iceberg. ``table_at`` finds the table of a directory.
+"""Table formats Delta and Iceberg. ``table_at`` finds the table in a directory.
 
-Both formats need no jars and no server. A table changes by transactions with marks (``tables.py``), and a transaction is rejected if
-another process committed since the newest ``state``. That fences concurrent archives.
+Both formats need no jars and no server. A transaction changes the files and the marks of a table together. Marks are
+named values (``tables.py``). The table rejects a transaction if another process has committed since the newest
+``state``. That fences concurrent archives.
 
-Delta tables use the package ``deltalake``. Marks are Delta's application transactions. If two commits set the same mark, delta-rs
-rejects the later one.
+Delta tables use the package ``deltalake``. Marks are Delta's application transactions. If two commits set the same
+mark, delta-rs rejects the later one.
 
-Iceberg tables use ``pyiceberg``. The catalog is an SQLite file in the directory of the table. Marks are properties of the
-table, and the transaction that adds the files sets them. The catalog accepts a transaction only on the snapshot on which it
-was decided. pyiceberg's own retry is off, because it would use a newer snapshot with marks that may be wrong. A transaction
-that replaces the content adds two snapshots: one without the old files, and one with the new ones. Readers see the second.
+Iceberg tables use ``pyiceberg``. The catalog is an SQLite file in the directory of the table. Marks are properties of
+the table, and the transaction that adds the files sets them. The catalog accepts a transaction only on the snapshot
+that it was based on. pyiceberg's own retry is off, because it would use a newer snapshot with marks that may be wrong.
+A transaction that replaces the content adds two snapshots: one without the old files, and one with the new ones.
+Readers see the second.
 """
 
 from __future__ import annotations
@@ -50,7 +52,15 @@ _US_PER_MS = 1000
 
 
 def table_at(root: str | Path, kind: str = "") -> Table:
-    """Return the table in ``root`` in its existing format, else ``kind``, else delta. Raises ConfigError."""
+    """Return the table in the directory ``root``.
+
+    Args:
+        root: Directory of the table.
+        kind: ``delta`` or ``iceberg``. Default '': the format of the existing table, or delta.
+
+    Raises:
+        ConfigError: The table has another format, or the package for the format is not installed.
+    """
     folder = Path(root).expanduser().absolute()
     there = "delta" if (folder / "_delta_log").is_dir() else "iceberg" if (folder / CATALOG).exists() else ""
     if kind and kind not in FORMATS:
@@ -67,7 +77,7 @@ def table_at(root: str | Path, kind: str = "") -> Table:
 
 
 def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:
-    """Return the state as ``Table.state``. Raise NotFoundError without a table."""
+    """Return the state of the table and its ``marks``. Raise NotFoundError if the table does not exist."""
     found = table.state(marks)
     if found is None:
         raise NotFoundError(f"No table in {table.root}. Check that this is the directory of the archive.")
@@ -75,7 +85,7 @@ def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:
 
 
 class _TableFolder:
-    """A table in a directory. A commit is based on the version that the newest ``state`` saw."""
+    """A table in a directory. A commit is based on the version that the newest ``state`` returned."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -91,7 +101,7 @@ class DeltaFolder(_TableFolder):
     """A Delta table in a directory."""
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
-        """Return the current state with the values of these marks, None without a table."""
+        """Return the current version with the values of ``marks``. None: the table does not exist."""
         from deltalake import DeltaTable
 
         with _delta_errors(self._root):
@@ -110,7 +120,7 @@ class DeltaFolder(_TableFolder):
             )
 
     def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
-        """Add the files, or replace all others. Raise FencedError after a concurrent commit."""
+        """Add the files of a commit, or replace all other files. Raise FencedError if another process has committed."""
         from deltalake import DeltaTable, Schema
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import CommitProperties, Transaction, create_table_with_add_actions
@@ -180,7 +190,7 @@ def _add_action(file: TableFile) -> Any:
 
 
 def stats_of(one: ArchivedRange) -> dict[str, Any]:
-    """Return file statistics for Delta's readers. Wider bounds are allowed, narrower ones are not."""
+    """Return the statistics of a file for Delta's readers. The bounds may be wider than the values, never narrower."""
     least: dict[str, Any] = {"stream": one.stream, "partition": one.partition, "offset": one.start_offset}
     most: dict[str, Any] = {"stream": one.stream, "partition": one.partition, "offset": one.end_offset - 1}
     if one.newest_us:
@@ -203,7 +213,7 @@ class IcebergFolder(_TableFolder):
         return SqlCatalog("liftpy", uri=f"sqlite:///{self._root / CATALOG}", warehouse=self._root.as_uri())
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
-        """Return the current state with the values of these marks, None without a table."""
+        """Return the current version with the values of ``marks``. None: the table does not exist."""
         from pyiceberg.exceptions import NoSuchTableError
 
         self._seen = None
@@ -225,7 +235,7 @@ class IcebergFolder(_TableFolder):
             )
 
     def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
-        """Add the files, or replace all others. Raise FencedError after a concurrent commit."""
+        """Add the files of a commit, or replace all other files. Raise FencedError if another process has committed."""
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
         from pyiceberg.expressions import AlwaysTrue
 
@@ -250,7 +260,7 @@ class IcebergFolder(_TableFolder):
             return int(self._seen.metadata.last_sequence_number)
 
     def _table(self, schema: pa.Schema) -> Any:
-        """Return a transaction on the seen version of the table, or create the table."""
+        """Return a transaction on the version that ``state`` returned. Create the table if it does not exist."""
         if self._seen is not None:
             return self._seen.transaction()
         self._root.mkdir(parents=True, exist_ok=True)
@@ -270,7 +280,7 @@ class IcebergFolder(_TableFolder):
                     file.unlink()
 
     def only_added_to(self) -> bool:
-        """Return whether files were only added and never replaced, by its snapshots."""
+        """Return whether no snapshot of the table has replaced files."""
         with _iceberg_errors(self._root):
             snapshots = self._catalog().load_table(NAME).metadata.snapshots
             kept = [one.summary is not None and one.summary.operation.value == "append" for one in snapshots]
@@ -278,7 +288,7 @@ class IcebergFolder(_TableFolder):
 
 
 def _files(table: Any, snapshot: int | None = None) -> dict[str, int]:
-    """Return absolute path -> number of records of the files of a snapshot. None: the newest snapshot."""
+    """Return absolute path -> number of records of the files of a snapshot. ``snapshot`` None: the newest one."""
     found = [task.file for task in table.scan(snapshot_id=snapshot).plan_files()]
     return {one.file_path.removeprefix("file://"): one.record_count for one in found}
 

@@ -29,7 +29,8 @@ EXTRAS = {"delta": "lake", "iceberg": "iceberg"}
 class TableState:
     """One version of a table.
 
-    ``files``: absolute paths. ``record_count``: number of their records. ``marks``: existing ones of the requested marks.
+    ``files``: absolute paths. ``record_count``: number of records in them. ``marks``: those of the requested marks that
+    exist.
     """
 
     version: int
@@ -47,7 +48,7 @@ class Table(Protocol):
         """Directory of the table."""
 
     def state(self, marks: Iterable[str] = ()) -> TableState | None:
-        """Return the current state with the values of these marks, None without a table."""
+        """Return the current version with the values of ``marks``. None: the table does not exist."""
 
     def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
         """Add the files, or with ``replace`` replace all others. Return the table's new version.
@@ -60,7 +61,7 @@ class Table(Protocol):
         """Remove files that are in no version which readers may still read."""
 
     def only_added_to(self) -> bool:
-        """Return whether no commit removed or merged files. A file outside the table was then never in it."""
+        """Return whether no commit has removed or merged files. If so, a file that is not in the table now was never in it."""
 
 
 # Decides the commit of a micro-batch from the marks in the table.
@@ -149,7 +150,7 @@ class Commit:
 
 
 def marks_of(ranges: Iterable[ArchivedRange], query_id: str) -> set[str]:
-    """Return the marks on which ``commit_of`` decides."""
+    """Return the names of the marks that ``commit_of`` needs."""
     wanted = {batch_mark(query_id)}
     for one in ranges:
         wanted |= {end_mark(one.stream, one.partition), uid_mark(one.stream, one.uid)}
@@ -159,7 +160,7 @@ def marks_of(ranges: Iterable[ArchivedRange], query_id: str) -> set[str]:
 def commit_of(
     ranges: Sequence[ArchivedRange], query_id: str, batch_id: int, marks: Mapping[str, int], *, fail_on_data_loss: bool = True
 ) -> Commit | None:
-    """Return the commit of a micro-batch for the table's ``marks``, None if it is already in the table.
+    """Return the commit of a micro-batch. None: the table already has the micro-batch.
 
     Raises:
         FencedError: Another archive has changed the table.
@@ -210,7 +211,7 @@ def _check_follows(one: ArchivedRange, end: int, *, fail_on_data_loss: bool) -> 
 def starts_after(
     partitions: Mapping[tuple[str, int], str], marks: Mapping[str, int], otherwise: int
 ) -> dict[str, dict[str, int | str]] | None:
-    """Return startingOffsets for an archive with a new checkpoint, None if the table has no records of it."""
+    """Return startingOffsets for an archive with a new checkpoint. None: the table has no records of it."""
     known = {key for key in partitions if end_mark(*key) in marks}
     if not known:
         return None
@@ -237,7 +238,7 @@ def check_table_columns(there: pa.Schema, wanted: pa.Schema, table: str) -> None
 
 
 DATA = "data"
-"""Directory of the files, below that of the table. It has a directory for each stream and partition."""
+"""Directory of the files, inside the directory of the table. It has a directory for each stream and partition."""
 _FILE = re.compile(r"([A-Za-z0-9_-]{1,64})-(\d{1,10})-(\d{20})-(\d{20})-([0-9a-f]{12})\.parquet")
 _TEMPORARY = re.compile(r"\.(.+\.parquet)\.[0-9a-f]{32}\.tmp")
 _TAG_DIGITS = 12
@@ -270,7 +271,7 @@ class FileName(NamedTuple):
 
 
 def tag_of(uid: str, columns: Iterable[str]) -> str:
-    """Return a tag of everything else that determines the content of a file."""
+    """Return a digest of the stream's uid and the columns. It distinguishes files with equal offsets."""
     return hashlib.sha256("\0".join((uid, *columns)).encode()).hexdigest()[:_TAG_DIGITS]
 
 

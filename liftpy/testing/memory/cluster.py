@@ -187,7 +187,7 @@ class MemoryCluster:
         self.stop()
 
     def _call(self, work: Callable[[], _T]) -> _T:
-        """Do ``work`` on the cluster's own thread."""
+        """Run ``work`` on the thread of the cluster and return its result."""
         if self._loop is None:
             raise ConfigError(_NOT_RUNNING)
         done: concurrent.futures.Future[_T] = concurrent.futures.Future()
@@ -350,7 +350,7 @@ class MemoryCluster:
             node.keep_house(dirty_ratio)
 
     def keep_house(self) -> None:
-        """Run retention and compaction now. Otherwise they run every few seconds, as on a node."""
+        """Run retention and compaction now. Otherwise they run every few seconds."""
         self._call(lambda: self._keep_house(0.0))
 
     # ---- nodes and faults ------------------------------------------------------------------------------------------------
@@ -525,19 +525,22 @@ logger = logging.getLogger("liftpy.testing")
 _NODE = "memory"
 _NO_SNAPSHOTS = 1 << 40
 _READING = ReadOptions(patience_s=3600.0, wait_s=5.0)
-"""Options without a time limit, because a test may stop all nodes for any time."""
+"""Options for reading without a time limit. A test may stop all nodes for a long time."""
 _CHUNK_RECORDS = 128
 _FULL_S = 0.005
 _LEADER_EPOCH = 1
 
 
 class MemoryService:
-    """A service on an in-memory cluster. ``client``: its own, closed at the end. Call ``begin``, then ``close``."""
+    """A service on an in-memory cluster. Call ``begin``, then ``close``.
+
+    ``client``: its own client, which ``close`` closes, too.
+    """
 
     def __init__(
         self, client: Client, subjects: Subjects, factory: Callable[[], Service], settings: tuple[str, str, int, str, float]
     ) -> None:
-        """``settings``: name, stream, partition, output stream or '', tick in seconds."""
+        """Create the service. ``settings``: name, stream, partition, output stream or '', tick in seconds."""
         name, stream, partition, output, tick_interval_s = settings
         self._client = client
         self._subjects = subjects
@@ -556,7 +559,7 @@ class MemoryService:
         self._outbox: Outbox | None = None
 
     async def begin(self) -> None:
-        """Make its state and start its feed. Raises NotFoundError, and the error of the service's ``on_start``."""
+        """Create the state and start to feed records. Raises NotFoundError, and the error of the service's ``on_start``."""
         settings, client, transport = self._settings, self._client, self._client.transport
         uid = (await client.stream(settings.stream)).uid
         identity = Identity(settings.service, settings.stream, uid, settings.partition)
@@ -585,7 +588,7 @@ class MemoryService:
         return None if self._outbox is None else self._outbox.emitted_end
 
     async def _feed(self, machine: ServiceMachine) -> None:
-        """Feed all records of its partition until the service raises. After that it gives no answers."""
+        """Feed all records of the partition until the service raises an error. After that it does not answer."""
         settings = self._settings
         consumer = self._client.consume(settings.stream, settings.partition, options=_READING)
         async for piece in consumer.batches():

@@ -1,7 +1,8 @@
-"""The metadata group of a cluster in memory: ``SingleLogGroup`` on the bus in memory.
+"""The metadata group of an in-memory cluster: a ``SingleLogGroup`` on the in-memory bus.
 
-Requests of operators and clients come on the subjects of the protocol, through the shipped table of admission. Requests of nodes come
-by a call. Each decision is applied at once. The nodes see the new image in the next turn of the loop.
+Requests of operators and clients arrive on the subjects of the protocol and pass the admission checks of the product.
+Nodes call the group directly. Each decision is applied at once. The nodes get the new image in the next turn of the
+event loop.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _NO_CONTROLLERS = "a cluster in memory has no controllers that could be changed"
 
 
 class MemoryGroup(SingleLogGroup):
-    """``changed(image)`` is called at each change, ``leader()`` names the node that passes for the metadata leader."""
+    """Metadata group of an in-memory cluster.
+
+    ``changed``: called with each new image. ``leader``: returns the node that acts as the metadata leader.
+    """
 
     def __init__(
         self,
@@ -69,18 +73,18 @@ class MemoryGroup(SingleLogGroup):
         return secrets.token_bytes(_ID_BYTES)
 
     def image_changed(self, before: ClusterImage) -> None:
-        """Show the new image to the nodes."""
+        """Pass the new image to the nodes."""
         self.duties.image_changed(self.image, self.now_ns())
         self.changed_index = self.image.index
         self._changed(self.image)
 
     def response_received(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
-        """Do nothing: a cluster in memory counts no requests."""
+        """Do nothing: an in-memory cluster does not count requests."""
 
     def tick(self, beats: dict[str, int], absent: list[str]) -> list[str]:
-        """Advance time.
+        """Run the due decisions. Return the nodes whose leases are renewed.
 
-        ``beats``: incarnations of running nodes. ``absent``: the others. Return the nodes whose leases are renewed.
+        ``beats``: incarnations of the running nodes. ``absent``: the stopped nodes.
         """
         granted = [
             node_id for node_id, incarnation in beats.items() if self.beat(node_id, incarnation).error == pb.ControlResponse.OK
@@ -89,7 +93,7 @@ class MemoryGroup(SingleLogGroup):
             self.duties.record_no_responders(node_id)
         self.apply_due()
         for question in self.duties.take_questions():
-            del question  # who leads here answers, or is known to be gone: nobody has to be asked
+            del question  # a leader in memory either answers or is known to be stopped, so no question is needed
         return granted
 
     def decide(self, request: pb.ControlRequest) -> pb.ControlResponse:
@@ -101,7 +105,7 @@ class MemoryGroup(SingleLogGroup):
         return response
 
     def answer(self, request: pb.ControlRequest, now_ns: int) -> pb.ControlResponse | None:
-        """Return the answer to a request that needs no entry. The controllers of a cluster in memory do not change."""
+        """Return the answer to a request that needs no log entry. The controllers of an in-memory cluster do not change."""
         if request.HasField("changeControllers"):
             return error_response(request, pb.ControlResponse.INVALID, _NO_CONTROLLERS)
         if request.HasField("setFeatureLevel"):

@@ -1,7 +1,8 @@
-"""Interfaces between the parts of an in-memory cluster, so that no module imports its owner.
+"""Interfaces between the parts of an in-memory cluster, so that modules do not import each other.
 
-``HomeNode`` is a node as its replicas see it, ``HeldReplica`` a replica as its publishers and readers see it, ``FellowReplica`` as
-other replicas of the partition do. The classes are in ``node``, ``replica`` and ``peers``.
+``HomeNode``: methods of a node that its replicas call. ``HeldReplica``: methods of a replica that its publishers and
+readers call. ``FellowReplica``: methods that other replicas of the partition call. The classes are in ``node``,
+``replica`` and ``peers``.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ Answered = Callable[[pb.ControlResponse], None]
 
 
 class FellowReplica(Protocol):
-    """A replica as the other replicas of its partition see it."""
+    """Methods of a replica that the other replicas of its partition call."""
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
         """Run ``callback`` in a later turn of the loop, unless the replica is closed by then."""
 
     def feed(self, event: ev.Event) -> None:
-        """Feed an event to the core."""
+        """Feed an event to the replica's state machine."""
 
     def asked_by(self, peer: FellowReplica, request_id: int) -> int:
         """Return a token for a request of ``peer``."""
 
     def give_state(self, question: StateQuestion) -> StatePiece | None:
-        """Return a piece of its state of deleted records."""
+        """Return a piece of the replica's derived state, including that of deleted records."""
 
     def answer_arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
-        """Handle an answer to its fetch."""
+        """Process an answer to a fetch of this replica."""
 
 
 class HeldReplica(Protocol):
-    """A replica as its publishers and readers see it."""
+    """Methods of a replica that its publishers and readers call."""
 
     key: PartitionKey
     subject: str
@@ -62,17 +63,17 @@ class HeldReplica(Protocol):
         """Node of the replica."""
 
     def feed(self, event: ev.Event) -> None:
-        """Feed an event to the core."""
+        """Feed an event to the replica's state machine."""
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
         """Run ``callback`` in a later turn of the loop, unless the replica is closed by then."""
 
     def now_ns(self) -> int:
-        """Return the monotonic time."""
+        """Return the monotonic time, in nanoseconds."""
 
 
 class HomeNode(Protocol):
-    """A node as its replicas see it."""
+    """Methods of a node that its replicas call."""
 
     node_id: str
     incarnation: int
@@ -88,19 +89,19 @@ class HomeNode(Protocol):
     read_budget: ReadBudget
     counters: Counter[str]
     promises: dict[PartitionKey, int]
-    """LeaderEpochs below which no leader is followed."""
+    """Partition -> lowest LeaderEpoch of a leader that the replica may still follow."""
 
     def now_ns(self) -> int:
-        """Return the monotonic time."""
+        """Return the monotonic time, in nanoseconds."""
 
     def wall_ns(self) -> int:
-        """Return the wall-clock time since 1970."""
+        """Return the wall clock, in nanoseconds since 1970."""
 
     def ask(self, request: pb.ControlRequest, answered: Answered) -> None:
-        """Let the metadata group decide in the next turn of the loop."""
+        """Send a request to the metadata group, which decides it in the next turn of the event loop."""
 
     def serving_replica(self, key: PartitionKey) -> FellowReplica | None:
-        """Return the replica that serves its partition on this node."""
+        """Return the replica of any node that serves the partition as leader or candidate. None: there is none."""
 
     def serve(self, key: PartitionKey, peer: FellowReplica) -> None:
         """Register ``peer`` as the serving replica."""
@@ -109,7 +110,7 @@ class HomeNode(Protocol):
         """Unregister ``peer``, if it is registered."""
 
     def replica_of(self, node_id: str, key: PartitionKey) -> FellowReplica | None:
-        """Return the replica on another node, None without one."""
+        """Return the replica on another node. None: there is none."""
 
     def is_up(self, node_id: str) -> bool:
         """Return whether a node runs."""

@@ -1,10 +1,11 @@
-"""Connections: the NATS protocol between a real client and the bus. Two queues replace the socket.
+"""NATS in memory: ``Bus`` delivers messages, and ``MemoryTransport`` connects a real client with it. Two queues replace
+the socket.
 
 nats-py reads from and writes to ``MemoryTransport``, in the event loop of the client. ``NatsSession`` is the server
-side, in the loop of the cluster. Only bytes cross, so clients may run in any event loop and thread.
+side, in the event loop of the cluster. Only bytes cross, so clients may run in any event loop and thread.
 
-``Bus`` does what a nats-server does with messages, in one event loop: subscriptions, wildcards, queue groups, "no
-responders". It runs on the thread of the cluster's own loop. Messages of clients cross over in ``connection``.
+``Bus`` treats messages as nats-server does: subscriptions, wildcards, queue groups, "no responders". It runs on the
+thread of the cluster.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from nats.aio.transport import Transport
 from liftpy.errors import ProtocolError
 
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
-"""``sink(subject, reply, payload, header block)`` takes one message."""
+"""Function of (subject, reply, payload, header block) that receives one message."""
 MAX_PAYLOAD_BYTES = 1 << 20
 """Maximum size of a message with its headers, in bytes: the default of nats-server."""
 MAX_REMEMBERED = 4096
@@ -51,12 +52,12 @@ class BusSubscription:
         self._bus.forget(self)
 
     def leave(self) -> None:
-        """End the subscription. No message is ever on its way."""
+        """End the subscription. On this bus, no message is ever in flight."""
         self.close()
 
 
 class Bus:
-    """``later(callback)``: in the next turn of the loop."""
+    """Delivers messages between subscriptions. ``later(callback)``: runs a callback in the next turn of the event loop."""
 
     def __init__(self, later: Callable[[Callable[[], None]], object], max_payload: int = MAX_PAYLOAD_BYTES) -> None:
         self.max_payload = max_payload
@@ -66,13 +67,16 @@ class Bus:
         self._known: dict[bytes, tuple[list[BusSubscription], dict[bytes, list[BusSubscription]]]] = {}
         """Subject -> its subscribers without a queue group, and those of each queue group."""
         self._turn = 0
-        """Next member of each queue group."""
+        """Counter that selects the next member of each queue group."""
         self._reading = False
         self._behind: list[Callable[[], None]] = []
 
     # ---- who listens ---------------------------------------------------------------------------------------------------
     def listen(self, subject: str | bytes, sink: Sink, queue: str | bytes = b"") -> BusSubscription:
-        """Deliver every matching message to ``sink``. With ``queue``: only one of all subscribers with this name gets it."""
+        """Deliver every matching message to ``sink``.
+
+        With ``queue``, only one of the subscribers with this queue name gets each message.
+        """
         made = BusSubscription(self, next(self._numbers), _bytes(subject), sink, _bytes(queue))
         self._subscriptions[made.number] = made
         self._known.clear()
@@ -98,8 +102,9 @@ class Bus:
 
     # ---- messages ------------------------------------------------------------------------------------------------------
     def publish(self, subject: bytes, reply: bytes, payload: bytes, block: bytes = b"") -> int:
-        """Deliver a message to all subscribers at once. Return their number. ``block``: the header block in NATS form, b''
-        for none.
+        """Deliver a message to all subscribers at once, and return their number.
+
+        ``block``: NATS header block, b'' for none.
         """
         plain, queues = self._listeners(subject)
         for subscription in list(plain):
@@ -121,7 +126,7 @@ class Bus:
             self.publish(subject, b"", rest[: int(size)])
 
     def together(self, deliver: Callable[[], None]) -> None:
-        """Treat all messages that ``deliver`` publishes as arrived together: ``behind_read`` runs after them."""
+        """Treat all messages that ``deliver`` publishes as one read of a socket: ``behind_read`` callbacks run after them."""
         self._reading = True
         try:
             deliver()
@@ -132,7 +137,7 @@ class Bus:
                 callback()
 
     def behind_read(self, callback: Callable[[], None]) -> None:
-        """Call back when everything that arrives together has been given to its sinks."""
+        """Run a callback after all messages of the current read were passed to their sinks."""
         if self._reading:
             self._behind.append(callback)
         else:
@@ -146,7 +151,7 @@ def _bytes(text: str | bytes) -> bytes:
 URL = "nats://memory:4222"
 """URL that a connection reports. It is never resolved."""
 MOST_UNREAD_BYTES = 4 << 20
-"""Number of bytes that the client has written and the bus has not read, at which ``drain`` waits."""
+"""Number of written bytes that the bus has not read, above which ``drain`` waits."""
 _END = b"\r\n"
 _LONGEST_LINE_BYTES = 4096
 """Maximum length of a protocol line, in bytes, as in nats-server (``max_control_line``)."""
@@ -154,7 +159,10 @@ _PAUSE_S = 0.001
 
 
 class NatsSession:
-    """The server's side of one connection. ``say(bytes)`` and ``hang_up()``: to the client. Both may be called until ``end``."""
+    """Server side of one connection.
+
+    ``say(bytes)``: sends to the client. ``hang_up()``: closes the connection. Both may be called until ``end``.
+    """
 
     def __init__(
         self, bus: Bus, number: int, later: Callable[[Callable[[], None]], object], say: Callable[[bytes], None], hang_up: Any
@@ -170,7 +178,7 @@ class NatsSession:
         """Subscription number -> messages until it ends, if the client has set a limit."""
         self._echo = True
         self._mine = False
-        """True while this session publishes."""
+        """True while this session publishes a message."""
         self._out: list[bytes] = []
         self.ended = False
         info = {
@@ -190,7 +198,7 @@ class NatsSession:
 
     # ---- from the client -------------------------------------------------------------------------------------------------
     def feed(self, data: bytes) -> None:
-        """Process data that the client wrote at once."""
+        """Process data from the client at once."""
         if not self.ended:
             self._bus.together(partial(self._take, self._left + data if self._left else data))
 
@@ -212,7 +220,10 @@ class NatsSession:
         self._left = data[at:]
 
     def _command(self, data: bytes, at: int, end: int) -> int:
-        """Run the line from ``at`` to ``end``. Return where the next one begins, -1 if its payload is incomplete."""
+        """Process the protocol line from ``at`` to ``end``.
+
+        Return where the next line begins. -1: its payload is incomplete.
+        """
         verb, *fields = data[at:end].split()
         match verb.upper():
             case b"PUB":
@@ -292,7 +303,7 @@ def _must_be_short(line_bytes: int) -> None:
 
 
 class MemoryServer:
-    """Accepts connections. ``home``: loop of the cluster."""
+    """Accepts connections. ``home``: event loop of the cluster."""
 
     def __init__(self, bus: Bus, home: asyncio.AbstractEventLoop) -> None:
         self.bus = bus
@@ -302,7 +313,7 @@ class MemoryServer:
         self._count = 0
 
     def open(self, say: Callable[[bytes], None], hang_up: Callable[[], None]) -> NatsSession:
-        """Return a new session, on the loop of the cluster."""
+        """Return a new session. It runs on the event loop of the cluster."""
         self._count += 1
         number = self._count
 
@@ -314,13 +325,13 @@ class MemoryServer:
         return made
 
     def cut_all(self) -> None:
-        """Close all connections, as when a nats-server dies. Clients reconnect."""
+        """Close all connections, as a restart of nats-server does. Clients reconnect."""
         for session in list(self._sessions.values()):
             session.end()
 
 
 class MemoryTransport(Transport):
-    """Replacement for nats-py's socket. Create it where it is used."""
+    """Replacement for the socket of nats-py. Create it in the event loop that uses it."""
 
     def __init__(self, server: MemoryServer) -> None:
         self._server = server
@@ -339,7 +350,7 @@ class MemoryTransport(Transport):
         raise ConnectionRefusedError("an in-memory cluster does not support TLS")
 
     def write(self, payload: bytes) -> None:
-        """Write at once. ``drain`` waits if too much is unread."""
+        """Write data. ``drain`` waits if too much of it is unread."""
         if self._line is not None:
             self._line.write(payload)
 
@@ -363,7 +374,7 @@ class MemoryTransport(Transport):
             await asyncio.sleep(_PAUSE_S)
 
     async def wait_closed(self) -> None:
-        """Return at once."""
+        """Return at once, because closing takes no time."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -371,7 +382,7 @@ class MemoryTransport(Transport):
             self._line.close()
 
     def at_eof(self) -> bool:
-        """Return whether the server has hung up, and all was read."""
+        """Return whether the server has closed the connection and all data was read."""
         return self._reader is None or self._reader.at_eof()
 
     def __bool__(self) -> bool:
@@ -380,7 +391,7 @@ class MemoryTransport(Transport):
 
 
 class _Line:
-    """Both directions of one connection between the two loops."""
+    """The two directions of one connection, between the event loops of the client and the cluster."""
 
     def __init__(self, server: MemoryServer, reader: asyncio.StreamReader) -> None:
         self._home = server.home
@@ -396,7 +407,7 @@ class _Line:
 
     @property
     def unread_bytes(self) -> int:
-        """Written, and not taken yet."""
+        """Number of written bytes that the other side has not read."""
         return 0 if self._is_closed else self._written_bytes - self._taken_bytes
 
     def write(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""MemoryNode: one node of a cluster in memory: its storage, which outlives a kill, and the replicas that it runs."""
+"""MemoryNode: one node of an in-memory cluster: its storage, which survives a kill, and the replicas that it runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ from liftpy.testing.memory.replica import MemoryReplica
 
 
 class MemoryNode:
-    """``others``: all nodes by id, this one included. ``served``: partition -> the replica that serves the others, of all nodes."""
+    """One node of an in-memory cluster.
+
+    ``others``: all nodes by id, including this one. ``served``: partition -> replica that serves it as leader or
+    candidate.
+    """
 
     def __init__(
         self,
@@ -87,7 +91,7 @@ class MemoryNode:
         self.image_changed(group.image)
 
     def kill(self) -> None:
-        """Kill its process at once. Its written data remains."""
+        """End the process of the node at once. Its written data remains."""
         self.up = False
         for replica in self.replicas.values():
             replica.die()
@@ -95,19 +99,22 @@ class MemoryNode:
         self._storages = {key: storage.crash(power=False) for key, storage in self._storages.items()}
 
     def close(self) -> None:
-        """Stop permanently."""
+        """Stop the node permanently."""
         self.up = False
         for replica in self.replicas.values():
             replica.stop()
         self.replicas.clear()
 
     def beat(self) -> None:
-        """Note a heartbeat: its leases are renewed."""
+        """Renew the leases of the node's replicas, because its heartbeat was answered."""
         for replica in list(self.replicas.values()):
             self._renew_lease(replica)
 
     def _renew_lease(self, replica: MemoryReplica) -> None:
-        """Renew the lease only with the newest image: a node must first see its lost leaderships [D22]."""
+        """Renew the lease of a replica that has the newest image.
+
+        A node must first learn which leaderships it has lost [D22].
+        """
         if self._group is not None and self._image.index >= self._group.changed_index:
             times = self._image.session_times
             lease_ns = 0 if times is None else times.lease_ms * NS_PER_MS
@@ -154,7 +161,10 @@ class MemoryNode:
 
     # ---- what replicas ask -----------------------------------------------------------------------------------------------
     def ask(self, request: pb.ControlRequest, answered: Answered) -> None:
-        """Let the metadata group decide in the next turn of the loop. The answer comes in the turn after it."""
+        """Send a request to the metadata group, which decides it in the next turn of the event loop.
+
+        The answer follows one turn later.
+        """
         incarnation = self.incarnation
 
         def asked() -> None:
@@ -165,7 +175,7 @@ class MemoryNode:
         self.loop.call_soon(asked)
 
     def serving_replica(self, key: PartitionKey) -> FellowReplica | None:
-        """Return the replica that serves its partition on this node."""
+        """Return the replica of any node that serves the partition as leader or candidate. None: there is none."""
         return self._served.get(key)
 
     def serve(self, key: PartitionKey, peer: FellowReplica) -> None:
@@ -178,7 +188,7 @@ class MemoryNode:
             del self._served[key]
 
     def replica_of(self, node_id: str, key: PartitionKey) -> FellowReplica | None:
-        """Return the replica on another node, None without one."""
+        """Return the replica on another node. None: there is none."""
         other = self._others.get(node_id)
         return None if other is None else other.replicas.get(key)
 

@@ -1,6 +1,7 @@
-"""Communication between the replicas of a partition in memory: each protocol message is an event.
+"""Messages between the replicas of a partition in memory. Each protocol message becomes an event of the receiver.
 
-A question is asked in the loop's next turn and answered in the one after it, so that no replica is called from within another.
+A request is processed in the next turn of the event loop, and its answer in the turn after it. So no replica calls
+another one directly.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from liftpy.testing.memory.home import FellowReplica, HomeNode
 from liftpy.testing.memory.publishers import MemoryPublishers
 
 _ROOM_BYTES = 1 << 40
-"""Size limit of a batch. There is no NATS message that must hold it."""
+"""Size limit of a fetch answer, practically unlimited, because no NATS message contains it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class _Asker:
 
 
 class Peers:
-    """Part of a ``MemoryReplica`` that follows, and serves its followers."""
+    """Part of a ``MemoryReplica`` that exchanges messages with the other replicas."""
 
     node: HomeNode
     node_id: str
@@ -50,17 +51,17 @@ class Peers:
     publishers: MemoryPublishers
 
     def begin_peers(self) -> None:
-        """Start without requests and pieces."""
+        """Start without requests and without pieces of batches."""
         self._next_token = 1
         self._askers: dict[int, _Asker] = {}
         self._kept: dict[str, _Asker] = {}
-        """Replica -> its fetch that was answered without records."""
+        """Replica -> its last fetch, which got an empty answer and waits for records."""
         self._fetched: dict[int, tuple[memoryview, list[RecordBatch]]] = {}
         self._waiting: do.SendFetch | None = None
-        """The fetch that leaves when the leader's state is here."""
+        """Fetch that is sent after the state of the leader has arrived. None: none."""
 
     def end_peers(self) -> None:
-        """Stop serving."""
+        """Stop serving the other replicas."""
         self.stop_serving()
         self._fetched.clear()
 
@@ -73,11 +74,11 @@ class Peers:
         raise NotImplementedError
 
     def store(self, change: Callable[[], Any], token: int = 0) -> bool:
-        """Return whether the log did it."""
+        """Run a change of the log. Return whether it succeeded."""
         raise NotImplementedError
 
     def storage_failed(self, error: StorageError, token: int = 0) -> None:
-        """Mark the log as failed."""
+        """Handle a storage error: the log has failed."""
         raise NotImplementedError
 
     def _token(self) -> int:
@@ -129,7 +130,7 @@ class Peers:
             self.feed(ev.RequestFailed(request_id=effect.request_id, reason="the leader's state is not ready"))
 
     def give_state(self, question: StateQuestion) -> StatePiece | None:
-        """Return a piece of the state for a follower."""
+        """Return a piece of the derived state for a follower, including that of deleted records."""
         return self.publishers.giver.give(question)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
@@ -141,7 +142,7 @@ class Peers:
         )
 
     def answer_arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
-        """Handle an answer to its fetch."""
+        """Process an answer to a fetch of this replica."""
         self.publishers.taker.fetch_answered()
         view = memoryview(data)
         batches = split_batches(view)
@@ -189,7 +190,7 @@ class Peers:
         self.node.serve(self.key, self)
 
     def stop_serving(self) -> None:
-        """Stop answering."""
+        """Stop answering fetches."""
         self.node.serve_no_more(self.key, self)
         self._askers.clear()
         self._kept.clear()

@@ -1,4 +1,6 @@
-"""The data subject of one replica in memory; the shipped ``Ingest``, ``PendingAcks``, ``Standby`` and ``LogState``."""
+"""Receives the publishes of one replica in memory, with ``Ingest``, ``PendingAcks``, ``Standby`` and ``LogState`` of the
+product.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from liftpy.testing.memory.nats import Bus, BusSubscription
 
 
 class MemoryPublishers:
-    """``IngestShell`` and ``StandbyShell`` of one replica, with its ingest and standby buffer."""
+    """Ingest and standby buffer of one replica (implements ``IngestShell`` and ``StandbyShell``)."""
 
     def __init__(self, replica: HeldReplica) -> None:
         self._replica = replica
@@ -68,21 +70,21 @@ class MemoryPublishers:
         try:
             complete = self.derived.read_beside()
         except LiftError:
-            return  # its log can't be read: whoever reads next is told
+            return  # its log cannot be read: the next read raises the error
         if not complete:
             self._read_soon()
 
     def open(self) -> None:
-        """Start as leader with the standby buffer."""
+        """Accept publishes as leader, starting with those in the standby buffer."""
         self.standby.take_over(self.ingest.start)
 
     def shut(self) -> None:
-        """Stop: it leads no more."""
+        """Stop accepting publishes, because the replica does not lead any more."""
         self.standby.cancel()
         self.ingest.stop()
 
     def close(self) -> None:
-        """Close."""
+        """Stop permanently."""
         self.standby.cancel()
         self.standby.stop()
         self.ingest.stop()
@@ -99,7 +101,7 @@ class MemoryPublishers:
         self.standby.cut()
 
     def started_afresh(self) -> None:
-        """Note that the log was emptied and begins elsewhere."""
+        """Note that all records of the log were deleted and that it begins at another offset."""
         self.derived.started_afresh()
         self.taker.started_afresh()
         self.standby.cut()
@@ -118,17 +120,17 @@ class MemoryPublishers:
     # ---- the shells ------------------------------------------------------------------------------------------------------
     @property
     def max_payload(self) -> int:
-        """Bytes of one message at most."""
+        """Maximum size of one message, in bytes."""
         return self._bus.max_payload
 
     def listen(
         self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: Refuser | None = None
     ) -> BusSubscription:
-        """Give ``sink`` every message."""
+        """Deliver every message on the subject to ``sink``."""
         return self._bus.listen(subject, sink)
 
     def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> _Hearing:
-        """Subscribe for a standby follower."""
+        """Subscribe to the subject as a standby follower."""
         return _Hearing(self._replica, self._bus, subject, sink)
 
     def when_heard(self, heard: Callable[[], None]) -> None:
@@ -136,13 +138,13 @@ class MemoryPublishers:
         self._replica.later(heard)
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
-        """Report a bug to the loop."""
+        """Report an unexpected error to the event loop."""
         self._replica.node.counters["messages not taken"] += 1
         self._replica.node.loop.call_exception_handler({"message": f"a message on {subject!r}", "exception": error})
 
 
 class _Hearing:
-    """A standby's subscription to the data subject."""
+    """Subscription of a standby follower to the data subject."""
 
     is_denied = False
 
@@ -160,11 +162,11 @@ class _Hearing:
         self._sink = sink
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` in the next turn of the loop."""
+        """Call ``callback`` in the next turn of the event loop."""
         self._replica.later(callback)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` at once: no message is ever on its way."""
+        """Call ``callback`` at once, because no message is ever in flight."""
         self._replica.later(callback)
 
     def leave(self) -> None:

@@ -1,11 +1,9 @@
-"""MemoryReplica: the shipped ``Replica``, ``Log``, ``Ingest`` and ``Reads`` of one partition on one node, and what carries out effects.
+"""MemoryReplica: ``Replica``, ``Log``, ``Ingest`` and ``Reads`` of the product for one partition on one in-memory node.
 
-The counterpart of the daemon's worker and executor, without a disk and a network between nodes. It keeps the ordering contract of
-``liftpy.core.replication.effects``.
-
-What a replica in memory asks of the metadata group, the counterpart of ``sidecar.partition.proposals``.
-
-Readers: the subjects on which readers ask one replica in memory; what is answered is decided in ``liftpy.core.replication.reads``.
+It carries out effects like the worker and executor of a real node, but without a disk and a network. It keeps the
+ordering contract of ``liftpy.core.replication.effects``. ``MemoryAsking`` sends the requests to the metadata group,
+like ``sidecar.partition.proposals``. ``Readers`` receives the requests of readers. ``liftpy.core.replication.reads``
+decides the answers.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ def _nobody(response: pb.ControlResponse) -> None:
 
 
 class MemoryAsking:
-    """The part of a ``MemoryReplica`` that carries out effects which send requests."""
+    """Part of a ``MemoryReplica`` that sends requests to the metadata group."""
 
     node: HomeNode
     node_id: str
@@ -57,7 +55,7 @@ class MemoryAsking:
     """State of the partition in the last update."""
 
     def feed(self, event: ev.Event) -> None:
-        """Feed one event to the replica."""
+        """Feed an event to the replica's state machine."""
         raise NotImplementedError
 
     def _ask(self, request: pb.ControlRequest, answered: Answered = _nobody) -> None:
@@ -100,7 +98,7 @@ class MemoryAsking:
 
 
 class Readers:
-    """``ReadShell`` of one replica's ``Reads``. A reader is identified by its reply subject."""
+    """Receives the reads of one replica (implements ``ReadShell``). A reader is identified by its reply subject."""
 
     def __init__(self, replica: HeldReplica, is_heard: Callable[[], bool], giver: StateGiver) -> None:
         self._replica = replica
@@ -120,7 +118,7 @@ class Readers:
         self._shared: BusSubscription | None = None
 
     def share(self, wanted: bool) -> None:
-        """Join or leave the replicas that answer any reader."""
+        """Join the group of replicas that answer reads if ``wanted`` is True. Otherwise leave it."""
         if wanted and self._shared is None:
             self._shared = self._bus.listen(self._subject, self._message_arrived, self._subject)
         elif not wanted and self._shared is not None:
@@ -140,12 +138,12 @@ class Readers:
     # ---- what carries the answers ----------------------------------------------------------------------------------------
     @property
     def max_payload(self) -> int:
-        """Bytes of one message at most."""
+        """Maximum size of one message, in bytes."""
         return self._bus.max_payload
 
     @property
     def has_room(self) -> bool:
-        """Always True: answers are in the reader's memory."""
+        """Always True, because answers are only in memory."""
         return True
 
     def now_ns(self) -> int:
@@ -157,21 +155,21 @@ class Readers:
         self._bus.send(asker, chunks)
 
     def request_failed(self, asker: str, error: Exception) -> None:
-        """Raise the error of a request, so that a test sees the defect."""
+        """Raise the error of a request, so that the test fails."""
         raise error
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Return a timer of the loop."""
+        """Start a timer of the event loop. Return a function that cancels it."""
         return self._replica.node.loop.call_at(at_ns / NS_PER_S, callback).cancel
 
 
 _COMPACT_FROM_DIRTY_RATIO = 0.5
 _LATER_NS = 20_000_000
-"""A log that is not read to its end yet drops its records then."""
+"""Pause before another attempt to delete records of a log that is not replayed completely, in nanoseconds."""
 
 
 class MemoryReplica(MemoryAsking, Peers):
-    """One partition on one node, until ``stop`` or ``die``. It runs on the loop of the cluster."""
+    """One partition on one in-memory node, until ``stop`` or ``die``. It runs on the event loop of the cluster."""
 
     def __init__(self, node: HomeNode, stream: StreamImage, number: int, log: Log) -> None:
         self.node = node
@@ -182,10 +180,10 @@ class MemoryReplica(MemoryAsking, Peers):
         seed = zlib.crc32(f"{node.node_id} {self.key}".encode())
         self.replica = Replica(node.node_id, node.incarnation, node.config, seed, node.intake, copy_pace=node.copy_pace)
         self.failed = ""
-        """Reason why its log has failed."""
+        """Reason why the log has failed. '': it works."""
         self.state: PartitionState | None = None
         self.gone = False
-        """Stopped, or its node is dead: nothing reaches it any more."""
+        """True if the replica is stopped or its node was killed. It receives no more events."""
         self._inbox: deque[ev.Event] = deque()
         self._stepping = False
         self._timers: dict[ev.Deadline, asyncio.TimerHandle] = {}
@@ -198,7 +196,7 @@ class MemoryReplica(MemoryAsking, Peers):
         self._do = acts_of(self)
 
     def open(self) -> None:
-        """Feed the content of its log."""
+        """Feed the first event, with the content of the log."""
         log = self.log
         opened = ev.LogOpened(
             log_start_offset=log.log_start_offset,
@@ -232,7 +230,7 @@ class MemoryReplica(MemoryAsking, Peers):
             self.log.close(clean=clean and not self.failed)
 
     def die(self) -> None:
-        """Kill the replica silently. Its storage stays unchanged."""
+        """End the replica as a killed process does. Its storage does not change."""
         self.gone = True
         for timer in self._timers.values():
             timer.cancel()
@@ -243,7 +241,7 @@ class MemoryReplica(MemoryAsking, Peers):
 
     # ---- events in, effects out --------------------------------------------------------------------------------------
     def feed(self, event: ev.Event) -> None:
-        """Feed one event. Events that its effects cause follow after all its effects."""
+        """Feed an event. Events that its effects cause are processed after all its effects."""
         if self.gone:
             return
         self._inbox.append(event)
@@ -307,7 +305,10 @@ class MemoryReplica(MemoryAsking, Peers):
         self.feed(ev.LeaderEpochPersisted(leader_epoch=effect.leader_epoch))
 
     def store(self, change: Callable[[], Any], token: int = 0) -> bool:
-        """Return whether the log was changed. If not, the replica is informed. ``token``: publishes to append."""
+        """Run a change of the log. Return whether it succeeded. After a failure, the replica gets an event.
+
+        ``token``: publishes to append.
+        """
         try:
             change()
         except StorageError as error:
@@ -316,12 +317,12 @@ class MemoryReplica(MemoryAsking, Peers):
         return True
 
     def storage_failed(self, error: StorageError, token: int = 0) -> None:
-        """Mark the log as failed."""
+        """Handle a storage error: the log has failed."""
         self.failed = self.failed or str(error)
         self.feed(ev.StorageFailed(reason=str(error), no_space=isinstance(error, NoSpaceError), token=token))
 
     def apply_retention(self) -> None:
-        """Delete the records that the retention of the stream releases."""
+        """Delete records according to the retention settings of the stream."""
         before = self.log.log_start_offset
         if not self.failed and self.log.may_give_up:
             wall_ns = self.node.wall_ns()
@@ -330,7 +331,7 @@ class MemoryReplica(MemoryAsking, Peers):
                 self.feed(ev.LogStartMoved(log_start_offset=self.log.log_start_offset))
 
     def _may_drop(self, log_start_offset: int) -> bool:
-        """Return whether the derived state of the deleted records is stored, after storing it if needed."""
+        """Store the derived state of the records to delete, if needed. Return whether it is stored."""
         states = self.publishers.states
         if not states.may_drop(log_start_offset):
             self.log.checkpoint()
@@ -341,7 +342,7 @@ class MemoryReplica(MemoryAsking, Peers):
         return False
 
     def keep_house(self, dirty_ratio: float = _COMPACT_FROM_DIRTY_RATIO) -> None:
-        """Store HW, apply retention, and run compaction if it is requested and useful."""
+        """Store the HW, apply retention, and compact the log if it is enabled and useful."""
         if self.failed or self.gone:
             return
         if self.store(self.log.checkpoint):
@@ -413,7 +414,7 @@ class MemoryReplica(MemoryAsking, Peers):
 
 
 class _Flusher:
-    """A ``FlushShell`` whose flush ends before the loop's next turn ends."""
+    """Flushes of an in-memory log (implements ``FlushShell``). A flush ends within the next turn of the event loop."""
 
     def __init__(self, replica: MemoryReplica) -> None:
         self._replica = replica
@@ -436,13 +437,13 @@ class _Flusher:
 
     def wait(self, flush: Flush) -> tuple[int, Exception | None]:
         """Do nothing: no flush runs in the background."""
-        raise AssertionError("a flush in memory is over at once")
+        raise AssertionError("Internal error: an in-memory flush never waits. Please report it.")
 
     def wait_for_checkpoint(self) -> None:
         """Do nothing: no checkpoint runs in the background."""
 
     def arm(self) -> None:
-        """Start the interval."""
+        """Start the timer for the interval of the flush policy."""
         interval_s = self._replica.log.config.flush.interval_s
         self._replica.later(self._replica.commit.interval_over, round(interval_s * NS_PER_S))
 

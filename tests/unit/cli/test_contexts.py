@@ -112,7 +112,7 @@ def test_context_file_that_is_damaged_is_named_and_kept(run: Run, home: Path, co
         (["add", "a", "--creds", "\udce9"], "is not UTF-8 text"),
         (["--namespace", "\udce9", "list"], "is not UTF-8 text"),
         (["add", "a", "--user", "ann"], "user and password belong together"),
-        (["add", "a", "--from-nats", "../x"], "is no name of a NATS context"),
+        (["add", "a", "--from-nats", "../x"], "is not a valid name of a NATS context"),
         (["add", "a", "--from-nats", "none"], "Cannot read the NATS context"),
         (["add", "kept", "--nats", "nats://b:1"], "There is a context 'kept' already"),
         (["select", "none"], "There is no context 'none'"),

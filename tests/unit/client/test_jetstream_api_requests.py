@@ -86,8 +86,16 @@ NO_STREAM = JsRefusal(404, 10059, "stream not found")
         (GET, b'{"seq":true}', JsRefusal(400, 10003, f"bad request: seq must be a number from 0 to {1 << 62}")),
         (GET, b'{"last_by_subj":"a b"}', JsRefusal(400, 10003, "bad request: the subject is not a valid NATS subject")),
         (GET, b'{"last_by_subj":7}', JsRefusal(400, 10003, "bad request: the subject is not a valid NATS subject")),
-        (GET, b'{"start_time":"tomorrow"}', JsRefusal(400, 10003, "bad request: a time as 2026-01-31T10:00:00Z is needed")),
-        (GET, b'{"start_time":"2026-02-31T10:00:00Z"}', JsRefusal(400, 10003, "bad request: there is no such time")),
+        (
+            GET,
+            b'{"start_time":"tomorrow"}',
+            JsRefusal(400, 10003, "bad request: the time is not valid, use a time such as 2026-01-31T10:00:00Z"),
+        ),
+        (
+            GET,
+            b'{"start_time":"2026-02-31T10:00:00Z"}',
+            JsRefusal(400, 10003, "bad request: the time does not exist in the calendar"),
+        ),
         (GET, b"[]", JsRefusal(400, 10025, "invalid JSON: the request must be a JSON object")),
         (GET, b"x" * 65_537, JsRefusal(400, 10025, "invalid JSON: the request is longer than 65536 bytes")),
         ("STREAM.MSG.GET.", b'{"seq":1}', NO_STREAM),
@@ -99,12 +107,14 @@ NO_STREAM = JsRefusal(404, 10059, "stream not found")
         (
             "STREAM.INFO.orders",
             b'{"subjects_filter":">"}',
-            JsRefusal(400, 10003, "bad request: subjects and deleted sequences are not listed here"),
+            JsRefusal(400, 10003, "bad request: subjects_filter and deleted_details are not supported"),
         ),
         (
             "STREAM.CREATE.x",
             b"{}",
-            JsRefusal(400, 10003, "bad request: STREAM.CREATE.x is not answered here, only reads of streams are"),
+            JsRefusal(
+                400, 10003, "bad request: STREAM.CREATE.x is not supported. liftpy supports only requests that read streams"
+            ),
         ),
         (DIRECT, b"", JsRefusal(408, 0, "Empty Request")),
         (DIRECT, b"{}", JsRefusal(408, 0, "Empty Request")),

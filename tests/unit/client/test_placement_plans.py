@@ -400,7 +400,7 @@ async def test_stream_readiness_wait_polls_a_stream_without_replicas_until_place
     assert made._streams.cached == {"s": placed}
     assert led == [("u1", 0, 60.0)]
     made, told, led = led_client(stream=[image(waiting=1)] * 10_000)
-    text = r"^Stream s was created but not placed \(insufficient-nodes\)\."
+    text = r"^Stream s was created, but it has no replicas yet: .*\(insufficient-nodes\)\."
     with pytest.raises(UnavailableError, match=text):
         await made.admin.until_ready(StreamInfo.of(image(waiting=1)), 0.02)
     with pytest.raises(UnavailableError, match=text):
@@ -475,5 +475,5 @@ def test_publish_address_of_a_partition_has_its_subject_and_stream_uid() -> None
     assert address_of(image(2), 1).window_s == 7.0
     with pytest.raises(NotFoundError, match=r"^Stream s has no partition 2\. Its partitions are 0 to 1\.$"):
         address_of(image(2), 2)
-    with pytest.raises(UnavailableError, match=r"^Stream s is not placed \(insufficient-nodes\)\."):
+    with pytest.raises(UnavailableError, match=r"^Stream s has no replicas yet: .*\(insufficient-nodes\)\."):
         address_of(image(waiting=2), 0)

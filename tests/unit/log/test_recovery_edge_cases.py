@@ -27,9 +27,9 @@ def a_batch(base_offset: int, epoch: int, count: int = 2) -> bytes:
 @pytest.mark.parametrize(
     ("second", "fault"),
     [
-        (a_batch(1, 5), "The batch at offset 1, epoch 5, does not follow offset 1"),
-        (a_batch(0, 5), "The batch at offset 0, epoch 5, does not follow offset 1"),
-        (a_batch(2, 4), "The batch at offset 2, epoch 4, does not follow offset 1"),
+        (a_batch(1, 5), "The batch at offset 1, LeaderEpoch 5, does not follow the last record of the segment at offset 1"),
+        (a_batch(0, 5), "The batch at offset 0, LeaderEpoch 5, does not follow the last record of the segment at offset 1"),
+        (a_batch(2, 4), "The batch at offset 2, LeaderEpoch 4, does not follow the last record of the segment at offset 1"),
         (a_batch(2, 5), ""),
         (a_batch(9, 6), ""),
     ],

@@ -175,7 +175,9 @@ async def test_spark_fetch_retries_eight_times_if_leader_and_replica_return_diff
     span = range_reader._Span(planned(0, 9), QUICK, 0, 9, "n3", 1 << 16)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(range_reader, "PartitionReader", lambda *_: SimpleNamespace(node="", bounds=bounds, fetch=fetch))
-        with pytest.raises(ProtocolError, match=r"Offset 0 of .* was rejected, although n1 reports that it has it"):
+        with pytest.raises(
+            ProtocolError, match=r"A replica rejected offset 0 of .*, but the log of its leader n1 contains this offset"
+        ):
             await range_reader._fetch_span(made, span)
     assert asked == ["uid-orders"] * 9
 

@@ -1,9 +1,13 @@
-"""The duties of the metadata leader besides ordering the log. Pure.
+"""Duties of the metadata leader besides ordering the log. Pure.
 
 The duties are sessions, election timers, failure reports, preferred leaders, streams that wait for nodes, and moves of
-replicas. The shell reports when this node becomes or stops being metadata leader, and passes each new image. It asks
-``answer`` about each request before the request is logged, proposes what ``due`` returns, and sends ``take_questions`` over NATS.
-The state of this module does not survive a change of the metadata leader. State that must survive is in the log.
+replicas. The surrounding code (the shell) does all input and output:
+
+- It reports when this node becomes or stops being metadata leader, and passes each new image.
+- It calls ``answer`` for each request before the request is logged.
+- It proposes the requests that ``due`` returns, and sends the questions of ``take_questions`` over NATS.
+
+The state of this module is lost when the metadata leader changes. State that must survive is in the log.
 """
 
 from __future__ import annotations
@@ -69,16 +73,19 @@ def control_request(message: Proposable) -> pb.ControlRequest:
 
 
 def merge_answers(here: pb.ControlResponse, logged: pb.ControlResponse) -> pb.ControlResponse:
-    """Merge the two answers to a batch: ``here`` from the metadata leader, and ``record_logged`` from the log."""
+    """Merge the two parts of the answer to a batch.
+
+    ``here``: items that the metadata leader answered itself. ``logged``: items that the log entry answered.
+    """
     if logged.HasField("batch"):
         logged.batch.answers.extend(here.batch.answers)
     return logged
 
 
 class ActiveController:
-    """Node sessions and election timers of one controller.
+    """Duties of one controller while it is the metadata leader.
 
-    The object is idle unless its controller is the metadata leader. Times are monotonic.
+    On other controllers the object does nothing. Times are monotonic.
     """
 
     def __init__(
@@ -102,7 +109,7 @@ class ActiveController:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of the questions to reported leaders, and of answers without a log entry."""
+        """Counters of questions to reported leaders, and of requests that were answered without a log entry."""
         return {**self._failure_reports.counters, **self._answered, **self._moving.counters}
 
     def lead(self, image: ClusterImage, now_ns: int, term: int) -> None:
@@ -133,7 +140,7 @@ class ActiveController:
         self._preferred.change(every_s)
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """Record that an entry was applied."""
+        """Update the duties after an entry was applied."""
         self._image = image
         self._in_log -= {done for done in self._in_log if image.operations.get(done) is not None}
         self.levels.image_changed(image)
@@ -185,7 +192,7 @@ class ActiveController:
         return response
 
     def _add_report(self, report: pb.ReportLeader, image: ClusterImage, now_ns: int) -> bool:
-        """Return whether the report must wait until the metadata leader has asked the reported leader."""
+        """Add a failure report. Return whether it must wait until the metadata leader has asked the reported leader."""
         self._timers.note_report(report, now_ns)
         return self._failure_reports.add(report, image, now_ns)
 
@@ -237,16 +244,16 @@ class ActiveController:
         return operation_id in self._in_log
 
     def record_logged(self, operation_id: bytes) -> bool:
-        """Record that the operation was logged, so that repeated requests wait for its result.
+        """Note that the operation was logged, so that repeated requests wait for its result.
 
-        Return whether this was the first record.
+        Return whether this was the first call for the operation.
         """
         is_first = operation_id not in self._in_log
         self._in_log.add(operation_id)
         return is_first
 
     def record_not_logged(self, operation_id: bytes) -> None:
-        """Record that the log has no entry of the operation."""
+        """Note that no log entry of the operation exists, so that a repeated request is logged."""
         self._in_log.discard(operation_id)
 
     def overdue(self, now_ns: int) -> list[str]:

@@ -1,27 +1,29 @@
-"""Admission: the one ordered table of checks that a control request passes on a controller before the log decides it. Pure.
+"""Admission: the ordered checks that a control request must pass before the log decides it. Pure.
 
-A row is a ``Check``: a name, and a function that returns the rejection of a request, or None. The first rejection is the answer.
-The rows stand in four tables, because the facts for a check are known at different places:
+A row is a ``Check``: a name, and a function that returns the rejection of a request, or None. The first rejection is
+the answer. The rows are in four tables, because the facts for a check are known at different places:
 
 | table | when | where it runs |
 |---|---|---|
 | ``ARRIVAL`` | a request arrives on NATS | ``sidecar/metadata/control.py`` |
 | ``LEADER`` | the metadata leader gets a request, from NATS or from its own node | ``quorum_member.py`` |
-| ``SESSIONS`` | the same, also for each part of a batch: rules that need the sessions of the nodes | ``active_controller.py`` |
+| ``SESSIONS`` | after ``LEADER``, also for each part of a batch: rules that need the sessions of the nodes |
+``active_controller.py`` |
 | ``LOG`` | the request needs a log entry | ``quorum_member.py`` |
 
-``ADMISSION`` is all of them in order. Afterwards the log decides on the image by the functions in ``requests.py``, on each controller
-in the same way. The order and the texts of rejections are part of the protocol. A new check is a new row.
+``ADMISSION`` is all of them in order. Afterwards each controller decides the request on the image by the functions in
+``requests.py``. The order and the texts of rejections are part of the protocol. To add a check, add a row.
 
-NATS permissions say who may publish on a subject. ``PERMISSIONS`` says which requests a subject accepts, by the table in
-``requests.py``. So read permission cannot change anything, and requests of node ``n1`` come only on ``<ns>.control.node.n1``. A
-kind without a row is rejected. Requests that would create, change or delete internal streams need ``internal``.
+NATS permissions define who may publish on a subject. ``PERMISSIONS`` defines which requests a subject accepts, by the
+table in ``requests.py``. So a client with read permission cannot change anything, and requests of node ``n1`` come only
+on ``<ns>.control.node.n1``. A request without a row is rejected. Requests that would create, change or delete internal
+streams need the field ``internal``.
 
 Example: ``changeIsr`` with leader ``n2`` on ``<ns>.control.node.n1`` is rejected, also within a batch. ``deleteStream``
 on ``<ns>.info`` is rejected.
 
-Rate limit: each principal has an allowance, and all principals together have one. A rejected request is told when to
-retry. At most ``MAX_PRINCIPALS`` are remembered.
+Rate limit: each principal has an allowance, and all principals together have one. The rejection contains the time to
+wait. The controller has allowances for at most ``MAX_PRINCIPALS`` principals.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ _ERROR = pb.ControlResponse
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Result of a check that does not accept a request."""
+    """Result of a check that rejects a request."""
 
     response: pb.ControlResponse | None
     """Answer to the sender. None: the sender gets no answer."""
@@ -226,10 +228,7 @@ class Arrival:
 
 
 def _invalid(why_not: Callable[[Arrival], str]) -> Callable[[Arrival], Rejection | None]:
-    """Return a check that rejects a request with INVALID if ``why_not`` returns a text.
-
-    The check accepts the request for ''.
-    """
+    """Return a check that rejects a request as INVALID with the text of ``why_not``. '' accepts the request."""
 
     def reject(arrival: Arrival) -> Rejection | None:
         detail = why_not(arrival)
@@ -243,7 +242,7 @@ def _reply_subject(arrival: Arrival) -> Rejection | None:
 
 
 def _flood(arrival: Arrival) -> Rejection | None:
-    """Drop a request that exceeds the rate limit. The controller does not decode or answer it, because both take time."""
+    """Drop a request above the rate limit without an answer, because decoding and answering take time."""
     return None if arrival.is_registered or arrival.limits.allowance.take(arrival.now_ns) else Rejection(None, FLOODED)
 
 
@@ -277,7 +276,7 @@ def _operator_rate(arrival: Arrival) -> Rejection | None:
 
 
 def _inbox_subjects(arrival: Arrival) -> str:
-    """Return why a stream on inbox subjects is rejected, or '' if the subject is allowed. The inbox prefixes are a setting."""
+    """Return why a new stream on inbox subjects is rejected. '': the subject is allowed. The inbox prefixes are a setting."""
     if not arrival.request.HasField("createStream"):
         return ""
     subject, detail = arrival.request.createStream.subject, ""
@@ -373,9 +372,9 @@ WITHOUT_LIMITS: tuple[Check[Arrival], ...] = (
 
 
 def refusal(acl: RequestAcl, sender: str, request: pb.ControlRequest) -> str:
-    """Return why ``sender`` must not send ``request`` on this subject, or '' if it may.
+    """Return why ``sender`` must not send ``request`` on this kind of subject. '': it may.
 
-    ``sender`` is the name in the subject.
+    ``sender`` is the node id or principal in the subject.
     """
     rejection = first_rejection(PERMISSIONS, Arrival(acl=acl, sender=sender, request=request))
     return rejection.response.detail if rejection is not None and rejection.response is not None else ""
@@ -482,7 +481,7 @@ LEADER: tuple[Check[LeaderFacts], ...] = (
 # ---- sessions --------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """Facts about a request, or a part of a batch, for checks that need the sessions of the nodes."""
+    """Facts about a request, or one item of a batch, for checks that need the sessions of the nodes."""
 
     request: pb.ControlRequest
     image: ClusterImage

@@ -1,18 +1,18 @@
-"""Cluster events: what happened, in the order of the metadata log, and who asked for it. Pure.
+"""Cluster events: what happened in the cluster, in the order of the metadata log, and who requested it. Pure.
 
-Each controller derives the same events from the metadata log, and keeps the newest ones in memory. (``index``,
-``number``) identifies an event on every controller, so a reader can continue at another controller. Requests of
-operators are events, done or rejected. A controller logs and counts requests that it rejects before they reach the log.
-These are no events.
+Each controller derives equal events from the metadata log, and keeps the newest ones in memory. (``index``, ``number``)
+identifies an event on every controller, so a reader can continue at another controller. Every request of an operator
+that reaches the log is an event, even if it is rejected there. A request that is rejected before the log is not an
+event. The controller that rejects it logs and counts it.
 
 ``EventLog`` decides which events to write to the stream ``_liftpy-events`` next, each once and in order. It reads the
-last record of the stream and writes what follows. Each publish names the offset that it expects, so a second writer is
-rejected and reads the end again. Events that leave the memory before they are written are replaced by one event
-``gap``.
+last record of the stream and writes the events after it. Each publish names the offset that it expects. So a second
+writer is rejected, and reads the end again. If events leave the memory before they are written, one event ``gap``
+replaces them.
 
-Example: the stream ends at offset 41 with (907, 1). The memory holds (907, 0..2) and (911, 0). The leader publishes
-(907, 2) after offset 41 and (911, 0) after 42. Both are rejected, because another leader was faster. It reads the end
-again: 43 with (911, 0). Nothing is left to write.
+Example: the stream ends at offset 41 with event (907, 1). The memory holds (907, 0..2) and (911, 0). The leader
+publishes (907, 2) after offset 41 and (911, 0) after 42. Both are rejected, because another leader was faster. It reads
+the end again: offset 43 with event (911, 0). Nothing is left to write.
 """
 
 from __future__ import annotations
@@ -165,10 +165,10 @@ def event_text(event: dict[str, Any], *, named: bool = True) -> str:
 
 
 class Causes:
-    """Causes of elections and ISR changes, by partition.
+    """Causes of running elections and ISR changes, by partition. They become the details of events.
 
-    A request names the cause, and its election ends with a later entry of the log. A controller that restarts from a snapshot in
-    between does not know the cause. ``most``: maximum number of partitions.
+    A request names the cause, and its election ends with a later entry of the log. A controller that restarts from a
+    snapshot in between does not know the cause. ``most``: maximum number of partitions.
     """
 
     def __init__(self, most: int = MOST_EVENTS) -> None:
@@ -197,12 +197,12 @@ def events_of(
     """Yield the events of the log entry ``index``. A read-only request has no events.
 
     Args:
-        before: image before the entry.
-        entry: serialized entry.
-        answer: serialized result of the entry.
-        records: changes of the entry.
-        index: index of the entry in the metadata log.
-        causes: causes that earlier entries named. Default None: only the entry itself names causes.
+        before: Image before the entry.
+        entry: Serialized entry.
+        answer: Serialized result of the entry.
+        records: Changes of the entry.
+        index: Index of the entry in the metadata log.
+        causes: Causes that earlier entries named. Default None: none.
     """
     try:
         request = pb.ControlRequest.FromString(entry)
@@ -249,7 +249,7 @@ def _request_events(before: ClusterImage, request: pb.ControlRequest, answer: by
 
 
 def _is_always_an_event(part: pb.ControlRequest) -> bool:
-    """Return whether the request is always an event, even if it was rejected or changed nothing."""
+    """Return whether the request is an event even if it was rejected or changed nothing."""
     return kind_of(part).asked_by is AskedBy.OPERATORS or part.HasField("reportService")
 
 
@@ -259,7 +259,7 @@ def _service_details(report: pb.ReportService) -> dict[str, Any]:
 
 
 def _subject_of_event(asked: Any) -> dict[str, Any]:
-    """Return the stream, the partition, the node and the cluster settings that a request names."""
+    """Return the event fields that a request determines: stream, partition, node and cluster settings."""
     names = {one.name for one in asked.DESCRIPTOR.fields}
     said: dict[str, Any] = {}
     for field in ("stream", "name"):
@@ -280,7 +280,7 @@ def _subject_of_event(asked: Any) -> dict[str, Any]:
 
 
 def _why_isr_changes(asked: pb.ChangeIsr, before: ClusterImage) -> str:
-    """Return why a leader removes replicas from the ISR, '' if it only adds some."""
+    """Return why a leader removes replicas from the ISR. '': it removes none."""
     if asked.lost:
         return f"{', '.join(asked.lost)} lost acknowledged records"
     if asked.evicted:
@@ -454,7 +454,7 @@ class EventTrail:
         """Number of events that left the memory before they were written to the event stream."""
 
     def note_entry(self, index: int, events: Iterator[ClusterEvent]) -> None:
-        """Note the applied entry ``index``. ``derive_events`` derives its events later."""
+        """Queue the applied entry ``index`` for ``derive_events``."""
         if len(self._noted) >= self._most_noted:
             self.begins, _ = self._noted.popleft()
             self.begins_ns = self._held[-1].time_ns if self._held else self.begins_ns
@@ -479,7 +479,10 @@ class EventTrail:
         return found
 
     def restart_after_snapshot(self, index: int, time_ns: int) -> None:
-        """Restart the trail after the image was loaded from a snapshot of ``time_ns``. Earlier events are unknown."""
+        """Restart with an empty trail, because the image was loaded from a snapshot of ``time_ns``.
+
+        Earlier events are unknown.
+        """
         self._held.clear()
         self._noted.clear()
         self.index = self.begins = index
@@ -500,7 +503,7 @@ class EventTrail:
 
 
 def is_recent(event: ClusterEvent, now_ns: int, within_s: float = 60.0) -> bool:
-    """Return whether the event is at most ``within_s`` old by the wall clock, so that it is worth publishing."""
+    """Return whether the event is at most ``within_s`` seconds old by the wall clock."""
     return event.time_ns >= now_ns - within_s * NS_PER_S
 
 
@@ -511,14 +514,14 @@ NOTHING = (0, -1)
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """End of the event stream: ``offset`` of its last record (-1: none), and ``place`` of its last event."""
+    """End of the event stream: ``offset`` of its last record (-1: none), and ``place`` of the last event."""
 
     offset: int
     place: tuple[int, int]
 
 
 def place_in(record: bytes) -> tuple[int, int]:
-    """Return the place of the event in a record of the event stream. Raise ValueError if the record is invalid."""
+    """Return the place of the event that a record of the event stream contains. Raise ValueError if the record is invalid."""
     said = load_json(record)
     if not isinstance(said, dict):
         raise ValueError("The value is not a cluster event: a field is missing or has the wrong type.")
@@ -526,9 +529,9 @@ def place_in(record: bytes) -> tuple[int, int]:
 
 
 def last_place_of(records: Sequence[bytes | None]) -> tuple[int, int] | None:
-    """Return the place of the last event in ``records``, or None if no record is valid.
+    """Return the place of the last event in ``records``. None: no record is valid.
 
-    Records may be invalid, if NATS allows others to publish.
+    A record may be invalid if NATS permissions let other clients publish.
     """
     for record in reversed(records):
         with suppress(ValueError):
@@ -537,10 +540,10 @@ def last_place_of(records: Sequence[bytes | None]) -> tuple[int, int] | None:
 
 
 class EventLog:
-    """The events of ``trail`` that are not in the event stream yet.
+    """Decides which events of ``trail`` must still be written to the event stream.
 
-    The shell reads the tail while it is None and calls ``set_tail``. It publishes ``due``, then calls ``record_stored``, or
-    ``forget_tail`` after a failure.
+    The shell reads the tail while it is None and calls ``set_tail``. It publishes the events of ``due``. Then it calls
+    ``record_stored``, or ``forget_tail`` after a failure.
     """
 
     def __init__(self, trail: EventTrail) -> None:
@@ -548,15 +551,18 @@ class EventLog:
         self.tail: Tail | None = None
 
     def set_tail(self, tail: Tail) -> None:
-        """Record the end of the event stream, which the shell has read."""
+        """Set the end of the event stream, which the shell has read."""
         self._ends_at(tail)
 
     def forget_tail(self) -> None:
-        """Forget the end of the event stream. Another controller may have written, or the result of a publish is unknown."""
+        """Forget the end of the event stream, so that the shell reads it again.
+
+        This is needed if another controller may have written, or if the result of a publish is unknown.
+        """
         self.tail = None
 
     def resign(self) -> None:
-        """Stop writing events. The next metadata leader writes the rest."""
+        """Stop writing events, because another node becomes the metadata leader."""
         self.tail = self._trail.written = None
 
     @property
@@ -574,7 +580,7 @@ class EventLog:
         return [*gap, *(event.as_object() for event in found)][:most]
 
     def record_stored(self, events: list[dict[str, Any]], offset: int) -> None:
-        """Record that the events are stored. The last event has offset ``offset``."""
+        """Note that the events are stored. ``offset`` is the offset of the last one."""
         last = events[-1]
         self._ends_at(Tail(offset, (last["index"], last["number"])))
 

@@ -1,7 +1,7 @@
-"""Election requests: reports of witnesses and candidates, timers of the metadata leader, and commands.
+"""Election requests: reports of followers and candidates, timers of the metadata leader, and commands of operators.
 
-Each request names the state that it was made on, and changes nothing if that state has passed [C4, C9]. ``election.py``
-says what follows.
+A witness is a follower that reports a silent leader. Each request names the state that it was based on. If that state
+has changed since, the request changes nothing [C4, C9]. ``election.py`` computes the next state.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def report_leader(draft: RecordBuilder, request: pb.ReportLeader) -> Decision:
 
 
 def _leader_lacks(draft: RecordBuilder, stream: StreamImage, partition: PartitionState, request: pb.ReportLeader) -> Decision:
-    """Record that a leader lacks a committed record that another replica has, because the leader's log went back in time.
+    """Start an election because the leader lacks a committed record that another replica has.
 
-    The leader is no longer complete [C10, S15].
+    The leader's log went back in time, so the leader is no longer complete [C10, S15].
     """
     if request.witness == partition.leader or request.witness not in stream.may_lead(partition):
         return refuse(pb.ControlResponse.INVALID, f"{request.witness!r} may lack something itself", partition)
@@ -67,9 +67,10 @@ def _leader_lacks(draft: RecordBuilder, stream: StreamImage, partition: Partitio
 
 
 def give_up_leadership(draft: RecordBuilder, request: pb.GiveUpLeadership) -> Decision:
-    """Start an election because the leader requests a successor.
+    """Start an election because the leader itself requests a successor.
 
-    Without a complete replica, the leader stays. A leader with a slow disk names its successor and then follows it.
+    Without another complete replica, the leader stays. A leader with a slow disk names its successor and then follows
+    it.
     """
     found = _find(draft, request)
     if isinstance(found, Decision):
@@ -107,7 +108,7 @@ def report_promotion(draft: RecordBuilder, request: pb.ReportPromotion) -> Decis
 
 
 def pass_over(draft: RecordBuilder, request: pb.PassOver) -> Decision:
-    """Replace the candidate by the next one, because the candidate showed no progress in time."""
+    """Replace a candidate that showed no progress in time by the next one."""
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -119,7 +120,7 @@ def pass_over(draft: RecordBuilder, request: pb.PassOver) -> Decision:
 
 
 def conclude_election(draft: RecordBuilder, request: pb.ConcludeElection) -> Decision:
-    """Choose a candidate from the nodes that have reported their positions, without further waiting."""
+    """Choose a candidate among the nodes that have reported their positions, because the time to wait is over."""
     found = _find(draft, request)
     if isinstance(found, Decision):
         return found
@@ -203,7 +204,7 @@ def _elect_uncleanly(draft: RecordBuilder, stream: StreamImage, partition: Parti
 def _depose(
     draft: RecordBuilder, stream: StreamImage, partition: PartitionState, report: LeaderReport | None = None
 ) -> Decision:
-    """Start an election without the current leader, unless no other node may lead. The report is not recorded."""
+    """Start an election without the current leader. Keep the leader if no other node may lead."""
     began = election.begin(draft, stream, partition, partition.leader, report)
     if began.status is PartitionStatus.OFFLINE:
         detail = f"nobody but {partition.leader!r} is live and holds all that was committed"

@@ -1,13 +1,14 @@
-"""Feature levels of nodes and controllers, and whether a level may be finalized. Pure.
+"""Feature levels of nodes and controllers, and the check whether a level may be finalized. Pure.
 
 A level that a node or a controller does not support is never finalized. The metadata leader learns the levels from
-heartbeats and from messages of controllers. A new metadata leader knows nothing, and rejects until it has received
-them. A node that does not run must return or be removed first.
+heartbeats and from messages of controllers. A new metadata leader knows no levels, and rejects requests until it has
+received them. If a node does not run, start it or remove it first.
 
 A new cluster starts at the newest level that all its controllers support. Until this is decided, the leader logs
-nothing else. If a controller is not heard within ``HEARD_WITHIN_NS``, the cluster starts at the first level. Example: a
-and b support 5..6, c has the version before and supports 5..5. The cluster starts at level 5. An operator finalizes
-level 6 later.
+nothing else. If a controller sends nothing for ``HEARD_WITHIN_NS``, the cluster starts at the first level.
+
+Example: a and b support 5..6, c has the version before and supports 5..5. The cluster starts at level 5. An operator
+finalizes level 6 later.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ def levels_answer(
     rules: Rules,
     times: SessionTimes,
 ) -> pb.ControlResponse | None:
-    """Return the answer to SetFeatureLevel, or None if the request may be logged.
+    """Return the answer to SetFeatureLevel. None: the request may be logged.
 
-    ``controllers``: the other members -> their levels.
+    ``controllers``: other members -> their levels.
     """
     asked = request.setFeatureLevel
     held = image.operations.get(request.operationId)
@@ -126,7 +127,7 @@ def _dry_run_answer(image: ClusterImage, heard: ReportedLevels, reasons: list[st
 
 
 def _fill(request: pb.SetFeatureLevel, image: ClusterImage, rules: Rules, times: SessionTimes) -> None:
-    """Add the facts that were checked to SetFeatureLevel before the request is logged."""
+    """Add the facts that were checked to a SetFeatureLevel request before it is logged."""
     del request.checked[:]
     request.checked.extend(pb.CheckedNode(nodeId=i, incarnation=image.nodes[i].incarnation) for i in sorted(image.nodes))
     request.rules.CopyFrom(rules_to_pb(image.rules or rules.stored_rules))
@@ -155,7 +156,7 @@ def first_level_of_a_cluster(own: LevelRange, others: Mapping[str, LevelRange | 
 
 
 def begin_at(level: int, rules: Rules, times: SessionTimes) -> pb.ControlRequest:
-    """Return the request that gives a new group the feature level ``level`` and the settings of its leader."""
+    """Return the request that sets the feature level and the settings of the leader in a new group."""
     begin = pb.SetFeatureLevel(level=level, rules=rules_to_pb(rules.stored_rules), sessionTimes=times_to_pb(times))
     return pb.ControlRequest(setFeatureLevel=begin)
 

@@ -1,8 +1,8 @@
 """RegisterNode, FenceNode, UnfenceNode, RemoveNode and ChangeControllers.
 
-A starting node registers. Whether its data directory is complete decides in which ISRs it may stay (C7, C10, C12).
-ChangeControllers records a change of the controller list in the image [M10]. The change counts from the moment that its
-entry is appended (``liftpy.core.metadata.controller_list``).
+A starting node registers. If its data directory is complete, the node stays in its ISRs (C7, C10, C12).
+ChangeControllers records a change of the controller list in the image [M10]. The new list applies as soon as its entry
+is appended (``liftpy.core.metadata.controller_list``).
 """
 
 from __future__ import annotations
@@ -102,7 +102,10 @@ def has_all_acknowledged_records(known: NodeImage, request: pb.RegisterNode) -> 
 
 
 def fence_node(draft: RecordBuilder, request: pb.FenceNode) -> Steps[Decision]:
-    """End the session of a node. A fenced node joins no ISR and becomes no leader. Leaders remove it from their ISRs."""
+    """End the session of a node.
+
+    A fenced node cannot join an ISR or become leader. Leaders remove it from their ISRs.
+    """
     node = current_node(draft, request.nodeId, request.incarnation)
     if isinstance(node, Decision):
         return node
@@ -132,9 +135,9 @@ def _weight(request: pb.RegisterNode) -> float:
 
 
 def set_node(draft: RecordBuilder, request: pb.SetNode) -> Decision:
-    """Store the settings of an operator for a node.
+    """Store the settings that an operator chose for a node.
 
-    They override the node's own settings until they are reset. Nothing moves.
+    They override the node's own settings until they are reset. No replica moves.
     """
     node = draft.image.nodes.get(request.nodeId)
     if node is None:
@@ -177,12 +180,15 @@ def remove_node(draft: RecordBuilder, request: pb.RemoveNode) -> Decision:
 
 
 def still_a_controller(node_id: str) -> str:
-    """Return why a controller cannot be removed as a node, or '' if it can. A removed controller would be a dead voter."""
+    """Return the text that rejects the removal of a node that is a controller.
+
+    A removed controller would still count as a voter.
+    """
     return f"node {node_id!r} is a controller: take it out of the controllers first: liftpy controllers remove {node_id}"
 
 
 def why_still_controller(image: ClusterImage, node_id: str) -> str:
-    """Return why the node cannot be removed, or '' if it can."""
+    """Return why a controller list in the image prevents the removal of the node. '': it does not."""
     node = image.nodes.get(node_id)
     if node is None:
         return _unknown(image, node_id)
@@ -246,7 +252,10 @@ MAX_REASON = 500
 
 
 def report_service(draft: RecordBuilder, request: pb.ReportService) -> Decision:
-    """Record that a replicated service beside the node has ended. The entry is only an event and does not change the image."""
+    """Record that a replicated service on the node has ended.
+
+    The entry is only an event and does not change the image.
+    """
     if draft.image.find(request.stream, request.uid, request.partition) is None:
         detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
         return refuse(pb.ControlResponse.NOT_FOUND, detail)
@@ -271,7 +280,7 @@ def current_node(draft: RecordBuilder, node_id: str, incarnation: int) -> NodeIm
 
 
 def change_controllers(draft: RecordBuilder, request: pb.ChangeControllers) -> Decision:
-    """Apply the controller list that the metadata leader has put into the request."""
+    """Store the controller list that the metadata leader has put into the request."""
     after = replace(list_from_pb(request.list), index=draft.image.index)
     if not well_formed(after) or request.after != draft.image.controllers.index:
         return refuse(pb.ControlResponse.INVALID, "a change of the controllers that no metadata leader has proposed")
@@ -319,7 +328,7 @@ def after_return(draft: RecordBuilder, node_id: str) -> Steps[str]:
 
 
 def _each(draft: RecordBuilder, node_id: str, step: Step) -> Steps[list[PartitionState]]:
-    """Run ``step`` for each partition that the node can be elected for. Record and return the changes."""
+    """Run ``step`` for each partition that the node can be elected for. Record and return the changed partitions."""
     changes = []
     for number, (stream, partition) in enumerate(draft.image.partitions_of(node_id), 1):
         if number % PER_STEP == 0:

@@ -1,9 +1,11 @@
 """ChangeIsr, LeaveIsr, PausePartitions, WakePartition, PurgeRecords and ReportPurged.
 
-ChangeIsr: the leader asks, and the state machine decides by compare-and-set on (leader, LeaderEpoch, Epoch) [C4].
-LeaveIsr: a follower asks for itself, because its storage failed. PausePartitions comes from operators, WakePartition
-from a leader that received a publish. PurgeRecords deletes records by subject or key, and ReportPurged says that a
-replica has done it (``liftpy/core/base/purge.py``).
+- ChangeIsr: the leader requests a new ISR. It is a compare-and-set on (leader, LeaderEpoch, Epoch) [C4].
+- LeaveIsr: a follower leaves the ISR, because its storage failed.
+- PausePartitions: an operator pauses or resumes partitions.
+- WakePartition: a leader received a publish and ends the pause.
+- PurgeRecords: an operator deletes records by subject or key.
+- ReportPurged: a replica has deleted them (``liftpy/core/base/purge.py``).
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def change_isr(draft: RecordBuilder, request: pb.ChangeIsr) -> Decision:
     refusal = _refusal(draft, request, partition)
     if refusal is not None:
         return refusal
-    # The same ISR again raises the Epoch too: so a leader that never heard of its last attempt's outcome settles it [C8].
+    # The same ISR again raises the Epoch too: so a leader that never got the result of its last attempt can settle it [C8].
     incomplete = tuple(node for node in partition.incomplete if node not in request.isr)
     if partition.joining in request.isr:
         partition = add_learner_to_replicas(partition)
@@ -51,8 +53,8 @@ def change_isr(draft: RecordBuilder, request: pb.ChangeIsr) -> Decision:
 def leave_isr(draft: RecordBuilder, request: pb.LeaveIsr) -> Decision:
     """Remove a follower with a failed log from the ISR, so that commits continue without it.
 
-    The others have the committed records. A leader gives up the leadership instead. During an election the ISR does not
-    change.
+    The other members have the committed records. A leader gives up the leadership instead. During an election the ISR
+    does not change.
     """
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:
@@ -98,9 +100,10 @@ def _refusal(draft: RecordBuilder, request: pb.ChangeIsr, partition: PartitionSt
 
 
 def _why_not_join(draft: RecordBuilder, request: pb.ChangeIsr, node_id: str) -> str:
-    """Return why a node may not join the ISR, or '' if it may.
+    """Return why a node may not join the ISR. '': it may.
 
-    A new member is live and has the incarnation that caught up [C6]. A present member may be fenced. It leaves later.
+    A new member must be live and have the incarnation that caught up [C6]. An existing member may be fenced. It is
+    removed later.
     """
     node = draft.image.nodes.get(node_id)
     if node is None or node.fenced:

@@ -38,9 +38,9 @@ def assignment_from_pb(lists: Iterable[pb.ReplicaList]) -> tuple[Assigned, ...]:
 
 
 def place_on_image(draft: RecordBuilder, wanted: Wanted) -> Steps[Placed]:
-    """Place the requested partitions on the nodes of the image.
+    """Place the requested partitions on the nodes of the image. Raises the errors of ``place``.
 
-    The start index for the next placement stays. Raises as ``place``.
+    The start index for the next placement does not change.
     """
     nodes = facts_of(draft.image)
     if takes_long(nodes, wanted):

@@ -1,13 +1,13 @@
-"""Rejects requests that cannot succeed before they are logged. Pure.
+"""Answers requests that cannot succeed before they are logged. Pure.
 
-The metadata leader makes the same decision as the state machine, on its own image. If the decision produces no record,
-the answer is given at once. Otherwise the request goes into the log. The answer is valid if this controller leads and
+The metadata leader makes the decision of the state machine on its own image, as a trial. If the decision has no record,
+the leader answers at once. Otherwise the request goes into the log. The answer is valid if this controller leads and
 the operation is not in the log yet.
 
-Example: ``createStream`` of an existing name is answered EXISTS here.
+Example: ``createStream`` of an existing name is answered EXISTS without a log entry.
 
-Also here: what stopping a node would do to partitions and to the majority of the controllers. Rolling restarts ask this
-before each node.
+``reasons_to_keep_running`` returns what stopping a node would do to partitions and to the majority of the controllers.
+Rolling restarts call it before each node.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class _WouldChangeError(Exception):
 
 
 class _Trial(RecordBuilder):
-    """Draft for a trial decision. It accepts no records."""
+    """Draft of a trial decision. It raises ``_WouldChangeError`` at the first record."""
 
     def needs_entry(self) -> None:
-        """Stop: the request needs a log entry."""
+        """End the trial, because the request needs a log entry."""
         raise _WouldChangeError
 
     def takes_long(self) -> None:
-        """Stop the trial, because the decision would take too many steps for one call on the metadata leader."""
+        """End the trial, because the decision would take too many steps for one call on the metadata leader."""
         raise _WouldChangeError
 
     def add(self, record: Record) -> None:
-        """Stop the trial, because the decision has a record."""
+        """End the trial, because the decision has a record."""
         raise _WouldChangeError
 
 

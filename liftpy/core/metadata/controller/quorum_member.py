@@ -1,15 +1,16 @@
-"""The decisions of a controller next to the Raft log, for the real shell and the simulator. Pure.
+"""Decisions of a controller around the Raft log, for the real shell and the simulator. Pure.
 
-``MemberLogView`` is its view of the log. The shell calls ``tick`` after each flush and carries out the result. It asks
-``request`` about each control request. An ``ProposedEntry`` is an entry to log: ``entry`` gives the bytes, ``proposal_ended`` turns the
-result into the answer. A leader's duties begin after a barrier of its own term is applied [M12], and end before it
-transfers its leadership.
+``MemberLogView`` is its view of the log. The shell calls ``tick`` after each flush and carries out the returned
+instructions. It calls ``request`` for each control request. A ``ProposedEntry`` is a request that must be logged:
+``entry`` returns the bytes, and ``proposal_ended`` turns the result into the answer. The duties of a metadata leader
+begin after a barrier of its own term is applied [M12], and end before it transfers its leadership. A barrier is a log
+entry without effect.
 
-If the controllers hold different images and no majority agrees, nothing is decided any more. Barriers go on, because a
-controller that restarts needs one to count again, and tells its digest afterwards.
+If the controllers hold different images and no majority agrees, the leader proposes only barriers. A controller that
+restarts needs one before it counts again. Then it reports its digest.
 
-Before a planned transfer by command, the metadata leader asks the partition's leader to stop accepting publishes and to
-answer the pending ones.
+Before a planned transfer by command, the metadata leader requests that the leader of the partition stops accepting
+publishes and answers the pending ones.
 """
 
 from __future__ import annotations
@@ -59,13 +60,15 @@ def barriers(view: GroupView, under_way: int) -> Iterator[pb.ControlRequest]:
 
 
 LONG_NS = 2_000_000_000
-"""Time without a metadata leader that counts as long, in nanoseconds. An election or a short stop of the process takes less."""
+"""Time after which a missing metadata leader is reported, in nanoseconds. An election or a short stop of the process takes
+less.
+"""
 _STOOD_STILL_NS = 1_000_000_000
 """Time between two ticks from which the process counts as stopped, in nanoseconds. Normal ticks come every few milliseconds."""
 
 
 class LeaderlessTimer:
-    """Measures the time without a known metadata leader. Time between two ticks counts only if the process was running."""
+    """Measures the time without a known metadata leader. Time in which the process did not run does not count."""
 
     def __init__(self) -> None:
         self._since_ns = -1  # -1: there is a leader, or no tick has been
@@ -126,7 +129,7 @@ class MemberLogView(Protocol):
 
 
 class EntryOutcome(Enum):
-    """Result of a proposed log entry, as far as this controller knows it."""
+    """Result of a proposed log entry, as this controller knows it."""
 
     APPLIED = "applied"
     NEVER = "it is not in the log, and never will be"
@@ -135,16 +138,19 @@ class EntryOutcome(Enum):
 
 @dataclass(slots=True, eq=False)
 class ProposedEntry:
-    """Request that must go into the log. The shell calls ``entry``, proposes the bytes, and calls ``proposal_ended``, each once."""
+    """Request that must go into the log.
+
+    The shell calls ``entry``, proposes the bytes, and calls ``proposal_ended``, each once.
+    """
 
     request: pb.ControlRequest
     timeout_ns: int = DUTY_TIMEOUT_NS
     here: pb.ControlResponse | None = None
     """Answers to the items of a batch that need no log entry. None: there are none."""
     barrier_term: int = -1
-    """Raft term in which the leader's duties begin after this barrier is applied. -1: the order is no such barrier."""
+    """Raft term in which the leader's duties begin after this barrier is applied. -1: the entry is not such a barrier."""
     own: bool = False
-    """True if the order comes from the leader's own duties, so that no caller waits for the answer."""
+    """True if the entry comes from the leader's own duties, so that no caller waits for the answer."""
     is_first: bool = False
     """True if the log had no entry of the operation before."""
 
@@ -242,15 +248,15 @@ class QuorumMember:
         self._duties.resign()
 
     def leave(self) -> None:
-        """Accept no more duties, because this member stops soon."""
+        """Begin no more duties, because this member stops soon."""
         self._leaving = True
 
     def catching_up(self) -> None:
-        """Record that the shell has started ``CatchUp``."""
+        """Note that the shell carries out the instruction ``CatchUp``."""
         self._catching_up = True
 
     def caught_up(self) -> None:
-        """Record that ``CatchUp`` is done or was given up."""
+        """Note that the instruction ``CatchUp`` has ended, with or without success."""
         self._catching_up = False
 
     # ---- every tick ----------------------------------------------------------------------------------------------------
@@ -366,9 +372,10 @@ class QuorumMember:
 
     # ---- requests ------------------------------------------------------------------------------------------------------
     def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | ProposedEntry | None:
-        """Return the answer of the metadata leader, or an order for the log entry that the request needs.
+        """Answer a control request as the metadata leader, or return the entry to log for it.
 
-        None on other members. If the controllers have different images without a majority, no decisions are logged.
+        Return None on other members. If the controllers have different images without a majority, no decisions are
+        logged.
         """
         decided = self._request(request, timeout_ns, now_ns)
         if not isinstance(decided, ProposedEntry):
@@ -403,7 +410,7 @@ class QuorumMember:
         return ProposedEntry(request, timeout_ns) if answer is None else answer
 
     def _about_controllers(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
-        """Return the answer to a controller change that needs no log entry, or None if an entry is needed."""
+        """Return the answer to a controller change that needs no log entry. None: it needs one."""
         held = self._log.image.operations.get(request.operationId)
         if held is not None:
             return pb.ControlResponse.FromString(repeated_answer(self._log.image, held))
@@ -419,7 +426,8 @@ class QuorumMember:
         return plan_change(asked, self._log.view(), frozenset(nodes), fenced)
 
     def answer_without_leader(self, request: pb.ControlRequest) -> pb.ControlResponse | None:
-        """Return the answer of a member that knows no metadata leader, so that an operator gets an error instead of a timeout.
+        """Return an error for an operator's request while no metadata leader is known, so that the operator need not wait
+        for a timeout.
 
         Return None if this member lost the leader only a short time ago.
         """
@@ -432,7 +440,7 @@ class QuorumMember:
 
     # ---- orders --------------------------------------------------------------------------------------------------------
     def entry(self, order: ProposedEntry, time_ns: int, max_bytes: int) -> bytes | pb.ControlResponse:
-        """Return the log entry of a request, or a rejection.
+        """Return the log entry of a request, or its rejection.
 
         ``time_ns``: wall clock. ``max_bytes``: limit of an entry, exclusive.
         """
@@ -459,9 +467,9 @@ class QuorumMember:
     def proposal_ended(
         self, order: ProposedEntry, outcome: EntryOutcome, answer: bytes | None, now_ns: int
     ) -> pb.ControlResponse:
-        """Return the answer to the sender of an order.
+        """Return the answer to the sender of a proposed entry.
 
-        ``answer``: answer of the state machine, or None if the entry was not applied.
+        ``answer``: answer of the state machine. None: the entry was not applied.
         """
         self._is_over(order)
         response = self._response(order, outcome, answer)

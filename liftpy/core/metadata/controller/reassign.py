@@ -1,8 +1,8 @@
 """Reassign and BeginCopy: the target replicas of a partition, and the node that copies its log next.
 
-A replica moves without a moment with fewer copies, and each step is in the image, so that it continues after any crash.
-One swap runs at a time: a learner copies the log (BeginCopy), joins the replicas and the ISR, and then the unwanted
-replica gives away its leadership and leaves (both ChangeIsr).
+The number of copies never falls during a move. Each step is in the image, so a move continues after any crash. One swap
+runs at a time: a learner copies the log (BeginCopy), and joins the replicas and the ISR. Then the unwanted replica
+transfers its leadership and leaves (both by ChangeIsr).
 
 Example: replicas a b c, target a b d. BeginCopy d: d is ``joining``. ISR a b c d: replicas a b d c. ISR a b d without
 c: replicas a b d, no target.
@@ -23,7 +23,7 @@ MAX_REPLICAS = 32
 
 
 def reassign(draft: RecordBuilder, request: pb.Reassign) -> Decision:
-    """Set the target replicas of a partition. A new order of the same replicas takes effect at once."""
+    """Set the target replicas of a partition. If only their order changes, the change takes effect at once."""
     found = draft.image.find(request.stream, request.uid, request.partition)
     if found is None:
         return _unknown(request)
@@ -63,10 +63,7 @@ def begin_copy(draft: RecordBuilder, request: pb.BeginCopy) -> Decision:
 
 
 def without_further_moves(partition: PartitionState) -> PartitionState:
-    """Return the partition without further moves.
-
-    A running copy is canceled, and a replica that was already replaced is removed.
-    """
+    """Return the partition without its target: the running copy is canceled, and an already replaced replica is removed."""
     if not partition.leaving:
         return replace(partition, target=(), joining="", copy_epoch=0, moved_for=MoveReason.BY_HAND)
     staying = tuple(node for node in partition.replicas if node != partition.leaving)
@@ -98,9 +95,9 @@ def remove_replica(partition: PartitionState, node_id: str) -> PartitionState:
 
 
 def finish_reached_target(stream: StreamImage, partition: PartitionState) -> PartitionState:
-    """Return the partition without a reached target, with the ISR in replica order.
+    """Return the partition without a target that is reached, with the ISR in replica order.
 
-    Replicas outside the ISR lose their complete state once the HW can move.
+    Replicas outside the ISR no longer count as complete if the HW can rise without them.
     """
     if partition.target and set(partition.target) == set(partition.replicas):
         partition = replace(partition, replicas=partition.target, target=())
@@ -120,7 +117,7 @@ def finish_reached_target(stream: StreamImage, partition: PartitionState) -> Par
 
 
 def _why_not(draft: RecordBuilder, partition: PartitionState, wanted: tuple[str, ...]) -> str:
-    """Return why the replicas cannot be ``wanted``, or '' if they can."""
+    """Return why the replicas cannot become ``wanted``. '': they can."""
     if not 1 <= len(wanted) <= MAX_REPLICAS:
         return f"{len(wanted)} replicas are outside 1..{MAX_REPLICAS}"
     twice = sorted(node for node, count in Counter(wanted).items() if count > 1)

@@ -1,33 +1,32 @@
-"""Proposes the moves of replicas for targets, drained nodes and lost nodes, as the metadata leader. Pure.
+"""Plans replica moves on the metadata leader: for targets, drained nodes and lost nodes. Pure.
 
 Goal: every partition is on the nodes that its ``target`` names. The replicas of a node that is drained, or down for
-``replacement_grace_s``, are copied to others. Publishers and readers notice little of it. Constraint: nothing moves
-without need. A partition that lacks replicas, or has a running election, is left alone. A move survives the loss of any
-node: its state is in the image. Only the time since which a node is down is kept here.
+``replacement_grace_s``, are copied to others. Publishers and readers notice little of it. Constraint: the planner moves
+nothing without need. It does not touch a partition that lacks replicas, or has a running election. A move survives the
+loss of any node, because its state is in the image. Only the time since which a node is down is kept in memory.
 
 Algorithm, at each check (after a change, at most four times a second):
 
 1. Copies. The next missing node of a target becomes ``joining`` (BeginCopy), the oldest target first. At most
-   ``max_copies`` run, ``max_copies_per_node`` into one node, and as many from one leader. The partition must be
-   Online with all its live, staying replicas in the ISR. The leader does the rest of a swap.
-2. Failed copies. If the joining node is down for the grace time, or is drained, the copy is canceled (BeginCopy with
-   no node), and the target names another node. If an operator had chosen the node, the move is canceled. If the node
-   to be replaced is back and no node has joined for it yet, the move is canceled. While another node of the partition
-   is missing, the target names the returned one. If a staying replica is lost, the leaving one stays in its place, or
+   ``max_copies`` run, ``max_copies_per_node`` into one node, and as many from one leader. The partition must be Online
+   with all its live, staying replicas in the ISR. The leader does the rest of a swap.
+2. Failed copies. If the joining node is down for the grace time, or is drained, the copy is canceled (BeginCopy with no
+   node), and the target names another node. If an operator had chosen the node, the move is canceled. If the node to be
+   replaced is back and no node has joined for it yet, the move is canceled. While another node of the partition is
+   missing, the target names the returned one. If a staying replica is lost, the leaving one stays in its place, or
    another one joins.
 3. Leaderships. The leaderships of a drained node go to live, staying members of the ISR, ``TRANSFERS_AT_ONCE`` at a
-   time. Then the first replica of each partition that a rebalance has reordered becomes the leader if it is in the
-   ISR.
+   time. Then the first replica of each partition that a rebalance has reordered becomes the leader if it is in the ISR.
 4. New targets: first for nodes down beyond the grace time, then for drained nodes, at most ``TARGETS_AHEAD`` times
    ``max_copies`` in advance. Each new replica goes to the node with the least load (``placement/rebalance.py``).
 
-Every proposal is a compare-and-set. An unanswered one is repeated after ``REPEAT_AFTER_NS``, or when the partition has
-changed.
+Every proposal is a compare-and-set. The planner repeats it after ``REPEAT_AFTER_NS`` without an answer, or when the
+partition has changed.
 
 Worked example: a, b, c, d hold 8 partitions of 3 replicas, and c stops. For five minutes nothing happens. Then the 6
-partitions of c get targets: (a b c) becomes (a b d), because only d may take it. Two copies run at a time: BeginCopy
-d, its replica catches up and takes c's place. c returns during the third copy. This copy and the three remaining
-targets are canceled. c keeps those replicas, and deletes the ones that it has lost.
+partitions of c get targets: (a b c) becomes (a b d), because only d may take it. Two copies run at a time: BeginCopy d,
+its replica catches up and replaces that of c. c returns during the third copy. This copy and the three remaining
+targets are canceled. c keeps those replicas, and deletes the replaced ones.
 """
 
 from __future__ import annotations
@@ -195,7 +194,7 @@ class ReassignmentPlanner:
         return [*beyond, *sorted(n for n, node in image.nodes.items() if node.leaving and n not in beyond)]
 
     def _forget(self, image: ClusterImage, now_ns: int) -> None:
-        """Forget proposals whose change was applied, or that got no answer in time."""
+        """Remove proposals whose change was applied, or that got no answer in time."""
         self._proposed = {
             key: (epoch, at_ns)
             for key, (epoch, at_ns) in self._proposed.items()
@@ -263,9 +262,9 @@ class ReassignmentPlanner:
                 yield _cancel_request(place)
 
     def _corrected_targets(self, step: _PlanningStep, place: _Place) -> Iterator[Proposed]:
-        """Yield corrected targets.
+        """Yield targets that the planner corrects.
 
-        Another node substitutes a lost replica that should stay. A replaced replica that is back may stay.
+        Another node replaces a lost replica that should stay. A replica that was being replaced and is back stays.
         """
         stream, partition = place
         target, replicas = list(partition.target), partition.replicas
@@ -291,7 +290,7 @@ class ReassignmentPlanner:
         return partition.moved_for in _OWN and bool(going) and not any(step.is_down_or_drained(node_id) for node_id in going)
 
     def _replaced_targets(self, step: _PlanningStep, place: _Place) -> Iterator[Proposed]:
-        """Yield a target in which another node substitutes the next node to join."""
+        """Yield a target in which another node takes the place of the next node to join."""
         stream, partition = place
         if partition.moved_for not in (*_OWN, MoveReason.FACTOR):
             if self._propose(step, place):
@@ -384,7 +383,7 @@ class ReassignmentPlanner:
                     yield _reassign(place, target, reason)
 
     def _without_gone(self, step: _PlanningStep, stream: StreamImage, partition: PartitionState) -> tuple[str, ...]:
-        """Return the replicas after other nodes substitute the lost ones, as far as there are enough nodes."""
+        """Return the replicas with other nodes in place of the lost ones, as far as there are enough nodes."""
         target = list(partition.replicas)
         for number, node_id in enumerate(partition.replicas):
             if step.must_be_replaced(node_id):

@@ -1,23 +1,24 @@
 """Combines the requests of a node's partitions into one entry of the metadata log. Pure.
 
-Goal: the cost of a cluster event for the group grows with the number of changes, not of messages. A thousand promotions
-are a few entries. Each request of a batch is decided on the image after the earlier ones, by its own compare-and-set,
-as if it had its own entry. A request that is rejected, or meets a bug, does not affect the others.
+Goal: the cost of a cluster event for the metadata group grows with the number of changes, not of messages. A thousand
+promotions are a few entries. Each request of a batch is decided on the image after the earlier ones, by its own
+compare-and-set, as if it had its own entry. A request that is rejected, or raises an unexpected error, does not affect
+the others.
 
 An answer contains the number that its request had at the sender. The metadata leader answers some requests itself
 (delayed reports, progress of candidates). These are not in the entry, and a repeated batch may be divided differently.
 
-``RequestBatcher`` collects the requests of a node's replicas on their way to the metadata group. Goal: an event that
-touches all partitions of a node requests each change once.
+``RequestBatcher`` collects the requests of a node's replicas to the metadata group. Goal: an event that affects all
+partitions of a node requests each change once.
 
-Algorithm: the newest request of each partition and kind waits, in the place of the earlier one. One batch is in flight
-at a time. The next one is sent when it was answered or has timed out. So the waiting requests are limited by the node's
-partitions, and a lost metadata leader costs one batch to repeat. Requests that give a partition a leader go before
-changes of an ISR.
+Algorithm: for each partition and kind, only the newest request waits. It takes the place of the earlier one. One batch
+is in flight at a time. The next one is sent after the answer or a timeout. So the number of waiting requests is limited
+by the number of the node's partitions, and a lost metadata leader costs one repeated batch. Requests that give a
+partition a leader go before changes of an ISR.
 
-Worked example: 3,000 followers notice within a second that their leader's node is gone. The first report is sent alone,
-200 more with the next batch, and so on. If a follower reports again while it waits, the newer report takes the old
-place.
+Worked example: 3,000 followers detect within a second that the node of their leader has failed. The first report is
+sent alone, 200 more with the next batch, and so on. If a follower reports again while it waits, the newer report
+replaces the old one.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def decide_batch(
     """Decide each request of a batch in order.
 
     Returns:
-        The image after the requests, the records, the answers, and the number of requests that hit a bug.
+        The image after the requests, the records, the answers, and the number of requests with an unexpected error.
     """
     records: list[Record] = []
     answers = pb.BatchAnswers()
@@ -88,7 +89,7 @@ def decide_batch(
 
 
 def _one_count(records: list[Record]) -> tuple[Record, ...]:
-    """Return the records with one CountersMoved record, which has the counters after the last request."""
+    """Return the records with only one CountersMoved record, which has the counters after the last request."""
     counts = [record for record in records if isinstance(record, CountersMoved)]
     if len(counts) <= 1:
         return tuple(records)
@@ -111,9 +112,9 @@ _SUPERSEDED = pb.ControlResponse(error=pb.ControlResponse.STALE, detail="a newer
 def purge_report(
     key: PartitionKey, partition: PartitionState, node: str, incarnation: int, purged: Collection[int]
 ) -> pb.ControlRequest | None:
-    """Return the report of completed purges for ``key``, or None if there are no new ones.
+    """Return the report that a replica has completed purges. None: there are no new ones to report.
 
-    ``purged``: numbers of completed purges.
+    ``purged``: numbers of the completed purges.
     """
     number = to_report(partition, node, purged)
     if not number:

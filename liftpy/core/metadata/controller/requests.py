@@ -1,13 +1,14 @@
-"""``decide(image, request, now) -> (records, response)``: runs the decision of a request.
+"""Table of all requests to the metadata group, and ``decide(image, request, now)``, which runs the decision of a request.
+Pure.
 
-Called inside apply, on every controller, on the same image: a decision reads nothing but its arguments.
+Every controller calls ``decide`` on the same image when it applies an entry. So a decision reads only its arguments.
 
-Requests: the one table of what the metadata group can be asked for: who decides it, who may ask, where it may stand. Pure.
+A row of the table defines for one kind of request: the function that decides it, which senders may send it, on which
+subject it is accepted, whether it may be part of a batch, and whether the log deduplicates it. Admission, batches and
+the state machine read these rules from the table.
 
-Goal: a kind of request is one row. Everything else is read from here: on which subject it may be asked for (``doors.py``), what
-decides it (``controller.py``), whether it may stand in a batch (``batches.py``), whether the log remembers it (``fsm.py``).
-
-Constraint: the table is whole. A test compares its rows with the kinds of ``cluster.proto``; one without a row is refused everywhere.
+The table is complete. A test compares its rows with the kinds in ``cluster.proto``. A kind without a row is always
+rejected.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 
 
 class AskedBy(Enum):
-    """Kind of sender that may make a request. The metadata leader may make every request."""
+    """Senders that may make a request. The metadata leader may make every request."""
 
     READERS = "whoever may read"
     OPERATORS = "operators"
@@ -160,7 +161,7 @@ def decide_on(draft: RecordBuilder, request: pb.ControlRequest) -> Decision:
 
 
 def deciding_on(draft: RecordBuilder, request: pb.ControlRequest) -> Steps[Decision]:
-    """Decide ``request`` on a given draft in steps, so that a long decision does not block the event loop."""
+    """Decide ``request`` on a given draft, in steps. A long decision then does not block the event loop."""
     name = request.WhichOneof("request")
     decision = REQUESTS[name].decide(draft, getattr(request, name)) if name in REQUESTS else unknown(draft, None)
     if isinstance(decision, Decision):

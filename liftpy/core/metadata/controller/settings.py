@@ -1,9 +1,10 @@
 """SetDefaultQuota, SetSessionTimes and SetFeatureLevel.
 
-SetSessionTimes is a compare-and-set on the number of the change. The previous times count until the metadata leader
-says by SettleSessionTimes that no session and no lease of them can exist. Until then no further change is accepted.
-SetFeatureLevel is a compare-and-set on the registered nodes, so that a node of an older version that registers
-meanwhile is not ignored.
+SetSessionTimes is a compare-and-set on the number of the change. The previous times stay valid until no session and no
+lease with them can exist. The metadata leader then sends SettleSessionTimes. Until then no further change is accepted.
+
+SetFeatureLevel is a compare-and-set on the registered nodes. So it fails if a node of an older version registers at the
+same time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.errors import ConfigError, IncompatibleVersionError
 
 NEW_GROUP_SAYS = 1
-"""Level that the answer for a new group names as the previous one. All controllers store the answer, so the value never changes."""
+"""Previous level in the answer for a new group. All controllers store the answer, so this value never changes."""
 
 
 def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Decision:
@@ -43,7 +44,7 @@ def set_default_quota(draft: RecordBuilder, request: pb.SetDefaultQuota) -> Deci
 
 
 def set_session_times(draft: RecordBuilder, request: pb.SetSessionTimes) -> Decision:
-    """Set the requested session times. Nothing changes if they are already set."""
+    """Set the requested session times. Without a change, do nothing."""
     held = _session_times_in_effect(draft)
     try:
         check_session_times(request.sessionMs, request.leaseMs)

@@ -1,7 +1,8 @@
-"""SingleLogGroup: the metadata group as one log without Raft, for clusters in one process. Pure.
+"""SingleLogGroup: a metadata group with one log without Raft, for clusters in one process. Pure.
 
-The shipped state machine and the shipped active controller decide. Each entry is committed at once. The cluster in memory
-(``liftpy/testing/memory/group.py``) and the simulator (``tests/sim/group.py``) extend this class with their clock and their network.
+It uses the state machine and the active controller of the product. Each entry is committed at once. The cluster in
+memory (``liftpy/testing/memory/group.py``) and the simulator (``tests/sim/group.py``) extend this class with their
+clock and their network.
 """
 
 from __future__ import annotations

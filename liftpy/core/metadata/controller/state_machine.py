@@ -1,9 +1,9 @@
-"""``ClusterFsm``: the state machine of the metadata group. It takes the bytes of log entries and returns answers.
+"""``ClusterFsm``: the state machine of the metadata group. It applies the bytes of log entries and returns answers.
 
-It is deterministic: time is a field of the request, and there is no random number and no hash order. So controllers
-that apply the same entries have the same image [M5]. ``apply`` answers what cannot be done [M6]. An entry that this
-version does not understand raises IncompatibleVersionError. So does an entry that decides something before the group
-has a feature level [M14].
+It is deterministic: time is a field of the request, and it uses no random numbers and no hash order. So controllers
+that apply the same entries have the same image [M5]. If a request cannot be fulfilled, ``apply`` returns a rejection
+and never raises [M6]. Two kinds of entries raise IncompatibleVersionError: an entry that this version does not
+understand, and an entry that decides something before the group has a feature level [M14].
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Applied:
 
 @dataclass(slots=True)
 class _Ahead:
-    """Work that is done before the next log entry is applied."""
+    """Decision of the next log entry that is computed before the entry is applied."""
 
     entry: bytes
     index: int
@@ -74,9 +74,9 @@ class ClusterFsm:
         self.last_records: tuple[Record, ...] = ()
         """Records of the last ``apply``, in order. (): the entry changed only index and time."""
         self.failure_count = 0
-        """Number of entries that hit an unexpected error, which is a bug. Such an entry changed nothing and was answered UNKNOWN."""
+        """Number of entries that raised an unexpected error. Such an entry changed nothing and was answered UNKNOWN."""
         self.refused_count = 0
-        """Number of entries that are no ControlRequest. Another program may have written to the log."""
+        """Number of entries that are not a ControlRequest. Another program may have written to the log."""
         self._ahead: _Ahead | None = None
 
     @property
@@ -85,16 +85,18 @@ class ClusterFsm:
         return [record_to_pb(record) for record in self.last_records if not isinstance(record, OperationDone)]
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
-        """Do one step of the work on the next entry, so that ``apply`` takes less time. Return whether it was the last step.
+        """Do one step of the decision on the next entry, so that ``apply`` takes less time.
 
-        No result shows before ``apply``. The number of calls does not change the result.
+        Return whether it was the last step.
+
+        The result is visible only after ``apply``. The number of calls does not change it.
         """
         if self._ahead is None or (self._ahead.entry, self._ahead.index) != (entry, index):
             self._ahead = _Ahead(entry, index, self._apply_in_steps(entry, index))
         try:
             return self._ahead.step()
         except BaseException:
-            self._ahead = None  # its generator has ended: the same entry has to begin anew
+            self._ahead = None  # its generator has ended, so the entry must be decided again
             raise
 
     def apply(self, entry: bytes, index: int) -> bytes:
@@ -180,7 +182,10 @@ class ClusterFsm:
         return _Applied(after, records, answer, failures)
 
     def _decide(self, image: ClusterImage, request: pb.ControlRequest) -> Steps[tuple[ClusterImage, Decision, int]]:
-        """Decide the request. Return the new image, the decision, and the number of requests of a batch that hit a bug."""
+        """Decide the request.
+
+        Return the new image, the decision, and the number of requests of a batch with an unexpected error.
+        """
         refused = refusal(request)
         if refused is not None:
             return image, refused, 0
@@ -197,7 +202,7 @@ def _with_digest(image: ClusterImage, records: tuple[Record, ...]) -> Steps[Clus
 
 
 def refusal(request: pb.ControlRequest) -> Decision | None:
-    """Return a rejection if the request is no valid operation, or None if it is valid."""
+    """Return a rejection if the request is not a valid operation. None: it is valid."""
     if len(request.operationId) != OPERATION_ID_SIZE_BYTES:
         return refuse(_ERROR.INVALID, f"an operation id has {OPERATION_ID_SIZE_BYTES} bytes, not {len(request.operationId)}")
     if request.timeNs >= MAX_TIME_NS:

@@ -1,7 +1,8 @@
 """CreateStream, AddPartitions, PlaceStream, DeleteStream, AlterStream, TruncateBefore and OpenGroups.
 
-AlterStream stores a new replication factor or settings, and a target for every partition. The moves follow one by one.
-TruncateBefore moves the log start. OpenGroups creates the internal stream of consumer groups on first use.
+AlterStream stores new settings or a new replication factor. A new factor sets a target for every partition, and the
+replicas move one by one. TruncateBefore raises the log start. OpenGroups creates the internal stream of consumer groups
+at its first use.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ OVERLAP_ERR_CODE = 10065
 def create_stream(draft: RecordBuilder, request: pb.CreateStream) -> Steps[Decision]:
     """Create a stream. All its partitions are Online.
 
-    The first replica of a partition leads. All replicas are in the ISR, because all logs are empty. If there are not enough nodes, the
-    stream waits and has no partitions yet.
+    The first replica of a partition leads. All replicas are in the ISR, because all logs are empty. If there are not
+    enough nodes, the stream waits and has no partitions yet.
     """
     try:
         held = draft.image.streams.get(request.name)
@@ -130,7 +131,7 @@ def add_partitions(draft: RecordBuilder, request: pb.AddPartitions) -> Steps[Dec
 
 
 def delete_stream(draft: RecordBuilder, request: pb.DeleteStream) -> Decision:
-    """Delete the stream with the given name and uid. Without a uid, delete the stream that has the name at this time [M11]."""
+    """Delete the stream with the given name and uid. Without a uid, delete the stream that has the name now [M11]."""
     held = _find_stream(draft, request.name, request.uid)
     if isinstance(held, Decision):
         return held
@@ -180,9 +181,9 @@ def _check_count(subject: str, count: int) -> None:
 
 
 def _check_overlap(image: ClusterImage, answering: SubjectIndex, subject: str, count: int, config: StreamConfig) -> None:
-    """Raise ConfigError if two streams would answer publishers on one subject [A8].
+    """Raise ConfigError if two streams would send acks for the same subject [A8].
 
-    A stream without acks may use any. ``answering``: the other streams.
+    A stream without acks may use any subject. ``answering``: the other streams.
     """
     if config.ack_policy is AckPolicy.NONE:
         return
@@ -220,7 +221,7 @@ def _partitions_to_place(draft: RecordBuilder, request: pb.CreateStream) -> Want
 
 
 def waiting_for(stream: StreamImage, start: int) -> Wanted:
-    """Return the placement that ``stream`` waits for."""
+    """Return the placement request of ``stream``, which waits for nodes."""
     return Wanted(
         policy=stream.placement,
         stream=stream.name,
@@ -356,12 +357,12 @@ def _with_settings(held: StreamImage, request: pb.AlterStream) -> StreamImage:
 
 
 def _rejection_rules_differ(old: StreamConfig, new: StreamConfig) -> bool:
-    """Return whether a leader without the new settings may reject publishes that followers buffer [A2]."""
+    """Return whether the new settings change which publishes a leader rejects, while followers buffer publishes [A2]."""
     return new.failover_standby and any(getattr(old, name) != getattr(new, name) for name in REFUSED_BY)
 
 
 def _with_reset_standby_buffers(partition: PartitionState) -> PartitionState:
-    """Return the partition with a mark, so that followers drop their standby buffers.
+    """Return the partition with a mark that makes followers clear their buffers of publishes.
 
     Followers buffer publishes again when the leader knows the new settings, as after a pause.
     """
@@ -419,7 +420,7 @@ def open_groups(draft: RecordBuilder, request: pb.OpenGroups) -> Steps[Decision]
 
 
 def with_partition_count(request: pb.ControlRequest, config: ReplicationConfig) -> None:
-    """Set the configuration of the internal stream of groups in the request, from the settings of the metadata leader."""
+    """Set the configuration of the groups stream in the request. It comes from the settings of the metadata leader."""
     if request.HasField("openGroups"):
         wanted = pb.OpenGroups(partitions=config.groups_partitions, replicationFactor=config.groups_replicas)
         request.openGroups.CopyFrom(wanted)
@@ -448,7 +449,7 @@ def why_it_waits(image: ClusterImage, stream: StreamImage) -> str:
 
 
 class WaitingStreams:
-    """Streams that wait for nodes, as checked by the metadata leader. Times are monotonic."""
+    """Streams that wait for nodes. The metadata leader checks them. Times are monotonic."""
 
     def __init__(self) -> None:
         self._image: ClusterImage | None = None
@@ -470,7 +471,7 @@ class WaitingStreams:
         self._image = self._look_at_ns = None
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
-        """Record that an entry was applied. If nodes or waiting streams changed, the next check comes soon."""
+        """Update the list after an entry was applied. If nodes or waiting streams changed, the next check comes soon."""
         if self._image is None:
             return
         before, self._image = self._image, image

@@ -120,7 +120,7 @@ from liftpy.core.metadata.placement.facts import (
 
 
 def round_robin(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the replicas of each partition by ``round-robin``. ``Policy`` explains the arguments."""
+    """Return the replicas of each partition by the policy ``round-robin``."""
     ids = [node.node_id for node in nodes]
     count, factor = len(ids), wanted.replication_factor
     gaps = count - factor + 1
@@ -135,7 +135,7 @@ def round_robin(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replic
 
 
 def rack(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the replicas of each partition by ``rack``. ``Policy`` explains the arguments. Every node has a rack."""
+    """Return the replicas of each partition by the policy ``rack``. Every node must have a rack."""
     row = [node.node_id for node in row_of(nodes)]
     count, factor = len(row), wanted.replication_factor
     twice = row + row
@@ -149,9 +149,9 @@ def rack(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
 
 
 def rack_strict(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the replicas of each partition by ``rack-strict``. ``Policy`` explains the arguments.
+    """Return the replicas of each partition by the policy ``rack-strict``.
 
-    Every node has a rack, and there are at least as many racks as replicas.
+    Every node must have a rack, and there must be at least as many racks as replicas.
     """
     row = row_of(nodes)
     windows: dict[int, Replicas] = {}
@@ -201,7 +201,7 @@ _EXACT = Context(prec=DIGITS)
 
 
 def rendezvous(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the replicas of each partition by rendezvous hashing. All weights are above 0."""
+    """Return the replicas of each partition by the policy ``rendezvous``. Every weight must be above 0."""
     spread = any(node.rack for node in nodes)
     room = {node.node_id: node.room(wanted.partitions) for node in nodes}
     ranking = _Ranking(nodes, wanted.stream)
@@ -291,7 +291,7 @@ def _exact_score(hashed: int, weight: float) -> Decimal:
 
 
 def least_loaded(nodes: Sequence[NodeFacts], wanted: Wanted) -> Steps[list[Replicas]]:
-    """Return the replicas of each partition by ``least-loaded``. ``Policy`` explains the arguments. Every weight is above 0."""
+    """Return the replicas of each partition by the policy ``least-loaded``. Every weight must be above 0."""
     replicas = [node.replicas for node in nodes]
     leaders = [node.leaders for node in nodes]
     rooms = [node.room(wanted.partitions) for node in nodes]
@@ -340,7 +340,7 @@ def manual(nodes: Sequence[NodeFacts], wanted: Wanted) -> list[Replicas]:
 
 
 def _shape(wanted: Wanted) -> Iterator[Defect]:
-    """Yield the errors that do not depend on the nodes."""
+    """Yield the errors of a manual assignment that do not depend on the nodes."""
     entries, first = wanted.assignment, wanted.first
     if not entries:
         yield Defect(-1, EMPTY)
@@ -360,7 +360,7 @@ def _shape(wanted: Wanted) -> Iterator[Defect]:
 
 
 def _nodes(nodes: dict[str, NodeFacts], wanted: Wanted) -> Iterator[Defect]:
-    """Yield the errors that depend on these nodes."""
+    """Yield the errors of a manual assignment that depend on the nodes."""
     given: Counter[str] = Counter()
     for number, entry in enumerate(wanted.assignment):
         for node_id in in_order(list(set(entry.replicas))):

@@ -105,7 +105,7 @@ class MovePlan:
     """Node id -> number of its replicas after the plan, in order."""
 
     def targets(self, held: Mapping[Key, Replicas]) -> dict[Key, Replicas]:
-        """Partition -> its replicas after the plan, for changed partitions.
+        """Return the changed partitions with their replicas after the plan.
 
         ``held``: the argument that was given to the plan.
         """
@@ -117,9 +117,9 @@ class MovePlan:
 
 
 def shares_of(total: float, takers: Sequence[NodeFacts], most: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of each node of ``total``, by weight.
+    """Divide ``total`` among the nodes by weight. Return node id -> share.
 
-    A node with a smaller limit (``most``) gets its limit, the others share the rest.
+    A node with a smaller limit in ``most`` gets its limit. The others share the rest.
     """
     shares: dict[str, float] = {}
     open_, left = {node.node_id: node.weight for node in takers}, float(total)
@@ -220,7 +220,10 @@ class _ReplicaBalancer:
                 self._stuck.append(key)
 
     def _taker(self, queue: list[tuple[float, int]], key: Key, out: str, limits: Mapping[str, int]) -> str | None:
-        """Return the allowed node with the fewest replicas for its weight, or None. Update the queue."""
+        """Return the allowed node with the fewest replicas for its weight and update the queue.
+
+        None: no node may take the replica.
+        """
         passed: list[tuple[float, int]] = []
         found: str | None = None
         while queue and found is None:
