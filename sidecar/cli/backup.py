@@ -154,7 +154,7 @@ scratch_option = click.option(
     help="Directory for temporary files. Needs room for one copy of everything that is restored.  [default: the system's]",
 )  # fmt: skip
 node_config_option = click.option(
-    "--node-config", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=None, metavar="FILE",
+    "--config", "node_config", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=None, metavar="FILE",
     help=("Settings file of a node. The restore helper connects with these settings, because it needs the "
         "permissions of a node.  [default: the connection options]"),
 )  # fmt: skip
@@ -421,7 +421,8 @@ def backup() -> None:
     "--stream", "streams", multiple=True, metavar="NAME", help="Back up only this stream. May be repeated.  [default: all]"
 )
 @click.option(
-    "--since",
+    "--base",
+    "since",
     default="last",
     show_default=True,
     metavar="ID",

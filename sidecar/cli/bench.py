@@ -28,7 +28,7 @@ _UNITS = {
 }
 
 
-@click.command(cls=HelpCommand, example="liftpy bench --case acked --seconds 3 --rounds 3")
+@click.command(cls=HelpCommand, example="liftpy bench --case acked --duration 3s --rounds 3")
 @click.option(
     "--system",
     "systems",
@@ -43,7 +43,13 @@ _UNITS = {
     "--case", "cases", type=click.Choice(list(CASES)), multiple=True, help="Case to measure. May be repeated.  [default: all]"
 )
 @click.option(
-    "--seconds", type=Duration(0.1, 600), default="3s", show_default=True, metavar="DURATION", help="Duration of each run."
+    "--duration",
+    "seconds",
+    type=Duration(0.1, 600),
+    default="3s",
+    show_default=True,
+    metavar="DURATION",
+    help="Duration of each run.",
 )
 @click.option(
     "--rounds",
@@ -80,7 +86,8 @@ _UNITS = {
     help="Directory with the jars of Kafka (`libs` of its distribution). Measures Kafka too. Needs Java.",
 )
 @click.option(
-    "--out",
+    "--output",
+    "out",
     type=OutputFile(),
     help="Append each result to this file when it is measured, one JSON object per line.",
 )

@@ -322,10 +322,10 @@ LINES: dict[str, Callable[[GroupBatch], Iterator[bytes]]] = {
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "value", "json"]),
+    type=click.Choice(["text", "value"]),
     default="text",
     show_default=True,
-    help="Output: offset and value (text), the value alone, or one JSON object per line.",
+    help="Output of a record: offset and value (text), or the value alone. --json prints one JSON object per line.",
 )
 @click.option(
     "--output",

@@ -30,7 +30,9 @@ from sidecar.runtime.settings import DEFAULT_NAMESPACE, Target
 @click.command(
     name="force-recover",
     cls=HelpCommand,
-    example="liftpy controllers force-recover --data /var/lib/liftpy --new-controllers n1,n4,n5 --out /tmp/rescue --namespace liftpy",
+    example=(
+        "liftpy controllers force-recover --data /var/lib/liftpy --new-controllers n1,n4,n5 --output rescued --namespace liftpy"
+    ),
 )
 @click.option(
     "--data", "folders", multiple=True, required=True, metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path),
@@ -44,7 +46,8 @@ from sidecar.runtime.settings import DEFAULT_NAMESPACE, Target
     help="Ids of the new controllers, separated by commas.  [default: only inspect]",
 )
 @click.option(
-    "--out",
+    "--output",
+    "out",
     type=click.Path(file_okay=False, path_type=Path),
     default=None,
     metavar="DIR",

@@ -41,7 +41,7 @@ _MOST_TRIED = 3
 )
 @click.option("--hostname", "hosts", multiple=True, metavar="NAME", help="Additional host name that browsers may use.")
 @click.option(
-    "--records",
+    "--show-records",
     "has_records",
     is_flag=True,
     help="Also show records, at /records/STREAM. It needs operator permissions, because each read makes an event records_read.",

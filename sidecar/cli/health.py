@@ -1,6 +1,7 @@
 """``liftpy health``: whether a node is live, ready or caught up, over its status port or NATS; whether the cluster is.
 
-Exit codes: 0 healthy, 1 not, 3 nobody answered. With ``--port`` nothing of NATS is loaded: a probe may be started every few seconds.
+Exit codes: 0 healthy, 1 not healthy, 3 no answer. With ``--status-port`` the command does not load the NATS client, because a
+probe may start every few seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def levels(function: F) -> F:
 
 
 PORT = click.option(
-    "--port",
+    "--status-port",
+    "port",
     type=click.IntRange(1, 65_535),
     default=None,
     help="Query the node on this machine with this status port, without NATS.",
@@ -47,20 +49,20 @@ PORT = click.option(
 
 
 class _Health(HelpCommand):
-    """Command ``health``. Without ``--port`` it works over NATS."""
+    """Command ``health``. Without ``--status-port`` it works over NATS."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Make the context of the command that is meant."""
-        if any(word == "--port" or word.startswith("--port=") for word in args):
+        if any(word == "--status-port" or word.startswith("--status-port=") for word in args):
             return super().make_context(info_name, args, parent, **extra)
         over_nats = importlib.import_module("sidecar.cli.health_nats").health
         context: click.Context = over_nats.make_context(info_name, args, parent, **extra)
         return context
 
 
-@click.command(cls=_Health, example="liftpy health --port 8222 --ready")
+@click.command(cls=_Health, example="liftpy health --status-port 8222 --ready")
 @levels
 @PORT
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -41,7 +41,7 @@ _OF_LIVE = ("fenced", "silent", "no-majority")
 _PROBE_SUBJECT = "liftpy-probe"
 
 
-@click.command(cls=HelpCommand, example="liftpy health --cluster\nliftpy health --port 8222 --live")
+@click.command(cls=HelpCommand, example="liftpy health --cluster\nliftpy health --status-port 8222 --live")
 @levels
 @PORT
 @click.option("--node", "node_id", default=None, metavar="NODE", help="Check this node, over NATS.")

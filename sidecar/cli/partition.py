@@ -37,7 +37,7 @@ timeout_option = click.option(
 )
 
 
-@click.group(cls=HelpGroup, example="liftpy partition transfer orders 0 --to n2")
+@click.group(cls=HelpGroup, example="liftpy partition transfer orders 0 --node n2")
 def partition() -> None:
     """Move replicas and leaderships, and elect a leader for an offline partition."""
 
@@ -45,11 +45,11 @@ def partition() -> None:
 partition.add_command(move)
 
 
-@partition.command(example="liftpy partition transfer orders 0 --to n2")
+@partition.command(example="liftpy partition transfer orders 0 --node n2")
 @click.argument("stream", type=STREAM)
 @number_argument
 @click.option(
-    "--to", "node", default="", metavar="NODE", help="New leader, a live member of the ISR.  [default: the preferred leader]"
+    "--node", "node", default="", metavar="NODE", help="New leader, a live member of the ISR.  [default: the preferred leader]"
 )
 @timeout_option
 @json_option
@@ -101,7 +101,7 @@ def elect(
         if _find(image, number).status is PartitionStatus.ONLINE:
             raise ConfigError(
                 f"{stream}/{number} already has a leader ({_find(image, number).leader}). To move the leadership: "
-                f"liftpy partition transfer {stream} {number} --to NODE"
+                f"liftpy partition transfer {stream} {number} --node NODE"
             )
         return image
 
@@ -116,12 +116,12 @@ def elect(
     _say(stream, *with_client(target, work), as_json)
 
 
-@partition.command(example="liftpy partition rebalance --stream orders")
-@click.option("--stream", "only", default=None, help="Rebalance only this stream.  [default: all]")
+@partition.command("elect-preferred", example="liftpy partition elect-preferred --stream orders")
+@click.option("--stream", "only", default=None, metavar="NAME", help="Elect leaders only in this stream.  [default: all]")
 @timeout_option
 @json_option
 @connection_options
-def rebalance(only: str | None, timeout_s: float, as_json: bool, target: Target) -> None:
+def elect_preferred(only: str | None, timeout_s: float, as_json: bool, target: Target) -> None:
     """Transfer every leadership to the preferred leader, if that replica is in the ISR.
 
     The preferred leader is the first replica of the partition.

@@ -169,11 +169,11 @@ def sentence(now: MoveProgress, left_s: float | None) -> str:
     return f"{now.partitions} partitions move, {now.copying} are being copied, {size}{time_left}"
 
 
-@click.command(cls=HelpCommand, example="liftpy partition move orders 0 --to n2,n3,n4")
+@click.command(cls=HelpCommand, example="liftpy partition move orders 0 --node n2,n3,n4")
 @click.argument("stream", type=STREAM)
 @click.argument("number", type=click.IntRange(0), default=0, metavar="[PARTITION]")
 @click.option(
-    "--to", "nodes", default="", metavar="NODE,NODE,...", help="New replicas, separated by commas, preferred leader first."
+    "--node", "nodes", default="", metavar="NODE,NODE,...", help="New replicas, separated by commas, preferred leader first."
 )
 @click.option("--cancel", is_flag=True, help="Cancel the move. A swap that has already copied its data is completed.")
 @wait_option
@@ -189,7 +189,7 @@ def move(
     """
     wanted = tuple(node.strip() for node in nodes.split(",") if node.strip())
     if bool(wanted) == cancel:
-        raise click.UsageError("Missing option: --to NODE,NODE,... or --cancel.")
+        raise click.UsageError("Missing option: --node NODE,NODE,... or --cancel.")
 
     async def work(client: Client) -> PartitionInfo:
         image = await client.stream(stream)

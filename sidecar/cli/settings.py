@@ -77,17 +77,18 @@ def reload(node_id: str, as_json: bool, target: Target) -> None:
         click.echo(f"{node_id}: wait for a restart: {', '.join(said['wait'])}")
 
 
-@settings.command(name="default-quota", example="liftpy settings default-quota --records 10000")
-@click.option("--records", "records_per_s", type=click.IntRange(0), help="Maximum records per second. 0 means no limit.")
+@settings.command(name="default-quota", example="liftpy settings default-quota --quota-records 10000")
+@click.option("--quota-records", "records_per_s", type=click.IntRange(0), help="Maximum records per second. 0 means no limit.")
 @click.option(
-    "--bytes",
+    "--quota-bytes",
     "bytes_per_s",
     type=Size(),
     metavar="SIZE",
     help="Maximum bytes per second, of payload and headers. 0 means no limit.",
 )
 @click.option(
-    "--by-token",
+    "--quota-by-token",
+    "by_token",
     type=click.IntRange(0),
     help=(
         "Apply the quota separately to each value of this subject token, counted from 1. 0 means one quota for all subjects."

@@ -21,7 +21,7 @@ from sidecar.runtime.settings import Target
 @click.command(cls=HelpCommand, example="liftpy spark archive orders --table /data/orders --once")
 @click.argument("streams", type=STREAM, nargs=-1, required=True)
 @click.option("--table", required=True, help="Directory of the table. The driver and all executors need the same path.")
-@click.option("--format", "kind", type=click.Choice(list(FORMATS)), help="Format of a new table.  [default: delta]")
+@click.option("--table-format", "kind", type=click.Choice(list(FORMATS)), help="Format of a new table.  [default: delta]")
 @click.option(
     "--once", is_flag=True, help="Archive the records that are committed now, then exit. Without it, continue until Ctrl-C."
 )

@@ -26,7 +26,7 @@ from sidecar.runtime.settings import Target
     default="",
     help=("Read archived records from the archive in this directory.  [default: read everything from the stream]"),
 )
-@click.option("--format", "kind", type=click.Choice(list(FORMATS)), help="Format of a new table.  [default: delta]")
+@click.option("--table-format", "kind", type=click.Choice(list(FORMATS)), help="Format of a new table.  [default: delta]")
 @click.option("--rebuild", is_flag=True, help="Read everything again, not only new records since the last run.")
 @click.option("--dry-run", is_flag=True, help="Print the number of new records, and write nothing.")
 @json_option

@@ -23,10 +23,14 @@ from sidecar.runtime.settings import Target
 @click.option("--table", default="", help="Read the archive in this directory.  [default: read the stream]")
 @click.option("--from", "start", default="", help="Start position, as startingOffsets of the source.  [default: earliest]")
 @click.option("--until", "end", default="", help="End position, as endingOffsets of the source.  [default: latest]")
-@click.option("--partitions", type=click.Choice(["keep", "key"]), default="keep", show_default=True,
+@click.option("--partitioner", "partitions", type=click.Choice(["keep", "key"]), default="keep", show_default=True,
               help="Partition of a written record: keep (the same number) or key (from the key).")  # fmt: skip
 @click.option(
-    "--rate", type=click.FloatRange(0), default=0.0, help="Maximum number of records per second.  [default: no limit]"
+    "--records-per-s",
+    "rate",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Maximum number of records per second.  [default: no limit]",
 )
 @click.option("--accept-loss", is_flag=True, help="Continue if retention deleted records. Replay the others.")
 @click.option("--dry-run", is_flag=True, help="Print what would be replayed, and write nothing.")

@@ -1,4 +1,4 @@
-"""Records browser of ``liftpy dashboard --records``: a few records of one partition, read with the permissions of its user.
+"""Records browser of ``liftpy dashboard --show-records``: a few records of one partition, read with the permissions of its user.
 
 The page of a node never shows records. The browser reads at most ``MOST_RECORDS`` records and ``MOST_BYTES`` bytes, for at most
 ``MOST_S`` seconds. Before each read, the browser reports it. If the report fails, the browser shows no records.

@@ -63,7 +63,7 @@ def test_help_of_each_command_shows_usage_and_common_options(words: list[str], c
         ["stream", "delete", "orders", "--yes"],
         ["partition", "transfer", "orders"],
         ["partition", "elect", "orders", "--unclean", "--confirm", "orders/0"],
-        ["partition", "rebalance"],
+        ["partition", "elect-preferred"],
         ["publish", "orders", "/dev/null"],
         ["consume", "orders"],
         ["status"],

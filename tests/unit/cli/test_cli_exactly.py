@@ -565,11 +565,11 @@ def test_service_query_prints_the_answer_and_its_source_on_request(
             return SimpleNamespace(value=value, position=9, node="n2")
 
     monkeypatch.setattr(service, "with_client", lambda _, work, **__: asyncio.run(work(Client())))
-    for words in (["--partition", "1", "--at-least", "5"], ["--position"]):
+    for words in (["--partition", "1", "--at-least", "5"], ["--show-offset"]):
         with pytest.raises(SystemExit) as left:
             main(["service", "query", "counter", "how many", *words])
         assert not left.value.code
         out, err = capfdbinary.readouterr()
         assert out == printed_as
-        assert (b"position 9 on n2" in err) is ("--position" in words)
+        assert (b"position 9 on n2" in err) is ("--show-offset" in words)
     assert asked == [("counter", b"how many", 1, 5), ("counter", b"how many", None, None)]

@@ -95,7 +95,7 @@ async def test_node_remove_wait_checks_ten_times_per_second_until_its_timeout(cl
     [
         (("bank", "?"), ("bank", b"?", None, None, None)),
         (("bank", "é", "--partition", "3", "--at-least", "0"), ("bank", "é".encode(), 3, None, 0)),
-        (("bank", "?", "--at-least", "17", "--position"), ("bank", b"?", None, None, 17)),
+        (("bank", "?", "--at-least", "17", "--show-offset"), ("bank", b"?", None, None, 17)),
         (("bank", "?", "--key", "ann"), ("bank", b"?", None, b"ann", None)),
     ],
 )
@@ -112,7 +112,7 @@ def test_service_query_sends_its_options(
     monkeypatch.setattr(service_query, "with_client", lambda target, work, **_: asyncio.run(work(Client())))
     code, out, err = run(capsys, "service", "query", *words)
     assert (code, out, given) == (0, "42\n", [asked])
-    assert err == ("position 9 on n2\n" if "--position" in words else "")
+    assert err == ("position 9 on n2\n" if "--show-offset" in words else "")
     assert run(capsys, "service", "query", "../x", "?")[0] == 2
 
 

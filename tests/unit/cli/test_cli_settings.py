@@ -93,7 +93,7 @@ def test_settings_default_quota_is_shown_changed_and_removed(client: Asked, caps
     shown = "default quota: 5 records/s, for each value of token 2 of the subject\n"
     assert (run(capsys, *words), client.set_to) == ((0, shown, ""), None)
     assert json.loads(run(capsys, *words, "--json")[1]) == {"records_per_s": 5, "bytes_per_s": 0, "by_token": 2}
-    code, out, _ = run(capsys, *words, "--bytes", "9", "--by-token", "0")
+    code, out, _ = run(capsys, *words, "--quota-bytes", "9", "--quota-by-token", "0")
     assert (code, out, client.set_to) == (
         0,
         "default quota: 5 records/s, 9 bytes/s\n",
@@ -102,7 +102,7 @@ def test_settings_default_quota_is_shown_changed_and_removed(client: Asked, caps
     assert run(capsys, *words, "--none") == (0, "default quota: none\n", "")
     assert client.set_to == {"records_per_s": 0, "bytes_per_s": 0, "by_token": 0}
     client.set_to = None
-    code, _, err = run(capsys, *words, "--none", "--records", "1")
+    code, _, err = run(capsys, *words, "--none", "--quota-records", "1")
     assert (code, client.set_to) == (2, None)
     assert "--none cannot be combined with other options" in err
 

@@ -144,13 +144,13 @@ def test_partition_transfer_waits_for_the_decided_state(cluster: Cluster, capsys
         lambda: cluster.set("orders", 1, epoch=decided, status=PartitionStatus.CANDIDATE_FOUND, leader=""),
         lambda: cluster.set("orders", 1, epoch=decided + 2, leader_epoch=77, **led),
     ]
-    code, out, _ = run(capsys, "partition", "transfer", "orders", "1", "--to", others[0], "--json")
+    code, out, _ = run(capsys, "partition", "transfer", "orders", "1", "--node", others[0], "--json")
     assert (code, cluster.asked, cluster.turns) == (0, [("orders", 1, others[0], False)], [])
     said = json.loads(out)
     assert said.pop("took_s") < 15
     wanted = {"stream": "orders", "partition": 1, "leader": others[0], "leader_epoch": 77}
     assert said == {**wanted, "isr": list(before.isr), "unclean_elected": False}
-    code, out, _ = run(capsys, "partition", "transfer", "orders", "1", "--to", others[0])
+    code, out, _ = run(capsys, "partition", "transfer", "orders", "1", "--node", others[0])
     assert f"orders/1 is led by {others[0]} in epoch 77" in out
 
 
@@ -187,17 +187,17 @@ def test_partition_rebalance_leaders_moves_all_movable_leaderships(
         if only in (None, name):
             moved.append((name, 1, preferred))
     words = ["--stream", only] if only else []
-    code, out, _ = run(capsys, "partition", "rebalance", *words, "--json")
+    code, out, _ = run(capsys, "partition", "elect-preferred", *words, "--json")
     assert (code, cluster.asked) == (0, [("elect", *move, False) for move in moved])
     assert [(m["stream"], m["partition"]) for m in json.loads(out)["moved"]] == [move[:2] for move in moved]
-    code, out, _ = run(capsys, "partition", "rebalance", *words)
+    code, out, _ = run(capsys, "partition", "elect-preferred", *words)
     assert f"{len(moved)} leaderships moved" in out
     for name in ("orders", "prices"):
         cluster.set(name, 1, leader=cluster.driver.partition(name, 1).replicas[0])
     cluster.asked.clear()
-    assert "led by its preferred leader" in run(capsys, "partition", "rebalance")[1]
+    assert "led by its preferred leader" in run(capsys, "partition", "elect-preferred")[1]
     assert cluster.asked == []
-    assert run(capsys, "partition", "rebalance", "--stream", "nosuch")[0] == 1
+    assert run(capsys, "partition", "elect-preferred", "--stream", "nosuch")[0] == 1
 
 
 # ---- liftpy node ---------------------------------------------------------------------------------------------------------

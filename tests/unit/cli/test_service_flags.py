@@ -76,7 +76,7 @@ def test_service_run_flags_set_their_own_settings(ran: list[Any], capsys: pytest
     assert run(capsys, *words)[0] == 0
     factory, settings, wanted, target = ran
     assert settings == ServiceSettings(
-        "bank", "s", "n1", Path("d"), partition=3, output_stream="out", dead_letter_stream="dead", snapshot_interval_records=50,
+        "bank", "s", "n1", Path("d"), output_stream="out", dead_letter_stream="dead", snapshot_interval_records=50,
         tick_interval_s=1.5,
         routes=(Route("a", "s1"), Route("b", "s2")), reply_prefixes=("_INBOX.", "_INBOX_mine."),
         parameters_digest=parameters_digest(Told, {"limit": 9, "name": "from the file"}),
@@ -93,22 +93,21 @@ def test_service_run_without_flags_uses_defaults(ran: list[Any], capsys: pytest.
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("all", None), ("3", (3,)), ("2, 0,2 ,11", (0, 2, 11)), ("999999", (999_999,))])
-def test_service_run_partitions_flag_selects_partitions(
+def test_service_run_with_partition_list_runs_these_partitions(
     text: str, wanted: Any, ran: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(capsys, *LEAST, "--partitions", text)[0] == 0
+    assert run(capsys, *LEAST, "--partition", text)[0] == 0
     assert (ran[2], ran[1].partition) == (wanted, 0)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--partitions", "1,x"), "Invalid value for --partitions: 1,x"),
-        (("--partitions", "1,"), "--partitions: 1,. Use all, or"),
-        (("--partitions", "1000000"), "Invalid value for --partitions"),
-        (("--partitions", "-1"), "Invalid value for --partitions"),
-        (("--partitions", "٣"), "Invalid value for --partitions"),
-        (("--partitions", "1", "--partition", "1"), "--partition and --partitions cannot be"),
+        (("--partition", "1,x"), "Invalid value for --partition: 1,x"),
+        (("--partition", "1,"), "--partition: 1,. Use all, or"),
+        (("--partition", "1000000"), "Invalid value for --partition"),
+        (("--partition", "-1"), "Invalid value for --partition"),
+        (("--partition", "٣"), "Invalid value for --partition"),
         (("--route", "a"), "Use NAME=STREAM"),
         (("--route", "a=s1"), "Set an output stream (--output-stream)"),
         (("--set", "limit"), "Invalid --set 'limit'"),
@@ -352,7 +351,7 @@ async def test_service_snapshot_checks_five_times_per_second(monkeypatch: pytest
     [
         ((), {"partition": None, "key": None, "message_id": "", "timeout_s": 5.0}),
         (
-            ("--partition", "2", "--key", "é", "--id", "m1", "--offset", "--timeout", "3"),
+            ("--partition", "2", "--key", "é", "--message-id", "m1", "--show-offset", "--timeout", "3"),
             {"partition": 2, "key": "é".encode(), "message_id": "m1", "timeout_s": 3.0},
         ),
     ],
@@ -384,7 +383,7 @@ def test_permissions_use_the_given_inbox_prefix(capsys: pytest.CaptureFixture[st
     assert "_INBOX_me.>" in ours
     assert "_INBOX.>" not in ours
     assert ours.replace("_INBOX_me", "_INBOX") == plain
-    service_rights = run(capsys, "permissions", "--role", "service", "--replies", "_INBOX_app")[1]
+    service_rights = run(capsys, "permissions", "--role", "service", "--reply-prefix", "_INBOX_app")[1]
     assert "_INBOX_app.>" in service_rights
 
 
@@ -392,11 +391,11 @@ def test_permissions_use_the_given_inbox_prefix(capsys: pytest.CaptureFixture[st
     ("words", "said"),
     [
         (
-            ("service", "--replies", "_INBOX*"),
-            "Invalid value for --replies: _INBOX*. NATS permissions cannot match a part of a token. Name each prefix.",
+            ("service", "--reply-prefix", "_INBOX*"),
+            "Invalid value for --reply-prefix: _INBOX*. NATS permissions cannot match a part of a token. Name each prefix.",
         ),
-        (("service", "--replies", "a b"), ""),
-        (("reader", "--replies", "_INBOX"), "--replies is only for the roles service and node. Remove it."),
+        (("service", "--reply-prefix", "a b"), ""),
+        (("reader", "--reply-prefix", "_INBOX"), "--reply-prefix is only for the roles service and node. Remove it."),
         (("publisher",), "--stream (for the subjects of"),
         (("publisher", "--subject", "a b"), ""),
     ],

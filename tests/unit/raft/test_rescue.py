@@ -328,7 +328,7 @@ def test_rescue_command_needs_the_cluster_name(history: list[bytes], tmp_path: P
         refused = run(*words, typed=typed)
         assert isinstance(refused.exception, LiftError), refused
     assert tree(tmp_path) == before, "nothing was changed"
-    done = run("--new-controllers", "n1,n7", "--out", str(tmp_path / "out"), typed="liftpy\n")
+    done = run("--new-controllers", "n1,n7", "--output", str(tmp_path / "out"), typed="liftpy\n")
     assert done.exception is None
     assert "put it into the data folder of n7" in done.output
     assert (tmp_path / "out" / "n7" / "raft" / "journal").is_file()
