@@ -158,9 +158,7 @@ node_config_option = click.option(
     help=("Settings file of a node. The restore helper connects with these settings, because it needs the "
         "permissions of a node.  [default: the connection options]"),
 )  # fmt: skip
-backup_option = click.option(
-    "--backup", "backup_id", default="", metavar="ID", help="Id of the backup to restore.  [default: the newest]"
-)
+backup_option = click.option("--backup", "backup_id", default="", metavar="ID", help="Id of the backup.  [default: the newest]")
 
 
 @click.command(cls=HelpCommand, example="liftpy backup restore s3://backups/liftpy --stream orders --into orders-restored")
@@ -568,13 +566,10 @@ def _manifest_as_json(manifest: Manifest) -> dict[str, object]:
 
 @backup.command(example="liftpy backup verify /backups/liftpy")
 @url_argument
-@click.argument("backup_id", metavar="[ID]", default="")
+@backup_option
 @json_option
 def verify(url: str, backup_id: str, as_json: bool) -> int:
-    """Read every byte of a backup and print each damaged file. Exit code 1: at least one file is damaged.
-
-    ID is the id of the backup. The default is the newest backup.
-    """
+    """Read every byte of a backup and print each damaged file. Exit code 1: at least one file is damaged."""
     store = Store.at(url)
     manifest = store.newest(backup_id)
     copies = [copy for stream in manifest.streams for copy in stream.partitions]

@@ -88,8 +88,8 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
         written: dict[str, Path] = {}
         if voters:
             if not typed:
-                click.echo("What was decided behind the end of that log is lost for good.", err=True)
-                typed = click.prompt("Type the cluster's namespace to go on", err=True)
+                click.echo("Decisions after the end of that log are LOST permanently.", err=True)
+                typed = click.prompt("Type the namespace of the cluster to continue", err=True)
             if typed != name:
                 raise ConfigError(f"{typed!r} is not the namespace of this cluster. Nothing was changed.")
             written = rescue(chosen, held, tuple(voters.split(",")), out, time.time_ns())
@@ -131,47 +131,48 @@ def _add_change_options(function: F) -> F:
     timeout = click.option(
         "--timeout",
         "timeout_s",
-        type=Duration(0, 86_400),
+        type=Duration(0.1, 86_400),
         default="60s",
         show_default=True,
         metavar="DURATION",
-        help="Time to wait for the change. After that the change continues in the background. 0 does not wait.",
+        help="Maximum time to wait. After that the change continues in the background.",
     )
-    return timeout(json_option(connection_options(function)))
+    wait = click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the change is complete.")
+    return wait(timeout(json_option(connection_options(function))))
 
 
 @controllers.command(example="liftpy controllers add n4")
 @click.argument("node_id", metavar="NODE", type=NODE)
 @_add_change_options
-def add(node_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
+def add(node_id: str, wait: bool, timeout_s: float, as_json: bool, target: Target) -> None:
     """Make the running node NODE a controller. NODE first receives the log, and gets its vote when it has caught up.
 
     The command also cancels a removal of NODE that is not complete.
     """
-    _change(target, as_json, timeout_s, add=node_id)
+    _change(target, as_json, timeout_s if wait else None, add=node_id)
 
 
 @controllers.command(example="liftpy controllers remove n1")
 @click.argument("node_id", metavar="NODE", type=NODE)
 @_add_change_options
-def remove(node_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
+def remove(node_id: str, wait: bool, timeout_s: float, as_json: bool, target: Target) -> None:
     """Remove NODE from the controllers. It remains a node.
 
     The command also cancels an addition of NODE that is not complete.
     """
-    _change(target, as_json, timeout_s, remove=node_id)
+    _change(target, as_json, timeout_s if wait else None, remove=node_id)
 
 
 @controllers.command(example="liftpy controllers replace n1 n4")
 @click.argument("old_id", metavar="OLD", type=NODE)
 @click.argument("new_id", metavar="NEW", type=NODE)
 @_add_change_options
-def replace(old_id: str, new_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
+def replace(old_id: str, new_id: str, wait: bool, timeout_s: float, as_json: bool, target: Target) -> None:
     """Replace controller OLD, which may be down, with the running node NEW. The cluster first adds NEW and then removes OLD."""
-    _change(target, as_json, timeout_s, add=new_id, remove=old_id)
+    _change(target, as_json, timeout_s if wait else None, add=new_id, remove=old_id)
 
 
-def _change(target: Target, as_json: bool, timeout_s: float, *, add: str = "", remove: str = "") -> None:
+def _change(target: Target, as_json: bool, timeout_s: float | None, *, add: str = "", remove: str = "") -> None:
     for node_id in filter(None, (add, remove)):
         check_name(node_id, "node")
 
@@ -179,7 +180,8 @@ def _change(target: Target, as_json: bool, timeout_s: float, *, add: str = "", r
         decided = await client.admin.change_controllers(add=add, remove=remove)
         if not as_json:
             click.echo(decided, err=True)
-        await _wait_until_ended(client, timeout_s)
+        if timeout_s is not None:
+            await _wait_until_ended(client, timeout_s)
         return await gather(client)
 
     _say(with_client(target, work), as_json)
@@ -192,7 +194,7 @@ def _say(found: dict[str, Any], as_json: bool) -> None:
 async def _wait_until_ended(client: Client, timeout_s: float) -> None:
     """Wait until no change is in progress. Raise UnavailableError if that takes too long."""
     deadline = time.monotonic() + timeout_s
-    while timeout_s:
+    while True:
         state = await client.admin.describe_cluster(linearizable=True)
         under_way = _under_way(state)
         if not under_way:

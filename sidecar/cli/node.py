@@ -24,7 +24,7 @@ from liftpy.core.metadata.reassignment_progress import Movement, offline_on
 from liftpy.errors import ConfigError, NotFoundError, StaleRequestError
 from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpCommand, HelpGroup
-from sidecar.cli.options import Duration, connection_options, json_option
+from sidecar.cli.options import Duration, connection_options, json_option, yes_option
 from sidecar.cli.reassignment import follow, move_timeout_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -32,7 +32,7 @@ from sidecar.runtime.settings import Target
 
 @click.command(cls=HelpCommand, example="liftpy node drain n3 --wait")
 @click.argument("node_id", metavar="NODE", type=NODE)
-@click.option("--wait", is_flag=True, help="Show the progress until NODE holds no replicas.")
+@click.option("--wait/--no-wait", default=False, show_default=True, help="Show the progress until NODE holds no replicas.")
 @click.option("--cancel", is_flag=True, help="Cancel the drain. Replicas that have already moved do not return.")
 @move_timeout_option
 @json_option
@@ -184,7 +184,7 @@ def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target:
 @node.command(name="remove-data", example="liftpy node remove-data n3 orders-00000c-1a21ed6eb59")
 @click.argument("node_id", metavar="NODE", type=NODE)
 @click.argument("directories", metavar="[DIRECTORY]...", nargs=-1)
-@click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
+@yes_option
 @json_option
 @connection_options
 def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: bool, target: Target) -> None:
@@ -205,7 +205,7 @@ def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: 
         return {"node": node_id, **said}
 
     if directories and not yes:
-        click.confirm(f"remove {', '.join(directories)} from node {node_id} for good?", abort=True, err=True)
+        click.confirm(f"remove {', '.join(directories)} from node {node_id} permanently?", abort=True, err=True)
     said = with_client(target, work)
     if as_json:
         click.echo(json.dumps(said))

@@ -111,7 +111,7 @@ def elect(
     confirmed = None
     if unclean and not confirm:
         confirmed = with_client(target, look)
-        click.confirm(f"committed records of {stream}/{number} may be lost for good: go on?", abort=True, err=True)
+        click.confirm(f"committed records of {stream}/{number} may be LOST permanently: continue?", abort=True, err=True)
 
     _say(stream, *with_client(target, work), as_json)
 

@@ -33,7 +33,7 @@ from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import ConfigError, LiftError, NotFoundError, StaleRequestError, UnavailableError
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand, HelpGroup
-from sidecar.cli.options import BYTES, Duration, connection_options, internal_option, json_option
+from sidecar.cli.options import BYTES, NOTHING_DONE, Duration, connection_options, dry_run_option, internal_option, json_option
 from sidecar.cli.output import table
 from sidecar.cli.reassignment import follow, move_timeout_option, same_stream, wait_option
 from sidecar.cli.session import with_client
@@ -86,7 +86,7 @@ _COUNT_S = 10.0
 )
 @click.option("--dry-run", is_flag=True, help="Print how many records would be deleted, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation. The records are deleted permanently.")
-@click.option("--wait", is_flag=True, help="Wait until every replica has deleted the records.")
+@click.option("--wait/--no-wait", default=False, show_default=True, help="Wait until every replica has deleted the records.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -142,7 +142,7 @@ def purge(
         if not dry_run:
             for one in purged:
                 click.echo(f"{name}/{one.partition}: what fits would go below {one.end_offset}: {one.words}", err=True)
-            click.confirm(f"delete these records of stream {name} for good?", abort=True, err=True)
+            click.confirm(f"delete these records of stream {name} permanently?", abort=True, err=True)
             with_client(target, lambda client: carry_out(client, purged))
     if as_json:
         found = [
@@ -287,7 +287,7 @@ def delete_records(
         if not dry_run:
             for one in deletions:
                 click.echo(f"{name}/{one.partition} would begin with the batch of {one.first}: {one.words} would go", err=True)
-            click.confirm(f"delete {_sum(deletions)} of stream {name} for good?", abort=True, err=True)
+            click.confirm(f"delete {_sum(deletions)} of stream {name} permanently?", abort=True, err=True)
             with_client(target, lambda client: carry_out(client, deletions))
     else:
 
@@ -360,7 +360,7 @@ def _sum(deletions: list[Deletion]) -> str:
 @click.argument("name", type=STREAM)
 @click.option("--replicas", "factor", type=click.IntRange(1, 32), help="Number of replicas of each partition.")
 @alterable_options
-@click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
+@dry_run_option
 @wait_option
 @move_timeout_option
 @json_option
@@ -445,7 +445,7 @@ def _show(before: StreamInfo, stream: StreamInfo, factor: int | None, settings: 
     rows = [(str(p.partition), " ".join(p.replicas), " ".join(p.target)) for p in stream.partitions if p.target]
     if rows:
         console.print(table(("partition", "replicas", "then"), rows, folds=("replicas", "then"), title=stream.name))
-    end = "nothing was done: this is a dry run" if dry_run else f"replication factor {factor}"
+    end = NOTHING_DONE if dry_run else f"replication factor {factor}"
     console.print(f"{len(rows)} partitions change; {end}", highlight=False)
 
 
@@ -722,7 +722,7 @@ def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -
     )
     if not dry_run:
         if not yes:
-            click.confirm(f"delete stream {name} and {what} for good?", abort=True, err=True)
+            click.confirm(f"delete stream {name} and {what} permanently?", abort=True, err=True)
         with_client(target, lambda client: carry_out(client, found.uid))
     if as_json:
         click.echo(json.dumps({"deleted": name, "uid": found.uid, "records": records, "dry_run": dry_run}))

@@ -88,7 +88,7 @@ def test_command_without_a_server_exits_with_3_and_names_the_url(words: list[str
     [
         (["stream", "create", "orders"], "--subject"),
         (["stream", "create", "orders", "--subject", "s", "--replicas", "0"], "--replicas"),
-        (["stream", "create", "orders", "--subject", "s", "--flush", "weekly"], "interval:<ms>"),
+        (["stream", "create", "orders", "--subject", "s", "--flush", "weekly"], "interval:100ms"),
         (["consume", "orders", "--from", "yesterday"], "earliest, latest, new"),
         (["consume", "orders", "--until", "-3"], "Use end, the last offset to read"),
         (["consume"], "NAME"),

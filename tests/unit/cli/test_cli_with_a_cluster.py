@@ -172,7 +172,7 @@ def test_partition_elect_unclean_asks_for_confirmation(
     cluster.set("orders", 0, status=PartitionStatus.OFFLINE, leader="")
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     code, _, err = run(capsys, "partition", "elect", "orders", "--unclean", "--timeout", "0.1")
-    assert "may be lost for good" in err
+    assert "may be LOST permanently" in err
     assert (code, cluster.asked) == (3 if asked else 130, asked)
 
 
