@@ -47,8 +47,7 @@ from sidecar.backup.staging import Until
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
-from sidecar.cli.output import table
-from sidecar.cli.progress import Progress
+from sidecar.cli.output import Progress, table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 

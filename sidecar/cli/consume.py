@@ -33,11 +33,10 @@ from liftpy.core.wire.batch import Record
 from liftpy.core.wire.subjects import data_subject, overlaps
 from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks
-from sidecar.cli.closed_pipe import reader_gone
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import BYTES, connection_options, json_option
-from sidecar.cli.progress import Progress
+from sidecar.cli.output import Progress, wait_for_closed_pipe
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
@@ -396,7 +395,7 @@ def _warn_of_unmatched(stream: str, own: Sequence[str], subjects: Sequence[str])
 async def _until_nobody_reads(client: Client, doing: Coroutine[Any, Any, None], ending_s: float) -> None:
     """Run ``doing`` until the reader of the output has closed it. ``ending_s``: time for a clean end after that, in seconds."""
     working = start_attended(doing)
-    watching = start_attended(reader_gone(sys.stdout))
+    watching = start_attended(wait_for_closed_pipe(sys.stdout))
     try:
         done, _ = await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         await done.pop()

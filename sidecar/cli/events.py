@@ -21,9 +21,9 @@ from liftpy.core.metadata.controller.cluster_events import event_text
 from liftpy.core.observe.node_events import checked_event
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError, NotAllowedError, UnavailableError
-from sidecar.cli.closed_pipe import reader_gone
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import Duration, connection_options, json_option
+from sidecar.cli.output import wait_for_closed_pipe
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
@@ -56,7 +56,7 @@ def events(since_s: float, follow: bool, as_json: bool, target: Target) -> None:
     since_ns = max(0, time.time_ns() - round(since_s * NS_PER_S))
 
     async def work(client: Client) -> None:
-        gone = start_attended(reader_gone(sys.stdout))
+        gone = start_attended(wait_for_closed_pipe(sys.stdout))
         async for said in EventPages(client).pages(since_ns, follow=follow):
             _show(said, as_json)
             if gone.done():

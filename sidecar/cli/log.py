@@ -22,8 +22,7 @@ from liftpy.core.log.log import Log
 from liftpy.errors import ConfigError, DataDirectoryLockedError
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import json_option
-from sidecar.cli.output import table
-from sidecar.cli.progress import Progress
+from sidecar.cli.output import Progress, table
 from sidecar.disk.files import FolderStorage
 
 EXIT_DAMAGED = 1

@@ -21,9 +21,9 @@ from liftpy.core.metadata.placement.rebalance import Key, plan_leaderships, plan
 from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.errors import NotFoundError
 from sidecar.cli.help import HelpCommand
+from sidecar.cli.node_reports import NodeReports, ask_nodes
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
-from sidecar.cli.partition_reports import NodeReports, ask_nodes
 from sidecar.cli.reassignment import follow, move_timeout_option, wait_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target

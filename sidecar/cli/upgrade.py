@@ -20,7 +20,7 @@ from rich.console import Console
 from liftpy.client import Client
 from liftpy.core.metadata.feature_range import FeatureLevels
 from liftpy.core.metadata.features import FEATURES, FIRST
-from sidecar.cli.health_nats import said_by
+from sidecar.cli.health import said_by
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table

@@ -17,7 +17,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import UnavailableError
-from sidecar.cli import node, reassignment, rebalance, status, stream
+from sidecar.cli import node, partition, reassignment, rebalance, status, stream
 from sidecar.cli.main import main
 from sidecar.cli.reassignment import Estimate, MoveProgress, sentence
 from tests.unit.cluster.moving_driver import Moved
@@ -76,7 +76,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     client = Client(Wire(moved), Subjects("liftpy"), owns_connection=False)  # type: ignore[arg-type]
     monkeypatch.setattr(client.admin, "node_status", made.node_status)
     monkeypatch.setattr(reassignment, "POLL_S", 0.0)
-    for module in (node, reassignment, rebalance, status, stream):
+    for module in (node, partition, rebalance, status, stream):
         monkeypatch.setattr(module, "with_client", lambda _target, work, **_: asyncio.run(work(client)))
     monkeypatch.setenv("COLUMNS", "160")
     return made

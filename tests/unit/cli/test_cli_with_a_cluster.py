@@ -586,7 +586,7 @@ def test_status_health_and_top_name_a_partition_that_waits_for_an_unclean_electi
 
         yield SimpleNamespace(describe_cluster=describe, node_health=healthy, node_glance=summary)
 
-    monkeypatch.setattr(importlib.import_module("sidecar.cli.health_nats"), "connect_for_requests", asking)
+    monkeypatch.setattr(importlib.import_module("sidecar.cli.health"), "connect_for_requests", asking)
     code, said, _ = run(capsys, "health")
     assert (code, command in said) == (1, True)
 

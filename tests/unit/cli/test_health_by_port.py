@@ -1,4 +1,4 @@
-"""``liftpy health --status-port``: a probe, so it loads little; what it says is what the node here answered."""
+"""``liftpy health --status-port``: the probe imports few modules, and prints the answer of the node on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from click.testing import CliRunner
 
-from sidecar.cli.health import health
+from sidecar.cli.health_port import health
 
 
 @contextmanager

@@ -18,8 +18,17 @@ from liftpy.errors import OutcomeUnknownError, ProtocolError, UnavailableError
 from sidecar.cli import reassignment, rebalance
 from sidecar.cli import stream as alter
 from sidecar.cli.node import _reasons_that_replicas_stay
-from sidecar.cli.partition_reports import ask_nodes
-from sidecar.cli.reassignment import Estimate, MoveProgress, _rests, follow, left_bytes, movement_json, progress_of, sentence
+from sidecar.cli.node_reports import ask_nodes
+from sidecar.cli.reassignment import (
+    Estimate,
+    MoveProgress,
+    follow,
+    has_no_move,
+    left_bytes,
+    movement_json,
+    progress_of,
+    sentence,
+)
 from sidecar.cli.rebalance import RebalancePlan, plan_of
 from tests.flat_client import FlatClient
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
@@ -416,10 +425,10 @@ def test_stream_alter_replicas_prints_only_changed_partitions(
 
 def test_partition_move_is_done_when_no_partition_of_the_stream_moves() -> None:
     stream = a_stream(a_partition(), replace(MOVING, partition=1))
-    assert _rests(None, "u1", 1)
-    assert _rests(stream, "u2", 1), "it was made anew"
-    assert not _rests(stream, "u1", 1)
-    assert _rests(stream, "u1", 0)
+    assert has_no_move(None, "u1", 1)
+    assert has_no_move(stream, "u2", 1), "it was made anew"
+    assert not has_no_move(stream, "u1", 1)
+    assert has_no_move(stream, "u1", 0)
 
 
 def test_rebalance_plan_json_has_all_fields() -> None:

@@ -13,7 +13,7 @@ from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from liftpy.spark.options import Access
 from sidecar.cli.main import main
-from sidecar.cli.spark_job import SparkPlace, source_options
+from sidecar.cli.spark_commands import SparkPlace, source_options
 from sidecar.runtime.settings import Target
 from tests.sim.fake_node import FakeNode
 
