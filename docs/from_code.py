@@ -19,8 +19,8 @@ import click
 
 import liftpy
 import sidecar
+from liftpy import renamed
 from liftpy.config import ALTERABLE, REPLICATION_BOUNDS, STREAM_BOUNDS, ReplicationConfig, StreamConfig
-from liftpy.core.base import renamed
 from liftpy.core.metadata.controller.cluster_events import TEXTS, ClusterEvent
 from liftpy.core.metadata.features import FEATURES
 from liftpy.core.observe import node_events

@@ -21,7 +21,7 @@ _CHECKS = "checks of the control plane, for tests and simulators"
 _FIXTURES = "pytest finds fixtures by their names"
 _FAULTS = "for tests of applications"
 UNREFERENCED = {
-    "liftpy.core.base.renamed.RenamedModules.create_module": "Python calls it",
+    "liftpy.renamed.RenamedModules.create_module": "Python calls it",
     "liftpy.client.awaitable_context.Opening.throw": "coroutines have it: asyncio cancels by it",
     "liftpy.nats.parser.StrictConnection._process_connect_init": _NATS,
     "liftpy.nats.parser.StrictConnection._process_info": _NATS,
@@ -67,6 +67,7 @@ UNREFERENCED = {
     "sidecar.cli.help.HelpCommand.format_options": _CLICK,
     "sidecar.cli.help.HelpGroup.format_options": _CLICK,
     "sidecar.cli.help.HelpGroup.resolve_command": _CLICK,
+    "sidecar.cli.main.LazyGroup.resolve_command": _CLICK,
     "sidecar.cli.main.LazyGroup.invoke": _CLICK,
     "sidecar.cli.completion.ClusterName.shell_complete": _CLICK,
     "sidecar.cli.help.HelpCommand.invoke": _CLICK,

@@ -19,8 +19,7 @@ from typing import Any
 
 import click
 
-from liftpy import __version__
-from liftpy.core.base import renamed
+from liftpy import __version__, renamed
 from liftpy.core.base.ids import is_utf8
 from liftpy.errors import ConfigError, LiftError, NatsUnreachableError, NoClusterError, NoMajorityError, UnavailableError
 from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, SharedOption, shared_option
