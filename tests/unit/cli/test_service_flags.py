@@ -23,7 +23,7 @@ from liftpy.service.settings import ServiceSettings
 from sidecar.cli import service
 from tests.flat_client import FlatClient
 from tests.only_in import only_in
-from tests.unit.cli.test_cli_with_a_cluster import run
+from tests.unit.cli.test_cluster_commands import run
 
 service_orders = service_call = service_query = importlib.import_module("sidecar.cli.service")
 rights = importlib.import_module("sidecar.cli.permissions")

@@ -1,4 +1,4 @@
-"""The commands that ask a cluster, against the real state machine behind a scripted client: what they ask for, print, and wait for."""
+"""Commands with the real state machine behind a scripted client: requests, printed texts and waiting."""
 
 from __future__ import annotations
 

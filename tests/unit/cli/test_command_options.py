@@ -1,4 +1,4 @@
-"""How often a command looks at the cluster while it waits, what is asked by each flag, and what is printed for machines."""
+"""Options of commands reach the cluster, waiting commands poll at their rate, and JSON has the expected fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sidecar.cli.main import exit_code
 from sidecar.cli.stream_settings import MAX_FILE_BYTES, plan_json
 from sidecar.runtime.settings import Target
 from tests.flat_client import FlatClient
-from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
+from tests.unit.cli.test_cluster_commands import Cluster, cluster, run
 
 __all__ = ["cluster"]
 node, partition, service_query, controllers = (

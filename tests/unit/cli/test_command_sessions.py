@@ -1,4 +1,4 @@
-"""How commands begin and end: what reaches the cluster of what was given, exit codes, what is closed, and who reads the output."""
+"""Start and end of commands: connection and credentials, exit codes, closed connections, and closed pipes."""
 
 from __future__ import annotations
 

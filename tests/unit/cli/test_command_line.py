@@ -1,4 +1,4 @@
-"""The command line without a cluster: help, wrong usage, nobody there. With one: tests/integration/test_client_cli.py."""
+"""Command line without a cluster: help, wrong usage and missing answers. tests/integration/test_client_cli.py has a cluster."""
 
 from __future__ import annotations
 

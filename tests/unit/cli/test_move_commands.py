@@ -1,4 +1,4 @@
-"""Draining, rebalancing, another factor, moves by hand: from the words to the state machine, which moves a step with every look."""
+"""Commands that move replicas, with the real state machine: drain, rebalance, replication factor and ``partition move``."""
 
 from __future__ import annotations
 

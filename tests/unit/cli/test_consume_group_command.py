@@ -1,4 +1,4 @@
-"""``liftpy consume --group``, against the shipped coordinator in a cluster in memory: what is committed, and what is refused."""
+"""``liftpy consume --group`` with the coordinator of a cluster in memory: committed positions and rejected options."""
 
 from __future__ import annotations
 

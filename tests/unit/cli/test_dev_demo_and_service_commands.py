@@ -1,4 +1,4 @@
-"""Commands at their edges: what is printed and nothing beside it, what is asked before anything is changed, what a demo does."""
+"""Commands ``dev``, ``demo``, ``service`` and ``publish`` with scripted clusters: requests, confirmations and printed texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sidecar.cli.main import main
 from sidecar.cli.output import table
 from sidecar.dev.demo_steps import MAX_RECORDS, Failover, Positions, Step
 from tests.flat_client import FlatClient
-from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
+from tests.unit.cli.test_cluster_commands import Cluster, cluster, run
 from tests.unit.cli.test_tables import printed
 
 __all__ = ["cluster"]

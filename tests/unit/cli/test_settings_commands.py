@@ -1,4 +1,4 @@
-"""``liftpy settings``: what is shown of a node's settings, and what is said of a reload."""
+"""``liftpy settings``: printed settings of a node, and the result of a reload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from liftpy.config import DefaultQuota, SessionTimes, StreamConfig
 from sidecar.cli import settings as module
 from tests.flat_client import FlatClient
-from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
+from tests.unit.cli.test_cluster_commands import Cluster, cluster, run
 
 __all__ = ["cluster"]
 

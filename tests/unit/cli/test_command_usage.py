@@ -1,4 +1,4 @@
-"""What commands print for people and for programs, and what they do with what was given; no cluster."""
+"""Values of options without a cluster: accepted values, rejected values, and texts for people and programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moves on the command line, compared exactly: plans, tables, sentences, and how often the cluster is looked at while they go on."""
+"""Progress of replica moves: plans, tables, sentences, and the rate of requests to the cluster."""
 
 from __future__ import annotations
 
