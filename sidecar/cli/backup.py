@@ -1,10 +1,10 @@
-"""``liftpy backup``: create, list, verify and prune backups, restore one, and run a drill. docs/backup.md.
+"""``liftpy backup``: create, list, verify and prune backups, restore a backup, and run a drill. docs/backup.md describes them.
 
-``liftpy backup list --metrics-file`` writes the age of the newest complete backup for Prometheus's textfile collector. The file is
-replaced as a whole. If the store is unreachable, the old file stays, and its age grows.
+``liftpy backup list --metrics-file`` writes the age of the newest complete backup for the textfile collector of Prometheus. The
+command replaces the file atomically. If the store is unreachable, the old file remains, and the age in it grows.
 
 ``liftpy backup create``, ``restore`` and ``drill`` can record spans: one for the command, and one below it for each step. The
-thread and limits are those of a node. At the end, the command waits for them for at most one second.
+thread and limits are those of a node. At the end, the command waits for the thread for at most one second.
 """
 
 from __future__ import annotations

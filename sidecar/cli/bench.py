@@ -1,4 +1,4 @@
-"""``liftpy bench``: this cluster beside JetStream, Liftbridge and Kafka on this machine, in one run."""
+"""``liftpy bench``: measure liftpy, JetStream, Liftbridge and Kafka on this machine, in one run."""
 
 from __future__ import annotations
 

@@ -1,14 +1,11 @@
-"""``liftpy consume``: print the committed records of one partition, or as a member of a group, or write them to a file.
+"""``liftpy consume``: print the committed records of a partition or of a group, or write them to a file.
 
-``liftpy consume --group NAME``: one member of a consumer group: processes with one name share the partitions of the stream.
+With ``--group NAME``, the command is a member of a consumer group. The members share the partitions of the stream. The command
+commits printed records every five seconds, when a partition moves to another member, and at the end. Ctrl-C is also an end. A
+record that was not printed completely is not committed, so another member reads it again.
 
-What was printed is committed every five seconds, when a partition moves to another member, and at the end, Ctrl-C included. What was
-only begun to be printed is not: it comes again, here or elsewhere.
-
-What ``liftpy consume --output FILE`` writes: Parquet, Arrow or lines of JSON, by the file's suffix; and the bar beside it.
-
-The file gets its name when it is whole, or when Ctrl-C ends a reading that follows; until then it is ``FILE.part``. What is there
-already is never overwritten.
+With ``--output FILE``, the suffix of the file selects Parquet, Arrow or lines of JSON. Until the file is complete, its name is
+``FILE.part``. After Ctrl-C during ``--follow``, the file is complete. The command never overwrites an existing file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``liftpy controllers``: the metadata group as its leader sees it; add, remove and replace its members, by its own log [M10].
+"""``liftpy controllers``: show the metadata group, and add, remove or replace its members through its own log [M10].
 
-``liftpy controllers force-recover``: begin a metadata group again that has lost its majority for good; offline.
+``liftpy controllers force-recover`` rebuilds a metadata group that has permanently lost its majority. It works offline.
 """
 
 from __future__ import annotations

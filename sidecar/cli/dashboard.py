@@ -1,4 +1,4 @@
-"""``liftpy dashboard``: the cluster's pages, for a cluster whose nodes open no port; over NATS only, with the role ``status``."""
+"""``liftpy dashboard``: serve the web page of a cluster over NATS. The nodes need no open port. It needs the role ``status``."""
 
 from __future__ import annotations
 

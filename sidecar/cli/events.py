@@ -1,6 +1,6 @@
-"""``liftpy events``: events of the cluster, as its controllers remember them. It needs the role ``operator``.
+"""``liftpy events``: print events of the cluster that the controllers keep in memory. It needs the role ``operator``.
 
-The events are equal on every controller. So the command can continue at another controller without showing an event twice.
+The events are equal on every controller. So the command can continue at another controller without printing an event twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``liftpy group``: consumer groups, their members and lag. Set or delete committed positions."""
+"""``liftpy group``: list and show consumer groups with their members and lag, and reset or delete committed positions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""``liftpy health`` over NATS, for a node or for the whole cluster.
+"""``liftpy health``: check a node or the whole cluster over NATS, or the node on this machine over its status port.
 
-A supervisor may start the command every few seconds. So only ``--probe`` loads a Client with numpy and uvloop.
+A supervisor may start the command every few seconds. So only ``--probe`` loads a ``Client`` with numpy and uvloop. With
+``--status-port``, ``main.py`` runs the command of ``health_port.py``, which does not load NATS.
 """
 
 from __future__ import annotations

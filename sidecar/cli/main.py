@@ -1,7 +1,8 @@
-"""The console script ``liftpy``: finds the command, and turns errors into a message and an exit code.
+"""Entry point of the console script ``liftpy``: find the command, and turn errors into a message and an exit code.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or setting, 3 unavailable (nobody answered: retry), 130 interrupted, 128 + number ended by
-SIGTERM or SIGHUP. A command's module is imported only when the command is called: ``liftpy --help`` needs neither NATS nor Spark.
+Exit codes: 0 done, 1 failed, 2 wrong usage or setting, 3 unavailable (no answer: retry), 130 interrupted by Ctrl-C, 128 + number
+after SIGTERM or SIGHUP. The module of a command is imported only when the command runs. So ``liftpy --help`` needs neither NATS
+nor Spark.
 """
 
 from __future__ import annotations

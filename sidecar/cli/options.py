@@ -1,4 +1,4 @@
-"""Options that every command shares: how to reach the cluster, and ``--json``.
+"""Options that several commands share: connection options, ``--json``, ``--yes``, ``--dry-run``, and values with units.
 
 ``@connection_options`` gives a command the keyword argument ``target``, ``@json_option`` gives ``as_json``. A flag wins over
 the environment (LIFTPY_NATS, LIFTPY_NAMESPACE, LIFTPY_CREDS_FILE...), which wins over the selected context and the default.

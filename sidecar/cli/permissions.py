@@ -1,4 +1,4 @@
-"""``liftpy permissions``: which permissions NATS has to give a user, for the configuration of nats-server or for nsc."""
+"""``liftpy permissions``: print the NATS permissions of a user, for the configuration of nats-server or for nsc."""
 
 from __future__ import annotations
 

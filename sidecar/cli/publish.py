@@ -1,4 +1,4 @@
-"""``liftpy publish``: one message per line of a file or of the standard input, acknowledged."""
+"""``liftpy publish``: publish each line of a file or of the standard input as a message, and wait for the acks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""``liftpy rebalance``: show, then move replicas or leaderships so that each node has its share of replicas, bytes or
-leaderships."""
+"""``liftpy rebalance``: move replicas or leaderships so that each node has its share of replicas, bytes or leaderships."""
 
 from __future__ import annotations
 

@@ -1,15 +1,8 @@
-"""``liftpy service``: run a replicated service next to each node that has its partitions.
+"""``liftpy service``: run a replicated service, call it, query it, skip a bad record, or request a snapshot.
 
-``liftpy service call``: send a command to a service, and print what it replies.
-
-How ``liftpy service run`` ends: exit codes that tell a supervisor whether a new start can help.
-
-As of every command 0, 1, 2, 3 and 130 (``sidecar.cli.main``), as of a node 75 (``sidecar.runtime.restarts``); the others are those of
-sysexits.h that come nearest. What no start can heal is in ``DO_NOT_RESTART``.
-
-``liftpy service skip|snapshot``: what an operator tells services that run.
-
-``liftpy service query``: ask a service for its state.
+``liftpy service run`` runs next to each node that has a replica of the partition. Its exit code says whether a restart can help.
+Codes 0, 1, 2, 3 and 130 are those of every command, and 75 is that of a node. The others are the closest ones of sysexits.h.
+``DO_NOT_RESTART`` lists the codes after which a restart cannot help.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``liftpy spark``: pipelines that run on Spark. A command's module is imported only when it is called."""
+"""``liftpy spark``: list of the pipelines that run on Spark. A subcommand imports ``spark_commands`` when it runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""``liftpy status``: nodes, metadata leader, and the state of all replicas.
+"""``liftpy status``: print the nodes, the metadata leader and the state of all replicas.
 
-The metadata come from the metadata leader, positions from the nodes themselves; a node that does not answer leaves gaps,
-shown as ``?`` (null in JSON), not a failure.
+The metadata come from the metadata leader, and the positions from the nodes. If a node does not answer, its positions are shown as
+``?`` (null in JSON). That is no failure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""``liftpy stream``: create, list, show, enlarge and delete streams.
+"""``liftpy stream``: create, list, show, alter, pause, resume, purge and delete streams.
 
-``liftpy stream alter``: another replication factor, other settings for a stream that is there.
-
-``liftpy stream pause`` and ``resume``: partitions that take no publishes for a while.
+``liftpy stream alter`` changes settings and the number of replicas. A partition that ``liftpy stream pause`` has paused stores no
+publishes until ``liftpy stream resume``, or until the next publish with ``--resume-on-publish``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settings of a stream on the command line: one option and one JSON key per field of StreamConfig."""
+"""Settings of a stream on the command line: one option and one JSON key per field of StreamConfig, and placement options."""
 
 from __future__ import annotations
 

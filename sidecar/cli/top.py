@@ -1,8 +1,8 @@
-"""``liftpy top``: a summary of the cluster in a terminal, once a second, over NATS. It needs the role ``status``.
+"""``liftpy top``: show a summary of the cluster in a terminal once per second, over NATS. It needs the role ``status``.
 
-The module formats the model as a frame of lines for a terminal of a given size. Everything is shown as words and numbers, too, so that
-it is readable without color. Lines do not wrap. If there is no room, the least important columns are dropped first, and shortened
-texts end with ``…``.
+The module formats the model as a frame of lines for a terminal of a given size. Colors never carry information alone: words and
+numbers say the same. Lines do not wrap. If there is not enough room, the least important columns are dropped first, and
+shortened texts end with ``…``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``liftpy events``: each event once, whoever answers; what is not known any more is said."""
+"""``liftpy events`` prints each event once, although several controllers answer, and names the gap after lost events."""
 
 from __future__ import annotations
 

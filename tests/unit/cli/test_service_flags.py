@@ -1,4 +1,4 @@
-"""``liftpy service`` and ``liftpy permissions`` at their flags: what each of them says to what runs, asks, or is printed."""
+"""Options of ``liftpy service`` and ``liftpy permissions`` reach the service, the cluster and the output."""
 
 from __future__ import annotations
 

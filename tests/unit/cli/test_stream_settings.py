@@ -1,4 +1,4 @@
-"""Every field of StreamConfig: given as an option, through the protobuf, and shown. A forgotten place would drop a setting silently."""
+"""Every field of StreamConfig survives the option, the protobuf message and ``stream show``."""
 
 from __future__ import annotations
 
