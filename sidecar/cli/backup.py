@@ -245,13 +245,13 @@ def restore(
                 )
         if one.unmet_policy:
             click.echo(
-                f"{one.wish.into}: the default policy placed its replicas, for its own does not fit: {one.unmet_policy}",
+                f"{one.wish.into}: the default policy placed its replicas, because its own policy does not fit: {one.unmet_policy}",
                 err=True,
             )
     _say_states_left_out(done.states_left_out())
     _say_cursors(done.cursors)
     if any(done.cursors.values()):
-        click.echo("set them later: liftpy backup cursors URL", err=True)
+        click.echo("Set them later: liftpy backup cursors URL", err=True)
     _say_settings(done.settings)
     click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")
     return 0 if done.is_whole else EXIT_PARTLY
@@ -623,8 +623,8 @@ def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bo
         f"{len(done.backups)} of {done.of_backups} backups and {len(done.files)} pieces ({done.size_bytes / _MIB:.1f} MiB) {verb}"
     )
     for running in done.waits_for:
-        click.echo(f"{running} is being made, or has died, and no backup has begun half a day after it: what it may use stays")
-        click.echo(f"if you know that its process has ended: liftpy backup prune URL --keep {keep} --unfinished {running}")
+        click.echo(f"{running} is not complete, and no newer backup has begun within half a day. The command keeps its files")
+        click.echo(f"If its process has ended: liftpy backup prune URL --keep {keep} --unfinished {running}")
 
 
 backup.add_command(restore)

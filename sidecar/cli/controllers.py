@@ -97,15 +97,15 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
         click.echo(json.dumps({"survivors": rows, "written": {node: str(path) for node, path in written.items()}}))
         return
     for node, path in written.items():
-        click.echo(f"{node}: {path}" + ("" if path.parent in folders else f" (put it into the data folder of {node})"))
+        click.echo(f"{node}: {path}" + ("" if path.parent in folders else f" (copy it into the data directory of {node})"))
     if written:
-        click.echo("Start these nodes, then the others. Every ISR is that of the log that was taken: look at liftpy status.")
+        click.echo("Start these nodes, then the others. Then check every ISR with `liftpy status`.")
 
 
 def _row_text(row: dict[str, object]) -> str:
     if row["taken"]:
         return "taken"
-    return f"other entries from {row['parts_from']} on" if row["parts_from"] else "is the beginning of that"
+    return f"other entries from {row['parts_from']} on" if row["parts_from"] else "is a prefix of that log"
 
 
 _POLL_S = 0.2
@@ -234,7 +234,7 @@ def _show(found: dict[str, Any]) -> None:
         rows.append((member["node_id"], state, *figures))
     Console().print(table(("controller", "state", "term", "commit", "applied", "lag"), rows))
     if not found["metadata_leader"]:
-        click.echo("no metadata leader: at least half of the controllers can't be reached")
+        click.echo("no metadata leader: at least half of the controllers cannot be reached")
     if found["under_way"]:
         click.echo(found["under_way"])
 

@@ -178,7 +178,7 @@ async def _sleep(wait_s: float) -> None:
 
 def _show(said: dict[str, Any], as_json: bool) -> None:
     if said["gap"] and not as_json:
-        click.echo(f"(what happened up to entry {said['begins']:,} is not known any more)")
+        click.echo(f"(the history up to entry {said['begins']:,} is no longer in memory)")
     elif said["gap"]:
         click.echo(json.dumps({"kind": "gap", "up_to_index": said["begins"]}))
     for event in said["events"]:

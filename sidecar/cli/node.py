@@ -79,11 +79,11 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
     if as_json:
         click.echo(json.dumps(said))
     elif cancel:
-        click.echo(f"{node_id} stays, and is given replicas again; it holds {said['replicas']}")
+        click.echo(f"{node_id} receives replicas again. It holds {said['replicas']}")
     elif wait:
-        click.echo(f"{node_id} holds nothing: stop it, then liftpy node remove {node_id}")
+        click.echo(f"{node_id} holds no replicas. Stop it, then run liftpy node remove {node_id}")
     else:
-        click.echo(f"liftpy status shows how far it is; liftpy node drain {node_id} --cancel takes it back")
+        click.echo(f"liftpy status shows the progress. liftpy node drain {node_id} --cancel cancels it")
 
 
 def _is_leaving(image: ClusterImage, node_id: str) -> bool:

@@ -104,7 +104,7 @@ def move(
         )
         return
     click.echo(
-        f"{stream}/{number} is on {' '.join(now.replicas)}" + (f", on its way to {' '.join(now.target)}" if now.target else "")
+        f"{stream}/{number} is on {' '.join(now.replicas)}" + (f", moving to {' '.join(now.target)}" if now.target else "")
     )
 
 
@@ -207,7 +207,9 @@ def elect_preferred(only: str | None, timeout_s: float, as_json: bool, target: T
         return
     for stream, image in moved:
         click.echo(f"{stream}/{image.partition} is led by {image.leader}")
-    click.echo(f"{len(moved)} leaderships moved" if moved else "every partition that can be is led by its preferred leader")
+    click.echo(
+        f"{len(moved)} leaderships moved" if moved else "every partition with a preferred leader in the ISR is led by it"
+    )
 
 
 def _find(image: StreamImage, number: int) -> PartitionState:

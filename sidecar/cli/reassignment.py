@@ -163,7 +163,7 @@ async def same_stream(client: Client, before: StreamInfo) -> StreamInfo:
 def sentence(now: MoveProgress, left_s: float | None) -> str:
     """Return the progress for people."""
     if not now.partitions:
-        return "nothing moves yet: nodes are asked for, or nobody may take what is to go"
+        return "nothing moves yet: the move waits for nodes that may take the replicas"
     size = f"{now.left_bytes / _MEGABYTE:.1f} MB left"
     time_left = "" if left_s is None else f", about {left_s:.0f} s"
     return f"{now.partitions} partitions move, {now.copying} are being copied, {size}{time_left}"

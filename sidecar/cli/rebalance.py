@@ -106,7 +106,11 @@ def rebalance(
         for partition in replaced:
             click.echo(f"not moved: another request replaced or canceled the move of {partition}", err=True)
         if plan.targets and not dry_run:
-            click.echo("done" if wait else "it goes on: liftpy status shows how far, liftpy rebalance --cancel ends it")
+            click.echo(
+                "done"
+                if wait
+                else "The moves continue. liftpy status shows the progress, and liftpy rebalance --cancel cancels them"
+            )
 
     with_client(target, work)
 
@@ -244,7 +248,7 @@ async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"cancelled": len(wishes) - len(refused), "refused": refused}))
         return
-    click.echo(f"{len(wishes) - len(refused)} moves are cancelled; what had copied its log already is finished")
+    click.echo(f"{len(wishes) - len(refused)} moves are canceled. Moves whose log is already copied are completed")
 
 
 def _json(plan: RebalancePlan, dry_run: bool) -> dict[str, Any]:

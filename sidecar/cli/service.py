@@ -227,7 +227,7 @@ def skip(
         return await pass_over(client, name, stream, partition, unit, dead_letter=dead_letter, force=force)
 
     decided_at = with_client(target, work)
-    click.echo(f"{name} passes over {unit} of {stream}/{partition or 0}: decided by the record at offset {decided_at}")
+    click.echo(f"{name} skips {unit} of {stream}/{partition or 0}: decided by the record at offset {decided_at}")
 
 
 @click.command(cls=HelpCommand, example="liftpy service snapshot bank --stream bank-commands")
@@ -253,7 +253,7 @@ def snapshot(name: str, stream: str, partition: int | None, nodes: tuple[str, ..
         return await store_now(client, name, stream, partition, nodes, timeout_s, target.namespace)
 
     for node, position in with_client(target, work).items():
-        click.echo(f"{name} beside {node}: a snapshot at {position}")
+        click.echo(f"{name} on {node}: snapshot at {position}")
 
 
 async def store_now(

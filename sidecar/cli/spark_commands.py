@@ -267,12 +267,12 @@ def _show_archive_plan(plan: ArchivePlan, *, as_json: bool) -> None:
         orphans = {"files": list(found.orphans.files), "bytes": found.orphans.size_bytes, "left": found.orphans.left}
         click.echo(json.dumps({"resumed": found.resumed, "starts": starts, "waiting": found.waiting, "orphans": orphans}))
         return
-    click.echo("goes on from its checkpoint" if found.resumed else "begins a new query")
+    click.echo("resumes from its checkpoint" if found.resumed else "starts a new query")
     for name, offset in starts.items():
         click.echo(f"  {name} from offset {offset}")
     click.echo(f"{found.waiting:,} records wait")
     gone, left = found.orphans, found.orphans.left
-    click.echo(f"{len(gone.files)} files of dead attempts ({gone.size_bytes / 1e6:.1f} MB) would be removed; {left} are left")
+    click.echo(f"{len(gone.files)} files of failed attempts ({gone.size_bytes / 1e6:.1f} MB) would be removed; {left} are left")
 
 
 # replay
@@ -335,7 +335,9 @@ def _show_replay_plan(plan: ReplayPlan, *, as_json: bool) -> None:
         return
     for planned in shares:
         click.echo(f"{planned}: {planned.record_count:,} records")
-    click.echo(f"{total:,} records would be written to {plan.target}, but for those that were under the name {plan.name!r}")
+    click.echo(
+        f"{total:,} records would be written to {plan.target}, without those that the replay {plan.name!r} has written before"
+    )
 
 
 def _show_replayed(done: list[ShareDone], took_s: float, *, as_json: bool) -> None:
@@ -474,11 +476,7 @@ def _show_audit(report: AuditReport) -> None:
             if replica.state != "compared":
                 console.print(f"{one.stream}/{one.partition}: {node} is {replica.state}: {replica.detail}", markup=False)
         if one.dropped:
-            text = (
-                "later ones supersede them"
-                if one.dropped_checked
-                else "it could not be looked at whether later ones supersede them"
-            )
+            text = "later ones supersede them" if one.dropped_checked else "it is unknown whether later ones supersede them"
             console.print(f"{one.stream}/{one.partition}: {one.dropped} records were dropped on some replicas only: {text}")
     if report.first is not None:
         console.print(f"first difference: {report.first}", markup=False)
@@ -490,7 +488,7 @@ def _show_audit(report: AuditReport) -> None:
         console.print("replicas agree")
     else:
         alone = ", ".join(f"{one.stream}/{one.partition}" for one in report.partitions if not one.is_proven)
-        console.print(f"no difference was found, but of {alone} there were not two replicas to compare")
+        console.print(f"no difference was found, but fewer than two replicas of {alone} could be compared")
 
 
 # stats

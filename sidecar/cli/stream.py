@@ -140,7 +140,7 @@ def purge(
         purged = with_client(target, plan)
         if not dry_run:
             for one in purged:
-                click.echo(f"{name}/{one.partition}: what fits would go below {one.end_offset}: {one.words}", err=True)
+                click.echo(f"{name}/{one.partition}: matching records below {one.end_offset}: {one.words}", err=True)
             click.confirm(f"delete these records of stream {name} permanently?", abort=True, err=True)
             with_client(target, lambda client: carry_out(client, purged))
     if as_json:
@@ -153,9 +153,9 @@ def purge(
         ]  # fmt: skip
         click.echo(json.dumps({"stream": name, "dry_run": dry_run, "waited": wait and not dry_run, "purged": found}))
         return
-    how = "would go" if dry_run else "is gone" if wait else "goes"
+    how = "would be deleted" if dry_run else "are deleted" if wait else "will be deleted"
     for one in purged:
-        click.echo(f"{name}/{one.partition}: what fits {how} below {one.end_offset}: {one.words}")
+        click.echo(f"{name}/{one.partition}: matching records {how} below {one.end_offset}: {one.words}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,7 +437,7 @@ def _show(before: StreamInfo, stream: StreamInfo, factor: int | None, settings: 
         for key, old, new in changes:
             console.print(f"{key}: {old} -> {new}", highlight=False)
         would = "would be at" if dry_run else "is at"
-        same = "" if changes else "nothing changes: that is how it is; "
+        same = "" if changes else "nothing changes: the settings already have these values. "
         console.print(f"{same}{stream.name} {would} version {stream.config_version} of its settings", highlight=False)
     if factor is None:
         return
@@ -573,7 +573,7 @@ def create(
         f"stream {made.name} on {made.subject}: {_count(made.partition_count, 'partition')}, {_count(count, 'replica')} each"
     )
     if made.waiting:
-        click.echo(f"it waits, {INSUFFICIENT_NODES}: {why}. It is placed when they come")
+        click.echo(f"it waits, {INSUFFICIENT_NODES}: {why}. The cluster places it when more nodes join")
     elif replicas is None and not placement.assignment and count < DEFAULT_REPLICAS:
         click.echo(
             f"note: only {_count(count, 'node')} in the cluster, so {_count(count, 'replica')} instead of {DEFAULT_REPLICAS}"

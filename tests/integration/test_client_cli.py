@@ -131,7 +131,7 @@ def test_settings_of_running_node_are_shown_and_reloaded(run: Run, cluster: DevC
     assert code == 0
     assert "node_id" in out
     assert "log_format" not in out
-    assert run("settings", "reload", "n2")[:2] == (0, "n2: live now: nothing new\n")
+    assert run("settings", "reload", "n2")[:2] == (0, "n2: applied now: nothing new\n")
     assert run("settings", "show", "n9")[0] == 1
 
 

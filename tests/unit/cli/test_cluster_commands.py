@@ -177,7 +177,7 @@ def test_partition_elect_unclean_asks_for_confirmation(
 
 
 @pytest.mark.parametrize("only", [None, "orders"])
-def test_partition_rebalance_leaders_moves_all_movable_leaderships(
+def test_partition_elect_preferred_moves_all_movable_leaderships(
     only: str | None, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moved: list[tuple[str, int, str]] = []
@@ -195,7 +195,7 @@ def test_partition_rebalance_leaders_moves_all_movable_leaderships(
     for name in ("orders", "prices"):
         cluster.set(name, 1, leader=cluster.driver.partition(name, 1).replicas[0])
     cluster.asked.clear()
-    assert "led by its preferred leader" in run(capsys, "partition", "elect-preferred")[1]
+    assert "preferred leader in the ISR is led by it" in run(capsys, "partition", "elect-preferred")[1]
     assert cluster.asked == []
     assert run(capsys, "partition", "elect-preferred", "--stream", "nosuch")[0] == 1
 

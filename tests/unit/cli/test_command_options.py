@@ -239,4 +239,4 @@ def test_controllers_show_row_has_state_and_lag_of_a_controller(
     controllers._show({"metadata_leader": leader, "under_way": "", "controllers": [found]})
     assert shown == [(("controller", "state", "term", "commit", "applied", "lag"), [row])]
     said = capsys.readouterr().out
-    assert said == ("" if leader else "no metadata leader: at least half of the controllers can't be reached\n")
+    assert said == ("" if leader else "no metadata leader: at least half of the controllers cannot be reached\n")

@@ -321,7 +321,7 @@ def test_log_repair_reports_truncated_records_and_leaves_no_open_file(folder: Pa
     (folder.parent.parent.parent / "lock").touch()
     code, out, _ = run(capsys, "log", "repair", str(folder))
     assert code == 0
-    assert f"set {files[-1].name} aside" in out
+    assert f"quarantined {files[-1].name}:" in out
     first = int(files[-1].stem)
     assert f"records are missing from offset {first} on" in out
     assert f"the log ends before offset {first}" in out

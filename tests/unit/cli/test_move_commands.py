@@ -88,7 +88,7 @@ def test_drain_wait_ends_and_the_node_can_be_removed(run: Cli) -> None:
     assert code == 0
     assert "b is drained of 6 replicas" in said
     assert "partitions move" in said
-    assert said.endswith("b holds nothing: stop it, then liftpy node remove b\n")
+    assert said.endswith("b holds no replicas. Stop it, then run liftpy node remove b\n")
     assert run.moved.held("b") == 0
     run.moved.driver.fence("b")
     assert run.json("node", "remove", "b")["removed"]
@@ -195,7 +195,7 @@ def test_rebalance_cancel_keeps_the_moves_of_other_commands(run: Cli) -> None:
     run("node", "drain", "e")
     run("partition", "move", "orders", "0", "--node", "a,b,d", "--no-wait")
     code, said = run("rebalance", "--no-wait")
-    assert (code, "it goes on" in said) == (0, True)
+    assert (code, "The moves continue" in said) == (0, True)
     ours = sum(m["why"] == "rebalance" for m in run.json("status")["moves"])
     assert ours
     assert run.json("rebalance", "--cancel") == {"cancelled": ours, "refused": []}

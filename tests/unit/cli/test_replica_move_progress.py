@@ -83,7 +83,7 @@ def test_move_sentence_shows_counts_bytes_and_time() -> None:
     assert sentence(now, None) == "3 partitions move, 2 are being copied, 12.3 MB left"
     assert sentence(now, 0.4) == "3 partitions move, 2 are being copied, 12.3 MB left, about 0 s"
     nothing = MoveProgress(partitions=0, copying=0, left_bytes=5)
-    assert sentence(nothing, 3.0) == "nothing moves yet: nodes are asked for, or nobody may take what is to go"
+    assert sentence(nothing, 3.0) == "nothing moves yet: the move waits for nodes that may take the replicas"
 
 
 class Looked(FlatClient):
@@ -420,7 +420,8 @@ def test_stream_alter_replicas_prints_only_changed_partitions(
     changes = "retention_age_s: 0.0 -> 60.0\nread_only: False -> True\n"
     assert capsys.readouterr().out == f"{changes}s is at version 7 of its settings\n"
     alter._show(settled, settled, None, {"read_only": True}, True)
-    assert capsys.readouterr().out == "nothing changes: that is how it is; s would be at version 7 of its settings\n"
+    same = "nothing changes: the settings already have these values. "
+    assert capsys.readouterr().out == f"{same}s would be at version 7 of its settings\n"
 
 
 def test_partition_move_is_done_when_no_partition_of_the_stream_moves() -> None:

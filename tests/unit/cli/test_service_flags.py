@@ -293,8 +293,8 @@ def test_service_skip_passes_its_options(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(service_orders, "pass_over", pass_over)
     words = ("service", "skip", "bank", "--stream", "s", "--partition", "2", "--offset", "17")
     code, out, _ = run(capsys, *words, "--timer", "t", "--dead-letter-stream", "dead", "--force")
-    assert (code, out) == (0, "bank passes over offset 17, timer 't' of s/2: decided by the record at offset 44\n")
-    assert run(capsys, *words)[1] == "bank passes over offset 17 of s/2: decided by the record at offset 44\n"
+    assert (code, out) == (0, "bank skips offset 17, timer 't' of s/2: decided by the record at offset 44\n")
+    assert run(capsys, *words)[1] == "bank skips offset 17 of s/2: decided by the record at offset 44\n"
     assert given == [
         (("client", "bank", "s", 2, Unit(17, "t")), {"dead_letter": "dead", "force": True}),
         (("client", "bank", "s", 2, Unit(17)), {"dead_letter": "", "force": False}),
@@ -313,7 +313,7 @@ def test_service_snapshot_passes_its_options(capsys: pytest.CaptureFixture[str],
     monkeypatch.setattr(service_orders, "store_now", store_now)
     words = ("service", "snapshot", "bank", "--stream", "s")
     _, out, _ = run(capsys, *words, "--partition", "2", "--node", "n3", "--node", "n1", "--timeout", "5", "--namespace", "ns")
-    assert out == "bank beside n1: a snapshot at 40\nbank beside n3: a snapshot at 41\n"
+    assert out == "bank on n1: snapshot at 40\nbank on n3: snapshot at 41\n"
     run(capsys, *words)
     assert given == [("client", "bank", "s", 2, ("n3", "n1"), 5.0, "ns"), ("client", "bank", "s", None, (), 30.0, "liftpy")]
     assert run(capsys, "service", "snapshot", "../x", "--stream", "s")[0] == 2

@@ -80,7 +80,11 @@ def test_settings_show_prints_all_settings_or_only_changed_ones(client: Asked, c
 
 def test_settings_reload_prints_applied_waiting_and_wrong_settings(client: Asked, capsys: pytest.CaptureFixture[str]) -> None:
     client.said = {"applied": ["log_level"], "wait": ["rack"]}
-    assert run(capsys, "settings", "reload", "n1") == (0, "n1: live now: log_level\nn1: wait for a restart: rack\n", "")
+    assert run(capsys, "settings", "reload", "n1") == (
+        0,
+        "n1: applied now: log_level\nn1: applied at the next restart: rack\n",
+        "",
+    )
     assert json.loads(run(capsys, "settings", "reload", "n1", "--json")[1]) == {"node": "n1", **client.said}
     client.said = {"error": "weight = 2000 is outside 0..1000. Choose a value in this range."}
     code, out, err = run(capsys, "settings", "reload", "n1")
@@ -124,7 +128,7 @@ def test_settings_node_session_is_shown_changed_and_awaited(
     assert code != 0
     assert "The change continues. Do not repeat the command." in err
     client.times, client.set_to = None, None
-    assert run(capsys, *words) == (0, "as each node's own settings say: the cluster is new\n", "")
+    assert run(capsys, *words) == (0, "the settings of each node: the cluster is new\n", "")
     assert run(capsys, *words, "--json") == (0, "null\n", "")
 
 

@@ -45,7 +45,7 @@ def test_archive_dry_run_shows_where_the_archive_continues(
         },
     )
     code, out, _ = run(access, capsys, "archive", "orders", "--table", table, "--dry-run")
-    assert (code, out.splitlines()[0], out.splitlines()[3]) == (0, "begins a new query", "7 records wait")
+    assert (code, out.splitlines()[0], out.splitlines()[3]) == (0, "starts a new query", "7 records wait")
     assert not (tmp_path / "table").exists()
 
 
