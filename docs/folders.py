@@ -16,8 +16,17 @@ sys.path.insert(0, str(ROOT))
 from tests.tidy_imports import folder_imports  # noqa: E402
 
 PICTURE = ROOT / "docs" / "folders.svg"
-FACADES = {"liftpy", "liftpy.errors", "liftpy.config", "liftpy.spark", "sidecar", "sidecar.__main__", "liftpy.core"}
-"""Loose modules: public import paths and the entry point of the daemon."""
+FACADES = {
+    "liftpy",
+    "liftpy.errors",
+    "liftpy.config",
+    "liftpy.renamed",
+    "liftpy.spark",
+    "sidecar",
+    "sidecar.__main__",
+    "liftpy.core",
+}
+"""Loose modules: public import paths, old names, and the entry point of the daemon."""
 BOX, GAP, ROW, HEIGHT = 138, 14, 92, 40
 COLORS = {"liftpy.core": "#dbeafe", "liftpy": "#dcfce7", "sidecar": "#fef3c7"}
 

@@ -19,8 +19,8 @@ import click
 
 import liftpy
 import sidecar
+from liftpy import renamed
 from liftpy.config import ALTERABLE, REPLICATION_BOUNDS, STREAM_BOUNDS, ReplicationConfig, StreamConfig
-from liftpy.core.base import renamed
 from liftpy.core.metadata.controller.cluster_events import TEXTS, ClusterEvent
 from liftpy.core.metadata.features import FEATURES
 from liftpy.core.observe import node_events
@@ -323,15 +323,11 @@ def commands(
             yield from commands(command, (*path, name))
 
 
-WHOLE = {"health": "sidecar.cli.health_nats:health"}
-"""Commands whose module is another's beginning: where all of their options are."""
-
-
 def command_pages() -> dict[str, str]:
     """File -> its reStructuredText: a page for each command of ``liftpy``."""
     pages = {}
     for name, (module, _) in COMMANDS.items():
-        where = WHOLE.get(name, f"{module}:{name.replace('-', '_')}")
+        where = f"{module}:{name.replace('-', '_')}"
         pages[f"{name}.rst"] = f".. click:: {where}\n   :prog: liftpy {name}\n   :nested: full\n"
     return pages
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from liftpy.core.base import renamed
+from liftpy import renamed
 
 if TYPE_CHECKING:
     from liftpy.client import (

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Annotated, get_origin, get_type_hints
 
-from liftpy.core.base.renamed import accept_old_keywords
 from liftpy.errors import ConfigError
+from liftpy.renamed import accept_old_keywords
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000

@@ -21,7 +21,6 @@ from liftpy.client.stream_info import PartitionInfo, StreamInfo
 from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
 from liftpy.core.base.ids import check_data_subject, check_name, check_new_stream, check_uid, is_internal, is_utf8, quote
 from liftpy.core.base.partition import MoveReason, Pause
-from liftpy.core.base.renamed import SETTINGS
 from liftpy.core.metadata import codec
 from liftpy.core.metadata.codec import CONFIG, config_to_pb, quota_from_pb, times_from_pb
 from liftpy.core.metadata.feature_range import FeatureLevels, level_range_in
@@ -39,6 +38,7 @@ from liftpy.errors import (
     TooFewNodesError,
     UnavailableError,
 )
+from liftpy.renamed import SETTINGS
 
 _Error = cluster_pb2.ControlResponse.Error
 DEFAULT_REPLICAS = 3

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 
 from nats.aio.client import Client as NatsConnection
 
+from liftpy import renamed
 from liftpy.client import positions
 from liftpy.client.admin import Admin
 from liftpy.client.awaitable_context import Opening
@@ -36,7 +37,6 @@ from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory, address_of, subject_address
 from liftpy.client.tracing import making_of
 from liftpy.config import AckPolicy
-from liftpy.core.base import renamed
 from liftpy.core.base.ids import check_name, check_published
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.filters import Filter

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from liftpy import renamed
 from liftpy.client.coordinator import GroupRejectedError, name_of
 from liftpy.client.positions import check_offset, check_partition
 from liftpy.client.services import Services
 from liftpy.client.stream_directory import StreamDirectory
 from liftpy.client.stream_info import StreamInfo
-from liftpy.core.base import renamed
 from liftpy.core.base.ids import NO_OFFSET, PartitionKey, check_name, check_uid
 from liftpy.core.groups.commands import decode_answer, decode_query_answer, encode_command, partition_of
 from liftpy.core.metadata.image import INSUFFICIENT_NODES, StreamImage

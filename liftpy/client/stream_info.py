@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from liftpy import renamed
 from liftpy.config import StreamConfig
-from liftpy.core.base import renamed
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.base.partition import PartitionState, PartitionStatus, Pause
 from liftpy.core.metadata.image import StreamImage

@@ -32,6 +32,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Gener
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 
+from liftpy import renamed
 from liftpy.client.admin import Admin
 from liftpy.client.client import Client
 from liftpy.client.client import connect as _connect
@@ -49,7 +50,6 @@ from liftpy.client.publisher import MessageFields, Publisher
 from liftpy.client.queue import Job, Queue
 from liftpy.client.services import Services
 from liftpy.config import AckPolicy
-from liftpy.core.base import renamed
 from liftpy.core.base.ids import PartitionKey
 from liftpy.core.wire.batch import Record
 from liftpy.errors import ClientClosedError, ConfigError, LiftError

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from liftpy.core.base.ids import check_name
-from liftpy.core.base.renamed import accept_old_keywords
 from liftpy.core.services.outbox import MAX_ROUTES, Route
 from liftpy.core.wire.subjects import DEFAULT_INBOX_PREFIXES, check_inbox_prefixes
 from liftpy.errors import ConfigError
+from liftpy.renamed import accept_old_keywords
 
 
 @accept_old_keywords

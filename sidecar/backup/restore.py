@@ -213,7 +213,7 @@ class RestoredSetting:
         """Command that applies the setting."""
         value = self.value
         if isinstance(value, DefaultQuota):
-            rates = f"--records {value.records_per_s} --bytes {value.bytes_per_s} --by-token {value.by_token}"
+            rates = f"--quota-records {value.records_per_s} --quota-bytes {value.bytes_per_s} --quota-by-token {value.by_token}"
             return f"liftpy settings default-quota {rates}"
         return f"liftpy settings node-session --session {_seconds(value.session_ms):g} --lease {_seconds(value.lease_ms):g}"
 

@@ -1,1 +1,1 @@
-"""The console script ``liftpy``: one module per group of commands."""
+"""Command line ``liftpy``: one module for each noun, such as ``stream`` or ``node``, and modules that the commands share."""

@@ -1,10 +1,10 @@
-"""``liftpy backup``: create, list, verify and prune backups, restore one, and run a drill. docs/backup.md.
+"""``liftpy backup``: create, list, verify and prune backups, restore a backup, and run a drill. docs/backup.md describes them.
 
-``liftpy backup list --metrics-file`` writes the age of the newest complete backup for Prometheus's textfile collector. The file is
-replaced as a whole. If the store is unreachable, the old file stays, and its age grows.
+``liftpy backup list --metrics-file`` writes the age of the newest complete backup for the textfile collector of Prometheus. The
+command replaces the file atomically. If the store is unreachable, the old file remains, and the age in it grows.
 
 ``liftpy backup create``, ``restore`` and ``drill`` can record spans: one for the command, and one below it for each step. The
-thread and limits are those of a node. At the end, the command waits for them for at most one second.
+thread and limits are those of a node. At the end, the command waits for the thread for at most one second.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ from sidecar.backup.staging import Until
 from sidecar.backup.store import DEFAULT_BYTES_PER_S, Store
 from sidecar.cli.help import HelpCommand, HelpGroup
 from sidecar.cli.options import Duration, Size, connection_options, json_option
-from sidecar.cli.output import table
-from sidecar.cli.progress import Progress
+from sidecar.cli.output import Progress, table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -154,13 +153,11 @@ scratch_option = click.option(
     help="Directory for temporary files. Needs room for one copy of everything that is restored.  [default: the system's]",
 )  # fmt: skip
 node_config_option = click.option(
-    "--node-config", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=None, metavar="FILE",
+    "--config", "node_config", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=None, metavar="FILE",
     help=("Settings file of a node. The restore helper connects with these settings, because it needs the "
         "permissions of a node.  [default: the connection options]"),
 )  # fmt: skip
-backup_option = click.option(
-    "--backup", "backup_id", default="", metavar="ID", help="Id of the backup to restore.  [default: the newest]"
-)
+backup_option = click.option("--backup", "backup_id", default="", metavar="ID", help="Id of the backup.  [default: the newest]")
 
 
 @click.command(cls=HelpCommand, example="liftpy backup restore s3://backups/liftpy --stream orders --into orders-restored")
@@ -248,13 +245,13 @@ def restore(
                 )
         if one.unmet_policy:
             click.echo(
-                f"{one.wish.into}: the default policy placed its replicas, for its own does not fit: {one.unmet_policy}",
+                f"{one.wish.into}: the default policy placed its replicas, because its own policy does not fit: {one.unmet_policy}",
                 err=True,
             )
     _say_states_left_out(done.states_left_out())
     _say_cursors(done.cursors)
     if any(done.cursors.values()):
-        click.echo("set them later: liftpy backup cursors URL", err=True)
+        click.echo("Set them later: liftpy backup cursors URL", err=True)
     _say_settings(done.settings)
     click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")
     return 0 if done.is_whole else EXIT_PARTLY
@@ -421,7 +418,8 @@ def backup() -> None:
     "--stream", "streams", multiple=True, metavar="NAME", help="Back up only this stream. May be repeated.  [default: all]"
 )
 @click.option(
-    "--since",
+    "--base",
+    "since",
     default="last",
     show_default=True,
     metavar="ID",
@@ -567,13 +565,10 @@ def _manifest_as_json(manifest: Manifest) -> dict[str, object]:
 
 @backup.command(example="liftpy backup verify /backups/liftpy")
 @url_argument
-@click.argument("backup_id", metavar="[ID]", default="")
+@backup_option
 @json_option
 def verify(url: str, backup_id: str, as_json: bool) -> int:
-    """Read every byte of a backup and print each damaged file. Exit code 1: at least one file is damaged.
-
-    ID is the id of the backup. The default is the newest backup.
-    """
+    """Read every byte of a backup and print each damaged file. Exit code 1: at least one file is damaged."""
     store = Store.at(url)
     manifest = store.newest(backup_id)
     copies = [copy for stream in manifest.streams for copy in stream.partitions]
@@ -628,8 +623,8 @@ def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bo
         f"{len(done.backups)} of {done.of_backups} backups and {len(done.files)} pieces ({done.size_bytes / _MIB:.1f} MiB) {verb}"
     )
     for running in done.waits_for:
-        click.echo(f"{running} is being made, or has died, and no backup has begun half a day after it: what it may use stays")
-        click.echo(f"if you know that its process has ended: liftpy backup prune URL --keep {keep} --unfinished {running}")
+        click.echo(f"{running} is not complete, and no newer backup has begun within half a day. The command keeps its files")
+        click.echo(f"If its process has ended: liftpy backup prune URL --keep {keep} --unfinished {running}")
 
 
 backup.add_command(restore)

@@ -1,4 +1,4 @@
-"""``liftpy bench``: this cluster beside JetStream, Liftbridge and Kafka on this machine, in one run."""
+"""``liftpy bench``: measure liftpy, JetStream, Liftbridge and Kafka on this machine, in one run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sidecar.bench.cases import CASES, Asked
 from sidecar.bench.running import better, draw, report, require_plots
 from sidecar.bench.systems import OURS, SYSTEMS, PeersGiven, choose_systems
 from sidecar.cli.help import HelpCommand
-from sidecar.cli.options import Duration, OutputFile, json_option
+from sidecar.cli.options import Duration, OutputFile, Size, json_option
 
 _UNITS = {
     "per_s": "{:,.0f}/s",
@@ -28,7 +28,7 @@ _UNITS = {
 }
 
 
-@click.command(cls=HelpCommand, example="liftpy bench --case acked --seconds 3 --rounds 3")
+@click.command(cls=HelpCommand, example="liftpy bench --case acked --duration 3s --rounds 3")
 @click.option(
     "--system",
     "systems",
@@ -43,7 +43,13 @@ _UNITS = {
     "--case", "cases", type=click.Choice(list(CASES)), multiple=True, help="Case to measure. May be repeated.  [default: all]"
 )
 @click.option(
-    "--seconds", type=Duration(0.1, 600), default="3s", show_default=True, metavar="DURATION", help="Duration of each run."
+    "--duration",
+    "seconds",
+    type=Duration(0.1, 600),
+    default="3s",
+    show_default=True,
+    metavar="DURATION",
+    help="Duration of each run.",
 )
 @click.option(
     "--rounds",
@@ -52,7 +58,13 @@ _UNITS = {
     show_default=True,
     help="Number of rounds. The systems alternate, and the results are medians.",
 )
-@click.option("--sizes", default="100,1000", show_default=True, help="Message sizes in bytes, separated by commas.")
+@click.option(
+    "--sizes",
+    default="100,1000",
+    show_default=True,
+    metavar="SIZE,SIZE,...",
+    help="Message sizes, separated by commas, such as 100B,64KiB. A number without a unit is in bytes.",
+)
 @click.option("--windows", default="1,64,4000", show_default=True, help="Numbers of messages in flight, separated by commas.")
 @click.option(
     "--loads",
@@ -80,7 +92,8 @@ _UNITS = {
     help="Directory with the jars of Kafka (`libs` of its distribution). Measures Kafka too. Needs Java.",
 )
 @click.option(
-    "--out",
+    "--output",
+    "out",
     type=OutputFile(),
     help="Append each result to this file when it is measured, one JSON object per line.",
 )
@@ -118,7 +131,7 @@ def bench(
     before. The exit code is 1 if a case failed or the run was interrupted.
     """
     parts = [percent / 100 for percent in _numbers(loads, "--loads")]
-    asked = Asked(seconds, _numbers(sizes, "--sizes"), _numbers(windows, "--windows"), publishers, parts)
+    asked = Asked(seconds, _sizes(sizes), _numbers(windows, "--windows"), publishers, parts)
     say = functools.partial(click.echo, err=True)
     given = PeersGiven(int(nats_servers), kafka_jars)
     named = choose_systems(systems, given, say)
@@ -150,6 +163,14 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
     if not found or min(found) < 1:
         raise ConfigError(f"Invalid value for {option}: {text!r}. Use whole numbers of 1 or more, separated by commas.")
     return found
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    size = Size(1, 64 << 20)
+    try:
+        return tuple(size.convert(part.strip(), None, None) for part in text.split(","))
+    except click.BadParameter as error:
+        raise ConfigError(f"Invalid value for --sizes: {error.message}. Separate the sizes by commas.") from None
 
 
 def show(found: dict[str, Any], console: Console) -> None:

@@ -1,14 +1,11 @@
-"""``liftpy consume``: print the committed records of one partition, or as a member of a group, or write them to a file.
+"""``liftpy consume``: print the committed records of a partition or of a group, or write them to a file.
 
-``liftpy consume --group NAME``: one member of a consumer group: processes with one name share the partitions of the stream.
+With ``--group NAME``, the command is a member of a consumer group. The members share the partitions of the stream. The command
+commits printed records every five seconds, when a partition moves to another member, and at the end. Ctrl-C is also an end. A
+record that was not printed completely is not committed, so another member reads it again.
 
-What was printed is committed every five seconds, when a partition moves to another member, and at the end, Ctrl-C included. What was
-only begun to be printed is not: it comes again, here or elsewhere.
-
-What ``liftpy consume --output FILE`` writes: Parquet, Arrow or lines of JSON, by the file's suffix; and the bar beside it.
-
-The file gets its name when it is whole, or when Ctrl-C ends a reading that follows; until then it is ``FILE.part``. What is there
-already is never overwritten.
+With ``--output FILE``, the suffix of the file selects Parquet, Arrow or lines of JSON. Until the file is complete, its name is
+``FILE.part``. After Ctrl-C during ``--follow``, the file is complete. The command never overwrites an existing file.
 """
 
 from __future__ import annotations
@@ -33,11 +30,10 @@ from liftpy.core.wire.batch import Record
 from liftpy.core.wire.subjects import data_subject, overlaps
 from liftpy.errors import ConfigError
 from liftpy.nats.cancellation import end_tasks
-from sidecar.cli.closed_pipe import reader_gone
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import BYTES, connection_options, json_option
-from sidecar.cli.progress import Progress
+from sidecar.cli.output import Progress, wait_for_closed_pipe
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
@@ -322,10 +318,10 @@ LINES: dict[str, Callable[[GroupBatch], Iterator[bytes]]] = {
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "value", "json"]),
+    type=click.Choice(["text", "value"]),
     default="text",
     show_default=True,
-    help="Output: offset and value (text), the value alone, or one JSON object per line.",
+    help="Output of a record: offset and value (text), or the value alone. --json prints one JSON object per line.",
 )
 @click.option(
     "--output",
@@ -396,7 +392,7 @@ def _warn_of_unmatched(stream: str, own: Sequence[str], subjects: Sequence[str])
 async def _until_nobody_reads(client: Client, doing: Coroutine[Any, Any, None], ending_s: float) -> None:
     """Run ``doing`` until the reader of the output has closed it. ``ending_s``: time for a clean end after that, in seconds."""
     working = start_attended(doing)
-    watching = start_attended(reader_gone(sys.stdout))
+    watching = start_attended(wait_for_closed_pipe(sys.stdout))
     try:
         done, _ = await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         await done.pop()

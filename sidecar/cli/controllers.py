@@ -1,6 +1,6 @@
-"""``liftpy controllers``: the metadata group as its leader sees it; add, remove and replace its members, by its own log [M10].
+"""``liftpy controllers``: show the metadata group, and add, remove or replace its members through its own log [M10].
 
-``liftpy controllers force-recover``: begin a metadata group again that has lost its majority for good; offline.
+``liftpy controllers force-recover`` rebuilds a metadata group that has permanently lost its majority. It works offline.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from sidecar.runtime.settings import DEFAULT_NAMESPACE, Target
 @click.command(
     name="force-recover",
     cls=HelpCommand,
-    example="liftpy controllers force-recover --data /var/lib/liftpy --new-controllers n1,n4,n5 --out /tmp/rescue --namespace liftpy",
+    example=(
+        "liftpy controllers force-recover --data /var/lib/liftpy --new-controllers n1,n4,n5 --output rescued --namespace liftpy"
+    ),
 )
 @click.option(
     "--data", "folders", multiple=True, required=True, metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path),
@@ -44,7 +46,8 @@ from sidecar.runtime.settings import DEFAULT_NAMESPACE, Target
     help="Ids of the new controllers, separated by commas.  [default: only inspect]",
 )
 @click.option(
-    "--out",
+    "--output",
+    "out",
     type=click.Path(file_okay=False, path_type=Path),
     default=None,
     metavar="DIR",
@@ -85,8 +88,8 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
         written: dict[str, Path] = {}
         if voters:
             if not typed:
-                click.echo("What was decided behind the end of that log is lost for good.", err=True)
-                typed = click.prompt("Type the cluster's namespace to go on", err=True)
+                click.echo("Decisions after the end of that log are LOST permanently.", err=True)
+                typed = click.prompt("Type the namespace of the cluster to continue", err=True)
             if typed != name:
                 raise ConfigError(f"{typed!r} is not the namespace of this cluster. Nothing was changed.")
             written = rescue(chosen, held, tuple(voters.split(",")), out, time.time_ns())
@@ -94,15 +97,15 @@ def force_recover(folders: tuple[Path, ...], voters: str, out: Path | None, name
         click.echo(json.dumps({"survivors": rows, "written": {node: str(path) for node, path in written.items()}}))
         return
     for node, path in written.items():
-        click.echo(f"{node}: {path}" + ("" if path.parent in folders else f" (put it into the data folder of {node})"))
+        click.echo(f"{node}: {path}" + ("" if path.parent in folders else f" (copy it into the data directory of {node})"))
     if written:
-        click.echo("Start these nodes, then the others. Every ISR is that of the log that was taken: look at liftpy status.")
+        click.echo("Start these nodes, then the others. Then check every ISR with `liftpy status`.")
 
 
 def _row_text(row: dict[str, object]) -> str:
     if row["taken"]:
         return "taken"
-    return f"other entries from {row['parts_from']} on" if row["parts_from"] else "is the beginning of that"
+    return f"other entries from {row['parts_from']} on" if row["parts_from"] else "is a prefix of that log"
 
 
 _POLL_S = 0.2
@@ -128,47 +131,48 @@ def _add_change_options(function: F) -> F:
     timeout = click.option(
         "--timeout",
         "timeout_s",
-        type=Duration(0, 86_400),
+        type=Duration(0.1, 86_400),
         default="60s",
         show_default=True,
         metavar="DURATION",
-        help="Time to wait for the change. After that the change continues in the background. 0 does not wait.",
+        help="Maximum time to wait. After that the change continues in the background.",
     )
-    return timeout(json_option(connection_options(function)))
+    wait = click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the change is complete.")
+    return wait(timeout(json_option(connection_options(function))))
 
 
 @controllers.command(example="liftpy controllers add n4")
 @click.argument("node_id", metavar="NODE", type=NODE)
 @_add_change_options
-def add(node_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
+def add(node_id: str, wait: bool, timeout_s: float, as_json: bool, target: Target) -> None:
     """Make the running node NODE a controller. NODE first receives the log, and gets its vote when it has caught up.
 
     The command also cancels a removal of NODE that is not complete.
     """
-    _change(target, as_json, timeout_s, add=node_id)
+    _change(target, as_json, timeout_s if wait else None, add=node_id)
 
 
 @controllers.command(example="liftpy controllers remove n1")
 @click.argument("node_id", metavar="NODE", type=NODE)
 @_add_change_options
-def remove(node_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
+def remove(node_id: str, wait: bool, timeout_s: float, as_json: bool, target: Target) -> None:
     """Remove NODE from the controllers. It remains a node.
 
     The command also cancels an addition of NODE that is not complete.
     """
-    _change(target, as_json, timeout_s, remove=node_id)
+    _change(target, as_json, timeout_s if wait else None, remove=node_id)
 
 
 @controllers.command(example="liftpy controllers replace n1 n4")
 @click.argument("old_id", metavar="OLD", type=NODE)
 @click.argument("new_id", metavar="NEW", type=NODE)
 @_add_change_options
-def replace(old_id: str, new_id: str, timeout_s: float, as_json: bool, target: Target) -> None:
+def replace(old_id: str, new_id: str, wait: bool, timeout_s: float, as_json: bool, target: Target) -> None:
     """Replace controller OLD, which may be down, with the running node NEW. The cluster first adds NEW and then removes OLD."""
-    _change(target, as_json, timeout_s, add=new_id, remove=old_id)
+    _change(target, as_json, timeout_s if wait else None, add=new_id, remove=old_id)
 
 
-def _change(target: Target, as_json: bool, timeout_s: float, *, add: str = "", remove: str = "") -> None:
+def _change(target: Target, as_json: bool, timeout_s: float | None, *, add: str = "", remove: str = "") -> None:
     for node_id in filter(None, (add, remove)):
         check_name(node_id, "node")
 
@@ -176,7 +180,8 @@ def _change(target: Target, as_json: bool, timeout_s: float, *, add: str = "", r
         decided = await client.admin.change_controllers(add=add, remove=remove)
         if not as_json:
             click.echo(decided, err=True)
-        await _wait_until_ended(client, timeout_s)
+        if timeout_s is not None:
+            await _wait_until_ended(client, timeout_s)
         return await gather(client)
 
     _say(with_client(target, work), as_json)
@@ -189,7 +194,7 @@ def _say(found: dict[str, Any], as_json: bool) -> None:
 async def _wait_until_ended(client: Client, timeout_s: float) -> None:
     """Wait until no change is in progress. Raise UnavailableError if that takes too long."""
     deadline = time.monotonic() + timeout_s
-    while timeout_s:
+    while True:
         state = await client.admin.describe_cluster(linearizable=True)
         under_way = _under_way(state)
         if not under_way:
@@ -229,7 +234,7 @@ def _show(found: dict[str, Any]) -> None:
         rows.append((member["node_id"], state, *figures))
     Console().print(table(("controller", "state", "term", "commit", "applied", "lag"), rows))
     if not found["metadata_leader"]:
-        click.echo("no metadata leader: at least half of the controllers can't be reached")
+        click.echo("no metadata leader: at least half of the controllers cannot be reached")
     if found["under_way"]:
         click.echo(found["under_way"])
 

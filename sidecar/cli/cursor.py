@@ -1,4 +1,4 @@
-"""``liftpy cursor``: named positions outside groups: listed, shown, set, forgotten."""
+"""``liftpy cursor``: list, show, set and delete cursors. A cursor is a named position outside of consumer groups."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from liftpy.errors import NotFoundError
 from sidecar.cli.completion import CURSOR
 from sidecar.cli.group import lag_of
 from sidecar.cli.help import HelpGroup
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import NOTHING_DONE, connection_options, dry_run_option, json_option, yes_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
-
-_NOTHING_DONE = "nothing is done without --yes"
 
 
 @click.group(cls=HelpGroup, example="liftpy cursor show reports")
@@ -62,7 +60,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
     Console().print(table(("PARTITION", "POSITION", "LAG"), shown))
 
 
-@cursor.command("set", example="liftpy cursor set reports --stream orders --to -1h --yes")
+@cursor.command("set", example="liftpy cursor set reports --stream orders --to -1h --dry-run")
 @click.argument("name", type=CURSOR)
 @click.option("--stream", required=True, metavar="NAME", help="Stream of the cursor.")
 @click.option("--partition", type=click.IntRange(0), default=None, help="Set only this partition.  [default: all]")
@@ -73,13 +71,14 @@ def show(name: str, as_json: bool, target: Target) -> None:
     metavar="WHERE",
     help="New position: earliest, new, an OFFSET, -1000 (1000 offsets before the end), or a time such as -10m.",
 )
-@click.option("--yes", is_flag=True, help="Apply the change. Without it, the command only prints the change.")
+@dry_run_option
+@yes_option
 @connection_options
-def set_(name: str, stream: str, partition: int | None, where: str, yes: bool, target: Target) -> None:
+def set_(name: str, stream: str, partition: int | None, where: str, dry_run: bool, yes: bool, target: Target) -> None:
     """Set or create cursor NAME. A client that holds the cursor can no longer commit."""
     start = parse_start(where, datetime.now(UTC), "--to")
 
-    async def work(client: Client) -> None:
+    async def plan(client: Client) -> dict[PartitionKey, int]:
         known = await client.stream(stream)
         numbers = [p.partition for p in known.partitions] if partition is None else [partition]
         try:
@@ -92,27 +91,33 @@ def set_(name: str, stream: str, partition: int | None, where: str, yes: bool, t
             wanted[PartitionKey(stream, at.uid, number)] = at.offset
         rows = [(f"{key.stream}/{key.partition}", str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
         Console().print(table(("PARTITION", "POSITION", "NEW"), rows))
-        if yes:
-            await client.cursors.set(name, wanted)
-        else:
-            click.echo(_NOTHING_DONE)
+        return wanted
 
-    with_client(target, work)
+    wanted = with_client(target, plan)
+    if dry_run:
+        click.echo(NOTHING_DONE)
+        return
+    if not yes:
+        click.confirm(f"set cursor {name}?", abort=True, err=True)
+    with_client(target, lambda client: client.cursors.set(name, wanted))
+    click.echo(f"cursor {name} set")
 
 
-@cursor.command(example="liftpy cursor delete reports --yes")
+@cursor.command(example="liftpy cursor delete reports --dry-run")
 @click.argument("name", type=CURSOR)
-@click.option("--yes", is_flag=True, help="Apply the change. Without it, the command only prints what would be deleted.")
+@dry_run_option
+@yes_option
 @connection_options
-def delete(name: str, yes: bool, target: Target) -> None:
+def delete(name: str, dry_run: bool, yes: bool, target: Target) -> None:
     """Delete cursor NAME. A client that holds the cursor can no longer commit."""
 
-    async def work(client: Client) -> None:
-        for key, at in sorted((await client.cursors.describe(name)).items()):
-            click.echo(f"{name}: {key.stream}/{key.partition} at {at}")
-        if yes:
-            await client.cursors.delete(name)
-        else:
-            click.echo(_NOTHING_DONE)
-
-    with_client(target, work)
+    positions = with_client(target, lambda client: client.cursors.describe(name))
+    for key, at in sorted(positions.items()):
+        click.echo(f"{name}: {key.stream}/{key.partition} at {at}")
+    if dry_run:
+        click.echo(NOTHING_DONE)
+        return
+    if not yes:
+        click.confirm(f"delete cursor {name} permanently?", abort=True, err=True)
+    with_client(target, lambda client: client.cursors.delete(name))
+    click.echo(f"cursor {name} deleted")

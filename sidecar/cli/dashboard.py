@@ -1,4 +1,4 @@
-"""``liftpy dashboard``: the cluster's pages, for a cluster whose nodes open no port; over NATS only, with the role ``status``."""
+"""``liftpy dashboard``: serve the web page of a cluster over NATS. The nodes need no open port. It needs the role ``status``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import click
 from liftpy.client import Client
 from liftpy.core.observe.merge_metrics import together
 from liftpy.errors import ConfigError, LiftError, NotAllowedError, UnavailableError
-from sidecar.cli.closed_pipe import reader_gone
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.output import wait_for_closed_pipe
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
@@ -41,7 +41,7 @@ _MOST_TRIED = 3
 )
 @click.option("--hostname", "hosts", multiple=True, metavar="NAME", help="Additional host name that browsers may use.")
 @click.option(
-    "--records",
+    "--show-records",
     "has_records",
     is_flag=True,
     help="Also show records, at /records/STREAM. It needs operator permissions, because each read makes an event records_read.",
@@ -101,7 +101,7 @@ async def _serve(shown: ClusterSite, address: str, port: int, as_json: bool) -> 
     stopped = asyncio.Event()
     with contextlib.suppress(NotImplementedError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    gone = start_attended(reader_gone(sys.stdout)) if as_json else None
+    gone = start_attended(wait_for_closed_pipe(sys.stdout)) if as_json else None
     waits = [start_attended(stopped.wait()), *([gone] if gone is not None else [])]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

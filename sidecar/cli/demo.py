@@ -1,8 +1,8 @@
-"""``liftpy demo``: an end-to-end test on real data, checked record by record.
+"""``liftpy demo``: an end-to-end test with real data, which compares every record.
 
-A cluster of three sidecars, a stream with three replicas, a publisher that knows only NATS, the client and Spark reading back
-what was committed; in the middle the leader is killed. It exits 0 only if everything agrees, and leaves nothing running and
-nothing on the disk.
+The demo starts three sidecars and a stream with three replicas. A publisher with plain NATS publishes, and the demo kills
+the leader. Then the client and Spark read the committed records. The exit code is 0 only if all results agree. The demo
+leaves no process and no file behind.
 """
 
 from __future__ import annotations

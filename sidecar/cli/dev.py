@@ -109,7 +109,7 @@ def dev(
     """
     settings, unused = dev_environment()
     if unused:
-        click.echo(f"not used by liftpy dev, which names and places its nodes itself: {', '.join(unused)}", err=True)
+        click.echo(f"liftpy dev ignores these variables, because it names and places its nodes: {', '.join(unused)}", err=True)
     for name, nearest in unknown_variables().items():
         hint = f"Did you mean {nearest}?" if nearest else "See `liftpy sidecar --help` for the settings."
         click.echo(f"Unknown environment variable {name} is ignored. {hint}", err=True)
@@ -181,7 +181,7 @@ class _Supervisor:
                         f"Node {name} ends repeatedly ({node.how_it_ended}). Fix the cause in its log, then run `liftpy dev` "
                         f"again. Last log lines: {' | '.join(list(node.log)[-3:])}"
                     )
-                click.echo(f"node {name} {node.how_it_ended}; it is started again in {self._after_s:g} s", err=True)
+                click.echo(f"node {name} {node.how_it_ended}; restart in {self._after_s:g} s", err=True)
             elif now_s - self._ended_s[name] >= self._after_s:
                 del self._ended_s[name]
                 self._started_s[name] = now_s

@@ -1,6 +1,6 @@
-"""``liftpy events``: events of the cluster, as its controllers remember them. It needs the role ``operator``.
+"""``liftpy events``: print events of the cluster that the controllers keep in memory. It needs the role ``operator``.
 
-The events are equal on every controller. So the command can continue at another controller without showing an event twice.
+The events are equal on every controller. So the command can continue at another controller without printing an event twice.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from liftpy.core.metadata.controller.cluster_events import event_text
 from liftpy.core.observe.node_events import checked_event
 from liftpy.core.wire.subjects import EVENTS_STREAM
 from liftpy.errors import LiftError, NotAllowedError, UnavailableError
-from sidecar.cli.closed_pipe import reader_gone
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import Duration, connection_options, json_option
+from sidecar.cli.output import wait_for_closed_pipe
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
@@ -56,7 +56,7 @@ def events(since_s: float, follow: bool, as_json: bool, target: Target) -> None:
     since_ns = max(0, time.time_ns() - round(since_s * NS_PER_S))
 
     async def work(client: Client) -> None:
-        gone = start_attended(reader_gone(sys.stdout))
+        gone = start_attended(wait_for_closed_pipe(sys.stdout))
         async for said in EventPages(client).pages(since_ns, follow=follow):
             _show(said, as_json)
             if gone.done():
@@ -178,7 +178,7 @@ async def _sleep(wait_s: float) -> None:
 
 def _show(said: dict[str, Any], as_json: bool) -> None:
     if said["gap"] and not as_json:
-        click.echo(f"(what happened up to entry {said['begins']:,} is not known any more)")
+        click.echo(f"(the history up to entry {said['begins']:,} is no longer in memory)")
     elif said["gap"]:
         click.echo(json.dumps({"kind": "gap", "up_to_index": said["begins"]}))
     for event in said["events"]:

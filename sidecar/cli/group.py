@@ -1,4 +1,4 @@
-"""``liftpy group``: consumer groups, their members and lag. Set or delete committed positions."""
+"""``liftpy group``: list and show consumer groups with their members and lag, and reset or delete committed positions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from liftpy.core.base.ids import PartitionKey
 from liftpy.errors import NotFoundError
 from sidecar.cli.completion import GROUP
 from sidecar.cli.help import HelpGroup
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import NOTHING_DONE, connection_options, dry_run_option, json_option, yes_option
 from sidecar.cli.output import table
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -107,7 +107,7 @@ async def lag_of(client: Client, key: PartitionKey, position: int) -> tuple[Part
     return key, position, max(bounds.end_offset - first, 0) if bounds.uid == key.uid else None
 
 
-@group.command(example="liftpy group reset billing --stream orders --to earliest --yes")
+@group.command(example="liftpy group reset billing --stream orders --to earliest --dry-run")
 @click.argument("name", type=GROUP)
 @click.option("--stream", required=True, metavar="NAME", help="Stream of the group.")
 @click.option("--partition", type=click.IntRange(0), default=None, help="Reset only this partition.  [default: all]")
@@ -118,13 +118,14 @@ async def lag_of(client: Client, key: PartitionKey, position: int) -> tuple[Part
     metavar="WHERE",
     help="New position: earliest, new, an OFFSET, -1000 (1000 offsets before the end), or a time such as -10m.",
 )
-@click.option("--yes", is_flag=True, help="Apply the change. Without it, the command only prints the change.")
+@dry_run_option
+@yes_option
 @connection_options
-def reset(name: str, stream: str, partition: int | None, where: str, yes: bool, target: Target) -> None:
+def reset(name: str, stream: str, partition: int | None, where: str, dry_run: bool, yes: bool, target: Target) -> None:
     """Set the committed position of group NAME. The group must have no members."""
     start = parse_start(where, datetime.now(UTC), "--to")
 
-    async def work(client: Client) -> None:
+    async def plan(client: Client) -> dict[PartitionKey, int]:
         known = await client.stream(stream)
         numbers = [p.partition for p in known.partitions] if partition is None else [partition]
         before = (await client.groups.describe(name)).positions
@@ -134,27 +135,32 @@ def reset(name: str, stream: str, partition: int | None, where: str, yes: bool, 
             wanted[PartitionKey(stream, at.uid, number)] = at.offset
         rows = [(f"{key.stream}/{key.partition}", str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
         Console().print(table(("PARTITION", "COMMITTED", "NEW"), rows))
-        if yes:
-            await client.groups.reset(name, wanted)
-        else:
-            click.echo("nothing is done without --yes")
+        return wanted
 
-    with_client(target, work)
+    wanted = with_client(target, plan)
+    if dry_run:
+        click.echo(NOTHING_DONE)
+        return
+    if not yes:
+        click.confirm(f"set the committed positions of group {name}?", abort=True, err=True)
+    with_client(target, lambda client: client.groups.reset(name, wanted))
+    click.echo(f"group {name} reset")
 
 
-@group.command(example="liftpy group delete billing --yes")
+@group.command(example="liftpy group delete billing --dry-run")
 @click.argument("name", type=GROUP)
-@click.option("--yes", is_flag=True, help="Apply the change. Without it, the command only prints what would be deleted.")
+@dry_run_option
+@yes_option
 @connection_options
-def delete(name: str, yes: bool, target: Target) -> None:
+def delete(name: str, dry_run: bool, yes: bool, target: Target) -> None:
     """Delete group NAME and its committed positions. The group must have no members."""
 
-    async def work(client: Client) -> None:
-        described = await client.groups.describe(name)
-        click.echo(f"{name}: {len(described.members)} members, {len(described.positions)} committed positions")
-        if yes:
-            await client.groups.delete(name)
-        else:
-            click.echo("nothing is done without --yes")
-
-    with_client(target, work)
+    described = with_client(target, lambda client: client.groups.describe(name))
+    click.echo(f"{name}: {len(described.members)} members, {len(described.positions)} committed positions")
+    if dry_run:
+        click.echo(NOTHING_DONE)
+        return
+    if not yes:
+        click.confirm(f"delete group {name} and its committed positions permanently?", abort=True, err=True)
+    with_client(target, lambda client: client.groups.delete(name))
+    click.echo(f"group {name} deleted")

@@ -1,101 +1,196 @@
-"""``liftpy health``: whether a node is live, ready or caught up, over its status port or NATS; whether the cluster is.
+"""``liftpy health``: check a node or the whole cluster over NATS, or the node on this machine over its status port.
 
-Exit codes: 0 healthy, 1 not, 3 nobody answered. With ``--port`` nothing of NATS is loaded: a probe may be started every few seconds.
+A supervisor may start the command every few seconds. So only ``--probe`` loads a ``Client`` with numpy and uvloop. With
+``--status-port``, ``main.py`` runs the command of ``health_port.py``, which does not load NATS.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
-import socket
+import asyncio
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
+import nats
+import nats.errors
 
-from sidecar.cli.help import HelpCommand
-
-EXIT_UNHEALTHY = 1
-"""A check of ``liftpy health`` has failed."""
-EXIT_SILENT = 3
-"""No node has answered ``liftpy health``."""
-_TIMEOUT_S = 3.0
-_MOST_BYTES = 1 << 16
-_PATHS = {"live": "/livez?verbose", "ready": "/readyz?verbose", "synced": "/readyz?synced&verbose"}
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def levels(function: F) -> F:
-    """Add the flags --synced, --ready and --live. The command gets the chosen one as ``level``."""
-    for flag, text in (
-        ("--synced", "Check that the node is ready, and that all its replicas have been in sync since its start."),
-        ("--ready", "Check that the node takes part in the cluster. (default)"),
-        ("--live", "Check that the process works. It does not need to be restarted. Problems of other nodes do not count."),
-    ):
-        name = flag.removeprefix("--")
-        function = click.option(flag, "level", flag_value=name, help=text)(function)
-    return function
-
-
-PORT = click.option(
-    "--port",
-    type=click.IntRange(1, 65_535),
-    default=None,
-    help="Query the node on this machine with this status port, without NATS.",
+from liftpy.client.admin_requests import NodeRequests, connect_for_requests
+from liftpy.core.base.ids import PROBE_STREAM as PROBE
+from liftpy.core.base.strict_json import load_json
+from liftpy.core.observe.cluster_health import ClusterVerdict, verdict_of
+from liftpy.core.observe.verdicts import VERDICTS, Reason, reason
+from liftpy.errors import (
+    LiftError,
+    NatsUnreachableError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ProtocolError,
+    UnavailableError,
 )
+from sidecar.cli.health_port import by_port, levels, show, status_port_option
+from sidecar.cli.help import HelpCommand
+from sidecar.cli.node_reports import judge_cluster, unknown_data
+from sidecar.cli.options import connection_options, json_option
+from sidecar.runtime.settings import Target
+
+if TYPE_CHECKING:
+    from liftpy.client import Client
+
+_TIMEOUT_S = 3.0
+_OF_LIVE = ("fenced", "silent", "no-majority")
+"""Words of the problems that --live checks."""
+_PROBE_SUBJECT = "liftpy-probe"
 
 
-class _Health(HelpCommand):
-    """Command ``health``. Without ``--port`` it works over NATS."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Make the context of the command that is meant."""
-        if any(word == "--port" or word.startswith("--port=") for word in args):
-            return super().make_context(info_name, args, parent, **extra)
-        over_nats = importlib.import_module("sidecar.cli.health_nats").health
-        context: click.Context = over_nats.make_context(info_name, args, parent, **extra)
-        return context
-
-
-@click.command(cls=_Health, example="liftpy health --port 8222 --ready")
+@click.command(cls=HelpCommand, example="liftpy health --cluster\nliftpy health --status-port 8222 --live")
 @levels
-@PORT
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def health(level: str | None, port: int, as_json: bool) -> int:
-    """Check the health of the node with this status port. Exit code 0: healthy, 1: not healthy, 3: no answer."""
-    return show(_by_port(port, level or "ready"), as_json)
+@status_port_option
+@click.option("--node", "node_id", default=None, metavar="NODE", help="Check this node, over NATS.")
+@click.option("--cluster", is_flag=True, help="Check each node, and check that the metadata group can commit. (default)")
+@click.option(
+    "--probe", is_flag=True, help=f"Publish a record to stream {PROBE}, read it back, and print the time of each step."
+)
+@json_option
+@connection_options
+def health(
+    level: str | None, port: int | None, node_id: str | None, cluster: bool, probe: bool, as_json: bool, target: Target
+) -> int:
+    """Check the health of a node or of the cluster. Exit code 0: healthy, 1: not healthy, 3: no answer.
 
+    A cluster is healthy if all of these are true:
 
-def show(found: dict[str, Any], as_json: bool) -> int:
-    """Print the result and return the exit code."""
-    click.echo(json.dumps(found) if as_json else "\n".join(found["checks"]))
-    return 0 if found["healthy"] else EXIT_SILENT if found["silent"] else EXIT_UNHEALTHY
+    \b
+    - The metadata group commits.
+    - Each node passes its own check.
+    - The verdict of the cluster names no problem that an operator must solve. A line with [!] is a problem that ends by itself.
 
-
-def _by_port(port: int, level: str) -> dict[str, Any]:
-    try:
-        answer = _ask_local_node(port, _PATHS[level])
-    except (OSError, ValueError) as error:
-        return {"healthy": False, "silent": True, "checks": [f"[-] nobody answered on port {port}: {error}"]}
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return {"healthy": head.split()[1] == b"200", "silent": False, "checks": body.decode("utf-8", "replace").splitlines()}
-
-
-def _ask_local_node(port: int, path: str) -> bytes:
-    """Return the answer of the local node.
-
-    Raise OSError, or ValueError if it is not HTTP. Python's own client takes 20 ms to import.
+    After a network partition, the side with the majority reports 1 (the other nodes are fenced). The other side reports 3.
     """
-    deadline = time.monotonic() + _TIMEOUT_S
-    with socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S) as connection:
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
-        answer = b""
-        while len(answer) < _MOST_BYTES and (more := connection.recv(_MOST_BYTES)):
-            answer += more
-            connection.settimeout(max(0.001, deadline - time.monotonic()))
-    if not answer.startswith(b"HTTP/1.") or len(answer.split(None, 2)) < 3:
-        raise ValueError("the answer is not HTTP. Check that the port is the status port of the node")
-    return answer
+    if node_id is not None and cluster:
+        raise click.UsageError("--node and --cluster cannot be combined. Remove one of them.")
+    if port is not None:
+        return show(by_port(port, level or "ready"), as_json)
+    return show(_by_nats(target, level or "ready", node_id, probe), as_json)
+
+
+def _by_nats(target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
+    try:
+        return asyncio.run(_collect_health(target, level, node_id, probe))
+    except NatsUnreachableError as error:
+        lost = reason("nats-lost", who="This command", why=f": {error}")
+        return _result([f"[-] {lost.line}"], silent=True, verdict=verdict_of([lost]))
+    except (UnavailableError, OutcomeUnknownError) as error:
+        return _result([f"[-] no answer: {error}"], silent=True)
+
+
+def _result(lines: list[str], *, silent: bool, verdict: ClusterVerdict | None = None) -> dict[str, Any]:
+    found = {"healthy": not any(line.startswith("[-]") for line in lines), "silent": silent, "checks": lines}
+    return found if verdict is None else {**found, "verdict": verdict.as_object()}
+
+
+async def _collect_health(target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
+    who: dict[str, Any] = {"credentials": target.credentials, "name": "liftpy-cli", "timeout_s": _TIMEOUT_S}
+    async with connect_for_requests(target.nats, target.namespace, **who) as cluster:
+        return await (_of_node(cluster, level, node_id) if node_id is not None else _of_cluster(cluster, target, level, probe))
+
+
+async def _of_node(cluster: NodeRequests, level: str, node_id: str) -> dict[str, Any]:
+    said = await said_by(cluster, node_id)
+    return _result(_node_lines(node_id, said, level), silent=said is None)
+
+
+def _node_lines(name: str, said: dict[str, Any] | None, level: str) -> list[str]:
+    if said is None:
+        return [f"[-] {name}: does not answer"]
+    why = "; ".join(f"{check}: {text}" for check, text in said["checks"].items() if text)
+    lines = [f"[+] {name}: {level}" if said["health"][level] else f"[-] {name}: not {level}: {why}"]
+    if unknown := said.get("unknown_streams"):
+        lines.append(f"[+] {unknown_data(name, unknown)}")
+    return lines
+
+
+async def _of_cluster(cluster: NodeRequests, target: Target, level: str, probe: bool) -> dict[str, Any]:
+    """Return the checks of the cluster and its verdict. Without a majority, the nodes still answer for themselves."""
+    lines: list[str] = []
+    began = time.monotonic()
+    try:
+        state = await cluster.describe_cluster(linearizable=True)
+    except (UnavailableError, OutcomeUnknownError) as error:
+        lines.append(f"[-] metadata group: {error}")
+        try:
+            names = await cluster.node_ids()
+        except (UnavailableError, OutcomeUnknownError):
+            return _result(lines, silent=True)
+        verdict = await judge_cluster(cluster, names)
+        return _result([*lines, *map(_reason_line, verdict.reasons)], silent=True, verdict=verdict)
+    lines.append(f"[+] metadata group: committed a barrier in {(time.monotonic() - began) * 1000:.1f} ms")
+    for name in state.image.live_nodes():
+        lines += _node_lines(name, await said_by(cluster, name), level)
+    verdict = await judge_cluster(cluster, sorted(state.image.nodes))
+    lines += [_reason_line(one) for one in verdict.reasons if level != "live" or one.word in _OF_LIVE]
+    if probe:
+        lines += await _probe_stream(target)
+    return _result(lines, silent=False, verdict=verdict)
+
+
+def _reason_line(one: Reason) -> str:
+    return f"[{'-' if VERDICTS[one.word].makes_unhealthy else '!'}] {one.line}"
+
+
+async def said_by(client: NodeRequests, node_id: str) -> dict[str, Any] | None:
+    """Return the health of the node, None without an answer."""
+    try:
+        found = await client.node_health(node_id, _TIMEOUT_S)
+        return found if "health" in found and "checks" in found else None
+    except (UnavailableError, OutcomeUnknownError, ProtocolError):
+        return None
+
+
+async def _publish_probe(target: Target, value: bytes) -> int:
+    """Publish as any NATS client does, and return the record's offset. Raises LiftError."""
+    try:
+        connection = await nats.connect(list(target.nats), connect_timeout=_TIMEOUT_S, **target.credentials.nats_options())
+        try:
+            answer = load_json((await connection.request(_PROBE_SUBJECT, value, timeout=_TIMEOUT_S)).data)
+        finally:
+            await connection.close()
+    except (nats.errors.Error, OSError, TimeoutError, ValueError) as error:
+        raise UnavailableError(f"The probe got no ack: {error!r}. Check that a leader is up: `liftpy status`.") from None
+    if answer.get("error"):
+        raise UnavailableError(f"The probe was rejected: {answer['error'].get('description')}. Check `liftpy status`.")
+    return int(answer["seq"]) - 1
+
+
+async def _probe_stream(target: Target) -> list[str]:
+    """Return a record there and back, with the time of each step."""
+    from liftpy.client import connect
+
+    async with await connect(
+        target.nats, target.namespace, credentials=target.credentials, name="liftpy-cli", timeout_s=_TIMEOUT_S
+    ) as client:
+        return await _there_and_back(client, target)
+
+
+async def _there_and_back(client: Client, target: Target) -> list[str]:
+    lines: list[str] = []
+    began = time.monotonic()
+    try:
+        try:
+            await client.stream(PROBE)
+        except NotFoundError:
+            client.admin.allow_internal()
+            nodes = (await client.admin.describe_cluster()).image.live_nodes()
+            await client.create_stream(PROBE, _PROBE_SUBJECT, replicas=min(3, len(nodes)))
+            lines.append(f"[+] probe: stream made in {(time.monotonic() - began) * 1000:.1f} ms")
+        began, mark = time.monotonic(), f"{time.time_ns()}".encode()
+        offset = await _publish_probe(target, mark)
+        lines.append(f"[+] probe: published and committed in {(time.monotonic() - began) * 1000:.1f} ms")
+        began = time.monotonic()
+        async for record in client.consume(PROBE, start=offset, until="end"):
+            if record.value == mark:
+                lines.append(f"[+] probe: read back in {(time.monotonic() - began) * 1000:.1f} ms")
+                return lines
+        lines.append("[-] probe: what was acknowledged is not there")
+    except LiftError as error:
+        lines.append(f"[-] probe: {error.code}: {error}")
+    return lines

@@ -1,4 +1,4 @@
-"""Format of ``--help``: an example for each command, a section for connection options, the nearest name after a typo."""
+"""Format of ``--help``: an example for each command, a section for connection options, and the nearest name after a typo."""
 
 from __future__ import annotations
 

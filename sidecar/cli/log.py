@@ -22,8 +22,7 @@ from liftpy.core.log.log import Log
 from liftpy.errors import ConfigError, DataDirectoryLockedError
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import json_option
-from sidecar.cli.output import table
-from sidecar.cli.progress import Progress
+from sidecar.cli.output import Progress, table
 from sidecar.disk.files import FolderStorage
 
 EXIT_DAMAGED = 1
@@ -115,7 +114,7 @@ def repair(folder: Path, as_json: bool) -> None:
         return
     click.echo(f"cut {report.cut_bytes} bytes of a torn tail, rebuilt {report.rebuilt_indexes} indexes")
     for damage in report.damage:
-        click.echo(f"set {damage.name} aside: {damage.fault}; records are missing from offset {damage.first_offset} on")
+        click.echo(f"quarantined {damage.name}: {damage.fault}; records are missing from offset {damage.first_offset} on")
     click.echo(f"the log ends before offset {opened.log_end_offset}")
 
 

@@ -1,7 +1,8 @@
-"""The console script ``liftpy``: finds the command, and turns errors into a message and an exit code.
+"""Entry point of the console script ``liftpy``: find the command, and turn errors into a message and an exit code.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or setting, 3 unavailable (nobody answered: retry), 130 interrupted, 128 + number ended by
-SIGTERM or SIGHUP. A command's module is imported only when the command is called: ``liftpy --help`` needs neither NATS nor Spark.
+Exit codes: 0 done, 1 failed, 2 wrong usage or setting, 3 unavailable (no answer: retry), 130 interrupted by Ctrl-C, 128 + number
+after SIGTERM or SIGHUP. The module of a command is imported only when the command runs. So ``liftpy --help`` needs neither NATS
+nor Spark.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ from typing import Any
 
 import click
 
-from liftpy import __version__
-from liftpy.core.base import renamed
+from liftpy import __version__, renamed
 from liftpy.core.base.ids import is_utf8
 from liftpy.errors import ConfigError, LiftError, NatsUnreachableError, NoClusterError, NoMajorityError, UnavailableError
-from sidecar.cli.closed_pipe import nobody_reads
 from sidecar.cli.help import SHARED_OPTIONS, HelpGroup, SharedOption, shared_option
+from sidecar.cli.output import discard_stdout
 
 EXIT_FAILED = 1
 """Every command: failed."""
@@ -62,7 +62,7 @@ COMMANDS = {
     "rebalance": ("sidecar.cli.rebalance", "Move replicas or leaderships so that every node holds its share."),
     "controllers": ("sidecar.cli.controllers", "Show, add, remove and replace members of the metadata group."),
     "settings": ("sidecar.cli.settings", "Show a node's settings, or reload them without a restart."),
-    "log-level": ("sidecar.cli.log_level", "Set the log level of a node for a limited time."),
+    "log-level": ("sidecar.cli.node", "Set the log level of a node for a limited time."),
     "permissions": ("sidecar.cli.permissions", "Print the NATS permissions that a user needs."),
     "context": ("sidecar.cli.context", "Add, select, list and remove contexts: named ways to reach a cluster."),
     "completion": ("sidecar.cli.completion", "Print the completion script of a shell, or the man page."),
@@ -73,6 +73,9 @@ COMMANDS = {
     "bench": ("sidecar.cli.bench", "Measure liftpy, JetStream and other systems on this machine."),
 }
 """Command -> module that holds a click command of the same name, and its line in ``liftpy --help``."""
+
+VARIANTS = {("health", "--status-port"): "sidecar.cli.health_port"}
+"""(command, option) -> module of the command with this option. It imports less than the module in COMMANDS."""
 
 SECTIONS = {
     "Start here": ("dev", "demo"),
@@ -122,6 +125,7 @@ class LazyGroup(HelpGroup):
     Args:
         rows: Command, its module and its line in the help, as in COMMANDS.
         sections: Title in the help, and its commands. Empty: one section.
+        variants: (command, option), and the module of the command with this option.
     """
 
     def __init__(
@@ -129,10 +133,12 @@ class LazyGroup(HelpGroup):
         *args: Any,
         rows: Mapping[str, tuple[str, str]],
         sections: Mapping[str, Sequence[str]] | None = None,
+        variants: Mapping[tuple[str, str], str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._rows = rows
+        self._variants = variants or {}
         self._sections = sections or {"Commands": tuple(rows)}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -141,9 +147,19 @@ class LazyGroup(HelpGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command."""
-        if cmd_name not in self._rows:
-            return None
-        command = getattr(importlib.import_module(self._rows[cmd_name][0]), cmd_name.replace("-", "_"))
+        return self._load(self._rows[cmd_name][0], cmd_name) if cmd_name in self._rows else None
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names, or its variant for an option among the words."""
+        given = {word.partition("=")[0] for word in args[1:]}
+        for (name, option), module in self._variants.items():
+            if args[0] == name and option in given:
+                return name, self._load(module, name), args[1:]
+        return super().resolve_command(ctx, args)
+
+    @staticmethod
+    def _load(module: str, name: str) -> click.Command:
+        command = getattr(importlib.import_module(module), name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return check_texts(command)
 
@@ -156,7 +172,7 @@ class LazyGroup(HelpGroup):
         except (BrokenPipeError, SystemExit) as error:  # caught here, because click and rich themselves would end with 1
             if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
                 raise
-            nobody_reads()
+            discard_stdout()
             return 0
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -171,6 +187,7 @@ class LazyGroup(HelpGroup):
     cls=LazyGroup,
     rows=COMMANDS,
     sections=SECTIONS,
+    variants=VARIANTS,
     example=EXAMPLES,
     epilog="Run 'liftpy help COMMAND' for the options of a command and an example.",
     context_settings={"help_option_names": ["-h", "--help"]},

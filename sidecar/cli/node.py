@@ -1,8 +1,7 @@
-"""``liftpy node``: list, drain and remove nodes. A node joins when it starts. Only an operator removes it.
+"""``liftpy node``: drain and remove nodes, and set their weight and rack. ``liftpy log-level``: the log level of a node.
 
-``liftpy node drain``: what a node holds moves to others, its leaderships first; afterwards it can be stopped and removed.
-
-``liftpy node can-stop``: whether others would miss a node, for whoever restarts them one after another.
+A node joins the cluster when it starts. Only an operator removes it. ``drain`` moves its leaderships and then its replicas to other
+nodes. ``can-stop`` says for a rolling restart whether the node may stop now.
 """
 
 from __future__ import annotations
@@ -24,15 +23,16 @@ from liftpy.core.metadata.reassignment_progress import Movement, offline_on
 from liftpy.errors import ConfigError, NotFoundError, StaleRequestError
 from sidecar.cli.completion import NODE
 from sidecar.cli.help import HelpCommand, HelpGroup
-from sidecar.cli.options import Duration, connection_options, json_option
+from sidecar.cli.options import Duration, connection_options, json_option, yes_option
 from sidecar.cli.reassignment import follow, move_timeout_option
 from sidecar.cli.session import with_client
+from sidecar.runtime.logs import LEVELS
 from sidecar.runtime.settings import Target
 
 
 @click.command(cls=HelpCommand, example="liftpy node drain n3 --wait")
 @click.argument("node_id", metavar="NODE", type=NODE)
-@click.option("--wait", is_flag=True, help="Show the progress until NODE holds no replicas.")
+@click.option("--wait/--no-wait", default=False, show_default=True, help="Show the progress until NODE holds no replicas.")
 @click.option("--cancel", is_flag=True, help="Cancel the drain. Replicas that have already moved do not return.")
 @move_timeout_option
 @json_option
@@ -79,11 +79,11 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
     if as_json:
         click.echo(json.dumps(said))
     elif cancel:
-        click.echo(f"{node_id} stays, and is given replicas again; it holds {said['replicas']}")
+        click.echo(f"{node_id} receives replicas again. It holds {said['replicas']}")
     elif wait:
-        click.echo(f"{node_id} holds nothing: stop it, then liftpy node remove {node_id}")
+        click.echo(f"{node_id} holds no replicas. Stop it, then run liftpy node remove {node_id}")
     else:
-        click.echo(f"liftpy status shows how far it is; liftpy node drain {node_id} --cancel takes it back")
+        click.echo(f"liftpy status shows the progress. liftpy node drain {node_id} --cancel cancels it")
 
 
 def _is_leaving(image: ClusterImage, node_id: str) -> bool:
@@ -184,7 +184,7 @@ def remove(node_id: str, dry_run: bool, timeout_s: float, as_json: bool, target:
 @node.command(name="remove-data", example="liftpy node remove-data n3 orders-00000c-1a21ed6eb59")
 @click.argument("node_id", metavar="NODE", type=NODE)
 @click.argument("directories", metavar="[DIRECTORY]...", nargs=-1)
-@click.option("--yes", is_flag=True, help="Do not ask for a confirmation.")
+@yes_option
 @json_option
 @connection_options
 def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: bool, target: Target) -> None:
@@ -205,7 +205,7 @@ def remove_data(node_id: str, directories: tuple[str, ...], yes: bool, as_json: 
         return {"node": node_id, **said}
 
     if directories and not yes:
-        click.confirm(f"remove {', '.join(directories)} from node {node_id} for good?", abort=True, err=True)
+        click.confirm(f"remove {', '.join(directories)} from node {node_id} permanently?", abort=True, err=True)
     said = with_client(target, work)
     if as_json:
         click.echo(json.dumps(said))
@@ -296,3 +296,35 @@ async def _remove_node(client: Client, node_id: str, dry_run: bool, timeout_s: f
             else:
                 return state
         await asyncio.sleep(_POLL_S)
+
+
+_MAX_LEVEL_S = 86_400.0
+
+
+@click.command(name="log-level", cls=HelpCommand, example="liftpy log-level n1 debug --duration 10m")
+@click.argument("node_id", metavar="NODE", type=NODE)
+@click.argument("level", type=click.Choice(LEVELS))
+@click.option(
+    "--duration",
+    "duration_s",
+    type=Duration(0.001, _MAX_LEVEL_S),
+    default="5m",
+    show_default=True,
+    metavar="DURATION",
+    help="Time until the level returns to the setting, 1ms to 1d.",
+)
+@json_option
+@connection_options
+def log_level(node_id: str, level: str, duration_s: float, as_json: bool, target: Target) -> None:
+    """Set the log level of NODE for a limited time. Needs operator permissions."""
+    check_name(node_id, "node")
+
+    async def work(client: Client) -> dict[str, Any]:
+        return await client.admin.node_log_level(node_id, level, duration_s)
+
+    said = with_client(target, work, needs_majority=False)
+    if "error" in said:
+        raise ConfigError(str(said["error"]))
+    click.echo(
+        json.dumps({"node": node_id, **said}) if as_json else f"{node_id} logs from {level} on for {Duration.text(duration_s)}"
+    )

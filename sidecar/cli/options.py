@@ -1,4 +1,4 @@
-"""Options that every command shares: how to reach the cluster, and ``--json``.
+"""Options that several commands share: connection options, ``--json``, ``--yes``, ``--dry-run``, and values with units.
 
 ``@connection_options`` gives a command the keyword argument ``target``, ``@json_option`` gives ``as_json``. A flag wins over
 the environment (LIFTPY_NATS, LIFTPY_NAMESPACE, LIFTPY_CREDS_FILE...), which wins over the selected context and the default.
@@ -19,9 +19,12 @@ from typing import Any, ClassVar, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from liftpy.config import FlushMode, FlushPolicy
 from liftpy.errors import ConfigError
 from sidecar.cli.help import SHARED_OPTIONS, ConnectionOption, SharedOption, options_before
 from sidecar.runtime.settings import Target, context_values, credentials_from, target_from
+
+_MAX_FLUSH_MS = 60_000
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -126,6 +129,40 @@ class Size(_UnitType):
         return round(number)
 
 
+class FlushType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """Flush policy of a stream on the command line: ``always``, ``interval:100ms`` or ``none``. The interval needs a unit."""
+
+    name = "policy"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> FlushPolicy:
+        """Return the policy."""
+        try:
+            return value if isinstance(value, FlushPolicy) else self.policy(str(value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+    @staticmethod
+    def policy(text: str) -> FlushPolicy:
+        """Return the policy that ``text`` names.
+
+        Raises:
+            ConfigError: It names none, or the interval has no unit.
+        """
+        word = "interval:"
+        if text in ("always", "none"):
+            return FlushPolicy.parse(text)
+        found = re.fullmatch(rf"{word}(\d{{1,8}}(?:\.\d{{1,3}})?)(ms|s|m)", text, re.ASCII)
+        milliseconds = round(float(found[1]) * Duration.units[found[2]] * 1000) if found else 0
+        if not 1 <= milliseconds <= _MAX_FLUSH_MS:
+            raise ConfigError(f"{text!r}: use always, none or an interval of 1ms to 60s, such as {word}100ms")
+        return FlushPolicy.parse(f"{word}{milliseconds}")
+
+    @staticmethod
+    def text(policy: FlushPolicy) -> str:
+        """Return the text that ``policy`` takes."""
+        return f"{policy}ms" if policy.mode is FlushMode.INTERVAL else str(policy)
+
+
 class OutputFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """Path of a file that the command writes late. The command rejects a file that it cannot write before its work begins."""
 
@@ -150,6 +187,10 @@ class OutputFile(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+NOTHING_DONE = "nothing was done: this is a dry run"
+"""Last line of a dry run."""
 
 
 def internal_option(function: F) -> F:

@@ -1,12 +1,26 @@
-"""Tables for terminals of 80 columns. Columns that do not fit are wrapped, the least important first. Nothing is truncated."""
+"""Output of commands: tables, progress on standard error, and a closed pipe.
+
+Tables fit terminals of 80 columns. Columns that do not fit are wrapped, the least important first. Nothing is truncated. Progress is a
+bar on a terminal, else a line with a percentage every ``LINE_EVERY_S``. This module imports rich and asyncio late, because every
+command imports it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import stat
+import sys
+import time
 from collections.abc import Collection, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _SHORT = 24
 """Maximum width of a column that is shown in one line, in characters, unless it may be folded."""
@@ -25,6 +39,10 @@ def table(
     ``folds``: columns that are folded first. ``width``: width of the terminal in characters, None: ask it. If the other
     columns do not fit, the gaps become smaller. If that is not enough, all columns are folded.
     """
+    from rich import box  # late: the start of `liftpy` and a health probe have no time for it
+    from rich.console import Console
+    from rich.table import Table
+
     width = Console().width if width is None else width
     cells = [tuple(row) for row in rows]
     widths = [max(len(name), *(len(row[number]) for row in cells), 0) for number, name in enumerate(columns)]
@@ -40,3 +58,101 @@ def table(
     for row in cells:
         made.add_row(*row)
     return made
+
+
+LINE_EVERY_S = 10.0
+"""Interval of the lines where standard error is no terminal, in seconds."""
+
+
+class Progress:
+    """Shows on standard error how much is done. A command that ends within ``LINE_EVERY_S`` writes no line.
+
+    Args:
+        what: What the command works on, such as the name of a file.
+        total: Amount of work, in any unit. None: unknown.
+        unit: Name of what is counted, in plural.
+        tells_interruption: Whether to write the count after Ctrl-C or SIGTERM.
+        is_shown: False: show nothing, for a user who types the input.
+    """
+
+    def __init__(
+        self, what: str, total: int | None, *, unit: str = "records", tells_interruption: bool = False, is_shown: bool = True
+    ) -> None:
+        self.count = 0
+        """Number of units that are done."""
+        self._what, self._unit, self._total = what, unit, total
+        self._tells_interruption = tells_interruption
+        self._is_shown = is_shown
+        self._bar: Any = None
+        self._line_at_s = 0.0
+
+    def __enter__(self) -> Progress:
+        self._line_at_s = time.monotonic() + LINE_EVERY_S
+        if self._is_shown and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task(self._what, total=None)
+            self._bar.start()
+        return self
+
+    def step(self, what: str, unit: str, done: int, total: int) -> None:
+        """Show a step of the work that has an amount of its own. ``total`` 0: unknown."""
+        self._unit, self._total = unit, total or None
+        if what != self._what:
+            self._what = what
+            if self._bar is not None:
+                self._bar.reset(self._task, description=what, total=self._total)
+        self.at(done, done)
+
+    def at(self, done: int, count: int, *, total: int | None = None) -> None:
+        """Show how far the work is.
+
+        Args:
+            done: Finished part of ``total``.
+            count: Finished units.
+            total: New amount of work. Default None: unchanged.
+        """
+        self.count = count
+        self._total = self._total if total is None else total
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=self._total)
+        elif self._is_shown and time.monotonic() >= self._line_at_s:
+            self._line_at_s = time.monotonic() + LINE_EVERY_S
+            share = f"{100 * done // self._total} %, " if self._total else ""
+            click.echo(f"{self._what}: {share}{count} {self._unit}" if self._unit else self._what, err=True)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        if self._tells_interruption and kind is not None:
+            import asyncio  # late: a health probe has no time for it
+
+            if kind is asyncio.CancelledError:
+                click.echo(f"{self.count} {self._unit} in {self._what}", err=True)
+
+
+_LOOK_S = 0.2
+"""Time between two checks whether the reader of a pipe has closed it, in seconds."""
+
+
+async def wait_for_closed_pipe(output: TextIO) -> None:
+    """Raise BrokenPipeError when the reader of a pipe has closed it. Otherwise run forever."""
+    import asyncio  # late: a health probe has no time for it
+
+    watched = select.poll()
+    with contextlib.suppress(OSError):  # no descriptor: not ours to watch
+        kind = os.fstat(output.fileno()).st_mode
+        if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
+            watched.register(output.fileno(), 0)
+    while not any(event & (select.POLLERR | select.POLLHUP) for _, event in watched.poll(0)):
+        await asyncio.sleep(_LOOK_S)
+    raise BrokenPipeError
+
+
+def discard_stdout() -> None:
+    """Replace the standard output, so that the flush at exit does not fail on a closed pipe."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

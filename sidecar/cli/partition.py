@@ -1,6 +1,6 @@
-"""``liftpy partition``: transfer leaderships, and elect a leader where there is none.
+"""``liftpy partition``: move replicas, transfer leaderships, and elect a leader for an offline partition.
 
-Each command waits until the partition is led again, or says in time that it is not.
+Each command waits until the change is complete. After ``--timeout`` it says what is missing.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import time
 import click
 
 from liftpy.client import Client
+from liftpy.client.stream_info import PartitionInfo
 from liftpy.core.base.partition import PartitionState, PartitionStatus
 from liftpy.core.metadata.election import partitions_off_preferred_leader
 from liftpy.core.metadata.image import StreamImage
-from liftpy.errors import ConfigError, NotFoundError, UnavailableError
+from liftpy.errors import ConfigError, NotFoundError, StaleRequestError, UnavailableError
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import Duration, connection_options, json_option
-from sidecar.cli.reassignment import move
+from sidecar.cli.reassignment import follow, has_no_move, move_timeout_option, same_stream, wait_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 
@@ -37,19 +38,81 @@ timeout_option = click.option(
 )
 
 
-@click.group(cls=HelpGroup, example="liftpy partition transfer orders 0 --to n2")
+@click.group(cls=HelpGroup, example="liftpy partition transfer orders 0 --node n2")
 def partition() -> None:
     """Move replicas and leaderships, and elect a leader for an offline partition."""
 
 
-partition.add_command(move)
-
-
-@partition.command(example="liftpy partition transfer orders 0 --to n2")
+@partition.command(example="liftpy partition move orders 0 --node n2,n3,n4")
 @click.argument("stream", type=STREAM)
 @number_argument
 @click.option(
-    "--to", "node", default="", metavar="NODE", help="New leader, a live member of the ISR.  [default: the preferred leader]"
+    "--node", "nodes", default="", metavar="NODE,NODE,...", help="New replicas, separated by commas, preferred leader first."
+)
+@click.option("--cancel", is_flag=True, help="Cancel the move. A swap that has already copied its data is completed.")
+@wait_option
+@move_timeout_option
+@json_option
+@connection_options
+def move(
+    stream: str, number: int, nodes: str, cancel: bool, wait: bool, timeout_s: float, as_json: bool, target: Target
+) -> None:
+    """Move the replicas of PARTITION (default 0) of STREAM to other nodes, one swap at a time.
+
+    The cluster continues the move if you stop this command or if a node fails.
+    """
+    wanted = tuple(node.strip() for node in nodes.split(",") if node.strip())
+    if bool(wanted) == cancel:
+        raise click.UsageError("Missing option: --node NODE,NODE,... or --cancel.")
+
+    async def work(client: Client) -> PartitionInfo:
+        image = await client.stream(stream)
+        if number >= len(image.partitions):
+            raise NotFoundError(f"Stream {stream} has no such partition. Its partitions are 0 to {len(image.partitions) - 1}.")
+        decided = await client.admin.reassign(image, number, wanted)
+        if not wait:
+            return decided
+        uid = image.uid
+        await follow(
+            client,
+            lambda movement: (movement.uid, movement.partition) == (uid, number),
+            lambda now: has_no_move(now.streams.get(stream), uid, number),
+            timeout_s,
+            quiet=as_json,
+        )
+        moved = await same_stream(client, image)
+        now = moved.partitions[number]
+        if not cancel and set(now.replicas) != set(wanted):
+            raise StaleRequestError(
+                f"{stream}/{number} is on {' '.join(now.replicas)} instead of {' '.join(wanted)}, because another request "
+                "replaced or canceled this move. Check `liftpy status`."
+            )
+        return now
+
+    now = with_client(target, work)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "stream": stream,
+                    "partition": number,
+                    "replicas": list(now.replicas),
+                    "target": list(now.target),
+                    "leader": now.leader,
+                }
+            )
+        )
+        return
+    click.echo(
+        f"{stream}/{number} is on {' '.join(now.replicas)}" + (f", moving to {' '.join(now.target)}" if now.target else "")
+    )
+
+
+@partition.command(example="liftpy partition transfer orders 0 --node n2")
+@click.argument("stream", type=STREAM)
+@number_argument
+@click.option(
+    "--node", "node", default="", metavar="NODE", help="New leader, a live member of the ISR.  [default: the preferred leader]"
 )
 @timeout_option
 @json_option
@@ -101,7 +164,7 @@ def elect(
         if _find(image, number).status is PartitionStatus.ONLINE:
             raise ConfigError(
                 f"{stream}/{number} already has a leader ({_find(image, number).leader}). To move the leadership: "
-                f"liftpy partition transfer {stream} {number} --to NODE"
+                f"liftpy partition transfer {stream} {number} --node NODE"
             )
         return image
 
@@ -111,17 +174,17 @@ def elect(
     confirmed = None
     if unclean and not confirm:
         confirmed = with_client(target, look)
-        click.confirm(f"committed records of {stream}/{number} may be lost for good: go on?", abort=True, err=True)
+        click.confirm(f"committed records of {stream}/{number} may be LOST permanently: continue?", abort=True, err=True)
 
     _say(stream, *with_client(target, work), as_json)
 
 
-@partition.command(example="liftpy partition rebalance --stream orders")
-@click.option("--stream", "only", default=None, help="Rebalance only this stream.  [default: all]")
+@partition.command("elect-preferred", example="liftpy partition elect-preferred --stream orders")
+@click.option("--stream", "only", default=None, metavar="NAME", help="Elect leaders only in this stream.  [default: all]")
 @timeout_option
 @json_option
 @connection_options
-def rebalance(only: str | None, timeout_s: float, as_json: bool, target: Target) -> None:
+def elect_preferred(only: str | None, timeout_s: float, as_json: bool, target: Target) -> None:
     """Transfer every leadership to the preferred leader, if that replica is in the ISR.
 
     The preferred leader is the first replica of the partition.
@@ -144,7 +207,9 @@ def rebalance(only: str | None, timeout_s: float, as_json: bool, target: Target)
         return
     for stream, image in moved:
         click.echo(f"{stream}/{image.partition} is led by {image.leader}")
-    click.echo(f"{len(moved)} leaderships moved" if moved else "every partition that can be is led by its preferred leader")
+    click.echo(
+        f"{len(moved)} leaderships moved" if moved else "every partition with a preferred leader in the ISR is led by it"
+    )
 
 
 def _find(image: StreamImage, number: int) -> PartitionState:

@@ -1,4 +1,4 @@
-"""``liftpy permissions``: which permissions NATS has to give a user, for the configuration of nats-server or for nsc."""
+"""``liftpy permissions``: print the NATS permissions of a user, for the configuration of nats-server or for nsc."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ from sidecar.runtime.settings import Target
     ),
 )
 @click.option(
-    "--replies",
+    "--reply-prefix",
+    "replies",
     multiple=True,
     metavar="PREFIX",
     help="Inbox prefix of the clients that a service or a node replies to, such as _INBOX. May be repeated.",
@@ -90,10 +91,10 @@ def permissions(
         check_inbox_prefixes((f"{prefix}.",))
         if "*" in prefix:
             raise ConfigError(
-                f"Invalid value for --replies: {prefix}. NATS permissions cannot match a part of a token. Name each prefix."
+                f"Invalid value for --reply-prefix: {prefix}. NATS permissions cannot match a part of a token. Name each prefix."
             )
     if replies and wanted not in (AccessRole.SERVICE, AccessRole.NODE):
-        raise ConfigError("--replies is only for the roles service and node. Remove it.")
+        raise ConfigError("--reply-prefix is only for the roles service and node. Remove it.")
     for subject in subjects:  # also what the cluster says: whoever made the stream chose it, and this is pasted into a shell
         check_publisher_subject(subject)
     if wanted is AccessRole.NODE and not subjects:

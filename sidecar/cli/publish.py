@@ -1,4 +1,4 @@
-"""``liftpy publish``: one message per line of a file or of the standard input, acknowledged."""
+"""``liftpy publish``: publish each line of a file or of the standard input as a message, and wait for the acks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.main import exit_code
 from sidecar.cli.options import BYTES, connection_options, json_option
-from sidecar.cli.progress import Progress
+from sidecar.cli.output import Progress
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended

@@ -1,12 +1,11 @@
-"""Moves of replicas on the command line: what moves, the progress, the remaining time.
+"""Progress of replica moves on the command line: the number of moves, the bytes and the time that are left.
 
-``liftpy partition move``: one partition to other nodes, by hand.
+``liftpy partition move``, ``rebalance``, ``node drain`` and ``stream alter --replicas`` wait for moves with ``follow``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,16 +14,12 @@ from typing import Any
 import click
 
 from liftpy.client import Client
-from liftpy.client.stream_info import PartitionInfo, StreamInfo
+from liftpy.client.stream_info import StreamInfo
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.metadata.reassignment_progress import Movement, Phase, movement_of, movements
-from liftpy.errors import NotFoundError, StaleRequestError, UnavailableError
-from sidecar.cli.completion import STREAM
-from sidecar.cli.help import HelpCommand
-from sidecar.cli.options import Duration, connection_options, json_option
-from sidecar.cli.partition_reports import NodeReports, ask_nodes
-from sidecar.cli.session import with_client
-from sidecar.runtime.settings import Target
+from liftpy.errors import NotFoundError, UnavailableError
+from sidecar.cli.node_reports import NodeReports, ask_nodes
+from sidecar.cli.options import Duration
 
 POLL_S = 1.0
 _MEGABYTE = 1_000_000.0
@@ -145,6 +140,11 @@ async def follow(
         await asyncio.sleep(min(POLL_S, max(0.01, give_up_at - time.monotonic())))
 
 
+def has_no_move(image: StreamImage | None, uid: str, number: int) -> bool:
+    """Return whether partition ``number`` of the stream ``uid`` has no move. True if ``image`` is another stream, or None."""
+    return image is None or image.uid != uid or movement_of(image, image.partitions[number]) is None
+
+
 async def same_stream(client: Client, before: StreamInfo) -> StreamInfo:
     """Return the stream as it is now.
 
@@ -163,76 +163,7 @@ async def same_stream(client: Client, before: StreamInfo) -> StreamInfo:
 def sentence(now: MoveProgress, left_s: float | None) -> str:
     """Return the progress for people."""
     if not now.partitions:
-        return "nothing moves yet: nodes are asked for, or nobody may take what is to go"
+        return "nothing moves yet: the move waits for nodes that may take the replicas"
     size = f"{now.left_bytes / _MEGABYTE:.1f} MB left"
     time_left = "" if left_s is None else f", about {left_s:.0f} s"
     return f"{now.partitions} partitions move, {now.copying} are being copied, {size}{time_left}"
-
-
-@click.command(cls=HelpCommand, example="liftpy partition move orders 0 --to n2,n3,n4")
-@click.argument("stream", type=STREAM)
-@click.argument("number", type=click.IntRange(0), default=0, metavar="[PARTITION]")
-@click.option(
-    "--to", "nodes", default="", metavar="NODE,NODE,...", help="New replicas, separated by commas, preferred leader first."
-)
-@click.option("--cancel", is_flag=True, help="Cancel the move. A swap that has already copied its data is completed.")
-@wait_option
-@move_timeout_option
-@json_option
-@connection_options
-def move(
-    stream: str, number: int, nodes: str, cancel: bool, wait: bool, timeout_s: float, as_json: bool, target: Target
-) -> None:
-    """Move the replicas of PARTITION (default 0) of STREAM to other nodes, one swap at a time.
-
-    The cluster continues the move if you stop this command or if a node fails.
-    """
-    wanted = tuple(node.strip() for node in nodes.split(",") if node.strip())
-    if bool(wanted) == cancel:
-        raise click.UsageError("Missing option: --to NODE,NODE,... or --cancel.")
-
-    async def work(client: Client) -> PartitionInfo:
-        image = await client.stream(stream)
-        if number >= len(image.partitions):
-            raise NotFoundError(f"Stream {stream} has no such partition. Its partitions are 0 to {len(image.partitions) - 1}.")
-        decided = await client.admin.reassign(image, number, wanted)
-        if not wait:
-            return decided
-        uid = image.uid
-        await follow(
-            client,
-            lambda movement: (movement.uid, movement.partition) == (uid, number),
-            lambda now: _rests(now.streams.get(stream), uid, number),
-            timeout_s,
-            quiet=as_json,
-        )
-        moved = await same_stream(client, image)
-        now = moved.partitions[number]
-        if not cancel and set(now.replicas) != set(wanted):
-            raise StaleRequestError(
-                f"{stream}/{number} is on {' '.join(now.replicas)} instead of {' '.join(wanted)}, because another request "
-                "replaced or canceled this move. Check `liftpy status`."
-            )
-        return now
-
-    now = with_client(target, work)
-    if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "stream": stream,
-                    "partition": number,
-                    "replicas": list(now.replicas),
-                    "target": list(now.target),
-                    "leader": now.leader,
-                }
-            )
-        )
-        return
-    click.echo(
-        f"{stream}/{number} is on {' '.join(now.replicas)}" + (f", on its way to {' '.join(now.target)}" if now.target else "")
-    )
-
-
-def _rests(image: StreamImage | None, uid: str, number: int) -> bool:
-    return image is None or image.uid != uid or movement_of(image, image.partitions[number]) is None

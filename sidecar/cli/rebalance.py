@@ -1,5 +1,4 @@
-"""``liftpy rebalance``: show, then move replicas or leaderships so that each node has its share of replicas, bytes or
-leaderships."""
+"""``liftpy rebalance``: move replicas or leaderships so that each node has its share of replicas, bytes or leaderships."""
 
 from __future__ import annotations
 
@@ -21,9 +20,9 @@ from liftpy.core.metadata.placement.rebalance import Key, plan_leaderships, plan
 from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.errors import NotFoundError
 from sidecar.cli.help import HelpCommand
+from sidecar.cli.node_reports import NodeReports, ask_nodes
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
-from sidecar.cli.partition_reports import NodeReports, ask_nodes
 from sidecar.cli.reassignment import follow, move_timeout_option, wait_option
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
@@ -107,7 +106,11 @@ def rebalance(
         for partition in replaced:
             click.echo(f"not moved: another request replaced or canceled the move of {partition}", err=True)
         if plan.targets and not dry_run:
-            click.echo("done" if wait else "it goes on: liftpy status shows how far, liftpy rebalance --cancel ends it")
+            click.echo(
+                "done"
+                if wait
+                else "The moves continue. liftpy status shows the progress, and liftpy rebalance --cancel cancels them"
+            )
 
     with_client(target, work)
 
@@ -245,7 +248,7 @@ async def _cancel(client: Client, image: ClusterImage, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"cancelled": len(wishes) - len(refused), "refused": refused}))
         return
-    click.echo(f"{len(wishes) - len(refused)} moves are cancelled; what had copied its log already is finished")
+    click.echo(f"{len(wishes) - len(refused)} moves are canceled. Moves whose log is already copied are completed")
 
 
 def _json(plan: RebalancePlan, dry_run: bool) -> dict[str, Any]:

@@ -1,15 +1,8 @@
-"""``liftpy service``: run a replicated service next to each node that has its partitions.
+"""``liftpy service``: run a replicated service, call it, query it, skip a bad record, or request a snapshot.
 
-``liftpy service call``: send a command to a service, and print what it replies.
-
-How ``liftpy service run`` ends: exit codes that tell a supervisor whether a new start can help.
-
-As of every command 0, 1, 2, 3 and 130 (``sidecar.cli.main``), as of a node 75 (``sidecar.runtime.restarts``); the others are those of
-sysexits.h that come nearest. What no start can heal is in ``DO_NOT_RESTART``.
-
-``liftpy service skip|snapshot``: what an operator tells services that run.
-
-``liftpy service query``: ask a service for its state.
+``liftpy service run`` runs next to each node that has a replica of the partition. Its exit code says whether a restart can help.
+Codes 0, 1, 2, 3 and 130 are those of every command, and 75 is that of a node. The others are the closest ones of sysexits.h.
+``DO_NOT_RESTART`` lists the codes after which a restart cannot help.
 """
 
 from __future__ import annotations
@@ -31,7 +24,6 @@ from typing import Any
 
 import click
 import uvloop
-from click.core import ParameterSource
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import Client
@@ -90,7 +82,7 @@ from sidecar.runtime.tasks import start_attended
 )
 @click.option("--key", type=BYTES, default=None, help="Key of the record.")
 @click.option(
-    "--id",
+    "--message-id",
     "message_id",
     default="",
     metavar="ID",
@@ -106,7 +98,7 @@ from sidecar.runtime.tasks import start_attended
     help="Maximum time to wait.",
 )
 @click.option(
-    "--offset", "shows_offset", is_flag=True, help="Print the offset of the record and the node that answered, on stderr."
+    "--show-offset", "shows_offset", is_flag=True, help="Print the offset of the record and the node that answered, on stderr."
 )
 @connection_options
 def call(
@@ -235,7 +227,7 @@ def skip(
         return await pass_over(client, name, stream, partition, unit, dead_letter=dead_letter, force=force)
 
     decided_at = with_client(target, work)
-    click.echo(f"{name} passes over {unit} of {stream}/{partition or 0}: decided by the record at offset {decided_at}")
+    click.echo(f"{name} skips {unit} of {stream}/{partition or 0}: decided by the record at offset {decided_at}")
 
 
 @click.command(cls=HelpCommand, example="liftpy service snapshot bank --stream bank-commands")
@@ -261,7 +253,7 @@ def snapshot(name: str, stream: str, partition: int | None, nodes: tuple[str, ..
         return await store_now(client, name, stream, partition, nodes, timeout_s, target.namespace)
 
     for node, position in with_client(target, work).items():
-        click.echo(f"{name} beside {node}: a snapshot at {position}")
+        click.echo(f"{name} on {node}: snapshot at {position}")
 
 
 async def store_now(
@@ -390,7 +382,7 @@ async def _record(client: Client, stream: str, partition: int, offset: int, uid:
     ),
 )
 @click.option(
-    "--position", "shows_position", is_flag=True, help="Print the offset of the state and the node that answered, on stderr."
+    "--show-offset", "shows_position", is_flag=True, help="Print the offset of the state and the node that answered, on stderr."
 )
 @connection_options
 def query(
@@ -456,14 +448,15 @@ service.add_command(call)
     "--name", default=None, help="Name of the service. Must be equal on all nodes.  [default: the class name in lower case]"
 )
 @click.option("--stream", required=True, help="Stream whose committed records the service reads.")
-@click.option("--partition", default=0, show_default=True, help="Partition that the service reads.")
 @click.option(
-    "--partitions",
-    default="",
-    metavar="all|N,N,...",
+    "--partition",
+    "partitions",
+    default="0",
+    show_default=True,
+    metavar="N,N,...|all",
     help=(
-        "Partitions to run, one instance each, in one process. 'all' means the partitions that exist at the "
-        "start. If one instance fails permanently, the process ends."
+        "Partitions that the service reads, separated by commas. 'all' means the partitions that exist at the start. One process runs "
+        "one instance for each partition. If one instance fails permanently, the process ends."
     ),
 )
 @click.option("--node", required=True, help="Id of the node that the service runs next to.")
@@ -557,9 +550,7 @@ def run(
         force=True,
     )
     logging.getLogger("nats").setLevel(logging.WARNING)
-    if partitions and context.get_parameter_source("partition") is not ParameterSource.DEFAULT:
-        raise click.UsageError("--partition and --partitions cannot be combined. Remove one of them.")
-    wanted = partitions_in(partitions) if partitions else (flags["partition"],)
+    wanted = partitions_in(partitions)
     found = load_service(service_class)
     check_outputs(found, output)
     parameters = read_parameters(found, given, settings_file)
@@ -625,12 +616,12 @@ def read_parameters(service: type[Service], given: Sequence[str], file: Path | N
 
 
 def partitions_in(text: str) -> tuple[int, ...] | None:
-    """Return the partitions of ``--partitions`` in order, None for all. Raises ConfigError."""
+    """Return the partitions of ``--partition`` in order, None for all. Raises ConfigError."""
     if text == "all":
         return None
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= _MAX_DIGITS for part in parts):
-        raise ConfigError(f"Invalid value for --partitions: {text}. Use all, or partition numbers separated by commas.")
+        raise ConfigError(f"Invalid value for --partition: {text}. Use all, or partition numbers separated by commas.")
     return tuple(sorted({int(part) for part in parts}))
 
 

@@ -1,4 +1,4 @@
-"""One connection of a command: an event loop, a client, and a clean end."""
+"""Session of a command with the cluster: an event loop, a client, and cancellation by a signal."""
 
 from __future__ import annotations
 

@@ -72,22 +72,23 @@ def reload(node_id: str, as_json: bool, target: Target) -> None:
     if as_json:
         click.echo(json.dumps({"node": node_id, **said}))
         return
-    click.echo(f"{node_id}: live now: {', '.join(said['applied']) or 'nothing new'}")
+    click.echo(f"{node_id}: applied now: {', '.join(said['applied']) or 'nothing new'}")
     if said["wait"]:
-        click.echo(f"{node_id}: wait for a restart: {', '.join(said['wait'])}")
+        click.echo(f"{node_id}: applied at the next restart: {', '.join(said['wait'])}")
 
 
-@settings.command(name="default-quota", example="liftpy settings default-quota --records 10000")
-@click.option("--records", "records_per_s", type=click.IntRange(0), help="Maximum records per second. 0 means no limit.")
+@settings.command(name="default-quota", example="liftpy settings default-quota --quota-records 10000")
+@click.option("--quota-records", "records_per_s", type=click.IntRange(0), help="Maximum records per second. 0 means no limit.")
 @click.option(
-    "--bytes",
+    "--quota-bytes",
     "bytes_per_s",
     type=Size(),
     metavar="SIZE",
     help="Maximum bytes per second, of payload and headers. 0 means no limit.",
 )
 @click.option(
-    "--by-token",
+    "--quota-by-token",
+    "by_token",
     type=click.IntRange(0),
     help=(
         "Apply the quota separately to each value of this subject token, counted from 1. 0 means one quota for all subjects."
@@ -153,7 +154,7 @@ def node_session(session_s: float | None, lease_s: float | None, wait: bool, as_
     if as_json:
         click.echo(json.dumps(None if times is None else {**asdict(times), "settled": times.is_settled}))
     else:
-        click.echo("as each node's own settings say: the cluster is new" if times is None else times.words)
+        click.echo("the settings of each node: the cluster is new" if times is None else times.words)
 
 
 async def _wait_until_settled(client: Client, times: SessionTimes) -> SessionTimes:

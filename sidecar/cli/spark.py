@@ -1,4 +1,4 @@
-"""``liftpy spark``: pipelines that run on Spark. A command's module is imported only when it is called."""
+"""``liftpy spark``: list of the pipelines that run on Spark. A subcommand imports ``spark_commands`` when it runs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import click
 from sidecar.cli.main import LazyGroup
 
 COMMANDS = {
-    "archive": ("sidecar.cli.spark_archive", "Archive streams into a Delta or Iceberg table, each record exactly once."),
-    "replay": ("sidecar.cli.spark_replay", "Write the records of a stream or an archive to another stream, each once."),
-    "compact": ("sidecar.cli.spark_compact", "Write the latest record of each key to a table."),
-    "audit": ("sidecar.cli.spark_audit", "Compare the records of all replicas, and print the first difference."),
-    "stats": ("sidecar.cli.spark_stats", "Show rates, sizes, gaps, keys and subjects of streams over time."),
+    "archive": ("sidecar.cli.spark_commands", "Archive streams into a Delta or Iceberg table, each record exactly once."),
+    "replay": ("sidecar.cli.spark_commands", "Write the records of a stream or an archive to another stream, each once."),
+    "compact": ("sidecar.cli.spark_commands", "Write the latest record of each key to a table."),
+    "audit": ("sidecar.cli.spark_commands", "Compare the records of all replicas, and print the first difference."),
+    "stats": ("sidecar.cli.spark_commands", "Show rates, sizes, gaps, keys and subjects of streams over time."),
 }
 """Commands of ``liftpy spark``, in the format of ``liftpy``'s."""
 

@@ -1,7 +1,7 @@
-"""``liftpy status``: nodes, metadata leader, and the state of all replicas.
+"""``liftpy status``: print the nodes, the metadata leader and the state of all replicas.
 
-The metadata come from the metadata leader, positions from the nodes themselves; a node that does not answer leaves gaps,
-shown as ``?`` (null in JSON), not a failure.
+The metadata come from the metadata leader, and the positions from the nodes. If a node does not answer, its positions are shown as
+``?`` (null in JSON). That is no failure.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from liftpy.core.metadata.reassignment_progress import movements
 from liftpy.core.observe.cluster_health import why_offline
 from liftpy.core.observe.verdicts import Reason
 from sidecar.cli.help import HelpCommand
+from sidecar.cli.node_reports import NodeReports, ask_nodes, judge_cluster, unknown_data, unknown_streams
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table
-from sidecar.cli.partition_reports import NodeReports, ask_nodes, judge_cluster, unknown_data, unknown_streams
 from sidecar.cli.reassignment import movement_json
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target

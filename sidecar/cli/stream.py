@@ -1,8 +1,7 @@
-"""``liftpy stream``: create, list, show, enlarge and delete streams.
+"""``liftpy stream``: create, list, show, alter, pause, resume, purge and delete streams.
 
-``liftpy stream alter``: another replication factor, other settings for a stream that is there.
-
-``liftpy stream pause`` and ``resume``: partitions that take no publishes for a while.
+``liftpy stream alter`` changes settings and the number of replicas. A partition that ``liftpy stream pause`` has paused stores no
+publishes until ``liftpy stream resume``, or until the next publish with ``--resume-on-publish``.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from liftpy.core.wire.subjects import data_subject
 from liftpy.errors import ConfigError, LiftError, NotFoundError, StaleRequestError, UnavailableError
 from sidecar.cli.completion import STREAM
 from sidecar.cli.help import HelpCommand, HelpGroup
-from sidecar.cli.options import BYTES, Duration, connection_options, internal_option, json_option
+from sidecar.cli.options import BYTES, NOTHING_DONE, Duration, connection_options, dry_run_option, internal_option, json_option
 from sidecar.cli.output import table
 from sidecar.cli.reassignment import follow, move_timeout_option, same_stream, wait_option
 from sidecar.cli.session import with_client
@@ -86,7 +85,7 @@ _COUNT_S = 10.0
 )
 @click.option("--dry-run", is_flag=True, help="Print how many records would be deleted, and change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation. The records are deleted permanently.")
-@click.option("--wait", is_flag=True, help="Wait until every replica has deleted the records.")
+@click.option("--wait/--no-wait", default=False, show_default=True, help="Wait until every replica has deleted the records.")
 @click.option(
     "--timeout",
     "timeout_s",
@@ -141,8 +140,8 @@ def purge(
         purged = with_client(target, plan)
         if not dry_run:
             for one in purged:
-                click.echo(f"{name}/{one.partition}: what fits would go below {one.end_offset}: {one.words}", err=True)
-            click.confirm(f"delete these records of stream {name} for good?", abort=True, err=True)
+                click.echo(f"{name}/{one.partition}: matching records below {one.end_offset}: {one.words}", err=True)
+            click.confirm(f"delete these records of stream {name} permanently?", abort=True, err=True)
             with_client(target, lambda client: carry_out(client, purged))
     if as_json:
         found = [
@@ -154,9 +153,9 @@ def purge(
         ]  # fmt: skip
         click.echo(json.dumps({"stream": name, "dry_run": dry_run, "waited": wait and not dry_run, "purged": found}))
         return
-    how = "would go" if dry_run else "is gone" if wait else "goes"
+    how = "would be deleted" if dry_run else "are deleted" if wait else "will be deleted"
     for one in purged:
-        click.echo(f"{name}/{one.partition}: what fits {how} below {one.end_offset}: {one.words}")
+        click.echo(f"{name}/{one.partition}: matching records {how} below {one.end_offset}: {one.words}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +286,7 @@ def delete_records(
         if not dry_run:
             for one in deletions:
                 click.echo(f"{name}/{one.partition} would begin with the batch of {one.first}: {one.words} would go", err=True)
-            click.confirm(f"delete {_sum(deletions)} of stream {name} for good?", abort=True, err=True)
+            click.confirm(f"delete {_sum(deletions)} of stream {name} permanently?", abort=True, err=True)
             with_client(target, lambda client: carry_out(client, deletions))
     else:
 
@@ -360,7 +359,7 @@ def _sum(deletions: list[Deletion]) -> str:
 @click.argument("name", type=STREAM)
 @click.option("--replicas", "factor", type=click.IntRange(1, 32), help="Number of replicas of each partition.")
 @alterable_options
-@click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
+@dry_run_option
 @wait_option
 @move_timeout_option
 @json_option
@@ -438,14 +437,14 @@ def _show(before: StreamInfo, stream: StreamInfo, factor: int | None, settings: 
         for key, old, new in changes:
             console.print(f"{key}: {old} -> {new}", highlight=False)
         would = "would be at" if dry_run else "is at"
-        same = "" if changes else "nothing changes: that is how it is; "
+        same = "" if changes else "nothing changes: the settings already have these values. "
         console.print(f"{same}{stream.name} {would} version {stream.config_version} of its settings", highlight=False)
     if factor is None:
         return
     rows = [(str(p.partition), " ".join(p.replicas), " ".join(p.target)) for p in stream.partitions if p.target]
     if rows:
         console.print(table(("partition", "replicas", "then"), rows, folds=("replicas", "then"), title=stream.name))
-    end = "nothing was done: this is a dry run" if dry_run else f"replication factor {factor}"
+    end = NOTHING_DONE if dry_run else f"replication factor {factor}"
     console.print(f"{len(rows)} partitions change; {end}", highlight=False)
 
 
@@ -574,7 +573,7 @@ def create(
         f"stream {made.name} on {made.subject}: {_count(made.partition_count, 'partition')}, {_count(count, 'replica')} each"
     )
     if made.waiting:
-        click.echo(f"it waits, {INSUFFICIENT_NODES}: {why}. It is placed when they come")
+        click.echo(f"it waits, {INSUFFICIENT_NODES}: {why}. The cluster places it when more nodes join")
     elif replicas is None and not placement.assignment and count < DEFAULT_REPLICAS:
         click.echo(
             f"note: only {_count(count, 'node')} in the cluster, so {_count(count, 'replica')} instead of {DEFAULT_REPLICAS}"
@@ -722,7 +721,7 @@ def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -
     )
     if not dry_run:
         if not yes:
-            click.confirm(f"delete stream {name} and {what} for good?", abort=True, err=True)
+            click.confirm(f"delete stream {name} and {what} permanently?", abort=True, err=True)
         with_client(target, lambda client: carry_out(client, found.uid))
     if as_json:
         click.echo(json.dumps({"deleted": name, "uid": found.uid, "records": records, "dry_run": dry_run}))

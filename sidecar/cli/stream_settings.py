@@ -1,4 +1,4 @@
-"""Settings of a stream on the command line: one option and one JSON key per field of StreamConfig."""
+"""Settings of a stream on the command line: one option and one JSON key per field of StreamConfig, and placement options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from liftpy.config import ALTERABLE, Codec, FlushPolicy, StreamConfig
 from liftpy.core.metadata.image import INSUFFICIENT_NODES
 from liftpy.core.metadata.placement import MANUAL, POLICIES
 from liftpy.errors import ConfigError
-from sidecar.cli.options import Duration, Size
+from sidecar.cli.options import NOTHING_DONE, Duration, FlushType, Size
 from sidecar.cli.output import table
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,7 +40,7 @@ _HELP = {
     "ack_policy": "When to send the ack: all (after all in-sync replicas stored the record), leader (after the leader "
     "stored it) or none.",
     "min_isr": "Minimum number of in-sync replicas to commit a record.  [default: 2, or 1 with one replica]",
-    "flush": "When to flush records to disk: always (before the ack), interval:<ms> or none.",
+    "flush": "When to flush records to disk: always (before the ack), interval:DURATION (1ms to 60s) or none.",
     "commit_policy": "Replicas that must store a record before it is committed: all in-sync ones (isr) or a majority (quorum).",
     "retention_age_s": "Delete records older than this. 0 means no limit.",
     "retention_bytes": "Keep about this many bytes of each partition. 0 means no limit.",
@@ -162,8 +162,11 @@ def _option(setting: Setting, *, altered: bool = False) -> Callable[[Any], Any]:
     if isinstance(default, bool):
         negative = setting.flag.replace("--", "--no-", 1)
         return click.option(f"{setting.flag}/{negative}", setting.field, **words)
-    if isinstance(default, Enum):
-        kind: Any = click.Choice([_text(member) for member in type(default)])
+    if isinstance(default, FlushPolicy):
+        kind: Any = FlushType()
+        words["metavar"] = "POLICY"
+    elif isinstance(default, Enum):
+        kind = click.Choice([_text(member) for member in type(default)])
     else:
         kind = {int: click.INT, float: click.FLOAT}.get(type(default), click.STRING)
     return click.option(setting.flag, setting.field, type=kind, **words)
@@ -178,7 +181,7 @@ def _unit(field: str) -> type[Duration] | type[Size] | None:
 
 def _value(default: Any, given: Any) -> Any:
     if isinstance(default, FlushPolicy):
-        return FlushPolicy.parse(given)
+        return given if isinstance(given, FlushPolicy) else FlushType.policy(given)
     if isinstance(default, Codec):
         return Codec[given.upper()]
     return type(default)(given)
@@ -190,7 +193,7 @@ def _text(value: Any) -> Any:
         return value.name.lower()
     if isinstance(value, Enum):
         return value.value
-    return str(value) if isinstance(value, FlushPolicy) else value
+    return FlushType.text(value) if isinstance(value, FlushPolicy) else value
 
 
 # Placement on the command line: its options, and the output of a dry run.
@@ -268,7 +271,7 @@ def show_plan(plan: PlacementPlan, stream: str, as_json: bool) -> None:
     console.print(table(("node", "leaders", "replicas"), tally_rows(plan.by_node()), title="nodes"))
     if plan.by_rack():
         console.print(table(("rack", "leaders", "replicas"), tally_rows(plan.by_rack()), title="racks"))
-    console.print("nothing was done: this is a dry run", highlight=False)
+    console.print(NOTHING_DONE, highlight=False)
 
 
 def plan_json(plan: PlacementPlan, stream: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""``liftpy top``: a summary of the cluster in a terminal, once a second, over NATS. It needs the role ``status``.
+"""``liftpy top``: show a summary of the cluster in a terminal once per second, over NATS. It needs the role ``status``.
 
-The module formats the model as a frame of lines for a terminal of a given size. Everything is shown as words and numbers, too, so that
-it is readable without color. Lines do not wrap. If there is no room, the least important columns are dropped first, and shortened
-texts end with ``…``.
+The module formats the model as a frame of lines for a terminal of a given size. Colors never carry information alone: words and
+numbers say the same. Lines do not wrap. If there is not enough room, the least important columns are dropped first, and
+shortened texts end with ``…``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from liftpy.core.observe.node_summary import NodeSummary
 from liftpy.core.observe.page_model import checked_stream, figure
 from liftpy.core.observe.verdicts import Reason, reason
 from liftpy.errors import LiftError, UnavailableError
-from sidecar.cli.closed_pipe import reader_gone
 from sidecar.cli.help import HelpCommand
 from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.output import wait_for_closed_pipe
 from sidecar.cli.session import with_client
 from sidecar.runtime.settings import Target
 from sidecar.runtime.tasks import start_attended
@@ -364,7 +364,7 @@ async def _watch(client: Client, namespace: str, view: View, *, once: bool, as_j
         await looking.look()
         _print(looking, view, as_json)
     elif as_json:
-        gone = start_attended(reader_gone(sys.stdout))
+        gone = start_attended(wait_for_closed_pipe(sys.stdout))
         while not gone.done():
             await asyncio.wait((gone,), timeout=EVERY_S)
             await looking.look()

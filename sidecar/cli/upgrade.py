@@ -1,10 +1,11 @@
-"""``liftpy upgrade``: shows what blocks the next feature level, finalizes it, or goes back. docs/upgrades.md.
+"""``liftpy upgrade``: show obstacles of the next feature level, finalize the level, or revert it. docs/upgrades.md has the steps.
 
-The module also has the table of all formats on disk: the versions that this code reads, and the one that it writes at each level.
+The module also has the table of all formats on disk: the versions that this code reads, and the version that it writes at each
+level.
 
-Two rules, which a test checks as far as code can: Version N reads everything that N - 1 wrote at any level. A new format is not written
-before its level is finalized, so that until then an operator can go back. So a new format version is also a row of ``features.py``. A
-cache (an index, a state) is rebuilt if it does not fit, and needs no level.
+Tests check two rules as far as code can. Rule 1: version N reads everything that version N - 1 wrote at any level. Rule 2: a node
+does not write a new format before the feature level is finalized. Until then an operator can go back. So a new format version
+also needs a row in ``features.py``. A cache (an index, a state) is rebuilt if it does not fit, and needs no level.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rich.console import Console
 from liftpy.client import Client
 from liftpy.core.metadata.feature_range import FeatureLevels
 from liftpy.core.metadata.features import FEATURES, FIRST
-from sidecar.cli.health_nats import said_by
+from sidecar.cli.health import said_by
 from sidecar.cli.help import HelpGroup
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.output import table

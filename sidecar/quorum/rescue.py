@@ -157,7 +157,7 @@ def rescue(
     missing = [node for node in voters if check_name(node, "node") not in given]
     if missing and out is None:
         raise ConfigError(
-            f"The data directories of {', '.join(missing)} are not on this machine. Set --out, then copy the "
+            f"The data directories of {', '.join(missing)} are not on this machine. Set --output, then copy the "
             "files from there to these nodes."
         )
     for path in ids:

@@ -51,7 +51,6 @@ from typing import TYPE_CHECKING, Any
 
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import check_name
-from liftpy.core.base.renamed import SETTINGS, accept_old_keywords
 from liftpy.core.base.worker_assignment import MOST_WORKERS
 from liftpy.core.metadata.feature_range import NO_LEVEL
 from liftpy.core.publish.memory_budget import LEAST_LIMIT_BYTES
@@ -67,6 +66,7 @@ from liftpy.core.wire.subjects import (
 from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from liftpy.nats.urls import check_urls, without_secrets
+from liftpy.renamed import SETTINGS, accept_old_keywords
 from sidecar.runtime.contexts import Contexts
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Records browser of ``liftpy dashboard --records``: shows a few records of one partition, with the permissions of its
+"""Records browser of ``liftpy dashboard --show-records``: shows a few records of one partition, with the permissions of its
 user.
 
 The page of a node never shows records. The browser reads at most ``MOST_RECORDS`` records and ``MOST_BYTES`` bytes, for

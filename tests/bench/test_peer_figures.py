@@ -207,7 +207,7 @@ def _is_interrupted(system: object, asked: cases.Asked) -> Iterator[cases.Row]:
 
 
 def _run_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chosen: dict[str, cases.Case]) -> tuple[dict, list[dict], int]:  # type: ignore[type-arg]
-    """Run ``liftpy bench --json --out`` over two systems of which the second can't start."""
+    """Run ``liftpy bench --json --output`` over two systems of which the second can't start."""
     fakes = {"liftpy": lambda _: FakeSystem(), "jetstream": lambda _: FakeSystem("no port is free")}
     for module in (running, systems):
         monkeypatch.setattr(module, "SYSTEMS", fakes)
@@ -216,7 +216,7 @@ def _run_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chosen: dict[str
     monkeypatch.setattr("sidecar.cli.bench.CASES", chosen)
     monkeypatch.setattr("sidecar.cli.bench.choose_systems", lambda *_: tuple(fakes))
     out = tmp_path / "results.jsonl"
-    done = CliRunner().invoke(bench, ["--json", "--rounds", "1", "--out", str(out)])
+    done = CliRunner().invoke(bench, ["--json", "--rounds", "1", "--output", str(out)])
     return json.loads(done.stdout), [json.loads(line) for line in out.read_text().splitlines()], done.exit_code
 
 

@@ -72,7 +72,7 @@ def test_bench_command_reports_liftpy_and_jetstream_figures(tmp_path: Path) -> N
     picture = tmp_path / "ratios.png"
     options = ["--system", "liftpy", "--system", "jetstream-r1", "--sizes", "100", "--windows", "500", "--loads", "50"]
     options += [word for case in CASES if case not in ("failover", "consume") for word in ("--case", case)]
-    options += ["--seconds", "0.2", "--rounds", "1", "--plot", str(picture), "--json"]
+    options += ["--duration", "0.2", "--rounds", "1", "--plot", str(picture), "--json"]
     found = json.loads(printed("-c", "from sidecar.cli.main import main; main()", "bench", *options))
     rows = {(row["case"], row["system"]): row for row in found["rows"]}
     expected = ("acked, 100 B, 500 in flight", "plain, 100 B", "producer, 100 B", "latency, 100 B, 50% of its peak", "idle")

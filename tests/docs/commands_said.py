@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import click
 
-from sidecar.cli.health_nats import health
 from sidecar.cli.main import liftpy
 from tests.docs.pages import blocks, spans
 
@@ -89,7 +88,7 @@ def wrong_with(words: list[str], whole: bool) -> str:
         if len(names) > 1:
             return ""
         assert found[0] is not None
-        command = health if found[0].name == "health" else found[0]
+        command = found[0]
     options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
     for word in left:
         for option in re.split(r"[|/]", word.strip("[]")):

@@ -130,7 +130,7 @@ async def test_restore_of_a_stream_that_an_operator_changes_ends(bench: Bench, s
 async def _killed_damaged_and_found(commands: Commands, bench: Bench, stream_name: str, first: str) -> None:
     """Killed, ``create`` leaves no backup; the next one has a flipped bit for a while, which is named and never restored."""
     whole = commands.pieces()
-    dying = await commands.start("create", "--stream", stream_name, "--since", "none", "--bytes-per-s", "100")
+    dying = await commands.start("create", "--stream", stream_name, "--base", "none", "--bytes-per-s", "100")
     await bench.until(lambda: _is(commands.pieces() - whole), "a second one is in the middle of a piece")
     dying.kill()
     assert await dying.wait() == -9

@@ -131,7 +131,7 @@ def test_settings_of_running_node_are_shown_and_reloaded(run: Run, cluster: DevC
     assert code == 0
     assert "node_id" in out
     assert "log_format" not in out
-    assert run("settings", "reload", "n2")[:2] == (0, "n2: live now: nothing new\n")
+    assert run("settings", "reload", "n2")[:2] == (0, "n2: applied now: nothing new\n")
     assert run("settings", "show", "n9")[0] == 1
 
 
@@ -183,7 +183,7 @@ def test_consume_group_on_signal_commits_printed_records(run: Run, cluster: DevC
     """Two share; the first ends by a signal; the other goes on behind what was printed, and a third behind both."""
     file = tmp_path / "lines"
     assert run("stream", "create", "shared", "--subject", "shop.shared", "--partitions", "2")[0] == 0
-    command = [*INTERRUPTIBLE_LIFTPY, "consume", "shared", "--group", "crew", "--format", "json", "--nats", cluster.nats_url]
+    command = [*INTERRUPTIBLE_LIFTPY, "consume", "shared", "--group", "crew", "--json", "--nats", cluster.nats_url]
 
     def member() -> subprocess.Popen[str]:
         return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

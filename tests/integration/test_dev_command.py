@@ -116,7 +116,7 @@ def test_dev_restarts_killed_node(started: Callable[..., subprocess.Popen[str]])
     dev = started("dev", "--nodes", "3", "--port", "0", "--json", "--restart-delay", "0.5")
     said = ready(dev)
     os.kill(said["nodes"]["n1"]["pid"], signal.SIGKILL)
-    said_until(dev, "node n1 was killed by SIGKILL; it is started again in 0.5 s")
+    said_until(dev, "node n1 was killed by SIGKILL; restart in 0.5 s")
     said_until(dev, "node started node=n1 incarnation=4")
     family = descendants(dev.pid)
     assert len(family) == 4

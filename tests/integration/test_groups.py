@@ -176,7 +176,7 @@ async def test_operators_list_groups_and_reset_positions(coordinated: Bench, str
     code, out, _ = await run("group", "list")
     assert code == 0
     assert f"g-{name}" in out
-    for words, said in ((("--to", "-3"), "nothing is done"), (("--to", "-3", "--partition", "1", "--yes"), "7")):
+    for words, said in ((("--to", "-3", "--dry-run"), "nothing was done"), (("--to", "-3", "--partition", "1", "--yes"), "7")):
         code, out, err = await run("group", "reset", f"g-{name}", "--stream", name, *words)
         assert code == 0, err
         assert said in out

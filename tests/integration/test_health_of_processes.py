@@ -80,7 +80,7 @@ def test_health_endpoints_report_live_ready_and_synced_during_faults(
         assert (code, said.count("[+]")) == (0, 7), said
         assert command(capsys, "node", "can-stop", "n1", *url) == (0, "n1 may stop\n")
         port = cluster.nodes["n2"].status_url.rpartition(":")[2]
-        assert command(capsys, "health", "--live", "--port", port)[0] == 0
+        assert command(capsys, "health", "--live", "--status-port", port)[0] == 0
 
         monkeypatch.setattr("sidecar.cli.top.EVERY_S", 0.1)
         seen = json.loads(command(capsys, "top", "--once", "--json", *url)[1])

@@ -88,19 +88,19 @@ def test_partition_transfer_moves_leadership_and_back(cluster: DevCluster) -> No
     assert liftpy(cluster, "stream", "create", "moves", "--subject", "moves", "--partitions", "3")[0] == 0
     first = state(cluster, "moves")
     other = first["replicas"][1]
-    code, moved = liftpy(cluster, "partition", "transfer", "moves", "--to", other)
+    code, moved = liftpy(cluster, "partition", "transfer", "moves", "--node", other)
     assert (code, moved["leader"]) == (0, other)
     assert moved["leader_epoch"] > first["leader_epoch"]
     assert state(cluster, "moves")["leader"] == other
-    code, back = liftpy(cluster, "partition", "rebalance")
+    code, back = liftpy(cluster, "partition", "elect-preferred")
     assert [(m["partition"], m["leader"]) for m in back["moved"]] == [(0, first["replicas"][0])]
-    assert liftpy(cluster, "partition", "rebalance") == (0, {"moved": []})
+    assert liftpy(cluster, "partition", "elect-preferred") == (0, {"moved": []})
 
 
 @pytest.mark.parametrize(
     ("words", "exit_code", "text"),
     [
-        (["transfer", "moves", "--to", "n9"], 2, "'n9' is not among"),
+        (["transfer", "moves", "--node", "n9"], 2, "'n9' is not among"),
         (["transfer", "moves", "7"], 1, "Its partitions are 0 to 2"),
         (["transfer", "nothing"], 1, "no stream"),
         (["elect", "moves"], 2, "already has a leader"),

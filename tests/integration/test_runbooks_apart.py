@@ -103,7 +103,7 @@ async def test_leader_with_clock_ten_years_ahead_deletes_nothing(ground: Apart, 
     assert await starts("aged") == await starts("old") == [0, 0, 0]
     assert await bench.leader("aged") == "n2", "nobody is deposed"
     await bench.client.publish("aged", b"ahead")
-    assert (await liftpy(ground.url("n1"), "partition", "transfer", "aged", "0", "--to", "n1"))[0] == 0
+    assert (await liftpy(ground.url("n1"), "partition", "transfer", "aged", "0", "--node", "n1"))[0] == 0
     await bench.client.publish("aged", b"now")
     assert await values(bench.client, "aged") == [b"0", b"1", b"2", b"ahead", b"now"]
     async with asyncio.timeout(30):
@@ -191,7 +191,7 @@ async def test_replica_without_a_path_to_the_leader_leaves_the_isr(ground: Apart
     assert await is_out(), "a restart does not help"
     assert (await bench.leader("stuck"), await under_replicated(bench, "stuck")) == (leader, 1)
     await bench.client.publish("stuck", b"2")
-    assert (await liftpy(ground.url(leader), "partition", "move", "stuck", "0", "--to", f"{leader},{group},{spare}"))[0] == 0
+    assert (await liftpy(ground.url(leader), "partition", "move", "stuck", "0", "--node", f"{leader},{group},{spare}"))[0] == 0
 
     async def whole() -> bool:
         return await bench.isr("stuck") == {leader, group, spare}

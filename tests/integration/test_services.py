@@ -273,7 +273,7 @@ async def test_service_query_shows_all_acknowledged_deposits_on_any_node(run: An
     assert (json.loads(answer.value)["balance"], answer.position) == (0, opened.offset + 1)
     with pytest.raises(QueryFailedError, match="there is no account nobody"):
         await bench.client.services.query("bank", b'{"account": "nobody"}', timeout_s=30)
-    command = ("service", "query", "bank", '{"account": "a"}', "--position", "--nats", bench.cluster.nats_url)
+    command = ("service", "query", "bank", '{"account": "a"}', "--show-offset", "--nats", bench.cluster.nats_url)
     asking = [sys.executable, "-c", "from sidecar.cli.main import main; main()", *command]
     asked_once = await asyncio.to_thread(fork_server.run, asking, timeout=60)
     said, position = asked_once.stdout, asked_once.stderr
@@ -400,7 +400,7 @@ async def test_services_all_killed_at_once_return_to_the_same_state_and_outputs(
 
 
 async def test_service_process_runs_one_instance_per_partition(run: Any) -> None:
-    service: Running = await run("ratelimiter", partitions=2, more=("--partitions", "all"))
+    service: Running = await run("ratelimiter", partitions=2, more=("--partition", "all"))
     bench = service.bench
     for partition in (0, 1):
         for n in range(5 + partition):

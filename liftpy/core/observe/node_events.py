@@ -32,7 +32,7 @@ TEXTS = {
     "group_moves": "A group that was stuck commits again.",
     "disk_low": "Less than 15 % of the disk of a node is free.",
     "overloaded": "The buffers of a node for publishes are nearly full, so it rejects publishes.",
-    "records_read": "A person read records of a stream in the page of `liftpy dashboard --records`. `sender` says who.",
+    "records_read": "A person read records of a stream in the page of `liftpy dashboard --show-records`. `sender` says who.",
 }
 """Kind of an event -> description of the event."""
 KINDS = tuple(TEXTS)

@@ -14,7 +14,6 @@ from functools import partial
 from inspect import isawaitable
 from typing import Any
 
-from liftpy.core.base.renamed import accept_old_keywords
 from liftpy.core.publish.jetstream_headers import first_refused
 from liftpy.core.services.bad_records import (
     BadRecordError,
@@ -35,6 +34,7 @@ from liftpy.core.services.versions import FIRST, check_code, decided_version, en
 from liftpy.core.wire.batch import Record
 from liftpy.core.wire.headers import OUTPUT_TO, Pairs, is_reserved
 from liftpy.errors import ConfigError, LiftError, StorageError
+from liftpy.renamed import accept_old_keywords
 
 MAX_FIRES_PER_RECORD = 100_000
 """Maximum number of timers that fire before one record. A timer that fires may set further timers."""

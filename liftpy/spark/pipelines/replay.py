@@ -176,7 +176,7 @@ class ReplayPlan:
         if not 0 < len(self.name.encode()) <= 100:
             raise ConfigError("Invalid name of the replay. Use 1 to 100 bytes (--name).")
         if self.rate < 0:
-            raise ConfigError("Invalid rate. Use a positive number of records per second, or 0 for no limit (--rate).")
+            raise ConfigError("Invalid rate. Use a positive number of records per second, or 0 for no limit (--records-per-s).")
         if self.stream == self.target and not self.table:
             raise ConfigError(
                 f"Stream {self.stream} cannot be replayed into itself, because it would never end. Choose another target."
@@ -238,7 +238,7 @@ def shares_to_replay(plan: ReplayPlan) -> list[ReplayShare]:
     if lacking := [one.partition for one in ranges if plan.keep_partitions and (plan.target, one.partition) not in target]:
         raise ConfigError(
             f"Target {plan.target} has {len(target)} partitions, but the source has records in "
-            f"{plan.stream}/{lacking[0]}. Add partitions to the target, or use --partitions key."
+            f"{plan.stream}/{lacking[0]}. Add partitions to the target, or use --partitioner key."
         )
     if large := [one for one in ranges if one.record_count >= MAX_RECORDS]:
         raise ConfigError(

@@ -66,7 +66,9 @@ def table_at(root: str | Path, kind: str = "") -> Table:
     if kind and kind not in FORMATS:
         raise ConfigError(f"Unknown table format {kind!r}. Use {' or '.join(FORMATS)}.")
     if there and kind and there != kind:
-        raise ConfigError(f"Table {folder} has the format {there}, not {kind}. Use --format {there}, or another directory.")
+        raise ConfigError(
+            f"Table {folder} has the format {there}, not {kind}. Use --table-format {there}, or another directory."
+        )
     chosen = there or kind or "delta"
     if importlib.util.find_spec(FORMATS[chosen]) is None:
         raise ConfigError(

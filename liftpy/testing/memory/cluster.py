@@ -22,7 +22,6 @@ from liftpy.client.consumer import ReadOptions
 from liftpy.client.tracing import making_of
 from liftpy.config import ReplicationConfig
 from liftpy.core.base.ids import PartitionKey
-from liftpy.core.base.renamed import accept_old_keywords
 from liftpy.core.groups.coordinator import GroupCoordinator
 from liftpy.core.metadata.image import ClusterImage, StreamImage
 from liftpy.core.services.machine import ServiceMachine
@@ -34,6 +33,7 @@ from liftpy.core.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM, Subjects
 from liftpy.errors import ConfigError, LiftError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.transport import Transport, open_connection
+from liftpy.renamed import accept_old_keywords
 from liftpy.service.bad_record_writer import RecordWriter
 from liftpy.service.effect_runner import EffectRunner
 from liftpy.service.output_writer import Emitter

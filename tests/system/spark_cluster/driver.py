@@ -29,7 +29,7 @@ def _where(_: int) -> tuple[int, int, str, str]:
 
 def _to_its_end(writing: Any, target: str, patience_s: float) -> tuple[bool, int]:
     """Whether it ended, and its last micro-batch. Spark gives a Python worker ten seconds to start: it is tried again on a machine that
-    is too busy for that, and goes on from its checkpoint."""
+    is too busy for that, and resumes from its checkpoint."""
     from pyspark.errors import StreamingQueryException
 
     for _ in range(_TRIES):

@@ -1,7 +1,7 @@
 """``python -m tests.system.spark_source [--rounds 2]``: what Spark reads while all moves is what the log holds, each record once.
 
 On a cluster of four nodes a producer feeds a stream, and a reader of ours follows each partition: what it sees is the log. A streaming
-query reads the same from the beginning to the end, and is stopped and goes on from its checkpoint in each round; batch jobs of many
+query reads the same from the beginning to the end, and is stopped and resumes from its checkpoint in each round; batch jobs of many
 small tasks read the whole again and again. Meanwhile, in each round: a leader is killed -9 and comes back; partitions are added; all
 partitions move to other nodes; retention deletes. Then streams are deleted and made again under two queries over a pattern: one is to
 end with [NOT_FOUND], one with ``onRecreated=earliest`` is to read the new stream from its beginning, and the other stream on.

@@ -94,7 +94,7 @@ async def test_restore_into_an_empty_cluster_sets_the_default_quota(
     (found,) = await set_cluster_wide(client, ClusterWide(QUOTA), {"orders"})
     assert found == RestoredSetting(QUOTA, why)
     assert told == [{"records_per_s": 500, "bytes_per_s": 4096, "by_token": 2}] * (held == NO_QUOTA and "mine" not in there)
-    assert found.command == "liftpy settings default-quota --records 500 --bytes 4096 --by-token 2"
+    assert found.command == "liftpy settings default-quota --quota-records 500 --quota-bytes 4096 --quota-by-token 2"
 
 
 @pytest.mark.parametrize(

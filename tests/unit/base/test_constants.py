@@ -17,13 +17,13 @@ PEOPLE_WAIT: Figures = {
     "liftpy.client.admin": {"_PLACED_POLL_S": (0.1, 0.5)},
     "liftpy.client.sync": {"_CLOSE_S": (10, 30)},
     "liftpy.nats.transport": {"_CLOSE_S": (1, 5)},
-    "sidecar.cli.partition_reports": {"_NODE_TIMEOUT_S": (1, 5)},
+    "sidecar.cli.node_reports": {"_NODE_TIMEOUT_S": (1, 5)},
     "sidecar.cli.controllers": {"_POLL_S": (0.1, 0.5)},
     "sidecar.cli.dev": {"_WATCH_S": (0.1, 0.5)},
     "sidecar.cli.reassignment": {"POLL_S": (0.5, 2)},
     "sidecar.cli.node": {"_POLL_S": (0.05, 0.5)},
     "sidecar.cli.partition": {"_POLL_S": (0.02, 0.25)},
-    "sidecar.cli.closed_pipe": {"_LOOK_S": (0.1, 0.5)},
+    "sidecar.cli.output": {"_LOOK_S": (0.1, 0.5)},
     "sidecar.cli.service": {"_CONNECT_AGAIN_S": (0.2, 2), "_POLL_S": (0.1, 0.5)},
 }
 """Somebody sits before it: a command goes on soon after what it waits for is there, and asks no node more than some times a second."""

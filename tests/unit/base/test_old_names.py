@@ -15,10 +15,10 @@ import pytest
 
 from liftpy.client import group_admin
 from liftpy.config import ReplicationConfig, StreamConfig
-from liftpy.core.base.renamed import CLIENT_METHODS, COMMANDS, GROUP_FUNCTIONS, MODULES, OPTIONS, SETTINGS
 from liftpy.core.services.machine import ServiceMachine
 from liftpy.core.services.snapshot import Identity
 from liftpy.errors import ConfigError
+from liftpy.renamed import CLIENT_METHODS, COMMANDS, GROUP_FUNCTIONS, MODULES, OPTIONS, SETTINGS
 from liftpy.service import Record, Service
 from liftpy.service.settings import ServiceSettings
 from liftpy.testing.memory import memory_cluster
@@ -70,7 +70,7 @@ def test_group_function_with_an_old_name_calls_the_new_method_and_warns(old: str
 def test_import_of_all_old_module_names_hides_no_attribute_of_a_package() -> None:
     program = """
 import importlib, sys, warnings
-from liftpy.core.base.renamed import MODULES
+from liftpy.renamed import MODULES
 warnings.simplefilter("ignore")
 for name in set(MODULES.values()):
     importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""``liftpy context``, connection options before the command, and what a shell completes."""
+"""``liftpy context``, connection options before the command, and completion in a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``liftpy events``: each event once, whoever answers; what is not known any more is said."""
+"""``liftpy events`` prints each event once, although several controllers answer, and names the gap after lost events."""
 
 from __future__ import annotations
 
@@ -175,4 +175,4 @@ def test_events_are_printed_as_text_or_json(
     if as_json:
         assert [json.loads(line) for line in lines] == [{"kind": "gap", "up_to_index": 1}, an_event(2)]
     else:
-        assert lines == ["(what happened up to entry 1 is not known any more)", "t2  2.0  election s/0 a -> b"]
+        assert lines == ["(the history up to entry 1 is no longer in memory)", "t2  2.0  election s/0 a -> b"]

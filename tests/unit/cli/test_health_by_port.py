@@ -1,4 +1,4 @@
-"""``liftpy health --port``: a probe, so it loads little; what it says is what the node here answered."""
+"""``liftpy health --status-port``: the probe imports few modules, and prints the answer of the node on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from click.testing import CliRunner
 
-from sidecar.cli.health import health
+from sidecar.cli.health_port import health
 
 
 @contextmanager
@@ -42,31 +42,29 @@ def answering(*pieces: bytes) -> Iterator[tuple[int, list[bytes]]]:
 )
 def test_health_requests_the_chosen_check_and_prints_the_answer(flags: list[str], path: str) -> None:
     with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n", b"\r\n[+] a\n", b"[+] b\n") as (port, asked):
-        done = CliRunner().invoke(health, ["--port", str(port), *flags], standalone_mode=False)
+        done = CliRunner().invoke(health, ["--status-port", str(port), *flags], standalone_mode=False)
     assert (done.return_value, done.output) == (0, "[+] a\n[+] b\n")
     assert asked[0].splitlines()[:2] == [f"GET {path} HTTP/1.1".encode(), b"Host: 127.0.0.1"]
 
 
 def test_health_separates_unhealthy_from_unreachable() -> None:
     with answering(b"HTTP/1.1 503 Service Unavailable\r\n\r\n[-] nats: not connected\n") as (port, _):
-        done = CliRunner().invoke(health, ["--port", str(port), "--json"], standalone_mode=False)
+        done = CliRunner().invoke(health, ["--status-port", str(port), "--json"], standalone_mode=False)
     assert (done.return_value, json.loads(done.output)["healthy"]) == (1, False)
     for said in (b"", b"SSH-2.0 hello\r\n", b"HTTP/1.1"):
         with answering(said) as (port, _):
-            done = CliRunner().invoke(health, ["--port", str(port)], standalone_mode=False)
+            done = CliRunner().invoke(health, ["--status-port", str(port)], standalone_mode=False)
         assert (done.return_value, "nobody answered" in done.output) == (3, True), said
 
 
 def test_health_cuts_an_endless_answer() -> None:
     with answering(b"HTTP/1.1 200 OK\r\n\r\n" + b"[+] a\n" * 60_000) as (port, _):
-        done = CliRunner().invoke(health, ["--port", str(port)], standalone_mode=False)
+        done = CliRunner().invoke(health, ["--status-port", str(port)], standalone_mode=False)
     assert 65_536 - 100 < len(done.output) <= 2 * 65_536
 
 
 def test_health_by_port_imports_few_modules() -> None:
-    words = (
-        "import sys; from sidecar.cli.main import liftpy; liftpy(['health', '--port', '1', '--live'], standalone_mode=False)"
-    )
+    words = "import sys; from sidecar.cli.main import liftpy; liftpy(['health', '--status-port', '1', '--live'], standalone_mode=False)"
     heavy = (
         "print([m for m in ('asyncio', 'http.client', 'ssl', 'email', 'nats', 'google.protobuf', 'numpy') if m in sys.modules])"
     )

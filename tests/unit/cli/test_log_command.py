@@ -1,4 +1,4 @@
-"""``liftpy log``: what it says of a right folder, of a torn and of a damaged one, and that only repair changes a byte."""
+"""``liftpy log`` with a valid, a torn and a damaged directory. Only ``repair`` changes a byte."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from liftpy.testing.memory import MemoryCluster, memory_cluster
-from sidecar.cli import progress as progress_module
+from sidecar.cli import output
 from sidecar.cli.main import main
-from sidecar.cli.progress import Progress
+from sidecar.cli.output import Progress
 
 LINES = 3000
 
@@ -41,7 +41,7 @@ def test_progress_on_a_terminal_is_a_bar_with_a_percentage(monkeypatch: pytest.M
 def test_progress_of_steps_names_each_step_with_its_share(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(output, "LINE_EVERY_S", 0.0)
     with Progress("restore", None) as progress:
         progress.step("starting the helper node", "", 0, 0)
         progress.step("copying to the replicas", "partitions", 1, 4)
@@ -59,7 +59,7 @@ def test_progress_elsewhere_is_a_line_with_the_share_that_is_done(
     cluster: MemoryCluster, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sidecar.cli.session.connect", lambda *_, **__: cluster.client())
-    monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(output, "LINE_EVERY_S", 0.0)
     lines = tmp_path / "lines"
     lines.write_text("".join(f"order {number}\n" for number in range(LINES)))
     words = {

@@ -1,4 +1,4 @@
-"""The records browser of ``liftpy dashboard --records``, over the cluster in memory."""
+"""The records browser of ``liftpy dashboard --show-records``, over the cluster in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``liftpy service`` and ``liftpy permissions`` at their flags: what each of them says to what runs, asks, or is printed."""
+"""Options of ``liftpy service`` and ``liftpy permissions`` reach the service, the cluster and the output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from liftpy.service.settings import ServiceSettings
 from sidecar.cli import service
 from tests.flat_client import FlatClient
 from tests.only_in import only_in
-from tests.unit.cli.test_cli_with_a_cluster import run
+from tests.unit.cli.test_cluster_commands import run
 
 service_orders = service_call = service_query = importlib.import_module("sidecar.cli.service")
 rights = importlib.import_module("sidecar.cli.permissions")
@@ -76,7 +76,7 @@ def test_service_run_flags_set_their_own_settings(ran: list[Any], capsys: pytest
     assert run(capsys, *words)[0] == 0
     factory, settings, wanted, target = ran
     assert settings == ServiceSettings(
-        "bank", "s", "n1", Path("d"), partition=3, output_stream="out", dead_letter_stream="dead", snapshot_interval_records=50,
+        "bank", "s", "n1", Path("d"), output_stream="out", dead_letter_stream="dead", snapshot_interval_records=50,
         tick_interval_s=1.5,
         routes=(Route("a", "s1"), Route("b", "s2")), reply_prefixes=("_INBOX.", "_INBOX_mine."),
         parameters_digest=parameters_digest(Told, {"limit": 9, "name": "from the file"}),
@@ -93,22 +93,21 @@ def test_service_run_without_flags_uses_defaults(ran: list[Any], capsys: pytest.
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("all", None), ("3", (3,)), ("2, 0,2 ,11", (0, 2, 11)), ("999999", (999_999,))])
-def test_service_run_partitions_flag_selects_partitions(
+def test_service_run_with_partition_list_runs_these_partitions(
     text: str, wanted: Any, ran: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(capsys, *LEAST, "--partitions", text)[0] == 0
+    assert run(capsys, *LEAST, "--partition", text)[0] == 0
     assert (ran[2], ran[1].partition) == (wanted, 0)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--partitions", "1,x"), "Invalid value for --partitions: 1,x"),
-        (("--partitions", "1,"), "--partitions: 1,. Use all, or"),
-        (("--partitions", "1000000"), "Invalid value for --partitions"),
-        (("--partitions", "-1"), "Invalid value for --partitions"),
-        (("--partitions", "٣"), "Invalid value for --partitions"),
-        (("--partitions", "1", "--partition", "1"), "--partition and --partitions cannot be"),
+        (("--partition", "1,x"), "Invalid value for --partition: 1,x"),
+        (("--partition", "1,"), "--partition: 1,. Use all, or"),
+        (("--partition", "1000000"), "Invalid value for --partition"),
+        (("--partition", "-1"), "Invalid value for --partition"),
+        (("--partition", "٣"), "Invalid value for --partition"),
         (("--route", "a"), "Use NAME=STREAM"),
         (("--route", "a=s1"), "Set an output stream (--output-stream)"),
         (("--set", "limit"), "Invalid --set 'limit'"),
@@ -294,8 +293,8 @@ def test_service_skip_passes_its_options(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(service_orders, "pass_over", pass_over)
     words = ("service", "skip", "bank", "--stream", "s", "--partition", "2", "--offset", "17")
     code, out, _ = run(capsys, *words, "--timer", "t", "--dead-letter-stream", "dead", "--force")
-    assert (code, out) == (0, "bank passes over offset 17, timer 't' of s/2: decided by the record at offset 44\n")
-    assert run(capsys, *words)[1] == "bank passes over offset 17 of s/2: decided by the record at offset 44\n"
+    assert (code, out) == (0, "bank skips offset 17, timer 't' of s/2: decided by the record at offset 44\n")
+    assert run(capsys, *words)[1] == "bank skips offset 17 of s/2: decided by the record at offset 44\n"
     assert given == [
         (("client", "bank", "s", 2, Unit(17, "t")), {"dead_letter": "dead", "force": True}),
         (("client", "bank", "s", 2, Unit(17)), {"dead_letter": "", "force": False}),
@@ -314,7 +313,7 @@ def test_service_snapshot_passes_its_options(capsys: pytest.CaptureFixture[str],
     monkeypatch.setattr(service_orders, "store_now", store_now)
     words = ("service", "snapshot", "bank", "--stream", "s")
     _, out, _ = run(capsys, *words, "--partition", "2", "--node", "n3", "--node", "n1", "--timeout", "5", "--namespace", "ns")
-    assert out == "bank beside n1: a snapshot at 40\nbank beside n3: a snapshot at 41\n"
+    assert out == "bank on n1: snapshot at 40\nbank on n3: snapshot at 41\n"
     run(capsys, *words)
     assert given == [("client", "bank", "s", 2, ("n3", "n1"), 5.0, "ns"), ("client", "bank", "s", None, (), 30.0, "liftpy")]
     assert run(capsys, "service", "snapshot", "../x", "--stream", "s")[0] == 2
@@ -352,7 +351,7 @@ async def test_service_snapshot_checks_five_times_per_second(monkeypatch: pytest
     [
         ((), {"partition": None, "key": None, "message_id": "", "timeout_s": 5.0}),
         (
-            ("--partition", "2", "--key", "é", "--id", "m1", "--offset", "--timeout", "3"),
+            ("--partition", "2", "--key", "é", "--message-id", "m1", "--show-offset", "--timeout", "3"),
             {"partition": 2, "key": "é".encode(), "message_id": "m1", "timeout_s": 3.0},
         ),
     ],
@@ -384,7 +383,7 @@ def test_permissions_use_the_given_inbox_prefix(capsys: pytest.CaptureFixture[st
     assert "_INBOX_me.>" in ours
     assert "_INBOX.>" not in ours
     assert ours.replace("_INBOX_me", "_INBOX") == plain
-    service_rights = run(capsys, "permissions", "--role", "service", "--replies", "_INBOX_app")[1]
+    service_rights = run(capsys, "permissions", "--role", "service", "--reply-prefix", "_INBOX_app")[1]
     assert "_INBOX_app.>" in service_rights
 
 
@@ -392,11 +391,11 @@ def test_permissions_use_the_given_inbox_prefix(capsys: pytest.CaptureFixture[st
     ("words", "said"),
     [
         (
-            ("service", "--replies", "_INBOX*"),
-            "Invalid value for --replies: _INBOX*. NATS permissions cannot match a part of a token. Name each prefix.",
+            ("service", "--reply-prefix", "_INBOX*"),
+            "Invalid value for --reply-prefix: _INBOX*. NATS permissions cannot match a part of a token. Name each prefix.",
         ),
-        (("service", "--replies", "a b"), ""),
-        (("reader", "--replies", "_INBOX"), "--replies is only for the roles service and node. Remove it."),
+        (("service", "--reply-prefix", "a b"), ""),
+        (("reader", "--reply-prefix", "_INBOX"), "--reply-prefix is only for the roles service and node. Remove it."),
         (("publisher",), "--stream (for the subjects of"),
         (("publisher", "--subject", "a b"), ""),
     ],

@@ -1,4 +1,4 @@
-"""Every field of StreamConfig: given as an option, through the protobuf, and shown. A forgotten place would drop a setting silently."""
+"""Every field of StreamConfig survives the option, the protobuf message and ``stream show``."""
 
 from __future__ import annotations
 
@@ -62,16 +62,22 @@ def test_stream_settings_without_options_are_the_defaults() -> None:
     assert set(settings_to_show(StreamConfig(), 3)) == {"ack_policy", "min_isr", "flush", "commit_policy"}
 
 
+def test_setting_out_of_bounds_is_named() -> None:
+    with pytest.raises(ConfigError, match="--segment-bytes"):
+        given("--segment-bytes", "5")
+
+
 @pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--segment-bytes", "5"], "--segment-bytes"),
-        (["--flush", "often"], "flush"),
-    ],
+    ("text", "milliseconds"), [("interval:100ms", 100), ("interval:1s", 1000), ("interval:0.25s", 250), ("interval:1m", 60_000)]
 )
-def test_setting_out_of_bounds_is_named(words: list[str], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        given(*words)
+def test_flush_option_takes_an_interval_with_a_unit(text: str, milliseconds: int) -> None:
+    assert given("--flush", text).flush == FlushPolicy.parse(f"interval:{milliseconds}")
+
+
+@pytest.mark.parametrize("text", ["often", "interval:100", "interval:0ms", "interval:61s", "interval:ms", "always:1"])
+def test_flush_option_with_another_text_is_rejected(text: str) -> None:
+    with pytest.raises(AssertionError, match=r"'--flush': '.*': use always, none or an interval of 1ms to 60s"):
+        given("--flush", text)
 
 
 @pytest.mark.parametrize(

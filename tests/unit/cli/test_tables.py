@@ -1,4 +1,4 @@
-"""Tables on a terminal of 80 columns: folded, never cut. The widest row that a cluster of usual names makes keeps its figures whole."""
+"""Tables on a terminal of 80 columns: cells are folded and never truncated. Numbers remain whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``liftpy top``: what it makes of glances, how a frame looks at any size, keys; in a terminal of 80x24; the verdict's words."""
+"""``liftpy top``: model of the summaries, frames at any size, keys, and the words of the verdict, in a terminal of 80x24."""
 
 from __future__ import annotations
 

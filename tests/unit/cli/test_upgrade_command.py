@@ -1,4 +1,4 @@
-"""``liftpy upgrade``: what it asks for, says, and ends with."""
+"""``liftpy upgrade``: requests, printed texts and exit codes."""
 
 from __future__ import annotations
 

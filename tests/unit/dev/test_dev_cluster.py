@@ -227,7 +227,7 @@ def test_dev_supervisor_restarts_an_ended_node_after_the_delay(capsys: pytest.Ca
         supervisor.look(now_s + at_s)
         assert nodes.starts == starts
     said = capsys.readouterr().err
-    assert said.count("node n2 has ended; it is started again in 2 s") == 1
+    assert said.count("node n2 has ended; restart in 2 s") == 1
     nodes.down = ["n2"]
     supervisor.look(now_s + 50)
     supervisor.look(now_s + 51.9)

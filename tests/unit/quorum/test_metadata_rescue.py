@@ -325,7 +325,7 @@ def test_metadata_rescue_command_without_the_cluster_name_is_rejected(history: l
     looked = run("--json")
     rows = json.loads(looked.output)["survivors"]
     assert [(row["node"], row["index"], row["taken"]) for row in rows] == [("n1", len(history), True), ("n2", 3, False)]
-    assert "is the beginning of that" in run().output
+    assert "is a prefix of that log" in run().output
     for words, typed in (
         (("--new-controllers", "n1"), "other\n"),
         (("--new-controllers", "n1", "--confirm", "other"), ""),
@@ -334,9 +334,9 @@ def test_metadata_rescue_command_without_the_cluster_name_is_rejected(history: l
         refused = run(*words, typed=typed)
         assert isinstance(refused.exception, LiftError), refused
     assert tree(tmp_path) == before, "nothing was changed"
-    done = run("--new-controllers", "n1,n7", "--out", str(tmp_path / "out"), typed="liftpy\n")
+    done = run("--new-controllers", "n1,n7", "--output", str(tmp_path / "out"), typed="liftpy\n")
     assert done.exception is None
-    assert "put it into the data folder of n7" in done.output
+    assert "copy it into the data directory of n7" in done.output
     assert (tmp_path / "out" / "n7" / "raft" / "journal").is_file()
 
 

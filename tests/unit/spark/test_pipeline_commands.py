@@ -13,7 +13,7 @@ from liftpy.errors import ConfigError
 from liftpy.nats.credentials import Credentials
 from liftpy.spark.options import Access
 from sidecar.cli.main import main
-from sidecar.cli.spark_job import SparkPlace, source_options
+from sidecar.cli.spark_commands import SparkPlace, source_options
 from sidecar.runtime.settings import Target
 from tests.sim.fake_node import FakeNode
 
@@ -45,7 +45,7 @@ def test_spark_archive_dry_run_prints_the_next_offset_of_each_partition(
         },
     )
     code, out, _ = run(access, capsys, "archive", "orders", "--table", table, "--dry-run")
-    assert (code, out.splitlines()[0], out.splitlines()[3]) == (0, "begins a new query", "7 records wait")
+    assert (code, out.splitlines()[0], out.splitlines()[3]) == (0, "starts a new query", "7 records wait")
     assert not (tmp_path / "table").exists()
 
 

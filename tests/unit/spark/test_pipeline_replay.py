@@ -140,7 +140,7 @@ def test_spark_compact_and_replay_dry_runs_print_the_planned_work(
     assert run(access, capsys, *replay)[1].startswith("orders/1 [0, 7): 7 records\n7 records would be written to copies")
     code, _, err = run(access, capsys, "replay", "orders", "small", "--name", "n", "--dry-run")
     assert (code, "Add partitions to the target" in err) == (2, True)
-    assert run(access, capsys, "replay", "orders", "small", "--name", "n", "--dry-run", "--partitions", "key")[0] == 0
+    assert run(access, capsys, "replay", "orders", "small", "--name", "n", "--dry-run", "--partitioner", "key")[0] == 0
     code, out, _ = run(access, capsys, "compact", "orders", "--output", str(tmp_path / "o"), "--dry-run", "--json")
     assert (code, json.loads(out)) == (0, {"starts": {"orders/0": 0, "orders/1": 0}, "waiting": 7, "keys": 0})
     assert run(access, capsys, "replay", "orders", "copies", "--name", "n", "--table", str(tmp_path), "--dry-run")[0] == 1

@@ -122,9 +122,9 @@ def test_permissions_of_each_role_equal_the_expected_subjects() -> None:
     assert "_INBOX.>" not in rights_of(AccessRole.SERVICE, bank).publish
     assert rights_of(AccessRole.SERVICE, replace(bank, replies=("_INBOX_a",))).publish[-1] == "_INBOX_a.>"
     assert rights_of(AccessRole.NODE, Scope(replies=("_INBOX_a",))).publish[-1] == "_INBOX_a.>", "it answers members of groups"
-    words = ["--role", "service", "--replies"]
+    words = ["--role", "service", "--reply-prefix"]
     assert '"_INBOX_b.>"' in CliRunner().invoke(liftpy, ["permissions", *words, "_INBOX_b"]).output
-    for wrong in ([*words, "_INBOX*"], [*words, "_INBOX.>"], ["--role", "reader", "--replies", "_INBOX"]):
+    for wrong in ([*words, "_INBOX*"], [*words, "_INBOX.>"], ["--role", "reader", "--reply-prefix", "_INBOX"]):
         assert isinstance(CliRunner().invoke(liftpy, ["permissions", *wrong]).exception, ConfigError), wrong
 
 

@@ -1,4 +1,4 @@
-"""The commands that delete records, against a cluster in memory: what goes, what stays, and what is said before and after."""
+"""Commands that delete records, with a cluster in memory: deleted records, remaining records, and printed texts."""
 
 from __future__ import annotations
 

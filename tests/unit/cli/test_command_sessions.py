@@ -1,4 +1,4 @@
-"""How commands begin and end: what reaches the cluster of what was given, exit codes, what is closed, and who reads the output."""
+"""Start and end of commands: connection and credentials, exit codes, closed connections, and closed pipes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from liftpy.core.log.log import Log
 from liftpy.core.metadata.controller_list import ControllerList
 from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
 from liftpy.service.settings import ServiceSettings
-from sidecar.cli import closed_pipe, consume, controllers, service, session
+from sidecar.cli import consume, controllers, output, service, session
 from sidecar.cli.main import COMMANDS, exit_code, liftpy, main
 from sidecar.cli.stream_settings import SETTINGS
 from sidecar.disk.files import FolderStorage
@@ -79,7 +79,7 @@ def test_exit_code_separates_usage_unavailable_and_other_errors() -> None:
 @pytest.mark.parametrize("through", ["directly", "click"])
 def test_command_with_closed_stdout_is_no_failure(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[int] = []
-    monkeypatch.setattr("sidecar.cli.main.nobody_reads", lambda: gone.append(1))
+    monkeypatch.setattr("sidecar.cli.main.discard_stdout", lambda: gone.append(1))
 
     def work(**_: Any) -> None:
         try:
@@ -104,7 +104,7 @@ def test_closed_stdout_does_not_fail_at_the_interpreters_end() -> None:
         sys.stdout = out
         try:
             out.write("lost")
-            closed_pipe.nobody_reads()
+            output.discard_stdout()
             out.flush()
         finally:
             sys.stdout = real
@@ -123,10 +123,10 @@ def test_main_lists_each_command_and_loads_it() -> None:
 
 # ---- pipes -------------------------------------------------------------------------------------------------------------------
 async def test_command_ends_when_its_reader_closes_the_pipe_without_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closed_pipe, "_LOOK_S", 0.0)
+    monkeypatch.setattr(output, "_LOOK_S", 0.0)
     read, write = os.pipe()
     with os.fdopen(write, "w") as out:
-        watching = asyncio.ensure_future(closed_pipe.reader_gone(out))
+        watching = asyncio.ensure_future(output.wait_for_closed_pipe(out))
         for _ in range(5):
             await asyncio.sleep(0)
         assert not watching.done(), "the reader is there"
@@ -140,9 +140,9 @@ async def test_command_ends_when_its_reader_closes_the_pipe_without_output(monke
 async def test_command_writing_to_a_file_does_not_watch_for_a_reader(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(closed_pipe, "_LOOK_S", 0.0)
+    monkeypatch.setattr(output, "_LOOK_S", 0.0)
     with (tmp_path / "out").open("w") if what == "file" else io.StringIO() as out:
-        watching = asyncio.ensure_future(closed_pipe.reader_gone(out))
+        watching = asyncio.ensure_future(output.wait_for_closed_pipe(out))
         for _ in range(5):
             await asyncio.sleep(0)
         assert not watching.done()
@@ -284,8 +284,8 @@ def test_consume_ends_with_its_reader_or_its_records(
     monkeypatch.setattr(consume, "with_client", lambda _, work, **__: asyncio.run(work(client)))
     failure = NotFoundError("gone") if ends == "failure" else None
     monkeypatch.setattr(consume, "_print", lambda *_: last("printing", ends != "reader", failure))
-    monkeypatch.setattr(consume, "reader_gone", lambda _: last("watching", ends == "reader", BrokenPipeError()))
-    monkeypatch.setattr("sidecar.cli.main.nobody_reads", lambda: None)
+    monkeypatch.setattr(consume, "wait_for_closed_pipe", lambda _: last("watching", ends == "reader", BrokenPipeError()))
+    monkeypatch.setattr("sidecar.cli.main.discard_stdout", lambda: None)
     code, _, err = run(capsys, "consume", "s")
     assert (code, cancelled) == (1 if ends == "failure" else 0, ["printing" if ends == "reader" else "watching"])
     assert err.startswith("a: 1\nb: 2\n")
@@ -321,7 +321,7 @@ def test_log_repair_reports_truncated_records_and_leaves_no_open_file(folder: Pa
     (folder.parent.parent.parent / "lock").touch()
     code, out, _ = run(capsys, "log", "repair", str(folder))
     assert code == 0
-    assert f"set {files[-1].name} aside" in out
+    assert f"quarantined {files[-1].name}:" in out
     first = int(files[-1].stem)
     assert f"records are missing from offset {first} on" in out
     assert f"the log ends before offset {first}" in out

@@ -1,4 +1,4 @@
-"""Draining, rebalancing, another factor, moves by hand: from the words to the state machine, which moves a step with every look."""
+"""Commands that move replicas, with the real state machine: drain, rebalance, replication factor and ``partition move``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from liftpy.core.wire import frames
 from liftpy.core.wire._pb import cluster_pb2 as pb
 from liftpy.core.wire.subjects import Subjects
 from liftpy.errors import UnavailableError
-from sidecar.cli import node, reassignment, rebalance, status, stream
+from sidecar.cli import node, partition, reassignment, rebalance, status, stream
 from sidecar.cli.main import main
 from sidecar.cli.reassignment import Estimate, MoveProgress, sentence
 from tests.unit.metadata.reassignment_driver import Moved
@@ -76,7 +76,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     client = Client(Wire(moved), Subjects("liftpy"), owns_connection=False)  # type: ignore[arg-type]
     monkeypatch.setattr(client.admin, "node_status", made.node_status)
     monkeypatch.setattr(reassignment, "POLL_S", 0.0)
-    for module in (node, reassignment, rebalance, status, stream):
+    for module in (node, partition, rebalance, status, stream):
         monkeypatch.setattr(module, "with_client", lambda _target, work, **_: asyncio.run(work(client)))
     monkeypatch.setenv("COLUMNS", "160")
     return made
@@ -88,7 +88,7 @@ def test_drain_wait_ends_and_the_node_can_be_removed(run: Cli) -> None:
     assert code == 0
     assert "b is drained of 6 replicas" in said
     assert "partitions move" in said
-    assert said.endswith("b holds nothing: stop it, then liftpy node remove b\n")
+    assert said.endswith("b holds no replicas. Stop it, then run liftpy node remove b\n")
     assert run.moved.held("b") == 0
     run.moved.driver.fence("b")
     assert run.json("node", "remove", "b")["removed"]
@@ -165,14 +165,14 @@ def test_stream_alter_replicas_moves_partitions_to_the_new_factor(run: Cli) -> N
 
 def test_partition_move_to_given_nodes_waits_for_the_move(run: Cli) -> None:
     run.moved.driver.create(manual=[pb.ReplicaList(partition=0, replicas=["a", "b", "c"])])
-    assert run.json("partition", "move", "orders", "--to", "d,e,a")["replicas"] == ["d", "e", "a"]
+    assert run.json("partition", "move", "orders", "--node", "d,e,a")["replicas"] == ["d", "e", "a"]
     run.moved.copies = False
-    assert run.json("partition", "move", "orders", "0", "--to", "b,c,a", "--no-wait")["target"] == ["b", "c", "a"]
+    assert run.json("partition", "move", "orders", "0", "--node", "b,c,a", "--no-wait")["target"] == ["b", "c", "a"]
     assert run.json("status")["moves"][0]["why"] == "by hand"
     assert run.json("partition", "move", "orders", "--cancel")["target"] == []
     assert run("partition", "move", "orders")[0] == 2
-    assert run("partition", "move", "orders", "7", "--to", "a")[0] == 1
-    assert run("partition", "move", "orders", "--to", "zz")[0] == 2
+    assert run("partition", "move", "orders", "7", "--node", "a")[0] == 1
+    assert run("partition", "move", "orders", "--node", "zz")[0] == 2
 
 
 def test_rebalance_moves_what_its_dry_run_showed(run: Cli) -> None:
@@ -193,9 +193,9 @@ def test_rebalance_cancel_keeps_the_moves_of_other_commands(run: Cli) -> None:
     run.moved.copies = False
     run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["a", "b", "c"]) for n in range(10)])
     run("node", "drain", "e")
-    run("partition", "move", "orders", "0", "--to", "a,b,d", "--no-wait")
+    run("partition", "move", "orders", "0", "--node", "a,b,d", "--no-wait")
     code, said = run("rebalance", "--no-wait")
-    assert (code, "it goes on" in said) == (0, True)
+    assert (code, "The moves continue" in said) == (0, True)
     ours = sum(m["why"] == "rebalance" for m in run.json("status")["moves"])
     assert ours
     assert run.json("rebalance", "--cancel") == {"cancelled": ours, "refused": []}
@@ -238,12 +238,12 @@ def test_rebalance_by_bytes_uses_the_sizes_from_the_nodes(run: Cli) -> None:
             "Another request canceled the drain of a, which holds 2 replicas. To drain it: liftpy node drain a",
         ),
         (
-            ("partition", "move", "orders", "0", "--to", "b,c,d"),
+            ("partition", "move", "orders", "0", "--node", "b,c,d"),
             {"reassign": pb.Reassign(stream="orders", partition=0, replicas=["e", "b", "c"])},
             "orders/0 is on e b c instead of b c d, because another request replaced or canceled this move.",
         ),
         (
-            ("partition", "move", "orders", "0", "--to", "b,c,d"),
+            ("partition", "move", "orders", "0", "--node", "b,c,d"),
             {"reassign": pb.Reassign(stream="orders", partition=0, cancel=True)},
             "orders/0 is on a b c instead of b c d, because another request replaced or canceled this move.",
         ),
@@ -284,7 +284,7 @@ def test_move_that_another_request_replaces_is_reported(
 
 
 @pytest.mark.parametrize(
-    "words", [("partition", "move", "orders", "1", "--to", "b,c,d"), ("stream", "alter", "orders", "--replicas", "4")]
+    "words", [("partition", "move", "orders", "1", "--node", "b,c,d"), ("stream", "alter", "orders", "--replicas", "4")]
 )
 def test_move_of_a_stream_that_is_created_again_is_reported(
     words: tuple[str, ...], run: Cli, monkeypatch: pytest.MonkeyPatch

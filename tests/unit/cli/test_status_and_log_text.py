@@ -1,4 +1,4 @@
-"""What people are shown of a cluster, a plan and a folder: every line, word by word."""
+"""Text of ``liftpy status``, of a placement plan and of ``liftpy log``, compared word by word."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--help`` of every command has an example that can be run, texts that are sentences, and ``liftpy --help`` leads to all of them."""
+"""``--help`` of every command has sentences and an example that runs. ``liftpy --help`` lists every command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``liftpy settings``: what is shown of a node's settings, and what is said of a reload."""
+"""``liftpy settings``: printed settings of a node, and the result of a reload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from liftpy.config import DefaultQuota, SessionTimes, StreamConfig
 from sidecar.cli import settings as module
 from tests.flat_client import FlatClient
-from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
+from tests.unit.cli.test_cluster_commands import Cluster, cluster, run
 
 __all__ = ["cluster"]
 
@@ -80,7 +80,11 @@ def test_settings_show_prints_all_settings_or_only_changed_ones(client: Asked, c
 
 def test_settings_reload_prints_applied_waiting_and_wrong_settings(client: Asked, capsys: pytest.CaptureFixture[str]) -> None:
     client.said = {"applied": ["log_level"], "wait": ["rack"]}
-    assert run(capsys, "settings", "reload", "n1") == (0, "n1: live now: log_level\nn1: wait for a restart: rack\n", "")
+    assert run(capsys, "settings", "reload", "n1") == (
+        0,
+        "n1: applied now: log_level\nn1: applied at the next restart: rack\n",
+        "",
+    )
     assert json.loads(run(capsys, "settings", "reload", "n1", "--json")[1]) == {"node": "n1", **client.said}
     client.said = {"error": "weight = 2000 is outside 0..1000. Choose a value in this range."}
     code, out, err = run(capsys, "settings", "reload", "n1")
@@ -93,7 +97,7 @@ def test_settings_default_quota_is_shown_changed_and_removed(client: Asked, caps
     shown = "default quota: 5 records/s, for each value of token 2 of the subject\n"
     assert (run(capsys, *words), client.set_to) == ((0, shown, ""), None)
     assert json.loads(run(capsys, *words, "--json")[1]) == {"records_per_s": 5, "bytes_per_s": 0, "by_token": 2}
-    code, out, _ = run(capsys, *words, "--bytes", "9", "--by-token", "0")
+    code, out, _ = run(capsys, *words, "--quota-bytes", "9", "--quota-by-token", "0")
     assert (code, out, client.set_to) == (
         0,
         "default quota: 5 records/s, 9 bytes/s\n",
@@ -102,7 +106,7 @@ def test_settings_default_quota_is_shown_changed_and_removed(client: Asked, caps
     assert run(capsys, *words, "--none") == (0, "default quota: none\n", "")
     assert client.set_to == {"records_per_s": 0, "bytes_per_s": 0, "by_token": 0}
     client.set_to = None
-    code, _, err = run(capsys, *words, "--none", "--records", "1")
+    code, _, err = run(capsys, *words, "--none", "--quota-records", "1")
     assert (code, client.set_to) == (2, None)
     assert "--none cannot be combined with other options" in err
 
@@ -124,7 +128,7 @@ def test_settings_node_session_is_shown_changed_and_awaited(
     assert code != 0
     assert "The change continues. Do not repeat the command." in err
     client.times, client.set_to = None, None
-    assert run(capsys, *words) == (0, "as each node's own settings say: the cluster is new\n", "")
+    assert run(capsys, *words) == (0, "the settings of each node: the cluster is new\n", "")
     assert run(capsys, *words, "--json") == (0, "null\n", "")
 
 

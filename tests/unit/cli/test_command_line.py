@@ -1,4 +1,4 @@
-"""The command line without a cluster: help, wrong usage, nobody there. With one: tests/integration/test_client_cli.py."""
+"""Command line without a cluster: help, wrong usage and missing answers. tests/integration/test_client_cli.py has a cluster."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_help_of_each_command_shows_usage_and_common_options(words: list[str], c
         ["stream", "delete", "orders", "--yes"],
         ["partition", "transfer", "orders"],
         ["partition", "elect", "orders", "--unclean", "--confirm", "orders/0"],
-        ["partition", "rebalance"],
+        ["partition", "elect-preferred"],
         ["publish", "orders", "/dev/null"],
         ["consume", "orders"],
         ["status"],
@@ -88,7 +88,7 @@ def test_command_without_a_server_exits_with_3_and_names_the_url(words: list[str
     [
         (["stream", "create", "orders"], "--subject"),
         (["stream", "create", "orders", "--subject", "s", "--replicas", "0"], "--replicas"),
-        (["stream", "create", "orders", "--subject", "s", "--flush", "weekly"], "interval:<ms>"),
+        (["stream", "create", "orders", "--subject", "s", "--flush", "weekly"], "interval:100ms"),
         (["consume", "orders", "--from", "yesterday"], "earliest, latest, new"),
         (["consume", "orders", "--until", "-3"], "Use end, the last offset to read"),
         (["consume"], "NAME"),

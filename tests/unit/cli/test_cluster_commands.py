@@ -1,4 +1,4 @@
-"""The commands that ask a cluster, against the real state machine behind a scripted client: what they ask for, print, and wait for."""
+"""Commands with the real state machine behind a scripted client: requests, printed texts and waiting."""
 
 from __future__ import annotations
 
@@ -144,13 +144,13 @@ def test_partition_transfer_waits_for_the_decided_state(cluster: Cluster, capsys
         lambda: cluster.set("orders", 1, epoch=decided, status=PartitionStatus.CANDIDATE_FOUND, leader=""),
         lambda: cluster.set("orders", 1, epoch=decided + 2, leader_epoch=77, **led),
     ]
-    code, out, _ = run(capsys, "partition", "transfer", "orders", "1", "--to", others[0], "--json")
+    code, out, _ = run(capsys, "partition", "transfer", "orders", "1", "--node", others[0], "--json")
     assert (code, cluster.asked, cluster.turns) == (0, [("orders", 1, others[0], False)], [])
     said = json.loads(out)
     assert said.pop("took_s") < 15
     wanted = {"stream": "orders", "partition": 1, "leader": others[0], "leader_epoch": 77}
     assert said == {**wanted, "isr": list(before.isr), "unclean_elected": False}
-    code, out, _ = run(capsys, "partition", "transfer", "orders", "1", "--to", others[0])
+    code, out, _ = run(capsys, "partition", "transfer", "orders", "1", "--node", others[0])
     assert f"orders/1 is led by {others[0]} in epoch 77" in out
 
 
@@ -172,12 +172,12 @@ def test_partition_elect_unclean_asks_for_confirmation(
     cluster.set("orders", 0, status=PartitionStatus.OFFLINE, leader="")
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     code, _, err = run(capsys, "partition", "elect", "orders", "--unclean", "--timeout", "0.1")
-    assert "may be lost for good" in err
+    assert "may be LOST permanently" in err
     assert (code, cluster.asked) == (3 if asked else 130, asked)
 
 
 @pytest.mark.parametrize("only", [None, "orders"])
-def test_partition_rebalance_leaders_moves_all_movable_leaderships(
+def test_partition_elect_preferred_moves_all_movable_leaderships(
     only: str | None, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moved: list[tuple[str, int, str]] = []
@@ -187,17 +187,17 @@ def test_partition_rebalance_leaders_moves_all_movable_leaderships(
         if only in (None, name):
             moved.append((name, 1, preferred))
     words = ["--stream", only] if only else []
-    code, out, _ = run(capsys, "partition", "rebalance", *words, "--json")
+    code, out, _ = run(capsys, "partition", "elect-preferred", *words, "--json")
     assert (code, cluster.asked) == (0, [("elect", *move, False) for move in moved])
     assert [(m["stream"], m["partition"]) for m in json.loads(out)["moved"]] == [move[:2] for move in moved]
-    code, out, _ = run(capsys, "partition", "rebalance", *words)
+    code, out, _ = run(capsys, "partition", "elect-preferred", *words)
     assert f"{len(moved)} leaderships moved" in out
     for name in ("orders", "prices"):
         cluster.set(name, 1, leader=cluster.driver.partition(name, 1).replicas[0])
     cluster.asked.clear()
-    assert "led by its preferred leader" in run(capsys, "partition", "rebalance")[1]
+    assert "preferred leader in the ISR is led by it" in run(capsys, "partition", "elect-preferred")[1]
     assert cluster.asked == []
-    assert run(capsys, "partition", "rebalance", "--stream", "nosuch")[0] == 1
+    assert run(capsys, "partition", "elect-preferred", "--stream", "nosuch")[0] == 1
 
 
 # ---- liftpy node ---------------------------------------------------------------------------------------------------------
@@ -586,7 +586,7 @@ def test_status_health_and_top_name_a_partition_that_waits_for_an_unclean_electi
 
         yield SimpleNamespace(describe_cluster=describe, node_health=healthy, node_glance=summary)
 
-    monkeypatch.setattr(importlib.import_module("sidecar.cli.health_nats"), "connect_for_requests", asking)
+    monkeypatch.setattr(importlib.import_module("sidecar.cli.health"), "connect_for_requests", asking)
     code, said, _ = run(capsys, "health")
     assert (code, command in said) == (1, True)
 

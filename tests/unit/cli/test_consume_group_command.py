@@ -1,4 +1,4 @@
-"""``liftpy consume --group``, against the shipped coordinator in a cluster in memory: what is committed, and what is refused."""
+"""``liftpy consume --group`` with the coordinator of a cluster in memory: committed positions and rejected options."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_consume_in_a_group_commits_printed_records_at_the_end(
     with cluster.sync_client() as client:
         client.publish(name, b"after", partition=1)
     later: list[bytes] = []
-    assert consume(cluster, monkeypatch, printed(capsysbinary, 1, later), name, "--group", name, "--format", "json") == 130
+    assert consume(cluster, monkeypatch, printed(capsysbinary, 1, later), name, "--group", name, "--json") == 130
     assert [(row["partition"], row["offset"], row["value"]) for row in map(json.loads, later)] == [(1, 10, "after")]
 
 

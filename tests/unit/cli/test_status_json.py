@@ -1,4 +1,4 @@
-"""What ``liftpy status --json`` says of nodes and partitions, field by field; what ``liftpy dev`` is told; stand-ins that compare."""
+"""JSON of ``liftpy status`` for nodes and partitions, field by field, and options of ``dev``, ``service`` and ``controllers``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from liftpy.errors import NotFoundError
 from sidecar.cli import controllers, service, status
 from sidecar.cli import dev as dev_module
 from tests.flat_client import FlatClient
-from tests.unit.cli.test_cli_endings import run
-from tests.unit.cli.test_cli_exactly import Asked, Dev
+from tests.unit.cli.test_command_sessions import run
+from tests.unit.cli.test_dev_demo_and_service_commands import Asked, Dev
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
 
 SERVICES = [{"service": "bank", "position": 7}]

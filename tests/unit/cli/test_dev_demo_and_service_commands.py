@@ -1,4 +1,4 @@
-"""Commands at their edges: what is printed and nothing beside it, what is asked before anything is changed, what a demo does."""
+"""Commands ``dev``, ``demo``, ``service`` and ``publish`` with scripted clusters: requests, confirmations and printed texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sidecar.cli.main import main
 from sidecar.cli.output import table
 from sidecar.dev.demo_steps import MAX_RECORDS, Failover, Positions, Step
 from tests.flat_client import FlatClient
-from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
+from tests.unit.cli.test_cluster_commands import Cluster, cluster, run
 from tests.unit.cli.test_tables import printed
 
 __all__ = ["cluster"]
@@ -565,11 +565,11 @@ def test_service_query_prints_the_answer_and_its_source_on_request(
             return SimpleNamespace(value=value, position=9, node="n2")
 
     monkeypatch.setattr(service, "with_client", lambda _, work, **__: asyncio.run(work(Client())))
-    for words in (["--partition", "1", "--at-least", "5"], ["--position"]):
+    for words in (["--partition", "1", "--at-least", "5"], ["--show-offset"]):
         with pytest.raises(SystemExit) as left:
             main(["service", "query", "counter", "how many", *words])
         assert not left.value.code
         out, err = capfdbinary.readouterr()
         assert out == printed_as
-        assert (b"position 9 on n2" in err) is ("--position" in words)
+        assert (b"position 9 on n2" in err) is ("--show-offset" in words)
     assert asked == [("counter", b"how many", 1, 5), ("counter", b"how many", None, None)]

@@ -1,4 +1,4 @@
-"""``liftpy stream pause`` and ``resume``: what is asked for, and what is shown of it."""
+"""``liftpy stream pause`` and ``resume``: requests to the cluster, and printed states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from liftpy.client.stream_info import StreamInfo
 from liftpy.core.base.partition import Pause
 from tests.flat_client import FlatClient
-from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
+from tests.unit.cli.test_cluster_commands import Cluster, cluster, run
 
 __all__ = ["cluster"]
 

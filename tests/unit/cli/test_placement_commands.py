@@ -1,4 +1,4 @@
-"""Placement on the command line: the whole way from the words to the state machine and back, without a NATS server between."""
+"""Placement options from the command line to the state machine and back, without a NATS server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print for people and for programs, and what they do with what was given; no cluster."""
+"""Values of options without a cluster: accepted values, rejected values, and texts for people and programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
 
 # ---- files that a command writes late ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "words", [["bench", "--out"], ["bench", "--plot"], ["spark", "stats", "orders", "--plot"]], ids=" ".join
+    "words", [["bench", "--output"], ["bench", "--plot"], ["spark", "stats", "orders", "--plot"]], ids=" ".join
 )
 def test_output_file_that_cannot_be_written_is_rejected_before_the_work(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -248,8 +248,8 @@ async def test_service_run_logs_once_that_it_waits_for_nats(
     [
         (("stream", "create", "s", "--subject", "s", "--segment-bytes", "1"), "--segment-bytes = 1 "),
         (("stream", "create", "s", "--subject", "s", "--quota-records", "-1"), "--quota-records = -1 "),
-        (("log-level", "n1", "debug", "--for", "25h"), "'--for': 25h is outside 1ms to 1d"),
-        (("log-level", "n1", "debug", "--for", "0s"), "'--for': 0s is outside 1ms to 1d"),
+        (("log-level", "n1", "debug", "--duration", "25h"), "'--duration': 25h is outside 1ms to 1d"),
+        (("log-level", "n1", "debug", "--duration", "0s"), "'--duration': 0s is outside 1ms to 1d"),
         (("publish", "s", "--header", "Lift-Key=1"), "--header: "),
         (("publish", "s", "--header", "Nats-Msg-Id=1"), "--header: "),
     ],

@@ -1,4 +1,4 @@
-"""How often a command looks at the cluster while it waits, what is asked by each flag, and what is printed for machines."""
+"""Options of commands reach the cluster, waiting commands poll at their rate, and JSON has the expected fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sidecar.cli.main import exit_code
 from sidecar.cli.stream_settings import MAX_FILE_BYTES, plan_json
 from sidecar.runtime.settings import Target
 from tests.flat_client import FlatClient
-from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
+from tests.unit.cli.test_cluster_commands import Cluster, cluster, run
 
 __all__ = ["cluster"]
 node, partition, service_query, controllers = (
@@ -95,7 +95,7 @@ async def test_node_remove_wait_checks_ten_times_per_second_until_its_timeout(cl
     [
         (("bank", "?"), ("bank", b"?", None, None, None)),
         (("bank", "é", "--partition", "3", "--at-least", "0"), ("bank", "é".encode(), 3, None, 0)),
-        (("bank", "?", "--at-least", "17", "--position"), ("bank", b"?", None, None, 17)),
+        (("bank", "?", "--at-least", "17", "--show-offset"), ("bank", b"?", None, None, 17)),
         (("bank", "?", "--key", "ann"), ("bank", b"?", None, b"ann", None)),
     ],
 )
@@ -112,7 +112,7 @@ def test_service_query_sends_its_options(
     monkeypatch.setattr(service_query, "with_client", lambda target, work, **_: asyncio.run(work(Client())))
     code, out, err = run(capsys, "service", "query", *words)
     assert (code, out, given) == (0, "42\n", [asked])
-    assert err == ("position 9 on n2\n" if "--position" in words else "")
+    assert err == ("position 9 on n2\n" if "--show-offset" in words else "")
     assert run(capsys, "service", "query", "../x", "?")[0] == 2
 
 
@@ -239,4 +239,4 @@ def test_controllers_show_row_has_state_and_lag_of_a_controller(
     controllers._show({"metadata_leader": leader, "under_way": "", "controllers": [found]})
     assert shown == [(("controller", "state", "term", "commit", "applied", "lag"), [row])]
     said = capsys.readouterr().out
-    assert said == ("" if leader else "no metadata leader: at least half of the controllers can't be reached\n")
+    assert said == ("" if leader else "no metadata leader: at least half of the controllers cannot be reached\n")

@@ -1,4 +1,4 @@
-"""Moves on the command line, compared exactly: plans, tables, sentences, and how often the cluster is looked at while they go on."""
+"""Progress of replica moves: plans, tables, sentences, and the rate of requests to the cluster."""
 
 from __future__ import annotations
 
@@ -18,8 +18,17 @@ from liftpy.errors import OutcomeUnknownError, ProtocolError, UnavailableError
 from sidecar.cli import reassignment, rebalance
 from sidecar.cli import stream as alter
 from sidecar.cli.node import _reasons_that_replicas_stay
-from sidecar.cli.partition_reports import ask_nodes
-from sidecar.cli.reassignment import Estimate, MoveProgress, _rests, follow, left_bytes, movement_json, progress_of, sentence
+from sidecar.cli.node_reports import ask_nodes
+from sidecar.cli.reassignment import (
+    Estimate,
+    MoveProgress,
+    follow,
+    has_no_move,
+    left_bytes,
+    movement_json,
+    progress_of,
+    sentence,
+)
 from sidecar.cli.rebalance import RebalancePlan, plan_of
 from tests.flat_client import FlatClient
 from tests.unit.metadata.small_images import a_partition, a_stream, an_image
@@ -74,7 +83,7 @@ def test_move_sentence_shows_counts_bytes_and_time() -> None:
     assert sentence(now, None) == "3 partitions move, 2 are being copied, 12.3 MB left"
     assert sentence(now, 0.4) == "3 partitions move, 2 are being copied, 12.3 MB left, about 0 s"
     nothing = MoveProgress(partitions=0, copying=0, left_bytes=5)
-    assert sentence(nothing, 3.0) == "nothing moves yet: nodes are asked for, or nobody may take what is to go"
+    assert sentence(nothing, 3.0) == "nothing moves yet: the move waits for nodes that may take the replicas"
 
 
 class Looked(FlatClient):
@@ -411,15 +420,16 @@ def test_stream_alter_replicas_prints_only_changed_partitions(
     changes = "retention_age_s: 0.0 -> 60.0\nread_only: False -> True\n"
     assert capsys.readouterr().out == f"{changes}s is at version 7 of its settings\n"
     alter._show(settled, settled, None, {"read_only": True}, True)
-    assert capsys.readouterr().out == "nothing changes: that is how it is; s would be at version 7 of its settings\n"
+    same = "nothing changes: the settings already have these values. "
+    assert capsys.readouterr().out == f"{same}s would be at version 7 of its settings\n"
 
 
 def test_partition_move_is_done_when_no_partition_of_the_stream_moves() -> None:
     stream = a_stream(a_partition(), replace(MOVING, partition=1))
-    assert _rests(None, "u1", 1)
-    assert _rests(stream, "u2", 1), "it was made anew"
-    assert not _rests(stream, "u1", 1)
-    assert _rests(stream, "u1", 0)
+    assert has_no_move(None, "u1", 1)
+    assert has_no_move(stream, "u2", 1), "it was made anew"
+    assert not has_no_move(stream, "u1", 1)
+    assert has_no_move(stream, "u1", 0)
 
 
 def test_rebalance_plan_json_has_all_fields() -> None:

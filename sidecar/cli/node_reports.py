@@ -1,4 +1,7 @@
-"""Reports of nodes about themselves and their partitions, for commands. A node without an answer leaves a gap."""
+"""Reports of nodes for commands: summaries, partitions, and data of unknown streams. A node without an answer leaves a gap.
+
+``liftpy health`` imports this module, so it imports no ``Client``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
 _NODE_TIMEOUT_S = 2.0
 _MOST_NAMED = 5
-"""Directories of unknown streams that a line names."""
+"""Maximum number of directories of unknown streams in one line."""
 
 NodeReports = dict[str, dict[tuple[str, int], dict[str, Any]]]
 """Node id -> (stream uid, partition) -> the node's report about its replica. Nodes without an answer are absent."""
@@ -51,7 +54,7 @@ async def ask_nodes(client: Client, node_ids: list[str]) -> NodeReports:
 
 
 async def unknown_streams(client: Client, node_id: str) -> list[str]:
-    """Return directories on the node of streams that the cluster does not know. None if the node does not answer."""
+    """Return directories on the node of streams that the cluster does not know. Empty if the node does not answer."""
     try:
         found = (await client.admin.node_health(node_id, _NODE_TIMEOUT_S)).get("unknown_streams", [])
     except (UnavailableError, OutcomeUnknownError, ProtocolError):
