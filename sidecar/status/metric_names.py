@@ -196,6 +196,11 @@ TABLE: dict[str, Row] = {
             "",
             "Number of replicated services next to this node that ended because their state differed from the other instances.",
         ),
+        (
+            "services_differing",
+            "",
+            "Number of running replicated services next to this node whose state differs from another instance.",
+        ),
         ("services_blocked", "", "Number of replicated services next to this node that are blocked at a record."),
         (
             "service_lag_records",

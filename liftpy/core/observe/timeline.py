@@ -42,6 +42,7 @@ _OF = {
     "metadata_leader_lost": "offline",
     "damage_found": "offline",
     "service_blocked": "offline",
+    "service_differs": "offline",
     "group_stuck": "offline",
 }
 

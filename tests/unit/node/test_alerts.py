@@ -231,7 +231,9 @@ CASES: dict[str, Case] = {
     "StreamWaits": Case(gauge("cluster_streams_waiting", (0, 5), (2, 5), (0, 5)), 5.5, 7, 11, JOB),
     "ServiceFailing": Case(gauge("services_blocked", (0, 5), (1, 10), (0, 5)), 9, 11, 16, NODE),
     "ServiceEnded": Case(gauge("services_ended", (0, 5), (1, 10), (0, 5)), 4, 7, 16, NODE),
-    "ServiceDiverged": Case(gauge("services_diverged", (0, 5), (1, 10), (0, 5)), 4, 7, 16, NODE),
+    "ServiceDiverged": Case(
+        gauge("services_diverged", (0, 5), (1, 5), (0, 10)) | gauge("services_differing", (0, 10), (1, 5), (0, 5)), 4, 7, 16, NODE
+    ),
     "GroupStuck": Case(
         gauge("group_lag_records", (0, 5), *growing(9, 20), (0, 20), labels=',group="g"')
         | gauge("group_lag_seconds", (0, 5), *growing(60, 20), (0, 20), labels=',group="g"')
