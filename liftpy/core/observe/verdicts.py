@@ -52,7 +52,7 @@ VERDICTS: Mapping[str, Verdict] = {
     ),
     "insufficient-nodes": Verdict(True, "stream {why}", "stream-waits", ("stream_created",), "StreamWaits"),
     "service-diverged": Verdict(
-        False, "{who} has a diverged service: {why}", "service-ended", ("service_ended", "service_differs"), "ServiceDiverged"
+        False, "service next to {who} diverged: {why}", "service-ended", ("service_ended", "service_differs"), "ServiceDiverged"
     ),
     "service-ended": Verdict(False, "{who} lost a service: {why}", "service-ended", ("service_ended",), "ServiceEnded"),
     "service-blocked": Verdict(

@@ -272,8 +272,12 @@ def damage(cluster: DevCluster, url: str, node: str) -> None:
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     start(cluster, node)
+
+    def has_found_it() -> bool:
+        return any((cluster.data / node).glob("**/streams/d-*/0/*.damaged-*"))
+
     with sync.connect(url) as client:
-        while client.stream("d").partitions[0].leader != node:
+        while client.stream("d").partitions[0].leader != node and not has_found_it():
             with contextlib.suppress(LiftError):
                 client.admin.elect_leader("d", 0, node)
             time.sleep(_LOOK_S)
@@ -283,8 +287,9 @@ def damage(cluster: DevCluster, url: str, node: str) -> None:
             async for _ in client.read_range("d", 0, 0, 40):
                 pass
 
-    with contextlib.suppress(LiftError, TimeoutError):
-        asyncio.run(asyncio.wait_for(read(), 10.0))
+    if not has_found_it():
+        with contextlib.suppress(LiftError, TimeoutError):
+            asyncio.run(asyncio.wait_for(read(), 10.0))
 
 
 def lose_directory(cluster: DevCluster, node: str) -> None:

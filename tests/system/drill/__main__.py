@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import re
+import subprocess
 import sys
 import tempfile
 import threading
