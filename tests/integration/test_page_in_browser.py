@@ -149,7 +149,7 @@ async def _the_page_works_by_keyboard(browsed: Browsed) -> None:
 
 PAGES = ("/", "/node/n1", "/stream/orders", "/groups", "/services", "/events", "/search?q=o", "/runbook/nats-lost")
 CLIPPED = """() => [
-  ...[document.documentElement, ...document.querySelectorAll(".tile dd, .word, h2, .count")]
+  ...[document.documentElement, ...document.querySelectorAll(".tile dd, .word, h2, .count, .namespace")]
     .filter((one) => one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).display !== "inline")
     .map((one) => one.outerHTML.slice(0, 100)),
 ]"""
