@@ -160,6 +160,7 @@ class Prometheus:
     def __init__(self, folder: Path, times: float) -> None:
         self._folder = folder
         self._targets = folder / "targets.json"
+        self._addresses: dict[str, str] = {}
         self.port = free_ports(1)[0]
         for name in ("rules.yml", "alerts.yml"):
             (folder / name).write_text(faster((ROOT / "deploy" / "prometheus" / name).read_text(), times))
@@ -173,11 +174,11 @@ class Prometheus:
         self._process: subprocess.Popen[bytes] | None = None
 
     def follow(self, cluster: DevCluster) -> None:
-        """Scrape the nodes where they listen now."""
-        found = [
-            {"targets": [node.status_url.removeprefix("http://").rstrip("/")], "labels": {"instance": name}}
-            for name, node in cluster.nodes.items()
-        ]
+        """Scrape the nodes where they listen now, or listened last."""
+        self._addresses |= {
+            name: node.status_url.removeprefix("http://").rstrip("/") for name, node in cluster.nodes.items() if node.status_url
+        }
+        found = [{"targets": [address], "labels": {"instance": name}} for name, address in self._addresses.items()]
         fresh = self._targets.with_suffix(".tmp")
         fresh.write_text(json.dumps(found))
         fresh.replace(self._targets)
@@ -233,6 +234,7 @@ class Rounds:
         began = time.monotonic()
         begin()
         while not must <= seen.keys() and time.monotonic() - began < _PATIENCE_S:
+            self._prometheus.follow(self._cluster)  # a node that has restarted listens on another port
             for name in self._prometheus.firing() - seen.keys():
                 seen[name] = time.monotonic() - began
             time.sleep(_LOOK_S)
