@@ -38,8 +38,8 @@ from tests.system.powercut.cut import ALL, FLUSH_SLOW, PowerCut, Rule
 ROOT = Path(__file__).resolve().parents[3]
 SETTINGS = {"LIFTPY_REPLICATION_SESSION_S": "3", "LIFTPY_LOG_LEVEL": "error"}
 STRUCK = "n2"
-SERVED, OTHER = "n1", "n4"
-"""Nodes next to which services run."""
+SERVED = "n1"
+"""Node next to which the service runs."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 DISK_BYTES = 256 * 1024 * 1024
 _LARGE_BYTES = 4 * 1024 * 1024 * 1024
@@ -56,6 +56,7 @@ NAMES = {
     "group without a commit": ({"GroupStuck"}, set()),
     "service killed": ({"ServiceEnded"}, set()),
     "service blocked": ({"ServiceFailing"}, set()),
+    "service differs": ({"ServiceDiverged"}, set()),
     "service diverged": ({"ServiceDiverged", "ServiceEnded"}, set()),
     "damaged segment": ({"DamagedSegments"}, {"NodeDown", "UnderReplicated"}),
     "data directory lost": ({"FolderLost"}, {"NodeDown", "UnderReplicated"}),
@@ -102,13 +103,12 @@ class ServiceFaults:
         with sync.connect(self._url) as client:
             client.publish("commands", value)
 
-    def diverge(self) -> None:
-        """Start two instances with different states, and publish until one ends."""
-        self.begin()
-        self.begin(OTHER, skew=1)
-        deadline = time.monotonic() + _PATIENCE_S
+    def diverge(self, *nodes: str) -> None:
+        """Start an instance next to each node, the last one with another state, and publish until they have stored two snapshots."""
+        for node in nodes:
+            self.begin(node, skew=int(node == nodes[-1]))
         with sync.connect(self._url) as client:
-            while all(one.poll() is None for one in self._processes.values()) and time.monotonic() < deadline:
+            for _ in range(25):
                 client.publish("commands", b"1")
 
     def kill(self) -> None:
@@ -127,7 +127,7 @@ class ServiceFaults:
         """Start the services and stop them, so that the nodes forget their ends."""
         nodes = list(self._processes)
         self.stop()
-        for node in nodes:
+        for node in nodes:  # an instance that has diverged must not offer its snapshots
             shutil.rmtree(self._folder / node, ignore_errors=True)
             self.begin(node)
         self.stop()
@@ -342,14 +342,15 @@ def _strike_applications(rounds: Rounds, url: str, folder: Path) -> None:
     (folder / "services").mkdir()
     services = ServiceFaults(folder / "services", url)
     with sync.connect(url) as client:
-        client.create_stream("commands", "commands", replicas=3)
+        client.create_stream("commands", "commands", replicas=4)
         if (
             state := client.stream("commands").partitions[0]
         ).leader == SERVED:  # the service next to the leader skips the record
             client.admin.elect_leader("commands", 0, next(node for node in state.isr if node != SERVED))
     services.begin()
     rounds.strike("service killed", services.kill, services.again)
-    rounds.strike("service diverged", services.diverge, services.again)
+    rounds.strike("service differs", lambda: services.diverge(SERVED, "n4"), services.again)
+    rounds.strike("service diverged", lambda: services.diverge(SERVED, "n3", "n4"), services.again)
     services.begin()
     rounds.strike("service blocked", lambda: services.publish(POISON), services.stop)
 
