@@ -257,6 +257,7 @@ def _add_counts(found: Figures, counts: Counts, *, has_labels: bool) -> None:
 
 def _identity(found: Figures, reporter: Reporter) -> None:
     settings = reporter.settings
+    found.put("uptime_seconds", round(reporter.uptime_s, 3))
     found.put("build_info", 1, __version__, platform.python_version())
     controller = "true" if reporter.group.is_controller else "false"
     found.put("feature_level", reporter.group.image.feature_level)

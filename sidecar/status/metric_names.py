@@ -36,6 +36,7 @@ TABLE: dict[str, Row] = {
     **_rows(
         GAUGE,
         ("build_info", "version python", "Always 1. The labels are the versions of liftpy and Python."),
+        ("uptime_seconds", "", "Time since the start of this node, in seconds."),
         (
             "node_info",
             "node rack namespace controller",

@@ -76,6 +76,7 @@ def faster(text: str, times: float) -> str:
         return f"{found[1]}{seconds}s"
 
     text = text.replace("group_lag_seconds:max[10m]) > 540", f"group_lag_seconds:max[10m]) > {540 / times:g}")
+    text = text.replace("uptime_seconds < 600", f"uptime_seconds < {600 / times:g}")
     return re.sub(r"(\[|for: |interval: )(\d+)([smhd])\b", shorter, text)
 
 
