@@ -92,7 +92,7 @@ class ServiceFaults:
         (self._folder / f"{node}.log").unlink(missing_ok=True)
         self._processes[node] = start_service(
             "tests.system.alerts.service:Sum", stream="commands", node=node, data=self._folder, output="",
-            snapshot_interval_records=10, nats_url=self._url, environment={SKEW: str(skew)},
+            snapshot_interval_records=10, nats_url=self._url, environment={SKEW: str(skew)}, more=["--dead-letter-stream", "dead"],
         )  # fmt: skip
         self.publish(b"1")
         deadline = time.monotonic() + _PATIENCE_S
@@ -344,10 +344,9 @@ def _strike_applications(rounds: Rounds, url: str, folder: Path) -> None:
     services = ServiceFaults(folder / "services", url)
     with sync.connect(url) as client:
         client.create_stream("commands", "commands", replicas=4)
-        if (
-            state := client.stream("commands").partitions[0]
-        ).leader == SERVED:  # the service next to the leader skips the record
-            client.admin.elect_leader("commands", 0, next(node for node in state.isr if node != SERVED))
+        client.create_stream(
+            "dead", "dead", replicas=3, config=StreamConfig(read_only=True)
+        )  # blocks a service at a bad record
     services.begin()
     rounds.strike("service killed", services.kill, services.again)
     rounds.strike("service differs", lambda: services.diverge(SERVED, "n4"), services.again)

@@ -12,7 +12,7 @@ SKEW = "LIFTPY_TEST_SKEW"
 
 
 class Sum(Service):
-    """Adds numbers. A record that it cannot apply blocks it until the service next to the leader skips the record."""
+    """Adds numbers. A record that it cannot apply blocks it until the record is in the dead-letter stream."""
 
     on_error = "skip"
     emits = False
