@@ -4,7 +4,7 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE pyspark_liftpy.py ./
 COPY liftpy ./liftpy
 COPY sidecar ./sidecar
-RUN python -m venv /opt/liftpy && /opt/liftpy/bin/pip install --no-cache-dir .
+RUN python -m venv /opt/liftpy && /opt/liftpy/bin/pip install --no-cache-dir '.[node]'
 
 FROM python:3.12-slim
 COPY --from=build /opt/liftpy /opt/liftpy

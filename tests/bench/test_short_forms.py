@@ -58,6 +58,15 @@ def test_placement_plans_move_few_replicas_and_end_even() -> None:
 
 @pytest.mark.long
 @pytest.mark.processes
+def test_versions_bench_with_the_same_interpreter_twice_prints_a_ratio_for_each_figure() -> None:
+    said = printed("-m", "tests.bench.versions", sys.executable, "--windows", "64", "--rounds", "2", "--seconds", "0.3")
+    ratios = {line.split()[0]: float(line.split("ratio ")[1].split()[0]) for line in said.splitlines() if "ratio" in line}
+    assert set(ratios) == {"records_per_s", "nodes_cpu_us", "leader_cpu_us", "nats_server_cpu_us"}
+    assert all(ratio > 0 for ratio in ratios.values())
+
+
+@pytest.mark.long
+@pytest.mark.processes
 def test_bench_command_compares_liftpy_with_jetstream(tmp_path: Path) -> None:
     """All cases of ``liftpy bench`` but the fail-over and the reading, which others here have; the peer is one server."""
     picture = tmp_path / "ratios.png"

@@ -10,11 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from liftpy.core.wire.batch import RecordBatch
 from liftpy.core.wire.batch_columns import BytesColumn
+from liftpy.errors import ConfigError
+
+try:
+    import pyarrow as pa
+except ModuleNotFoundError as error:
+    raise ConfigError("Arrow needs pyarrow, which is not installed. Install it with: pip install 'liftpy[arrow]'") from error
 
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 SCHEMA = pa.schema(

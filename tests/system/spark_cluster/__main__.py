@@ -126,8 +126,9 @@ def environment(folder: Path) -> Path:
     base = Path(sys.base_prefix) / "bin" / "python3"
     subprocess.run([str(base), "-m", "venv", str(made)], check=True)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pandas = [one for one in project["optional-dependencies"]["spark"] if one.startswith("pandas")]
-    needed = [str(made / "bin" / "python"), "-m", "pip", "install", "--quiet", *project["dependencies"], *pandas]
+    extras = project["optional-dependencies"]
+    packages = [*project["dependencies"], *extras["arrow"], *(one for one in extras["spark"] if one.startswith("pandas"))]
+    needed = [str(made / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages]
     subprocess.run(needed, check=True)
     (site,) = (made / "lib").glob("python3*/site-packages")
     with zipfile.ZipFile(packed(folder / PACKAGE)) as package:

@@ -1,0 +1,1 @@
+"""Compares two installed versions of liftpy on one machine."""
