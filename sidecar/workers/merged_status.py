@@ -26,7 +26,8 @@ from sidecar.status.sampler import Said
 from sidecar.workers.workers import Workers
 
 OWN = frozenset({
-    "build_info", "uptime_seconds", "node_info", "feature_level", "feature_level_supported", "disk_free_bytes", "disk_size_bytes", "metadata_has_leader",
+    "build_info", "uptime_seconds", "node_info", "feature_level", "feature_level_supported", "disk_free_bytes", "disk_size_bytes",
+    "metadata_has_leader",
     "metadata_is_leader", "metadata_commit_index", "metadata_applied_index", "metadata_journal_bytes", "metadata_journal_entries",
     "metadata_journal_memory_bytes", "metadata_operations", "metadata_operations_bytes", "metadata_compactions_total", "cluster_nodes",
     "cluster_streams", "cluster_streams_waiting", "cluster_partitions_offline", "cluster_partitions_electing",
