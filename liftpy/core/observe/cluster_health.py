@@ -98,8 +98,8 @@ def _cluster(answers: list[NodeSummary]) -> Iterable[Reason]:
             yield reason("electing", partitions=_count(newest.electing, "partition"))
         for why in newest.waiting_streams:
             yield reason("insufficient-nodes", why=why)
-        if newest.lost_directories:
-            yield reason("directory-lost", who=_join_names(list(newest.lost_directories)))
+    if lost := {node for one in answers for node in one.lost_directories}:  # a controller that restarts has not seen it
+        yield reason("directory-lost", who=_join_names(list(lost)))
     if under_min := sum(one.under_min_isr for one in answers):
         yield reason("under-min-isr", partitions=_count(under_min, "partition"))
     if under := sum(one.under_replicated for one in answers):

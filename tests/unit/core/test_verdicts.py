@@ -20,6 +20,13 @@ ALERTS = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in RULES}
 FACTS = dict.fromkeys(("who", "why", "since", "partitions"), "x")
 
 
+def test_cluster_judged_with_a_restarted_controller_still_names_a_lost_directory() -> None:
+    healthy = {"metadata_leader": "n1", "is_controller": True, "nodes": {"n1": "live", "n2": "live"}}
+    restarted = NodeSummary(node="n1", index=9, **healthy)  # type: ignore[arg-type]
+    other = NodeSummary(node="n2", index=8, lost_directories=("n1",), **healthy)  # type: ignore[arg-type]
+    assert [one.word for one in judge({"n1": restarted, "n2": other}).reasons] == ["directory-lost"]
+
+
 @pytest.mark.parametrize("word", VERDICTS)
 def test_verdict_has_a_runbook_events_and_an_alert_that_exist(word: str) -> None:
     row = VERDICTS[word]
