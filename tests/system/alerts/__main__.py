@@ -88,7 +88,9 @@ class ServiceFaults:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def begin(self, node: str = SERVED, skew: int = 0) -> None:
-        """Start the service, and wait until it applies records. ``skew``: what makes its state differ."""
+        """Start the service if it does not run, and wait until it applies records. ``skew``: what makes its state differ."""
+        if node in self._processes and self._processes[node].poll() is None:
+            return
         (self._folder / f"{node}.log").unlink(missing_ok=True)
         self._processes[node] = start_service(
             "tests.system.alerts.service:Sum", stream="commands", node=node, data=self._folder, output="",
