@@ -69,7 +69,7 @@ class Seen:
     def text(self) -> str:
         """Return the row of the table."""
         times = ", ".join(f"{self.after_s[place]:.1f}" if place in self.after_s else "-" for place in PLACES)
-        return f"| {self.fault} | {self.word} | {times} | {next(iter(self.causes.values()), '-')} |"
+        return f"| {self.fault} | {self.word} | {times} | {next(filter(None, self.causes.values()), '-')} |"
 
 
 PLACES = ("page", *_COMMANDS, _EVENTS)
@@ -177,12 +177,15 @@ class Drill:
         seen.causes |= {
             place: found.cause for place in seen.after_s if place != _EVENTS and (found := self._named(place, word))
         }
+        others = ", ".join(one.word for one in self.operator.problems("page")) or "nothing"
         end()
         self._until_well(fault)
         if not is_seen and not watch_events(time.monotonic() + _PATIENCE_S):
             seen.wrong.append(f"{fault}: no event of {VERDICTS[word].events}")
         seen.wrong += [
-            f"{fault}: {place} does not name {word}" for place in PLACES if place not in seen.after_s and place != _EVENTS
+            f"{fault}: {place} does not name {word}, and the page names {others}"
+            for place in PLACES
+            if place not in seen.after_s and place != _EVENTS
         ]
         seen.wrong += differences(seen)
         print(seen.text(), *(f"  {place}: {cause}" for place, cause in seen.causes.items()), *seen.wrong, sep="\n", flush=True)
