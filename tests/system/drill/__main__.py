@@ -40,6 +40,7 @@ VIEWER, STRUCK = "n1", "n3"
 _CLI = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
 _PATIENCE_S = 60.0
 _EVERY_S = 0.2
+_AGREE_S = 15.0
 _DISK_BYTES = 256 * 1024 * 1024
 _COMMANDS = {"top": ("top", "--once"), "status": ("status",), "health": ("health", "--cluster")}
 _EVENTS = "events"
@@ -174,9 +175,7 @@ class Drill:
         is_seen = watch_events(began + (within_s if word not in ("nats-lost", "no-majority") else 1.0))
         for thread in threads:
             thread.join()
-        seen.causes |= {
-            place: found.cause for place in seen.after_s if place != _EVENTS and (found := self._named(place, word))
-        }
+        self._agree(seen)
         others = ", ".join(one.word for one in self.operator.problems("page")) or "nothing"
         end()
         self._until_well(fault)
@@ -189,6 +188,16 @@ class Drill:
         ]
         seen.wrong += differences(seen)
         print(seen.text(), *(f"  {place}: {cause}" for place, cause in seen.causes.items()), *seen.wrong, sep="\n", flush=True)
+
+    def _agree(self, seen: Seen) -> None:
+        """Read the causes until all places say the same. A cause may change while the nodes learn of the fault."""
+        give_up_at = time.monotonic() + _AGREE_S
+        while True:
+            places = [place for place in seen.after_s if place != _EVENTS]
+            seen.causes |= {place: found.cause for place in places if (found := self._named(place, seen.word))}
+            if not differences(seen) or time.monotonic() > give_up_at:
+                return
+            time.sleep(_EVERY_S)
 
     def _named(self, place: str, word: str) -> Shown | None:
         return next((one for one in self.operator.problems(place) if one.word == word), None)
