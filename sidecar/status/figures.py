@@ -258,6 +258,7 @@ def _add_counts(found: Figures, counts: Counts, *, has_labels: bool) -> None:
 
 def _identity(found: Figures, reporter: Reporter) -> None:
     settings = reporter.settings
+    found.put("uptime_seconds", round(reporter.uptime_s, 3))
     found.put("build_info", 1, __version__, platform.python_version())
     controller = "true" if reporter.group.is_controller else "false"
     found.put("feature_level", reporter.group.image.feature_level)
@@ -411,6 +412,7 @@ def _services(found: Figures, services: list[dict[str, Any]]) -> None:
     stuck = [service.get("since_output_s") or 0 for service in leaders if service.get("output_backlog")]
     ages = [service["since_snapshot_s"] for service in services if service.get("since_snapshot_s") is not None]
     found.put("services_blocked", sum(bool(service.get("failing")) for service in services))
+    found.put("services_differing", sum(bool(service.get("differs")) for service in services))
     found.put("service_lag_records", max((service["lag"] for service in services), default=0))
     found.put("service_output_backlog", sum(service.get("output_backlog", 0) for service in leaders))
     found.put("service_output_age_seconds", max(stuck, default=0))

@@ -37,6 +37,7 @@ TABLE: dict[str, Row] = {
     **_rows(
         GAUGE,
         ("build_info", "version python", "Always 1. The labels are the versions of liftpy and Python."),
+        ("uptime_seconds", "", "Time since the start of this node, in seconds."),
         (
             "node_info",
             "node rack namespace controller",
@@ -196,6 +197,11 @@ TABLE: dict[str, Row] = {
             "services_diverged",
             "",
             "Number of replicated services next to this node that ended because their state differed from the other instances.",
+        ),
+        (
+            "services_differing",
+            "",
+            "Number of running replicated services next to this node whose state differs from another instance.",
         ),
         ("services_blocked", "", "Number of replicated services next to this node that are blocked at a record."),
         (

@@ -24,17 +24,18 @@ EVERY_S = 1.0
 SELDOM = 5
 """Services, damage and the disk are read in every fifth sample only."""
 MOST_WATCHED = 200
-"""Maximum number of damaged replicas, and of blocked services, that one process reports."""
+"""Maximum number of damaged replicas, and of services with one problem, that one process reports."""
 
 Parts = Mapping[str, Any]
 """State of one process, as JSON."""
 
 
 def watched_parts(reporter: Reporter) -> dict[str, Any]:
-    """Return the damage and the blocked services of this process, as JSON."""
+    """Return the damage and the services with problems of this process, as JSON."""
     here = reporter.partitions.counts.here
     damage: list[list[Any]] = []
     blocked: list[list[Any]] = []
+    differing: list[list[Any]] = []
     if here.total("partitions_with_quarantined_files"):
         for worker in [one for one in reporter.partitions if one.set_aside and one.damage_offset >= 0][:MOST_WATCHED]:
             leader = worker.state.leader if worker.state is not None else ""
@@ -43,7 +44,9 @@ def watched_parts(reporter: Reporter) -> dict[str, Any]:
         for service in worker.services.report():
             if service.get("failing") and len(blocked) < MOST_WATCHED:
                 blocked.append([*_json_key(worker.key), service["service"], service["problem"]])
-    return {"damage": damage, "blocked": blocked}
+            if service.get("differs") and len(differing) < MOST_WATCHED:
+                differing.append([*_json_key(worker.key), service["service"], service["problem"]])
+    return {"damage": damage, "blocked": blocked, "differing": differing}
 
 
 def _json_key(key: PartitionKey) -> list[Any]:
@@ -60,7 +63,7 @@ class NodeWatcher:
     """
 
     def __init__(self, events: NodeEvents, reporter: Reporter, others: Callable[[], Iterable[Parts]] = tuple) -> None:
-        self.watch = NodeWatch(events)
+        self.watch = NodeWatch(events, leader_of=self._leader_of)
         self._reporter, self._others = reporter, others
         self._count = 0
         self._seen_lags: object = None
@@ -82,7 +85,10 @@ class NodeWatcher:
             self._is_disk_low = bool(size) and free < DISK_LOW * size
         self._count += 1
         damage = [one for part in self._parts for one in part.get("damage", ())]
-        blocked = [one for part in self._parts for one in part.get("blocked", ())]
+        blocked, differing = (
+            {(PartitionKey(*key), service): problem for part in self._parts for *key, service, problem in part.get(name, ())}
+            for name in ("blocked", "differing")
+        )
         room = reporter.room
         self.watch.sampled(
             NodeSample(
@@ -92,12 +98,20 @@ class NodeWatcher:
                 metadata_leader=reporter.group.leader,
                 groups=self._new_groups(),
                 damage={PartitionKey(*key): Damage(offset, source) for *key, offset, source in damage},
-                blocked={(PartitionKey(*key), service): problem for *key, service, problem in blocked},
+                blocked=blocked,
+                differing=differing,
                 is_disk_low=self._is_disk_low,
                 is_overloaded=bool(room.limit_bytes) and room.used_bytes >= QUEUED_HIGH * room.limit_bytes,
             ),
             datetime.now(UTC),
         )
+
+    def _leader_of(self, key: PartitionKey) -> str:
+        stream = self._reporter.group.image.streams.get(key.stream)
+        if stream is None or stream.uid != key.uid or key.partition >= len(stream.partitions):
+            return ""
+        leader = stream.partitions[key.partition].leader
+        return "" if leader == self._reporter.node_id else leader
 
     def _new_groups(self) -> Mapping[str, tuple[int, float]] | None:
         """Return the lags of the groups, or None if they are those of the last sample."""

@@ -24,6 +24,7 @@ import nats.errors
 
 from liftpy import __version__
 from liftpy.client.admin_requests import RELOAD, object_of
+from liftpy.config import NS_PER_S
 from liftpy.core.base.ids import PartitionKey, check_name, quote
 from liftpy.core.base.instruments import Histogram
 from liftpy.core.base.strict_json import load_json, whole_number
@@ -55,6 +56,7 @@ from liftpy.errors import ConfigError, LiftError, UnavailableError
 from liftpy.nats.cancellation import end_tasks
 from liftpy.nats.request_guard import RequestGuard
 from sidecar.partition.deletions import MOST_UNKNOWN, UnknownStreams, is_directory
+from sidecar.runtime import clock
 from sidecar.runtime.logs import LEVELS, LOGS
 from sidecar.runtime.settings import STATUS_OFF, NodeSettings, address_of
 from sidecar.runtime.tasks import spawn
@@ -64,7 +66,7 @@ from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.health import ASKED, Health
 from sidecar.status.http import JSON, LOOPBACK, TEXT, Live, Serving, host_of, http
 from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
-from sidecar.status.node_watch import NodeWatcher, Parts
+from sidecar.status.node_watch import NodeWatcher, Parts, nats_problem
 from sidecar.status.pages import Site
 from sidecar.status.report import Reporter
 from sidecar.status.sampler import Said, Sampler
@@ -510,11 +512,11 @@ def _seen(watch: NodeWatch) -> dict[str, Any]:
     """Return the fields of the summary that the node has observed itself."""
     repaired = watch.events.recent("damage_repaired", SHOWN_S)
     return {
-        "nats_problem": watch.nats_problem[:MOST_TEXT_CHARS],
         "leaderless_since": watch.leaderless_since,
         "damaged": watch.damaged_count,
         "repairs": _texts(repair_texts(reversed(repaired))),
         "stuck_groups": _texts(watch.stuck_groups),
+        "differing_services": _texts(watch.differing_services),
     }
 
 
@@ -542,6 +544,7 @@ def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None
             "offline": round(total("cluster_partitions_offline")),
             "suspect_partitions": _suspect(reporter.cluster_watch),
             "waiting_streams": _waiting(image),
+            "lost_directories": _lost_directories(reporter.cluster_watch),
             "electing": round(total("cluster_partitions_electing")),
             "elections": round(total("cluster_elections_total")),
         }
@@ -562,6 +565,7 @@ def glance_at(found: Figures, reporter: Reporter, watch: NodeWatch | None = None
         feature_level=image.feature_level,
         speaks=SPOKEN.most,
         nats_connected=bool(total("nats_connected")),
+        nats_problem=nats_problem(reporter)[:MOST_TEXT_CHARS],
         records_in=round(total("ingest_records_total")),
         bytes_in=round(total("ingest_bytes_total")),
         records_out=round(total("read_records_total")),
@@ -594,6 +598,12 @@ def _waiting(image: ClusterImage) -> tuple[str, ...]:
     """Return the first streams that wait for nodes, with the reason."""
     found = (image.streams[name] for name in nsmallest(MOST_TEXTS, image.waiting))
     return _texts([f"{stream.name} waits for nodes: {why_it_waits(image, stream)}" for stream in found])
+
+
+def _lost_directories(watch: ControllerMetrics) -> tuple[str, ...]:
+    """Return the first nodes that came back with another data directory in the last ``SHOWN_S``."""
+    since_ns = clock.now_ns() - round(SHOWN_S * NS_PER_S)
+    return _texts(sorted(node for node, at_ns in watch.lost_directory_ns.items() if at_ns >= since_ns))
 
 
 def _suspect(watch: ControllerMetrics) -> tuple[str, ...]:

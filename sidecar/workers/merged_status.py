@@ -26,7 +26,8 @@ from sidecar.status.sampler import Said
 from sidecar.workers.workers import Workers
 
 OWN = frozenset({
-    "build_info", "node_info", "feature_level", "feature_level_supported", "disk_free_bytes", "disk_size_bytes", "metadata_has_leader",
+    "build_info", "node_info", "feature_level", "feature_level_supported", "disk_free_bytes", "disk_size_bytes",
+    "metadata_has_leader",
     "metadata_is_leader", "metadata_commit_index", "metadata_applied_index", "metadata_journal_bytes", "metadata_journal_entries",
     "metadata_journal_memory_bytes", "metadata_operations", "metadata_operations_bytes", "metadata_compactions_total", "cluster_nodes",
     "cluster_streams", "cluster_streams_waiting", "cluster_partitions_offline", "cluster_partitions_electing",
@@ -36,6 +37,7 @@ OWN = frozenset({
     "metadata_fsync_duration_seconds", "failover_duration_seconds",
 })  # fmt: skip
 MOST = frozenset({
+    "uptime_seconds",
     "replica_lag_records", "replica_lag_seconds", "service_lag_records", "service_output_age_seconds", "service_snapshot_age_seconds",
     "recovery_duration_seconds", "clock_untrusted", "clock_skew_seconds", "coordinator_state_limit_bytes",
     "group_lag_seconds", "ingest_queue_delay_seconds",

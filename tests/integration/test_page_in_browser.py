@@ -147,13 +147,33 @@ async def _the_page_works_by_keyboard(browsed: Browsed) -> None:
     assert await browsed.page.evaluate("document.activeElement.classList.contains('mark')")
 
 
+PAGES = ("/", "/node/n1", "/stream/orders", "/groups", "/services", "/events", "/search?q=o", "/runbook/nats-lost")
+CLIPPED = """() => [
+  ...[document.documentElement, ...document.querySelectorAll(".tile dd, .word, h2, .count, .namespace")]
+    .filter((one) => one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).display !== "inline")
+    .map((one) => one.outerHTML.slice(0, 100)),
+]"""
+
+
+async def _nothing_is_clipped_on_a_phone(browsed: Browsed) -> None:
+    context = await browsed.page.context.browser.new_context(viewport={"width": 390, "height": 800})
+    page = await context.new_page()
+    for path in PAGES:
+        await page.goto(browsed.base + path)
+        assert await page.evaluate(CLIPPED) == [], path
+    await page.goto(browsed.base + "/services")
+    empty = await page.evaluate("getComputedStyle(document.querySelector('.scroll:has(tbody:empty)'), '::after').content")
+    assert empty == '"none"', "an empty table says so"
+    await context.close()
+
+
 async def _axe_finds_nothing(browsed: Browsed) -> None:
     if not AXE:
         return
     script = await asyncio.to_thread(Path(AXE).read_text, "utf-8")
     context = await browsed.page.context.browser.new_context(viewport={"width": 390, "height": 800}, bypass_csp=True)
     page = await context.new_page()
-    for path in ("/", "/node/n1", "/stream/orders", "/groups", "/services", "/events", "/search?q=o", "/runbook/nats-lost"):
+    for path in PAGES:
         await page.goto(browsed.base + path)
         await page.evaluate(script)
         found = await page.evaluate("async () => (await axe.run()).violations.map((one) => [one.id, one.nodes[0].html])")
@@ -180,6 +200,7 @@ async def _seen(cluster: DevCluster) -> None:
                 await _a_killed_leader_is_seen(browsed, cluster, victim.node_id)
                 await _an_event_links_to_its_moment(browsed)
                 await _the_page_works_by_keyboard(browsed)
+                await _nothing_is_clipped_on_a_phone(browsed)
                 await _axe_finds_nothing(browsed)
                 await _a_hostile_name_is_text(browsed, cluster, victim.node_id)
                 await asyncio.to_thread(_back, victim)

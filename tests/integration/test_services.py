@@ -141,7 +141,7 @@ async def test_service_version_rolled_out_activates_at_one_record_everywhere(run
     log = (service.data / "n1.log").read_text()
     _, _, why = next(line for line in log.splitlines() if "SERVICE_DIVERGED: " in line).partition("SERVICE_DIVERGED: ")
     shown = f"{service.stream}/0: sums diverged: {why.removesuffix(' (a new start does not help)')}"[:MOST_ENDED_CHARS]
-    await _shows_end(bench, [f"n1 has a diverged service: {shown}"])
+    await _shows_end(bench, [f"service next to n1 diverged: {shown}"])
     service.start("n1", "tests.examples.versioned:CountedSums")
     await _shows_end(bench, [])
 

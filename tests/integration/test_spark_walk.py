@@ -4,6 +4,7 @@ compressed stream sends to executors."""
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from liftpy.config import Codec, StreamConfig
 from liftpy.core.metadata.image import StreamImage
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines.audit import audit
+from liftpy.spark.pipelines.parallel import spread
 from liftpy.spark.pipelines.stats import stats
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.process_connection import link_to
@@ -67,3 +69,23 @@ def test_compressed_stream_is_sent_compressed_to_executors(shared_cluster: DevCl
     headers = [piece.batch.header for piece in slices]
     assert {header.codec for header in headers} == {Codec.ZSTD}
     assert 0 < sum(header.size_bytes for header in headers) < sum(map(len, values)) // 10, "as they came over the line"
+
+
+def test_spark_job_reports_finished_tasks_before_it_ends(spark: Any, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    told: list[tuple[int, int]] = []
+
+    def work(piece: int) -> int:
+        deadline = time.monotonic() + 60
+        while piece and not seen.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return piece
+
+    def tell(done: int, total: int) -> None:
+        told.append((done, total))
+        if done:
+            seen.touch()
+
+    assert spread(work, [0, 1], spark=spark, tell=tell) == [0, 1]
+    assert (1, 2) in told
+    assert told[-1] == (2, 2)

@@ -35,6 +35,8 @@ class ControllerMetrics:
         self.elections: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
         self.folders_lost = 0
         """Number of nodes that registered with another data directory than before."""
+        self.lost_directory_ns: dict[str, int] = {}
+        """Node -> monotonic time when it last registered with another data directory, in nanoseconds."""
         self.offline = 0
         """Number of partitions that no node may lead."""
         self.electing = 0
@@ -51,7 +53,9 @@ class ControllerMetrics:
         """Update the metrics from the difference between the last image and this one."""
         before, self._seen = self._seen, image
         if image.nodes is not before.nodes:
-            self.folders_lost += sum(_lost_its_folder(before.nodes.get(node.node_id), node) for node in image.nodes.values())
+            lost = [one.node_id for one in image.nodes.values() if _lost_its_folder(before.nodes.get(one.node_id), one)]
+            self.folders_lost += len(lost)
+            self.lost_directory_ns |= dict.fromkeys(lost, now_ns)
         for change in diff(before, image).partitions:
             self._count(change, now_ns)
 

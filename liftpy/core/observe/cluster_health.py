@@ -98,6 +98,8 @@ def _cluster(answers: list[NodeSummary]) -> Iterable[Reason]:
             yield reason("electing", partitions=_count(newest.electing, "partition"))
         for why in newest.waiting_streams:
             yield reason("insufficient-nodes", why=why)
+    if lost := {node for one in answers for node in one.lost_directories}:  # a controller that restarts has not seen it
+        yield reason("directory-lost", who=_join_names(list(lost)))
     if under_min := sum(one.under_min_isr for one in answers):
         yield reason("under-min-isr", partitions=_count(under_min, "partition"))
     if under := sum(one.under_replicated for one in answers):
@@ -122,7 +124,12 @@ def _nodes(summaries: Mapping[str, NodeSummary | None], answers: list[NodeSummar
     ):
         if found:
             yield reason(word, who=_join_names(found))
-    yield from _lost_services("service-diverged", [one for one in answers if one.services_diverged])
+    lost = [one for one in answers if one.services_diverged]
+    differing = [one for one in answers if one.differing_services]
+    if differing and not lost:
+        why = differing[0].differing_services[0]
+        yield reason("service-diverged", who=_join_names([one.node for one in differing]), why=why)
+    yield from _lost_services("service-diverged", lost)
     yield from _lost_services("service-ended", [one for one in answers if one.services_ended > one.services_diverged])
     versions = {one.version for one in answers if one.version and of.get(one.node) != DRAINED}
     if len(versions) > 1:

@@ -28,6 +28,7 @@ TEXTS = {
     "damage_found": "A node found damaged bytes in a log and moved the files away.",
     "damage_repaired": "A replica has the records of its damaged files again. `detail` names the offset and the leader that sent them.",
     "service_blocked": "A replicated service cannot apply a record. `detail` has its problem.",
+    "service_differs": "The state of a running service differs from another instance, and no majority decides which is right.",
     "group_stuck": "A group has committed nothing for ten minutes while its lag grew.",
     "group_moves": "A group that was stuck commits again.",
     "disk_low": "Less than 15 % of the disk of a node is free.",
@@ -42,7 +43,7 @@ MOST_DETAIL_CHARS = 300
 STUCK_S = 600.0
 """Time without a commit after which a group with a growing lag is stuck, in seconds. The alert GroupStuck has the same time."""
 SHOWN_S = 600.0
-"""Time for which a repair stays in the summary of the node, in seconds. The alert DamagedSegments has the same time."""
+"""Time for which a repair or a lost data directory stays in a summary, in seconds. Their alerts have the same time."""
 _SHARE = 0.9
 """Share of the elapsed time by which the lag of a stuck group grows at least."""
 
@@ -143,6 +144,8 @@ class NodeSample:
     """Replicas of the node that still have damaged files."""
     blocked: Mapping[tuple[PartitionKey, str], str] = field(default_factory=dict)
     """(Partition, service) -> problem of a blocked service."""
+    differing: Mapping[tuple[PartitionKey, str], str] = field(default_factory=dict)
+    """(Partition, service) -> difference between the state of a running service and other instances."""
     is_disk_low: bool = False
     is_overloaded: bool = False
 
@@ -164,11 +167,14 @@ class NodeWatch:
     Args:
         events: Receiver of the events.
         stuck_s: Time without a commit after which a group is stuck, in seconds. Default 600.
+        leader_of: Function that returns the leader of a partition, '' for this node. Default: no leader is known.
     """
 
-    def __init__(self, events: NodeEvents, stuck_s: float = STUCK_S) -> None:
+    def __init__(
+        self, events: NodeEvents, stuck_s: float = STUCK_S, leader_of: Callable[[PartitionKey], str] = lambda _: ""
+    ) -> None:
         self.events = events
-        self.nats_problem = ""
+        self._leader_of = leader_of
         self.leaderless_since = ""
         """UTC time at which the controller lost the metadata leader, such as ``12:03:10``. '': it knows a leader."""
         self._stuck_s = stuck_s
@@ -185,6 +191,11 @@ class NodeWatch:
         return len(self._damage)
 
     @property
+    def differing_services(self) -> list[str]:
+        """Texts about the running services whose state differs from another instance."""
+        return [f"{key}: {service}: {problem}" for (key, service), problem in self._before.differing.items()]
+
+    @property
     def stuck_groups(self) -> list[str]:
         """Texts about the groups that are stuck, with their lag."""
         stuck = ((name, one) for name, one in sorted(self._groups.items()) if one.is_stuck)
@@ -198,9 +209,13 @@ class NodeWatch:
         if sample.groups is not None:
             self._check_groups(sample.groups, sample.now_s)
         self._check_damage(sample)
-        for (key, service), problem in sample.blocked.items():
-            if (key, service) not in before.blocked:
-                self.events.add("service_blocked", key=key, detail=f"{service}: {problem}" if problem else service)
+        for kind, found, known in (
+            ("service_blocked", sample.blocked, before.blocked),
+            ("service_differs", sample.differing, before.differing),
+        ):
+            for (key, service), problem in found.items():
+                if (key, service) not in known:
+                    self.events.add(kind, key=key, detail=f"{service}: {problem}" if problem else service)
         for kind, is_now, was in (
             ("disk_low", sample.is_disk_low, before.is_disk_low),
             ("overloaded", sample.is_overloaded, before.is_overloaded),
@@ -209,7 +224,6 @@ class NodeWatch:
                 self.events.add(kind)
 
     def _nats(self, sample: NodeSample) -> None:
-        self.nats_problem = sample.nats_problem
         if sample.nats_problem and self._nats_lost_s is None:
             self._nats_lost_s = sample.now_s
             self.events.add("nats_lost", detail=sample.nats_problem)
@@ -250,7 +264,8 @@ class NodeWatch:
             self._damage[key] = Damage(known.offset, found.source or known.source)
         for key in [key for key in self._damage if key not in sample.damage]:
             found = self._damage.pop(key)
-            source = f"from {found.source}" if found.source else ""
+            leader = found.source or self._leader_of(key)  # it may have become the leader since the last sample
+            source = f"from {leader}" if leader else ""
             self.events.add("damage_repaired", key=key, detail=" ".join(part for part in (_at(found.offset), source) if part))
 
 

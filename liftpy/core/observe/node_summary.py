@@ -20,7 +20,7 @@ MOST_ENDED, MOST_ENDED_CHARS = 3, 160
 MOST_SUSPECT, MOST_SUSPECT_CHARS = 3, 400
 """Maximum number of partitions that wait for an operator in a summary, and of characters for each."""
 MOST_TEXTS, MOST_TEXT_CHARS = 3, 200
-"""Maximum number of waiting streams, stuck groups or repairs in a summary, and of characters for each."""
+"""Maximum number of texts about streams, groups, repairs, data directories or services, and of characters for each."""
 MOST_NODES = 64
 """Maximum number of nodes that a controller lists."""
 LIVE, FENCED, DRAINED = "live", "fenced", "drained"
@@ -75,6 +75,8 @@ class NodeSummary:
     services_ended: int = 0
     services_diverged: int = 0
     """Number of ended services whose state differed from that of the other instances."""
+    differing_services: tuple[str, ...] = ()
+    """Running services whose state differs from another instance, as texts. No majority decides which state is right."""
     ended_services: tuple[str, ...] = ()
     """First ``MOST_ENDED`` ended services with their reasons, in at most ``MOST_ENDED_CHARS`` characters."""
     lag_records: int = 0
@@ -96,6 +98,8 @@ class NodeSummary:
     """
     waiting_streams: tuple[str, ...] = ()
     """Controllers: streams that wait for nodes, with the reason."""
+    lost_directories: tuple[str, ...] = ()
+    """Controllers: nodes that came back with another data directory in the last ten minutes."""
     electing: int = 0
     elections: int = 0
     """Number of elections since this controller started."""
@@ -117,7 +121,9 @@ _MAPPINGS: dict[str, type] = {"nodes": str, "members": int}
 _TEXTS = {
     "ended_services": (MOST_ENDED, MOST_ENDED_CHARS),
     "suspect_partitions": (MOST_SUSPECT, MOST_SUSPECT_CHARS),
-    **dict.fromkeys(("repairs", "stuck_groups", "waiting_streams"), (MOST_TEXTS, MOST_TEXT_CHARS)),
+    **dict.fromkeys(
+        ("repairs", "stuck_groups", "waiting_streams", "lost_directories", "differing_services"), (MOST_TEXTS, MOST_TEXT_CHARS)
+    ),
 }
 """Field -> (maximum number of texts, maximum characters of each)."""
 

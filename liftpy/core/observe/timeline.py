@@ -42,6 +42,7 @@ _OF = {
     "metadata_leader_lost": "offline",
     "damage_found": "offline",
     "service_blocked": "offline",
+    "service_differs": "offline",
     "group_stuck": "offline",
 }
 
@@ -132,7 +133,19 @@ def group_in_words(group: list[_Event]) -> str:
         if kind != "partition_offline":
             to = Counter(str(event.get("now") or "none") for event in group)
             said += " -> " + ", ".join(f"{node} ({count:,})" for node, count in sorted(to.items()))
-    return f"{len(group):,} partitions of {where}: {said}"
+    return f"{len(group):,} partitions of {where}: {said}{_causes(group)}"
+
+
+def _causes(group: list[_Event]) -> str:
+    """Return the most frequent cause of the events, and the number of other causes."""
+    details = (str(event.get("detail") or "") for event in group)
+    causes = Counter(one.partition(", because ")[2] if one.startswith("epoch ") else one for one in details)
+    del causes[""]
+    if not causes:
+        return ""
+    others = len(causes) - 1
+    more = f" (and {others:,} other {'cause' if others == 1 else 'causes'})" if others else ""
+    return f", because {causes.most_common(1)[0][0]}{more}"
 
 
 def _group_key(event: _Event) -> tuple[str, ...] | None:

@@ -52,7 +52,7 @@ VERDICTS: Mapping[str, Verdict] = {
     ),
     "insufficient-nodes": Verdict(True, "stream {why}", "stream-waits", ("stream_created",), "StreamWaits"),
     "service-diverged": Verdict(
-        False, "{who} has a diverged service: {why}", "service-ended", ("service_ended",), "ServiceDiverged"
+        False, "service next to {who} diverged: {why}", "service-ended", ("service_ended", "service_differs"), "ServiceDiverged"
     ),
     "service-ended": Verdict(False, "{who} lost a service: {why}", "service-ended", ("service_ended",), "ServiceEnded"),
     "service-blocked": Verdict(
@@ -69,6 +69,14 @@ VERDICTS: Mapping[str, Verdict] = {
         False,
     ),
     "repaired": Verdict(False, "{why}", "damaged-segments", ("damage_repaired",), "DamagedSegments", False),
+    "directory-lost": Verdict(
+        False,
+        "{who} came back with another data directory, and copies its replicas again",
+        "folder-lost",
+        ("data_directory_lost",),
+        "FolderLost",
+        False,
+    ),
     "fenced": Verdict(False, "{who} sent no heartbeat for the session time", "node-down", ("node_fenced",), "NodeDown"),
     "silent": Verdict(False, "{who} does not answer", "node-down", ("node_fenced",), "NodeDown"),
     "disk-low": Verdict(False, "{who} has nearly no disk space left", "disk-full", ("disk_low",), "DiskFilling"),

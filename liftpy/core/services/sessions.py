@@ -568,6 +568,7 @@ class ServiceSessions:
                 "promotion_waits": session.service in waiting,
                 "excused": session.excused,
                 "failing": session.failing,
+                "differs": bool(session.differs),
                 "snapshot": session.snapshot_position,
                 "version": session.version,
                 "active_version": session.active_version,

@@ -339,8 +339,7 @@ def audit(
         patience_s: Time without an answer until a replica counts as unreachable, in seconds (0.1 to 3600). Default 10.
         tasks: Number of tasks that run at once.
         internal: If True, a pattern also selects internal streams. Default False.
-        tell: Function that is called with the number of finished ranges and of all ranges. It is not called with ``spark``.
-            Default None.
+        tell: Function that is called with the number of finished ranges and of all ranges. Default None.
 
     Returns:
         The report. ``report.first`` is the first difference, None if all replicas agree.

@@ -5,7 +5,10 @@ Each piece is one call of a function. Its result is a Python object (a digest, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -16,6 +19,8 @@ from liftpy.spark.failures import plainly, with_error_code
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_JOB_GROUP = "spark.jobGroup.id"
+_EVERY_S = 1.0
 MAX_TASKS = 64
 DEFAULT_TASKS = 4
 _P = TypeVar("_P")
@@ -26,6 +31,34 @@ def _with_error_code(work: Callable[[_P], _R], piece: _P) -> _R:
     """Run ``work``. The text of a liftpy error begins with its code, because Spark reports only the text."""
     with with_error_code():
         return work(piece)
+
+
+@contextlib.contextmanager
+def _report_tasks(spark: SparkSession, count: int, tell: Callable[[int, int], None] | None) -> Iterator[None]:
+    """Call ``tell`` with the number of finished tasks of the Spark job that runs within the block."""
+    if tell is None:
+        yield
+        return
+    context, over, group = spark.sparkContext, threading.Event(), f"liftpy-{uuid.uuid4()}"
+    before = context.getLocalProperty(_JOB_GROUP)
+
+    def watch() -> None:
+        tracker = context.statusTracker()
+        while not over.wait(_EVERY_S):
+            jobs = filter(None, map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)))
+            stages = filter(None, (tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds))
+            tell(sum(stage.numCompletedTasks for stage in stages), count)
+
+    context.setLocalProperty(_JOB_GROUP, group)
+    watching = threading.Thread(target=watch, name="liftpy-progress", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+        context.setLocalProperty(_JOB_GROUP, before)  # type: ignore[arg-type]
+    tell(count, count)
 
 
 def spread(
@@ -43,14 +76,14 @@ def spread(
         pieces: The pieces.
         spark: Run as tasks of this session. None: in threads of this process.
         tasks: Number of calls that run at once.
-        tell: Function of the number of finished pieces and of all pieces. It is not called with ``spark``.
+        tell: Function of the number of finished pieces and of all pieces. With ``spark``, another thread calls it about once per second.
     """
     if not 1 <= tasks <= MAX_TASKS:
         raise ConfigError(f"tasks = {tasks} (--tasks) is outside 1..{MAX_TASKS}. Choose a value in this range.")
     if not pieces:
         return []
     if spark is not None:
-        with plainly():
+        with plainly(), _report_tasks(spark, len(pieces), tell):
             return list(spark.sparkContext.parallelize(pieces, len(pieces)).map(partial(_with_error_code, work)).collect())
     with ThreadPoolExecutor(tasks, thread_name_prefix="liftpy-pipeline") as pool:
         results: list[_R] = []

@@ -20,16 +20,17 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
 from liftpy.client import connect, sync
-from liftpy.errors import UnavailableError
+from liftpy.config import StreamConfig
+from liftpy.errors import AlreadyExistsError, LiftError, UnavailableError
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.nats_server import NatsServer, free_ports
 from tests.examples.processes import start_service
-from tests.system.alerts.service import POISON
+from tests.system.alerts.service import POISON, SKEW
 from tests.system.faults.relay import Relay
 from tests.system.health.__main__ import WELL, Load, row
 from tests.system.powercut.cut import ALL, FLUSH_SLOW, PowerCut, Rule
@@ -40,7 +41,9 @@ STRUCK = "n2"
 SERVED = "n1"
 """Node next to which the service runs."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_DISK_BYTES = 256 * 1024 * 1024
+DISK_BYTES = 256 * 1024 * 1024
+_LARGE_BYTES = 4 * 1024 * 1024 * 1024
+"""Size of the file system of the other nodes. The disk of this machine may be nearly full."""
 _SLOW_MS = 300
 _LOOK_S = 0.5
 _PATIENCE_S = 120.0
@@ -53,6 +56,14 @@ NAMES = {
     "group without a commit": ({"GroupStuck"}, set()),
     "service killed": ({"ServiceEnded"}, set()),
     "service blocked": ({"ServiceFailing"}, set()),
+    "service differs": ({"ServiceDiverged"}, set()),
+    "service diverged": ({"ServiceDiverged", "ServiceEnded"}, set()),
+    "damaged segment": ({"DamagedSegments"}, {"NodeDown", "UnderReplicated"}),
+    "data directory lost": ({"FolderLost"}, {"NodeDown", "UnderReplicated"}),
+    "majority lost": (
+        {"NoMetadataLeader", "NodeDown"},
+        {"UnderReplicated", "UnderMinIsr", "AckSlow", "AckVerySlow", "FailoverSlow"},
+    ),
 }
 """Fault -> what has to fire; what may, because it is that fault's too."""
 
@@ -65,25 +76,29 @@ def faster(text: str, times: float) -> str:
         return f"{found[1]}{seconds}s"
 
     text = text.replace("group_lag_seconds:max[10m]) > 540", f"group_lag_seconds:max[10m]) > {540 / times:g}")
+    text = text.replace("uptime_seconds < 600", f"uptime_seconds < {600 / times:g}")
     return re.sub(r"(\[|for: |interval: )(\d+)([smhd])\b", shorter, text)
 
 
 class ServiceFaults:
-    """A replicated service next to a node that stays well."""
+    """Replicated services next to nodes that stay well."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self._folder, self._url = folder, url
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def begin(self) -> None:
-        """Start the service, and wait until it applies records."""
-        self._process = start_service(
-            "tests.system.alerts.service:Sum", stream="commands", node=SERVED, data=self._folder, output="sums",
-            snapshot_interval_records=100, nats_url=self._url,
+    def begin(self, node: str = SERVED, skew: int = 0) -> None:
+        """Start the service if it does not run, and wait until it applies records. ``skew``: what makes its state differ."""
+        if node in self._processes and self._processes[node].poll() is None:
+            return
+        (self._folder / f"{node}.log").unlink(missing_ok=True)
+        self._processes[node] = start_service(
+            "tests.system.alerts.service:Sum", stream="commands", node=node, data=self._folder, output="",
+            snapshot_interval_records=10, nats_url=self._url, environment={SKEW: str(skew)}, more=["--dead-letter-stream", "dead"],
         )  # fmt: skip
         self.publish(b"1")
         deadline = time.monotonic() + _PATIENCE_S
-        while "leader_epoch=" not in (self._folder / f"{SERVED}.log").read_text() and time.monotonic() < deadline:
+        while "leader_epoch=" not in (self._folder / f"{node}.log").read_text() and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
 
     def publish(self, value: bytes) -> None:
@@ -91,22 +106,33 @@ class ServiceFaults:
         with sync.connect(self._url) as client:
             client.publish("commands", value)
 
+    def diverge(self, *nodes: str) -> None:
+        """Start an instance next to each node, the last one with another state, and publish until they have stored two snapshots."""
+        for node in nodes:
+            self.begin(node, skew=int(node == nodes[-1]))
+        with sync.connect(self._url) as client:
+            for _ in range(25):
+                client.publish("commands", b"1")
+
     def kill(self) -> None:
         """End the process without a goodbye."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(30)
+        self._processes[SERVED].kill()
+        self._processes[SERVED].wait(30)
 
     def stop(self) -> None:
-        """Stop the service as an operator does."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(30)
+        """Stop the services as an operator does."""
+        for process in self._processes.values():
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+        self._processes.clear()
 
     def again(self) -> None:
-        """Start the service and stop it, so that the node forgets its end."""
-        (self._folder / f"{SERVED}.log").unlink()
-        self.begin()
+        """Start the services and stop them, so that the nodes forget their ends."""
+        nodes = list(self._processes)
+        self.stop()
+        for node in nodes:  # an instance that has diverged must not offer its snapshots
+            shutil.rmtree(self._folder / node, ignore_errors=True)
+            self.begin(node)
         self.stop()
 
 
@@ -137,6 +163,7 @@ class Prometheus:
     def __init__(self, folder: Path, times: float) -> None:
         self._folder = folder
         self._targets = folder / "targets.json"
+        self._addresses: dict[str, str] = {}
         self.port = free_ports(1)[0]
         for name in ("rules.yml", "alerts.yml"):
             (folder / name).write_text(faster((ROOT / "deploy" / "prometheus" / name).read_text(), times))
@@ -150,11 +177,11 @@ class Prometheus:
         self._process: subprocess.Popen[bytes] | None = None
 
     def follow(self, cluster: DevCluster) -> None:
-        """Scrape the nodes where they listen now."""
-        found = [
-            {"targets": [node.status_url.removeprefix("http://").rstrip("/")], "labels": {"instance": name}}
-            for name, node in cluster.nodes.items()
-        ]
+        """Scrape the nodes where they listen now, or listened last."""
+        self._addresses |= {
+            name: node.status_url.removeprefix("http://").rstrip("/") for name, node in cluster.nodes.items() if node.status_url
+        }
+        found = [{"targets": [address], "labels": {"instance": name}} for name, address in self._addresses.items()]
         fresh = self._targets.with_suffix(".tmp")
         fresh.write_text(json.dumps(found))
         fresh.replace(self._targets)
@@ -186,8 +213,9 @@ class Prometheus:
 class Rounds:
     """``wrong``: what did not go as it must, for people."""
 
-    def __init__(self, cluster: DevCluster, prometheus: Prometheus) -> None:
+    def __init__(self, cluster: DevCluster, prometheus: Prometheus, only: Container[str] = NAMES) -> None:
         self._cluster = cluster
+        self._only = only
         self._prometheus = prometheus
         self.wrong: list[str] = []
 
@@ -202,11 +230,14 @@ class Rounds:
 
     def strike(self, fault: str, begin: Callable[[], object], end: Callable[[], object]) -> None:
         """Have it happen until all that has to fire does; then put it right."""
+        if fault not in self._only:
+            return
         must, may = NAMES[fault]
         seen: dict[str, float] = {}
         began = time.monotonic()
         begin()
         while not must <= seen.keys() and time.monotonic() - began < _PATIENCE_S:
+            self._prometheus.follow(self._cluster)  # a node that has restarted listens on another port
             for name in self._prometheus.firing() - seen.keys():
                 seen[name] = time.monotonic() - began
             time.sleep(_LOOK_S)
@@ -221,16 +252,65 @@ class Rounds:
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[bool]:
-    """A file system of its own at ``folder``; whether it could be made."""
-    folder.mkdir(parents=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", str(folder)]
+def small_disk(folder: Path, size_bytes: int = DISK_BYTES) -> Iterator[bool]:
+    """A file system of its own at ``folder``. The value is False if it could not be made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)]
     made = not subprocess.run(command, capture_output=True, check=False).returncode
     try:
         yield made
     finally:
         if made:
             subprocess.run(["umount", str(folder)], capture_output=True, check=False)
+
+
+def damage(cluster: DevCluster, url: str, node: str) -> None:
+    """Flip a bit of an old segment of stream d, and have the node read it."""
+    with sync.connect(url) as client:
+        with contextlib.suppress(AlreadyExistsError):
+            client.create_stream("d", "dd", replicas=3, config=StreamConfig(segment_bytes=4096, dedup_window_s=0))
+        for number in range(40):
+            client.publish("d", b"%d" % number + b"x" * 500)
+    cluster.nodes[node].kill()
+    path = min((cluster.data / node).glob("**/streams/d-*/0/*.log"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    start(cluster, node)
+
+    def has_found_it() -> bool:
+        return any((cluster.data / node).glob("**/streams/d-*/0/*.damaged-*"))
+
+    with sync.connect(url) as client:
+        while client.stream("d").partitions[0].leader != node and not has_found_it():
+            with contextlib.suppress(LiftError):
+                client.admin.elect_leader("d", 0, node)
+            time.sleep(_LOOK_S)
+
+    async def read() -> None:
+        async with connect(url) as client:
+            async for _ in client.read_range("d", 0, 0, 40):
+                pass
+
+    if not has_found_it():
+        with contextlib.suppress(LiftError, TimeoutError):
+            asyncio.run(asyncio.wait_for(read(), 10.0))
+
+
+def lose_directory(cluster: DevCluster, node: str) -> None:
+    """Kill a node, and start it with an empty data directory."""
+    cluster.nodes[node].kill()
+    for path in (cluster.data / node).iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    start(cluster, node)
+
+
+def start(cluster: DevCluster, *names: str) -> None:
+    """Start nodes, and wait until they are ready."""
+    for name in names:
+        cluster.nodes[name].start()
+    for name in names:
+        cluster.nodes[name].wait_ready()
 
 
 @contextlib.contextmanager
@@ -265,19 +345,23 @@ def _strike_applications(rounds: Rounds, url: str, folder: Path) -> None:
     (folder / "services").mkdir()
     services = ServiceFaults(folder / "services", url)
     with sync.connect(url) as client:
-        client.create_stream("commands", "commands", replicas=3)
-        client.create_stream("sums", "sums", replicas=3)
+        client.create_stream("commands", "commands", replicas=4)
+        client.create_stream(
+            "dead", "dead", replicas=3, config=StreamConfig(read_only=True)
+        )  # blocks a service at a bad record
     services.begin()
     rounds.strike("service killed", services.kill, services.again)
-    (folder / "services" / f"{SERVED}.log").unlink()
+    rounds.strike("service differs", lambda: services.diverge(SERVED, "n4"), services.again)
+    rounds.strike("service diverged", lambda: services.diverge(SERVED, "n3", "n4"), services.again)
     services.begin()
     rounds.strike("service blocked", lambda: services.publish(POISON), services.stop)
 
 
-def run(times: float) -> list[str]:
-    """All faults; what went wrong."""
+def run(times: float, only: Container[str] = NAMES) -> list[str]:
+    """Run the faults, and return what went wrong."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="liftpy-alerts-")))
+        stack.enter_context(small_disk(folder, _LARGE_BYTES))
         (folder / "prometheus").mkdir()
         server = stack.enter_context(NatsServer())
         relay, loop = stack.enter_context(relay_to(int(server.url.rpartition(":")[2])))
@@ -301,13 +385,9 @@ def run(times: float) -> list[str]:
         prometheus.follow(cluster)
         stack.enter_context(prometheus.running())
         stack.enter_context(Load(server.url).running())
-        rounds = Rounds(cluster, prometheus)
+        rounds = Rounds(cluster, prometheus, only)
         rounds.quiet("at the start")
         node, ballast = cluster.nodes[STRUCK], folder / "data" / STRUCK / "ballast"
-
-        def again() -> None:
-            node.start()
-            node.wait_ready()
 
         def do(work: Any) -> None:
             asyncio.run_coroutine_threadsafe(work, loop).result(10)
@@ -315,13 +395,19 @@ def run(times: float) -> list[str]:
         def fill() -> None:
             free = shutil.disk_usage(ballast.parent).free
             with ballast.open("wb") as file:
-                for _ in range(max(0, free - _DISK_BYTES // 50) // 65_536):
+                for _ in range(max(0, free - DISK_BYTES // 50) // 65_536):
                     file.write(bytes(65_536))
 
-        rounds.strike("kill", node.kill, again)
+        rounds.strike("kill", node.kill, lambda: start(cluster, STRUCK))
         slow = Rule(FLUSH_SLOW, f"{STRUCK}/streams/*.log", ALL, value=_SLOW_MS)
         rounds.strike("slow disk", lambda: power.fail(slow), power.heal)
         rounds.strike("cut", lambda: do(relay.cut(silent=False)), lambda: do(relay.heal()))
+        rounds.strike("damaged segment", lambda: damage(cluster, server.url, STRUCK), lambda: None)
+        rounds.strike("data directory lost", lambda: lose_directory(cluster, STRUCK), lambda: None)
+        majority = [STRUCK, "n3"]
+        rounds.strike(
+            "majority lost", lambda: [cluster.nodes[one].kill() for one in majority], lambda: start(cluster, *majority)
+        )
         _strike_applications(rounds, server.url, folder)
         if has_disk:
             rounds.strike("disk full", fill, ballast.unlink)
@@ -334,11 +420,14 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faster", type=float, default=20.0, help="by what the rules' times are divided")
+    parser.add_argument("faults", nargs="*", metavar="FAULT", help=f"faults to run: {', '.join(NAMES)}. Default: all")
     options = parser.parse_args()
+    if unknown := set(options.faults) - NAMES.keys():
+        parser.error(f"unknown faults: {', '.join(sorted(unknown))}")
     if shutil.which("prometheus") is None:
         print("there is no prometheus on the PATH: Debian's package prometheus has it")
         return 2
-    wrong = run(options.faster)
+    wrong = run(options.faster, options.faults or NAMES)
     print("\n".join(wrong) or "right")
     return 1 if wrong else 0
 

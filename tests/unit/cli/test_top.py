@@ -145,7 +145,7 @@ def test_percentile_equals_prometheus(counts: tuple[int, ...], part: float, want
         (
             {"n2": {"services_ended": 1, "services_diverged": 1, "ended_services": ["s/0: bank diverged: x"]}},
             DEGRADED,
-            "n2 has a diverged service: s/0: bank diverged: x",
+            "service next to n2 diverged: s/0: bank diverged: x",
         ),
         (
             {"n2": {"services_ended": 1, "ended_services": ["s/0: bank silent: x"]}},

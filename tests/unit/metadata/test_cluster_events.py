@@ -127,6 +127,25 @@ def test_cluster_events_of_elections_and_isr_changes_have_the_cause() -> None:
     assert found["isr_changed", "b c", "b"] == "c: disk failed"
 
 
+def test_cluster_event_of_an_election_names_the_cause_of_its_start_and_no_later_report() -> None:
+    cluster = Cluster()
+    cluster.report("b", (1, 90), accusedAsked=True)
+    cluster.report("c", (1, 93))
+    cluster.report("b", (1, 90))
+    cluster.promote()
+    state = cluster.partition()
+    cluster.ask(
+        giveUpLeadership=pb.GiveUpLeadership(
+            stream="orders", partition=0, leader=state.leader, incarnation=cluster.incarnation(state.leader),
+            leaderEpoch=state.leader_epoch, reason="disk full",
+        )
+    )  # fmt: skip
+    cluster.report("b", (1, 93))
+    cluster.promote()
+    elections = [event.detail for event in all_events(cluster.log, elections=True) if event.kind == "election"]
+    assert [detail.partition(", because ")[2] for detail in elections] == ["a cannot be reached by b", "disk full"]
+
+
 def test_cluster_event_of_a_fenced_node_distinguishes_a_stop_from_missing_heartbeats() -> None:
     driver = Driver(("a", "b"))
     driver.fence("a")

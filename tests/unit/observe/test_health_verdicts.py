@@ -20,6 +20,13 @@ ALERTS = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in RULES}
 FACTS = dict.fromkeys(("who", "why", "since", "partitions"), "x")
 
 
+def test_cluster_judged_with_a_restarted_controller_still_names_a_lost_directory() -> None:
+    healthy = {"metadata_leader": "n1", "is_controller": True, "nodes": {"n1": "live", "n2": "live"}}
+    restarted = NodeSummary(node="n1", index=9, **healthy)  # type: ignore[arg-type]
+    other = NodeSummary(node="n2", index=8, lost_directories=("n1",), **healthy)  # type: ignore[arg-type]
+    assert [one.word for one in judge({"n1": restarted, "n2": other}).reasons] == ["directory-lost"]
+
+
 @pytest.mark.parametrize("word", VERDICTS)
 def test_health_verdict_refers_to_an_existing_runbook_alert_and_events(word: str) -> None:
     row = VERDICTS[word]
@@ -48,12 +55,14 @@ def test_health_verdict_of_a_cluster_orders_reasons_by_severity_then_by_the_tabl
             {"services_ended": 1, "services_diverged": 1, "ended_services": ("sums on n1 diverged: n2 differs",)},
             "service-diverged",
         ),
+        ({"differing_services": ("orders/0: sums: the state at 40 differs",)}, "service-diverged"),
         ({"services_ended": 1, "ended_services": ("sums on n1 silent: no message",)}, "service-ended"),
         ({"services_blocked": 1}, "service-blocked"),
         ({"stuck_groups": ("billing: 9 records behind",)}, "group-stuck"),
         ({"waiting_streams": ("orders: 3 nodes needed",)}, "insufficient-nodes"),
         ({"damaged": 1}, "damaged"),
         ({"repairs": ("orders/0 offset 4332 from n2",)}, "repaired"),
+        ({"lost_directories": ("n2",)}, "directory-lost"),
         ({"metadata_leader": "", "leaderless_since": "12:03:10"}, "no-majority"),
         ({"nats_connected": False, "nats_problem": "nats://h:4222: refused"}, "nats-lost"),
     ],

@@ -30,7 +30,8 @@ class Node:
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.events = NodeEvents("n1", lambda: round(self.now_s * 1e9), lambda: 7)
-        self.watch = NodeWatch(self.events, stuck_s=10.0)
+        self.leaders: dict[PartitionKey, str] = {}
+        self.watch = NodeWatch(self.events, stuck_s=10.0, leader_of=lambda key: self.leaders.get(key, ""))
         self.state = NodeSample(now_s=0.0, metadata_leader="n2", is_controller=True)
 
     def passes(self, seconds: int = 1, **changes: Any) -> list[tuple[str, str]]:
@@ -56,7 +57,6 @@ def node() -> Node:
 def test_node_event_of_a_lost_nats_connection_has_its_duration(node: Node) -> None:
     assert node.passes(nats_problem="nats://h:1: refused") == [("nats_lost", "nats://h:1: refused")]
     assert node.passes(4, nats_problem="nats://h:1: timeout") == []
-    assert node.watch.nats_problem == "nats://h:1: timeout"
     assert node.passes(nats_problem="") == [("nats_restored", "after 5 s")]
 
 
@@ -100,10 +100,17 @@ def test_node_event_of_a_repaired_log_has_offset_and_source(node: Node) -> None:
     assert node.events.recent("damage_repaired", 5.0) == []
 
 
+def test_node_watch_names_the_new_leader_as_source_of_a_repair_after_a_transfer(node: Node) -> None:
+    assert node.passes(damage={KEY: Damage(3, "")}) == [("damage_found", "offset 3")]
+    node.leaders[KEY] = "n3"
+    assert node.passes(damage={}) == [("damage_repaired", "offset 3 from n3")]
+
+
 @pytest.mark.parametrize(
     ("changes", "event"),
     [
         ({"blocked": {(KEY, "bank"): "no such account"}}, ("service_blocked", "bank: no such account")),
+        ({"differing": {(KEY, "bank"): "the state at 40 differs"}}, ("service_differs", "bank: the state at 40 differs")),
         ({"is_disk_low": True}, ("disk_low", "")),
         ({"is_overloaded": True}, ("overloaded", "")),
     ],

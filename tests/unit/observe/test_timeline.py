@@ -48,6 +48,20 @@ def test_timeline_group_of_isr_changes_lists_replicas_that_joined_and_left() -> 
     assert [group_in_words(group) for group in group_events(first)] == ["2 partitions of s: none -> n1 (2)"]
 
 
+def test_timeline_group_of_elections_names_the_most_frequent_cause() -> None:
+    fenced = "n3 sent no heartbeat for 3 s"
+    causes = [fenced, fenced, "n3 cannot be reached by n1", "no disk space"]
+    elected = [
+        event(1, "election", number, was="n3", now="n1", detail=f"epoch 7, because {cause}")
+        for number, cause in enumerate(causes)
+    ]
+    assert group_in_words(elected[:2]) == f"2 partitions of s: n3 -> n1 (2), because {fenced}"
+    assert group_in_words(elected[:3]) == f"3 partitions of s: n3 -> n1 (3), because {fenced} (and 1 other cause)"
+    assert group_in_words(elected) == f"4 partitions of s: n3 -> n1 (4), because {fenced} (and 2 other causes)"
+    left = [event(1, "isr_changed", number, was="n1 n3", now="n1", detail="n3 is fenced") for number in range(2)]
+    assert group_in_words(left) == "2 partitions of s: n3 left, because n3 is fenced"
+
+
 def test_timeline_shows_distant_or_different_events_in_separate_groups() -> None:
     late = TOGETHER_NS / NS_PER_S
     flapping = [event(20 - late * number, "isr_changed", number, was="n1 n2", now="n1") for number in range(3)]

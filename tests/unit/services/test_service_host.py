@@ -509,7 +509,8 @@ def test_service_sessions_report_contains_one_row_per_service() -> None:
     assert 0 < len(problem) < 5000
     base = {"role": "FOLLOWER", "order": "replay", "acknowledged": False, "output_count": 0, "emitted_end": 0}
     base |= {"fetched_bytes": 0, "given_bytes": 0, "version": 0, "active_version": 0}
-    base |= {"promotion_waits": True, "excused": False, "failing": False, "snapshot": 0, "problem": "", "output_backlog": 0}
+    base |= {"promotion_waits": True, "excused": False, "failing": False, "differs": False, "snapshot": 0, "problem": ""}
+    base |= {"output_backlog": 0}
     base |= {"since_output_s": None, "queries_waiting": 0, "queries_answered": 0, "queries_refused": 0, "snapshots_stored": 0}
     base |= {"since_snapshot_s": None, "snapshot_bytes": 0}
     a = base | {"position": 4, "lag": 6, "output_count": 8, "emitted_end": 7, "output_backlog": 1}

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass, field, fields
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,9 @@ CASES: dict[str, Case] = {
     "StreamWaits": Case(gauge("cluster_streams_waiting", (0, 5), (2, 5), (0, 5)), 5.5, 7, 11, JOB),
     "ServiceFailing": Case(gauge("services_blocked", (0, 5), (1, 10), (0, 5)), 9, 11, 16, NODE),
     "ServiceEnded": Case(gauge("services_ended", (0, 5), (1, 10), (0, 5)), 4, 7, 16, NODE),
-    "ServiceDiverged": Case(gauge("services_diverged", (0, 5), (1, 10), (0, 5)), 4, 7, 16, NODE),
+    "ServiceDiverged": Case(
+        gauge("services_diverged", (0, 5), (1, 5), (0, 10)) | gauge("services_differing", (0, 10), (1, 5), (0, 5)), 4, 7, 16, NODE
+    ),
     "GroupStuck": Case(
         gauge("group_lag_records", (0, 5), *growing(9, 20), (0, 20), labels=',group="g"')
         | gauge("group_lag_seconds", (0, 5), *growing(60, 20), (0, 20), labels=',group="g"')
@@ -264,6 +267,10 @@ OTHER_HALVES = {
     "DiskFilling": Case(DISK | gauge("disk_free_bytes", (50, 5), (14, 30), (50, 5)), 19, 21, 36, NODE),
 }
 """Of alerts that have two."""
+AT_A_START = Case(
+    gauge("damaged_segments_total", (nan, 6), (1, 40)) | gauge("uptime_seconds", (nan, 6), *growing(60, 40, 30)), 5, 7, 25, NODE
+)
+"""A node was away for long, and finds damage when it starts: there is no sample before the damage."""
 
 
 def a_test(name: str, case: Case) -> dict[str, Any]:
@@ -288,7 +295,7 @@ def a_test(name: str, case: Case) -> dict[str, Any]:
 
 
 def samples(parts: tuple[tuple[float, int], ...], every_min: int) -> list[str]:
-    return [f"{value:g}" for value, minutes in parts for _ in range(minutes)][::every_min]
+    return ["_" if isnan(value) else f"{value:g}" for value, minutes in parts for _ in range(minutes)][::every_min]
 
 
 def _labels(labels: dict[str, str]) -> str:
@@ -317,7 +324,7 @@ def test_alert_rules_are_accepted_by_promtool() -> None:
 
 @needs_promtool
 def test_alert_fires_only_for_its_fault_after_its_delay_and_resolves(tmp_path: Path) -> None:
-    paths, all_of_them = [], [*CASES.items(), *OTHER_HALVES.items()]
+    paths, all_of_them = [], [*CASES.items(), *OTHER_HALVES.items(), ("DamagedSegments", AT_A_START)]
     for every_min, evaluated in ((1, "30s"), (4, "4m")):
         asked = {
             "rule_files": [str(path) for path in sorted(FOLDER.glob("*.yml"))],

@@ -160,7 +160,7 @@ def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -
         "group_lags": lambda: {"billing": GroupLag(75, 7.5, 2), OTHERS: GroupLag(76, 0.5, 3)},
         "named_counters": lambda: counters, "cluster_watch": ControllerMetrics(), "intake": NodeIntake(71, 72),
         "read_budget": ReadBudget(1, 73),
-        "room": a_room(),
+        "room": a_room(), "uptime_s": 9.0,
         **more,
     })  # fmt: skip
 

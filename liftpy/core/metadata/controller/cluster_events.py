@@ -303,11 +303,9 @@ def _causes_in(parts: Iterable[pb.ControlRequest], sender: str, before: ClusterI
                 named[asked.stream, asked.partition] = asked.reason
             case pb.LeaveIsr():
                 named[asked.stream, asked.partition] = f"{asked.node}: {asked.reason}"
-            case pb.ReportLeader():
+            case pb.ReportLeader() if asked.leader:  # a report during an election has no leader, and says only a position
                 lacks = "lacks committed records" if asked.leaderLacks else f"cannot be reached by {asked.witness}"
-                held = _find_partition(before, asked.stream, asked.uid, asked.partition)
-                leader = asked.leader or (held.leader if held is not None else "") or "the leader"
-                named[asked.stream, asked.partition] = f"{leader} {lacks}"
+                named[asked.stream, asked.partition] = f"{asked.leader} {lacks}"
             case pb.ChangeIsr():
                 named[asked.stream, asked.partition] = _why_isr_changes(asked, before)
             case pb.PassOver():
