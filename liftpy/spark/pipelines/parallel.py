@@ -76,7 +76,8 @@ def spread(
         pieces: The pieces.
         spark: Run as tasks of this session. None: in threads of this process.
         tasks: Number of calls that run at once.
-        tell: Function of the number of finished pieces and of all pieces. With ``spark``, another thread calls it about once per second.
+        tell: Function of the number of finished pieces and of all pieces. With ``spark``, another thread calls it
+            about once per second.
     """
     if not 1 <= tasks <= MAX_TASKS:
         raise ConfigError(f"tasks = {tasks} (--tasks) is outside 1..{MAX_TASKS}. Choose a value in this range.")

@@ -1,7 +1,7 @@
 """Test that incremental metrics equal a full scan of all partitions, in random histories.
 
 Stand-ins say what they change, for the arithmetic: they come, count, change roles and ISRs, go, get other labels, while looks are under
-way. That the shipped parts say it where they have to: ``tests/conformance/test_incremental_metrics.py``.
+way. That the shipped parts say it where they have to: ``tests/conformance/test_changed_metrics.py``.
 """
 
 from __future__ import annotations
