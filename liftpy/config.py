@@ -5,6 +5,7 @@ Only ``sidecar/runtime/settings.py`` reads environment variables and files.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Annotated, get_origin, get_type_hints
@@ -57,16 +58,20 @@ class Codec(Enum):
     ZSTD = 2
 
 
+_INTERVAL = re.compile(r"interval:([0-9]{1,8}(?:\.[0-9]{1,3})?)(ms|s|m)?")
+_FLUSH_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000}
+
+
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
-    """When records are flushed to disk: ``always``, ``interval:<ms>`` or ``none``.
+    """When records are flushed to disk: ``always``, ``none`` or at an interval, such as ``interval:250ms``.
 
     Args:
         mode: Always, at an interval, or never. Default: always.
         interval_s: Interval in seconds (0.001 to 60), for the mode ``interval``. Default 0.
 
     Example:
-        policy = liftpy.FlushPolicy.parse("interval:100")
+        policy = liftpy.FlushPolicy.parse("interval:100ms")
     """
 
     mode: FlushMode = FlushMode.ALWAYS
@@ -74,10 +79,28 @@ class FlushPolicy:
 
     @classmethod
     def parse(cls, text: str) -> FlushPolicy:
-        """Read a flush policy from its text.
+        """Read a flush policy as a user writes it.
 
         Args:
-            text: ``always``, ``none`` or ``interval:<ms>`` with 1 to 60,000 ms.
+            text: ``always``, ``none`` or ``interval:`` and a time from 1 ms to 60 s, such as ``interval:250ms`` or
+                ``interval:2s``. A number without a unit is in milliseconds.
+
+        Raises:
+            ConfigError: The text is none of these.
+        """
+        found = _INTERVAL.fullmatch(text)
+        if text in ("always", "none"):
+            return cls(FlushMode(text))
+        if found and 1 <= (milliseconds := round(float(found[1]) * _FLUSH_UNITS_MS[found[2] or "ms"])) <= 60_000:
+            return cls(FlushMode.INTERVAL, milliseconds / 1000)
+        raise ConfigError(f"flush policy {text!r}: use always, none or an interval of 1ms to 60s, such as interval:100ms")
+
+    @classmethod
+    def decode(cls, text: str) -> FlushPolicy:
+        """Read a flush policy as it is stored and sent: ``always``, ``none`` or ``interval:`` and whole milliseconds.
+
+        Args:
+            text: The result of ``str`` for a policy.
 
         Raises:
             ConfigError: The text is none of these.

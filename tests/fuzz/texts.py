@@ -455,11 +455,19 @@ def decoders() -> list[Decoder]:
         ),
         Decoder(
             "flush policies",
-            [b"always", b"interval:50", b"none"],
+            [b"always", b"interval:50", b"interval:1.5s", b"none"],
             lambda d: FlushPolicy.parse(_text(d)),
             c,
             lambda f: str(f).encode(),
             covers=("liftpy.config:FlushPolicy.parse",),
+        ),
+        Decoder(
+            "stored flush policies",
+            [b"always", b"interval:50", b"none"],
+            lambda d: FlushPolicy.decode(_text(d)),
+            c,
+            lambda f: str(f).encode(),
+            covers=("liftpy.config:FlushPolicy.decode",),
         ),
         Decoder(
             "names",

@@ -62,7 +62,7 @@ CONFIG = MessageCodec(
         AckPolicy: _choice(AckPolicy, "ack policy"),
         CommitPolicy: _choice(CommitPolicy, "commit policy"),
         Codec: _choice(Codec, "codec"),
-        FlushPolicy: (str, FlushPolicy.parse),
+        FlushPolicy: (str, FlushPolicy.decode),
     },
     zero_is_default=True,
 )

@@ -54,12 +54,19 @@ def test_flush_policy_formatted_and_parsed_is_equal(text: str) -> None:
     assert str(FlushPolicy.parse(text)) == text
 
 
-def test_flush_policy_interval_is_parsed_to_seconds() -> None:
-    assert FlushPolicy.parse("interval:250") == FlushPolicy(FlushMode.INTERVAL, 0.25)
+@pytest.mark.parametrize(("text", "interval_s"), [("interval:250", 0.25), ("interval:250ms", 0.25), ("interval:1.5s", 1.5)])
+def test_flush_policy_interval_with_and_without_unit_is_parsed_to_seconds(text: str, interval_s: float) -> None:
+    assert FlushPolicy.parse(text) == FlushPolicy(FlushMode.INTERVAL, interval_s)
+
+
+def test_flush_policy_stored_with_a_unit_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="flush policy"):
+        FlushPolicy.decode("interval:250ms")
 
 
 @pytest.mark.parametrize(
-    "text", ["", "sometimes", "interval", "interval:0", "interval:x", "interval:60001", "always:1", "interval:²"]
+    "text",
+    ["", "sometimes", "interval", "interval:0", "interval:x", "interval:60001", "interval:61s", "always:1", "interval:²"],
 )
 def test_flush_policy_with_unknown_text_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="flush policy"):
