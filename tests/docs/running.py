@@ -1,8 +1,8 @@
 """Runs the blocks of a page as a reader would, in order, and compares what comes out.
 
 A block ``console`` has commands behind ``$``, and below each command its output. ``...`` stands for any lines, and at the end of a line
-for its rest. A block ``text`` behind a block ``python`` is what that prints. Numbers and the space between words are masked: times, ports and widths of tables differ.
-What runs until Ctrl-C (``ENDLESS``) stays in the background until the reader leaves.
+for its rest. A block ``text`` behind a block ``python`` is what that prints. Numbers and the space between words are masked, because
+times, ports and widths of tables differ. What runs until Ctrl-C (``ENDLESS``) stays in the background until the reader leaves.
 """
 
 from __future__ import annotations
