@@ -131,7 +131,7 @@ def test_filtered_read_scans_a_bounded_part_of_the_log_per_response(monkeypatch:
         assert (0 if backwards else 10_000) < sum(looked) <= 20_000 + 8192  # backwards: of one segment
 
 
-def test_filtered_read_with_a_full_filter_over_many_subjects_takes_a_bounded_time() -> None:
+def test_filtered_read_with_64_wildcard_subjects_takes_less_than_half_a_second_per_response() -> None:
     """[A21]"""
     log = Log.open(MemoryStorage(), StreamConfig())[0]
     for base in range(0, 40_000, 4000):

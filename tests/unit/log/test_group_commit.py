@@ -253,7 +253,7 @@ def test_group_commit_after_close_starts_no_flush() -> None:
     assert shell.heard() == ["begin"]
 
 
-def test_group_commit_close_waits_for_the_running_flush_and_reports_its_end() -> None:
+def test_group_commit_close_waits_for_the_running_flush_and_reports_its_end_offset() -> None:
     shell = Shell()
     shell.append(2)
     shell.commit.close()

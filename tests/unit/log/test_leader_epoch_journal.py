@@ -132,7 +132,7 @@ def test_leader_epoch_journal_on_a_full_disk_raises_no_space_until_space_is_free
     assert held(full.crash()) == {KEYS[0]: 3, KEYS[1]: 4}
 
 
-def test_leader_epoch_journal_rewrites_its_file_at_a_size_limit_without_deleted_partitions(
+def test_leader_epoch_journal_at_its_size_limit_is_rewritten_without_deleted_partitions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("liftpy.core.log.epoch_promises._LEAST_BYTES", 1000)

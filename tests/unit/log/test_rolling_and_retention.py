@@ -162,7 +162,7 @@ def test_retained_start_is_the_lowest_offset_allowed_by_size_count_and_age_limit
     [(None, 1000, 30), (30, 1000, 30), (35, 1000, 30), (29, 1000, 20), (12, 1000, 10), (0, 1000, 0),
      (12, 200, 10), (12, 199, 20), (0, 200, 10), (0, 99, 30), (0, 0, 30)],
 )  # fmt: skip
-def test_held_start_limits_the_bytes_that_a_service_can_hold_back_from_retention(
+def test_retention_deletes_records_held_back_by_a_service_above_a_byte_limit(
     held_from: int | None, most_bytes: int, start: int
 ) -> None:
     """Retention would leave only the last of the four segments."""

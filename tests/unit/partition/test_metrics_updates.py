@@ -103,7 +103,7 @@ async def test_state_file_write_marks_the_partition_for_a_metrics_update() -> No
         await bench.flusher.close()
 
 
-def test_partition_services_first_service_marks_the_partition_for_a_metrics_update() -> None:
+def test_partition_with_its_first_service_is_marked_for_a_metrics_update() -> None:
     bench, touched = ServiceBench(), []
     bench.services.touched = lambda: touched.append(bench.services.known)
     hello = service_pb2.ServiceHello(stream="s", partition=0, streamUid="u1", service="svc", instance=1)

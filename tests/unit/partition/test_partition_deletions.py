@@ -290,7 +290,7 @@ async def test_partition_deletion_request_ends_when_the_node_stops(slept: list[f
     assert len(group.asked) == 3, "nor asks"
 
 
-async def test_partition_deletion_requests_once_per_deleted_stream_and_each_time_for_a_move() -> None:
+async def test_partition_deletion_requests_one_confirmation_per_deleted_stream_but_one_per_moved_partition() -> None:
     group = Scripted(GONE)
     assert [await group.deletions.is_allowed(KEYS[0]) for _ in range(3)] == [True] * 3
     assert len(group.asked) == 1

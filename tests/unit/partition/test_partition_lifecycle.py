@@ -494,7 +494,7 @@ async def test_scrub_skips_a_segment_that_was_removed(tmp_path: Path) -> None:
     await scrub.close()
 
 
-def test_effect_executor_calls_ingest_acks_and_log_with_arguments_in_order() -> None:
+def test_effect_executor_calls_the_components_with_the_values_of_each_effect() -> None:
     calls: list[tuple[Any, ...]] = []
 
     def part(name: str) -> Any:

@@ -81,7 +81,7 @@ async def test_fetch_client_request_on_a_lost_connection_fails() -> None:
     assert fed[1:] == [events.RequestFailed(request_id=10, reason="not connected")]
 
 
-async def test_fetch_client_damage_in_a_response_is_reported_with_its_offset() -> None:
+async def test_fetch_client_reports_the_offset_of_a_damaged_batch_in_a_response() -> None:
     bus, fed = NatsBus(), []
     client = fetch_client(bus, fed)
     batches = [build_batch([b"a"], base_offset=offset, leader_epoch=2) for offset in (5, 6)]

@@ -62,7 +62,7 @@ def test_batch_publish_record_size_counts_value_key_and_headers() -> None:
             )
 
 
-def test_batch_publish_without_an_expected_offset_is_rejected_with_optimistic_concurrency() -> None:
+def test_stream_with_optimistic_concurrency_rejects_a_batch_publish_without_an_expected_offset() -> None:
     bench = Bench()
     bench.ingest.settings_changed(StreamConfig(optimistic_concurrency=True))
     bench.arrive((REPLY, published(THREE), b""))
@@ -253,7 +253,7 @@ def test_batch_publish_at_the_size_limit_is_stored(batch: bytes) -> None:
     assert Columns.SUBJECTS in Columns(bench.batches[0].header.column_bits)
 
 
-def test_stream_without_acks_stores_a_batch_for_another_stream_as_bytes() -> None:
+def test_stream_without_acks_stores_a_batch_publish_for_another_stream_as_a_plain_value() -> None:
     bench = Bench(AckPolicy.NONE)
     other = published(THREE, streamUid="u9")
     bench.arrive((REPLY, other, b""), (REPLY, published(THREE), b""))
@@ -269,7 +269,7 @@ def test_publish_that_starts_like_a_batch_but_is_invalid_is_stored_as_plain_byte
     assert bench.ingest.reader.poison_envelopes == 1
 
 
-def test_batch_publish_with_an_expected_offset_is_never_held_back_by_the_leader() -> None:
+def test_batch_publish_with_an_expected_offset_is_passed_on_while_the_leader_queues_publishes() -> None:
     bench = Bench(takes=False)
     bench.arrive((REPLY, published(THREE, expectedOffset=0), b""))
     assert [event.conditional for event in bench.events] == [True], "the core says no: it does not wait"

@@ -35,7 +35,7 @@ def an_id(number: int) -> bytes:
 ONE = BATCH_BYTES + size_of([an_id(0)])
 
 
-def test_dedup_memory_share_moved_to_another_node_counts_there() -> None:
+def test_dedup_memory_share_moved_to_another_node_counts_against_the_limit_of_that_node() -> None:
     node, other = NodeDerived(1000), NodeDerived(1000)
     share, beside = Share(node, "ids", 600, "partition_message_id_bytes"), Share(node, "subjects")
     share.hold(300)
@@ -62,7 +62,7 @@ def test_dedup_memory_share_of_a_leader_is_limited_to_seven_eighths_of_the_node(
     assert (share.fits(300), share.fits(301)) == (True, False), "what belongs to something known has the rest"
 
 
-def test_dedup_memory_share_over_the_node_limit_frees_at_most_its_own_growth() -> None:
+def test_dedup_memory_share_that_grows_above_the_node_limit_frees_at_most_the_bytes_it_grew_by() -> None:
     node = NodeDerived(1000)
     share, neighbour = Share(node, "ids", 400), Share(node, "ids")
     share.hold(450)

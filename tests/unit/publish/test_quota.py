@@ -176,7 +176,7 @@ def test_quota_of_a_partition_is_its_share_of_the_stream_and_reused_if_unchanged
     assert (one.terms, one.scope) == (((0, 5), 0), "stream")
 
 
-def test_quota_setting_out_of_bounds_raises_and_a_token_without_a_rate_has_no_effect() -> None:
+def test_quota_setting_out_of_bounds_raises_config_error() -> None:
     assert quota_for(StreamConfig(quota_by_token=1), 1, None) is None
     for wrong in ({"quota_records_per_s": -1}, {"quota_bytes_per_s": 1 << 41}, {"quota_by_token": 257}):
         with pytest.raises(ConfigError, match="quota"):

@@ -553,7 +553,7 @@ def test_standby_full_buffer_while_the_log_stalls_drops_and_reports_the_newest_m
     assert (bench.lost, bench.standby.report()["lost"]) == ([1, 1, 1], 3)
 
 
-def test_standby_buffers_of_a_node_share_one_size_limit() -> None:
+def test_standby_buffers_of_all_partitions_of_a_node_share_one_size_limit() -> None:
     bench = Bench(node_bytes=3 * SIZE)
     bench.standby.heard.node.size_bytes = 2 * SIZE
     bench.heard(b"%010d" % 0, after_ns=MS)

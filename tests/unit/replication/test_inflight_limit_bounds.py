@@ -66,7 +66,7 @@ def test_inflight_limits_reject_queued_bytes_above_the_limit(of_node: bool) -> N
     assert intake.held_bytes == taken * size
 
 
-def test_ingest_gate_waits_half_a_second_then_passes_a_minimum_rate_until_stuck() -> None:
+def test_ingest_gate_passes_a_minimum_rate_half_a_second_after_a_partition_became_full() -> None:
     node = NodeIntake(full_count=1)
     gate = Gate(node)
     assert gate.may_take(0, True, 1 * S) is False, "nothing is due at once"
@@ -133,7 +133,7 @@ def test_combined_fetches_ignore_a_late_failure_of_an_earlier_request() -> None:
     assert set(ended.fetches) == set(made)
 
 
-def test_slow_disk_detection_needs_several_slow_flushes_and_excludes_up_to_a_bound() -> None:
+def test_slow_disk_is_excluded_from_the_isr_longer_each_time_up_to_a_bound() -> None:
     config = ReplicationConfig()
     flushes = SlowFlushes(config)
     now = 0

@@ -156,7 +156,7 @@ def test_long_poll_read_above_the_limit_of_waiting_reads_is_answered_at_once(
     assert shell.reads.waiting_count == 2
 
 
-def test_long_poll_read_whose_reader_diverged_meanwhile_gets_the_truncation_offset(shell: Shell, source: Source) -> None:
+def test_long_poll_read_whose_reader_diverges_while_it_waits_gets_the_truncation_offset(shell: Shell, source: Source) -> None:
     shell.ask(offset=3, waitMs=1000, lastOffset=2, lastEpoch=1)
     source.lineage = EpochVerdict(Lineage.CUT, 1)
     source.append()
@@ -285,7 +285,7 @@ def test_read_request_above_the_size_limit_is_dropped() -> None:
     assert shell.counters == {module.TOO_LARGE: 1}
 
 
-def test_read_without_send_buffer_space_for_the_response_reads_no_log() -> None:
+def test_read_request_while_the_send_buffer_is_full_does_not_read_the_log() -> None:
     source = Source()
     source.append(3)
     shell = Shell(source)

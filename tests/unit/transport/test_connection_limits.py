@@ -105,7 +105,7 @@ def watch() -> Any:
     return made
 
 
-def test_permission_denial_for_a_subject_of_liftpy_stops_the_starting_node_once(
+def test_permission_denial_for_a_subject_in_the_own_namespace_stops_a_starting_node(
     watch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     watch.record_denial(True, "shop.orders")

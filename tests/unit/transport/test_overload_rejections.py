@@ -118,7 +118,7 @@ def test_ingest_parser_in_overload_delivers_messages_that_are_no_requests(other:
         b"PING\r\n",
     ],
 )
-def test_ingest_parser_in_overload_stops_before_a_line_of_nats_py(other: bytes) -> None:
+def test_ingest_parser_in_overload_stops_before_a_protocol_line_that_is_for_nats_py(other: bytes) -> None:
     made = OverloadedParser()
     assert made.parser._messages(ASKS + other + ASKS, 0) == len(ASKS)
     assert (made.refused, made.got, made.parser._needed_bytes) == ([(1, [b"_INBOX.a.1"])], [], 0)
@@ -189,7 +189,7 @@ def _bytes_of(frame: Any) -> bytes:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(_FRAME, max_size=12), st.lists(st.integers(0, 400), max_size=4), st.data())
-async def test_ingest_parser_in_overload_handles_each_message_once_for_any_split(
+async def test_ingest_parser_in_overload_handles_each_message_once_for_any_split_of_the_bytes(
     frames: list[Any], cuts: list[int], data: Any
 ) -> None:
     stream, made = b"".join(map(_bytes_of, frames)), OverloadedParser()
@@ -452,7 +452,7 @@ def test_overload_message_id_is_new_only_if_neither_stored_nor_in_flight() -> No
     assert not is_new(b"m4"), "one of those that went for want of room may be it"
 
 
-def test_overload_rejects_each_attempt_with_a_new_message_id() -> None:
+def test_overload_rejects_every_publish_whose_message_id_is_neither_stored_nor_in_flight() -> None:
     bench = OverloadedIngest()
     bench.node.is_late = True
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")), (b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3", b"v", block(b"m2")))

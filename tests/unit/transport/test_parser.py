@@ -98,7 +98,7 @@ def test_parser_returns_the_same_messages_for_any_split_of_the_bytes(picks: list
 BURST = [(b"a.b", b"_INBOX.x", b"%03d" % number, b"") for number in range(5)]
 
 
-def test_parser_returns_all_messages_with_equal_lines_for_any_split() -> None:
+def test_parser_returns_consecutive_messages_with_equal_msg_lines_for_any_split_of_the_bytes() -> None:
     sent = [*BURST, MESSAGES[4], *BURST, (b"a.b", b"_INBOX.x", b"four", b"")]
     stream = b"".join(map(wire, sent))
     for cut in range(1, len(stream)):
@@ -199,7 +199,7 @@ def test_parser_reads_random_hostile_streams_like_a_plain_reference_parser() -> 
     assert fuzz(300, seed=7) > 600  # more of it: python -m tests.unit.transport.parser_fuzz
 
 
-def test_parser_delivers_forged_subjects_only_to_the_subscription_of_the_server() -> None:
+def test_parser_delivers_a_subject_with_control_bytes_only_to_the_subscription_named_by_the_server() -> None:
     """nats-server takes ``shop.a\x0b7`` for one token. A parser that splits at \x0b would take 7 for the sid [A12]."""
     got: list[tuple[int, bytes]] = []
     client = FakeClient()

@@ -160,7 +160,7 @@ async def test_receiver_error_is_raised_in_the_reading_task(bench: Bench) -> Non
     assert (bench.left, bench.taker.taken, list(bench.receiver._left)) == ([], [], []), "nothing is read again"
 
 
-async def test_receiver_that_is_stopped_passes_no_bytes_on(bench: Bench) -> None:
+async def test_receiver_after_stop_passes_no_bytes_to_the_parser(bench: Bench) -> None:
     bench.receiver.stop()
     bench.receiver.data_received(b"a")
     bench.receiver.data_received(b"?b")

@@ -90,7 +90,7 @@ def test_batch_fragments_with_a_wrong_crc_are_detected() -> None:
         parse_batch(whole)
 
 
-def test_fragment_read_continues_only_the_batch_of_the_received_fragments() -> None:
+def test_fragment_read_restarts_at_position_zero_if_the_received_fragments_are_of_another_batch() -> None:
     log = log_of(b"a" * 500, b"b" * 500)
     first = read_portion(log, 1, 100, 100)
     assert first.piece is not None
