@@ -34,7 +34,7 @@ def printed(*words: str) -> str:
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_raft_bench_reports_own_and_library_rows_for_each_window() -> None:
+def test_raft_bench_reports_figures_of_liftpy_and_a_raft_library_for_each_window_size() -> None:
     found = raft_rows((3,), 0.05)
     assert {(row["kind"], row["window"]) for row in found} == {(k, w) for k in ("ours", "library") for w in (1, 64, 1000)}
     assert all(row["operations_per_s"] > 0 and row["p50_ms"] <= row["p99_ms"] for row in found)
@@ -90,7 +90,7 @@ def test_bench_command_reports_liftpy_and_jetstream_figures(tmp_path: Path) -> N
 
 
 @pytest.mark.processes
-def test_peer_bench_with_clients_reports_figures_of_a_client_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_bench_reports_the_cpu_time_of_a_client_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "CLIENTS", ("publisher",))
     with Liftpy() as system:
         system.prepare()
@@ -130,7 +130,7 @@ def test_client_import_does_not_load_cryptography_modules() -> None:
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_reads_bench_reports_gaps_for_paused_and_killed_nodes() -> None:
+def test_reads_bench_reports_reader_gaps_for_paused_and_killed_nodes() -> None:
     lines = printed("-m", "tests.bench.reads", "--short", "--gate", "2.5").splitlines()
     assert [line.rpartition(":")[0] for line in lines] == [
         "fresh reads, one follower paused",
@@ -155,7 +155,7 @@ def test_image_bench_reports_figures_of_the_control_plane() -> None:
 
 @pytest.mark.spark
 @pytest.mark.long
-def test_spark_bench_reports_figures_of_the_liftpy_source_and_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_bench_reports_figures_of_the_liftpy_source_and_of_two_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """From memory, without micro-batches and without Kafka: they take longer than this."""
     monkeypatch.setattr(spark_bench, "CONNECTOR", replace(spark_bench.CONNECTOR, tools=("a-tool-that-nobody-has",)))
     said: list[str] = []
@@ -172,7 +172,7 @@ def test_spark_bench_reports_figures_of_the_liftpy_source_and_others(monkeypatch
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_service_bench_reports_catch_up_outputs_and_publisher() -> None:
+def test_service_bench_reports_record_rates_of_catch_up_outputs_and_publisher() -> None:
     found = {
         row["what"]: row
         for row in map(json.loads, printed("-m", "tests.bench.service", "--short", "--nodes", "1").splitlines())

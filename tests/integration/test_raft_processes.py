@@ -119,7 +119,7 @@ async def test_controllers_all_killed_at_once_lose_no_acknowledged_entry(cluster
 
 
 @pytest.mark.long
-async def test_metadata_group_survives_nats_outage(cluster: DevCluster, client: Client) -> None:
+async def test_metadata_group_after_a_nats_outage_has_every_acknowledged_entry(cluster: DevCluster, client: Client) -> None:
     assert cluster.nats is not None
     async with load(client, "bus") as running:
         await running.until_acked(20)
@@ -132,7 +132,7 @@ async def test_metadata_group_survives_nats_outage(cluster: DevCluster, client: 
 
 
 @pytest.mark.long
-async def test_emptied_controller_catches_up_and_votes(cluster: DevCluster, client: Client) -> None:
+async def test_controller_process_with_an_emptied_directory_catches_up_and_votes(cluster: DevCluster, client: Client) -> None:
     leader = await metadata_leader(client)
     emptied = next(name for name in cluster.nodes if name != leader)
     await asyncio.to_thread(cluster.nodes[emptied].terminate)

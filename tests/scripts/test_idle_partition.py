@@ -113,7 +113,7 @@ def test_idle_partition_follower_that_cannot_reach_its_leader_leaves_the_isr() -
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_idle_partition_paused_follower_leaves_the_isr_and_returns() -> None:
+def test_idle_partition_follower_that_is_paused_leaves_the_isr_until_it_resumes() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         s.pause(c)

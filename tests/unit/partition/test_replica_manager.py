@@ -133,7 +133,7 @@ async def test_replica_manager_passes_heartbeats_to_leaders_only(monkeypatch: py
     assert one.events[3:] == []
 
 
-async def test_replica_manager_passes_leases_on_twice_per_length_of_the_last_lease() -> None:
+async def test_replica_manager_passes_a_lease_to_its_replicas_twice_per_lease_length() -> None:
     one = RecordingWorker(KEY, leads=True)
     node = partitions(one)
     node._leading[KEY] = one
