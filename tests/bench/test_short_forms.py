@@ -141,7 +141,7 @@ def test_reads_bench_reports_reader_gaps_for_paused_and_killed_nodes() -> None:
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_churn_bench_short_form_finds_no_leftovers_of_closed_clients() -> None:
+def test_churn_bench_short_form_reports_its_rounds_of_opened_and_closed_clients() -> None:
     assert "rounds of 12" in printed("-m", "tests.bench.churn", "--short")
 
 
@@ -183,7 +183,7 @@ def test_service_bench_reports_record_rates_of_catch_up_outputs_and_publisher() 
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_trace_bench_reports_the_cost_of_traces() -> None:
+def test_trace_bench_reports_ratios_with_tracing_on_and_off() -> None:
     lines = printed("-m", "tests.bench.trace", "--short").splitlines()
     told = [line.partition(":")[0] for line in lines]
     assert told[:-1] == ["off / bare"] * 8 + ["on / off"] * 8 + ["off"]

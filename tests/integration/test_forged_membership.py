@@ -32,7 +32,7 @@ async def ended_sessions(bench: Any) -> int:
     return sum(n for report in reports for kind, n in report["counters"].items() if "sessions ended" in kind)
 
 
-async def test_forged_hellos_end_no_controller_session(bench: Any, stream_name: str) -> None:
+async def test_forged_hello_messages_between_controllers_end_no_session(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     before = await bench.client.admin.describe_cluster()
     ended = await ended_sessions(bench)

@@ -96,7 +96,7 @@ async def back(cluster: DevCluster, *names: str) -> None:
         await asyncio.to_thread(cluster.nodes[name].wait_ready)
 
 
-async def test_metadata_leader_killed_under_load_loses_no_acknowledged_entry(cluster: DevCluster, client: Client) -> None:
+async def test_kill_of_the_metadata_leader_under_load_loses_no_acknowledged_entry(cluster: DevCluster, client: Client) -> None:
     async with load(client, "killed") as running:
         await running.until_acked(20)
         old = await metadata_leader(client)
@@ -108,7 +108,7 @@ async def test_metadata_leader_killed_under_load_loses_no_acknowledged_entry(clu
     await back(cluster, old)
 
 
-async def test_controllers_all_killed_at_once_lose_no_acknowledged_entry(cluster: DevCluster, client: Client) -> None:
+async def test_kill_of_all_controllers_at_the_same_time_loses_no_acknowledged_entry(cluster: DevCluster, client: Client) -> None:
     async with load(client, "all") as running:
         await running.until_acked(20)
         for node in cluster.nodes.values():

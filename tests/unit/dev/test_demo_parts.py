@@ -384,7 +384,7 @@ async def test_demo_spark_result_is_compared_with_the_local_result(same: bool, t
     assert delays == ({"UA": (2, 20), "AA": (1, -25)} if same else {"UA": (2, 21)})
 
 
-def test_demo_step_prints_its_throughput() -> None:
+def test_demo_step_as_json_contains_its_throughput() -> None:
     said = Step("read", 1000, 5000, 2.0).as_json()
     assert (said["records_per_s"], said["bytes_per_s"], said["seconds"]) == (500, 2500, 2.0)
     assert "records_per_s" not in Step("restart", 0, 0, 2.0).as_json()

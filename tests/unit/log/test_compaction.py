@@ -77,7 +77,7 @@ def test_compaction_retains_the_last_record_of_each_key_at_its_offset() -> None:
     assert _records(Log.open(log.storage, CONFIG)[0]) == after
 
 
-def test_compaction_on_the_leader_lets_a_follower_continue_at_any_batch_end() -> None:
+def test_follower_continues_at_any_batch_end_after_a_compaction_on_the_leader() -> None:
     leader, (follower, _) = _keyed(keyless=False), Log.open(MemoryStorage(), CONFIG)
     ends = [0]
     while follower.log_end_offset < 100:

@@ -119,7 +119,7 @@ def test_compaction_horizon_encoded_and_decoded_is_equal() -> None:
     ("horizon", "end_on_leader", "wanted"),
     [(0, 4, Cut(4, True)), (4, 4, Cut(4, True)), (5, 4, StartAfresh(0)), (20, 4, StartAfresh(0)), (20, 10, Cut(10, True))],
 )
-def test_reconcile_does_not_truncate_below_the_compaction_horizon(
+def test_reconciliation_does_not_truncate_the_log_below_the_compaction_horizon(
     horizon: int, end_on_leader: int, wanted: Cut | StartAfresh
 ) -> None:
     log = LogOffsets()
@@ -136,7 +136,7 @@ def test_reconcile_does_not_truncate_below_the_compaction_horizon(
     )
 
 
-def test_reconcile_reaches_the_compaction_horizon_only_with_all_records_below_it() -> None:
+def test_reconciliation_starts_at_the_compaction_horizon_only_if_the_leader_log_reaches_it() -> None:
     for last_offset, wanted in ((18, False), (19, True), (25, True)):
         assert (
             reaches(

@@ -176,7 +176,7 @@ async def started(world: World) -> Node:
     return node
 
 
-async def test_node_start_registers_then_opens_partitions(world: World) -> None:
+async def test_node_start_registers_the_node_before_it_opens_partitions(world: World) -> None:
     node = await started(world)
     order = [
         "nobody runs",

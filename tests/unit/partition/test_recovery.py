@@ -170,7 +170,7 @@ async def test_log_recovered_at_start_has_leader_epochs_and_compaction_horizon_o
 
 
 @pytest.mark.parametrize("number", [0, 1])
-async def test_log_recovery_in_the_first_worker_only_finishes_interrupted_deletions(
+async def test_log_recovery_finishes_interrupted_deletions_only_in_the_first_worker_process(
     number: int, folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = a_log(folder, "a-1")

@@ -80,7 +80,7 @@ async def test_replica_manager_confirms_a_leader_only_for_its_stream_uid_and_epo
 @pytest.mark.parametrize("deleted", [True, False])
 @pytest.mark.parametrize("allowed", [True, False])
 @pytest.mark.parametrize("stopping", [True, False])
-async def test_replica_manager_deletes_partition_data_only_when_confirmed_and_not_in_a_stop(
+async def test_replica_manager_deletes_partition_data_only_after_a_confirmation_and_not_during_a_stop(
     deleted: bool, allowed: bool, stopping: bool
 ) -> None:
     one = RecordingWorker(KEY)

@@ -94,7 +94,7 @@ def test_batch_publish_gets_one_ack_when_all_its_records_are_committed() -> None
 
 
 @pytest.mark.parametrize(("expected", "taken"), [(0, True), (1, False), (-1, False), (1 << 62, False)])
-def test_batch_publish_with_an_expected_offset_is_stored_at_it_or_rejected(expected: int, taken: bool) -> None:
+def test_batch_publish_with_an_expected_offset_is_stored_at_that_offset_or_rejected(expected: int, taken: bool) -> None:
     bench = Bench()
     bench.arrive((REPLY, published(THREE, expectedOffset=expected), b""))
     assert len(bench.batches) == taken
@@ -134,7 +134,7 @@ def test_batch_publish_without_a_valid_inbox_gets_no_ack() -> None:
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.b"]
 
 
-def test_batch_publish_dropped_without_reply_counts_every_record() -> None:
+def test_batch_publish_without_reply_that_is_dropped_counts_each_of_its_records() -> None:
     bench = Bench()
     bench.arrive((b"", published(THREE, expectedOffset=9), b""))
     assert bench.ingest.counters.dropped == {"incorrect_offset": 3}

@@ -411,6 +411,6 @@ def test_invalid_batch_publish_is_rejected_with_a_reason_text() -> None:
     assert InvalidBatchError("too large", RejectReason.TOO_LARGE).reason is RejectReason.TOO_LARGE
 
 
-def test_pending_acks_answer_with_the_name_of_their_partition() -> None:
+def test_pending_acks_have_the_key_of_their_partition() -> None:
     acks = PendingAcks(FakeBus(), KEY, "ev")
     assert acks.key == KEY

@@ -287,7 +287,7 @@ def test_standby_message_with_a_stored_message_id_is_passed_on_to_deduplication(
     assert values(bench.leads()) == [b"again"]
 
 
-def test_standby_takeover_passes_an_invalid_message_and_its_neighbors_to_ingest() -> None:
+def test_standby_takeover_passes_an_invalid_message_to_ingest_with_the_messages_around_it() -> None:
     bench = Bench()
     bench.heard(b"good", reply=b"_INBOX.c.")
     bench.hearings[0].sink(b"ev", b"_INBOX.d.1", b"ttl", b"NATS/1.0\r\nNats-TTL: 1s\r\n\r\n")

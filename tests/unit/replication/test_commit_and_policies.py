@@ -38,7 +38,7 @@ def test_high_watermark_waits_for_an_unknown_follower_position() -> None:
     assert isr_high_watermark({"a": 9}, "ab", 2, 1, 3) == 3
 
 
-def test_high_watermark_includes_a_member_of_an_isr_change_in_flight() -> None:
+def test_high_watermark_waits_for_a_member_added_by_an_isr_change_in_flight() -> None:
     common = {"replicas": "abc", "isr": frozenset("ab"), "min_isr": 1, "epoch_start_offset": 0, "high_watermark": -1}
     positions = {"a": 9, "b": 9, "c": 2}
     assert new_high_watermark(CommitPolicy.ISR, positions, maximal_isr=frozenset("abc"), **common) == 2
@@ -54,7 +54,7 @@ def test_quorum_high_watermark_is_the_median_position_if_it_includes_a_record_of
     assert quorum_high_watermark(positions, "abc", 1, 2, epoch_start_offset=0, high_watermark=1) == 1
 
 
-def test_follower_position_may_fall_and_is_reset_by_a_new_incarnation() -> None:
+def test_follower_position_falls_with_a_lower_fetch_and_is_unknown_after_a_new_incarnation() -> None:
     progress = FollowerProgress(caught_up_ns=0)
     progress.incarnation_is(4)
     progress.fetched(9, 1, 10, 100)

@@ -236,7 +236,7 @@ async def test_after_read_callbacks_run_once_after_all_messages_of_the_read(bus:
     await until(lambda: told == ["later"], "the next turn")
 
 
-async def test_connection_answers_to_one_socket_read_are_sent_in_few_writes(
+async def test_connection_sends_the_answers_to_messages_of_one_socket_read_in_few_writes(
     bus: BusConnection, server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus.listen("few.asked", lambda s, r, payload, h: bus.send("few.answered", (payload,)) or None)
@@ -285,7 +285,7 @@ class _Counted(asyncio.WriteTransport):
         return self._to.is_closing()
 
 
-async def test_connection_messages_mixed_with_nats_py_publishes_are_sent_in_order(bus: BusConnection) -> None:
+async def test_connection_sends_its_messages_and_nats_py_publishes_in_call_order(bus: BusConnection) -> None:
     """The flusher of nats-py sends its own commands."""
     got: list[bytes] = []
     bus.listen("order.x", lambda s, r, payload, h: got.append(payload))
@@ -320,7 +320,7 @@ async def test_connection_that_is_closing_buffers_messages_sent_with_keep_and_co
     await until(lambda: got == [b"kept"], "what was kept")
 
 
-async def test_connection_discards_a_partial_message_of_its_lost_predecessor() -> None:
+async def test_connection_after_a_reconnect_discards_a_partial_message_of_the_lost_connection() -> None:
     """Bytes of the old server are ignored while nats-py connects to the next one."""
     first, second = FakeServer(), FakeServer()
     urls = (await first.start(), await second.start())

@@ -88,7 +88,7 @@ async def test_connection_buffers_acks_up_to_a_bound_and_counts_the_dropped(
     assert (sending.stats["out_msgs"], sending.stats["out_bytes"]) == (6, 2 * bound)
 
 
-async def test_connection_has_room_only_if_a_message_of_max_payload_fits(sending: Any) -> None:
+async def test_connection_has_room_only_if_a_message_of_max_payload_fits_into_its_buffer(sending: Any) -> None:
     sending.waiting = 4000
     assert sending.has_room
     sending.waiting = 4001
@@ -138,7 +138,7 @@ def test_permission_denial_after_the_start_is_logged_once_per_subject(watch: Any
 
 
 # ---- what was dropped ------------------------------------------------------------------------------------------------------
-async def test_dropped_publishes_are_logged_once_per_interval_and_leave_no_timer(
+async def test_dropped_publishes_are_logged_once_per_interval(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers: list[Any] = []

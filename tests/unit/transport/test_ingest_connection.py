@@ -395,7 +395,7 @@ async def test_ingest_connection_with_unparsable_bytes_closes_and_clears_its_buf
 
 
 # ---- the end -----------------------------------------------------------------------------------------------------------------
-async def test_ingest_connection_close_ends_its_thread_and_stop_also_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ingest_connection_close_ends_its_socket_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[Any] = []
 
     async def close(self: Any, *given: Any) -> None:

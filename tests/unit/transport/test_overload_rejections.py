@@ -421,7 +421,7 @@ def test_overload_does_not_reject_a_stored_duplicate(again: bytes) -> None:
     assert bench.ingest.counters.overloaded == 2
 
 
-def test_memory_budget_keeps_less_than_600_age_samples_per_minute() -> None:
+def test_memory_budget_stores_fewer_than_600_queue_age_samples_per_minute() -> None:
     node, ms = MemoryBudget(late_s=1.0), 1_000_000
     for number in range(60_000):  # a minute of turns of 1 ms, in which nothing is looked at
         node.update_wait(1 + number, 0, number * ms)

@@ -195,7 +195,7 @@ def test_parser_handler_error_skips_only_that_message() -> None:
     assert client.failed == [b"a.c"]
 
 
-def test_parser_reads_random_hostile_streams_like_a_plain_reference_parser() -> None:
+def test_parser_reads_random_hostile_bytes_like_a_simple_reference_parser() -> None:
     assert fuzz(300, seed=7) > 600  # more of it: python -m tests.unit.transport.parser_fuzz
 
 

@@ -274,7 +274,7 @@ async def test_connection_loss_and_reconnect_call_the_callbacks_and_are_logged(c
     ]
 
 
-async def test_data_path_grace_timer_is_rearmed_and_cancelled_on_stop(
+async def test_data_path_grace_timer_is_cancelled_when_the_connections_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[tuple[str, str, bool]] = []

@@ -129,7 +129,7 @@ def test_batch_values_are_views_without_a_copy() -> None:
 
 
 @pytest.mark.parametrize("values", [[], ["ab"]], ids=["no records", "text instead of bytes"])
-def test_build_batch_without_values_or_with_invalid_ones_raises(values: list) -> None:
+def test_build_batch_without_values_or_with_invalid_values_raises(values: list) -> None:
     with pytest.raises((ValueError, TypeError)):
         build_batch(values)
 

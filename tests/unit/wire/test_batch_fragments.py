@@ -46,7 +46,7 @@ def test_batch_fragments_in_order_are_assembled_to_the_batch() -> None:
     assert [bytes(whole) for whole in found if whole is not None] == [batch]
 
 
-def test_batch_assembly_drops_fragments_of_another_batch_and_restarts_at_a_first_one() -> None:
+def test_batch_assembly_drops_fragments_of_another_batch_until_a_first_fragment() -> None:
     mine, other = pieces_of(build_batch([b"x" * 300]), 100), pieces_of(build_batch([b"y" * 300]), 100)
     assembly = Assembly()
     assembly.take(mine[0])

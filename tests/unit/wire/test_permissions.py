@@ -154,7 +154,7 @@ def test_principal_or_node_name_that_is_a_protocol_word_is_rejected(word: str) -
         check_speaker(word, "node")
 
 
-def test_partition_subjects_of_many_partitions_are_one_wildcard() -> None:
+def test_permission_subjects_of_many_partitions_are_one_wildcard_subject() -> None:
     assert partition_subjects("a.b", 3) == ("a.b", "a.b.1", "a.b.2")
     assert partition_subjects("a.b", 1000) == ("a.b", "a.b.*")
 
