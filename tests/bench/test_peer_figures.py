@@ -113,7 +113,7 @@ def test_bench_liftbridge_publisher_sends_protobuf_envelopes() -> None:
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_bench_liftbridge_ack_counter_counts_each_ack_once_for_any_split(refused: bool) -> None:
+def test_bench_liftbridge_ack_counter_counts_each_ack_once_for_any_split_of_the_bytes(refused: bool) -> None:
     ack = client_pb2.Ack(stream="bench", offset=80, ackInbox="_INBOX.a", ackPolicy=client_pb2.ALL).SerializeToString()
     payload = envelope_of(1, ack + number_field(9, 0x50 << 7 | 3) + (number_field(10, 3) if refused else b""))
     whole = 2 * (b"MSG _INBOX.a 1 %d\r\n%s\r\n" % (len(payload), payload))

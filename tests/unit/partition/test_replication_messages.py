@@ -95,7 +95,7 @@ async def test_fetch_client_reports_the_offset_of_a_damaged_batch_in_a_response(
     assert client.fetched == {}
 
 
-async def test_read_subject_is_shared_by_isr_members_and_answers_only_inboxes() -> None:
+async def test_read_subject_of_the_partition_is_subscribed_only_while_the_replica_is_in_the_isr() -> None:
     bus, counters = NatsBus(), Counter[str]()
     source: Any = SimpleNamespace()
     tools = ReadTools(bus, Subjects(), InboxRule(("_INBOX.",)), Clocked(), counters)  # type: ignore[arg-type]

@@ -149,7 +149,7 @@ def test_replication_server_logs_once_that_an_old_follower_cannot_get_a_large_ba
     assert "orders/3: the batch at offset 0 has " in caplog.messages[0]
 
 
-def test_replication_server_with_an_unreadable_log_sends_no_response_and_counts_it() -> None:
+def test_replication_server_with_an_unreadable_log_counts_the_failed_read_and_sends_no_response() -> None:
     leader = Leader()
     add(leader.log, 1)
     leader.log.close()

@@ -197,7 +197,7 @@ async def test_resign_request_waits_no_longer_than_the_timeout_of_its_requester(
 
 
 # ---- what is said --------------------------------------------------------------------------------------------------------------
-def test_log_limiter_lines_cost_less_than_a_hundredth_of_a_core() -> None:
+def test_log_limiter_uses_less_than_a_hundredth_of_a_core() -> None:
     line_s = 20e-6
     assert 0.001 <= logs.MAX_LINES_PER_S * line_s <= 0.01
 

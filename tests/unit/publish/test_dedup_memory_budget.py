@@ -81,7 +81,7 @@ def ids(node: NodeDerived, now_ns: Callable[[], int] = lambda: 10**9, room: int 
     return made
 
 
-def test_dedup_memory_full_node_evicts_ids_of_the_partition_that_grows() -> None:
+def test_node_with_full_dedup_memory_evicts_message_ids_of_the_partition_that_grows() -> None:
     node = NodeDerived(10 * ONE)
     one, other = ids(node), ids(node)
     for offset in range(6):
@@ -153,7 +153,7 @@ def test_dedup_window_of_an_idle_log_expires_ids_by_the_wall_clock() -> None:
 
 
 # ---- producers ---------------------------------------------------------------------------------------------------------------
-def test_dedup_memory_full_node_rejects_new_producers_and_accepts_known_ones() -> None:
+def test_node_with_full_dedup_memory_rejects_new_producers_and_accepts_known_producers() -> None:
     node = NodeDerived(8 * STATE_BYTES)
     producers = Producers(0, 100, 0, node)
     desk = ProducerDesk(producers)

@@ -129,7 +129,7 @@ async def test_publish_with_the_largest_header_block_of_jetstream_is_accepted() 
     assert refused["error"] == {"code": 400, "err_code": 10097, "description": "header size exceeds maximum allowed of 64k"}
 
 
-async def test_envelope_with_an_unsupported_header_is_rejected_with_an_envelope() -> None:
+async def test_envelope_with_an_unsupported_header_gets_a_negative_ack_envelope() -> None:
     for within, beside in (([client_pb2.Header(name="Nats-TTL", value=b"5s")], b""), ([], block("Nats-TTL"))):
         bench = Bench()
         bench.publish(frames.encode(client_pb2.Message(offset=-1, value=b"v", headers=within)), REPLY, beside)

@@ -106,19 +106,19 @@ def answer(epoch: int, last: int, start: int = 0) -> EpochQueryAnswered:
     return EpochQueryAnswered(request_id=1, leader_epoch=epoch, last_offset=last, current_epoch=9, log_start_offset=start)
 
 
-def test_reconcile_with_another_epoch_truncates_and_needs_a_second_epoch_query() -> None:
+def test_reconciliation_with_another_epoch_truncates_the_log_and_needs_a_second_epoch_query() -> None:
     own = log(((1, 0), (3, 10)), 14)
     assert reconcile(own, answer(2, 11)) == Cut(10, agreed=False)
     own.cut(10)
     assert reconcile(own, answer(1, 7)) == Cut(8, agreed=True)
 
 
-def test_reconcile_with_the_same_epoch_agrees_after_one_epoch_query() -> None:
+def test_reconciliation_with_the_same_epoch_completes_after_one_epoch_query() -> None:
     assert reconcile(log(((1, 0),), 14), answer(1, 19)) == Cut(14, agreed=True)
     assert reconcile(log(((1, 0),), 14), answer(1, 9)) == Cut(10, agreed=True)
 
 
-def test_reconcile_with_an_unknown_epoch_resets_the_log() -> None:
+def test_reconciliation_with_an_epoch_unknown_to_the_leader_resets_the_log() -> None:
     assert reconcile(log(((1, 0),), 14), answer(0, -1)) == StartAfresh(0)
     assert reconcile(log(((1, 0),), 14), answer(0, -1, start=40)) == StartAfresh(40)
     assert reconcile(log(((3, 5),), 14, start=5), answer(2, 4)) == StartAfresh(0)

@@ -315,7 +315,7 @@ def test_quorum_follower_below_the_high_watermark_stays_in_the_isr() -> None:
     assert not leader.has(do.ProposeIsr)
 
 
-def test_follower_joins_the_isr_by_a_fetch_of_this_epoch() -> None:
+def test_follower_joins_the_isr_by_a_fetch_of_the_current_leader_epoch() -> None:
     leader = Stepped("a").leads(state(isr="ab", leader_epoch=2), end=5, hw=3)
     leader.publish(1)
     leader.fetch("b", 5)
@@ -499,7 +499,7 @@ def test_idle_leader_sends_nothing_at_a_heartbeat() -> None:
     assert leader.heard() == []
 
 
-def test_stopped_leader_closes_its_subject_and_ignores_metadata_changes() -> None:
+def test_stopped_leader_unsubscribes_and_ignores_metadata_changes() -> None:
     leader = Stepped("a").leads()
     leader.step(ev.StopRequested())
     assert leader.has(do.CloseSubject)
@@ -555,7 +555,7 @@ def test_follower_request_ids_grow_at_least_with_its_clock() -> None:
     assert 100 * S <= follower.only(do.SendFetch).request_id - fetch < 200 * S
 
 
-def test_duplicate_of_a_committed_record_is_acked_at_once_and_of_others_at_the_commit() -> None:
+def test_duplicate_of_an_uncommitted_record_is_acked_at_the_commit_of_that_record() -> None:
     leader = Stepped("a").leads()
     leader.publish(3)
     leader.fetch("b", 2)

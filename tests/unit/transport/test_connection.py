@@ -306,7 +306,7 @@ async def test_connection_sends_its_messages_and_nats_py_publishes_in_call_order
     assert got == [b"at once", b"waits", b"by the flusher", b"behind it"]
 
 
-async def test_connection_that_is_closing_buffers_messages_sent_with_keep_and_counts_dropped_messages(bus: BusConnection) -> None:
+async def test_connection_that_is_closing_buffers_only_messages_sent_with_the_keep_option(bus: BusConnection) -> None:
     """nats-py does not know of the end yet. Marked messages leave with the next connection."""
     await until(lambda: bus._receiver is not None, "the handshake is done")
     receiver = bus._receiver

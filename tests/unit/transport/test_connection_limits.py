@@ -42,7 +42,7 @@ async def sending() -> Sending:
     return made
 
 
-async def test_connection_send_writes_one_pub_line_with_the_size(sending: Any) -> None:
+async def test_connection_send_writes_one_pub_line_with_the_message_size(sending: Any) -> None:
     assert sending.send("a.b", [b"one", memoryview(b"two")], "_INBOX.x")
     assert sending.send("a.b", [b""])
     assert sending.written == [(b"PUB a.b _INBOX.x 6\r\nonetwo\r\n", 6), (b"PUB a.b  0\r\n\r\n", 0)]
@@ -60,7 +60,7 @@ async def test_connection_send_above_the_buffer_or_max_payload_returns_false_and
     assert [size for _, size in sending.written] == [100, 1000]
 
 
-async def test_connection_while_disconnected_buffers_only_messages_sent_with_keep(
+async def test_connection_while_disconnected_buffers_only_messages_sent_with_the_keep_option(
     sending: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_KEPT_BYTES", 300)

@@ -35,7 +35,7 @@ async def test_ingest_connection_with_an_empty_buffer_parses_a_read_at_once(benc
 
 
 @pytest.mark.parametrize("why", ["something waits", "something is being parsed", "it is large", "the gate"])
-async def test_ingest_connection_buffers_a_read_that_is_large_or_behind_others(bench: Bench, why: str) -> None:
+async def test_ingest_connection_buffers_a_read_that_is_large_or_follows_buffered_reads(bench: Bench, why: str) -> None:
     bus = bench.bus
     data = bytes(module._PIECE_BYTES + (why == "it is large"))
     before = 0

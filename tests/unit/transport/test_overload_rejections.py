@@ -321,7 +321,7 @@ def test_overload_rejects_publishes_while_the_node_is_late_or_a_queue_is_full(wh
     assert not door.refuses(), "nobody is answered here: nobody waits"
 
 
-def test_overload_rejects_for_slow_commits_only_while_memory_is_under_pressure() -> None:
+def test_overload_rejects_publishes_for_slow_commits_only_under_memory_pressure() -> None:
     bench = OverloadedIngest()
     door = bench.ingest._overload
     _waits_for_its_commit(bench)
@@ -334,7 +334,7 @@ def test_overload_rejects_for_slow_commits_only_while_memory_is_under_pressure()
     assert not door.refuses()
 
 
-def test_overload_rejects_for_late_acks_even_without_memory_pressure() -> None:
+def test_overload_rejects_publishes_for_late_acks_even_without_memory_pressure() -> None:
     """At the start of a flood the queue is before the commit, and few bytes wait unread."""
     bench = OverloadedIngest()
     door = bench.ingest._overload

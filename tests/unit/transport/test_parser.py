@@ -267,7 +267,7 @@ def test_parser_rejects_a_line_above_the_maximum_length() -> None:
         (">", [b"a", b"a.b"], [b"", b".a"]),
     ],
 )
-def test_subject_pattern_matches_as_nats_does_with_a_bounded_cache(
+def test_subject_pattern_matches_the_same_subjects_as_nats(
     pattern: str, inside: list[bytes], outside: list[bytes]
 ) -> None:
     subscription = Pattern(pattern)

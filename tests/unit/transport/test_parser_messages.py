@@ -95,7 +95,7 @@ def test_parser_delivers_a_complete_message_and_continues_after_it(line: bytes, 
         b"MSG ev 1 %d" % (LARGEST_MESSAGE_BYTES + 1),
     ],
 )
-def test_parser_stops_before_a_line_without_a_handler_for_nats_py(line: bytes) -> None:
+def test_parser_leaves_a_line_without_a_handler_to_nats_py(line: bytes) -> None:
     made = ParserBench()
     assert made.parser._messages(ONE + line + b"\r\na\r\n" + ONE, 0) == len(ONE)
     assert (made.values(), made.counted, made.parser._needed_bytes) == ([b"a"], (1, 1), 0)

@@ -136,7 +136,7 @@ async def test_receiver_closes_a_tls_connection_on_eof(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("how", ["eof", "lost", "reset"])
-async def test_receiver_reports_the_end_after_the_last_byte(bench: Bench, how: str) -> None:
+async def test_receiver_reports_the_end_of_the_connection_after_the_last_byte(bench: Bench, how: str) -> None:
     bench.gate.clear()
     bench.receiver.data_received(b"?1")
     await bench.settle()
