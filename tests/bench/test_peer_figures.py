@@ -125,7 +125,7 @@ def test_bench_liftbridge_ack_counter_counts_each_ack_once_for_any_split_of_the_
     assert field(1, b"x" * 300)[:3] == b"\x0a\xac\x02"
 
 
-def test_bench_missing_system_is_skipped_by_default_and_an_error_when_named(
+def test_bench_of_a_missing_system_is_skipped_by_default_and_fails_when_the_system_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     said: list[str] = []

@@ -198,7 +198,7 @@ async def test_memory_cluster_leader_accepts_publishes_after_requests_that_chang
         await client.publish("orders", b"one", timeout_s=30)
 
 
-async def test_memory_cluster_node_returns_after_the_log_start_has_moved() -> None:
+async def test_memory_cluster_node_returns_to_the_isr_after_the_log_start_has_moved() -> None:
     small = StreamConfig(segment_bytes=4096, retention_bytes=8192)
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("short", "data.short", replicas=3, config=small)

@@ -48,7 +48,9 @@ async def expect_everywhere(bench: Any, name: str, acked: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("how", ["terminate", "kill"])
-async def test_follower_that_was_stopped_or_killed_has_every_acked_record_after_its_restart(fragile: Any, stream_name: str, how: str) -> None:
+async def test_follower_that_was_stopped_or_killed_has_every_acked_record_after_its_restart(
+    fragile: Any, stream_name: str, how: str
+) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     leader = await settle(fragile, stream_name)
@@ -72,7 +74,9 @@ async def test_follower_that_was_stopped_or_killed_has_every_acked_record_after_
 
 
 @pytest.mark.parametrize("how", ["terminate", "kill"])
-async def test_leader_that_was_stopped_or_killed_has_every_acked_record_after_its_restart(fragile: Any, stream_name: str, how: str) -> None:
+async def test_leader_that_was_stopped_or_killed_has_every_acked_record_after_its_restart(
+    fragile: Any, stream_name: str, how: str
+) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     leader = await settle(fragile, stream_name)
@@ -119,7 +123,9 @@ async def test_client_publishes_all_succeed_while_the_leader_node_stops_cleanly(
         assert set(acked) <= set(await fragile.values_on(name, stream_name, total))
 
 
-async def test_nodes_killed_at_the_same_time_have_every_acked_record_after_their_restart(fragile: Any, stream_name: str) -> None:
+async def test_nodes_killed_at_the_same_time_have_every_acked_record_after_their_restart(
+    fragile: Any, stream_name: str
+) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     await settle(fragile, stream_name)

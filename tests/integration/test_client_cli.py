@@ -179,7 +179,9 @@ def test_consume_command_with_an_output_file_ended_by_a_signal_leaves_a_complete
     assert pq.read_table(file)["value"].to_pylist() == [b"one", b"two"]
 
 
-def test_consume_command_with_a_group_commits_the_printed_records_on_a_signal(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
+def test_consume_command_with_a_group_commits_the_printed_records_on_a_signal(
+    run: Run, cluster: DevCluster, tmp_path: Path
+) -> None:
     """Two share; the first ends by a signal; the other goes on behind what was printed, and a third behind both."""
     file = tmp_path / "lines"
     assert run("stream", "create", "shared", "--subject", "shop.shared", "--partitions", "2")[0] == 0

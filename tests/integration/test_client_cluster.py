@@ -99,7 +99,9 @@ async def test_publish_ack_has_partition_and_offset(client: Client, name: str, a
             assert acked.leader_epoch == stream.partitions[partition].leader_epoch
 
 
-async def test_message_without_envelope_is_stored_with_its_headers_and_subject(client: Client, dev: DevCluster, name: str) -> None:
+async def test_message_without_envelope_is_stored_with_its_headers_and_subject(
+    client: Client, dev: DevCluster, name: str
+) -> None:
     await client.create_stream(name, f"data.{name}.>")
     async with client.publisher(name, subject=f"data.{name}.a.b") as publisher:
         await publisher.post(b"plain", headers={"colour": b"red"})

@@ -120,7 +120,9 @@ async def leads(bench: Any, name: str, node: str) -> bool:
     return await bench.leader(name) == node and await bench.ready(name)
 
 
-async def test_node_started_from_a_copied_directory_stops_without_harm_to_the_running_original(fragile: Any, stream_name: str, tmp_path: Path) -> None:
+async def test_node_started_from_a_copied_directory_stops_without_harm_to_the_running_original(
+    fragile: Any, stream_name: str, tmp_path: Path
+) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     name = await settle(fragile, stream_name)

@@ -213,7 +213,9 @@ def test_node_start_with_an_invalid_setting_fails_with_the_setting_name(
     assert "node_id" in errors
 
 
-def test_node_that_waits_for_the_other_controllers_stops_on_sigterm(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_node_that_waits_for_the_other_controllers_stops_on_sigterm(
+    started: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     with NatsServer() as server:
         words = node_words(server, tmp_path / "data")
         words[words.index("--controllers") + 1] = "n1,n2,n3"  # the other two never come

@@ -80,7 +80,9 @@ async def test_dashboard_group_page_shows_members_positions_and_lag(coordinated:
     await coordinated.until(lambda: shows(0, 1, NO_MEMBERS), "the page shows a group that has lag and no members")
 
 
-async def test_group_with_a_dead_member_delivers_each_record_to_the_remaining_member(coordinated: Bench, stream_name: str) -> None:
+async def test_group_with_a_dead_member_delivers_each_record_to_the_remaining_member(
+    coordinated: Bench, stream_name: str
+) -> None:
     """Two members share four partitions; one dies without a word; the other goes on where it had committed [G1, G5]."""
     stream_name += "-shared"  # no other test's stream begins so
     await coordinated.create(stream_name, partitions=PARTITIONS)
@@ -216,7 +218,9 @@ async def test_queue_redelivers_only_unacked_records_after_its_coordinator_moved
         assert await queue.take(10, timeout_s=0.5) == []
 
 
-async def test_group_that_writes_a_stream_stores_each_record_once_despite_a_member_takeover(coordinated: Bench, stream_name: str) -> None:
+async def test_group_that_writes_a_stream_stores_each_record_once_despite_a_member_takeover(
+    coordinated: Bench, stream_name: str
+) -> None:
     """Two processes of one static member, one after the other: the second begins while the first copies, and the target's leader moves
     meanwhile. The long form: ``python -m tests.system.groups --into``."""
     client, made = coordinated.client, f"{stream_name}-made"

@@ -21,7 +21,9 @@ def five() -> Iterator[DevCluster]:
         yield running
 
 
-async def test_nodes_outside_the_metadata_group_lead_partitions_and_rejoin_the_isr_after_a_kill(five: DevCluster, stream_name: str) -> None:
+async def test_nodes_outside_the_metadata_group_lead_partitions_and_rejoin_the_isr_after_a_kill(
+    five: DevCluster, stream_name: str
+) -> None:
     bench = await open_bench(five)
     stream = await bench.create(stream_name, partitions=10)
     leaders = {p.leader for p in stream.partitions}

@@ -55,7 +55,9 @@ def impatient(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
         yield running
 
 
-async def test_node_disconnected_as_slow_consumer_reconnects_and_returns_to_the_isr(impatient: DevCluster, stream_name: str) -> None:
+async def test_node_disconnected_as_slow_consumer_reconnects_and_returns_to_the_isr(
+    impatient: DevCluster, stream_name: str
+) -> None:
     bench = await open_bench(impatient)
     await bench.create(stream_name)
     subject = f"data.{stream_name}"

@@ -219,7 +219,9 @@ async def test_controller_that_was_down_catches_up_from_a_snapshot(url: str, tmp
     assert not group.failures
 
 
-async def test_node_outside_the_metadata_group_receives_changes_by_the_metadata_feed(controllers: Controllers, url: str) -> None:
+async def test_node_outside_the_metadata_group_receives_changes_by_the_metadata_feed(
+    controllers: Controllers, url: str
+) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     connection = await nats.connect(url, inbox_prefix=Subjects("t").inbox("d"))
@@ -288,7 +290,9 @@ async def test_controller_without_its_journal_or_snapshot_file_raises_at_start(u
         await connection.close()
 
 
-async def test_controller_with_an_emptied_directory_votes_only_after_catching_up(controllers: Controllers, tmp_path: Path) -> None:
+async def test_controller_with_an_emptied_directory_votes_only_after_catching_up(
+    controllers: Controllers, tmp_path: Path
+) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     emptied = next(n for n in "abc" if n != controllers.leader)

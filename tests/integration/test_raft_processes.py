@@ -108,7 +108,9 @@ async def test_kill_of_the_metadata_leader_under_load_loses_no_acknowledged_entr
     await back(cluster, old)
 
 
-async def test_kill_of_all_controllers_at_the_same_time_loses_no_acknowledged_entry(cluster: DevCluster, client: Client) -> None:
+async def test_kill_of_all_controllers_at_the_same_time_loses_no_acknowledged_entry(
+    cluster: DevCluster, client: Client
+) -> None:
     async with load(client, "all") as running:
         await running.until_acked(20)
         for node in cluster.nodes.values():

@@ -156,7 +156,9 @@ def test_cli_commands_succeed_with_the_permissions_of_their_role(cluster: DevClu
         (AccessRole.PUBLISHER, ("controllers",)),
     ],
 )
-def test_cli_command_without_permission_fails_with_the_denied_subject(cluster: DevCluster, role: AccessRole, words: tuple[str, ...]) -> None:
+def test_cli_command_without_permission_fails_with_the_denied_subject(
+    cluster: DevCluster, role: AccessRole, words: tuple[str, ...]
+) -> None:
     done = liftpy(cluster, role, *words, text="a line\n")
     assert done.returncode == 1, (done.stdout, done.stderr)
     subject = SUBJECT if words[0] == "publish" else "acme."

@@ -455,9 +455,7 @@ async def test_service_effect_of_a_killed_process_runs_on_another_node_and_write
     assert charged in {b"7 cents: charged by " + process.encode() for process in tries[len(before) + 1 :: 2]}
 
 
-async def test_services_that_all_believe_to_lead_write_each_output_once(
-    bench: Bench, stream_name: str, tmp_path: Path
-) -> None:
+async def test_services_that_all_believe_to_lead_write_each_output_once(bench: Bench, stream_name: str, tmp_path: Path) -> None:
     """Without any lease: only the offsets that the output stream's leader checks keep them apart."""
     total = 1500
     await bench.create(stream_name)

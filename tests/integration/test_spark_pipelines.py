@@ -170,7 +170,9 @@ def test_spark_compact_while_keys_are_rewritten_has_every_key(lake: Lake) -> Non
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_spark_archive_replayed_into_a_stream_stores_each_record_once(spark: Any, shared_cluster: DevCluster, tmp_path: Path) -> None:
+def test_spark_archive_replayed_into_a_stream_stores_each_record_once(
+    spark: Any, shared_cluster: DevCluster, tmp_path: Path
+) -> None:
     source, target = "pipe-in", "pipe-out"
     table, output, nats = str(tmp_path / "table"), str(tmp_path / "latest"), {"nats": shared_cluster.nats_url}
 

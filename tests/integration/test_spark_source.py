@@ -167,7 +167,9 @@ def test_spark_batch_of_an_empty_stream_has_the_schema_and_no_rows(streams: Stre
         ),
     ],
 )
-def test_spark_read_that_is_rejected_raises_with_error_code_and_reason(streams: Streams, options: dict[str, str], text: str) -> None:
+def test_spark_read_that_is_rejected_raises_with_error_code_and_reason(
+    streams: Streams, options: dict[str, str], text: str
+) -> None:
     stream = streams.node.add_stream("refused")
     append(stream.partitions[0], 100)
     stream.partitions[0].log_start_offset = 50

@@ -50,7 +50,9 @@ def test_shop_example_totals_archive_and_audit_match_the_published_orders(
     assert stats(access, wanted, spark=spark).to_json() == stats(access, wanted).to_json()
 
 
-def test_spark_executors_receive_the_batches_of_a_compressed_stream_compressed(shared_cluster: DevCluster, stream_name: str) -> None:
+def test_spark_executors_receive_the_batches_of_a_compressed_stream_compressed(
+    shared_cluster: DevCluster, stream_name: str
+) -> None:
     values = [b"%05d" % n + b"x" * 1000 for n in range(500)]
 
     async def publish() -> StreamImage:

@@ -68,7 +68,9 @@ async def test_node_start_measures_flush_times_and_leaves_no_probe_file(settings
     await stop(running)
 
 
-async def test_node_start_does_not_wait_for_a_hanging_flush_probe(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_start_does_not_wait_for_a_hanging_flush_probe(
+    settings: NodeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = threading.Event()
 
     def hanging(folder: Path) -> list[float]:

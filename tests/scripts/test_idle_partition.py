@@ -77,7 +77,7 @@ def test_idle_partition_leader_that_loses_power_is_replaced() -> None:
         s.acked_again(1)
 
 
-def test_idle_partition_leader_without_data_connection_is_replaced_in_time() -> None:
+def test_idle_partition_leader_without_data_connection_is_replaced_within_seven_seconds() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         s.isolate(a)

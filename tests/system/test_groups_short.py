@@ -39,7 +39,9 @@ RIGHT = given(("a", 1, 0, 4), ("a", 1, 5, 9), ("b", 3, 5, 9), ("b", 3, 10, 12))
         (given(("a", 1, 2, 4)), [], 5, "nobody was given 0..1"),
     ],
 )
-def test_group_verdict_finds_each_kind_of_delivery_error(parts: list[Given], commits: list[Committed], end: int, says: str) -> None:
+def test_group_verdict_finds_each_kind_of_delivery_error(
+    parts: list[Given], commits: list[Committed], end: int, says: str
+) -> None:
     found = "; ".join(judge.wrong(parts, commits, {0: end}))
     assert (says in found) if says else found == ""
 

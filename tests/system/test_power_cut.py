@@ -97,7 +97,9 @@ def test_power_cut_removes_a_new_file_whose_directory_was_not_flushed(machine: M
 
 
 @pytest.mark.parametrize("folder_flushed", [False, True])
-def test_power_cut_reverts_renames_and_deletions_whose_directory_was_not_flushed(machine: Machine, folder_flushed: bool) -> None:
+def test_power_cut_reverts_renames_and_deletions_whose_directory_was_not_flushed(
+    machine: Machine, folder_flushed: bool
+) -> None:
     machine.run("for name in 'abcd': made(name, name.encode())")
     machine.run("os.rename('a', 'A'); os.replace('b', 'c'); os.unlink('d')" + ("; sync_folder()" if folder_flushed else ""))
     assert machine.files() == {"A": b"a", "c": b"b"}
@@ -217,7 +219,9 @@ def _program(text: str) -> Callable[[Machine], str]:
         ),
     ],
 )
-def test_injected_write_fault_returns_its_error_to_the_process(machine: Machine, rules: list[Rule], program: str, said: object, left: bytes) -> None:
+def test_injected_write_fault_returns_its_error_to_the_process(
+    machine: Machine, rules: list[Rule], program: str, said: object, left: bytes
+) -> None:
     machine.run("os.makedirs('n1/raft')")
     if len(rules) == 2:  # the second one would strike the first write, which the first one lets pass
         rules[1] = Rule(rules[1].op, rules[1].pattern, error=rules[1].error, skip=1)

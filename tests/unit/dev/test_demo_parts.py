@@ -185,7 +185,9 @@ async def test_demo_failover_resends_a_window_from_the_first_missing_ack(quick: 
     assert [subject for _, subject in wire.asked] == ["demo"] * len(wire.asked)
 
 
-async def test_demo_failover_publisher_without_acks_raises_unavailable_error(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_demo_failover_publisher_without_acks_raises_unavailable_error(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(demo_steps, "_PATIENCE_S", 0.01)
     wire = Wire()
     wire.silent = {3: 1 << 30}
@@ -319,7 +321,7 @@ async def test_demo_progress_of_a_node_without_answer_shows_its_last_offset() ->
         await demo_steps._look(watched, ["odd"], at)
 
 
-async def test_demo_read_back_compares_each_record_with_the_published_record() -> None:
+async def test_demo_read_back_step_reports_the_first_record_that_differs_from_the_published_record() -> None:
     def client(*values: bytes) -> Any:
         async def batches() -> AsyncIterator[Any]:
             for value in values:
@@ -358,7 +360,7 @@ def test_demo_spark_records_with_an_offset_gap_raise_data_loss_error(offsets: li
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_demo_spark_result_is_compared_with_the_local_result(same: bool, tmp_path: Path) -> None:
+async def test_demo_spark_step_reports_a_result_that_differs_from_the_local_result(same: bool, tmp_path: Path) -> None:
     class Job:
         said: list[str]
 

@@ -32,9 +32,7 @@ class FakeDisk:
             raise OSError(errno.EIO, "Input/output error")
 
 
-def test_flush_probe_returns_one_duration_per_flush_and_leaves_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flush_probe_returns_one_duration_per_flush_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FakeDisk(monkeypatch, 0.0002)
     assert probe_flushes(tmp_path) == pytest.approx([0.0002] * PROBES)
     assert disk.flushes == PROBES + 1, "the first one of a new file does not count"

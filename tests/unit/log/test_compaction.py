@@ -214,7 +214,9 @@ def test_compaction_of_random_histories_retains_the_last_record_per_key(history:
 
 
 @pytest.mark.parametrize(("window_s", "kept"), [(60.0, [3, 5]), (3600.0, [0, 1, 3, 5]), (0.0, [5])])
-def test_compaction_retains_records_with_message_ids_until_the_dedup_window_has_passed(window_s: float, kept: list[int]) -> None:
+def test_compaction_retains_records_with_message_ids_until_the_dedup_window_has_passed(
+    window_s: float, kept: list[int]
+) -> None:
     """A log that is opened without a state file learns the ids from them."""
     storage, config = MemoryStorage(), StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=window_s)
     log, _ = Log.open(storage, config)

@@ -55,7 +55,7 @@ def test_log_read_of_a_block_with_wrong_offsets_raises_corruption() -> None:
         log.read(at.base_offset, 1)
 
 
-def test_recovery_invalid_bytes_are_a_torn_tail_only_without_a_valid_batch_after_them() -> None:
+def test_recovery_treats_invalid_bytes_as_a_torn_tail_only_without_a_valid_batch_after_them() -> None:
     for behind, whole in ((b"", True), (build_batch([b"right"], base_offset=50, leader_epoch=9), False)):
         storage = MemoryStorage()
         filled(3, storage=storage).close()

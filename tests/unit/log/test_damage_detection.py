@@ -126,7 +126,7 @@ def test_scrub_scan_ignores_unflushed_data() -> None:
     assert scan_of(log, log.segments[0]) is not None
 
 
-def test_scrub_scan_of_a_segment_truncated_meanwhile_reports_no_damage() -> None:
+def test_scrub_scan_of_a_segment_truncated_during_the_scan_reports_no_damage() -> None:
     log, _, told = filled()
     segment = log.segments[-1]
     scan = scan_of(log, segment)

@@ -198,7 +198,9 @@ def test_filtered_read_response_never_exceeds_its_size_limit() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(batches, st.integers(0, 255), st.integers(100, 3000), st.integers(300, 4000))
-def test_column_read_returns_all_columns_except_the_omitted(rows: list[Any], left_out: int, max_bytes: int, room: int) -> None:
+def test_column_read_returns_all_columns_except_the_omitted_columns(
+    rows: list[Any], left_out: int, max_bytes: int, room: int
+) -> None:
     log, records = filled(rows)
     at, end, found, assembly = 0, log.log_end_offset, [], Assembly()
     while at < end:

@@ -80,7 +80,7 @@ def test_leader_epoch_journal_opened_after_damage_ignores_the_damaged_entry_and_
         assert held(after.crash()) == {KEYS[0]: 3, KEYS[2]: 8}
 
 
-def test_leader_epoch_journal_decoder_of_any_bytes_raises_nothing() -> None:
+def test_leader_epoch_journal_decoder_of_any_bytes_raises_no_error() -> None:
     for data in (None, b"", b"LFPJ", b"LFPJ\x01\0\0\0", b"no journal at all", b"LFPJ\x01\0\0\0" + b"\xff" * 40):
         assert decode_promises(data) == {}
 

@@ -316,7 +316,7 @@ def test_log_open_after_any_flipped_bit_returns_a_prefix_or_reports_damage() -> 
                 assert report.must_leave_isr or report.cut_bytes, (name, bit)
 
 
-def test_log_open_with_damage_in_the_middle_quarantines_and_reports_it() -> None:
+def test_log_open_with_damage_in_the_middle_quarantines_and_reports_the_damaged_segment() -> None:
     storage, expected = _written()
     name = max(n for n in storage.files if n.endswith(".log"))
     storage.files[name].data[100] ^= 1

@@ -182,7 +182,9 @@ def test_inspect_command_lists_each_fault_of_a_directory(spoil: Callable[[Memory
 
 
 @pytest.mark.parametrize(("base", "batch_number", "torn"), [(12, 2, True), (12, 1, False), (6, 2, False)])
-def test_inspect_command_reports_a_torn_tail_only_at_the_end_of_the_last_segment(base: int, batch_number: int, torn: bool) -> None:
+def test_inspect_command_reports_a_torn_tail_only_at_the_end_of_the_last_segment(
+    base: int, batch_number: int, torn: bool
+) -> None:
     storage = closed()
     at = batch_number * (right(base, storage) // 3)
     flip(storage, log_name(base), at + 70)

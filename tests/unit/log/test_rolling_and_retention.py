@@ -174,7 +174,9 @@ def test_retention_deletes_records_held_back_by_a_service_above_a_byte_limit(
 @pytest.mark.parametrize(
     ("asked", "start", "bases"), [(0, 0, [0, 6, 12]), (6, 6, [6, 12]), (9, 8, [6, 12]), (17, 16, [12]), (18, 18, [18])]
 )
-def test_log_with_a_requested_start_deletes_whole_batches_and_whole_segment_files(asked: int, start: int, bases: list[int]) -> None:
+def test_log_with_a_requested_start_deletes_whole_batches_and_whole_segment_files(
+    asked: int, start: int, bases: list[int]
+) -> None:
     log = filled()
     log.asked_start = asked
     assert log.may_give_up is (asked > 0)

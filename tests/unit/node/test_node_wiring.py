@@ -267,16 +267,14 @@ async def test_node_repair_restart_begins_once_and_an_operator_stop_overrides_th
 
 
 @pytest.mark.parametrize(("failure", "code"), [(OSError(5, "I/O"), 75), (LiftError("a bug"), 1)])
-async def test_node_failure_exit_code_depends_on_whether_a_restart_may_help(
-    ending: Ending, failure: Exception, code: int
-) -> None:
+async def test_node_exit_code_is_75_after_a_disk_error_and_1_after_a_bug(ending: Ending, failure: Exception, code: int) -> None:
     ending.node.fatal(failure)
     assert await ending.node.stop() == code
 
 
 # ---- its surroundings ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("asks", "said", "warned"), [(True, False, 0), (False, True, 0), (False, False, 1)])
-async def test_node_on_a_nats_server_without_authentication_warns_once_and_reports_denied_subjects(
+async def test_node_on_a_nats_server_without_authentication_logs_one_warning(
     built: Built, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asks: bool, said: bool, warned: int
 ) -> None:
     one, other = Part("one", built.told), Part("other", built.told)

@@ -94,7 +94,7 @@ class FakeWorkers(list[Any]):
         return self.everything
 
 
-async def test_housekeeping_compaction_waiting_for_a_flush_does_not_delay_others(tmp_path: Path) -> None:
+async def test_housekeeping_compaction_waiting_for_a_flush_does_not_delay_other_partitions(tmp_path: Path) -> None:
     slow, other = FakeWorker("a"), FakeWorker("b")
     put_off: list[Any] = []
     slow.flusher.alone = lambda work: put_off.append(work) or True

@@ -124,7 +124,7 @@ async def test_partition_deletion_in_a_forged_metadata_record_deletes_nothing(no
     assert len(node.partitions) == 5
 
 
-async def test_partition_deletion_confirmed_by_a_controller_deletes_after_one_request(node: Any) -> None:
+async def test_partition_deletion_confirmed_by_a_controller_deletes_the_data_after_one_request(node: Any) -> None:
     before = node.controllers.image
     node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
     node.partitions.image_changed(before, node.controllers.image)

@@ -155,9 +155,7 @@ class FullLog:
     ],
     ids=lambda effect: type(effect).__name__,
 )
-def test_effect_executor_reports_a_failed_log_change_and_skips_the_rest_of_the_effect(
-    effect: Any, error: StorageError
-) -> None:
+def test_effect_executor_reports_a_failed_log_change_and_skips_the_rest_of_the_effect(effect: Any, error: StorageError) -> None:
     fed: list[Any] = []
     failed: list[StorageError] = []
     calls: list[str] = []

@@ -124,7 +124,7 @@ def test_reconciliation_with_an_epoch_unknown_to_the_leader_resets_the_log() -> 
     assert reconcile(log(((3, 5),), 14, start=5), answer(2, 4)) == StartAfresh(0)
 
 
-def test_isr_change_in_flight_counts_the_old_and_the_new_isr_until_the_metadata_shows_it() -> None:
+def test_isr_change_in_flight_counts_the_members_of_the_old_and_the_new_isr_until_a_new_epoch() -> None:
     change, isr = IsrChange(), frozenset("ab")
     change.record_attempt(frozenset("abc"))
     change.record_unknown_result(0)

@@ -81,7 +81,7 @@ def test_ingest_gate_passes_a_minimum_rate_half_a_second_after_a_partition_becam
     assert gate.may_take(1 << 40, True, 6 * S)
 
 
-def test_slow_consumer_guard_ignores_older_answers_and_lowers_its_limit_after_a_disconnect() -> None:
+def test_slow_consumer_guard_lowers_its_limit_after_a_disconnect_at_or_below_the_limit() -> None:
     overflow = Overflow()
     overflow.record_pong(1000, 0, 10)
     overflow.record_pong(5, 0, 9)

@@ -266,7 +266,7 @@ def held(size_bytes: int) -> ev.PublishesReceived:
     )
 
 
-def test_inflight_limits_count_a_partition_as_full_once_at_three_quarters() -> None:
+def test_inflight_limits_count_a_partition_as_full_from_three_quarters_of_its_limit() -> None:
     node = NodeIntake()
     one, other = InflightLimits(node, SMALL), InflightLimits(node, SMALL)
     counts = []

@@ -330,7 +330,7 @@ def test_filtered_long_poll_read_is_answered_even_without_matching_records(shell
     assert (head.selected, head.nextOffset, bases) == (True, 4, [])
 
 
-def test_backward_read_returns_records_below_and_ends_at_the_log_start(shell: Shell, source: Source) -> None:
+def test_backward_read_returns_records_below_its_offset_down_to_the_log_start(shell: Shell, source: Source) -> None:
     keyed(source, b"a", b"b", b"a")
     source.log.append(build_batch([b"not committed"], base_offset=6, leader_epoch=1))
     shell.ask(offset=6, backwards=True, maxBytes=250, waitMs=1000)

@@ -230,7 +230,7 @@ def test_learner_progress_is_reset_by_a_new_copy_epoch() -> None:
     assert not progress.was_caught_up
 
 
-def test_replica_set_change_in_flight_counts_the_old_and_the_new_set() -> None:
+def test_replica_set_change_in_flight_requires_commits_on_the_old_and_the_new_replica_set() -> None:
     change = IsrChange()
     assert [*change.replica_sets(("a", "b", "c"))] == [("a", "b", "c")]
     change.record_attempt(frozenset("abd"), frozenset("abcd"))

@@ -107,7 +107,7 @@ def test_settings_repr_hides_the_password() -> None:
     assert "secret" not in repr(settings)
 
 
-def test_target_of_a_command_comes_from_flags_then_environment() -> None:
+def test_target_of_a_command_is_taken_from_flags_before_environment_variables() -> None:
     assert target_from(None, None, {}, {}) == Target()
     assert target_from(None, None, {}, {"LIFTPY_NATS": "nats://e:1", "LIFTPY_NAMESPACE": "x"}).nats == ("nats://e:1",)
     assert target_from("nats://f:1", "y", {}, {"LIFTPY_NATS": "nats://e:1"}) == Target(("nats://f:1",), "y")
@@ -199,7 +199,9 @@ def test_settings_numbers_home_paths_and_comma_lists_are_converted_to_their_type
 
 
 # ---- what one process says to another ------------------------------------------------------------------------------------
-def test_child_process_environment_marks_the_warning_about_open_nats_as_already_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_process_environment_marks_the_warning_about_open_nats_as_already_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in [name for name in os.environ if name.startswith("LIFTPY_")]:
         monkeypatch.delenv(name)
     ours = dict(os.environ)

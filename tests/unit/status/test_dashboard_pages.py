@@ -576,7 +576,9 @@ async def test_dashboard_live_updates_of_the_same_page_share_one_object(monkeypa
         ("/node/n1", b"after=%5B%5B%5B", 400), ("/api/live", b"view=node/", 400), ("/api/live", b"view=x", None),
     ],
 )  # fmt: skip
-async def test_dashboard_unknown_path_is_not_found(path: str, query: bytes, status: int | None) -> None:
+async def test_dashboard_request_with_an_unknown_path_or_an_invalid_query_is_rejected(
+    path: str, query: bytes, status: int | None
+) -> None:
     found = a_site(Cluster())[0].respond(path, query)
     if found is not None and not isinstance(found, bytes):
         try:
@@ -633,7 +635,7 @@ def test_dashboard_security_headers_allow_only_own_resources() -> None:
 
 
 # ---- what pages are made of ------------------------------------------------------------------------------------------------
-def test_dashboard_vendored_files_have_the_recorded_hashes_and_modules_are_small() -> None:
+def test_dashboard_vendored_files_have_the_recorded_hashes() -> None:
     found = static()
     assert {name: hashlib.sha256(found[name]).hexdigest() for name in VENDORED} == VENDORED
     assert b"MIT License" in found["uPlot.LICENSE"]

@@ -42,7 +42,9 @@ async def until(condition: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.002)
 
 
-async def test_connection_delivers_a_message_with_its_subject_reply_headers_and_payload(bus: BusConnection, server: NatsServer) -> None:
+async def test_connection_delivers_a_message_with_its_subject_reply_headers_and_payload(
+    bus: BusConnection, server: NatsServer
+) -> None:
     got: list[Message] = []
     bus.listen("t.>", lambda *message: got.append(message))
     other = await nats.connect(server.url)
@@ -103,7 +105,9 @@ async def test_listener_retire_closes_the_subscription_after_messages_in_flight(
     await until(lambda: not bus._sinks, "both have closed")
 
 
-async def test_subscription_is_reported_active_only_after_the_server_confirms_it(bus: BusConnection, server: NatsServer) -> None:
+async def test_subscription_is_reported_active_only_after_the_server_confirms_it(
+    bus: BusConnection, server: NatsServer
+) -> None:
     """A publish over another connection after that is received. A late confirmation is requested once more."""
     other, settled, tries = await nats.connect(server.url), bus.wait_until_processed, 0
 

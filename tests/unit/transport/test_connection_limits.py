@@ -72,7 +72,7 @@ async def test_connection_while_disconnected_buffers_only_messages_sent_with_the
 
 
 @pytest.mark.parametrize(("up", "bound"), [(True, 5000), (False, 300)])
-async def test_connection_buffers_acks_up_to_a_bound_and_counts_the_dropped(
+async def test_connection_buffers_acks_up_to_a_bound_and_counts_the_dropped_acks(
     up: bool, bound: int, sending: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_KEPT_BYTES", 300)

@@ -135,9 +135,7 @@ async def test_listener_opened_while_disconnected_sends_nothing_until_the_reconn
 
 # ---- in ----------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("there", [True, False])
-async def test_reading_task_stops_its_receiver_when_it_ends(
-    there: bool, bus: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reading_task_stops_its_receiver_when_it_ends(there: bool, bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     did: list[str] = []
     transport = Transport()
@@ -178,7 +176,9 @@ async def test_reading_task_stops_its_receiver_when_it_ends(
     assert (bus._receiver, bus._outlet) == (None, None)
 
 
-async def test_reading_task_that_ends_does_not_remove_the_receiver_of_a_newer_reading_task(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reading_task_that_ends_does_not_remove_the_receiver_of_a_newer_reading_task(
+    bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old: Any = SimpleNamespace(transport=Transport(), stop=lambda: None)
     newer, outlet = object(), object()
 

@@ -141,7 +141,7 @@ def test_ingest_parser_in_overload_waits_for_the_rest_of_a_message() -> None:
         assert made.parser._needed_bytes == (len(ASKS) if cut >= ASKS.index(b"\n") + 1 else 0)
 
 
-def test_ingest_parser_in_overload_delivers_consecutive_envelopes_and_rejects_the_next() -> None:
+def test_ingest_parser_in_overload_delivers_consecutive_envelopes_and_rejects_the_next_plain_request() -> None:
     made = OverloadedParser()
     enveloped = b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC)
     calls: list[int] = []

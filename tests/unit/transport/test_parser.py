@@ -267,9 +267,7 @@ def test_parser_rejects_a_line_above_the_maximum_length() -> None:
         (">", [b"a", b"a.b"], [b"", b".a"]),
     ],
 )
-def test_subject_pattern_matches_the_same_subjects_as_nats(
-    pattern: str, inside: list[bytes], outside: list[bytes]
-) -> None:
+def test_subject_pattern_matches_the_same_subjects_as_nats(pattern: str, inside: list[bytes], outside: list[bytes]) -> None:
     subscription = Pattern(pattern)
     for _ in range(2):  # the second time from memory
         assert all(map(subscription.matches, inside))

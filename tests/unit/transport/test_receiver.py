@@ -178,7 +178,7 @@ class Streams:
 
 
 @pytest.mark.parametrize("ended", [False, True])
-async def test_receiver_delivers_bytes_that_asyncio_had_already_buffered_first(ended: bool) -> None:
+async def test_receiver_first_delivers_the_bytes_that_asyncio_had_already_buffered(ended: bool) -> None:
     transport = FakeTransport()
     transport.reader.feed_data(b"" if ended else b"early")
     if ended:

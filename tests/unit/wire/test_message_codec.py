@@ -23,7 +23,9 @@ class _Short:
 
 
 @pytest.mark.parametrize(("kind", "field"), [(_Report, "reason"), (_Short, "number")])
-def test_message_codec_of_a_class_and_a_protobuf_message_with_different_fields_raises_type_error(kind: type, field: str) -> None:
+def test_message_codec_of_a_class_and_a_protobuf_message_with_different_fields_raises_type_error(
+    kind: type, field: str
+) -> None:
     with pytest.raises(TypeError, match=field):
         MessageCodec(kind, pb.PurgedBy)
 

@@ -66,7 +66,9 @@ async def test_worker_channel_unsent_bytes_decrease_when_the_node_reads(monkeypa
     ends.close()
 
 
-def test_worker_channel_answers_no_ping_after_the_event_loop_is_blocked_for_a_session_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_channel_answers_no_ping_after_the_event_loop_is_blocked_for_a_session_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [0.0]
     monkeypatch.setattr(channels, "time", SimpleNamespace(monotonic=lambda: now[0]))
     ends, turns, said = _Ends(), list[tuple[Any, Frame]](), list[FrameKind]()
