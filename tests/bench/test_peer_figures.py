@@ -238,7 +238,7 @@ def test_bench_that_is_interrupted_reports_the_results_so_far(monkeypatch: pytes
     assert (found["is_complete"], code) == (False, 1)
 
 
-def test_bench_reader_stopped_during_a_slow_close_returns_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_reader_stopped_during_a_slow_close_returns_its_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     async def reads_and_closes_slowly(port: int, stream: str, found: arrivals.Arrivals) -> None:
         found.count = 3
         try:

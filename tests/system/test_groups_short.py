@@ -60,7 +60,7 @@ def test_group_verdict_finds_falling_positions_and_needless_reassignments() -> N
     assert len(judge.disturbed(before, {0: ("a", 3), 1: ("a", 1), 2: ("c", 4)})) == 1
 
 
-def test_group_figures_are_percentiles_of_the_measured_times() -> None:
+def test_group_run_reports_percentiles_of_the_measured_times() -> None:
     assert judge.percentile([], 0.5) == 0
     assert judge.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert judge.percentile([3.0, 1.0, 2.0], 1.0) == 3.0

@@ -219,7 +219,7 @@ def test_subject_index_backward_read_of_a_damaged_log_raises_corruption() -> Non
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
-def test_last_of_each_returns_the_newest_offset_per_subject(codec: Codec) -> None:
+def test_newest_offsets_of_a_batch_are_returned_per_subject(codec: Codec) -> None:
     batch = a_batch(5, ["s.a", "s.b", "s.a", "s.c"], codec=codec)
     assert last_of_each(batch) == last_of_each(parse_batch(batch)) == {"s.a": 7, "s.b": 6, "s.c": 8}
     assert last_of_each(a_batch(5, ["s.a"] * 3, codec=codec)) == {"s.a": 7}

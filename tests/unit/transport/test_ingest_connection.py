@@ -267,7 +267,7 @@ async def test_ingest_connection_pump_yields_to_the_event_loop_after_each_parsed
         (1100 * KIB, 0, 70 * KIB, True, 70 * KIB),
     ],
 )
-async def test_ingest_connection_drops_as_many_bytes_as_the_bytes_it_must_read_exceed_its_free_buffer(
+async def test_ingest_connection_drops_buffered_bytes_to_make_room_for_bytes_it_must_read(
     bench: Bench, waiting: int, held: int, due: int, full: bool, left_out: int
 ) -> None:
     bus, asked, told = bench.bus, [], []
