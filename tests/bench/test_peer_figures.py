@@ -113,7 +113,7 @@ def test_bench_liftbridge_publisher_sends_protobuf_envelopes() -> None:
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_bench_liftbridge_ack_counter_counts_each_ack_once_for_any_split(refused: bool) -> None:
+def test_bench_liftbridge_ack_counter_counts_each_ack_once_for_any_split_of_the_bytes(refused: bool) -> None:
     ack = client_pb2.Ack(stream="bench", offset=80, ackInbox="_INBOX.a", ackPolicy=client_pb2.ALL).SerializeToString()
     payload = envelope_of(1, ack + number_field(9, 0x50 << 7 | 3) + (number_field(10, 3) if refused else b""))
     whole = 2 * (b"MSG _INBOX.a 1 %d\r\n%s\r\n" % (len(payload), payload))
@@ -125,7 +125,7 @@ def test_bench_liftbridge_ack_counter_counts_each_ack_once_for_any_split(refused
     assert field(1, b"x" * 300)[:3] == b"\x0a\xac\x02"
 
 
-def test_bench_missing_system_is_skipped_by_default_and_an_error_when_named(
+def test_bench_of_a_missing_system_is_skipped_by_default_and_fails_when_the_system_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     said: list[str] = []
@@ -238,7 +238,7 @@ def test_bench_that_is_interrupted_reports_the_results_so_far(monkeypatch: pytes
     assert (found["is_complete"], code) == (False, 1)
 
 
-def test_bench_reader_stopped_during_a_slow_close_returns_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_reader_stopped_during_a_slow_close_returns_its_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     async def reads_and_closes_slowly(port: int, stream: str, found: arrivals.Arrivals) -> None:
         found.count = 3
         try:

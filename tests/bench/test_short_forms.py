@@ -34,7 +34,7 @@ def printed(*words: str) -> str:
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_raft_bench_reports_own_and_library_rows_for_each_window() -> None:
+def test_raft_bench_reports_rates_of_liftpy_and_a_raft_library_for_each_window_size() -> None:
     found = raft_rows((3,), 0.05)
     assert {(row["kind"], row["window"]) for row in found} == {(k, w) for k in ("ours", "library") for w in (1, 64, 1000)}
     assert all(row["operations_per_s"] > 0 and row["p50_ms"] <= row["p99_ms"] for row in found)
@@ -67,7 +67,7 @@ def test_versions_bench_with_the_same_interpreter_twice_prints_a_ratio_for_each_
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_bench_command_reports_liftpy_and_jetstream_figures(tmp_path: Path) -> None:
+def test_bench_command_reports_rates_and_latencies_of_liftpy_and_jetstream(tmp_path: Path) -> None:
     """All cases of ``liftpy bench`` but the fail-over and the reading, which others here have; the peer is one server."""
     picture = tmp_path / "ratios.png"
     options = ["--system", "liftpy", "--system", "jetstream-r1", "--sizes", "100", "--windows", "500", "--loads", "50"]
@@ -90,7 +90,7 @@ def test_bench_command_reports_liftpy_and_jetstream_figures(tmp_path: Path) -> N
 
 
 @pytest.mark.processes
-def test_peer_bench_with_clients_reports_figures_of_a_client_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_bench_reports_the_cpu_time_of_a_client_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "CLIENTS", ("publisher",))
     with Liftpy() as system:
         system.prepare()
@@ -101,7 +101,7 @@ def test_peer_bench_with_clients_reports_figures_of_a_client_library(monkeypatch
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_consume_bench_reports_figures_of_liftpy_and_jetstream_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consume_bench_reports_rates_and_cpu_times_of_liftpy_and_jetstream_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without nats.go, whose build takes longer than this."""
     monkeypatch.setattr(consume, "GO", replace(consume.GO, tools=("a-tool-that-nobody-has",)))
     monkeypatch.setattr(consume, "OURS", {how: consume.OURS[how] for how in ("liftpy-values", "liftpy-record")})
@@ -130,7 +130,7 @@ def test_client_import_does_not_load_cryptography_modules() -> None:
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_reads_bench_reports_gaps_for_paused_and_killed_nodes() -> None:
+def test_reads_bench_reports_reader_gaps_for_paused_and_killed_nodes() -> None:
     lines = printed("-m", "tests.bench.reads", "--short", "--gate", "2.5").splitlines()
     assert [line.rpartition(":")[0] for line in lines] == [
         "fresh reads, one follower paused",
@@ -141,11 +141,11 @@ def test_reads_bench_reports_gaps_for_paused_and_killed_nodes() -> None:
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_churn_bench_short_form_finds_no_leftovers_of_closed_clients() -> None:
+def test_churn_bench_short_form_reports_its_rounds_of_opened_and_closed_clients() -> None:
     assert "rounds of 12" in printed("-m", "tests.bench.churn", "--short")
 
 
-def test_image_bench_reports_figures_of_the_control_plane() -> None:
+def test_image_bench_reports_times_and_sizes_of_the_cluster_image() -> None:
     figures: dict[str, Any] = json.loads(
         printed("tests/bench/cluster/bench_image.py", "--nodes", "20", "--partitions", "400", "--streams", "4", "--json")
     )
@@ -155,7 +155,9 @@ def test_image_bench_reports_figures_of_the_control_plane() -> None:
 
 @pytest.mark.spark
 @pytest.mark.long
-def test_spark_bench_reports_figures_of_the_liftpy_source_and_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_bench_reports_rates_and_cpu_times_of_the_liftpy_source_and_two_other_sources(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """From memory, without micro-batches and without Kafka: they take longer than this."""
     monkeypatch.setattr(spark_bench, "CONNECTOR", replace(spark_bench.CONNECTOR, tools=("a-tool-that-nobody-has",)))
     said: list[str] = []
@@ -172,7 +174,7 @@ def test_spark_bench_reports_figures_of_the_liftpy_source_and_others(monkeypatch
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_service_bench_reports_catch_up_outputs_and_publisher() -> None:
+def test_service_bench_reports_record_rates_of_catch_up_outputs_and_publisher() -> None:
     found = {
         row["what"]: row
         for row in map(json.loads, printed("-m", "tests.bench.service", "--short", "--nodes", "1").splitlines())
@@ -183,7 +185,7 @@ def test_service_bench_reports_catch_up_outputs_and_publisher() -> None:
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_trace_bench_reports_the_cost_of_traces() -> None:
+def test_trace_bench_reports_ratios_with_tracing_on_and_off() -> None:
     lines = printed("-m", "tests.bench.trace", "--short").splitlines()
     told = [line.partition(":")[0] for line in lines]
     assert told[:-1] == ["off / bare"] * 8 + ["on / off"] * 8 + ["off"]

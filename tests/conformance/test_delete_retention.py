@@ -85,7 +85,7 @@ async def _delete_while_read(cluster: MemoryCluster, client: Client) -> None:
         cluster.keep_house()
 
 
-async def test_consumer_until_end_that_is_slower_than_the_delete_retention_raises() -> None:
+async def test_consumer_until_end_slower_than_the_delete_retention_raises_tombstones_missed_error() -> None:
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("keys", "data.keys", config=SMALL)
         await client.publish("keys", b"old", key=b"a")

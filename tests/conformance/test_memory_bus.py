@@ -67,7 +67,7 @@ def test_memory_bus_queue_group_gives_each_message_to_one_member() -> None:
     assert min(counts["x"], counts["y"], counts["z"]) >= 50
 
 
-def test_memory_bus_runs_after_read_callbacks_after_messages_that_arrive_together() -> None:
+def test_memory_bus_calls_after_read_callbacks_after_all_messages_that_arrive_together() -> None:
     turns, seen = Turns(), list[str]()
     bus = Bus(turns.later)
 

@@ -116,7 +116,7 @@ async def test_memory_cluster_client_reconnects_after_a_nats_restart() -> None:
 
 
 @pytest.mark.parametrize(("size_bytes", "reason"), [(1001, "TOO_LARGE"), (0, "INCORRECT_OFFSET")])
-async def test_publish_whose_retry_is_rejected_raises_publish_rejected(size_bytes: int, reason: str) -> None:
+async def test_client_publish_whose_retry_is_rejected_raises_publish_rejected_error(size_bytes: int, reason: str) -> None:
     """The leader knows the message id: its rejection says that the first attempt was not stored either."""
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders", config=StreamConfig(max_message_bytes=1000))
@@ -152,7 +152,7 @@ async def test_memory_cluster_keep_house_call_applies_retention_and_compaction()
         assert left[-1] == b"99" + bytes(400)
 
 
-async def test_memory_cluster_is_shared_by_nats_py_and_liftpy_clients_from_other_loops() -> None:
+async def test_memory_cluster_is_shared_by_nats_py_and_liftpy_clients_of_other_event_loops() -> None:
     async with memory_cluster(1) as cluster, cluster.nats() as nc:
 
         def in_a_thread() -> list[bytes | None]:
@@ -185,7 +185,7 @@ async def test_memory_cluster_followers_and_readers_send_long_poll_requests() ->
         await client.publish("orders", b"after")
 
 
-async def test_memory_cluster_leases_are_extended_after_requests_that_change_nothing() -> None:
+async def test_memory_cluster_leader_accepts_publishes_after_requests_that_change_no_metadata() -> None:
     short = ReplicationConfig(lease_s=0.5, heartbeat_interval_s=0.1)
     async with memory_cluster(config=short) as cluster, cluster.client() as client:
         await client.create_stream("orders", "shop.orders")
@@ -198,7 +198,7 @@ async def test_memory_cluster_leases_are_extended_after_requests_that_change_not
         await client.publish("orders", b"one", timeout_s=30)
 
 
-async def test_memory_cluster_node_returns_after_the_log_start_has_moved() -> None:
+async def test_memory_cluster_node_returns_to_the_isr_after_the_log_start_has_moved() -> None:
     small = StreamConfig(segment_bytes=4096, retention_bytes=8192)
     async with memory_cluster() as cluster, cluster.client() as client:
         await client.create_stream("short", "data.short", replicas=3, config=small)

@@ -227,7 +227,7 @@ async def test_producer_that_repeats_deleted_records_chooses_the_same_partitions
 # ---- lost records ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("begin", ["resume", "repeat", "anew"])
 @pytest.mark.parametrize("others", [0, 80])
-async def test_open_producer_whose_records_were_lost_raises_records_lost(begin: Any, others: int) -> None:
+async def test_open_producer_whose_records_were_lost_raises_records_lost_error(begin: Any, others: int) -> None:
     """[A20]"""
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s")
@@ -304,7 +304,7 @@ async def test_publish_waits_until_enough_replicas_are_in_sync() -> None:
         assert [record.value async for record in client.consume("s", until="end")] == [b"before", b"after"]
 
 
-def test_client_used_in_a_forked_child_raises() -> None:
+def test_client_used_in_a_forked_child_raises_an_error_that_names_the_fork() -> None:
     with memory_cluster(1) as cluster, cluster.sync_client() as client:
         client.create_stream("s", "data.s")
         reading, writing = os.pipe()

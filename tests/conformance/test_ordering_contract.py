@@ -260,7 +260,7 @@ BREAKS_ASYNCIO: list[tuple[str, Break]] = [
 
 
 @pytest.mark.parametrize(("claim", "broken"), BREAKS_ASYNCIO, ids=lambda value: getattr(value, "__name__", value))
-async def test_asyncio_shell_with_a_planted_ordering_bug_fails_the_check(
+async def test_asyncio_shell_with_a_planted_ordering_bug_fails_the_ordering_check(
     claim: str, broken: Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch)
@@ -442,7 +442,7 @@ BREAKS_SIMULATOR: list[tuple[str, Break]] = [
 
 
 @pytest.mark.parametrize(("claim", "broken"), BREAKS_SIMULATOR, ids=lambda value: getattr(value, "__name__", value))
-def test_simulator_shell_with_a_planted_ordering_bug_fails_the_check(
+def test_simulator_shell_with_a_planted_ordering_bug_fails_the_ordering_check(
     claim: str, broken: Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch)

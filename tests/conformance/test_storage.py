@@ -50,7 +50,7 @@ def test_storage_views_have_the_same_bytes_after_truncation_and_appends(storage:
     assert bytes(view) == b"abcdef"
 
 
-def test_storage_file_is_rewritten_in_place(storage: Storage) -> None:
+def test_storage_file_has_the_same_bytes_after_a_rewrite(storage: Storage) -> None:
     file = storage.create("a.log")
     file.append([b"abcdef"])
     file.rewrite(2)

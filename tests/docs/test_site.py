@@ -59,7 +59,7 @@ def test_docs_spark_page_option_tables_equal_the_options_in_the_code() -> None:
     assert named == {option.table for option in from_code.TABLE}
 
 
-def test_docs_reference_check_names_entries_without_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docs_reference_check_reports_entries_without_text(monkeypatch: pytest.MonkeyPatch) -> None:
     unsaid = type("UnsaidError", (), {"__doc__": None})
     monkeypatch.setattr(from_code, "errors_of_the_code", lambda: [unsaid])
     monkeypatch.setattr(
@@ -157,7 +157,7 @@ def test_docs_block_reader_returns_code_blocks_without_fences_and_prose_without_
     assert "async with liftpy.connect" not in prose("README.md")
 
 
-def test_docs_picture_of_the_source_folders_equals_the_generated_one() -> None:
+def test_docs_picture_of_the_source_folders_matches_the_source_code() -> None:
     """Sizes may be older."""
 
     def without_sizes(text: str) -> str:

@@ -17,12 +17,12 @@ def test_freeze_check_of_recorded_bytes_and_fields_finds_no_difference(part: str
     assert not different, f"{different}: see python -m tests.freeze check --part {part} --diff"
 
 
-def test_freeze_simulator_seeds_reproduce_their_trace() -> None:
+def test_freeze_simulator_seeds_reproduce_their_recorded_trace() -> None:
     for part in ("members", "queues", "ordered"):
         assert PARTS[part](1, 1)["0001"] == read(part)["0001"], part
 
 
-def test_freeze_check_reports_unlisted_differences_and_listed_ones_that_do_not_differ() -> None:
+def test_freeze_check_reports_unlisted_differences_and_listed_entries_without_a_difference() -> None:
     before, now = {"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "20", "d": "4"}
     assert differences(before, now) == ["b", "c", "d"]
     assert differences(before, {"b": "20"}, partial=True) == ["b"]

@@ -25,7 +25,9 @@ from tests.integration.conftest import Bench, close_bench, open_bench, show
 pytestmark = pytest.mark.processes
 
 
-async def test_backup_restore_returns_committed_records_byte_for_byte(bench: Bench, stream_name: str, tmp_path: Path) -> None:
+async def test_backup_restore_returns_the_committed_records_byte_for_byte(
+    bench: Bench, stream_name: str, tmp_path: Path
+) -> None:
     """Under load, after many LeaderEpochs; offsets, LeaderEpochs, positions; increments; nothing is overwritten [D1, D14, R3, R9]."""
     client, store = bench.client, Store.at(str(tmp_path / "store"))
     stream = await bench.create(stream_name, partitions=3)  # nothing is published to the last one

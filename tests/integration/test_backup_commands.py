@@ -52,7 +52,9 @@ class Commands:
         return {path for path in (self.store / "pieces").rglob("*") if path.is_file()}
 
 
-async def test_backup_commands_take_list_verify_prune_restore_and_drill(bench: Bench, stream_name: str, tmp_path: Path) -> None:
+async def test_backup_commands_create_list_verify_restore_and_prune_backups(
+    bench: Bench, stream_name: str, tmp_path: Path
+) -> None:
     """One ``create`` is killed halfway, a bit of a piece is flipped; all while a restore and a drill run beside what there is [R9]."""
     commands = Commands(bench.cluster.nats_url, tmp_path / "store")
     stream = await bench.create(stream_name)
@@ -97,7 +99,9 @@ async def test_backup_commands_take_list_verify_prune_restore_and_drill(bench: B
 
 
 @pytest.mark.long
-async def test_restore_of_a_stream_that_an_operator_changes_ends(bench: Bench, stream_name: str, tmp_path: Path) -> None:
+async def test_restore_of_a_stream_that_an_operator_deletes_ends_with_an_error(
+    bench: Bench, stream_name: str, tmp_path: Path
+) -> None:
     commands = Commands(bench.cluster.nats_url, tmp_path / "store")
     await bench.create(stream_name)
     async with await bench.client.publisher(stream_name) as publisher:

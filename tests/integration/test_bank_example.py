@@ -88,7 +88,7 @@ async def said_by(*words: str) -> bytes:
 
 
 @pytest.mark.long
-async def test_bank_service_survives_rollout_and_the_death_of_the_leader(service: Running) -> None:
+async def test_bank_service_applies_each_command_once_despite_a_version_rollout_and_a_killed_leader(service: Running) -> None:
     bench, customer = service.bench, Customer(service)
     page = (Path(__file__).parents[2] / "docs/replicated-services.md").read_text()
     (printed,) = re.findall(r"liftpy (service call bank .*)", page)

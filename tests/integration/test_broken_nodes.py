@@ -48,7 +48,9 @@ async def expect_everywhere(bench: Any, name: str, acked: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("how", ["terminate", "kill"])
-async def test_follower_that_stops_returns_without_loss(fragile: Any, stream_name: str, how: str) -> None:
+async def test_follower_that_was_stopped_or_killed_has_every_acked_record_after_its_restart(
+    fragile: Any, stream_name: str, how: str
+) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     leader = await settle(fragile, stream_name)
@@ -72,7 +74,9 @@ async def test_follower_that_stops_returns_without_loss(fragile: Any, stream_nam
 
 
 @pytest.mark.parametrize("how", ["terminate", "kill"])
-async def test_leader_that_stops_returns_without_loss(fragile: Any, stream_name: str, how: str) -> None:
+async def test_leader_that_was_stopped_or_killed_has_every_acked_record_after_its_restart(
+    fragile: Any, stream_name: str, how: str
+) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     leader = await settle(fragile, stream_name)
@@ -90,7 +94,7 @@ async def test_leader_that_stops_returns_without_loss(fragile: Any, stream_name:
     await expect_everywhere(fragile, stream_name, acked + last)
 
 
-async def test_client_publishes_all_succeed_during_a_clean_leader_stop(fragile: Any, stream_name: str) -> None:
+async def test_client_publishes_all_succeed_while_the_leader_node_stops_cleanly(fragile: Any, stream_name: str) -> None:
     await fragile.create(stream_name)
     leader = await settle(fragile, stream_name)
     stopping, acked = asyncio.Event(), []
@@ -119,7 +123,9 @@ async def test_client_publishes_all_succeed_during_a_clean_leader_stop(fragile: 
         assert set(acked) <= set(await fragile.values_on(name, stream_name, total))
 
 
-async def test_nodes_all_killed_at_once_return_without_loss(fragile: Any, stream_name: str) -> None:
+async def test_nodes_killed_at_the_same_time_have_every_acked_record_after_their_restart(
+    fragile: Any, stream_name: str
+) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     await settle(fragile, stream_name)
@@ -139,7 +145,7 @@ async def test_nodes_all_killed_at_once_return_without_loss(fragile: Any, stream
     await expect_everywhere(fragile, stream_name, acked + last)
 
 
-async def test_follower_paused_leaves_the_isr_and_rejoins(fragile: Any, stream_name: str) -> None:
+async def test_paused_follower_leaves_the_isr_until_it_resumes(fragile: Any, stream_name: str) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     leader = await settle(fragile, stream_name)
@@ -155,7 +161,7 @@ async def test_follower_paused_leaves_the_isr_and_rejoins(fragile: Any, stream_n
     await expect_everywhere(fragile, stream_name, acked)
 
 
-async def test_node_survives_nats_restart(fragile: Any, stream_name: str) -> None:
+async def test_nodes_reconnect_after_a_nats_restart_and_lose_no_acked_record(fragile: Any, stream_name: str) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     await settle(fragile, stream_name)
@@ -264,7 +270,7 @@ async def audited(bench: Any, name: str, patience_s: float = 30.0) -> AuditRepor
     return await asyncio.to_thread(audit, access, Selection((name,)), patience_s=patience_s)
 
 
-async def test_audit_finds_flipped_bit_and_record_changed_with_its_crc(fragile: Any, stream_name: str) -> None:
+async def test_audit_finds_a_flipped_bit_and_a_record_changed_together_with_its_crc(fragile: Any, stream_name: str) -> None:
     await fragile.create(stream_name, config=StreamConfig(segment_bytes=4096, dedup_window_s=0))
     leader = await settle(fragile, stream_name)
     await fragile.publish_acked(f"data.{stream_name}", [f"{number} {'x' * 500}".encode() for number in range(40)])

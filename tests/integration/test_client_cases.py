@@ -17,7 +17,7 @@ from tests.conformance.quota_cases import QUOTA_CASES
 pytestmark = pytest.mark.processes
 
 
-async def test_real_cluster_passes_the_cases_of_the_memory_cluster(shared_cluster: DevCluster) -> None:
+async def test_cluster_of_processes_passes_the_client_test_cases_of_the_memory_cluster(shared_cluster: DevCluster) -> None:
     url, namespace = shared_cluster.nats_url, shared_cluster.namespace
     nc = await nats.connect(url)
     failed: dict[str, str] = {}

@@ -49,7 +49,7 @@ def json_of(run: Run, *words: str) -> Any:
     return json.loads(out)
 
 
-def test_cli_creates_publishes_consumes_and_deletes(run: Run, tmp_path: Path) -> None:
+def test_cli_creates_a_stream_publishes_and_consumes_records_and_deletes_the_stream(run: Run, tmp_path: Path) -> None:
     code, out, err = run("stream", "create", "orders", "--subject", "shop.orders")
     assert (code, err) == (0, "")
     assert out == "stream orders on shop.orders: 1 partition, 3 replicas each\n"
@@ -82,7 +82,7 @@ def test_cli_creates_publishes_consumes_and_deletes(run: Run, tmp_path: Path) ->
     assert "liftpy stream create" in run("stream", "list")[1]
 
 
-def test_cli_errors_name_the_next_step(run: Run) -> None:
+def test_cli_errors_contain_the_unknown_name_and_the_existing_streams(run: Run) -> None:
     assert run("stream", "create", "twice", "--subject", "twice")[0] == 0
     code, out, err = run("stream", "create", "twice", "--subject", "twice2")
     assert (code, out) == (1, "")
@@ -104,7 +104,7 @@ def test_cli_errors_name_the_next_step(run: Run) -> None:
     assert run("stream", "delete", "twice", "--yes")[0] == 0
 
 
-def test_status_shows_every_replica(run: Run) -> None:
+def test_status_command_lists_the_lag_of_every_replica(run: Run) -> None:
     assert run("stream", "create", "watched", "--subject", "watched", "--partitions", "2")[0] == 0
     found = json_of(run, "status")
     assert [(n["node_id"], n["fenced"], n["answers"]) for n in found["nodes"]] == [(n, False, True) for n in ("n1", "n2", "n3")]
@@ -123,7 +123,7 @@ def test_status_shows_every_replica(run: Run) -> None:
     assert run("stream", "delete", "watched", "--yes")[0] == 0
 
 
-def test_settings_of_running_node_are_shown_and_reloaded(run: Run, cluster: DevCluster) -> None:
+def test_settings_commands_show_and_reload_the_settings_of_a_running_node(run: Run, cluster: DevCluster) -> None:
     rows = {row["name"]: row for row in json_of(run, "settings", "show", "n2")["settings"]}
     assert (rows["node_id"]["value"], rows["node_id"]["source"], rows["node_id"]["applies"]) == ("n2", "flag", "restart")
     assert (rows["log_format"]["source"], rows["log_format"]["applies"]) == ("default", "live")
@@ -135,7 +135,7 @@ def test_settings_of_running_node_are_shown_and_reloaded(run: Run, cluster: DevC
     assert run("settings", "show", "n9")[0] == 1
 
 
-def test_following_ends_with_ctrl_c_and_without_a_traceback(run: Run, cluster: DevCluster) -> None:
+def test_consume_command_that_follows_a_stream_ends_on_ctrl_c_without_a_traceback(run: Run, cluster: DevCluster) -> None:
     assert run("stream", "create", "followed", "--subject", "followed")[0] == 0
     command = [*INTERRUPTIBLE_LIFTPY, "consume", "followed", "--nats", cluster.nats_url]
     following = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -152,7 +152,7 @@ def test_following_ends_with_ctrl_c_and_without_a_traceback(run: Run, cluster: D
 
 
 @pytest.mark.parametrize(("signal_name", "code"), [("TERM", 143), ("HUP", 129)])
-def test_consume_output_ended_by_a_signal_leaves_a_whole_file(
+def test_consume_command_with_an_output_file_ended_by_a_signal_leaves_a_complete_parquet_file(
     run: Run, cluster: DevCluster, tmp_path: Path, signal_name: str, code: int
 ) -> None:
     """Also where the parent ignores SIGINT, as a shell does for what it starts with ``&``."""
@@ -179,7 +179,9 @@ def test_consume_output_ended_by_a_signal_leaves_a_whole_file(
     assert pq.read_table(file)["value"].to_pylist() == [b"one", b"two"]
 
 
-def test_consume_group_on_signal_commits_printed_records(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
+def test_consume_command_with_a_group_commits_the_printed_records_on_a_signal(
+    run: Run, cluster: DevCluster, tmp_path: Path
+) -> None:
     """Two share; the first ends by a signal; the other goes on behind what was printed, and a third behind both."""
     file = tmp_path / "lines"
     assert run("stream", "create", "shared", "--subject", "shop.shared", "--partitions", "2")[0] == 0
@@ -236,7 +238,7 @@ def wait_for_records(run: Run, name: str, count: int) -> list[str]:
     return lines
 
 
-def test_publish_leader_killed_stores_each_line_once(run: Run, cluster: DevCluster) -> None:
+def test_publish_command_stores_each_line_once_when_the_leader_is_killed(run: Run, cluster: DevCluster) -> None:
     assert run("stream", "create", "survives", "--subject", "survives")[0] == 0
     process = publishing(cluster, "survives", "--json")
     assert process.stdin is not None
@@ -255,7 +257,7 @@ def test_publish_leader_killed_stores_each_line_once(run: Run, cluster: DevClust
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_publish_from_quiet_pipe_on_signal_reports_acknowledged_lines(
+def test_publish_command_on_an_open_pipe_reports_the_acknowledged_lines_on_a_signal(
     run: Run, cluster: DevCluster, number: signal.Signals, code: int
 ) -> None:
     name = f"quiet{code}"
@@ -272,7 +274,7 @@ def test_publish_from_quiet_pipe_on_signal_reports_acknowledged_lines(
     process.communicate()
 
 
-def test_publish_from_quiet_pipe_reports_rejection_at_once(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
+def test_publish_command_on_an_open_pipe_ends_at_the_first_rejected_line(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
     assert run("stream", "create", "closing", "--subject", "closing")[0] == 0
     process = publishing(cluster, "closing")
     assert process.stdin is not None
@@ -296,7 +298,7 @@ def test_publish_from_quiet_pipe_reports_rejection_at_once(run: Run, cluster: De
     process.communicate()
 
 
-def test_commands_with_wrong_target_fail_at_once_with_the_reason(run: Run, tmp_path: Path) -> None:
+def test_cli_with_a_wrong_subject_or_namespace_fails_within_seconds_with_the_reason(run: Run, tmp_path: Path) -> None:
     (tmp_path / "lines").write_text("one\n")
     assert run("stream", "create", "target", "--subject", "here.*")[0] == 0
     began = time.monotonic()
@@ -317,7 +319,7 @@ def test_commands_with_wrong_target_fail_at_once_with_the_reason(run: Run, tmp_p
     assert time.monotonic() - began < 30, "each waits about a second"
 
 
-def test_stream_create_with_too_few_nodes_uses_fewer_replicas_and_reports_it(
+def test_stream_create_command_with_too_few_nodes_creates_fewer_replicas_and_prints_the_number(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with DevCluster(1) as alone, pytest.raises(SystemExit) as left:
@@ -341,7 +343,7 @@ def shell(words: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[st
     )
 
 
-def test_cli_with_closed_output_ends_without_error(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
+def test_cli_whose_output_pipe_is_closed_exits_with_code_zero(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
     assert run("stream", "create", "heads", "--subject", "shop.heads")[0] == 0
     lines = tmp_path / "lines"
     lines.write_text("".join(f"{'x' * 200}{i}\n" for i in range(3000)))
@@ -357,7 +359,7 @@ def test_cli_with_closed_output_ends_without_error(run: Run, cluster: DevCluster
         assert (done.returncode, done.stderr) == (0, ""), words
 
 
-def test_consume_until_a_time_ends_there(run: Run) -> None:
+def test_consume_command_until_a_time_ends_at_that_time(run: Run) -> None:
     assert run("stream", "create", "times", "--subject", "shop.times")[0] == 0
     assert run("consume", "times", "--until", "-1s")[:2] == (0, "")
     assert run("consume", "times", "--until", "+300ms")[:2] == (0, "")

@@ -57,7 +57,7 @@ async def read(client: Client, stream: str, **how: Any) -> list[Any]:
     return [record async for record in client.consume(stream, **{"until": "end", **how})]
 
 
-async def test_client_creates_lists_and_deletes_a_stream(client: Client, name: str) -> None:
+async def test_client_creates_lists_and_deletes_streams(client: Client, name: str) -> None:
     stream = await client.create_stream(name, f"data.{name}", partitions=2)
     assert (stream.name, stream.subject, len(stream.partitions)) == (name, f"data.{name}", 2)
     assert all(sorted(p.replicas) == ["n1", "n2", "n3"] == sorted(p.isr) for p in stream.partitions)
@@ -99,7 +99,9 @@ async def test_publish_ack_has_partition_and_offset(client: Client, name: str, a
             assert acked.leader_epoch == stream.partitions[partition].leader_epoch
 
 
-async def test_plain_messages_keep_headers_and_subject(client: Client, dev: DevCluster, name: str) -> None:
+async def test_message_without_envelope_is_stored_with_its_headers_and_subject(
+    client: Client, dev: DevCluster, name: str
+) -> None:
     await client.create_stream(name, f"data.{name}.>")
     async with client.publisher(name, subject=f"data.{name}.a.b") as publisher:
         await publisher.post(b"plain", headers={"colour": b"red"})
@@ -111,7 +113,7 @@ async def test_plain_messages_keep_headers_and_subject(client: Client, dev: DevC
         await client.publisher(name)
 
 
-async def test_consume_follows_stream_and_stops_at_until(client: Client, name: str) -> None:
+async def test_consume_reads_new_records_until_the_until_offset(client: Client, name: str) -> None:
     await client.create_stream(name, f"data.{name}")
     await client.publish(name, b"payload 0")
     following = asyncio.create_task(read(client, name, start="earliest", until=99))
@@ -128,7 +130,7 @@ async def test_consume_follows_stream_and_stops_at_until(client: Client, name: s
         await read(client, name, start=151)
 
 
-async def test_planned_range_is_the_same_from_every_replica(client: Client, name: str) -> None:
+async def test_read_range_returns_the_same_records_from_every_replica(client: Client, name: str) -> None:
     stream = await client.create_stream(name, f"data.{name}")
     async with client.publisher(name) as publisher:
         for payload in payloads(0, 3000):
@@ -140,7 +142,7 @@ async def test_planned_range_is_the_same_from_every_replica(client: Client, name
         assert [o for p in pieces for o in p.offsets().tolist()] == list(range(123, 2877))
 
 
-async def test_stream_created_again_has_another_uid(client: Client, name: str) -> None:
+async def test_consumer_of_a_deleted_and_recreated_stream_raises_not_found(client: Client, name: str) -> None:
     first = await client.create_stream(name, f"data.{name}")
     await client.publish(name, b"old")
     consumer = client.consume(name, options=ReadOptions(patience_s=10, wait_s=0.2))
@@ -154,7 +156,7 @@ async def test_stream_created_again_has_another_uid(client: Client, name: str) -
     assert [r.value for r in await read(client, name)] == [b"new"]
 
 
-async def test_message_too_large_gets_a_negative_ack(client: Client, name: str) -> None:
+async def test_client_publish_of_a_too_large_message_raises_publish_rejected_error(client: Client, name: str) -> None:
     await client.create_stream(name, f"data.{name}")
     with pytest.raises(PublishRejectedError) as caught:
         await client.publish(name, bytes(2 * 1024 * 1024))
@@ -164,7 +166,7 @@ async def test_message_too_large_gets_a_negative_ack(client: Client, name: str) 
     assert acked.offset == 0
 
 
-async def test_reader_continues_after_death_of_its_replica(name: str) -> None:
+async def test_consumer_continues_at_another_replica_after_its_replica_was_killed(name: str) -> None:
     cluster = await asyncio.to_thread(DevCluster, 3)
     cluster.start()  # in the main thread: the children die with the thread that started them
     try:
@@ -235,7 +237,7 @@ async def test_client_uses_a_cached_subject_only_while_its_stream_exists(client:
     assert (record.header("h"), record.header_values("h"), record.header("x")) == (b"1", [b"1", b"\xff"], None)
 
 
-async def test_jetstream_publisher_gets_valid_acks(client: Client, dev: DevCluster) -> None:
+async def test_jetstream_publisher_gets_the_acks_that_its_client_library_expects(client: Client, dev: DevCluster) -> None:
     """nats-py, with its own JetStream calls; the others: ``python -m tests.clients``."""
     found = await checked(Ours(dev.nats_url, client), PROGRAMS["nats-py"], many=2000)
     assert len(found) > len(CHECKS) - 3
@@ -270,7 +272,7 @@ print(some + rest == list(range(200)), client.bounds("script").high_watermark)
 """
 
 
-async def test_script_without_close_ends_cleanly(dev: DevCluster) -> None:
+async def test_script_that_does_not_close_its_client_exits_with_code_zero(dev: DevCluster) -> None:
     script = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _SCRIPT, dev.nats_url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -284,7 +286,7 @@ async def test_script_without_close_ends_cleanly(dev: DevCluster) -> None:
     ]
 
 
-async def test_producer_continues_and_fences_its_predecessor(client: Client, name: str) -> None:
+async def test_producer_with_the_id_of_an_open_producer_continues_its_sequence_and_fences_it(client: Client, name: str) -> None:
     await client.create_stream(name, f"sub.{name}", partitions=2)
     keys = [b"key %d" % n for n in range(400)]
     async with client.producer(name, id="p") as first:
@@ -349,5 +351,5 @@ async def test_consume_many_reads_several_streams_in_one_iteration(client: Clien
 @pytest.mark.skipif(
     not READER.is_built, reason="it is not built: `python -m tests.clients.reader` does, and downloads what that needs"
 )
-async def test_go_reader_from_protocol_page_reads_the_same_as_the_client(dev: DevCluster, name: str) -> None:
+async def test_go_reader_from_the_protocol_page_reads_the_same_records_as_the_client(dev: DevCluster, name: str) -> None:
     await reader.check(dev, name)

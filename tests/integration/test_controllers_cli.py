@@ -59,7 +59,7 @@ async def until(cluster: DevCluster, node_id: str, *, controller: bool) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_controllers_replace_dead_and_remove_live_controller_under_load() -> None:
+async def test_controllers_commands_replace_a_dead_controller_under_load_without_losing_acked_records() -> None:
     with DevCluster(4) as cluster:
         pids = {name: node.pid for name, node in cluster.nodes.items()}
         async with await connect(cluster.nats_url, cluster.namespace) as client:

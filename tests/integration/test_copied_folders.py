@@ -65,7 +65,7 @@ async def test_node_with_a_directory_restored_from_a_clean_stop_catches_up(
     assert any("older copy" in line for line in node.log)
 
 
-async def test_node_with_restored_copy_of_its_directory_catches_up(fragile: Any, stream_name: str, tmp_path: Path) -> None:
+async def test_node_with_a_directory_copied_while_it_ran_catches_up(fragile: Any, stream_name: str, tmp_path: Path) -> None:
     """The copy has seen the process that registered last, so its registration shows nothing: the election compares the logs."""
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
@@ -87,7 +87,7 @@ async def test_node_with_restored_copy_of_its_directory_catches_up(fragile: Any,
     await expect_everywhere(fragile, stream_name, acked + more + last)
 
 
-async def test_controller_with_restored_copy_votes_only_after_catching_up(
+async def test_controller_with_a_restored_older_directory_votes_only_after_catching_up(
     fragile: Any, stream_name: str, tmp_path: Path
 ) -> None:
     """Its copy's votes would be those of a folder that has forgotten what it acknowledged."""
@@ -120,7 +120,9 @@ async def leads(bench: Any, name: str, node: str) -> bool:
     return await bench.leader(name) == node and await bench.ready(name)
 
 
-async def test_copied_node_next_to_the_original_ends_without_damage(fragile: Any, stream_name: str, tmp_path: Path) -> None:
+async def test_node_started_from_a_copied_directory_stops_without_harm_to_the_running_original(
+    fragile: Any, stream_name: str, tmp_path: Path
+) -> None:
     await fragile.create(stream_name)
     subject = f"data.{stream_name}"
     name = await settle(fragile, stream_name)
@@ -163,7 +165,7 @@ def _twin(bench: Any, name: str, data: Path) -> DevNode:
     return DevNode(name, command, bench.cluster._environment(name, True), show)
 
 
-async def test_kills_and_quick_restarts_keep_the_place_in_the_isr(fragile: Any, stream_name: str) -> None:
+async def test_follower_killed_and_restarted_quickly_stays_in_the_isr(fragile: Any, stream_name: str) -> None:
     await fragile.create(stream_name)
     leader = await settle(fragile, stream_name)
     name = next(node for node in NODES if node != leader)

@@ -64,7 +64,7 @@ def lines(node: DevNode, what: str) -> int:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_node_continues_with_changed_credentials(workers: int, tmp_path: Path) -> None:
+async def test_node_reconnects_with_changed_credentials_without_a_restart(workers: int, tmp_path: Path) -> None:
     """And with those that it has, where the server takes no others."""
     settings = tmp_path / "liftpy.toml"
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.processes
 NODES = ("n1", "n2", "n3")
 
 
-async def test_plain_publishes_are_the_same_bytes_on_every_node(bench: Any, stream_name: str) -> None:
+async def test_publishes_without_envelope_are_stored_as_the_same_bytes_on_every_node(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     sent = [b"record %d" % number for number in range(5000)]
     for payload in sent:
@@ -36,7 +36,7 @@ async def test_plain_publishes_are_the_same_bytes_on_every_node(bench: Any, stre
     assert all(other == first for other in others)
 
 
-async def test_jetstream_publisher_gets_ack_and_its_headers_are_stored(bench: Any, stream_name: str) -> None:
+async def test_jetstream_publish_gets_a_jetstream_ack_and_its_headers_are_stored(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     js = bench.nc.jetstream(timeout=5)
     for number in range(3):
@@ -58,7 +58,7 @@ async def test_publish_with_a_wrong_expected_sequence_is_rejected_as_in_jetstrea
     assert ack.seq == 2
 
 
-async def test_jetstream_publisher_gets_error_for_unsupported_header(bench: Any, stream_name: str) -> None:
+async def test_jetstream_publish_with_an_unsupported_header_gets_the_jetstream_error(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     js = bench.nc.jetstream(timeout=5)
     await js.publish(f"data.{stream_name}", b"a")  # all have joined this leader then: before that it tells nobody no [A2]
@@ -135,7 +135,7 @@ async def test_node_never_publishes_to_a_subject_chosen_by_a_publisher(bench: An
     assert heard == []
 
 
-async def test_stream_without_acks_never_answers(bench: Any, stream_name: str) -> None:
+async def test_stream_without_acks_stores_publishes_and_answers_none(bench: Any, stream_name: str) -> None:
     await bench.client.create_stream(stream_name, f"data.{stream_name}", config=StreamConfig(ack_policy=AckPolicy.NONE))
     await bench.until(lambda: bench.ready(stream_name), "led")
     with pytest.raises((nats.errors.TimeoutError, nats.errors.NoRespondersError)):
@@ -151,7 +151,7 @@ async def test_stream_without_acks_never_answers(bench: Any, stream_name: str) -
     assert await bench.values_on("n1", stream_name, 4) == [b"request", b"enveloped", b"asks", b"without"]
 
 
-async def test_subject_has_one_answering_stream_and_foreign_protocol_is_ignored(bench: Any, stream_name: str) -> None:
+async def test_subject_with_two_streams_gets_answers_only_from_the_stream_with_acks(bench: Any, stream_name: str) -> None:
     """A cluster of another namespace on the same NATS: its nodes' requests, and ours that listen in [A8, A9]."""
     other = f"other-{stream_name}"
     await bench.client.create_stream(stream_name, f"{other}.>")
@@ -181,7 +181,7 @@ async def test_subject_has_one_answering_stream_and_foreign_protocol_is_ignored(
     assert [json.loads(answer)["stream"] for answer in answers] == [stream_name]
 
 
-async def test_reader_at_the_end_is_answered_by_the_next_commit(bench: Any, stream_name: str) -> None:
+async def test_long_poll_read_at_the_log_end_is_answered_at_the_next_commit(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     await bench.publish_acked(f"data.{stream_name}", [b"first"])
     await bench.read_from("n2", stream_name, 1)
@@ -198,7 +198,7 @@ async def _waits(bench: Any, name: str) -> bool:
     return (await bench.replica("n2", name))["waiting_readers"] == 1
 
 
-async def test_rejected_read_names_the_reason(bench: Any, stream_name: str) -> None:
+async def test_rejected_read_contains_the_error_of_its_reason(bench: Any, stream_name: str) -> None:
     """[R7, R9]"""
     stream = await bench.create(stream_name)
     await bench.publish_acked(f"data.{stream_name}", [b"only"])
@@ -222,7 +222,7 @@ async def test_rejected_read_names_the_reason(bench: Any, stream_name: str) -> N
     assert (bounds.highWatermark, bounds.logStartOffset, bounds.streamUid, bounds.leader) == (0, 0, stream.uid, leader)
 
 
-async def test_partitions_have_subjects_and_leaders_of_their_own(bench: Any, stream_name: str) -> None:
+async def test_partitions_of_a_stream_have_separate_subjects_and_leaders_on_all_nodes(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name, partitions=6)
     for number in range(6):
         subject = f"data.{stream_name}" + (f".{number}" if number else "")
@@ -234,7 +234,7 @@ async def test_partitions_have_subjects_and_leaders_of_their_own(bench: Any, str
         assert found[0].values() == [b"to %d" % partition.partition]
 
 
-async def test_deleted_stream_leaves_no_files(bench: Any, stream_name: str) -> None:
+async def test_deleted_stream_leaves_no_data_directory_on_any_node(bench: Any, stream_name: str) -> None:
     stream = await bench.create(stream_name)
     await bench.publish_acked(f"data.{stream_name}", [b"x"])
     folders = [bench.cluster.data / node / "streams" / f"{stream_name}-{stream.uid}" for node in NODES]
@@ -250,7 +250,7 @@ async def test_deleted_stream_leaves_no_files(bench: Any, stream_name: str) -> N
     assert await bench.publish_acked(f"data.{stream_name}", [b"new"]) == [1]
 
 
-async def test_status_page_and_metrics_listen_on_loopback(bench: Any, stream_name: str) -> None:
+async def test_status_port_on_loopback_serves_the_status_page_and_the_metrics(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     await bench.publish_acked(f"data.{stream_name}", [b"x"])
     leader = await bench.leader(stream_name)
@@ -276,14 +276,14 @@ async def test_status_page_and_metrics_listen_on_loopback(bench: Any, stream_nam
     assert f'href="/stream/{stream_name}"' in await asyncio.to_thread(get, "/")
 
 
-async def test_status_request_reaches_node_before_its_first_report(bench: Any) -> None:
+async def test_presence_request_is_answered_only_by_a_running_node(bench: Any) -> None:
     told_ns = decode_presence((await bench.nc.request("liftpy.status.n1", QUESTION, timeout=5)).data)
     assert abs((told_ns or 0) - time.time_ns()) < 60e9
     assert not await is_absent(bench.nc, Subjects(), "n1")
     assert await is_absent(bench.nc, Subjects(), "n9")
 
 
-async def test_follower_ignores_a_forged_notice(bench: Any, stream_name: str) -> None:
+async def test_follower_with_a_forged_leader_notice_deletes_no_record(bench: Any, stream_name: str) -> None:
     """With the sizes of a real retention, too: only the node's own reading of it moves its log start [D26]."""
     await bench.create(stream_name, config=StreamConfig(retention_records=10))
     await bench.publish_acked(f"data.{stream_name}", [b"%d" % number for number in range(60)])

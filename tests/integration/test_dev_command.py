@@ -88,7 +88,7 @@ def ready(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("end", "nodes"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGKILL, 3)])
-def test_dev_command_stops_every_process(
+def test_dev_command_ended_by_any_signal_leaves_no_process(
     started: Callable[..., subprocess.Popen[str]], tmp_path: Path, end: signal.Signals, nodes: int
 ) -> None:
     dev = started("dev", "--nodes", str(nodes), "--port", "0", "--data", str(tmp_path / "data"), "--json")
@@ -112,7 +112,7 @@ def said_until(process: subprocess.Popen[str], wanted: str) -> None:
     raise AssertionError(f"it ended without {wanted!r}")
 
 
-def test_dev_restarts_killed_node(started: Callable[..., subprocess.Popen[str]]) -> None:
+def test_dev_command_restarts_a_killed_node(started: Callable[..., subprocess.Popen[str]]) -> None:
     dev = started("dev", "--nodes", "3", "--port", "0", "--json", "--restart-delay", "0.5")
     said = ready(dev)
     os.kill(said["nodes"]["n1"]["pid"], signal.SIGKILL)
@@ -127,7 +127,7 @@ def test_dev_restarts_killed_node(started: Callable[..., subprocess.Popen[str]])
     until(lambda: not any(map(is_running, family)), "something is left")
 
 
-def test_dev_stops_after_repeated_node_failures(started: Callable[..., subprocess.Popen[str]]) -> None:
+def test_dev_command_exits_with_code_3_after_repeated_node_failures(started: Callable[..., subprocess.Popen[str]]) -> None:
     dev = started("dev", "--nodes", "1", "--port", "0", "--json", "--restart-delay", "0")
     said = ready(dev)
     folder = Path(said["nodes"]["n1"]["data"])
@@ -144,7 +144,7 @@ def test_dev_stops_after_repeated_node_failures(started: Callable[..., subproces
     assert not folder.exists()
 
 
-def test_sidecar_with_used_port_fails_with_port_in_error(started: Callable[..., subprocess.Popen[str]]) -> None:
+def test_dev_command_with_a_nats_port_in_use_exits_with_code_3(started: Callable[..., subprocess.Popen[str]]) -> None:
     with NatsServer() as server:
         dev = started("dev", "--port", str(server.port))
         _, errors = dev.communicate(timeout=PATIENCE_S)
@@ -175,7 +175,7 @@ def test_node_settings_are_merged_from_file_environment_and_flags(
 
 
 @pytest.mark.long
-def test_data_directory_accepts_one_process_and_one_node_id(
+def test_data_directory_rejects_a_second_process_and_another_node_id(
     started: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     with NatsServer() as server:
@@ -193,7 +193,7 @@ def test_data_directory_accepts_one_process_and_one_node_id(
         assert "belongs to node 'n1'" in errors
 
 
-def test_node_waiting_for_nats_stops_at_once(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_node_that_waits_for_nats_stops_on_sigterm(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     with NatsServer() as server:
         pass
     node = started(*node_words(server, tmp_path / "data"))
@@ -204,7 +204,7 @@ def test_node_waiting_for_nats_stops_at_once(started: Callable[..., subprocess.P
     assert node.returncode == 0
 
 
-def test_node_start_with_an_invalid_setting_names_the_setting(
+def test_node_start_with_an_invalid_setting_fails_with_the_setting_name(
     started: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     node = started("sidecar", "--node-id", "a b", "--data", str(tmp_path))
@@ -213,7 +213,9 @@ def test_node_start_with_an_invalid_setting_names_the_setting(
     assert "node_id" in errors
 
 
-def test_node_waiting_for_metadata_group_stops_at_once(started: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_node_that_waits_for_the_other_controllers_stops_on_sigterm(
+    started: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
     with NatsServer() as server:
         words = node_words(server, tmp_path / "data")
         words[words.index("--controllers") + 1] = "n1,n2,n3"  # the other two never come

@@ -12,7 +12,7 @@ from sidecar.dev.cluster import DevCluster
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 
-def test_node_retries_start_after_temporary_disk_error(tmp_path: Path) -> None:
+def test_node_retries_its_start_in_the_same_process_after_a_temporary_disk_error(tmp_path: Path) -> None:
     with DevCluster(1, data=tmp_path) as cluster:
         node = cluster.nodes["n1"]
         incarnation = (node.ready or {})["incarnation"]

@@ -78,7 +78,7 @@ async def values(client: Client) -> list[bytes]:
         return [record.value async for record in client.consume("orders", until="end")]
 
 
-async def test_nodes_wait_for_certificates_and_come_back(tmp_path: Path) -> None:
+async def test_node_with_an_expired_certificate_reconnects_after_the_renewal(tmp_path: Path) -> None:
     made = await asyncio.to_thread(Authority, tmp_path)
     files = {
         part: made.path(name) for part, name in (("cert_file", "server.pem"), ("key_file", "server.key"), ("ca_file", "ca.pem"))

@@ -39,7 +39,7 @@ def cluster() -> Iterator[DevCluster]:
         yield running
 
 
-async def test_node_with_few_descriptors_serves_many_segments_and_limits_partitions(cluster: DevCluster) -> None:
+async def test_node_with_few_file_descriptors_serves_more_segments_than_it_can_hold_open(cluster: DevCluster) -> None:
     async with await connect(cluster.nats_url) as client:
         budget = budget_of(HARD)
         before = (await client.admin.node_status("n1"))["descriptors"]

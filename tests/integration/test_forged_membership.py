@@ -32,7 +32,7 @@ async def ended_sessions(bench: Any) -> int:
     return sum(n for report in reports for kind, n in report["counters"].items() if "sessions ended" in kind)
 
 
-async def test_forged_hellos_end_no_controller_session(bench: Any, stream_name: str) -> None:
+async def test_forged_hello_messages_between_controllers_end_no_session(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     before = await bench.client.admin.describe_cluster()
     ended = await ended_sessions(bench)
@@ -72,7 +72,7 @@ async def ask_as(bench: Any, node: str, **request: Any) -> pb.ControlResponse:
     return answer
 
 
-async def test_registration_for_running_node_id_is_rejected(bench: Any, stream_name: str) -> None:
+async def test_registration_with_the_id_of_a_running_node_is_rejected(bench: Any, stream_name: str) -> None:
     """Nor after it was said, in its name, that it stops."""
     await bench.create(stream_name)
     before = (await bench.client.admin.describe_cluster()).image.nodes
@@ -116,7 +116,7 @@ async def test_registration_for_running_node_id_is_rejected(bench: Any, stream_n
     assert all(node.running for node in bench.cluster.nodes.values())
 
 
-async def test_impossible_requests_add_no_journal_entry(bench: Any, stream_name: str) -> None:
+async def test_impossible_control_requests_add_no_journal_entry(bench: Any, stream_name: str) -> None:
     stream = await bench.create(stream_name)
     journals = [bench.cluster.data / node / "raft" / "journal" for node in bench.cluster.nodes]
 

@@ -53,7 +53,7 @@ def held(group: Group) -> set[int]:
     return {key.partition for key in group.owned}
 
 
-async def test_group_page_shows_members_positions_and_lag(coordinated: Bench, stream_name: str) -> None:
+async def test_dashboard_group_page_shows_members_positions_and_lag(coordinated: Bench, stream_name: str) -> None:
     await coordinated.create(stream_name, partitions=2)
     page, name = ClusterSite(coordinated.client, coordinated.cluster.namespace, ("127.0.0.1",)), f"page-{stream_name}"
 
@@ -80,7 +80,9 @@ async def test_group_page_shows_members_positions_and_lag(coordinated: Bench, st
     await coordinated.until(lambda: shows(0, 1, NO_MEMBERS), "the page shows a group that has lag and no members")
 
 
-async def test_group_shares_partitions_and_loses_no_record(coordinated: Bench, stream_name: str) -> None:
+async def test_group_with_a_dead_member_delivers_each_record_to_the_remaining_member(
+    coordinated: Bench, stream_name: str
+) -> None:
     """Two members share four partitions; one dies without a word; the other goes on where it had committed [G1, G5]."""
     stream_name += "-shared"  # no other test's stream begins so
     await coordinated.create(stream_name, partitions=PARTITIONS)
@@ -118,7 +120,7 @@ async def test_group_shares_partitions_and_loses_no_record(coordinated: Bench, s
         await a.close()
 
 
-async def test_group_redelivers_unfinished_records_and_rival_fences_member(coordinated: Bench, stream_name: str) -> None:
+async def test_group_redelivers_records_that_a_closed_member_did_not_finish(coordinated: Bench, stream_name: str) -> None:
     """At least once: the part in hand is not committed by a close. A second process with one instance id ends the first [G2]."""
     await coordinated.create(stream_name, partitions=PARTITIONS)
     await feed(coordinated, stream_name, 3)
@@ -142,7 +144,7 @@ async def _true(fact: bool) -> bool:
     return fact
 
 
-async def test_operators_list_groups_and_reset_positions(coordinated: Bench, stream_name: str) -> None:
+async def test_group_commands_list_show_reset_and_delete_a_group(coordinated: Bench, stream_name: str) -> None:
     client, name = coordinated.client, stream_name
     await coordinated.create(name, partitions=2)
 
@@ -189,7 +191,7 @@ async def test_operators_list_groups_and_reset_positions(coordinated: Bench, str
     assert (await run("group", "show", f"g-{name}"))[0] == 1
 
 
-async def test_queue_continues_after_worker_death_and_coordinator_move(coordinated: Bench, stream_name: str) -> None:
+async def test_queue_redelivers_only_unacked_records_after_its_coordinator_moved(coordinated: Bench, stream_name: str) -> None:
     """Acknowledged is never given again, what was not is, wherever the coordinator leads [Q1, Q2, Q4]."""
     client, name = coordinated.client, stream_name
     await coordinated.create(name)
@@ -216,7 +218,9 @@ async def test_queue_continues_after_worker_death_and_coordinator_move(coordinat
         assert await queue.take(10, timeout_s=0.5) == []
 
 
-async def test_group_into_after_takeover_writes_each_record_once(coordinated: Bench, stream_name: str) -> None:
+async def test_group_that_writes_a_stream_stores_each_record_once_despite_a_member_takeover(
+    coordinated: Bench, stream_name: str
+) -> None:
     """Two processes of one static member, one after the other: the second begins while the first copies, and the target's leader moves
     meanwhile. The long form: ``python -m tests.system.groups --into``."""
     client, made = coordinated.client, f"{stream_name}-made"

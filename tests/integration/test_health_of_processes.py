@@ -67,7 +67,7 @@ def check_upgrade(capsys: pytest.CaptureFixture[str], *url: str) -> None:
     assert command(capsys, "upgrade", "revert", *url) == (1, f"There is no level before {level}.\n")
 
 
-def test_health_endpoints_report_live_ready_and_synced_during_faults(
+def test_health_endpoints_report_a_node_without_quorum_as_live_but_not_ready(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with DevCluster(3, settings=SETTINGS) as cluster:

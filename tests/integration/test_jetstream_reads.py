@@ -25,7 +25,7 @@ def cluster() -> Iterator[DevCluster]:
         yield running
 
 
-async def test_jetstream_reads_return_streams_and_messages(cluster: DevCluster) -> None:
+async def test_jetstream_read_requests_return_streams_and_messages(cluster: DevCluster) -> None:
     bench = await open_bench(cluster)
     nc: Any = await nats.connect(cluster.nats_url)
     js = nc.jetstream(domain="liftpy")
@@ -82,7 +82,7 @@ async def check(js: Any, nc: Any) -> None:
     assert got[-1].headers["Status"] == "204"
 
 
-async def test_jetstream_requests_with_odd_bytes_end_no_node(cluster: DevCluster) -> None:
+async def test_requests_with_random_bytes_on_every_subject_make_no_request_handler_fail(cluster: DevCluster) -> None:
     """The short form of ``python -m tests.fuzz.subjects`` [A5, A15]. It is the last test of the module: a node may end."""
     bench = await open_bench(cluster)
     try:

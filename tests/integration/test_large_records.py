@@ -18,7 +18,7 @@ KEY = "k" * 60_000
 KEYED = MAX_PAYLOAD - len(f"NATS/1.0\r\nLift-Key: {KEY}\r\n\r\n")
 
 
-async def test_largest_records_reach_every_replica_despite_a_lowered_max_payload(stream_name: str) -> None:
+async def test_records_above_a_lowered_max_payload_reach_every_replica(stream_name: str) -> None:
     subject = f"data.{stream_name}"
     with NatsServer() as server, DevCluster(3, nats_url=server.url, on_line=show) as cluster:
         bench = await open_bench(cluster)

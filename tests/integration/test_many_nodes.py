@@ -21,7 +21,9 @@ def five() -> Iterator[DevCluster]:
         yield running
 
 
-async def test_nodes_outside_metadata_group_lead_partitions_and_return(five: DevCluster, stream_name: str) -> None:
+async def test_nodes_outside_the_metadata_group_lead_partitions_and_rejoin_the_isr_after_a_kill(
+    five: DevCluster, stream_name: str
+) -> None:
     bench = await open_bench(five)
     stream = await bench.create(stream_name, partitions=10)
     leaders = {p.leader for p in stream.partitions}
@@ -47,7 +49,7 @@ async def test_nodes_outside_metadata_group_lead_partitions_and_return(five: Dev
     await close_bench(bench)
 
 
-async def test_planned_stop_moves_leaderships_without_a_gap(five: DevCluster, stream_name: str) -> None:
+async def test_node_planned_stop_transfers_all_its_leaderships_before_it_ends(five: DevCluster, stream_name: str) -> None:
     bench = await open_bench(five)
     await bench.create(stream_name, partitions=5)
     stopping = await bench.leader(stream_name)
@@ -60,7 +62,7 @@ async def test_planned_stop_moves_leaderships_without_a_gap(five: DevCluster, st
     await close_bench(bench)
 
 
-async def test_forged_feed_record_deletes_no_data(five: DevCluster, stream_name: str) -> None:
+async def test_forged_metadata_feed_record_of_a_deleted_stream_deletes_no_data(five: DevCluster, stream_name: str) -> None:
     """Nodes that are no controllers know the cluster by the feed, on which whoever can publish may say that a stream is gone."""
     bench = await open_bench(five)
     stream = await bench.create(stream_name, partitions=5)

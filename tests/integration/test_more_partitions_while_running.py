@@ -33,7 +33,7 @@ async def published_and_read(url: str, cluster: DevCluster) -> None:
         assert old == [b"before", b"after"]
 
 
-def test_streams_wait_are_placed_and_get_more_partitions(tmp_path: Path) -> None:
+def test_streams_that_wait_for_nodes_are_placed_when_a_node_joins(tmp_path: Path) -> None:
     with DevCluster(4) as cluster:
         assert cluster.nodes["n4"].terminate() == 0
         code, made = liftpy(cluster, "stream", "create", "wide", "--subject", "wide", "--partitions", "2", "--replicas", "4")

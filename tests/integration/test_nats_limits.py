@@ -26,7 +26,7 @@ def narrow() -> Iterator[DevCluster]:
         yield running
 
 
-async def test_responses_fit_a_small_max_payload(narrow: DevCluster, stream_name: str) -> None:
+async def test_fetch_and_read_responses_fit_into_a_small_max_payload(narrow: DevCluster, stream_name: str) -> None:
     bench = await open_bench(narrow)
     await bench.create(stream_name)
     subject = f"data.{stream_name}"
@@ -55,7 +55,9 @@ def impatient(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
         yield running
 
 
-async def test_slow_consumer_is_disconnected_and_reconnects(impatient: DevCluster, stream_name: str) -> None:
+async def test_node_disconnected_as_slow_consumer_reconnects_and_returns_to_the_isr(
+    impatient: DevCluster, stream_name: str
+) -> None:
     bench = await open_bench(impatient)
     await bench.create(stream_name)
     subject = f"data.{stream_name}"

@@ -12,7 +12,7 @@ from liftpy.client.closest_replica import this_host
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 
-async def test_reader_in_a_rack_is_answered_by_the_follower_there(bench: Any, stream_name: str) -> None:
+async def test_consumer_near_a_rack_is_answered_by_the_follower_in_that_rack(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
 
     async def whole() -> bool:

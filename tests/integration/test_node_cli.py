@@ -38,7 +38,7 @@ def cluster() -> Iterator[DevCluster]:
         yield running
 
 
-def test_node_remove_of_stopped_node_removes_only_that_node(cluster: DevCluster) -> None:
+def test_node_remove_command_removes_only_a_stopped_node_without_replicas(cluster: DevCluster) -> None:
     code, said = liftpy(cluster, "node", "remove", "n4", "--timeout", "0.5")
     assert (code, said["code"]) == (2, "CONFIG")
     assert said["detail"] == "node 'n4' is alive: stop it first"
@@ -80,7 +80,7 @@ def text(cluster: DevCluster, *words: str) -> str:
     return str(done.stdout) + str(done.stderr)
 
 
-def test_node_that_missed_a_deletion_reports_data_and_removes_it_on_request(cluster: DevCluster) -> None:
+def test_node_that_missed_a_stream_deletion_deletes_the_data_only_on_command(cluster: DevCluster) -> None:
     for name, partitions in (("gone", "4"), ("kept", "4")):
         code, said = liftpy(cluster, "stream", "create", name, "--subject", name, "--partitions", partitions)
         assert code == 0, said
@@ -125,7 +125,7 @@ def test_node_that_missed_a_deletion_reports_data_and_removes_it_on_request(clus
         time.sleep(0.02)
 
 
-def test_node_removed_while_paused_stops_with_the_reason(cluster: DevCluster) -> None:
+def test_node_removed_from_the_cluster_while_paused_stops_with_the_reason(cluster: DevCluster) -> None:
     """Before, it was answered NOT_FOUND for ever, and ran on without a word."""
     removed = cluster.nodes["n4"]
     removed.send(signal.SIGSTOP)

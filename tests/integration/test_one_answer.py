@@ -12,7 +12,7 @@ from tests.clients.answered import Tap
 pytestmark = pytest.mark.processes
 
 
-async def test_publishes_of_a_run_get_one_answer_each(bench: Any, stream_name: str) -> None:
+async def test_publishes_answered_by_batched_acks_get_one_answer_each(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     subject = f"data.{stream_name}"
     async with Tap(bench.cluster.nats_url, subject) as tap:

@@ -96,7 +96,7 @@ def read_by_spark(spark: Any, place: Place) -> None:
     assert sorted((row["offset"], bytes(row["value"])) for row in streamed) == expected
 
 
-async def test_nats_permissions_in_jwts_match_the_printed_roles(place: Place) -> None:
+async def test_nats_permissions_in_a_role_jwt_allow_only_the_use_of_that_role(place: Place) -> None:
     async with await place.client(AccessRole.READER) as reader, asyncio.timeout(30):
         found = [record.value async for record in reader.consume(STREAM, until="end")]
         assert found == VALUES
@@ -121,7 +121,7 @@ def test_spark_with_reader_jwt_sends_no_denied_request(spark: Any, place: Place)
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_spark_reads_with_a_token(spark: Any, tmp_path: Path) -> None:
+def test_spark_read_with_a_nats_token_returns_the_records(spark: Any, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
     config = f"authorization: {{ token: {TOKEN} }}\n"

@@ -29,7 +29,9 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
-async def test_overload_flood_is_bounded_and_reported(tight: DevCluster, stream_name: str) -> None:
+async def test_flood_of_publishes_is_answered_with_acks_or_429_within_a_memory_bound(
+    tight: DevCluster, stream_name: str
+) -> None:
     bench = await open_bench(tight)
     try:
         await _flood(bench, stream_name)

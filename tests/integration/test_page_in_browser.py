@@ -182,7 +182,7 @@ async def _axe_finds_nothing(browsed: Browsed) -> None:
 
 
 @pytest.mark.long
-def test_dashboard_in_a_browser_shows_the_cluster(fragile_cluster: DevCluster) -> None:
+def test_dashboard_in_a_browser_shows_nodes_and_streams_of_the_cluster(fragile_cluster: DevCluster) -> None:
     asyncio.run(_seen(fragile_cluster))
 
 

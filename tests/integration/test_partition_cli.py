@@ -61,7 +61,7 @@ def _truncated(offset: int, records: int, of_records: int) -> dict[str, Any]:
     return {"partition": 0, "offset": offset, "records": records, "of_records": of_records, "at_most": False}
 
 
-def test_stream_delete_records_removes_the_oldest_records(cluster: DevCluster) -> None:
+def test_stream_delete_records_command_removes_the_records_before_an_offset(cluster: DevCluster) -> None:
     assert liftpy(cluster, "stream", "create", "old", "--subject", "old")[0] == 0
 
     async def publish() -> None:
@@ -84,7 +84,7 @@ def test_stream_delete_records_removes_the_oldest_records(cluster: DevCluster) -
     until(lambda: not asyncio.run(read(cluster, "old")), "nothing is left")
 
 
-def test_partition_transfer_moves_leadership_and_back(cluster: DevCluster) -> None:
+def test_partition_transfer_command_moves_the_leadership_to_the_given_node(cluster: DevCluster) -> None:
     assert liftpy(cluster, "stream", "create", "moves", "--subject", "moves", "--partitions", "3")[0] == 0
     first = state(cluster, "moves")
     other = first["replicas"][1]
@@ -107,7 +107,7 @@ def test_partition_transfer_moves_leadership_and_back(cluster: DevCluster) -> No
         (["elect", "moves", "--confirm", "moves/0"], 2, "needs --unclean"),
     ],
 )
-def test_partition_commands_report_impossible_requests(
+def test_partition_commands_with_impossible_arguments_fail_with_the_reason(
     cluster: DevCluster, words: list[str], exit_code: int, text: str
 ) -> None:
     code, said = liftpy(cluster, "partition", *words)
@@ -115,7 +115,7 @@ def test_partition_commands_report_impossible_requests(
     assert text in said
 
 
-def test_unclean_election_needs_a_command_and_is_reported_everywhere(cluster: DevCluster) -> None:
+def test_unclean_election_happens_only_on_command(cluster: DevCluster) -> None:
     assert liftpy(cluster, "stream", "create", "lossy", "--subject", "lossy", "--replicas", "2", "--min-isr", "1")[0] == 0
     partition = state(cluster, "lossy")
     leader, follower = partition["replicas"]
@@ -151,7 +151,7 @@ async def partition_of(cluster: DevCluster, stream: str) -> PartitionState:
         return (await client.stream(stream)).partitions[0]
 
 
-def test_partition_without_its_only_replica_waits_for_an_operator(cluster: DevCluster) -> None:
+def test_partition_whose_only_replica_lost_its_data_stays_offline_until_an_operator_elects_it(cluster: DevCluster) -> None:
     """It does not come back by itself with an empty log [S17, C10]."""
 
     async def publish() -> str:

@@ -65,7 +65,9 @@ class Publisher:
 
 
 @pytest.mark.parametrize("standby", [False, True])
-async def test_paused_stream_stays_paused_after_any_kill(fragile: Bench, stream_name: str, standby: bool) -> None:
+async def test_paused_stream_stays_paused_after_kills_of_the_leader_and_of_all_nodes(
+    fragile: Bench, stream_name: str, standby: bool
+) -> None:
     name, subject, nodes = stream_name, f"data.{stream_name}", fragile.cluster.nodes
     await fragile.create(name, partitions=1, replicas=3, config=StreamConfig(failover_standby=standby))
     publisher = Publisher(fragile, subject)
@@ -116,7 +118,9 @@ async def is_whole(bench: Bench, name: str) -> bool:
     return len(partition.isr) == 3 and partition.pause is Pause.NOT_PAUSED
 
 
-async def test_paused_partition_is_resumed_by_publish_after_leader_death(fragile: Bench, stream_name: str) -> None:
+async def test_partition_paused_until_publish_resumes_at_a_publish_after_its_leader_was_killed(
+    fragile: Bench, stream_name: str
+) -> None:
     await fragile.create(stream_name, partitions=2, replicas=3)
     publisher = Publisher(fragile, f"data.{stream_name}")
     await publisher.until_acked()

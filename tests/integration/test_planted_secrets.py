@@ -28,7 +28,7 @@ USERS = f"authorization: {{ users: [ {{ user: u1, password: {IN_URL} }}, {{ user
 
 
 @pytest.mark.long
-def test_planted_secrets_are_found_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_in_url_and_environment_appear_in_no_log_page_or_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "spawn", spawn_interpreter)  # a forked node has no command line of its own
     said: list[str] = []
     with NatsServer(config=USERS) as server:

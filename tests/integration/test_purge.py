@@ -41,7 +41,7 @@ async def left(bench: Bench) -> list[bytes]:
 
 
 @pytest.mark.long
-async def test_purge_completes_despite_killed_nodes(tmp_path: Path) -> None:
+async def test_purge_completes_on_all_nodes_although_nodes_were_killed(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with DevCluster(3, data=data) as cluster:
         bench = await open_bench(cluster)

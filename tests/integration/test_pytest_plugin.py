@@ -26,12 +26,12 @@ from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 def values(client, stream):
     return [record.value for record in client.consume(stream, until="end")]
 
-def test_one(liftpy_client):
+def test_published_record_is_read_back(liftpy_client):
     liftpy_client.create_stream("orders", "shop.orders")
     liftpy_client.publish("orders", b"one")
     assert values(liftpy_client, "orders") == [b"one"]
 
-def test_another_sees_nothing_of_it(liftpy_client, liftpy_cluster):
+def test_streams_of_the_previous_test_are_deleted(liftpy_client, liftpy_cluster):
     assert liftpy_client.admin.list_streams() == []
     liftpy_client.create_stream("orders", "shop.orders")
     assert values(liftpy_client, "orders") == []
@@ -40,7 +40,7 @@ def test_another_sees_nothing_of_it(liftpy_client, liftpy_cluster):
     with pytest.raises(ConfigError, match="Node n3 is not running"):
         liftpy_cluster.pause("n3")
 
-def test_the_cluster_is_whole_again(liftpy_cluster, liftpy_connect, liftpy_url):
+def test_node_killed_by_the_previous_test_runs_again(liftpy_cluster, liftpy_connect, liftpy_url):
     assert liftpy_cluster.running == ["n1", "n2", "n3"]
 
     async def told():
@@ -51,7 +51,7 @@ def test_the_cluster_is_whole_again(liftpy_cluster, liftpy_connect, liftpy_url):
     assert asyncio.run(told()) == 0
     assert liftpy_url == liftpy_cluster.url
 
-def test_faults(liftpy_client, liftpy_cluster):
+def test_records_survive_a_killed_leader_and_a_nats_restart(liftpy_client, liftpy_cluster):
     liftpy_client.create_stream("orders", "shop.orders", replicas=3)
     liftpy_client.publish("orders", b"before")
     dead = liftpy_cluster.kill_leader("orders")
@@ -68,7 +68,7 @@ def test_faults(liftpy_client, liftpy_cluster):
     with pytest.raises(NotFoundError):
         liftpy_client.stream("payments")
 
-def test_memory_cluster_passes_the_client_cases(liftpy_memory):
+def test_memory_cluster_stores_records_after_its_leader_was_killed(liftpy_memory):
     with liftpy_memory.sync_client() as client:
         client.create_stream("orders", "shop.orders", replicas=3)
         client.publish("orders", b"before")
@@ -76,7 +76,7 @@ def test_memory_cluster_passes_the_client_cases(liftpy_memory):
         client.publish("orders", b"after")
         assert values(client, "orders") == [b"before", b"after"]
 
-def test_who_was_paused_runs(liftpy_client, liftpy_cluster):
+def test_node_paused_by_the_previous_test_runs_again(liftpy_client, liftpy_cluster):
     live = set(liftpy_client.admin.describe_cluster().image.live_nodes())
     assert live == set(liftpy_cluster.nodes) == {"n1", "n2", "n3"}
 """
@@ -97,7 +97,7 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.long
-def test_pytest_plugin_runs_tests_of_another_project(project: Path) -> None:
+def test_pytest_plugin_passes_the_tests_of_a_project_that_uses_its_fixtures(project: Path) -> None:
     done = run_pytest(project)
     assert done.returncode == 0, done.stdout + done.stderr
     assert OUTCOME in done.stdout
@@ -106,7 +106,7 @@ def test_pytest_plugin_runs_tests_of_another_project(project: Path) -> None:
 def test_pytest_plugin_without_nats_server_fails_with_install_command(project: Path) -> None:
     hidden = "from pathlib import Path\nimport sidecar.dev.nats_server as e\ne.shutil.which = lambda *a, **k: None\n"
     (project / "conftest.py").write_text(hidden)
-    done = run_pytest(project, "-k", "test_one")
+    done = run_pytest(project, "-k", "test_published_record_is_read_back")
     assert done.returncode == 1
     assert "pip install 'liftpy[dev]'" in done.stdout
     assert "Traceback" not in done.stdout
@@ -119,7 +119,7 @@ def test_pytest_plugin_without_nats_server_fails_with_install_command(project: P
         ("--liftpy-nodes=99", "nodes = 99 (--nodes) is outside 1..16. Choose a value in this range."),
     ],
 )
-def test_pytest_plugin_rejects_invalid_options(project: Path, option: str, says: str) -> None:
-    done = run_pytest(project, option, "-k", "test_one")
+def test_pytest_plugin_rejects_invalid_options_with_the_reason(project: Path, option: str, says: str) -> None:
+    done = run_pytest(project, option, "-k", "test_published_record_is_read_back")
     assert done.returncode != 0
     assert says in done.stdout + done.stderr

@@ -35,7 +35,7 @@ def quiet_partitions(status_url: str) -> int:
     return int(found[1])
 
 
-async def test_quiet_partition_sends_no_fetches_but_detects_dead_replicas(three: DevCluster, stream_name: str) -> None:
+async def test_idle_partition_sends_no_fetches_but_detects_dead_replicas(three: DevCluster, stream_name: str) -> None:
     bench = await open_bench(three)
     await bench.create(stream_name, partitions=PARTITIONS)
     subjects = [f"data.{stream_name}" + (f".{number}" if number else "") for number in range(PARTITIONS)]

@@ -107,7 +107,7 @@ def create(name: str) -> pb.ControlRequest:
     return pb.ControlRequest(createStream=pb.CreateStream(name=name, subject=name, replicationFactor=1))
 
 
-async def test_new_controllers_name_missing_members_and_start_with_the_last_one(
+async def test_new_controllers_wait_for_the_last_member_and_log_its_name(
     controllers: Controllers, caplog: pytest.LogCaptureFixture
 ) -> None:
     waiting = asyncio.create_task(controllers.start("a", "b"))
@@ -118,7 +118,7 @@ async def test_new_controllers_name_missing_members_and_start_with_the_last_one(
     assert (await controllers["a"].propose(register("a"))).error == OK
 
 
-async def test_bootstrap_majority_starts_two_of_three_and_the_third_joins_later(controllers: Controllers) -> None:
+async def test_controllers_with_bootstrap_majority_start_without_the_third_member(controllers: Controllers) -> None:
     controllers.bootstrap_majority = True
     await controllers.start("a", "b")
     assert (await controllers["a"].propose(register("a"))).error == OK
@@ -129,7 +129,7 @@ async def test_bootstrap_majority_starts_two_of_three_and_the_third_joins_later(
     assert (await controllers["c"].propose(register("c"), 15)).error == OK
 
 
-async def test_controllers_all_propose_and_apply_the_same_entries(controllers: Controllers) -> None:
+async def test_proposals_of_each_controller_are_applied_by_all_controllers(controllers: Controllers) -> None:
     await controllers.start()
     for name in "abc":
         response = await controllers[name].propose(register(name))
@@ -142,7 +142,7 @@ async def test_controllers_all_propose_and_apply_the_same_entries(controllers: C
     assert await controllers["c"].barrier()
 
 
-async def test_metadata_leader_knows_the_applied_index_of_each_controller(controllers: Controllers) -> None:
+async def test_metadata_leader_status_shows_the_applied_index_of_each_controller(controllers: Controllers) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     leader = controllers[controllers.leader]
@@ -154,7 +154,7 @@ async def test_metadata_leader_knows_the_applied_index_of_each_controller(contro
     await until(level)
 
 
-async def test_member_stops_when_snapshot_cannot_be_written(url: str, tmp_path: Path) -> None:
+async def test_controller_that_cannot_write_its_snapshot_stops_and_keeps_its_entries(url: str, tmp_path: Path) -> None:
     group = Controllers(url, tmp_path, names="a", compact_after=20)
     await group.start()
     (tmp_path / "a" / "snapshot.tmp").mkdir()  # opening it for writing fails
@@ -170,7 +170,7 @@ async def test_member_stops_when_snapshot_cannot_be_written(url: str, tmp_path: 
     await group.stop()
 
 
-async def test_controllers_apply_an_operation_once(controllers: Controllers) -> None:
+async def test_controllers_apply_a_repeated_operation_once_after_a_leader_change(controllers: Controllers) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     request = create("orders")
@@ -181,7 +181,7 @@ async def test_controllers_apply_an_operation_once(controllers: Controllers) -> 
     assert (first.error, again.error, again.stream.uid) == (OK, OK, first.stream.uid)
 
 
-async def test_stopping_metadata_leader_transfers_the_leadership(controllers: Controllers) -> None:
+async def test_metadata_leader_that_stops_transfers_its_leadership(controllers: Controllers) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     old = controllers.leader
@@ -192,7 +192,7 @@ async def test_stopping_metadata_leader_transfers_the_leadership(controllers: Co
     await until(lambda: "orders" in controllers[old].image.streams)
 
 
-async def test_controllers_all_restarted_keep_their_state(controllers: Controllers) -> None:
+async def test_controllers_after_a_restart_of_all_have_their_streams(controllers: Controllers) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     await controllers.asked(create("orders"))
@@ -201,7 +201,7 @@ async def test_controllers_all_restarted_keep_their_state(controllers: Controlle
     await until(lambda: all("orders" in controllers[n].image.streams for n in "abc"))
 
 
-async def test_controller_catches_up_from_a_snapshot(url: str, tmp_path: Path) -> None:
+async def test_controller_that_was_down_catches_up_from_a_snapshot(url: str, tmp_path: Path) -> None:
     group = Controllers(url, tmp_path, compact_after=20)
     await group.start()
     await group["a"].propose(register("a"))
@@ -219,7 +219,9 @@ async def test_controller_catches_up_from_a_snapshot(url: str, tmp_path: Path) -
     assert not group.failures
 
 
-async def test_nodes_outside_metadata_group_follow_the_feed(controllers: Controllers, url: str) -> None:
+async def test_node_outside_the_metadata_group_receives_changes_by_the_metadata_feed(
+    controllers: Controllers, url: str
+) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     connection = await nats.connect(url, inbox_prefix=Subjects("t").inbox("d"))
@@ -241,7 +243,7 @@ async def test_nodes_outside_metadata_group_follow_the_feed(controllers: Control
     await connection.close()
 
 
-async def test_metadata_group_of_one_member_works(url: str, tmp_path: Path) -> None:
+async def test_metadata_group_of_one_member_has_its_streams_after_a_restart(url: str, tmp_path: Path) -> None:
     group = Controllers(url, tmp_path, names="a")
     await group.start()
     assert (await group["a"].propose(register("a"))).error == OK
@@ -264,7 +266,7 @@ async def test_controllers_describe_the_cluster_to_clients(controllers: Controll
     await follower._connection.close()
 
 
-async def test_controllers_without_a_majority_decide_nothing(controllers: Controllers) -> None:
+async def test_controller_without_a_majority_answers_a_proposal_with_unavailable(controllers: Controllers) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     await controllers.stop("a", "b")
@@ -273,7 +275,7 @@ async def test_controllers_without_a_majority_decide_nothing(controllers: Contro
 
 
 @pytest.mark.parametrize("lost", ["journal", "snapshot"])
-async def test_member_with_partly_lost_directory_refuses_to_start(url: str, tmp_path: Path, lost: str) -> None:
+async def test_controller_without_its_journal_or_snapshot_file_raises_at_start(url: str, tmp_path: Path, lost: str) -> None:
     group = Controllers(url, tmp_path, compact_after=10)
     await group.start()
     await group["a"].propose(register("a"))
@@ -288,7 +290,9 @@ async def test_member_with_partly_lost_directory_refuses_to_start(url: str, tmp_
         await connection.close()
 
 
-async def test_emptied_member_votes_only_after_catching_up(controllers: Controllers, tmp_path: Path) -> None:
+async def test_controller_with_an_emptied_directory_votes_only_after_catching_up(
+    controllers: Controllers, tmp_path: Path
+) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     emptied = next(n for n in "abc" if n != controllers.leader)
@@ -308,7 +312,7 @@ async def test_emptied_member_votes_only_after_catching_up(controllers: Controll
     assert (tmp_path / emptied / "member").exists()
 
 
-async def test_controllers_reject_and_count_foreign_bytes_in_the_log(controllers: Controllers) -> None:
+async def test_controllers_reject_an_entry_of_unknown_bytes(controllers: Controllers) -> None:
     await controllers.start()
     await controllers["a"].propose(register("a"))
     leader = controllers[controllers.leader]
@@ -319,7 +323,7 @@ async def test_controllers_reject_and_count_foreign_bytes_in_the_log(controllers
     assert all(set(controllers[name].image.nodes) == {"a"} for name in "abc")
 
 
-async def test_member_stops_when_journal_cannot_be_flushed(url: str, tmp_path: Path) -> None:
+async def test_controller_that_cannot_flush_its_journal_stops_with_the_disk_error(url: str, tmp_path: Path) -> None:
     group = Controllers(url, tmp_path, names="a")
     await group.start()
 

@@ -96,7 +96,7 @@ async def back(cluster: DevCluster, *names: str) -> None:
         await asyncio.to_thread(cluster.nodes[name].wait_ready)
 
 
-async def test_metadata_leader_killed_under_load_loses_no_acknowledged_entry(cluster: DevCluster, client: Client) -> None:
+async def test_kill_of_the_metadata_leader_under_load_loses_no_acknowledged_entry(cluster: DevCluster, client: Client) -> None:
     async with load(client, "killed") as running:
         await running.until_acked(20)
         old = await metadata_leader(client)
@@ -108,7 +108,9 @@ async def test_metadata_leader_killed_under_load_loses_no_acknowledged_entry(clu
     await back(cluster, old)
 
 
-async def test_controllers_all_killed_at_once_lose_no_acknowledged_entry(cluster: DevCluster, client: Client) -> None:
+async def test_kill_of_all_controllers_at_the_same_time_loses_no_acknowledged_entry(
+    cluster: DevCluster, client: Client
+) -> None:
     async with load(client, "all") as running:
         await running.until_acked(20)
         for node in cluster.nodes.values():
@@ -119,7 +121,7 @@ async def test_controllers_all_killed_at_once_lose_no_acknowledged_entry(cluster
 
 
 @pytest.mark.long
-async def test_metadata_group_survives_nats_outage(cluster: DevCluster, client: Client) -> None:
+async def test_metadata_group_after_a_nats_outage_has_every_acknowledged_entry(cluster: DevCluster, client: Client) -> None:
     assert cluster.nats is not None
     async with load(client, "bus") as running:
         await running.until_acked(20)
@@ -132,7 +134,7 @@ async def test_metadata_group_survives_nats_outage(cluster: DevCluster, client: 
 
 
 @pytest.mark.long
-async def test_emptied_controller_catches_up_and_votes(cluster: DevCluster, client: Client) -> None:
+async def test_controller_process_with_an_emptied_directory_catches_up_and_votes(cluster: DevCluster, client: Client) -> None:
     leader = await metadata_leader(client)
     emptied = next(name for name in cluster.nodes if name != leader)
     await asyncio.to_thread(cluster.nodes[emptied].terminate)

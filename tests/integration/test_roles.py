@@ -70,7 +70,7 @@ def liftpy(cluster: DevCluster, role: AccessRole, *words: str, text: str = "") -
 _MAIN = "from sidecar.cli.main import main; main()"
 
 
-async def test_role_permissions_are_sufficient_for_their_use(cluster: DevCluster, tmp_path: Path) -> None:
+async def test_role_permissions_allow_each_operation_of_the_role(cluster: DevCluster, tmp_path: Path) -> None:
     plain = await nats.connect(
         cluster.nats_url, user="publisher", password="publisher-secret", inbox_prefix=b"_INBOX_publisher"
     )
@@ -133,7 +133,7 @@ async def _a_service_works(cluster: DevCluster, folder: Path) -> None:
     assert "does not let" not in (folder / f"{leader}.log").read_text()
 
 
-def test_commands_work_under_their_role_permissions(cluster: DevCluster) -> None:
+def test_cli_commands_succeed_with_the_permissions_of_their_role(cluster: DevCluster) -> None:
     made = liftpy(cluster, AccessRole.OPERATOR, "stream", "create", "more", "--subject", "shop.more")
     assert made.returncode == 0, made.stderr
     shown = liftpy(cluster, AccessRole.STATUS, "status", "--json")
@@ -156,7 +156,9 @@ def test_commands_work_under_their_role_permissions(cluster: DevCluster) -> None
         (AccessRole.PUBLISHER, ("controllers",)),
     ],
 )
-def test_command_without_permission_fails_at_once(cluster: DevCluster, role: AccessRole, words: tuple[str, ...]) -> None:
+def test_cli_command_without_permission_fails_with_the_denied_subject(
+    cluster: DevCluster, role: AccessRole, words: tuple[str, ...]
+) -> None:
     done = liftpy(cluster, role, *words, text="a line\n")
     assert done.returncode == 1, (done.stdout, done.stderr)
     subject = SUBJECT if words[0] == "publish" else "acme."
@@ -164,7 +166,7 @@ def test_command_without_permission_fails_at_once(cluster: DevCluster, role: Acc
     assert "`liftpy permissions" in done.stderr
 
 
-async def test_client_without_permission_fails_within_a_round_trip(cluster: DevCluster) -> None:
+async def test_client_without_permission_raises_not_allowed_error_within_a_second(cluster: DevCluster) -> None:
     async with await as_role(cluster, AccessRole.PUBLISHER) as client, asyncio.timeout(1):
         for work in (
             client.admin.list_streams(),
@@ -183,7 +185,7 @@ async def test_client_without_permission_fails_within_a_round_trip(cluster: DevC
             await client.create_stream("mine", "shop.mine")
 
 
-async def test_group_member_role_works_and_commits(cluster: DevCluster) -> None:
+async def test_group_member_role_permissions_allow_commits_and_queue_acks(cluster: DevCluster) -> None:
     """With the coordinator in nodes that have their role and no more; it answers under the member's own inboxes."""
     async with asyncio.timeout(60), await as_role(cluster, AccessRole.MEMBER) as client:
         async with (
@@ -231,7 +233,7 @@ def _matches(pattern: str, subject: str) -> bool:
 
 
 @pytest.mark.parametrize("role", sorted(set(AccessRole) - {AccessRole.NODE}, key=lambda role: role.value))
-async def test_role_is_denied_foreign_subjects(cluster: DevCluster, role: AccessRole) -> None:
+async def test_role_permissions_deny_the_subjects_of_other_roles(cluster: DevCluster, role: AccessRole) -> None:
     subjects = forged(role)
     assert len(subjects) >= 15
     listened = [
@@ -259,7 +261,7 @@ async def test_role_is_denied_foreign_subjects(cluster: DevCluster, role: Access
     assert {subject for is_publish, subject in denied if not is_publish} == set(listened)
 
 
-async def test_node_permissions_exclude_application_subjects_and_other_clusters(cluster: DevCluster) -> None:
+async def test_node_permissions_deny_application_subjects_and_other_clusters(cluster: DevCluster) -> None:
     published = [SUBJECT, "shop.other", "other.info", "other.raft.n1.n2", "$SYS.REQ.SERVER.PING", "$SYS.REQ.ACCOUNT.PING.SUBSZ"]
     listened = [">", "other.>", "_INBOX.>", "_INBOX_reader.>", "$SYS.>"]
     denied: set[tuple[bool, str]] = set()
@@ -275,7 +277,7 @@ async def test_node_permissions_exclude_application_subjects_and_other_clusters(
     assert denied == {(True, subject) for subject in published} | {(False, subject) for subject in listened}
 
 
-def test_dev_accepts_credentials_of_a_protected_server(tmp_path: Path) -> None:
+def test_dev_command_with_credentials_starts_nodes_on_a_protected_nats_server(tmp_path: Path) -> None:
     with NatsServer(config=configuration()) as server:
         flags = [
             "dev",
@@ -317,7 +319,7 @@ def _dev(flags: list[str], password: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("lacking", ["publish", "subscribe"])
-def test_node_without_permissions_stops_and_names_them(lacking: str, tmp_path: Path) -> None:
+def test_node_without_a_needed_nats_permission_stops_with_the_denied_subject(lacking: str, tmp_path: Path) -> None:
     what, instead = ("publish: { allow: [", "info") if lacking == "publish" else ("subscribe: { allow: [", "inbox.>")
     rights = as_nats_conf(rights_of(AccessRole.NODE, SCOPES[AccessRole.NODE])).replace(
         f'{what}"acme.>"', f'{what}"acme.{instead}"'
@@ -345,7 +347,7 @@ def _node(url: str, folder: Path, until: Callable[[str], bool] | None = None, **
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def test_node_start_without_authorization_warns_once(tmp_path: Path) -> None:
+def test_node_start_on_nats_without_authorization_logs_one_warning(tmp_path: Path) -> None:
     with NatsServer() as server:
         done = _node(server.url, tmp_path, until=lambda line: '"ready"' in line)
     warnings = [

@@ -65,7 +65,7 @@ async def warnings(bench: Bench) -> list[list[tuple[bytes | None, bytes | None]]
 
 
 @pytest.mark.long
-async def test_service_routes_copy_outputs_once_across_a_leader_death(cluster: DevCluster, tmp_path: Path) -> None:
+async def test_service_routes_copy_each_output_once_although_a_leader_was_killed(cluster: DevCluster, tmp_path: Path) -> None:
     bench = await open_bench(cluster)
     for stream, partitions in (("readings", 1), ("confirmed", 1), ("warnings", PARTITIONS)):
         await bench.client.create_stream(stream, f"data.{stream}", partitions=partitions)

@@ -70,7 +70,7 @@ async def under_replicated(bench: Bench, stream: str) -> int:
 
 # ---- clocks-jumped ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.long
-async def test_leader_with_clock_ten_years_ahead_deletes_nothing(ground: Apart, bench: Bench) -> None:
+async def test_leader_with_a_clock_ten_years_ahead_deletes_no_records_by_age(ground: Apart, bench: Bench) -> None:
     config = StreamConfig(retention_age_s=3600)
     await create_on(bench, "aged", "n2", "n1", "n3", config=config)
     await create_on(bench, "old", "n2", "n1", "n3", config=config)
@@ -123,7 +123,7 @@ async def test_leader_with_clock_ten_years_ahead_deletes_nothing(ground: Apart, 
 
 # ---- network-split ----------------------------------------------------------------------------------------------------------------
 @pytest.mark.long
-async def test_network_split_majority_side_continues_and_minority_stops(ground: Apart, bench: Bench) -> None:
+async def test_network_split_leaves_only_the_majority_side_able_to_publish(ground: Apart, bench: Bench) -> None:
     await create_on(bench, "orders", "n3", "n1", "n2")
     for number in range(3):
         await bench.client.publish("orders", b"before %d" % number)
@@ -167,7 +167,7 @@ async def test_network_split_majority_side_continues_and_minority_stops(ground: 
 
 # ---- isr-stuck ----------------------------------------------------------------------------------------------------------------------
 @pytest.mark.long
-async def test_replica_without_a_path_to_the_leader_leaves_the_isr(ground: Apart, bench: Bench) -> None:
+async def test_follower_without_a_network_path_to_its_leader_leaves_the_isr(ground: Apart, bench: Bench) -> None:
     group = (await bench.client.admin.describe_cluster()).metadata_leader
     leader, stuck, spare = (name for name in ground.names if name != group)
     await create_on(bench, "stuck", leader, group, stuck)

@@ -34,7 +34,7 @@ def begin(data: Path, url: str) -> subprocess.Popen[Any]:
     )
 
 
-async def test_service_waiting_for_nats_reports_it(tmp_path: Path) -> None:
+async def test_service_process_that_waits_for_nats_connects_when_the_server_starts(tmp_path: Path) -> None:
     server = NatsServer()
     await asyncio.to_thread(server.start)
     await asyncio.to_thread(server.kill)  # its port is known, and nobody listens there
@@ -57,7 +57,7 @@ async def test_service_waiting_for_nats_reports_it(tmp_path: Path) -> None:
     assert code == 0
 
 
-async def test_service_waiting_for_nats_can_be_stopped(tmp_path: Path) -> None:
+async def test_service_process_that_waits_for_nats_stops_on_sigterm(tmp_path: Path) -> None:
     process = begin(tmp_path, "nats://127.0.0.1:1")
     async with asyncio.timeout(TIMEOUT_S):
         while "trying on" not in (tmp_path / "n1.log").read_text():

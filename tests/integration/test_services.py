@@ -65,7 +65,7 @@ async def run(bench: Bench, stream_name: str) -> AsyncIterator[Callable[..., Any
 
 
 @pytest.mark.parametrize("fault", ["metadata leader", "both leaders", "nats"])
-async def test_services_keep_one_state_through_node_and_nats_deaths(run: Any, fault: str) -> None:
+async def test_services_have_equal_states_after_node_kills_or_a_nats_restart(run: Any, fault: str) -> None:
     """Of the metadata leader, of a node that leads the metadata group and the partition, of nats-server."""
     service: Running = await run("bank")
     bench = service.bench
@@ -87,7 +87,7 @@ async def test_services_keep_one_state_through_node_and_nats_deaths(run: Any, fa
     await service.check()
 
 
-async def test_services_skip_bad_records_on_all_nodes_and_store_dead_letters(run: Any) -> None:
+async def test_services_on_all_nodes_skip_the_same_bad_records_and_store_dead_letters(run: Any) -> None:
     """Also while the leadership moves. The decisions are records of the stream, so a replay of it is what all nodes have."""
     service: Running = await run("strict")
     bench = service.bench
@@ -104,7 +104,7 @@ async def test_services_skip_bad_records_on_all_nodes_and_store_dead_letters(run
     assert sources == {b"%d" % record.offset for record in log if record.value == b"none"} != set()
 
 
-async def test_service_version_rolled_out_activates_at_one_record_everywhere(run: Any) -> None:
+async def test_service_version_that_is_rolled_out_becomes_active_at_the_same_record_on_all_nodes(run: Any) -> None:
     service: Running = await run("sums")
     bench = service.bench
     for node in (*NODES, ""):
@@ -223,7 +223,7 @@ async def test_services_without_snapshot_start_from_another_nodes_snapshot(run: 
 
 
 @pytest.mark.parametrize("example", ["bank", "ratelimiter"])
-async def test_services_keep_one_state_through_leader_and_service_deaths(run: Any, example: str) -> None:
+async def test_services_have_equal_states_after_leader_and_service_kills(run: Any, example: str) -> None:
     service: Running = await run(example)
     bench = service.bench
     await service.publish(500)
@@ -263,7 +263,7 @@ async def test_services_keep_one_state_through_leader_and_service_deaths(run: An
         assert asked == dict.fromkeys(others, service.sent)
 
 
-async def test_service_query_shows_all_acknowledged_deposits_on_any_node(run: Any) -> None:
+async def test_service_query_on_any_node_includes_every_acknowledged_deposit(run: Any) -> None:
     """Over the death of the leader's node, too: an answer may come late, never from a state that lacks something."""
     service: Running = await run("bank")
     bench, acked, nodes, asked = service.bench, 0, set(), 0
@@ -319,7 +319,7 @@ async def test_service_query_shows_all_acknowledged_deposits_on_any_node(run: An
     await service.check()
 
 
-async def test_service_without_ack_fails_promotion_and_next_candidate_leads(run: Any) -> None:
+async def test_candidate_whose_service_process_is_paused_is_replaced_by_the_next_candidate(run: Any) -> None:
     service: Running = await run("bank")
     bench = service.bench
     await service.publish(100)
@@ -350,7 +350,7 @@ async def test_service_without_ack_fails_promotion_and_next_candidate_leads(run:
     await service.check()
 
 
-async def test_leader_paused_with_its_service_writes_no_output_twice(run: Any) -> None:
+async def test_service_leader_paused_together_with_its_node_writes_no_output_twice(run: Any) -> None:
     service: Running = await run("echo")
     bench = service.bench
     total = 800 * TIMES
@@ -378,7 +378,7 @@ async def _beyond(service: Running, count: int) -> bool:
     return (await service.bench.client.bounds(service.outputs)).end_offset > count
 
 
-async def test_services_all_killed_at_once_return_to_the_same_state_and_outputs(run: Any) -> None:
+async def test_services_killed_at_the_same_time_return_to_the_same_state_and_outputs(run: Any) -> None:
     service: Running = await run("ratelimiter")
     bench = service.bench
     await service.publish(730)
@@ -428,7 +428,7 @@ async def test_service_process_runs_one_instance_per_partition(run: Any) -> None
     assert {("0", 5), ("1", 6)} <= stored
 
 
-async def test_service_effect_after_process_death_runs_elsewhere_with_one_result(run: Any, tmp_path: Path) -> None:
+async def test_service_effect_of_a_killed_process_runs_on_another_node_and_writes_one_result(run: Any, tmp_path: Path) -> None:
     """And a timer fires meanwhile, on a stream where nothing arrives."""
     service: Running = await run("till", more=("--set", f"folder={tmp_path}", "--tick-interval", "0.1"))
     bench, hold, begun = service.bench, tmp_path / "hold", tmp_path / "begun"
@@ -455,9 +455,7 @@ async def test_service_effect_after_process_death_runs_elsewhere_with_one_result
     assert charged in {b"7 cents: charged by " + process.encode() for process in tries[len(before) + 1 :: 2]}
 
 
-async def test_services_with_three_believed_leaders_write_each_output_once(
-    bench: Bench, stream_name: str, tmp_path: Path
-) -> None:
+async def test_services_that_all_believe_to_lead_write_each_output_once(bench: Bench, stream_name: str, tmp_path: Path) -> None:
     """Without any lease: only the offsets that the output stream's leader checks keep them apart."""
     total = 1500
     await bench.create(stream_name)

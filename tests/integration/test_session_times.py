@@ -97,7 +97,9 @@ async def in_sync(client: Client) -> None:
 
 
 @pytest.mark.long
-async def test_session_times_change_under_load_regardless_of_node_settings(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_session_times_of_the_cluster_change_under_load_whatever_the_node_settings_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lines: list[str] = []
 
     def on_line(node: str, line: str) -> None:

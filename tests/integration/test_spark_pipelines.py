@@ -92,7 +92,7 @@ def pairs(*counts: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.long
-def test_archive_and_live_stream_form_one_frame_without_gap(lake: Lake) -> None:
+def test_spark_frame_of_archive_and_live_stream_has_no_offset_gap(lake: Lake) -> None:
     stream = lake.node.add_stream("orders", partitions=2)
     append(stream.partitions[0], 250)
     append(stream.partitions[1], 30)
@@ -119,7 +119,7 @@ def test_archive_and_live_stream_form_one_frame_without_gap(lake: Lake) -> None:
 
 
 @pytest.mark.long
-def test_archive_continues_after_loss_of_driver_or_checkpoint(lake: Lake) -> None:
+def test_spark_archive_after_a_lost_commit_or_checkpoint_has_each_record_once(lake: Lake) -> None:
     """Into an Iceberg table where its package is here; the others are Delta tables."""
     kind = "iceberg" if importlib.util.find_spec("pyiceberg") else "delta"
     stream = lake.node.add_stream("again", partitions=2)
@@ -142,7 +142,7 @@ def test_archive_continues_after_loss_of_driver_or_checkpoint(lake: Lake) -> Non
 
 
 @pytest.mark.long
-def test_compact_during_rewrites_contains_every_key(lake: Lake) -> None:
+def test_spark_compact_while_keys_are_rewritten_has_every_key(lake: Lake) -> None:
     (log,) = lake.node.add_stream("keys").partitions
     log.compacted = True
     plan = CompactPlan(stream="keys", output=str(lake.root / "latest"), source={"nats": lake.url, "patience": "5"})
@@ -170,7 +170,9 @@ def test_compact_during_rewrites_contains_every_key(lake: Lake) -> None:
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_archive_is_replayed_once_and_compacted(spark: Any, shared_cluster: DevCluster, tmp_path: Path) -> None:
+def test_spark_archive_replayed_into_a_stream_stores_each_record_once(
+    spark: Any, shared_cluster: DevCluster, tmp_path: Path
+) -> None:
     source, target = "pipe-in", "pipe-out"
     table, output, nats = str(tmp_path / "table"), str(tmp_path / "latest"), {"nats": shared_cluster.nats_url}
 

@@ -105,7 +105,7 @@ def stream_into(spark: Any, place: Place, name: str) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.long
-def test_spark_reader_role_reads_batches_and_streams_without_denials(spark: Any, place: Place) -> None:
+def test_spark_with_the_reader_role_reads_batches_and_streams_without_a_denied_request(spark: Any, place: Place) -> None:
     said_before = len(place.server.log)  # the publisher asks, in vain, where the stream is while it opens
     frame = (
         spark.read.format("liftpy")
@@ -138,7 +138,7 @@ def test_spark_reader_role_reads_batches_and_streams_without_denials(spark: Any,
         (AccessRole.READER, {"stream": "out"}, r"\[(NOT_FOUND|NOT_ALLOWED)\]"),
     ],
 )
-def test_spark_permission_error_is_reported_as_such(
+def test_spark_read_without_permission_fails_before_its_patience_ends(
     spark: Any, place: Place, role: AccessRole, changed: dict[str, str], text: str
 ) -> None:
     began = time.monotonic()

@@ -78,7 +78,7 @@ def sinks(spark: Any, shared_cluster: DevCluster, stream_name: str, tmp_path: Pa
     return made
 
 
-def test_streaming_query_with_repeated_batch_stores_each_record_once(sinks: Sinks) -> None:
+def test_spark_streaming_query_that_repeats_a_batch_stores_each_record_once(sinks: Sinks) -> None:
     wanted = Counter(b"%d" % n for n in range(COUNT))
     sinks.run_to_end()
     assert Counter(sinks.written()) == wanted
@@ -88,7 +88,7 @@ def test_streaming_query_with_repeated_batch_stores_each_record_once(sinks: Sink
 
 
 @pytest.mark.long
-def test_streaming_query_with_nondeterministic_plan_fails_on_repeat(sinks: Sinks) -> None:
+def test_spark_streaming_query_that_repeats_a_batch_with_other_rows_fails(sinks: Sinks) -> None:
     sinks.run_to_end(value="cast(uuid() as binary)")
     before = sinks.written()
     assert len(before) == COUNT
@@ -99,7 +99,7 @@ def test_streaming_query_with_nondeterministic_plan_fails_on_repeat(sinks: Sinks
     assert sinks.written() == before
 
 
-def test_spark_batch_write_appends_and_rejects_invalid_rows(sinks: Sinks) -> None:
+def test_spark_batch_write_appends_valid_rows_and_rejects_invalid_rows(sinks: Sinks) -> None:
     def write(frame: Any, mode: str = "append", **more: str) -> None:
         frame.write.format("liftpy").mode(mode).options(**sinks.options(**more)).save(sinks.target)
 
@@ -125,7 +125,7 @@ def test_spark_batch_write_appends_and_rejects_invalid_rows(sinks: Sinks) -> Non
         write(sinks.spark.sql("select cast(null as string) as value"))
 
 
-def test_spark_catalog_table_is_rejected_with_the_alternative(sinks: Sinks) -> None:
+def test_spark_catalog_table_is_rejected_with_a_hint_to_temporary_views(sinks: Sinks) -> None:
     spark, table = sinks.spark, sinks.target.replace("-", "_")
     options = f"options (nats '{sinks.cluster.nats_url}', stream '{sinks.target}')"
     says = r"\[CONFIG\] .*Catalog tables .* cannot be read or inserted into: .* CREATE TEMPORARY VIEW .* use save or start\."
@@ -144,7 +144,7 @@ def test_spark_catalog_table_is_rejected_with_the_alternative(sinks: Sinks) -> N
     assert spark.sql(f"select count(*) from {table}").first()[0] == 0
 
 
-def test_spark_save_as_table_writes_the_rows_but_its_table_is_rejected(sinks: Sinks) -> None:
+def test_spark_save_as_table_writes_the_rows_but_a_read_of_the_table_is_rejected(sinks: Sinks) -> None:
     table = sinks.target.replace("-", "_")
     frame = sinks.spark.range(10).selectExpr("cast(id as string) as value")
     with pytest.raises(Exception, match=r"\[CONFIG\] The target stream is missing"):

@@ -131,7 +131,7 @@ def test_spark_batch_reads_selected_ranges_columns_and_times(streams: Streams) -
     assert streams.read("ranges").filter("offset >= 490").union(streams.read("ranges")).count() == 510
 
 
-def test_spark_frame_shows_stream_at_its_first_action(streams: Streams) -> None:
+def test_spark_frame_contains_the_records_present_at_its_first_action(streams: Streams) -> None:
     log = streams.node.add_stream("frozen").partitions[0]
     append(log, 100)
     frame = (
@@ -167,7 +167,9 @@ def test_spark_batch_of_an_empty_stream_has_the_schema_and_no_rows(streams: Stre
         ),
     ],
 )
-def test_spark_read_error_has_code_and_reason(streams: Streams, options: dict[str, str], text: str) -> None:
+def test_spark_read_that_is_rejected_raises_with_error_code_and_reason(
+    streams: Streams, options: dict[str, str], text: str
+) -> None:
     stream = streams.node.add_stream("refused")
     append(stream.partitions[0], 100)
     stream.partitions[0].log_start_offset = 50
@@ -192,7 +194,7 @@ def test_spark_batch_with_retention_after_planning_raises_data_loss(streams: Str
 
 
 # ---- streaming -----------------------------------------------------------------------------------------------------------
-def test_spark_streaming_restart_reads_everything_once(streams: Streams) -> None:
+def test_spark_streaming_query_restarted_with_its_checkpoint_reads_each_record_once(streams: Streams) -> None:
     stream = streams.node.add_stream("flow", partitions=2)
     append(stream.partitions[0], 300)
     append(stream.partitions[1], 100)
@@ -226,7 +228,7 @@ def test_spark_repeated_micro_batch_has_the_same_records(streams: Streams) -> No
     assert first == {"again": {"0": 100, "epochs": {"0": 1}, "uid": "uid-again"}}
 
 
-def test_spark_checkpoint_rejects_a_recreated_stream(streams: Streams) -> None:
+def test_spark_streaming_query_with_a_checkpoint_of_a_recreated_stream_raises_not_found(streams: Streams) -> None:
     append(streams.node.add_stream("reborn", uid="first").partitions[0], 50)
     streams.run_to_end("reborn", "reborn")
     append(streams.node.add_stream("reborn", uid="second").partitions[0], 80)
@@ -238,7 +240,7 @@ def test_spark_checkpoint_rejects_a_recreated_stream(streams: Streams) -> None:
 
 
 @pytest.mark.long
-def test_spark_streaming_with_retention_after_the_checkpoint_raises_or_warns(streams: Streams) -> None:
+def test_spark_streaming_query_whose_next_records_were_deleted_raises_data_loss(streams: Streams) -> None:
     log = streams.node.add_stream("trimmed").partitions[0]
     append(log, 100)
     streams.run_to_end("trimmed", "trimmed")

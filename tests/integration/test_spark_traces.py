@@ -36,7 +36,7 @@ async def published(cluster: DevCluster, name: str, app: Application) -> list[tu
 
 
 @pytest.mark.long
-async def test_micro_batch_span_belongs_to_trace_of_first_publisher(
+async def test_spark_micro_batch_span_belongs_to_the_trace_of_the_first_publisher(
     shared_cluster: DevCluster, spark: Any, stream_name: str, tmp_path: Path
 ) -> None:
     app = Application()
@@ -70,6 +70,6 @@ async def test_micro_batch_span_belongs_to_trace_of_first_publisher(
     assert (said["messaging.destination.name"], said["liftpy.offset"]) == (stream_name, 1)
 
 
-def test_spark_tracing_without_packages_names_the_packages(spark: Any) -> None:
+def test_spark_tracing_of_a_frame_without_headers_raises_config_error(spark: Any) -> None:
     with pytest.raises(ConfigError, match="includeHeaders"), processing(spark.range(1), "orders"):
         pass

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.timeout(300)
 
 
 @pytest.mark.long
-def test_shop_example_copies_archives_aggregates_audits_and_plots_orders(
+def test_shop_example_totals_archive_and_audit_match_the_published_orders(
     spark: Any, shared_cluster: DevCluster, stream_name: str, tmp_path: Path
 ) -> None:
     access = Access(servers=shared_cluster.nats_url, namespace=shared_cluster.namespace)
@@ -50,7 +50,9 @@ def test_shop_example_copies_archives_aggregates_audits_and_plots_orders(
     assert stats(access, wanted, spark=spark).to_json() == stats(access, wanted).to_json()
 
 
-def test_compressed_stream_is_sent_compressed_to_executors(shared_cluster: DevCluster, stream_name: str) -> None:
+def test_spark_executors_receive_the_batches_of_a_compressed_stream_compressed(
+    shared_cluster: DevCluster, stream_name: str
+) -> None:
     values = [b"%05d" % n + b"x" * 1000 for n in range(500)]
 
     async def publish() -> StreamImage:

@@ -43,7 +43,7 @@ async def stop(running: Node) -> None:
     assert await running.stop() == 0
 
 
-async def test_flushes_on_fast_disk_run_on_the_event_loop(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_with_a_fast_disk_flushes_on_the_event_loop(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Path, bool]] = []
 
     def fast(folder: Path) -> list[float]:
@@ -59,7 +59,7 @@ async def test_flushes_on_fast_disk_run_on_the_event_loop(settings: NodeSettings
     await stop(running)
 
 
-async def test_flush_probe_reports_times_and_leaves_no_files(settings: NodeSettings) -> None:
+async def test_node_start_measures_flush_times_and_leaves_no_probe_file(settings: NodeSettings) -> None:
     running = Node(settings)
     await running.start()
     await until(lambda: running._flush_place.probed)
@@ -68,7 +68,9 @@ async def test_flush_probe_reports_times_and_leaves_no_files(settings: NodeSetti
     await stop(running)
 
 
-async def test_flush_probe_on_hanging_disk_delays_no_start(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_start_does_not_wait_for_a_hanging_flush_probe(
+    settings: NodeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = threading.Event()
 
     def hanging(folder: Path) -> list[float]:
@@ -87,7 +89,7 @@ async def test_flush_probe_on_hanging_disk_delays_no_start(settings: NodeSetting
     await stop(running)
 
 
-async def test_flush_probe_on_failing_disk_stops_nothing(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_keeps_running_after_a_failed_flush_probe(settings: NodeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "probe_flushes", lambda folder: None)
     running = Node(settings)
     await running.start()

@@ -114,7 +114,7 @@ async def counter(bench: Bench, name: str) -> int:
     return int((await bench.client.admin.node_status("n1"))["counters"].get(name, 0))
 
 
-async def test_derived_state_files_damaged_in_any_way_store_nothing_twice(tmp_path: Path) -> None:
+async def test_duplicates_are_detected_after_a_restart_with_any_damaged_state_file(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with DevCluster(1, data=data, settings=QUICK) as cluster:
         bench, node, older = await open_bench(cluster), cluster.nodes["n1"], dict[str, Path]()

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 TIMEOUT_S = 10.0
 
 
-async def test_leadership_transfers_leave_no_publish_unanswered(bench: Any, stream_name: str) -> None:
+async def test_publishes_during_leadership_transfers_are_all_answered(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     subject = f"data.{stream_name}"
     answers = {"acks": 0, "No responders on this subject. Check that the nodes run: `liftpy health`.": 0}
@@ -45,7 +45,7 @@ async def test_leadership_transfers_leave_no_publish_unanswered(bench: Any, stre
     assert (await bench.client.bounds(stream_name)).end_offset == answers["acks"], "what was not acknowledged was not stored"
 
 
-async def test_leader_after_canceled_transfer_accepts_publishes(bench: Any, stream_name: str) -> None:
+async def test_leader_accepts_publishes_again_after_a_resign_request_without_a_transfer(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     partition, ask = await _asker(bench, stream_name)
     await ask(partition.leader, partition.leader_epoch)
@@ -56,7 +56,7 @@ async def test_leader_after_canceled_transfer_accepts_publishes(bench: Any, stre
     assert await bench.leader(stream_name) == partition.leader
 
 
-async def test_transfer_request_of_another_epoch_changes_nothing(bench: Any, stream_name: str) -> None:
+async def test_resign_request_for_another_replica_or_leader_epoch_is_ignored(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     partition, ask = await _asker(bench, stream_name)
     follower = next(node for node in partition.replicas if node != partition.leader)
@@ -65,7 +65,7 @@ async def test_transfer_request_of_another_epoch_changes_nothing(bench: Any, str
     assert (await bench.nc.request(f"data.{stream_name}", b"x", timeout=TIMEOUT_S)).data
 
 
-async def test_leader_answers_only_inboxes(bench: Any, stream_name: str) -> None:
+async def test_resign_request_whose_reply_subject_is_not_an_inbox_is_rejected(bench: Any, stream_name: str) -> None:
     await bench.create(stream_name)
     partition, _ = await _asker(bench, stream_name)
     request = replication_pb2.StepAside(stream=stream_name, partition=0, leaderEpoch=partition.leader_epoch)

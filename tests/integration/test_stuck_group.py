@@ -44,7 +44,9 @@ async def run_liftpy(bench: Bench, *words: str) -> str:
     return str(done.stdout)
 
 
-async def test_blocked_metadata_group_is_detected_and_recovers(bench: Bench, stream_name: str) -> None:
+async def test_consumer_group_blocked_at_a_record_shows_its_lag_and_recovers_by_the_runbook(
+    bench: Bench, stream_name: str
+) -> None:
     name, group = stream_name, f"stuck-{stream_name}"
     await bench.create(name, partitions=2)
 

@@ -78,7 +78,7 @@ async def read_past_hw(bench: Any, name: str, value: bytes, options: ReadOptions
         return None
 
 
-async def test_uncommitted_reads_lost_with_the_leader_are_reported(fragile: Any, stream_name: str) -> None:
+async def test_consumer_of_uncommitted_records_lost_with_the_leader_raises_an_error(fragile: Any, stream_name: str) -> None:
     await fragile.create(stream_name, config=StreamConfig(min_isr=2))
     await whole(fragile, stream_name)
     await fragile.publish_acked(f"data.{stream_name}", [b"kept"])
@@ -165,7 +165,7 @@ class Application:
         return record
 
 
-async def test_trace_covers_publisher_followers_reader_and_failover(
+async def test_trace_of_a_publish_contains_spans_of_publisher_followers_and_reader(
     fragile: Bench, collector: Collector, stream_name: str
 ) -> None:
     app = Application()

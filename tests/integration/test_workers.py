@@ -147,7 +147,7 @@ def cluster() -> Iterator[DevCluster]:
         yield running
 
 
-async def test_cluster_of_two_process_nodes_serves_streams(cluster: DevCluster) -> None:
+async def test_cluster_of_nodes_with_two_processes_each_stores_and_returns_all_records(cluster: DevCluster) -> None:
     client = await connect([cluster.nats_url])
     try:
         await client.create_stream("orders", "orders", partitions=PARTITIONS, replicas=3)
@@ -197,7 +197,7 @@ async def test_cluster_of_two_process_nodes_serves_streams(cluster: DevCluster) 
 
 
 @pytest.mark.long
-async def test_two_process_node_survives_a_killed_process_and_another_worker_count(tmp_path: Path) -> None:
+async def test_node_with_two_processes_has_all_records_after_a_kill_and_with_other_worker_counts(tmp_path: Path) -> None:
     file = tmp_path / "n1.toml"
     file.write_text("")
     with DevCluster(1, settings={**QUICK, "LIFTPY_WORKERS": "2"}, on_line=show) as running:

@@ -151,7 +151,7 @@ def test_raft_model_member_step_repeated_in_another_order_gives_the_same_result(
         assert members.step(number, event) == found, event
 
 
-def test_raft_model_with_an_undeclared_attribute_raises() -> None:
+def test_raft_model_member_with_an_undeclared_attribute_raises_type_error() -> None:
     from tests.model.members import Member, still
 
     real = RaftCore.__init__

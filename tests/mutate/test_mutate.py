@@ -80,7 +80,7 @@ def test_mutation_run_reports_mutants_as_killed_or_survived(tmp_path: Path) -> N
     assert "n < 3" in (root / "liftpy/bound.py").read_text(encoding="utf-8")
 
 
-def test_mutation_choose_since_a_revision_returns_mutants_of_changed_lines_only(tmp_path: Path) -> None:
+def test_mutation_selection_since_a_revision_contains_only_mutants_of_changed_lines(tmp_path: Path) -> None:
     _make_repository(tmp_path)
     path = tmp_path / "liftpy/bound.py"
     path.write_text(path.read_text(encoding="utf-8").replace("n < 4", "n < 5"), encoding="utf-8")

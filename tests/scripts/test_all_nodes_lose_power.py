@@ -42,7 +42,7 @@ def test_power_loss_on_all_nodes_loses_no_acked_record(tail: str) -> None:
         assert held == s.ids(nodes[1]) == s.ids(nodes[2])
 
 
-def test_power_loss_nodes_restarted_in_sequence_lose_no_acked_record() -> None:
+def test_nodes_restarted_one_after_another_after_a_power_loss_lose_no_acked_record() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

@@ -18,7 +18,7 @@ KILLS = ("nobody is passed over",)
 
 
 @pytest.mark.parametrize("how", ["dies", "stands still", "is cut off"])
-def test_election_with_a_candidate_that_cannot_be_promoted_elects_the_next(how: str) -> None:
+def test_election_with_a_candidate_that_cannot_be_promoted_elects_the_next_candidate(how: str) -> None:
     with Stage(nodes=4, factor=4) as s:
         a, *others = s.leader, *s.followers
         acked = s.publish(3)

@@ -57,7 +57,7 @@ def test_candidate_with_a_long_but_progressing_replay_becomes_leader() -> None:
         s.publish(1)
 
 
-def test_candidate_with_a_stuck_replay_is_replaced_by_the_next() -> None:
+def test_candidate_with_a_stuck_replay_is_replaced_by_the_next_candidate() -> None:
     with long_replays(stuck_at=3), Stage(ends_whole=False) as s:
         a, b, c = s.leader, *s.followers
         s.publish(40)

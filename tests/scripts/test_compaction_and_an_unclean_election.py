@@ -87,7 +87,7 @@ def test_follower_refetches_records_dropped_by_compaction_after_an_unclean_elect
 
 
 @pytest.mark.parametrize("all_of_it", [False, True], ids=["a part", "everything"])
-def test_follower_refetches_records_it_got_compacted_after_an_unclean_election(all_of_it: bool) -> None:
+def test_follower_refetches_records_that_it_had_fetched_compacted_after_an_unclean_election(all_of_it: bool) -> None:
     with Stage(min_isr=1, reader=False, stream=CONFIG) as s:
         a, b, c = alone(s)
         s.empty_disk(c)

@@ -53,7 +53,7 @@ def test_complete_replica_with_a_lost_disk_does_not_lead() -> None:
         s.wait_for_leader(a)
 
 
-def test_complete_replica_that_lost_acked_records_is_no_longer_complete() -> None:
+def test_complete_replica_that_finds_a_flipped_bit_is_no_longer_listed_as_complete() -> None:
     with Stage() as s:
         a, b = _alone(s)
         s.flip_bit(b, 4)

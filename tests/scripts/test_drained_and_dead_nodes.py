@@ -71,7 +71,7 @@ def test_reassignment_with_a_new_target_during_the_copy_replaces_the_learner() -
         assert s.ids("n5") == [1, 2, 3]
 
 
-def test_reassignment_cancelled_in_a_leadership_transfer_finishes_the_copied_replica_only() -> None:
+def test_reassignment_cancelled_during_its_leadership_transfer_still_completes() -> None:
     with Stage(nodes=4) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

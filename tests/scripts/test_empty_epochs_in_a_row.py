@@ -28,7 +28,7 @@ def test_leader_epochs_without_records_have_no_entry_in_the_epoch_cache() -> Non
         assert s.epochs(a) == s.epochs(b) == s.epochs(c) == ((first, 0), (last, 2))
 
 
-def test_leader_epochs_without_records_in_an_empty_stream_end_with_equal_replicas() -> None:
+def test_replicas_are_equal_after_leader_epochs_without_records_in_an_empty_stream() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         for node in (b, c, a):

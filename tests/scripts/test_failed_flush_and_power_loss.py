@@ -48,7 +48,7 @@ def test_power_loss_after_failed_flushes_on_all_nodes_loses_no_acked_record(agai
         assert all(set(one.ids) <= set(held) for one in acked)
 
 
-def test_power_loss_of_all_nodes_the_last_with_a_failed_flush_loses_no_acked_record() -> None:
+def test_power_loss_of_all_nodes_after_a_failed_flush_on_the_last_node_loses_no_acked_record() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

@@ -57,7 +57,7 @@ def test_failed_storage_of_a_follower_removes_it_from_the_isr(how: str) -> None:
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_failed_storage_of_a_follower_repeats_its_lost_request_to_leave_the_isr() -> None:
+def test_follower_with_failed_storage_repeats_its_lost_request_to_leave_the_isr() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(1)

@@ -33,7 +33,7 @@ def test_first_record_of_a_stream_stored_only_on_the_dead_leader_is_truncated() 
         assert s.epochs(a) == ((s.leader_epoch, 0),)
 
 
-def test_first_record_of_a_returning_leader_is_truncated_by_an_empty_new_leader() -> None:
+def test_first_record_of_a_returning_leader_is_truncated_under_a_new_leader_with_an_empty_log() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         s.hold("data", sender=a)

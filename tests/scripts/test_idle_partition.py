@@ -77,7 +77,7 @@ def test_idle_partition_leader_that_loses_power_is_replaced() -> None:
         s.acked_again(1)
 
 
-def test_idle_partition_leader_without_data_connection_is_replaced_in_time() -> None:
+def test_idle_partition_leader_without_data_connection_is_replaced_within_seven_seconds() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         s.isolate(a)
@@ -113,7 +113,7 @@ def test_idle_partition_follower_that_cannot_reach_its_leader_leaves_the_isr() -
         s.until(lambda: s.isr == {a, b, c})
 
 
-def test_idle_partition_paused_follower_leaves_the_isr_and_returns() -> None:
+def test_idle_partition_follower_that_is_paused_leaves_the_isr_until_it_resumes() -> None:
     with Stage() as s:
         a, b, c = be_quiet(s)
         s.pause(c)

@@ -41,7 +41,7 @@ POISON = {
 
 
 @pytest.mark.parametrize("poison", POISON.values(), ids=POISON.keys())
-async def test_envelope_with_invalid_content_is_stored_unchanged_as_are_its_neighbors(poison: bytes) -> None:
+async def test_envelope_with_invalid_content_is_stored_unchanged_between_its_neighbors(poison: bytes) -> None:
     desk = Desk()
     desk.publish(b"before", "p1")
     desk.publish(poison, "p2")

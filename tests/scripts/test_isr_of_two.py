@@ -37,7 +37,7 @@ def _two(s: Stage) -> tuple[str, str, str]:
     return a, b, c
 
 
-def test_isr_of_two_isolated_follower_does_not_depose_its_leader() -> None:
+def test_isolated_follower_in_an_isr_of_two_does_not_depose_its_leader() -> None:
     with Stage() as s:
         a, b, c = _two(s)
         s.isolate(b)
@@ -48,7 +48,7 @@ def test_isr_of_two_isolated_follower_does_not_depose_its_leader() -> None:
         assert s.isr == {a, c}
 
 
-def test_isr_of_two_with_a_broken_link_to_one_of_three_does_not_depose_the_leader() -> None:
+def test_leader_in_an_isr_of_two_with_a_broken_link_to_one_of_three_nodes_is_not_deposed() -> None:
     with Stage() as s:
         a, b, c = _two(s)
         s.cut(a, b)
@@ -57,7 +57,7 @@ def test_isr_of_two_with_a_broken_link_to_one_of_three_does_not_depose_the_leade
         assert s.leader == a
 
 
-def test_isr_of_two_with_a_broken_link_between_its_members_does_not_change_the_leader() -> None:
+def test_leader_in_an_isr_of_two_with_a_broken_link_between_its_members_is_not_replaced() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = _two(s)
         s.crash(c)
@@ -67,7 +67,7 @@ def test_isr_of_two_with_a_broken_link_between_its_members_does_not_change_the_l
 
 
 @pytest.mark.parametrize("metadata", [True, False])
-def test_isr_of_two_isolated_leader_is_replaced(metadata: bool) -> None:
+def test_isolated_leader_in_an_isr_of_two_is_replaced(metadata: bool) -> None:
     with Stage() as s:
         a, b, c = _two(s)
         s.reconnect(c)
@@ -76,7 +76,7 @@ def test_isr_of_two_isolated_leader_is_replaced(metadata: bool) -> None:
         assert s.leader == b
 
 
-def test_isr_of_two_leader_that_no_follower_can_fetch_from_is_replaced() -> None:
+def test_leader_in_an_isr_of_two_that_no_follower_can_fetch_from_is_replaced() -> None:
     with Stage() as s:
         a, b, c = _two(s)
         s.cut(a, b)
@@ -86,7 +86,7 @@ def test_isr_of_two_leader_that_no_follower_can_fetch_from_is_replaced() -> None
         assert s.leader == b
 
 
-def test_isr_of_one_unreachable_leader_is_replaced_by_a_complete_replica() -> None:
+def test_unreachable_leader_in_an_isr_of_one_is_replaced_by_a_complete_replica() -> None:
     with Stage() as s:
         a, b, c = _two(s)
         s.crash(b)
@@ -99,7 +99,7 @@ def test_isr_of_one_unreachable_leader_is_replaced_by_a_complete_replica() -> No
         assert len(s.ids(b)) >= 4
 
 
-def test_isr_of_one_unreachable_leader_is_not_replaced_without_a_complete_replica() -> None:
+def test_unreachable_leader_in_an_isr_of_one_is_not_replaced_without_a_complete_replica() -> None:
     with Stage(min_isr=1) as s:
         a, b, c = _two(s)
         s.crash(b)
@@ -114,7 +114,7 @@ def test_isr_of_one_unreachable_leader_is_not_replaced_without_a_complete_replic
         s.acked_again(_WITHIN_S)
 
 
-def test_isr_of_two_isolated_leader_resigns_without_reports_of_followers() -> None:
+def test_isolated_leader_in_an_isr_of_two_resigns_without_reports_of_followers() -> None:
     with Stage() as s:
         a, b, c = _two(s)
         s.reconnect(c)

@@ -54,7 +54,7 @@ def test_paused_stream_rejects_publishes_before_and_after_a_failover(standby: bo
 
 
 @pytest.mark.parametrize("until", [pb.UNTIL_PUBLISH, pb.UNTIL_PUBLISH_TO_ANY])
-def test_paused_until_publish_stream_resumes_at_the_first_publish(until: pb.Pause) -> None:
+def test_stream_paused_until_publish_resumes_at_the_first_publish(until: pb.Pause) -> None:
     with Stage() as s:
         s.publish(2)
         pause(s, until)
@@ -73,7 +73,7 @@ def the_next_leader_holds(s: Stage, *ids: int) -> None:
     s.start(old)
 
 
-def test_paused_stream_publish_rejected_during_the_resume_is_stored_on_no_replica() -> None:
+def test_publish_rejected_while_a_paused_stream_resumes_is_stored_on_no_replica() -> None:
     """Followers hear of the resume first. Their standby begins no earlier than the leader's announcement."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(2)
@@ -86,7 +86,7 @@ def test_paused_stream_publish_rejected_during_the_resume_is_stored_on_no_replic
         the_next_leader_holds(s, 1, 2)
 
 
-def test_paused_stream_standby_that_missed_the_pause_discards_its_buffered_messages() -> None:
+def test_standby_that_missed_the_pause_of_a_stream_discards_its_buffered_messages() -> None:
     """The followers hear of the pause and of its end together, with messages that the leader rejected in between."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(2)

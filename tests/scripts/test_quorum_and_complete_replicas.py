@@ -99,7 +99,7 @@ def test_quorum_leader_sends_a_negative_ack_when_all_replicas_have_joined_the_is
         assert s.outcome(s.send()) == "BELOW_MIN_ISR"
 
 
-def test_quorum_new_leader_commits_its_log_without_a_new_record() -> None:
+def test_new_quorum_leader_commits_its_log_without_a_new_record() -> None:
     with Stage(quorum=True) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)

@@ -63,7 +63,7 @@ def the_next_leader_holds(s: Stage, *ids: int) -> None:
     assert s.ids(s.leader) == list(ids)
 
 
-def test_read_only_stream_publish_rejected_after_read_only_ends_is_stored_on_no_replica() -> None:
+def test_publish_rejected_by_a_leader_that_missed_the_end_of_read_only_is_stored_on_no_replica() -> None:
     """Followers hear of the end first. Their standby begins no earlier than the leader's announcement."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(2)
@@ -76,7 +76,7 @@ def test_read_only_stream_publish_rejected_after_read_only_ends_is_stored_on_no_
         the_next_leader_holds(s, 1, 2)
 
 
-def test_max_message_bytes_publish_rejected_by_an_outdated_leader_is_stored_on_no_replica() -> None:
+def test_publish_rejected_for_an_outdated_max_message_bytes_setting_is_stored_on_no_replica() -> None:
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(2)
         alter(s, StreamConfig(max_message_bytes=1), "maxMessageBytes")
@@ -89,7 +89,7 @@ def test_max_message_bytes_publish_rejected_by_an_outdated_leader_is_stored_on_n
         the_next_leader_holds(s, 1, 2)
 
 
-def test_read_only_stream_standby_that_missed_the_change_discards_its_buffered_messages() -> None:
+def test_standby_that_missed_the_read_only_setting_discards_its_buffered_messages() -> None:
     """The followers hear of the beginning and the end together, with messages that the leader rejected in between."""
     with Stage(stream=StreamConfig(failover_standby=True)) as s:
         s.publish(2)

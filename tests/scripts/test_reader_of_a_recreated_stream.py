@@ -81,7 +81,7 @@ async def test_publisher_to_a_recreated_stream_is_acked_by_the_new_stream() -> N
     assert old.log.log_end_offset == 3
 
 
-def test_recreated_stream_sends_no_records_to_a_replica_of_the_old_stream() -> None:
+def test_leader_of_a_recreated_stream_rejects_fetches_of_replicas_of_the_old_stream() -> None:
     with Stage() as s:
         s.publish(3)
         s.settle()

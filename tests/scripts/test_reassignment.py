@@ -144,7 +144,7 @@ def test_reassignment_that_is_cancelled_ends_with_the_old_replicas(joined: bool)
         s.until(lambda: holds_nothing(s, c if joined else "n4"))
 
 
-def test_reassignment_with_quorum_counts_both_replica_sets_while_the_change_is_unconfirmed() -> None:
+def test_reassignment_with_quorum_commits_only_with_majorities_of_both_replica_sets_until_confirmed() -> None:
     with Stage(nodes=4, quorum=True) as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)

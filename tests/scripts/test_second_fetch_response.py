@@ -23,7 +23,7 @@ def stage(*, awaits_more: bool = True) -> Stage:
     return made
 
 
-def test_second_fetch_response_lets_leader_and_followers_flush_in_parallel() -> None:
+def test_followers_flush_records_of_a_second_fetch_response_while_the_leader_flushes_them() -> None:
     with stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -38,7 +38,7 @@ def test_second_fetch_response_lets_leader_and_followers_flush_in_parallel() -> 
         assert s.hw(a) == 3
 
 
-def test_second_fetch_response_record_on_all_followers_survives_a_leader_power_loss() -> None:
+def test_record_of_a_second_fetch_response_on_all_followers_survives_a_leader_power_loss() -> None:
     with stage() as s:
         a, b, c = s.leader, *s.followers
         s.publish(3)
@@ -71,7 +71,7 @@ def test_second_fetch_response_that_is_lost_is_replaced_by_a_fetch_after_the_idl
         assert s.isr == {s.leader, b, c}
 
 
-def test_second_fetch_response_lost_in_an_idle_partition_is_replaced_by_a_quick_fetch() -> None:
+def test_second_fetch_response_lost_in_an_idle_partition_is_replaced_by_a_fetch_within_half_a_second() -> None:
     with stage() as s:
         c = s.followers[1]
         s.publish(2)

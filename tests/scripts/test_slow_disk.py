@@ -54,7 +54,7 @@ def publish_until(s: Stage, condition: Callable[[], bool], within_s: float) -> f
     return s.now_s - began_s
 
 
-def test_slow_disk_for_a_short_time_or_slightly_changes_neither_leader_nor_isr() -> None:
+def test_disk_that_is_slightly_slow_or_slow_for_a_short_time_changes_neither_leader_nor_isr() -> None:
     with Stage() as s:
         a, b, c = s.leader, *s.followers
         publish_for(s, 1)

@@ -18,7 +18,7 @@ from tests.scripts.stage import Stage
 KILLS = ("single-shot epoch query", "epoch cache not cut", "no reconciliation before the fetch")
 
 
-def test_former_leader_after_three_fast_elections_truncates_twice() -> None:
+def test_former_leader_after_three_fast_elections_truncates_its_log_twice() -> None:
     with Stage(nodes=2, max_leader_timeout_s=600, max_lag_time_s=600) as s:
         a, b = s.leader, s.followers[0]
         s.publish(3)

@@ -13,5 +13,5 @@ from tests.system.alerts.__main__ import run
 @pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="there is no prometheus on the PATH")
-def test_alert_fires_for_its_fault_and_no_other_fires() -> None:
+def test_fault_fires_only_its_own_alerts_in_prometheus() -> None:
     assert run(20.0, ["too few nodes", "service blocked", "service differs"]) == []

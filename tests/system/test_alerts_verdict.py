@@ -43,7 +43,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_PATIENCE_S", 0.05)
 
 
-def test_alert_verdict_requires_the_alert_of_its_fault_and_no_other() -> None:
+def test_alert_verdict_reports_a_missing_and_an_unexpected_alert() -> None:
     assert judged("kill", Firing(set(), {"NodeDown"}, {"NodeDown", "UnderReplicated", "FailoverSlow"})) == []
     assert judged("kill", Firing({"NodeDown"})) == ["kill: UnderReplicated did not fire"]
     assert judged("cut", Firing({"NatsLost", "UnderReplicated", "NodeDown"})) == ["cut: NodeDown fired"]
@@ -51,7 +51,7 @@ def test_alert_verdict_requires_the_alert_of_its_fault_and_no_other() -> None:
     assert judged("disk full", Firing(set())) == ["disk full: DiskFull did not fire"]
 
 
-def test_alert_verdict_reports_an_alert_that_does_not_end() -> None:
+def test_alert_verdict_reports_an_alert_that_still_fires_after_the_fault() -> None:
     prometheus = Firing({"NatsLost", "UnderReplicated"})
     prometheus.stays = {"UnderReplicated"}
     assert judged("cut", prometheus) == ["cut: not quiet again, ['UnderReplicated'] fire"]

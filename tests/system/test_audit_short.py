@@ -14,7 +14,7 @@ from tests.system.audit.__main__ import SETTINGS, Outcome, run
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 
-def test_audit_stream_has_each_event_once_across_a_metadata_leader_death(capsys: pytest.CaptureFixture[str]) -> None:
+def test_audit_stream_has_each_event_once_although_the_metadata_leader_was_killed(capsys: pytest.CaptureFixture[str]) -> None:
     with DevCluster(3, settings=SETTINGS) as cluster:
         out = asyncio.run(run(cluster, kills=1))
         assert out.wrong() == [], out.text()

@@ -72,7 +72,7 @@ def check(done: subprocess.CompletedProcess[str], tmp_path: Path) -> dict[str, A
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.skipif(bool(spark_problem()), reason=spark_problem())
-def test_demo_with_spark_ends_with_agreement(tmp_path: Path) -> None:
+def test_demo_with_spark_reports_equal_results_of_client_and_spark(tmp_path: Path) -> None:
     said = check(demo(tmp_path, "--json"), tmp_path)
     assert [step["name"] for step in said["steps"]][:3] == [
         "published, committed and on every replica",
@@ -84,7 +84,7 @@ def test_demo_with_spark_ends_with_agreement(tmp_path: Path) -> None:
     assert said["spark"]["delays"]["UA"]["flights"] > 0
 
 
-def test_demo_without_java_runs_the_rest_and_says_so(tmp_path: Path) -> None:
+def test_demo_without_java_skips_only_the_spark_step(tmp_path: Path) -> None:
     done = demo(tmp_path, COLUMNS="160", JAVA_HOME=str(tmp_path / "nowhere"))
     assert done.returncode == 0, done.stderr[-4000:]
     assert "Traceback" not in done.stderr, done.stderr
@@ -105,7 +105,7 @@ def test_demo_without_java_runs_the_rest_and_says_so(tmp_path: Path) -> None:
     ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.long), (signal.SIGTERM, 128 + signal.SIGTERM)]
 )
 @pytest.mark.long
-def test_demo_interrupted_leaves_no_processes_or_files(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_demo_interrupted_by_a_signal_leaves_no_processes_or_files(tmp_path: Path, number: signal.Signals, code: int) -> None:
     running = subprocess.Popen(
         [*INTERRUPTIBLE_LIFTPY, "demo"],
         cwd=tmp_path,

@@ -68,7 +68,7 @@ async def field() -> AsyncIterator[Field]:
         pytest.param("flush-fails-leader", 0, marks=pytest.mark.long),
     ],
 )
-async def test_disk_fault_round_loses_and_changes_no_acknowledged_record(field: Field, name: str, number: int) -> None:
+async def test_disk_fault_loses_and_changes_no_acknowledged_record(field: Field, name: str, number: int) -> None:
     ground, load = field
     await ground.restore()
     if name == "kill-then-power-cut":

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
         pytest.param(["differing-service", "diverged-service"], marks=pytest.mark.long),
     ],
 )
-def test_operator_sees_the_cause_of_a_fault_in_all_places(faults: list[str]) -> None:
+def test_cause_of_a_fault_is_the_same_in_dashboard_commands_and_events(faults: list[str]) -> None:
     seen = run(faults)
     assert [problem for one in seen for problem in one.wrong] == []
     assert len(seen) == len(faults)

@@ -58,7 +58,7 @@ async def field() -> AsyncIterator[Field]:
         pytest.param("commanded-transfer", 0, marks=pytest.mark.long),
     ],
 )
-async def test_fault_round_loses_and_changes_no_acknowledged_record(field: Field, name: str, number: int) -> None:
+async def test_process_or_network_fault_loses_and_changes_no_acknowledged_record(field: Field, name: str, number: int) -> None:
     ground, load = field
     await ground.restore()
     figures = await one_round(ground, load, FAULTS[name], number, PAUSE_S)

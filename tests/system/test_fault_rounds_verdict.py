@@ -33,7 +33,7 @@ def acks(numbers: list[int]) -> list[Acked]:
     return [Acked(number, offset, 1, 0.0, 0.0) for offset, number in enumerate(numbers)]
 
 
-def test_fault_verdict_accepts_equal_logs_with_every_ack(tmp_path: Path) -> None:
+def test_fault_verdict_accepts_equal_logs_that_have_every_acknowledged_record(tmp_path: Path) -> None:
     folders = {name: write(tmp_path / name, NUMBERS) for name in "abc"}
     verdict = check(acks(NUMBERS)[1:3], folders)
     assert verdict.right
@@ -67,7 +67,7 @@ def test_fault_verdict_finds_a_replica_with_a_damaged_log(tmp_path: Path) -> Non
     assert (verdict.unequal, verdict.damaged) == (["b"], ["b"])
 
 
-def test_fault_verdict_percentiles_are_measured_values() -> None:
+def test_fault_verdict_percentiles_are_values_of_the_sample() -> None:
     assert percentiles([]) == {}
     assert percentiles([3.0, 1.0, 2.0]) == {"p50": 2.0, "p99": 3.0, "max": 3.0}
     assert percentiles([float(n) for n in range(1, 201)]) == {"p50": 100.0, "p99": 198.0, "max": 200.0}
@@ -95,7 +95,7 @@ def outputs(log: bytes) -> list[bytes | None]:
     return [output.value for output in machine.outbox.take(0, machine.outbox.output_count)]
 
 
-def test_fault_verdict_accepts_services_that_replayed_and_wrote_once(tmp_path: Path) -> None:
+def test_fault_verdict_accepts_services_with_equal_states_and_each_output_once(tmp_path: Path) -> None:
     log = a_log(250)
     found = served(tmp_path, log).check("u", log, outputs(log))
     assert (found.position, found.outputs, found.problems) == (200, 2, [])
@@ -106,7 +106,7 @@ def test_fault_verdict_accepts_services_that_replayed_and_wrote_once(tmp_path: P
 
 
 @pytest.mark.parametrize("changed", [0, 199])
-def test_fault_verdict_finds_a_service_with_another_record(tmp_path: Path, changed: int) -> None:
+def test_fault_verdict_finds_a_service_that_applied_a_different_record(tmp_path: Path, changed: int) -> None:
     log = a_log(250)
     _, (_, other) = services.replay("s", "u", a_log(250, changed))
     (problem,) = served(tmp_path, log, other).check("u", log, outputs(log)).problems
@@ -128,7 +128,7 @@ def test_fault_verdict_finds_duplicate_and_missing_outputs(tmp_path: Path) -> No
         assert text in problem
 
 
-async def test_fault_verdict_finds_lost_and_unrequested_commits() -> None:
+async def test_fault_verdict_finds_lost_commits_and_commits_that_no_client_requested() -> None:
     key = PartitionKey("faulted", "u", 0)
 
     async def cursor_at(*_: Any) -> dict[PartitionKey, int]:

@@ -30,7 +30,7 @@ def cluster() -> Iterator[DevCluster]:
 
 
 @pytest.mark.long
-async def test_flood_changes_neither_leader_nor_isr_and_stores_everything(cluster: DevCluster) -> None:
+async def test_flood_of_publishes_is_stored_without_a_leader_or_isr_change(cluster: DevCluster) -> None:
     outcome = await flood(cluster, 900_000, flush="always", size_bytes=100, publishers=6, per_second=0, min_isr=2)
     assert outcome.calm, outcome.text()
     assert (outcome.lost, outcome.dropped, outcome.stored) == (0, {}, 900_000), outcome.text()
@@ -50,7 +50,7 @@ async def _until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_plain_publishes_wait_for_an_isr_that_is_long_enough(cluster: DevCluster) -> None:
+async def test_publishes_without_reply_below_min_isr_are_stored_when_the_isr_grows(cluster: DevCluster) -> None:
     async with await connect(cluster.nats_url) as client:
         await client.create_stream(HELD, HELD, config=StreamConfig(min_isr=3))
         leader = (await client.stream(HELD)).partitions[0].leader

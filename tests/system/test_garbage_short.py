@@ -28,7 +28,7 @@ PLACE = Place(Subjects("ns"), ("n1", "n2"), "s", "data.s", 2)
 @pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(120)
-def test_garbage_on_every_subject_changes_nothing() -> None:
+def test_garbage_on_every_subject_changes_no_leader_and_loses_no_record() -> None:
     outcome = send_garbage(SHORT_FRAMES, seed=7)
     assert outcome.wrong() == [], outcome.text()
     assert outcome.frames == SHORT_FRAMES
@@ -50,7 +50,7 @@ SHORT_PER_S = 800
 @pytest.mark.processes
 @pytest.mark.timeout(120)
 @pytest.mark.long
-def test_garbage_floods_of_whole_frames_change_nothing_and_are_counted() -> None:
+def test_flood_of_valid_control_requests_is_limited_and_counted() -> None:
     outcome = send_floods({name: flood.short for name, flood in FLOODS.items()}, per_s=SHORT_PER_S)
     assert outcome.wrong() == [], outcome.text()
     assert outcome.refused["metadata: control request, too many"] > 0
@@ -62,7 +62,7 @@ def test_garbage_floods_of_whole_frames_change_nothing_and_are_counted() -> None
     assert done + late >= made, "what was whole was done or counted, and the cluster can still say so"
 
 
-def test_garbage_verdict_ignores_changes_only_after_a_starved_window() -> None:
+def test_garbage_verdict_ignores_changes_only_shortly_after_the_machine_was_starved() -> None:
     outcome = Outcome(acked=1, read=1, described=1, terms={1}, refused={"checksum": 1}, isr_sizes={2, 3})
     outcome.leaderships = {(0, "n1", 1), (1, "n2", 1), (1, "n3", 2)}
     outcome.changes = [(20.0, "leader of 1: ('n3', 2)"), (20.5, "ISR of 0: ['n1', 'n2']")]
@@ -83,7 +83,7 @@ def test_garbage_targets_cover_every_row_of_the_permission_table() -> None:
             assert all(matches(pattern, subject) for subject in found[use.built_by]), use
 
 
-def test_garbage_contains_no_valid_request_for_existing_objects() -> None:
+def test_garbage_frames_contain_no_valid_delete_or_fence_request_of_the_cluster() -> None:
     heard = Overheard()
     orders = [
         cluster_pb2.ControlRequest(deleteStream=cluster_pb2.DeleteStream(name="s")),

@@ -12,7 +12,7 @@ from tests.system.groups.judge import Committed, Given
 @pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-async def test_group_members_and_coordinator_killed_lose_no_record() -> None:
+async def test_group_loses_no_record_when_members_and_coordinator_are_killed() -> None:
     assert await run(4, 1, ["joins", "coordinator-killed", "killed", "leaves"], None, strict=False) == 0
 
 
@@ -39,18 +39,20 @@ RIGHT = given(("a", 1, 0, 4), ("a", 1, 5, 9), ("b", 3, 5, 9), ("b", 3, 10, 12))
         (given(("a", 1, 2, 4)), [], 5, "nobody was given 0..1"),
     ],
 )
-def test_group_verdict_finds_each_error(parts: list[Given], commits: list[Committed], end: int, says: str) -> None:
+def test_group_verdict_finds_each_kind_of_delivery_error(
+    parts: list[Given], commits: list[Committed], end: int, says: str
+) -> None:
     found = "; ".join(judge.wrong(parts, commits, {0: end}))
     assert (says in found) if says else found == ""
 
 
-def test_group_verdict_excuses_only_the_first_record_after_a_stop() -> None:
+def test_group_verdict_excuses_only_the_first_record_after_a_stopped_process() -> None:
     lines = {"a": [{"do": "given", "t": t, "partition": 0, "generation": 1, "first": t, "last": t} for t in (1, 5, 6)]}
     assert [part.excused for part in judge.read(lines, {"a": [4]})[0]] == [False, True, False]
     assert not any(part.excused for part in judge.read(lines, {})[0])
 
 
-def test_group_verdict_finds_falling_positions_and_needless_stops() -> None:
+def test_group_verdict_finds_falling_positions_and_needless_reassignments() -> None:
     assert judge.fallen([{0: 5, 1: 7}, {0: 6}, {0: 6, 1: 7}]) == []
     assert judge.fallen([{0: 5}, {0: 4}, {0: 4}]) == ["partition 0: the committed position fell from 5 to 4 [G3]"] * 2
     before = {0: ("a", 1), 1: ("a", 1), 2: ("b", 2)}
@@ -58,7 +60,7 @@ def test_group_verdict_finds_falling_positions_and_needless_stops() -> None:
     assert len(judge.disturbed(before, {0: ("a", 3), 1: ("a", 1), 2: ("c", 4)})) == 1
 
 
-def test_group_figures_are_the_median_and_the_rest() -> None:
+def test_group_run_reports_percentiles_of_the_measured_times() -> None:
     assert judge.percentile([], 0.5) == 0
     assert judge.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert judge.percentile([3.0, 1.0, 2.0], 1.0) == 3.0

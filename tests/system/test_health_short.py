@@ -12,7 +12,7 @@ LIMIT_S = 1.5
 
 
 @pytest.mark.long
-def test_hanging_disk_is_reported_in_time_by_a_node_that_answers() -> None:
+def test_node_with_a_hanging_disk_answers_health_requests_and_reports_the_disk() -> None:
     try:
         with table({"LIFTPY_REPLICATION_HUNG_FLUSH_S": str(LIMIT_S)}) as struck:
             struck.begin()

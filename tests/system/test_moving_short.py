@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
 @pytest.mark.long
-async def test_nodes_joined_drained_and_replaced_under_load_lose_nothing() -> None:
+async def test_nodes_joined_drained_and_replaced_under_load_lose_no_record() -> None:
     settings = {"LIFTPY_REPLICATION_REPLACEMENT_GRACE_S": "0.2"}
     small = Size(partitions=2, workers=1, quiet_s=0.0, fill_bytes=100_000, deadline_s=120.0, settings=settings)
     size = dataclasses.replace(small, late=False, bank=False, kills=False, controllers=False, more_partitions=False)

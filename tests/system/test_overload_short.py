@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
 @pytest.mark.long
-async def test_quota_holds_next_to_another_stream_and_while_changed() -> None:
+async def test_quota_limits_its_stream_without_slowing_another_stream() -> None:
     """On a busy machine a publisher that stands still loses what it did not offer: so far less is not wrong here."""
     with DevCluster(3, on_line=lambda node, line: print(f"{node} | {line}")) as cluster:
         out = await quota.run(cluster, seconds=3.0, tolerance=0.25)
@@ -23,7 +23,7 @@ async def test_quota_holds_next_to_another_stream_and_while_changed() -> None:
 
 
 @pytest.mark.long
-async def test_flood_rejections_are_all_answered() -> None:
+async def test_publishes_in_a_flood_are_all_answered_with_an_ack_or_a_rejection() -> None:
     with DevCluster(3, settings=flood.SETTINGS, on_line=lambda node, line: print(f"{node} | {line}")) as cluster:
         out = await flood.run(cluster, 2.0, shortest_s=1.0)
     assert (out.unanswered(), out.ended) == (0, []), out.text()
@@ -32,7 +32,7 @@ async def test_flood_rejections_are_all_answered() -> None:
     assert out.calm_after_s >= 0
 
 
-async def test_altered_quota_is_measured_after_all_nodes_have_it() -> None:
+async def test_quota_measurement_starts_after_all_nodes_have_the_altered_quota() -> None:
     asked: list[str] = []
     indexes = {"n1": iter([4, 7, 7]), "n2": iter([7, 7]), "n3": iter([3, 5, 6, 9])}
 
@@ -59,7 +59,7 @@ def said(
     }  # fmt: skip
 
 
-def test_overload_verdicts_find_each_error() -> None:
+def test_quota_and_flood_verdicts_find_each_kind_of_error() -> None:
     calm = quota.Outcome(
         30.0, alone=said({"ok": 15_000}), held=said({"ok": 30_200, "quota": 60_000}), beside=said({"ok": 30_000}),
         altered=said({"ok": 30_400, "quota": 60_000}, seconds=15.0), by_client=30_000, client_s=15.0,

@@ -47,19 +47,19 @@ def test_power_cut_removes_visible_unflushed_bytes(machine: Machine) -> None:
         "os.copy_file_range(source, other, 3, 0, 3); os.fsync(other); os.unlink('b')",
     ],
 )
-def test_power_cut_keeps_bytes_flushed_by_any_call(machine: Machine, flush: str) -> None:
+def test_power_cut_preserves_bytes_flushed_by_any_flush_call(machine: Machine, flush: str) -> None:
     machine.run("file = made('a', b'one')\n" + flush)
     assert machine.cut() == {"a": b"onetwo"}
 
 
-def test_power_cut_keeps_bytes_of_an_earlier_process_after_a_flush(machine: Machine) -> None:
+def test_power_cut_preserves_bytes_of_an_earlier_process_that_a_later_process_flushed(machine: Machine) -> None:
     machine.run("made('a', b'one'); made('b', b'one')")
     machine.run("os.write(opened('a'), b'two'); os.write(opened('b'), b'two')")
     machine.run("os.fdatasync(opened('a'))")
     assert machine.cut() == {"a": b"onetwo", "b": b"one"}
 
 
-def test_power_cut_keeps_flushed_truncations(machine: Machine) -> None:
+def test_power_cut_preserves_only_flushed_truncations(machine: Machine) -> None:
     machine.run(
         "for name in 'abc': made(name, b'0123456789')\n"
         "os.ftruncate(opened('a'), 5)\n"
@@ -69,12 +69,12 @@ def test_power_cut_keeps_flushed_truncations(machine: Machine) -> None:
     assert machine.cut() == {"a": b"0123456789", "b": b"01234x", "c": b"y\0\0\0"}
 
 
-def test_power_cut_keeps_large_files_flushed_in_pieces(machine: Machine) -> None:
+def test_power_cut_preserves_a_large_file_flushed_in_pieces(machine: Machine) -> None:
     machine.run("file = made('a', b'')\nfor number in range(100): os.write(file, bytes([number]) * 3000); os.fdatasync(file)")
     assert machine.cut() == {"a": b"".join(bytes([number]) * 3000 for number in range(100))}
 
 
-def test_power_cut_tracks_writes_during_a_flush(machine: Machine) -> None:
+def test_power_cut_preserves_bytes_written_during_a_flush_and_flushed_by_the_next(machine: Machine) -> None:
     machine.run(
         "import threading; file = made('a', b'')\n"
         "done = []\ndef flush():\n    while not done: os.fdatasync(file)\n"
@@ -88,7 +88,7 @@ def test_power_cut_tracks_writes_during_a_flush(machine: Machine) -> None:
 
 
 # ---- names ------------------------------------------------------------------------------------------------------------------
-def test_power_cut_keeps_a_name_after_the_flush_of_its_directory(machine: Machine) -> None:
+def test_power_cut_removes_a_new_file_whose_directory_was_not_flushed(machine: Machine) -> None:
     machine.run("os.fdatasync(made('a', b'one', False))")
     assert machine.files() == {"a": b"one"}
     assert machine.cut() == {}
@@ -97,7 +97,9 @@ def test_power_cut_keeps_a_name_after_the_flush_of_its_directory(machine: Machin
 
 
 @pytest.mark.parametrize("folder_flushed", [False, True])
-def test_power_cut_keeps_renames_after_the_flush_of_the_directory(machine: Machine, folder_flushed: bool) -> None:
+def test_power_cut_reverts_renames_and_deletions_whose_directory_was_not_flushed(
+    machine: Machine, folder_flushed: bool
+) -> None:
     machine.run("for name in 'abcd': made(name, name.encode())")
     machine.run("os.rename('a', 'A'); os.replace('b', 'c'); os.unlink('d')" + ("; sync_folder()" if folder_flushed else ""))
     assert machine.files() == {"A": b"a", "c": b"b"}
@@ -105,7 +107,7 @@ def test_power_cut_keeps_renames_after_the_flush_of_the_directory(machine: Machi
     assert after == ({"A": b"a", "c": b"b"} if folder_flushed else {"a": b"a", "b": b"b", "c": b"c", "d": b"d"})
 
 
-def test_power_cut_keeps_directories_after_the_flush_of_their_parent(machine: Machine) -> None:
+def test_power_cut_reverts_directory_changes_whose_parent_was_not_flushed(machine: Machine) -> None:
     machine.run(
         "for name in 'xyz': os.mkdir(name)\nfor name in 'xy': made(name + '/f', b'1'); sync_folder(name)\nsync_folder()\n"
         "made('z/f', b'1', False); os.rename('x', 'X'); import shutil; shutil.rmtree('y'); os.mkdir('w')"
@@ -117,7 +119,7 @@ def test_power_cut_keeps_directories_after_the_flush_of_their_parent(machine: Ma
     assert machine.cut() == {"X/f": b"1"}
 
 
-def test_power_cut_distinguishes_files_with_a_reused_inode(machine: Machine) -> None:
+def test_power_cut_does_not_confuse_files_that_reuse_an_inode(machine: Machine) -> None:
     machine.run(
         "os.close(made('a', b'one')); number = os.stat('a').st_ino; time.sleep(0.01); os.unlink('a')\n"
         "for name in 'bcdefgh':\n    os.fsync(made(name, b'two', False))\n    if os.stat(name).st_ino == number: break"
@@ -126,14 +128,14 @@ def test_power_cut_distinguishes_files_with_a_reused_inode(machine: Machine) -> 
 
 
 # ---- several cuts, several nodes -------------------------------------------------------------------------------------------
-def test_power_cut_survivors_are_durable(machine: Machine) -> None:
+def test_power_cut_does_not_remove_bytes_that_survived_an_earlier_cut(machine: Machine) -> None:
     machine.run("file = made('a', b'one'); os.write(file, b'two')")
     assert machine.cut() == machine.cut() == {"a": b"one"}
     machine.run("file = opened('a'); os.write(file, b'2'); os.fsync(file); os.write(file, b'3')")
     assert machine.cut() == {"a": b"one2"}
 
 
-def test_power_cut_affects_one_node_of_several(machine: Machine) -> None:
+def test_power_cut_of_one_node_leaves_the_files_of_other_nodes_unchanged(machine: Machine) -> None:
     machine.run(
         "for node in ('n1', 'n2'):\n    os.mkdir(node); sync_folder(); made(node + '/a', b'1', False)\nmade('n3', b'1', False)"
     )
@@ -143,7 +145,7 @@ def test_power_cut_affects_one_node_of_several(machine: Machine) -> None:
     assert machine.cut() == {"n2/a": b"1"}
 
 
-def test_power_cut_keeps_other_bytes_at_random(machine: Machine) -> None:
+def test_power_cut_preserves_a_random_part_of_the_unflushed_bytes(machine: Machine) -> None:
     machine.run(
         "for number in range(40):\n    folder = '%d' % number; os.mkdir(folder)\n"
         "    file = made(folder + '/a', b'A' * 10); sync_folder(folder); sync_folder()\n"
@@ -160,7 +162,7 @@ def test_power_cut_keeps_other_bytes_at_random(machine: Machine) -> None:
 
 
 # ---- failures ---------------------------------------------------------------------------------------------------------------
-def test_failed_flush_makes_nothing_durable_even_after_later_flushes(machine: Machine) -> None:
+def test_bytes_of_a_failed_flush_are_lost_in_a_power_cut_despite_later_flushes(machine: Machine) -> None:
     machine.run("made('a', b'one')")
     machine.power.fail(Rule(FLUSH_FAILS, "a"))
     said = machine.run(
@@ -174,7 +176,7 @@ def test_failed_flush_makes_nothing_durable_even_after_later_flushes(machine: Ma
     assert machine.cut(random.Random(1)) == machine.cut() == {"a": b"one"}
 
 
-def test_bytes_written_again_after_a_failed_flush_become_durable(machine: Machine) -> None:
+def test_bytes_written_again_after_a_failed_flush_survive_a_power_cut(machine: Machine) -> None:
     machine.power.fail(Rule(FLUSH_FAILS, "*", skip=2))
     machine.run(
         f"file = made('a', b'A' * {2 * PAGE}); os.write(file, b'B' * {2 * PAGE}); print(failure_of(os.fsync, file))\n"
@@ -184,7 +186,7 @@ def test_bytes_written_again_after_a_failed_flush_become_durable(machine: Machin
     assert machine.cut() == {"a": b"A" * 2 * PAGE + page_of_d + bytes(PAGE) + b"C" * PAGE}, "whole pages, and zeros between"
 
 
-def test_copy_of_a_file_with_a_failed_flush_is_durable(machine: Machine) -> None:
+def test_flushed_copy_of_a_file_with_a_failed_flush_survives_a_power_cut(machine: Machine) -> None:
     machine.power.fail(Rule(FLUSH_FAILS, "a"))
     machine.run(
         "file = made('a', b'one', False); failure_of(os.fsync, file); os.fsync(file)\n"
@@ -193,7 +195,7 @@ def test_copy_of_a_file_with_a_failed_flush_is_durable(machine: Machine) -> None
     assert machine.cut() == {"a": b"one"}
 
 
-def test_failed_flush_of_a_directory_loses_its_names(machine: Machine) -> None:
+def test_power_cut_after_a_failed_directory_flush_removes_its_new_files(machine: Machine) -> None:
     machine.power.fail(Rule(FLUSH_FAILS, ""))
     assert machine.run("os.fsync(made('a', b'1', False)); print(failure_of(sync_folder))") == str(-errno.EIO)
     assert machine.cut() == {}
@@ -217,7 +219,9 @@ def _program(text: str) -> Callable[[Machine], str]:
         ),
     ],
 )
-def test_failed_writes_return_their_error(machine: Machine, rules: list[Rule], program: str, said: object, left: bytes) -> None:
+def test_injected_write_fault_returns_its_error_to_the_process(
+    machine: Machine, rules: list[Rule], program: str, said: object, left: bytes
+) -> None:
     machine.run("os.makedirs('n1/raft')")
     if len(rules) == 2:  # the second one would strike the first write, which the first one lets pass
         rules[1] = Rule(rules[1].op, rules[1].pattern, error=rules[1].error, skip=1)
@@ -226,7 +230,7 @@ def test_failed_writes_return_their_error(machine: Machine, rules: list[Rule], p
     assert machine.files() == {"n1/raft/journal": left}
 
 
-def test_fault_rules_can_be_many_and_removed(machine: Machine) -> None:
+def test_fault_rules_apply_to_the_file_of_their_pattern_until_removed(machine: Machine) -> None:
     machine.power.fail(Rule(FLUSH_FAILS, "b", ALL), Rule(FLUSH_FAILS, "a", ALL, errno.ENOSPC))
     count = "file = made('a', b'1', False); print([failure_of(os.fsync, file) for _ in range(3)])"
     assert machine.run(count) == str([-errno.ENOSPC] * 3)
@@ -235,7 +239,7 @@ def test_fault_rules_can_be_many_and_removed(machine: Machine) -> None:
     assert machine.run(count) == str([None] * 3)
 
 
-def test_slow_flush_takes_its_time_and_is_durable(machine: Machine) -> None:
+def test_slow_flush_fault_delays_a_flush_that_then_survives_a_power_cut(machine: Machine) -> None:
     machine.power.fail(Rule(FLUSH_SLOW, "a", ALL, value=50))
     took = machine.run("began = time.monotonic(); made('a', b'1'); print(time.monotonic() - began)")
     assert float(took) >= 0.05
@@ -255,14 +259,14 @@ _NODE = (
 _MADE = {"nodes/n1/raft/journal": b"vote", "nodes/n1/streams/s-u/0/hw": b"1"}
 
 
-def test_new_node_directories_survive_a_power_cut(machine: Machine) -> None:
+def test_data_directory_of_a_new_node_survives_a_power_cut(machine: Machine) -> None:
     machine.run(_NODE)
     left = machine.cut()
     left.pop("nodes/n1/lock", None)
     assert left == _MADE
 
 
-def test_names_left_unflushed_by_a_killed_process_are_flushed_by_the_next(machine: Machine) -> None:
+def test_directory_entries_left_unflushed_by_a_killed_process_are_flushed_at_the_next_start(machine: Machine) -> None:
     machine.run("os.mkdir('nodes'); sync_folder()")
     machine.run(_NODE.replace("files\n", "files\nfiles.sync_folder = data_folder.sync_folder = lambda folder: None\n", 1))
     machine.run(_NODE)
@@ -271,7 +275,7 @@ def test_names_left_unflushed_by_a_killed_process_are_flushed_by_the_next(machin
     assert left == _MADE
 
 
-def test_free_space_under_a_full_disk_fault_is_zero(machine: Machine) -> None:
+def test_full_disk_fault_reports_zero_free_space(machine: Machine) -> None:
     words = (
         "import shutil; os.makedirs('in', exist_ok=True); print(shutil.disk_usage('in').free, shutil.disk_usage('.').free > 0)"
     )

@@ -27,7 +27,7 @@ GOOD = [
 ]
 
 
-def test_queue_verdict_accepts_and_counts_a_correct_history() -> None:
+def test_queue_verdict_accepts_a_correct_history_and_counts_its_deliveries() -> None:
     found = judged(GOOD, {0: 4}, 4.0, 2.0)
     assert (found.wrong, found.records, found.given, found.acked) == ([], 4, 6, 4)
     assert found.again_s.tolist() == [5.0, 5.0]
@@ -45,7 +45,7 @@ def test_queue_verdict_finds_a_record_delivered_after_its_ack(more: list[dict[st
     assert judged([*more, *GOOD], {0: 4}, 9.0, 2.0).wrong == ([said] if said else [])
 
 
-def test_queue_verdict_finds_skipped_and_late_records() -> None:
+def test_queue_verdict_finds_records_never_delivered_and_records_redelivered_late() -> None:
     assert judged(GOOD, {0: 6}, 4.0, 2.0).wrong == ["0/4, and 1 more, never given"]
     assert judged(GOOD, {0: 4}, 2.0, 2.0).wrong == ["a record came again after 5.0 s, its wait is 2 s"]
 
@@ -53,7 +53,7 @@ def test_queue_verdict_finds_skipped_and_late_records() -> None:
 @pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(300)
-async def test_queue_workers_and_coordinator_killed_lose_no_record(tmp_path: Path) -> None:
+async def test_queue_loses_no_record_when_workers_and_coordinator_are_killed(tmp_path: Path) -> None:
     plan = Plan(
         records=6000, workers=3, kill_every_s=1.0, node_every_s=2.0, wait_s=2.0, batch=200, size_bytes=20, seed=1, most_kills=2,
         most_nodes=1, slack_s=60.0,

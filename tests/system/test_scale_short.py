@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 
 @pytest.mark.long
-async def test_scale_run_creates_elects_and_restarts_partitions(tmp_path: Path) -> None:
+async def test_scale_run_with_killed_nodes_elects_leaders_of_all_partitions_within_its_limits(tmp_path: Path) -> None:
     run = Run(Sizes(partitions=60, nodes=3, per_stream=10, at_once=8, idle_s=0), tmp_path)
     missed = await run.all(("kill-one", "kill-all"))
     assert [

@@ -17,7 +17,7 @@ from tests.system.service_chaos.rounds import drawn, one_round
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
-async def test_service_chaos_keeps_states_and_outputs_of_the_model() -> None:
+async def test_service_states_and_outputs_equal_the_model_after_random_faults() -> None:
     ground = Ground(Random(5), lambda node, line: print(f"{node} | {line}"))
     try:
         await ground.open()
@@ -28,7 +28,7 @@ async def test_service_chaos_keeps_states_and_outputs_of_the_model() -> None:
         await ground.close()
 
 
-def test_service_chaos_draws_every_fault_and_repeats_by_seed() -> None:
+def test_service_chaos_fault_choice_is_equal_for_the_same_seed_and_contains_every_fault() -> None:
     rounds = [[fault.name for fault in faults] for faults in drawn(Random(7), 30)]
     assert rounds == [[fault.name for fault in faults] for faults in drawn(Random(7), 30)]
     assert {name for names in rounds for name in names} == set(FAULTS)
@@ -45,7 +45,7 @@ def _model() -> tuple[Model, dict[int, bytes]]:
     return model, dict(enumerate(values))
 
 
-def test_service_chaos_model_follows_its_rules() -> None:
+def test_service_chaos_model_accepts_a_correct_log_with_its_outputs_and_states() -> None:
     model, acked = _model()
     model.check_log(acked)
     assert (model.count, len(model.outputs), model.decided) == (4, 4, {2, 3})  # three commands and a timer
@@ -69,7 +69,7 @@ def test_service_chaos_model_follows_its_rules() -> None:
         lambda model, acked: model.apply(Record(9, 0, None, b"", (), "", None, 1)),
     ],
 )
-def test_service_chaos_model_finds_each_violation(broken: Callable[[Model, dict[int, bytes]], None]) -> None:
+def test_service_chaos_model_raises_for_each_kind_of_violation(broken: Callable[[Model, dict[int, bytes]], None]) -> None:
     model, acked = _model()
     with pytest.raises(ViolationError):
         broken(model, acked)

@@ -14,7 +14,7 @@ ROWS: list[Row] = [(0, 1, b"b"), (0, 2, b"c"), (0, 3, b"d"), (1, 0, b"e")]
 REACH = {0: Reach(2, 4, 1), 1: Reach(0, 1)}
 
 
-def test_spark_verdict_accepts_the_rows_of_the_log() -> None:
+def test_spark_verdict_accepts_rows_equal_to_the_records_of_the_log() -> None:
     assert complaints(ROWS, LOG, REACH) == []
     assert complaints([(0, 1, b"b"), (0, 2, b"c"), (0, 3, b"d")], LOG, {0: REACH[0], 1: Reach(0, 0)}) == []
 
@@ -32,7 +32,7 @@ def test_spark_verdict_accepts_the_rows_of_the_log() -> None:
         (ROWS[:3], "1 of [0, 1) of partition 1 are missing"),
     ],
 )
-def test_spark_verdict_finds_other_rows(rows: list[Row], said: str) -> None:
+def test_spark_verdict_finds_rows_that_differ_from_the_log(rows: list[Row], said: str) -> None:
     assert said in complaints(rows, LOG, REACH)
 
 
@@ -40,12 +40,12 @@ def test_spark_verdict_finds_other_rows(rows: list[Row], said: str) -> None:
     ("held", "found"),
     [({0: 1, 1: 1}, (0, 0, 0)), ({0: 1}, (1, 0, 0)), ({0: 1, 1: 3}, (0, 2, 0)), ({0: 1, 1: 1, 2: 1, -1: 1}, (0, 0, 2))],
 )
-def test_spark_verdict_counts_lost_duplicate_and_strange_numbers(held: dict[int, int], found: tuple[int, int, int]) -> None:
+def test_spark_verdict_counts_lost_duplicate_and_unknown_records(held: dict[int, int], found: tuple[int, int, int]) -> None:
     outcome = Outcome(records=2)
     outcome.count(Counter(held))
     assert (outcome.lost, outcome.twice, outcome.strange) == found
     assert outcome.right == (found == (0, 0, 0))
 
 
-def test_spark_verdict_rejects_an_empty_outcome() -> None:
+def test_spark_verdict_rejects_a_run_without_records() -> None:
     assert not Outcome().right

@@ -44,7 +44,7 @@ def test_ordered_queue_simulation_seeds_break_no_invariant() -> None:
 
 
 @pytest.mark.parametrize("bug", MOST, ids=lambda bug: bug.name)
-def test_planted_group_bug_patches_match_the_shipped_code(bug: catalogue.PlantedBug) -> None:
+def test_planted_group_bug_can_be_applied_to_the_shipped_code(bug: catalogue.PlantedBug) -> None:
     assert bug.seed
     assert bug.changed() is not None
 

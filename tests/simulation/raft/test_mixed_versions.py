@@ -42,7 +42,7 @@ def test_mixed_version_simulation_detects_a_decision_that_ignores_the_feature_le
 
 @pytest.mark.timeout(120)
 @pytest.mark.long
-def test_corrupted_controller_metadata_is_detected_and_fetched_from_others() -> None:
+def test_corrupted_controller_metadata_is_detected_and_replaced_by_that_of_other_controllers() -> None:
     seen: Counter[str] = Counter()
     assert run_seed(_TURNS, seen, DivergedRun) == ""
     assert seen["folders put aside"] == 1
@@ -53,13 +53,13 @@ def test_corrupted_controller_metadata_is_detected_and_fetched_from_others() -> 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", sampled(_NO_MAJORITY, 4))
-def test_corrupted_controller_metadata_without_a_majority_reaches_one_again(seed: int) -> None:
+def test_controllers_without_a_majority_of_equal_metadata_agree_again(seed: int) -> None:
     assert run_seed(seed, Counter(), DivergedRun) == ""
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", sampled(_A_PERSON, 2))
-def test_corrupted_controller_metadata_that_differs_on_all_is_resolved_by_an_operator(seed: int) -> None:
+def test_controllers_whose_metadata_all_differ_agree_again_after_an_operator_stops_one(seed: int) -> None:
     seen: Counter[str] = Counter()
     assert run_seed(seed, seen, DivergedRun) == ""
     assert sum(seen[who] for who in ("persons who stop the leader", "persons who stop another one")) in (1, 2)

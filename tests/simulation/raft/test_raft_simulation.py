@@ -81,7 +81,7 @@ def test_raft_mutant_is_detected_by_its_seed(mutant: RaftMutant) -> None:
 
 
 @pytest.mark.long
-def test_raft_simulation_seed_gives_one_history_for_any_hash_seed() -> None:
+def test_raft_simulation_seed_gives_the_same_history_for_any_python_hash_seed() -> None:
     printed = []
     for hash_seed in ("1", "2"):
         given = {**os.environ, "PYTHONHASHSEED": hash_seed}

@@ -150,7 +150,7 @@ def _digest(hash_seed: str) -> str:
 
 
 @pytest.mark.long
-def test_simulation_seed_gives_one_history_for_any_hash_order() -> None:
+def test_simulation_seed_gives_the_same_history_for_any_hash_order() -> None:
     assert _digest("1") == _digest("2")
 
 

@@ -39,7 +39,7 @@ def test_whole_cluster_simulation_moves_replicas_and_controllers_without_loss() 
     assert [what for what in WANTED if not seen[what]] == []
 
 
-def test_whole_cluster_simulation_plan_gives_one_history() -> None:
+def test_whole_cluster_simulation_of_the_same_plan_gives_the_same_trace_twice() -> None:
     plan = replace(draw_whole_plan(4), changes=(Change(2_000_000_000, "add", 0.5),))
     first, second = (run_whole(plan, 1500, trace=True) for _ in range(2))
     assert first.trace is not None

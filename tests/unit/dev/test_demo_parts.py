@@ -28,7 +28,7 @@ LINES = [flight("UA", "11"), flight("UA", "NA"), flight("AA", "-25"), flight("UA
 
 
 # ---- the flights -----------------------------------------------------------------------------------------------------------
-def test_demo_delays_are_counted_and_summed_by_carrier() -> None:
+def test_demo_flight_delays_are_counted_and_summed_by_carrier() -> None:
     assert demo_flights.mean_delays(LINES) == {"UA": (2, 20), "AA": (1, -25)}
     assert demo_flights.mean_delays([]) == {}
 
@@ -185,7 +185,9 @@ async def test_demo_failover_resends_a_window_from_the_first_missing_ack(quick: 
     assert [subject for _, subject in wire.asked] == ["demo"] * len(wire.asked)
 
 
-async def test_demo_failover_publisher_without_progress_gives_up(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_demo_failover_publisher_without_acks_raises_unavailable_error(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(demo_steps, "_PATIENCE_S", 0.01)
     wire = Wire()
     wire.silent = {3: 1 << 30}
@@ -209,7 +211,7 @@ async def test_demo_committed_count_is_zero_without_leader() -> None:
     assert await demo_steps._count_committed(cluster, "flights") == 3
 
 
-async def test_demo_wait_for_the_isr_times_out(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_demo_wait_for_the_isr_raises_after_its_timeout(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster: Any = Cluster(Wire())
     cluster.leaders = []
     await demo_steps._until_in_sync(cluster, "flights")
@@ -220,7 +222,7 @@ async def test_demo_wait_for_the_isr_times_out(quick: None, monkeypatch: pytest.
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------------------
-def test_demo_completion_check_is_true_when_each_replica_has_all_committed_records() -> None:
+def test_demo_is_complete_only_when_each_replica_has_all_committed_records() -> None:
     complete = demo_steps._complete
     assert complete(Positions(5, 5, "n1", {"n1": 5, "n2": 5}), 5)
     assert not complete(Positions(5, 4, "n1", {"n1": 5}), 5)
@@ -230,7 +232,7 @@ def test_demo_completion_check_is_true_when_each_replica_has_all_committed_recor
         complete(Positions(5, 6, "n1", {"n1": 5}), 5)
 
 
-def test_demo_newest_offset_is_that_of_the_partition() -> None:
+def test_demo_newest_offset_is_read_from_the_status_row_of_the_partition() -> None:
     status = {
         "partitions": [
             {"stream": "x", "partition": 0, "newest_offset": 1},
@@ -287,7 +289,7 @@ async def test_demo_publisher_sends_at_most_the_limit_of_uncommitted_records(mon
     assert seconds >= 0
 
 
-async def test_demo_watch_of_a_stalled_cluster_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_demo_watch_of_a_cluster_without_progress_raises_unavailable_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_steps, "_LOOK_S", 0.0)
     monkeypatch.setattr(demo_steps, "STALL_S", 0.01)
     watched: Any = Watched()
@@ -319,7 +321,7 @@ async def test_demo_progress_of_a_node_without_answer_shows_its_last_offset() ->
         await demo_steps._look(watched, ["odd"], at)
 
 
-async def test_demo_read_back_compares_each_record_with_the_published_record() -> None:
+async def test_demo_read_back_step_reports_the_first_record_that_differs_from_the_published_record() -> None:
     def client(*values: bytes) -> Any:
         async def batches() -> AsyncIterator[Any]:
             for value in values:
@@ -346,7 +348,7 @@ def test_demo_comparison_of_different_records_returns_the_offset_of_the_first_di
 @pytest.mark.parametrize(
     ("offsets", "gap"), [([2, 0, 1], False), ([0, 1, 3], True), ([1, 2, 3], True), ([0, 1, 1], True), ([], False)]
 )
-def test_demo_spark_records_are_sorted_and_a_gap_is_data_loss(offsets: list[int], gap: bool, tmp_path: Path) -> None:
+def test_demo_spark_records_with_an_offset_gap_raise_data_loss_error(offsets: list[int], gap: bool, tmp_path: Path) -> None:
     table = pa.table({"offset": pa.array(offsets, pa.int64()), "value": pa.array([b"%d" % o for o in offsets], pa.binary())})
     with pa.OSFile(str(tmp_path / "r"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
@@ -358,7 +360,7 @@ def test_demo_spark_records_are_sorted_and_a_gap_is_data_loss(offsets: list[int]
 
 
 @pytest.mark.parametrize("same", [True, False])
-async def test_demo_spark_result_is_compared_with_the_local_result(same: bool, tmp_path: Path) -> None:
+async def test_demo_spark_step_reports_a_result_that_differs_from_the_local_result(same: bool, tmp_path: Path) -> None:
     class Job:
         said: list[str]
 
@@ -384,7 +386,7 @@ async def test_demo_spark_result_is_compared_with_the_local_result(same: bool, t
     assert delays == ({"UA": (2, 20), "AA": (1, -25)} if same else {"UA": (2, 21)})
 
 
-def test_demo_step_prints_its_throughput() -> None:
+def test_demo_step_as_json_contains_its_throughput() -> None:
     said = Step("read", 1000, 5000, 2.0).as_json()
     assert (said["records_per_s"], said["bytes_per_s"], said["seconds"]) == (500, 2500, 2.0)
     assert "records_per_s" not in Step("restart", 0, 0, 2.0).as_json()

@@ -300,7 +300,7 @@ def test_dev_command_prints_nodes_data_directory_and_nats_url_once_without_secre
         assert "{" not in said
 
 
-def test_dev_environment_passes_cluster_settings_and_warns_of_single_node_settings() -> None:
+def test_dev_environment_passes_cluster_settings_and_lists_unused_settings_of_single_nodes() -> None:
     given = {
         "LIFTPY_REPLICATION_LEASE_S": "2", "LIFTPY_LOG_LEVEL": "debug", "LIFTPY_NODE_ID": "n9", "LIFTPY_RACK": "r", "OTHER": "x",
         "LIFTPY_NATS": "nats://elsewhere:1", "LIFTPY_TRACE": "",

@@ -79,7 +79,7 @@ def test_mmap_cache_read_of_a_replaced_file_raises_storage_error(tmp_path: Path)
         file.read(0, 100)
 
 
-def test_mmap_cache_at_the_descriptor_limit_closes_maps_and_reads_on(tmp_path: Path) -> None:
+def test_mmap_cache_at_the_descriptor_limit_closes_old_maps_and_still_reads_files(tmp_path: Path) -> None:
     """In a process of its own, whose limit is lowered."""
     script = f"""
 import resource, sys

@@ -24,7 +24,7 @@ def open_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_data_directory_created_with_any_umask_is_not_writable_for_others(tmp_path: Path) -> None:
+def test_data_directory_created_with_any_umask_is_not_writable_by_others(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path / "a" / "b" / "data")
     folder.store_identity(NodeIdentity("n1"))
     folder.partition_storage(PartitionKey("orders", "u1", 3))
@@ -35,7 +35,7 @@ def test_data_directory_created_with_any_umask_is_not_writable_for_others(tmp_pa
     folder.close()
 
 
-def test_data_directory_writable_for_others_loses_that_permission_at_start(tmp_path: Path) -> None:
+def test_data_directory_writable_by_others_loses_that_permission_at_start(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data").chmod(0o777)
     DataFolder(tmp_path / "data").close()

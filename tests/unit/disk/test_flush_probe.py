@@ -32,9 +32,7 @@ class FakeDisk:
             raise OSError(errno.EIO, "Input/output error")
 
 
-def test_flush_probe_returns_the_requested_number_of_times_and_leaves_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flush_probe_returns_one_duration_per_flush_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FakeDisk(monkeypatch, 0.0002)
     assert probe_flushes(tmp_path) == pytest.approx([0.0002] * PROBES)
     assert disk.flushes == PROBES + 1, "the first one of a new file does not count"
@@ -68,7 +66,7 @@ def test_flush_probe_on_a_full_disk_returns_none(tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == []
 
 
-def test_flush_probe_without_a_directory_or_with_a_used_name_returns_none(tmp_path: Path) -> None:
+def test_flush_probe_in_a_missing_directory_or_with_a_used_file_name_returns_none(tmp_path: Path) -> None:
     assert probe_flushes(tmp_path / "gone") is None
     (tmp_path / PROBE_NAME).mkdir()
     assert probe_flushes(tmp_path) is None

@@ -35,7 +35,7 @@ def test_flush_time_quantiles_include_only_the_most_recent_flushes() -> None:
     assert times.report() == {"p50_ms": 2.0, "p99_ms": 2.0, "max_ms": 2.0}, "round and round"
 
 
-def test_flush_time_of_slow_flushes_is_counted_and_logged_once_per_interval(
+def test_slow_flushes_are_counted_and_logged_once_per_interval(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]

@@ -36,14 +36,14 @@ def broken(primitive: Primitive, recorder: Recorder, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("name", PRIMITIVES)
-def test_disk_operation_interrupted_by_any_power_cut_leaves_old_or_new_data(name: str, tmp_path: Path) -> None:
+def test_disk_operation_interrupted_by_any_power_cut_leaves_the_old_or_the_new_data(name: str, tmp_path: Path) -> None:
     recorder = record(PRIMITIVES[name], tmp_path / "live")
     assert len(recorder.promises) > 1
     assert broken(PRIMITIVES[name], recorder, tmp_path / "left") == ""
 
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, p in PRIMITIVES.items() for kind in sorted(p.needs)])
-def test_power_cut_check_finds_a_disk_operation_without_its_flush(name: str, kind: str, tmp_path: Path) -> None:
+def test_power_cut_check_fails_for_a_disk_operation_whose_flush_was_removed(name: str, kind: str, tmp_path: Path) -> None:
     recorder = record(PRIMITIVES[name], tmp_path / "live", frozenset({kind}))
     assert broken(PRIMITIVES[name], recorder, tmp_path / "left"), f"without any flush of a {kind} nothing is missed"
 

@@ -77,7 +77,7 @@ def test_compaction_retains_the_last_record_of_each_key_at_its_offset() -> None:
     assert _records(Log.open(log.storage, CONFIG)[0]) == after
 
 
-def test_compaction_on_the_leader_lets_a_follower_continue_at_any_batch_end() -> None:
+def test_follower_continues_at_any_batch_end_after_a_compaction_on_the_leader() -> None:
     leader, (follower, _) = _keyed(keyless=False), Log.open(MemoryStorage(), CONFIG)
     ends = [0]
     while follower.log_end_offset < 100:
@@ -214,7 +214,9 @@ def test_compaction_of_random_histories_retains_the_last_record_per_key(history:
 
 
 @pytest.mark.parametrize(("window_s", "kept"), [(60.0, [3, 5]), (3600.0, [0, 1, 3, 5]), (0.0, [5])])
-def test_compaction_retains_records_with_message_ids_for_the_dedup_window(window_s: float, kept: list[int]) -> None:
+def test_compaction_retains_records_with_message_ids_until_the_dedup_window_has_passed(
+    window_s: float, kept: list[int]
+) -> None:
     """A log that is opened without a state file learns the ids from them."""
     storage, config = MemoryStorage(), StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=window_s)
     log, _ = Log.open(storage, config)

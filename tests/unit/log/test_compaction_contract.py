@@ -101,7 +101,7 @@ def test_compaction_reads_only_committed_and_flushed_segments() -> None:
         assert (len(found.inputs) if isinstance(found, Compaction) else 0) == inputs
 
 
-def test_compaction_horizon_never_falls_and_is_reset_for_an_empty_log() -> None:
+def test_compaction_horizon_never_falls_unless_the_log_is_empty() -> None:
     log = filled()
     horizon = CompactionHorizon(log.storage, log.segments, log.storage.load(HORIZON_NAME))
     assert horizon.rise(Horizon(5, 7))

@@ -83,7 +83,7 @@ def test_compaction_horizon_without_its_file_is_inferred_from_segments(spoil: Ca
     assert reopened(log.storage, power=False).horizon == Horizon(SEALED_END, 2, SEALED_END)
 
 
-def test_compaction_horizon_of_a_follower_rises_to_the_leaders_with_compacted_batches() -> None:
+def test_compaction_horizon_of_a_follower_rises_to_that_of_the_leader_with_compacted_batches() -> None:
     leader, (follower, _) = filled(), Log.open(MemoryStorage(), CONFIG)
     compact(leader)
     for chunk in leader.read(0, 150).chunks:
@@ -102,7 +102,7 @@ def test_compaction_horizon_of_a_follower_does_not_rise_with_uncompacted_batches
 
 
 @pytest.mark.parametrize("empty", [lambda log: log.start_afresh(0), lambda log: log.cut_to(0)])
-def test_compaction_horizon_of_an_emptied_log_is_reset_to_never(empty: Callable[[Log], object]) -> None:
+def test_compaction_horizon_of_an_emptied_log_is_reset(empty: Callable[[Log], object]) -> None:
     log = filled()
     compact(log)
     empty(log)
@@ -110,7 +110,7 @@ def test_compaction_horizon_of_an_emptied_log_is_reset_to_never(empty: Callable[
     assert reopened(log.storage, power=True).horizon == NEVER
 
 
-def test_compaction_horizon_encoding_is_reversible_and_rejects_damaged_bytes() -> None:
+def test_compaction_horizon_encoded_and_decoded_is_equal() -> None:
     assert decode_horizon(encode_horizon(Horizon(7, 3))) == Horizon(7, 3)
     assert decode_horizon(None) is decode_horizon(b"") is decode_horizon(encode_horizon(NEVER)[:-1]) is None
 
@@ -119,7 +119,7 @@ def test_compaction_horizon_encoding_is_reversible_and_rejects_damaged_bytes() -
     ("horizon", "end_on_leader", "wanted"),
     [(0, 4, Cut(4, True)), (4, 4, Cut(4, True)), (5, 4, StartAfresh(0)), (20, 4, StartAfresh(0)), (20, 10, Cut(10, True))],
 )
-def test_reconcile_does_not_truncate_below_the_compaction_horizon(
+def test_reconciliation_does_not_truncate_the_log_below_the_compaction_horizon(
     horizon: int, end_on_leader: int, wanted: Cut | StartAfresh
 ) -> None:
     log = LogOffsets()
@@ -136,7 +136,7 @@ def test_reconcile_does_not_truncate_below_the_compaction_horizon(
     )
 
 
-def test_reconcile_reaches_the_compaction_horizon_only_with_all_records_below_it() -> None:
+def test_reconciliation_starts_at_the_compaction_horizon_only_if_the_leader_log_reaches_it() -> None:
     for last_offset, wanted in ((18, False), (19, True), (25, True)):
         assert (
             reaches(

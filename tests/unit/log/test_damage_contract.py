@@ -55,7 +55,7 @@ def test_log_read_of_a_block_with_wrong_offsets_raises_corruption() -> None:
         log.read(at.base_offset, 1)
 
 
-def test_recovery_invalid_bytes_are_a_torn_tail_only_without_a_valid_batch_after_them() -> None:
+def test_recovery_treats_invalid_bytes_as_a_torn_tail_only_without_a_valid_batch_after_them() -> None:
     for behind, whole in ((b"", True), (build_batch([b"right"], base_offset=50, leader_epoch=9), False)):
         storage = MemoryStorage()
         filled(3, storage=storage).close()
@@ -92,7 +92,7 @@ def test_quarantine_deletes_all_but_the_newest_damaged_files() -> None:
     assert [int(name[:20]) for name in storage.names()] == [3, 4, 5]
 
 
-def test_damage_report_recheck_is_allowed_once_per_second_and_peer() -> None:
+def test_damage_report_of_one_peer_causes_at_most_one_recheck_per_second() -> None:
     rechecks = Rechecks()
     said = [rechecks.is_due("n1", now) for now in (0, EVERY_NS // 2, EVERY_NS - 1, EVERY_NS, EVERY_NS + 1)]
     assert said == [True, False, False, True, False], "one that came too soon does not count"

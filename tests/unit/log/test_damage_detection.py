@@ -126,7 +126,7 @@ def test_scrub_scan_ignores_unflushed_data() -> None:
     assert scan_of(log, log.segments[0]) is not None
 
 
-def test_scrub_scan_of_a_segment_truncated_meanwhile_reports_no_damage() -> None:
+def test_scrub_scan_of_a_segment_truncated_during_the_scan_reports_no_damage() -> None:
     log, _, told = filled()
     segment = log.segments[-1]
     scan = scan_of(log, segment)
@@ -138,7 +138,7 @@ def test_scrub_scan_of_a_segment_truncated_meanwhile_reports_no_damage() -> None
     assert not told
 
 
-def test_freshly_sealed_returns_a_flushed_segment_sealed_by_this_process_only() -> None:
+def test_freshly_sealed_returns_only_a_flushed_segment_that_this_process_sealed() -> None:
     log, storage, _ = filled()
     assert freshly_sealed(log) is log.segments[0]
     log, _ = Log.open(storage.crash(power=False), CONFIG)
@@ -159,7 +159,7 @@ def test_next_segment_returns_segments_in_order() -> None:
     assert next_segment(log, second.base_offset) is None
 
 
-def test_compaction_that_reads_damage_raises_and_the_next_open_leaves_the_isr() -> None:
+def test_compaction_that_reads_a_damaged_block_raises_corruption_and_reports_damage() -> None:
     log, storage, told = filled(replace(CONFIG, compaction=True))
     compaction = log.begin_compaction(0)
     assert compaction is not None

@@ -131,7 +131,7 @@ def test_filtered_read_scans_a_bounded_part_of_the_log_per_response(monkeypatch:
         assert (0 if backwards else 10_000) < sum(looked) <= 20_000 + 8192  # backwards: of one segment
 
 
-def test_filtered_read_with_a_full_filter_over_many_subjects_takes_a_bounded_time() -> None:
+def test_filtered_read_with_64_wildcard_subjects_takes_less_than_half_a_second_per_response() -> None:
     """[A21]"""
     log = Log.open(MemoryStorage(), StreamConfig())[0]
     for base in range(0, 40_000, 4000):
@@ -198,7 +198,9 @@ def test_filtered_read_response_never_exceeds_its_size_limit() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(batches, st.integers(0, 255), st.integers(100, 3000), st.integers(300, 4000))
-def test_column_read_returns_all_columns_except_the_omitted(rows: list[Any], left_out: int, max_bytes: int, room: int) -> None:
+def test_column_read_returns_all_columns_except_the_omitted_columns(
+    rows: list[Any], left_out: int, max_bytes: int, room: int
+) -> None:
     log, records = filled(rows)
     at, end, found, assembly = 0, log.log_end_offset, [], Assembly()
     while at < end:

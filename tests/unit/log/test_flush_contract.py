@@ -28,7 +28,7 @@ def test_flush_covers_only_records_appended_before_it_began() -> None:
 
 
 @pytest.mark.parametrize("mode", ["always", "none", "interval:50"])
-def test_flush_policy_other_than_always_raises_the_flushed_but_not_the_durable_end(mode: str) -> None:
+def test_log_with_a_flush_policy_other_than_always_counts_appended_records_as_flushed_not_as_durable(mode: str) -> None:
     log = a_log(flush=FlushPolicy.parse(mode))
     add(log, 3)
     assert log.flushed_end_offset == (0 if mode == "always" else 3)
@@ -125,7 +125,7 @@ def test_promised_epoch_never_falls_and_is_stored_in_the_checkpoint() -> None:
     assert Log.open(log.storage, StreamConfig(), clean=True, promised_epoch=8)[0].persisted_epoch == 8
 
 
-def test_log_on_advance_is_called_after_append_hw_rise_and_truncation_only() -> None:
+def test_log_calls_on_advance_only_after_append_high_watermark_rise_and_truncation() -> None:
     log, woken = a_log(), []
     log.on_advance = lambda: woken.append(1)
     for step, wakes in (

@@ -53,7 +53,7 @@ def test_flush_placement_with_fast_start_probes_starts_on_the_event_loop() -> No
     assert place.report() == {**done, "probed": PROBES, "probes_failed": 0}
 
 
-def test_flush_placement_counts_start_probes_as_flushes() -> None:
+def test_flush_placement_counts_the_flush_probes_at_node_start_as_flushes() -> None:
     place = FlushPlace()
     place.tried_out([FAST_S] * 10 + [SHORT_S * 2] + [FAST_S] * (PROBES - 11))
     assert in_thread(place, FAST_S, 1000) == 32 - (10 - 3) - (PROBES - 11)
@@ -121,7 +121,7 @@ def test_flush_placement_stays_on_the_event_loop_after_a_slightly_slow_flush(pla
     assert on_loop(place, FAST_S, 100) == 100
 
 
-def test_flush_placement_that_left_the_loop_soon_needs_twice_as_many_short_flushes(place: FlushPlace) -> None:
+def test_flush_placement_needs_twice_as_many_short_flushes_each_time_it_soon_leaves_the_event_loop(place: FlushPlace) -> None:
     wanted = []
     for _ in range(8):
         place.took_on_loop(LONG_S)
@@ -148,7 +148,7 @@ def test_flush_placement_bounds_the_share_of_time_flushes_block_the_event_loop()
     assert stalls_s / total_s < 0.05
 
 
-def test_flush_placement_of_large_and_sealing_flushes_is_a_thread_and_not_counted(place: FlushPlace) -> None:
+def test_flush_placement_runs_large_and_segment_sealing_flushes_in_a_thread(place: FlushPlace) -> None:
     assert not place.takes(100, True), "it seals a segment"
     assert place.takes(LARGE_BYTES, False)
     assert not place.takes(LARGE_BYTES + 1, False)
@@ -160,7 +160,7 @@ def test_flush_placement_of_large_and_sealing_flushes_is_a_thread_and_not_counte
     assert not slow.on_loop
 
 
-def test_flush_placement_of_many_queued_flushes_is_threads(place: FlushPlace) -> None:
+def test_flush_placement_runs_many_queued_flushes_in_threads(place: FlushPlace) -> None:
     place.waiting = MOST_WAITING
     assert place.takes(100, False)
     place.waiting = MOST_WAITING + 1

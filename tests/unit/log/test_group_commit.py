@@ -70,7 +70,7 @@ class Shell:
         return told
 
 
-def test_group_commit_flushes_records_appended_during_a_flush_with_the_next_one() -> None:
+def test_group_commit_flushes_records_appended_during_a_flush_with_the_next_flush() -> None:
     shell = Shell()
     shell.append()
     assert shell.heard() == ["begin"]
@@ -198,7 +198,7 @@ def test_group_commit_flush_error_fails_the_log_and_starts_no_further_flush(wait
     assert shell.log.durable_end_offset == 0
 
 
-def test_group_commit_with_interval_policy_acks_at_once_and_flushes_by_timer() -> None:
+def test_group_commit_with_interval_policy_counts_records_as_flushed_at_once_and_flushes_by_timer() -> None:
     shell = Shell("interval:50")
     shell.append(2)
     assert shell.heard() == [(1, 0), "arm", (2, 0)]
@@ -253,7 +253,7 @@ def test_group_commit_after_close_starts_no_flush() -> None:
     assert shell.heard() == ["begin"]
 
 
-def test_group_commit_close_waits_for_the_running_flush_and_reports_its_end() -> None:
+def test_group_commit_close_waits_for_the_running_flush_and_reports_its_end_offset() -> None:
     shell = Shell()
     shell.append(2)
     shell.commit.close()

@@ -80,7 +80,7 @@ def test_leader_epoch_journal_opened_after_damage_ignores_the_damaged_entry_and_
         assert held(after.crash()) == {KEYS[0]: 3, KEYS[2]: 8}
 
 
-def test_leader_epoch_journal_decoder_of_any_bytes_raises_nothing() -> None:
+def test_leader_epoch_journal_decoder_of_any_bytes_raises_no_error() -> None:
     for data in (None, b"", b"LFPJ", b"LFPJ\x01\0\0\0", b"no journal at all", b"LFPJ\x01\0\0\0" + b"\xff" * 40):
         assert decode_promises(data) == {}
 
@@ -132,7 +132,7 @@ def test_leader_epoch_journal_on_a_full_disk_raises_no_space_until_space_is_free
     assert held(full.crash()) == {KEYS[0]: 3, KEYS[1]: 4}
 
 
-def test_leader_epoch_journal_rewrites_its_file_at_a_size_limit_without_deleted_partitions(
+def test_leader_epoch_journal_at_its_size_limit_is_rewritten_without_deleted_partitions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("liftpy.core.log.epoch_promises._LEAST_BYTES", 1000)

@@ -107,14 +107,14 @@ def test_log_reads_return_whole_batches_across_segments(max_bytes: int) -> None:
         offset = result.next_offset
 
 
-def test_log_offset_for_timestamp_returns_the_first_at_or_after() -> None:
+def test_log_offset_for_timestamp_returns_the_first_offset_at_or_after_the_timestamp() -> None:
     log = _log()
     fill(log, 60)  # batch at offset n has timestamp 1000 n
     for timestamp, offset in [(0, 0), (1, 3), (3000, 3), (100_500, 102), (177_000, 177), (177_001, 180)]:
         assert log.offset_for_timestamp(timestamp) == offset
 
 
-def test_log_on_advance_is_called_after_an_append_and_a_high_watermark_rise() -> None:
+def test_log_calls_on_advance_after_an_append_and_a_high_watermark_rise() -> None:
     log, calls = _log(), []
     log.on_advance = lambda: calls.append((log.log_end_offset, log.high_watermark))
     fill(log, 1)
@@ -316,7 +316,7 @@ def test_log_open_after_any_flipped_bit_returns_a_prefix_or_reports_damage() -> 
                 assert report.must_leave_isr or report.cut_bytes, (name, bit)
 
 
-def test_log_open_with_damage_in_the_middle_quarantines_and_reports_it() -> None:
+def test_log_open_with_damage_in_the_middle_quarantines_and_reports_the_damaged_segment() -> None:
     storage, expected = _written()
     name = max(n for n in storage.files if n.endswith(".log"))
     storage.files[name].data[100] ^= 1
@@ -460,7 +460,7 @@ def test_log_append_batches_writes_only_the_listed_batches_of_a_response() -> No
     assert [o for o, _ in content(log)] == [0, 1, 2, 3]
 
 
-def test_log_open_with_a_torn_tail_after_a_clean_stop_must_leave_the_isr() -> None:
+def test_log_open_that_finds_a_torn_tail_after_a_clean_stop_requires_the_replica_to_leave_the_isr() -> None:
     storage, _ = _written()
     log = reopened(storage)
     log.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.bench.log.__main__ import rows
 
 
-def test_log_benchmark_reports_a_figure_for_each_operation(tmp_path: Path) -> None:
+def test_log_benchmark_reports_a_ratio_for_each_operation(tmp_path: Path) -> None:
     (tmp_path / "large").mkdir()
     found = rows(tmp_path, 1 << 20, short=True)
     kinds = {row["what"].split(" ")[0] for row in found}

@@ -127,7 +127,7 @@ def expected(batches: list[list[Row]], rules: Rules, purges: list[Purge]) -> lis
         max_size=2,
     ),
 )  # fmt: skip
-def test_log_cleaning_of_random_logs_retains_the_records_that_a_naive_model_retains(
+def test_log_cleaning_of_random_logs_retains_the_same_records_as_a_simple_model(
     batches: list[list[Row]], rules: Rules, wishes: list[tuple[tuple[str, ...], tuple[bytes, ...], int]]
 ) -> None:
     log = log_of(
@@ -153,7 +153,7 @@ def test_log_cleaning_of_random_logs_retains_the_records_that_a_naive_model_reta
             assert newest in stay or log.horizon.deletes_end > newest, "and is told when it is gone [D30]"
 
 
-def test_compaction_that_drops_a_tombstone_late_raises_the_deletes_end_of_the_horizon() -> None:
+def test_compaction_that_deletes_a_tombstone_raises_the_deletes_end_of_the_compaction_horizon() -> None:
     with_id, tombstone_of_it, other, tombstone_of_other = (
         (b"a", "", True, False), (b"a", "", False, True), (b"b", "", False, False), (b"b", "", False, True),
     )  # fmt: skip
@@ -172,7 +172,7 @@ X: Row = (None, "x", False, False)
 Y: Row = (b"k", "y", False, False)
 
 
-def test_log_cleaning_retains_the_newest_records_per_subject_and_all_without_subject() -> None:
+def test_log_cleaning_retains_the_newest_records_per_subject_and_every_record_without_a_subject() -> None:
     log = log_of([[X, X, Y, (None, "", False, False)], [X, (None, "", False, False)], [X]], max_per_subject=2)
     assert clean(log) == 2
     assert held(log) == [2, 3, 4, 5, 6]

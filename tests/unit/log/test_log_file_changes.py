@@ -55,7 +55,7 @@ def test_log_truncation_during_a_flush_that_cannot_be_awaited_raises_storage_err
     assert log.segments[-1].next_offset == 19
 
 
-def test_log_unclean_close_does_not_wait_for_the_flush_and_closes_the_log() -> None:
+def test_log_unclean_close_does_not_wait_for_the_running_flush() -> None:
     log, told = with_a_flush()
     log.close(clean=False)
     log.close()

@@ -70,7 +70,7 @@ def test_compaction_horizon_is_inferred_from_compacted_segments(segments: list[A
 
 
 @pytest.mark.parametrize(("high_watermark", "missing"), [(11, False), (12, True), (40, True), (-1, False)])
-def test_inspect_reports_missing_committed_records(high_watermark: int, missing: bool) -> None:
+def test_inspect_command_reports_missing_committed_records(high_watermark: int, missing: bool) -> None:
     from liftpy.core.log.small_files import CHECKPOINT_NAME, Checkpoint, encode_checkpoint
 
     storage = MemoryStorage()
@@ -144,7 +144,7 @@ def test_log_scan_of_batches_larger_than_the_read_size_reads_few_extra_bytes() -
     assert segment.size_bytes < scan.read_bytes < 2 * segment.size_bytes
 
 
-def test_scrub_scan_damage_confirmed_by_a_second_read_has_its_position() -> None:
+def test_scrub_scan_at_a_damaged_batch_raises_corruption_and_stays_at_its_position() -> None:
     _, segment = one_segment()
     file: Any = segment.file
     sizes = [header.size_bytes for _, header in segment.batches(0, segment.size_bytes)]

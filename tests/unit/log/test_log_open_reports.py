@@ -118,7 +118,7 @@ def test_log_open_with_a_gap_between_segments_reports_damage_and_quarantines_the
 
 
 # ---- looking into a folder -----------------------------------------------------------------------------------------------
-def test_inspect_lists_each_segment_of_an_intact_directory() -> None:
+def test_inspect_command_lists_each_segment_of_an_intact_directory() -> None:
     storage = closed()
     report = inspect(storage)
     assert [(s.name, s.file_size_bytes, s.index, s.fault, s.fault_position, s.torn_tail) for s in report.segments] == [
@@ -170,7 +170,7 @@ def gone(storage: MemoryStorage) -> None:
         ),
     ],
 )
-def test_inspect_lists_each_fault_of_a_directory(spoil: Callable[[MemoryStorage], object], faults: list[str]) -> None:
+def test_inspect_command_lists_each_fault_of_a_directory(spoil: Callable[[MemoryStorage], object], faults: list[str]) -> None:
     storage = closed()
     spoil(storage)
     before = {name: bytes(file.data) for name, file in storage.files.items()}
@@ -182,7 +182,9 @@ def test_inspect_lists_each_fault_of_a_directory(spoil: Callable[[MemoryStorage]
 
 
 @pytest.mark.parametrize(("base", "batch_number", "torn"), [(12, 2, True), (12, 1, False), (6, 2, False)])
-def test_inspect_reports_a_torn_tail_only_at_the_end_of_the_last_segment(base: int, batch_number: int, torn: bool) -> None:
+def test_inspect_command_reports_a_torn_tail_only_at_the_end_of_the_last_segment(
+    base: int, batch_number: int, torn: bool
+) -> None:
     storage = closed()
     at = batch_number * (right(base, storage) // 3)
     flip(storage, log_name(base), at + 70)

@@ -75,7 +75,7 @@ def test_memory_storage_append_above_its_capacity_raises_no_space() -> None:
     assert (storage.used_bytes(), storage.crash().capacity_bytes) == (10, 10)
 
 
-def test_memory_storage_after_a_kill_has_written_and_after_a_power_cut_synced_data() -> None:
+def test_memory_storage_after_a_power_cut_has_only_the_synced_data() -> None:
     storage, file = with_a_file(synced=4)
     assert bytes(storage.crash(power=False).files["a"].data) == b"abcdef"
     assert bytes(storage.crash().files["a"].data) == b"abcd"

@@ -162,7 +162,7 @@ def test_retained_start_is_the_lowest_offset_allowed_by_size_count_and_age_limit
     [(None, 1000, 30), (30, 1000, 30), (35, 1000, 30), (29, 1000, 20), (12, 1000, 10), (0, 1000, 0),
      (12, 200, 10), (12, 199, 20), (0, 200, 10), (0, 99, 30), (0, 0, 30)],
 )  # fmt: skip
-def test_held_start_limits_the_bytes_that_a_service_can_hold_back_from_retention(
+def test_retention_deletes_records_held_back_by_a_service_above_a_byte_limit(
     held_from: int | None, most_bytes: int, start: int
 ) -> None:
     """Retention would leave only the last of the four segments."""
@@ -174,7 +174,9 @@ def test_held_start_limits_the_bytes_that_a_service_can_hold_back_from_retention
 @pytest.mark.parametrize(
     ("asked", "start", "bases"), [(0, 0, [0, 6, 12]), (6, 6, [6, 12]), (9, 8, [6, 12]), (17, 16, [12]), (18, 18, [18])]
 )
-def test_log_requested_start_deletes_whole_batches_and_whole_segment_files(asked: int, start: int, bases: list[int]) -> None:
+def test_log_with_a_requested_start_deletes_whole_batches_and_whole_segment_files(
+    asked: int, start: int, bases: list[int]
+) -> None:
     log = filled()
     log.asked_start = asked
     assert log.may_give_up is (asked > 0)
@@ -184,7 +186,7 @@ def test_log_requested_start_deletes_whole_batches_and_whole_segment_files(asked
     assert log.log_end_offset == 18
 
 
-def test_log_requested_start_deletes_only_committed_records() -> None:
+def test_log_with_a_requested_start_deletes_only_committed_records() -> None:
     log = a_log()
     for _ in range(3):
         add(log, 2)
@@ -200,14 +202,14 @@ def test_log_requested_start_deletes_only_committed_records() -> None:
     assert (log.apply_retention(0), log.log_start_offset) == (False, 6)
 
 
-def test_log_requested_start_deletes_records_that_a_service_holds_back() -> None:
+def test_log_with_a_requested_start_deletes_records_that_a_service_holds_back() -> None:
     log = filled()
     log.asked_start = 12
     assert log.apply_retention(0, 2, 1 << 30)
     assert log.log_start_offset == 12
 
 
-def test_log_requested_start_deletes_a_bounded_number_of_segments_per_call() -> None:
+def test_log_with_a_requested_start_deletes_a_bounded_number_of_segments_per_call() -> None:
     log = filled(AT_ONCE + 9, roll_every=1)
     log.asked_start = log.log_end_offset
     assert log.apply_retention(0)
@@ -216,7 +218,7 @@ def test_log_requested_start_deletes_a_bounded_number_of_segments_per_call() -> 
     assert (log.log_start_offset, len(log.segments)) == (log.log_end_offset, 1)
 
 
-def test_log_requested_start_rolls_the_active_segment_only_if_all_of_it_is_below() -> None:
+def test_log_with_a_requested_start_rolls_the_active_segment_only_if_all_its_records_are_below() -> None:
     log = filled()
     active = log.segments[-1]
     assert [is_below(active, asked, hw) for asked, hw in ((18, 17), (17, 17), (18, 16), (19, 17))] == [True, False, False, True]

@@ -79,7 +79,7 @@ async def test_local_partition_read_that_waits_is_answered_when_the_partition_cl
 
 
 @pytest.mark.parametrize(("found", "error"), [(None, NoRespondersError), (reads, RequestTimeoutError)])
-async def test_local_partition_read_without_a_partition_or_an_answer_raises(found: Any, error: type[Exception]) -> None:
+async def test_local_partition_read_of_a_missing_or_silent_partition_raises(found: Any, error: type[Exception]) -> None:
     made = found if found is None else found(Bus())
     if made is not None:
         made._reads = SimpleNamespace(answer_request=lambda *_: None)

@@ -176,7 +176,7 @@ async def started(world: World) -> Node:
     return node
 
 
-async def test_node_start_registers_then_opens_partitions(world: World) -> None:
+async def test_node_start_registers_the_node_before_it_opens_partitions(world: World) -> None:
     node = await started(world)
     order = [
         "nobody runs",
@@ -294,7 +294,7 @@ async def test_node_stop_with_unclean_worker_processes_writes_no_clean_marker(wo
     assert not world.marker().clean_stop
 
 
-async def test_node_start_includes_damaged_logs_of_worker_processes_in_its_count(
+async def test_node_start_counts_the_damaged_logs_of_its_worker_processes(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def recovered(workers: Workers) -> dict[str, int]:
@@ -339,7 +339,7 @@ async def test_node_heartbeat_answer_is_passed_to_the_partitions(world: World) -
     await node.stop()
 
 
-async def test_node_start_passes_settings_to_its_parts_and_logs_the_recovery(
+async def test_node_start_passes_the_settings_to_its_components(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     module, made = sidecar.node.node, dict[str, Any]()
@@ -407,7 +407,7 @@ async def test_node_start_passes_settings_to_its_parts_and_logs_the_recovery(
     await node.stop()
 
 
-async def test_node_start_after_a_start_that_found_damage_reports_an_unclean_stop(
+async def test_node_start_after_a_failed_start_that_found_damage_registers_an_unclean_stop(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Should this process end before it has registered: the next one finds nothing of it, for recovery has set it aside."""

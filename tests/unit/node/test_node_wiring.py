@@ -91,7 +91,7 @@ async def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     return Built(tmp_path, monkeypatch)
 
 
-async def test_node_construction_gives_each_part_its_dependencies(built: Built) -> None:
+async def test_node_constructor_passes_each_component_its_dependencies(built: Built) -> None:
     node, made, group, bus = built.node, built.made, built.group, built.bus
     settings, subjects, counters = node.settings, node.subjects, node.counters
     partitions = node.partitions
@@ -127,7 +127,7 @@ async def test_node_construction_gives_each_part_its_dependencies(built: Built) 
     assert made["Deletions"].named["decides"]() == "whatever the group says"
 
 
-async def test_node_construction_gives_partitions_and_status_page_the_state_of_the_node(built: Built) -> None:
+async def test_node_constructor_passes_the_node_state_to_partitions_and_status_page(built: Built) -> None:
     node, made = built.node, built.made
     held = {
         "settings": node.settings, "incarnation": 7, "links": built.links, "intake": node._memory.intake,
@@ -159,7 +159,7 @@ async def test_node_construction_gives_partitions_and_status_page_the_state_of_t
     ]
 
 
-async def test_node_message_for_a_partition_is_passed_on_with_all_arguments(built: Built) -> None:
+async def test_node_passes_a_message_for_a_partition_to_the_replica_manager_with_all_arguments(built: Built) -> None:
     node, partitions, told = built.node, built.made["Partitions"], built.told
     told.clear()
     done, event = list[int]().clear, object()
@@ -199,7 +199,7 @@ async def test_node_message_for_a_partition_is_passed_on_with_all_arguments(buil
     assert (node._testify(question), told) == (False, []), "before it has any"
 
 
-async def test_node_stop_closes_all_parts_in_order(built: Built) -> None:
+async def test_node_stop_closes_all_components_in_order(built: Built) -> None:
     node, told = built.node, built.told
     parts = {name: Part(name, told) for name in ("membership", "thread")}
     parts["membership"].incarnation, parts["thread"].results = 7, {"stop": None}
@@ -267,16 +267,14 @@ async def test_node_repair_restart_begins_once_and_an_operator_stop_overrides_th
 
 
 @pytest.mark.parametrize(("failure", "code"), [(OSError(5, "I/O"), 75), (LiftError("a bug"), 1)])
-async def test_node_failure_exit_code_depends_on_whether_a_restart_may_help(
-    ending: Ending, failure: Exception, code: int
-) -> None:
+async def test_node_exit_code_is_75_after_a_disk_error_and_1_after_a_bug(ending: Ending, failure: Exception, code: int) -> None:
     ending.node.fatal(failure)
     assert await ending.node.stop() == code
 
 
 # ---- its surroundings ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("asks", "said", "warned"), [(True, False, 0), (False, True, 0), (False, False, 1)])
-async def test_node_on_a_nats_server_without_authentication_warns_once_and_reports_denied_subjects(
+async def test_node_on_a_nats_server_without_authentication_logs_one_warning(
     built: Built, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asks: bool, said: bool, warned: int
 ) -> None:
     one, other = Part("one", built.told), Part("other", built.told)

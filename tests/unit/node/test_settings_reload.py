@@ -105,7 +105,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     return Told(monkeypatch)
 
 
-async def test_settings_reload_during_a_credentials_test_waits_for_its_end(told: Told) -> None:
+async def test_settings_reload_waits_for_a_running_reload_that_tests_credentials(told: Told) -> None:
     tried, may_go_on = asyncio.Event(), asyncio.Event()
 
     async def prove(credentials: Credentials) -> None:
@@ -184,7 +184,7 @@ async def test_settings_reload_of_the_original_file_lists_no_pending_settings(to
         replace(SETTINGS, node_id="n2", log_level="debug"),
     ],
 )
-async def test_settings_reload_of_an_invalid_file_changes_nothing(
+async def test_settings_reload_of_an_invalid_file_changes_no_setting(
     told: Told, wrong: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     told.found = wrong
@@ -198,7 +198,7 @@ async def test_settings_reload_of_an_invalid_file_changes_nothing(
     assert told.reloading.running == told.reloading.read == SETTINGS
 
 
-async def test_settings_reload_before_partitions_exist_applies_the_other_settings(told: Told) -> None:
+async def test_settings_reload_before_the_partitions_start_applies_the_node_settings(told: Told) -> None:
     told.partitions = told.scrub = None
     told.found = replace(SETTINGS, scrub_bytes_per_s=5, log_level="warning")
     assert (await told.reloading.reload()).applied == ("log_level", "scrub_bytes_per_s")
@@ -246,11 +246,11 @@ def test_settings_rows_show_all_settings_without_secrets() -> None:
     assert flat(with_values(SETTINGS, {"rack": "c", "replication.session_s": 3.0}))["replication.session_s"] == 3.0
 
 
-def test_settings_reload_live_settings_are_all_existing_settings() -> None:
+def test_settings_reload_lists_only_existing_settings_as_changeable_at_runtime() -> None:
     assert set(LIVE) <= set(flat(SETTINGS))
 
 
-async def test_settings_reload_with_rejected_credentials_changes_nothing(told: Told, tmp_path: Path) -> None:
+async def test_settings_reload_with_credentials_that_nats_rejects_changes_no_setting(told: Told, tmp_path: Path) -> None:
     found = Credentials(user="u", password="hush", principal="u")
     told.found = replace(SETTINGS, credentials=found, log_level="debug")
     told.refusal = ConfigError("the NATS server does not accept these credentials")
@@ -322,7 +322,7 @@ async def test_settings_reload_enables_and_disables_tracing_in_all_partitions(to
     assert told.traced == ["otlp", "off"]
 
 
-async def test_settings_reload_with_a_missing_tracing_package_changes_nothing(told: Told) -> None:
+async def test_settings_reload_that_needs_a_missing_tracing_package_changes_no_setting(told: Told) -> None:
     told.missing = ConfigError("trace = 'otlp' needs `pip install liftpy[otlp]`")
     told.found = replace(SETTINGS, trace="otlp", log_level="debug")
     assert "liftpy[otlp]" in (await told.reloading.reload_after_signal(told.supervisor))["error"]

@@ -51,14 +51,14 @@ def promising() -> tuple[Any, list[Any], list[Any]]:
     return SimpleNamespace(executor=made, tell=tell), calls, fed
 
 
-def test_effect_executor_stored_leader_epoch_updates_log_and_replica() -> None:
+def test_effect_executor_reports_a_stored_leader_epoch_to_log_and_replica() -> None:
     made, calls, fed = promising()
     made.tell(None)
     assert calls == [("log.note_promise", (7,), {})]
     assert fed == [events.LeaderEpochPersisted(leader_epoch=7)]
 
 
-def test_effect_executor_leader_epoch_that_cannot_be_stored_fails_the_replica() -> None:
+def test_effect_executor_fails_the_replica_when_its_leader_epoch_cannot_be_stored() -> None:
     made, calls, fed = promising()
     made.tell(StorageError("broken"))
     assert made.executor.storage_failed
@@ -184,7 +184,7 @@ class Bench:
             await asyncio.sleep(0)
 
 
-async def test_log_flusher_has_the_flush_time_when_it_reports_the_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_flusher_has_measured_the_flush_time_before_it_reports_the_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     add(bench.log)
     bench.flusher.appended()
@@ -210,7 +210,7 @@ async def test_log_flusher_disk_error_in_a_checkpoint_is_only_logged(
     assert len(caplog.messages) == 3, "of a log that is closed nobody wonders"
 
 
-async def test_log_flusher_starts_a_new_checkpoint_after_one_it_waited_for() -> None:
+async def test_log_flusher_ignores_the_late_completion_of_a_checkpoint_it_already_awaited() -> None:
     bench = Bench()
     bench.flusher.checkpoint()
     (first, _) = bench.pool.work.pop()
@@ -281,7 +281,7 @@ async def test_combined_fetch_client_sends_the_next_request_on_time_despite_new_
 
 
 # ---- recovered logs ------------------------------------------------------------------------------------------------------------
-async def test_log_recovery_reports_logs_with_a_failed_flush_and_closes_unclaimed_ones(
+async def test_log_recovery_closes_recovered_logs_that_no_partition_takes(
     tmp_path: Path, pool: concurrent.futures.ThreadPoolExecutor
 ) -> None:
     folder = DataFolder(tmp_path)
@@ -412,7 +412,7 @@ def test_leadership_transfer_request_of_a_service_contains_target_and_reason() -
     assert asked == [(do.StepAside(leader_epoch=6, toward="n2", reason="a service is behind"), "for services")]
 
 
-def test_partition_worker_passes_its_parts_to_the_effect_executor_by_name() -> None:
+def test_partition_worker_passes_its_components_to_the_effect_executor() -> None:
     of_worker = {"flusher", "ingest", "derived", "standby", "replay", "acks", "replication", "fetches", "reads", "services"}
     of_worker.add("driver")
     parts = {name: object() for name in PARTS}

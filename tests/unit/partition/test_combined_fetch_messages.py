@@ -167,7 +167,7 @@ async def test_combined_fetch_on_a_lost_connection_ends_the_wait_of_its_partitio
     assert not follower.counters, "at once, and not as if its leader's node were silent"
 
 
-async def test_combined_fetch_to_a_silent_leader_ends_the_wait_and_is_counted(follower: Side) -> None:
+async def test_combined_fetch_to_a_silent_leader_ends_the_wait_of_its_partitions_and_is_counted(follower: Side) -> None:
     follower.wait(0)
     while not follower.ended():
         await asyncio.sleep(0.005)
@@ -188,7 +188,7 @@ async def test_combined_fetch_response_with_another_request_id_or_count_is_ignor
     assert not follower.ended()
 
 
-async def test_combined_fetch_response_of_garbage_is_counted(follower: Side) -> None:
+async def test_combined_fetch_response_of_invalid_bytes_is_counted(follower: Side) -> None:
     follower.wait(0)
     _, _, reply = await follower.question()
     follower.bus.answer(reply, b"\x00garbage")

@@ -63,7 +63,7 @@ SAID_OTHERWISE = {do.AppendFetched, do.DropFetched, do.RoleChanged}
 
 
 @pytest.mark.parametrize("kind", [k for k in get_args(do.Effect) if k not in SAID_OTHERWISE], ids=lambda kind: kind.__name__)
-async def test_effect_executor_passes_each_field_of_an_effect_to_its_part(kind: type[Any]) -> None:
+async def test_effect_executor_passes_each_field_of_an_effect_to_the_component_that_handles_it(kind: type[Any]) -> None:
     runner, calls, _ = executor()
     effect = filled(kind)
     if kind is do.SetDeadline:
@@ -121,7 +121,7 @@ CALLS: dict[type[Any], Any] = {
 
 
 @pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)
-async def test_effect_executor_passes_effect_arguments_in_order(kind: type[Any]) -> None:
+async def test_effect_executor_passes_the_fields_of_an_effect_as_arguments_in_order(kind: type[Any]) -> None:
     runner, calls, _ = executor()
     effect = filled(kind)
     runner.execute(effect)

@@ -46,7 +46,7 @@ async def test_leader_epoch_store_close_drops_a_store_requested_in_the_same_turn
 
 
 @pytest.mark.parametrize("ends", ["well", "cancelled", "with a bug"])
-async def test_replica_manager_exception_while_opening_stops_the_node_and_frees_the_slot(ends: str) -> None:
+async def test_replica_manager_exception_while_it_opens_a_partition_stops_the_node(ends: str) -> None:
     node = partitions()
     fatal: list[BaseException] = []
     node._node.fatal = fatal.append

@@ -51,7 +51,7 @@ def executor(fails: dict[str, Exception] | None = None) -> tuple[Executor, list[
     return Executor(tools), calls, fed
 
 
-def test_effect_executor_has_a_handler_for_each_effect() -> None:
+def test_effect_executor_has_a_handler_for_each_effect_class() -> None:
     known = executor()[0]._do
     assert set(known) == set(get_args(do.Effect))
 
@@ -71,7 +71,7 @@ def test_effect_executor_rejection_contains_the_leader_and_its_epochs() -> None:
     assert said == [(7, RejectReason.NOT_LEADER, "n1", 1, 2)]
 
 
-def test_effect_executor_full_disk_feeds_an_event_with_the_publish_token() -> None:
+def test_effect_executor_on_a_full_disk_feeds_a_no_space_event_with_the_publish_token() -> None:
     runner, calls, fed = executor({"append": NoSpaceError("full")})
     runner.execute(do.AppendBatch(token=7, base_offset=5, leader_epoch=1, timestamp_ns=0))
     assert fed == [events.StorageFailed(reason="full", no_space=True, token=7)]
@@ -216,7 +216,7 @@ def test_replica_driver_exception_report_contains_the_last_steps(caplog: pytest.
     assert not any("MetadataHeard" in line for line in lines)
 
 
-def test_replica_driver_with_many_partitions_remembers_fewer_steps_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_driver_on_a_node_with_many_partitions_stores_fewer_past_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.partition.driver.ALL_STORY_STEPS", 640)
     drivers = [ReplicaDriver(KEY, Scripted({}), print) for _ in range(100)]  # type: ignore[arg-type]
     kept = [driver.story.maxlen or 0 for driver in drivers]

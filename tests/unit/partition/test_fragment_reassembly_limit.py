@@ -23,7 +23,7 @@ def router(answers: list[int]) -> tuple[AnswerRouter, Any]:
     return made, sinks[0]
 
 
-def test_response_router_above_its_reassembly_limit_starts_no_batch_but_continues_others() -> None:
+def test_response_router_at_its_reassembly_limit_starts_no_further_batch_but_continues_started_ones() -> None:
     made, _ = router([])
     large = 60 << 20
     for slot in range(1, 5):

@@ -94,7 +94,7 @@ class FakeWorkers(list[Any]):
         return self.everything
 
 
-async def test_housekeeping_compaction_waiting_for_a_flush_does_not_delay_others(tmp_path: Path) -> None:
+async def test_housekeeping_compaction_waiting_for_a_flush_does_not_delay_other_partitions(tmp_path: Path) -> None:
     slow, other = FakeWorker("a"), FakeWorker("b")
     put_off: list[Any] = []
     slow.flusher.alone = lambda work: put_off.append(work) or True
@@ -214,7 +214,7 @@ async def test_housekeeping_runs_retention_periodically(tmp_path: Path, monkeypa
     assert not keeping._partitions.clocks.runs
 
 
-def test_log_recovered_at_start_is_returned_once_and_a_failed_one_listed_as_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_recovered_at_start_is_returned_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     logs = RecoveredLogs()
     found = SimpleNamespace(report=SimpleNamespace(flush_failed="", must_leave_isr=False), segments=[])
     monkeypatch.setattr("sidecar.partition.recovery.recover", lambda storage, clean: found)

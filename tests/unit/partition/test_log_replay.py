@@ -49,7 +49,7 @@ async def test_log_replay_reports_its_progress_in_slices_and_its_completion() ->
     assert bench.done == ["done", "at once"]
 
 
-async def test_log_replay_that_is_started_again_reports_only_the_later_run() -> None:
+async def test_log_replay_that_is_restarted_reports_only_the_completion_of_the_last_run() -> None:
     bench = Bench()
     bench.replay.run(bench.says("first"))
     bench.replay.run(bench.says("second"))

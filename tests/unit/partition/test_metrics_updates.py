@@ -26,7 +26,7 @@ _QUIET = ev.QuietFetchReceived(token=1, replica="n2", incarnation=1, leader_epoc
 _ROLE = do.RoleChanged(role=RoleName.LEADER, phase="x", leader_epoch=1)
 
 
-def test_partition_change_in_any_part_marks_the_partition_for_a_metrics_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_change_in_any_component_marks_the_partition_for_a_metrics_update(monkeypatch: pytest.MonkeyPatch) -> None:
     wired = Wired(monkeypatch)
     worker, parts = wired.worker, wired.parts
     for part in (parts["ReplicaDriver"], parts["Ingest"].reader, worker.standby, worker.reads, worker.replay, worker.states,
@@ -103,7 +103,7 @@ async def test_state_file_write_marks_the_partition_for_a_metrics_update() -> No
         await bench.flusher.close()
 
 
-def test_partition_services_first_service_marks_the_partition_for_a_metrics_update() -> None:
+def test_partition_with_its_first_service_is_marked_for_a_metrics_update() -> None:
     bench, touched = ServiceBench(), []
     bench.services.touched = lambda: touched.append(bench.services.known)
     hello = service_pb2.ServiceHello(stream="s", partition=0, streamUid="u1", service="svc", instance=1)

@@ -124,7 +124,7 @@ async def test_partition_deletion_in_a_forged_metadata_record_deletes_nothing(no
     assert len(node.partitions) == 5
 
 
-async def test_partition_deletion_confirmed_by_a_controller_deletes_after_one_request(node: Any) -> None:
+async def test_partition_deletion_confirmed_by_a_controller_deletes_the_data_after_one_request(node: Any) -> None:
     before = node.controllers.image
     node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
     node.partitions.image_changed(before, node.controllers.image)
@@ -290,7 +290,7 @@ async def test_partition_deletion_request_ends_when_the_node_stops(slept: list[f
     assert len(group.asked) == 3, "nor asks"
 
 
-async def test_partition_deletion_requests_once_per_deleted_stream_and_each_time_for_a_move() -> None:
+async def test_partition_deletion_requests_one_confirmation_per_deleted_stream_but_one_per_moved_partition() -> None:
     group = Scripted(GONE)
     assert [await group.deletions.is_allowed(KEYS[0]) for _ in range(3)] == [True] * 3
     assert len(group.asked) == 1

@@ -155,9 +155,7 @@ class FullLog:
     ],
     ids=lambda effect: type(effect).__name__,
 )
-def test_effect_executor_failed_log_change_is_reported_and_skips_the_rest_of_the_effect(
-    effect: Any, error: StorageError
-) -> None:
+def test_effect_executor_reports_a_failed_log_change_and_skips_the_rest_of_the_effect(effect: Any, error: StorageError) -> None:
     fed: list[Any] = []
     failed: list[StorageError] = []
     calls: list[str] = []
@@ -494,7 +492,7 @@ async def test_scrub_skips_a_segment_that_was_removed(tmp_path: Path) -> None:
     await scrub.close()
 
 
-def test_effect_executor_calls_ingest_acks_and_log_with_arguments_in_order() -> None:
+def test_effect_executor_calls_the_components_with_the_values_of_each_effect() -> None:
     calls: list[tuple[Any, ...]] = []
 
     def part(name: str) -> Any:

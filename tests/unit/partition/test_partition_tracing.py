@@ -161,7 +161,7 @@ def test_tracing_of_a_leadership_end_and_an_election_creates_spans(partition: Pa
     assert partition.executing.done == {"append": 1, "drop_pending_acks": 1, "role_changed": 2}
 
 
-def test_tracing_that_is_off_leaves_replica_and_executor_unwrapped(partition: Partition) -> None:
+def test_tracing_that_is_off_does_not_wrap_replica_and_effect_executor(partition: Partition) -> None:
     trace(partition, partition.driver, None)
     assert partition.driver.replica is partition.replica
     assert partition.executing.acts == {}

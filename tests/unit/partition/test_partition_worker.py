@@ -19,7 +19,7 @@ from tests.unit.partition.shell_parts import KEY, worker
 
 
 @pytest.mark.parametrize("already", [False, True])
-def test_partition_damage_is_checkpointed_before_the_replica_fails(already: bool) -> None:
+def test_partition_that_reads_damage_writes_a_checkpoint_before_its_replica_fails(already: bool) -> None:
     order: list[str] = []
     broken = worker(
         log=SimpleNamespace(checkpoint=lambda: order.append("checkpoint")),
@@ -84,7 +84,7 @@ def test_partition_is_in_sync_only_inside_the_isr_and_after_reconciliation(in_is
 
 
 @pytest.mark.parametrize(("policy", "marked"), [("always", 0), ("interval:50", 1), ("none", 1)])
-async def test_node_identity_records_a_lazy_flush_policy_before_the_partition_log_opens(
+async def test_node_identity_records_a_flush_policy_other_than_always_before_the_log_opens(
     policy: str, marked: int, pool: concurrent.futures.ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[Any] = []

@@ -108,7 +108,7 @@ def test_partition_dedup_state_counts_against_the_memory_limit_of_the_node(wired
     assert wired.joined == [wired.node.derived]
 
 
-def test_partition_ingest_may_reject_only_if_its_replica_may(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_ingest_may_reject_publishes_only_if_its_replica_may(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "now_ns", lambda: 77)
     may_refuse, may_refuse_for_now, log_end_offset = wired.taken("Ingest", "may_refuse", "may_refuse_for_now", "log_end_offset")
     assert (may_refuse(), may_refuse_for_now(), log_end_offset()) == (("may refuse", 77), ("for now", 77), 41)

@@ -105,7 +105,7 @@ async def test_log_recovery_lists_damaged_and_unreadable_logs(
     log.close()
 
 
-async def test_log_recovered_at_start_and_not_opened_is_closed(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+async def test_log_recovered_at_start_that_no_partition_opens_is_closed(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
     path = a_log(folder, "a-1")
     logs = RecoveredLogs()
     await logs.run(folder, pool, clean_stop=False)
@@ -141,7 +141,7 @@ async def test_log_recovered_at_start_is_opened_without_file_access(
         log.close()
 
 
-async def test_log_recovered_at_start_that_needs_another_file_is_incomplete(
+async def test_log_recovered_from_a_directory_without_files_is_marked_as_incomplete(
     folder: DataFolder, pool: ThreadPoolExecutor
 ) -> None:
     path = a_log(folder, "a-1")
@@ -170,7 +170,7 @@ async def test_log_recovered_at_start_has_leader_epochs_and_compaction_horizon_o
 
 
 @pytest.mark.parametrize("number", [0, 1])
-async def test_log_recovery_in_the_first_worker_only_finishes_interrupted_deletions(
+async def test_log_recovery_finishes_interrupted_deletions_only_in_the_first_worker_process(
     number: int, folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = a_log(folder, "a-1")

@@ -80,7 +80,7 @@ async def test_replica_manager_confirms_a_leader_only_for_its_stream_uid_and_epo
 @pytest.mark.parametrize("deleted", [True, False])
 @pytest.mark.parametrize("allowed", [True, False])
 @pytest.mark.parametrize("stopping", [True, False])
-async def test_replica_manager_deletes_partition_data_only_when_confirmed_and_not_in_a_stop(
+async def test_replica_manager_deletes_partition_data_only_after_a_confirmation_and_not_during_a_stop(
     deleted: bool, allowed: bool, stopping: bool
 ) -> None:
     one = RecordingWorker(KEY)
@@ -103,7 +103,7 @@ async def test_replica_manager_stop_is_unclean_if_any_partition_closed_unclean(c
 
 @pytest.mark.parametrize("unclean_elected", [True, False])
 @pytest.mark.parametrize("in_sync", [True, False])
-async def test_replica_manager_has_everything_is_false_out_of_sync_or_after_an_unclean_election(
+async def test_replica_manager_reports_a_replica_as_complete_only_in_sync_and_without_an_unclean_election(
     unclean_elected: bool, in_sync: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = RecordingWorker(KEY)
@@ -133,7 +133,7 @@ async def test_replica_manager_passes_heartbeats_to_leaders_only(monkeypatch: py
     assert one.events[3:] == []
 
 
-async def test_replica_manager_passes_leases_on_twice_per_length_of_the_last_lease() -> None:
+async def test_replica_manager_passes_a_lease_to_its_replicas_twice_per_lease_length() -> None:
     one = RecordingWorker(KEY, leads=True)
     node = partitions(one)
     node._leading[KEY] = one
@@ -231,7 +231,7 @@ async def test_resign_request_on_a_stopping_node_does_not_resume_publishes(monke
     await node.stop()
 
 
-async def test_cluster_image_without_changes_has_no_streams() -> None:
+async def test_cluster_image_that_is_new_has_no_streams() -> None:
     assert not ClusterImage().streams
     assert PartitionStatus.ONLINE is PartitionStatus(1)
 

@@ -81,7 +81,7 @@ async def test_fetch_client_request_on_a_lost_connection_fails() -> None:
     assert fed[1:] == [events.RequestFailed(request_id=10, reason="not connected")]
 
 
-async def test_fetch_client_damage_in_a_response_is_reported_with_its_offset() -> None:
+async def test_fetch_client_reports_the_offset_of_a_damaged_batch_in_a_response() -> None:
     bus, fed = NatsBus(), []
     client = fetch_client(bus, fed)
     batches = [build_batch([b"a"], base_offset=offset, leader_epoch=2) for offset in (5, 6)]
@@ -95,7 +95,7 @@ async def test_fetch_client_damage_in_a_response_is_reported_with_its_offset() -
     assert client.fetched == {}
 
 
-async def test_read_subject_is_shared_by_isr_members_and_answers_only_inboxes() -> None:
+async def test_read_subject_of_the_partition_is_subscribed_only_while_the_replica_is_in_the_isr() -> None:
     bus, counters = NatsBus(), Counter[str]()
     source: Any = SimpleNamespace()
     tools = ReadTools(bus, Subjects(), InboxRule(("_INBOX.",)), Clocked(), counters)  # type: ignore[arg-type]

@@ -120,7 +120,7 @@ async def test_replication_server_without_a_waiting_fetch_or_new_records_sends_n
     assert more(desk, "n4", 0) == []
 
 
-async def test_replication_server_stop_drops_waiting_fetches() -> None:
+async def test_replication_server_after_stop_answers_no_waiting_fetch() -> None:
     desk = Desk()
     fetch(desk, "n2", "n2")
     desk.replication.stop()

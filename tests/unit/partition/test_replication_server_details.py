@@ -84,7 +84,7 @@ def test_replication_server_passes_an_epoch_query_on_as_event_with_all_fields() 
     assert leader.desk._tokens[1] == replication.Asker("liftpy.inbox.n2.4.23", None, 23)
 
 
-def test_replication_server_subscribes_once_and_unsubscribes_on_stop() -> None:
+def test_replication_server_subscribes_once_until_it_stops() -> None:
     leader = Leader()
     listeners = leader.desk._listeners
     leader.desk.start()
@@ -138,7 +138,7 @@ def test_replication_server_sends_a_large_batch_in_fragments_from_the_followers_
     assert leader.counters == {"pieces of batches sent": 4}
 
 
-def test_replication_server_large_batch_for_an_old_follower_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_replication_server_logs_once_that_an_old_follower_cannot_get_a_large_batch(caplog: pytest.LogCaptureFixture) -> None:
     leader = Leader(max_payload=4096)
     for _ in range(2):
         add(leader.log, 1, size=9000)
@@ -149,7 +149,7 @@ def test_replication_server_large_batch_for_an_old_follower_is_logged_once(caplo
     assert "orders/3: the batch at offset 0 has " in caplog.messages[0]
 
 
-def test_replication_server_with_an_unreadable_log_sends_no_response_and_counts_it() -> None:
+def test_replication_server_with_an_unreadable_log_counts_the_failed_read_and_sends_no_response() -> None:
     leader = Leader()
     add(leader.log, 1)
     leader.log.close()

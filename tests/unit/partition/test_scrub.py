@@ -111,7 +111,7 @@ async def test_scrub_of_the_next_process_resumes_at_the_stored_position(tmp_path
     assert later.progress.pass_began_s == scrub.progress.pass_began_s
 
 
-async def test_scrub_with_rate_zero_reads_nothing_and_ignores_a_torn_progress_file(tmp_path: Path) -> None:
+async def test_scrub_with_rate_zero_reads_no_segment(tmp_path: Path) -> None:
     a = partition(tmp_path, "a")
     (tmp_path / "scrub").write_bytes(b"torn")
     scrub, _ = scrub_of(tmp_path, a, bytes_per_s=0)

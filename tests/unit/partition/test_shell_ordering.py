@@ -144,7 +144,7 @@ def test_replication_server_stop_closes_its_subscriptions_after_messages_in_flig
 
 
 # ---- what is shown ---------------------------------------------------------------------------------------------------------------
-def test_partition_outside_the_isr_unsubscribes_from_the_shared_read_subject() -> None:
+def test_replica_outside_the_isr_unsubscribes_from_the_shared_read_subject() -> None:
     shared: list[bool] = []
     told: Any = worker(
         log=SimpleNamespace(config=None, apply_metadata=lambda state: False),

@@ -48,7 +48,7 @@ async def test_sliced_work_of_many_items_yields_to_the_event_loop() -> None:
     assert done == list(range(300))
 
 
-async def test_sliced_work_runs_a_queued_item_once_and_accepts_it_again_when_finished() -> None:
+async def test_sliced_work_runs_an_item_queued_twice_once_until_it_is_finished() -> None:
     done: list[int] = []
 
     def work(number: int) -> None:

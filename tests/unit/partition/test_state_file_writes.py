@@ -90,7 +90,7 @@ async def test_state_file_is_written_after_the_high_watermark_once_the_log_has_g
     assert bench.states._writing is None, "a log that has failed is left alone"
 
 
-async def test_state_files_are_written_one_at_a_time_and_a_stop_waits(bench: Bench) -> None:
+async def test_state_file_writes_run_one_at_a_time(bench: Bench) -> None:
     states, go_on = bench.states, threading.Event()
     real = states.writer.write
 

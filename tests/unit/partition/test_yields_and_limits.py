@@ -133,7 +133,7 @@ async def test_replica_driver_logs_its_steps_only_at_debug_level(
     assert len(made.story) == 1, "a heartbeat that changes nothing is no part of the story"
 
 
-def test_replica_driver_remembers_fewer_steps_with_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_driver_stores_fewer_past_steps_with_many_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = []
     replica: Any = SimpleNamespace()
     for others in (0, 1023, 1024, 2047, 8191, 100_000):
@@ -197,12 +197,12 @@ async def test_resign_request_waits_no_longer_than_the_timeout_of_its_requester(
 
 
 # ---- what is said --------------------------------------------------------------------------------------------------------------
-def test_log_limiter_lines_cost_less_than_a_hundredth_of_a_core() -> None:
+def test_log_limiter_uses_less_than_a_hundredth_of_a_core() -> None:
     line_s = 20e-6
     assert 0.001 <= logs.MAX_LINES_PER_S * line_s <= 0.01
 
 
-def test_log_limiter_resets_its_limit_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_limiter_writes_lines_again_in_the_next_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [7.0]
     monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     said: list[str] = []

@@ -23,5 +23,5 @@ def test_ack_resend_buffer_above_its_size_limit_drops_the_oldest_acks() -> None:
     assert (unsure.size_bytes, unsure.again(0)) == (0, b"")
 
 
-def test_ack_resend_buffer_holds_2_mib_and_1500_ms() -> None:
+def test_ack_resend_buffer_limits_are_2_mib_and_1500_ms() -> None:
     assert (UNSURE_BYTES, UNSURE_NS) == (2 * 1024 * 1024, 1_500_000_000)

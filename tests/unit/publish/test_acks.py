@@ -101,7 +101,7 @@ def test_rejection_of_each_reason_has_a_jetstream_err_code() -> None:
     assert all(json.loads(body)["error"]["err_code"] > 10_000 for _, body in bus.take())
 
 
-def test_pending_acks_after_drop_send_no_ack() -> None:
+def test_pending_acks_that_were_dropped_are_not_sent_at_the_commit() -> None:
     acks, bus = pending()
     acks.add(0, Publishers(AckPolicy.ALL, [b"_INBOX.a"]))
     acks.drop()

@@ -62,7 +62,7 @@ def test_batch_publish_record_size_counts_value_key_and_headers() -> None:
             )
 
 
-def test_batch_publish_without_an_expected_offset_is_rejected_with_optimistic_concurrency() -> None:
+def test_stream_with_optimistic_concurrency_rejects_a_batch_publish_without_an_expected_offset() -> None:
     bench = Bench()
     bench.ingest.settings_changed(StreamConfig(optimistic_concurrency=True))
     bench.arrive((REPLY, published(THREE), b""))
@@ -94,7 +94,7 @@ def test_batch_publish_gets_one_ack_when_all_its_records_are_committed() -> None
 
 
 @pytest.mark.parametrize(("expected", "taken"), [(0, True), (1, False), (-1, False), (1 << 62, False)])
-def test_batch_publish_with_an_expected_offset_is_stored_at_it_or_rejected(expected: int, taken: bool) -> None:
+def test_batch_publish_with_an_expected_offset_is_stored_at_that_offset_or_rejected(expected: int, taken: bool) -> None:
     bench = Bench()
     bench.arrive((REPLY, published(THREE, expectedOffset=expected), b""))
     assert len(bench.batches) == taken
@@ -134,7 +134,7 @@ def test_batch_publish_without_a_valid_inbox_gets_no_ack() -> None:
     assert [line.split()[1] for line in bench.lines] == [b"_INBOX.b"]
 
 
-def test_batch_publish_dropped_without_reply_counts_every_record() -> None:
+def test_batch_publish_without_reply_that_is_dropped_counts_each_of_its_records() -> None:
     bench = Bench()
     bench.arrive((b"", published(THREE, expectedOffset=9), b""))
     assert bench.ingest.counters.dropped == {"incorrect_offset": 3}
@@ -253,7 +253,7 @@ def test_batch_publish_at_the_size_limit_is_stored(batch: bytes) -> None:
     assert Columns.SUBJECTS in Columns(bench.batches[0].header.column_bits)
 
 
-def test_stream_without_acks_stores_a_batch_for_another_stream_as_bytes() -> None:
+def test_stream_without_acks_stores_a_batch_publish_for_another_stream_as_a_plain_value() -> None:
     bench = Bench(AckPolicy.NONE)
     other = published(THREE, streamUid="u9")
     bench.arrive((REPLY, other, b""), (REPLY, published(THREE), b""))
@@ -269,7 +269,7 @@ def test_publish_that_starts_like_a_batch_but_is_invalid_is_stored_as_plain_byte
     assert bench.ingest.reader.poison_envelopes == 1
 
 
-def test_batch_publish_with_an_expected_offset_is_never_held_back_by_the_leader() -> None:
+def test_batch_publish_with_an_expected_offset_is_passed_on_while_the_leader_queues_publishes() -> None:
     bench = Bench(takes=False)
     bench.arrive((REPLY, published(THREE, expectedOffset=0), b""))
     assert [event.conditional for event in bench.events] == [True], "the core says no: it does not wait"

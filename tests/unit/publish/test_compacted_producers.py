@@ -115,7 +115,7 @@ def test_producer_whose_records_were_all_compacted_away_continues_at_its_next_se
     assert producers.judge(claim._replace(base_sequence=due + 1), columns).finding is Finding.OUT_OF_ORDER
 
 
-def test_compaction_remains_batch_contains_and_counts_no_records() -> None:
+def test_remains_batch_that_compaction_leaves_for_a_producer_has_no_records() -> None:
     log = a_log()
     put(log, [b"a"], P, 0, note=NAMED)
     supersede(log, [b"a"])
@@ -131,7 +131,7 @@ def test_compaction_remains_batch_contains_and_counts_no_records() -> None:
     assert Log.open(log.storage, STREAM)[0].horizon.end_offset > 0, "a batch of one record that is gone is a trace"
 
 
-def test_compaction_drops_the_remains_batch_of_a_producer_with_newer_batches() -> None:
+def test_compaction_deletes_the_remains_batch_of_a_producer_that_has_newer_batches() -> None:
     log = a_log()
     put(log, [b"a"], P, 0)
     supersede(log, [b"a"])
@@ -169,7 +169,7 @@ def test_compaction_leaves_no_remains_batch_for_an_expired_producer() -> None:
         assert (state_of(log).producers.state_of(P) is not None) is stays
 
 
-def test_log_takes_the_producer_expiry_from_the_settings() -> None:
+def test_log_uses_the_producer_expiry_of_the_stream_settings() -> None:
     log = a_log()
     state_of(log, replace(NODE, producer_expiry_s=7.0))
     assert log.producer_expiry_ns == 7 * NS_PER_S

@@ -83,7 +83,7 @@ def wrong(last: int) -> tuple[int, int, str]:
     return 400, 10071, f"wrong last sequence: {last}"
 
 
-async def test_expected_subject_sequence_that_differs_is_rejected_on_a_wildcard_stream() -> None:
+async def test_publish_with_a_wrong_expected_subject_sequence_is_rejected_on_a_wildcard_stream() -> None:
     bench = Bench()
     assert await bench.says("ev.a") == 1
     assert await bench.says("ev.b") == 2
@@ -106,7 +106,7 @@ async def test_expected_subject_sequence_that_differs_is_rejected_on_a_wildcard_
     assert not any(event.conditional for event in bench.asked[:2])
 
 
-async def test_expected_subject_sequence_that_differs_is_rejected_on_a_single_subject_stream() -> None:
+async def test_publish_with_a_wrong_expected_subject_sequence_is_rejected_on_a_single_subject_stream() -> None:
     bench = Bench("ev")
     assert await bench.says("ev", (OF, 0)) == 1
     assert await bench.says("ev", (OF, 0)) == wrong(1)
@@ -116,7 +116,7 @@ async def test_expected_subject_sequence_that_differs_is_rejected_on_a_single_su
     assert bench.derived.subjects.state == "off"
 
 
-async def test_conditional_publishes_of_one_socket_read_see_the_records_before_them() -> None:
+async def test_condition_check_includes_earlier_publishes_of_the_same_socket_read() -> None:
     bench = Bench()
     bench.send("ev.a", (OF, 0))
     bench.send("ev.b")
@@ -133,7 +133,7 @@ async def test_conditional_publishes_of_one_socket_read_see_the_records_before_t
     assert [event.conditional for event in bench.asked] == [True, True, False]
 
 
-async def test_expected_last_message_id_that_differs_is_rejected_with_error_10070() -> None:
+async def test_publish_with_a_wrong_expected_last_message_id_is_rejected_with_error_10070() -> None:
     bench = Bench()
     assert await bench.says("ev.a", (LAST_ID, "x")) == (400, 10070, "wrong last msg ID: ")
     assert await bench.says("ev.a", ("Nats-Msg-Id", "one"), (LAST_ID, "")) == 1
@@ -299,7 +299,7 @@ def test_condition_check_during_indexing_uses_subjects_of_the_same_batch() -> No
         assert (unfit and unfit.reason) == reason
 
 
-def test_expected_sequence_with_a_wildcard_filter_covers_at_most_ten_thousand_subjects() -> None:
+def test_condition_check_with_a_wildcard_filter_covers_at_most_ten_thousand_subjects() -> None:
     derived = Bench(room=1 << 24).derived
     derived.last_of("ev.0")
     derived.subjects.read_below(0, {f"ev.{number}": number for number in range(10_000)})
@@ -313,7 +313,7 @@ def test_expected_sequence_with_a_wildcard_filter_covers_at_most_ten_thousand_su
     assert judged(10_001) == judged(9_999) == (RejectReason.UNSUPPORTED, text, (400, 10003))
 
 
-async def test_expected_subject_sequence_in_envelope_headers_that_differs_is_rejected() -> None:
+async def test_publish_with_a_wrong_expected_subject_sequence_in_envelope_headers_is_rejected() -> None:
     bench = Bench("ev")
     for sequence, offset in (("0", 0), ("0", -1), ("1", 1)):
         message = client_pb2.Message(value=b"v", ackInbox="_INBOX.1", ackPolicy=client_pb2.ALL)
@@ -330,7 +330,7 @@ async def test_expected_subject_sequence_in_envelope_headers_that_differs_is_rej
     assert stored.record_count == 1
 
 
-def test_expected_in_returns_the_first_value_of_each_condition_header() -> None:
+def test_condition_header_that_occurs_twice_counts_with_its_first_value() -> None:
     assert expected_in([]) is None
     assert expected_in([("nats-expected-last-subject-sequence", b"1"), (NAMED, b"x"), (LAST_ID, b""), (OF, b"")]) is None
     assert expected_in([(OF, b"1"), (OF, b"2")]) == Expected(1, "", b"")

@@ -35,7 +35,7 @@ def an_id(number: int) -> bytes:
 ONE = BATCH_BYTES + size_of([an_id(0)])
 
 
-def test_dedup_memory_share_moved_to_another_node_counts_there() -> None:
+def test_dedup_memory_share_moved_to_another_node_counts_against_the_limit_of_that_node() -> None:
     node, other = NodeDerived(1000), NodeDerived(1000)
     share, beside = Share(node, "ids", 600, "partition_message_id_bytes"), Share(node, "subjects")
     share.hold(300)
@@ -62,7 +62,7 @@ def test_dedup_memory_share_of_a_leader_is_limited_to_seven_eighths_of_the_node(
     assert (share.fits(300), share.fits(301)) == (True, False), "what belongs to something known has the rest"
 
 
-def test_dedup_memory_share_over_the_node_limit_frees_at_most_its_own_growth() -> None:
+def test_dedup_memory_share_that_grows_above_the_node_limit_frees_at_most_the_bytes_it_grew_by() -> None:
     node = NodeDerived(1000)
     share, neighbour = Share(node, "ids", 400), Share(node, "ids")
     share.hold(450)
@@ -81,7 +81,7 @@ def ids(node: NodeDerived, now_ns: Callable[[], int] = lambda: 10**9, room: int 
     return made
 
 
-def test_dedup_memory_full_node_evicts_ids_of_the_partition_that_grows() -> None:
+def test_node_with_full_dedup_memory_evicts_message_ids_of_the_partition_that_grows() -> None:
     node = NodeDerived(10 * ONE)
     one, other = ids(node), ids(node)
     for offset in range(6):
@@ -153,7 +153,7 @@ def test_dedup_window_of_an_idle_log_expires_ids_by_the_wall_clock() -> None:
 
 
 # ---- producers ---------------------------------------------------------------------------------------------------------------
-def test_dedup_memory_full_node_rejects_new_producers_and_accepts_known_ones() -> None:
+def test_node_with_full_dedup_memory_rejects_new_producers_and_accepts_known_producers() -> None:
     node = NodeDerived(8 * STATE_BYTES)
     producers = Producers(0, 100, 0, node)
     desk = ProducerDesk(producers)

@@ -203,7 +203,7 @@ def test_dedup_window_size_bytes_are_at_least_the_memory_used(per_batch: int, si
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
-def test_ids_of_batch_finds_message_ids_in_headers(codec: Codec) -> None:
+def test_message_ids_of_a_batch_are_found_in_its_headers(codec: Codec) -> None:
     headers = [
         [("a", b"1"), ("Nats-Msg-Id", b"m0")], None, [("Nats-Msg-Id", b"")], [("nats-msg-id", b"x"), ("Nats-Msg-ID", b"x")],
         [("Nats-Msg-Id", b"m4"), ("Nats-Msg-Id", b"m4b")], [("Nats-Msg-Id", b"x" * (MAX_ID_BYTES + 1))],

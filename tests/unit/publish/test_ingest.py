@@ -251,7 +251,7 @@ async def test_ingest_after_stop_stores_no_message() -> None:
     assert bench.batches == []
 
 
-async def test_ingest_message_that_makes_the_decoder_raise_is_skipped_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ingest_skips_only_the_message_that_makes_the_decoder_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     read = bench.ingest.reader.read
 
@@ -408,7 +408,7 @@ class Holding(Bench):
         self.ingest.counters.on_drop = lambda reason, count: self.drops.append((reason, count))
 
 
-async def test_ingest_with_a_busy_leader_batches_publishes_with_and_without_reply_apart() -> None:
+async def test_ingest_with_a_busy_leader_puts_publishes_with_and_without_reply_into_separate_batches() -> None:
     bench = Holding()
     for number in range(7):
         bench.publish(b"%d" % number, b"_INBOX.%d" % number if number in (2, 3, 6) else b"")
@@ -444,7 +444,7 @@ async def test_ingest_drop_counts_publishes_by_reason_and_sends_no_answer() -> N
     assert bench.ingest.idle
 
 
-async def test_ingest_at_the_limit_of_unacked_publishers_stores_publishes_without_reply() -> None:
+async def test_ingest_at_the_limit_of_unacked_publishers_still_stores_publishes_without_reply() -> None:
     bench = Bench(ingest_queue_records=16)
     for number in range(16):
         bench.publish(b"x", b"_INBOX.%d" % number)

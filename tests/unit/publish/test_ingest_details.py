@@ -250,7 +250,7 @@ def test_ack_of_an_envelope_with_policy_all_is_sent_as_an_envelope_after_the_com
     assert bus.take() == [("_INBOX.p", b'{"stream":"s","seq":6}')]
 
 
-async def test_ingest_rejects_a_message_of_64_mib_and_leaves_no_pending_token() -> None:
+async def test_ingest_rejects_a_message_of_64_mib_before_it_reaches_the_leader() -> None:
     bench = Bench(batch_max_bytes=64 << 20, ingest_queue_bytes=256 << 20)
     bench.bus.max_payload = 64 << 20
     bench.publish(bytes(64 << 20), b"_INBOX.a")
@@ -411,6 +411,6 @@ def test_invalid_batch_publish_is_rejected_with_a_reason_text() -> None:
     assert InvalidBatchError("too large", RejectReason.TOO_LARGE).reason is RejectReason.TOO_LARGE
 
 
-def test_pending_acks_answer_with_the_name_of_their_partition() -> None:
+def test_pending_acks_have_the_key_of_their_partition() -> None:
     acks = PendingAcks(FakeBus(), KEY, "ev")
     assert acks.key == KEY

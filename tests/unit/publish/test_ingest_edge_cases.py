@@ -161,7 +161,7 @@ def test_batch_publish_with_a_reserved_header_on_any_record_is_rejected(headers:
         (b"NATS/1.0\r\nLift-Tombstone: 2\r\nNats-Msg-Id: 1\r\n\r\n", RejectReason.MALFORMED),
     ],
 )
-def test_header_that_is_invalid_gets_its_own_reason_for_any_other_headers(block: bytes, reason: Any) -> None:
+def test_header_that_is_invalid_is_rejected_with_its_reason_whichever_headers_surround_it(block: bytes, reason: Any) -> None:
     assert unfit(b"v", block) is reason
 
 
@@ -192,7 +192,7 @@ async def test_ingest_rejection_counts_publishes_with_and_without_reply_separate
     assert bench.ingest.idle
 
 
-async def test_publish_above_the_node_memory_limit_is_rejected_or_without_reply_dropped() -> None:
+async def test_publish_above_the_node_memory_limit_is_rejected_or_dropped_if_it_has_no_reply() -> None:
     bench = Bench()
     node = MemoryBudget(1000)
     bench.ingest._may = bench.ingest._may._replace(room=PartitionRoom(node, 64 << 20, lambda: 0))

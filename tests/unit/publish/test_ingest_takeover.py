@@ -70,7 +70,7 @@ async def test_ingest_takeover_acks_buffered_messages_already_in_the_log() -> No
     assert leader.ingest.idle
 
 
-async def test_ingest_takeover_rejects_buffered_conditional_publishes_when_it_may_reject() -> None:
+async def test_ingest_takeover_rejects_buffered_conditional_publishes_once_the_leader_may_send_rejections() -> None:
     block = b"NATS/1.0\r\nNats-Expected-Last-Sequence: 0\r\n\r\n"
     for may_refuse in (False, True):
         leader = Leader(FailoverBacklog(FakeSubscription(), undecided=[message(b"a", b"_INBOX.a", block)]), may_refuse)

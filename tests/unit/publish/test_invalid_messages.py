@@ -148,7 +148,7 @@ async def test_ingest_of_mixed_valid_and_invalid_messages_answers_as_if_each_cam
     [(("Nats-Batch-Id", "b"), 1), (("Nats-Rollup", "sub"), 1), ((EXPECTED, 9_999), 5)],
     ids=["unsupported", "against_settings", "condition"],
 )
-async def test_ingest_of_a_read_with_five_invalid_messages_stores_the_others_in_few_batches(
+async def test_ingest_of_a_socket_read_with_five_invalid_messages_stores_the_others_in_few_batches(
     header: tuple[str, object], batches: int
 ) -> None:
     bench = made()
@@ -157,7 +157,7 @@ async def test_ingest_of_a_read_with_five_invalid_messages_stores_the_others_in_
     assert (bench.end, bench.ingest.counters.rejected, len(bench.batches)) == (495, 5, batches)
 
 
-async def test_ingest_of_a_read_with_a_message_that_raises_skips_only_that_message() -> None:
+async def test_ingest_of_a_socket_read_skips_only_the_message_whose_decoding_raises() -> None:
     bench = made()
     real = bench.ingest.reader.read
 

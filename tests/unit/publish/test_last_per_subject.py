@@ -75,7 +75,7 @@ def test_subject_index_of_the_documented_example_returns_the_documented_offsets(
     assert [state.last_of(f"s.{name}") for name in "abc"] == [0, 1, -1]
 
 
-def test_subject_index_answers_recent_subjects_first_and_all_after_a_backward_read() -> None:
+def test_subject_index_answers_for_older_subjects_only_after_its_backward_read() -> None:
     log = a_log()
     state = a_state(log)
     told = []
@@ -116,7 +116,7 @@ def test_subject_index_of_a_follower_starts_at_the_first_conditional_record() ->
     assert [state.last_of(f"s.{name}") for name in "abcd"] == [0, 1, 4, 5]
 
 
-def test_subject_index_of_a_single_subject_stream_uses_the_log_end_and_stays_off() -> None:
+def test_subject_index_of_a_stream_with_one_subject_stays_off() -> None:
     log = a_log()
     state = a_state(log, subject="s")
     assert state.last_of("s") == -1
@@ -195,7 +195,7 @@ def test_subject_index_above_its_limit_is_full_until_retention_deletes_subjects(
     assert third.subjects.state == "ready", "what retention has taken makes room"
 
 
-def test_subject_index_requested_before_the_replay_starts_is_reading_until_then() -> None:
+def test_subject_index_requested_before_the_replay_becomes_ready_when_the_replay_starts() -> None:
     made = LastOfSubjects(False, ROOM, lambda: 0)
     made.want(None)
     assert (made.state, made.lacks, made.find("s")) == ("reading", False, None)
@@ -219,7 +219,7 @@ def test_subject_index_backward_read_of_a_damaged_log_raises_corruption() -> Non
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
-def test_last_of_each_returns_the_newest_offset_per_subject(codec: Codec) -> None:
+def test_newest_offsets_of_a_batch_are_returned_per_subject(codec: Codec) -> None:
     batch = a_batch(5, ["s.a", "s.b", "s.a", "s.c"], codec=codec)
     assert last_of_each(batch) == last_of_each(parse_batch(batch)) == {"s.a": 7, "s.b": 6, "s.c": 8}
     assert last_of_each(a_batch(5, ["s.a"] * 3, codec=codec)) == {"s.a": 7}

@@ -39,7 +39,7 @@ def of(node: MemoryBudget, queued_mib: float) -> PartitionRoom:
         (2000, True, [False, False, False]),
     ],
 )
-def test_memory_budget_near_its_limit_rejects_for_the_largest_queues_first(
+def test_memory_budget_near_its_limit_first_rejects_publishes_of_partitions_with_the_largest_queues(
     held_mib: int, is_limited: bool, takes: list[bool]
 ) -> None:
     node = MemoryBudget(1000 * MIB)
@@ -52,7 +52,7 @@ def test_memory_budget_near_its_limit_rejects_for_the_largest_queues_first(
         assert not of(node, 0).takes(32 * MIB), "what has just come counts as well"
 
 
-def test_memory_budget_below_80_percent_accepts_all_partitions_again() -> None:
+def test_memory_budget_below_80_percent_accepts_publishes_of_all_partitions_again() -> None:
     node = MemoryBudget(100)
     node.look(HeldByNode(held_back=100))
     assert node.open_part == 0

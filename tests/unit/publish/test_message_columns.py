@@ -70,7 +70,7 @@ def test_message_columns_have_the_fields_of_an_envelope() -> None:
         envelope.MAGIC + b"\x00\x08\x00\x02",
     ],
 )
-def test_message_columns_store_a_broken_envelope_as_plain_bytes(payload: bytes) -> None:
+def test_message_columns_have_the_bytes_of_an_invalid_envelope_as_value(payload: bytes) -> None:
     columns, reader = read((b"ev", b"", payload, b""))
     assert columns.values == [payload]
     assert columns.publishers.envelopes is None
@@ -133,7 +133,7 @@ def test_envelope_of_another_cluster_is_stored_as_plain_bytes_and_gets_no_answer
     assert reader.protocol_frames == 1
 
 
-def test_stream_without_acks_answers_no_message_with_any_ack_policy() -> None:
+def test_stream_without_acks_ignores_the_ack_policy_and_inbox_of_a_message() -> None:
     reader = MessageDecoder(KEY, "ev", AckPolicy.NONE, INBOXES)
     enveloped = message(offset=-1, value=b"v", ackPolicy=client_pb2.ALL, ackInbox="_INBOX.c")
     columns = reader.read(

@@ -122,7 +122,7 @@ def seen_in_a_calm(steps: Iterable[tuple[int, int]]) -> list[bool]:
     return [made.look((at_ms - waited_ms) * MS, at_ms * MS, 1000 * MS, is_pressed=False) for at_ms, waited_ms in steps]
 
 
-def test_unacked_publishes_without_memory_pressure_count_as_late_if_a_moving_queue_stays_old() -> None:
+def test_unacked_publishes_without_memory_pressure_are_late_if_their_queue_advances_but_stays_old() -> None:
     steps = [(10_000 + 50 * step, 1001) for step in range(9)]
     assert seen_in_a_calm(steps) == [False] * 7 + [True] * 2, "it moved at 50 for the first time, and more than 250 later again"
 

@@ -59,7 +59,7 @@ def test_quota_bytes_count_payload_and_headers_and_allow_large_messages() -> Non
     assert quota.charge(messages(1, 10), 0, 1751 * MS) is None
 
 
-def test_quota_charges_a_batch_for_each_of_its_records() -> None:
+def test_quota_counts_each_record_of_a_batch() -> None:
     quota = Quota((1000, 0))
     assert quota.charge(messages(1), 10_000, 0) is None
     assert quota.charge(messages(1), 1, 9750 * MS) == [1]
@@ -68,7 +68,7 @@ def test_quota_charges_a_batch_for_each_of_its_records() -> None:
     assert quota.charge(messages(1), 1, 9770 * MS) == [MAX_WAIT_MS]
 
 
-def test_quota_forced_messages_are_accepted_and_charged() -> None:
+def test_quota_accepts_and_counts_forced_messages_above_its_rate() -> None:
     for quota in (Quota((1000, 0)), Quota((1000, 0), 1)):
         assert quota.charge(messages(1000), 0, 0, forced=True) is None
         assert quota.charge(messages(1), 0, 0) == [751]
@@ -134,7 +134,7 @@ def test_quota_bucket_of_a_long_subject_token_is_stored_as_a_digest() -> None:
     st.sampled_from((0, 1)),
     st.lists(st.tuples(st.integers(0, 400), st.lists(ONE, max_size=60)), max_size=30),
 )
-def test_quota_never_exceeds_rate_plus_burst_plus_a_message(
+def test_quota_accepts_at_most_its_rate_plus_one_burst_plus_one_message(
     records_per_s: int, bytes_per_s: int, by_token: int, steps: list[tuple[int, list[tuple[bytes, int]]]]
 ) -> None:
     quota = Quota((records_per_s, bytes_per_s), by_token)
@@ -163,7 +163,7 @@ def test_quota_never_exceeds_rate_plus_burst_plus_a_message(
 
 
 # ---- of a stream ----------------------------------------------------------------------------------------------------------------
-def test_quota_of_a_partition_is_its_share_of_the_stream_and_reused_if_unchanged() -> None:
+def test_quota_of_a_partition_is_its_share_of_the_stream_quota() -> None:
     stream = StreamConfig(quota_records_per_s=3000, quota_bytes_per_s=600, quota_by_token=2)
     quota = quota_for(stream, 3, None)
     assert quota is not None
@@ -176,7 +176,7 @@ def test_quota_of_a_partition_is_its_share_of_the_stream_and_reused_if_unchanged
     assert (one.terms, one.scope) == (((0, 5), 0), "stream")
 
 
-def test_quota_setting_out_of_bounds_raises_and_a_token_without_a_rate_has_no_effect() -> None:
+def test_quota_setting_out_of_bounds_raises_config_error() -> None:
     assert quota_for(StreamConfig(quota_by_token=1), 1, None) is None
     for wrong in ({"quota_records_per_s": -1}, {"quota_bytes_per_s": 1 << 41}, {"quota_by_token": 257}):
         with pytest.raises(ConfigError, match="quota"):

@@ -169,7 +169,7 @@ def test_quota_rejections_waiting_for_a_lease_are_bounded(monkeypatch: pytest.Mo
     assert set(json_of(bench)) == {b"_INBOX.1", b"_INBOX.2", b"_INBOX.now"}, "what is owed is bounded"
 
 
-def test_quota_on_a_stream_with_standbys_never_rejects() -> None:
+def test_quota_on_a_stream_with_standbys_rejects_no_publish() -> None:
     bench = a_bench()
     bench.ingest._may = bench.ingest._may._replace(refuse=lambda: True, refuse_for_now=lambda: False)
     bench.arrive(*((b"_INBOX.%d" % number, b"%d" % number, b"") for number in range(4)))

@@ -81,7 +81,7 @@ def test_batched_ack_includes_messages_with_keys_and_headers() -> None:
         ((b"", b"plain", b""), {"_INBOX.x.1": (0, 0), "_INBOX.x.2": (2, 0)}),
     ],
 )
-def test_batched_ack_stops_before_a_message_of_another_inbox_or_number(
+def test_batched_ack_ends_before_a_message_with_another_inbox_or_a_gap_in_reply_numbers(
     between: tuple[bytes, bytes, bytes], answers: dict[str, tuple[int, int]]
 ) -> None:
     bench = Bench()

@@ -149,7 +149,7 @@ def test_producer_state_response_contains_the_source_position() -> None:
     assert not fresh.as_pb.HasField("position")
 
 
-def test_producer_plan_of_a_spark_round_is_returned_while_its_records_are_stored() -> None:
+def test_producer_query_with_another_plan_for_a_stored_spark_round_gets_plan_changed() -> None:
     """[A19]"""
 
     def asked(producers: Producers, plan: int, generation: int = 5) -> Given | Finding:
@@ -195,7 +195,7 @@ def test_producer_names_and_source_positions_survive_checkpoint_truncation_and_c
 
 @pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d + b"x", lambda d: d[:5], lambda d: d[:-2] + b"\xff\xff",
                                     lambda d: d[:4] + b"\x02" + d[5:], lambda d: d[:12] + b"\xff" * 8 + d[20:]])  # fmt: skip
-def test_producer_note_with_invalid_bytes_raises_corruption(change: object) -> None:
+def test_producer_note_decoder_of_invalid_bytes_raises_corruption_error(change: object) -> None:
     good = ProducerNote("me", at(5, 6, "uid", 7)).encode()
     assert ProducerNote.decode(good) == ProducerNote("me", at(5, 6, "uid", 7))
     with pytest.raises(CorruptionError, match="note"):

@@ -287,7 +287,7 @@ def test_standby_message_with_a_stored_message_id_is_passed_on_to_deduplication(
     assert values(bench.leads()) == [b"again"]
 
 
-def test_standby_takeover_passes_an_invalid_message_and_its_neighbors_to_ingest() -> None:
+def test_standby_takeover_passes_an_invalid_message_to_ingest_with_the_messages_around_it() -> None:
     bench = Bench()
     bench.heard(b"good", reply=b"_INBOX.c.")
     bench.hearings[0].sink(b"ev", b"_INBOX.d.1", b"ttl", b"NATS/1.0\r\nNats-TTL: 1s\r\n\r\n")
@@ -553,7 +553,7 @@ def test_standby_full_buffer_while_the_log_stalls_drops_and_reports_the_newest_m
     assert (bench.lost, bench.standby.report()["lost"]) == ([1, 1, 1], 3)
 
 
-def test_standby_buffers_of_a_node_share_one_size_limit() -> None:
+def test_standby_buffers_of_all_partitions_of_a_node_share_one_size_limit() -> None:
     bench = Bench(node_bytes=3 * SIZE)
     bench.standby.heard.node.size_bytes = 2 * SIZE
     bench.heard(b"%010d" % 0, after_ns=MS)

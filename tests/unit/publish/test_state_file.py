@@ -245,7 +245,7 @@ def test_state_file_of_a_log_that_was_truncated_and_rewritten_is_ignored() -> No
     assert again.end_offset is None
 
 
-def test_state_file_with_an_unusable_part_is_rejected_and_with_an_unknown_part_loaded() -> None:
+def test_state_file_with_a_part_of_a_later_version_is_loaded() -> None:
     log, state = filled()
     write(log, state)
     loaded, _ = load_state(log, OF)

@@ -29,7 +29,7 @@ async def test_max_message_bytes_limit_applies_to_payload_plus_header_block() ->
     assert "error" not in await answered(smaller, headers)
 
 
-async def test_message_above_max_message_bytes_is_rejected_alone_and_counted() -> None:
+async def test_message_above_max_message_bytes_is_rejected_and_its_neighbors_are_stored() -> None:
     small = bench(max_message_bytes=2)
     for payload in (b"a", b"12", b"123", b"b"):
         small.publish(payload)

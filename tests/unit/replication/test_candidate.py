@@ -13,7 +13,7 @@ def proposed(epoch: int = 2, leader_epoch: int = 2) -> object:
     return state("", status=PartitionStatus.CANDIDATE_FOUND, candidate="b", epoch=epoch, leader_epoch=leader_epoch)
 
 
-def test_candidate_persists_its_epoch_replays_its_log_and_answers_fetches_but_appends_nothing() -> None:
+def test_candidate_appends_no_publish_before_its_epoch_is_durable_and_its_log_is_replayed() -> None:
     candidate = idle()
     candidate.told(proposed())  # type: ignore[arg-type]
     assert candidate.only(do.PersistLeaderEpoch).leader_epoch == 2

@@ -66,7 +66,7 @@ def test_idle_follower_with_uncommitted_records_does_not_join_combined_fetches()
         assert follower.replica.phase == "FOLLOWER_IDLE", "HW may come with the next answer"
 
 
-def test_follower_in_combined_fetches_leaves_at_records_a_wake_up_or_a_lost_connection() -> None:
+def test_follower_leaves_combined_fetches_after_new_records_a_wake_up_or_a_lost_connection() -> None:
     def more(follower: Stepped) -> None:
         follower.answered([(3, 3, 1)], hw=2, request=follower.replica._role._idle_request_id)
         assert follower.has(do.AppendFetched)
@@ -97,7 +97,7 @@ def test_follower_in_combined_fetches_leaves_at_records_a_wake_up_or_a_lost_conn
         assert not follower.has(do.ReportLeader)
 
 
-def test_follower_in_combined_fetches_stays_after_a_high_watermark_or_stale_responses() -> None:
+def test_follower_stays_in_combined_fetches_after_a_response_with_only_a_high_watermark() -> None:
     follower = quiet_follower()
     request = follower.replica._role._idle_request_id
     follower.answered([], hw=2, request=request)
@@ -109,7 +109,7 @@ def test_follower_in_combined_fetches_stays_after_a_high_watermark_or_stale_resp
     assert follower.replica.phase == "FOLLOWER_QUIET"
 
 
-def test_follower_in_combined_fetches_leaves_at_another_leader_or_its_stop() -> None:
+def test_follower_leaves_combined_fetches_when_its_leader_changes_or_its_replica_stops() -> None:
     for event in (
         ev.PartitionChanged(held=state("c", leader_epoch=2, epoch=2), incarnations={"a": 1, "b": 1, "c": 1}),
         ev.StopRequested(),
@@ -207,7 +207,7 @@ def test_combined_fetch_confirmed_by_the_leader_counts_as_a_fetch() -> None:
         {"replica": "a"},
     ],
 )
-def test_combined_fetch_with_other_values_than_the_waiting_fetch_is_not_confirmed(other: dict[str, object]) -> None:
+def test_combined_fetch_whose_values_differ_from_the_waiting_fetch_is_not_confirmed(other: dict[str, object]) -> None:
     leader = leader_with_a_quiet_follower()
     progress = leader.replica._role.desk.followers["b"]
     before = progress.caught_up_ns
@@ -224,13 +224,13 @@ def test_combined_fetch_is_not_confirmed_when_the_leader_has_new_records() -> No
     assert not confirms(leader, asked())
 
 
-def test_combined_fetch_of_a_woken_follower_is_not_confirmed() -> None:
+def test_combined_fetch_of_a_follower_whose_last_fetch_does_not_wait_is_not_confirmed() -> None:
     leader = leader_with_a_quiet_follower()
     leader.fetch("b", 2, request_id=81)
     assert not confirms(leader, asked(request_id=81))
 
 
-def test_combined_fetch_of_a_dead_process_or_outside_the_isr_is_not_confirmed() -> None:
+def test_combined_fetch_of_a_fenced_incarnation_or_a_follower_outside_the_isr_is_not_confirmed() -> None:
     leader = leader_with_a_quiet_follower()
     leader.told(state(leader_epoch=2, epoch=2, isr="ac"))
     assert not confirms(leader, asked()), "it joins by a fetch"
@@ -243,7 +243,7 @@ def test_combined_fetch_of_a_dead_process_or_outside_the_isr_is_not_confirmed() 
     assert not confirms(leader, asked(incarnation=2)), "it has not fetched yet"
 
 
-def test_follower_in_combined_fetches_leaves_the_isr_only_when_unconfirmed_too_long() -> None:
+def test_follower_in_combined_fetches_leaves_the_isr_only_after_seconds_without_a_confirmed_fetch() -> None:
     leader = leader_with_a_quiet_follower()
     began = leader.now_ns
     while leader.now_ns - began < 60 * S:
@@ -266,7 +266,7 @@ def test_follower_in_combined_fetches_leaves_the_isr_only_when_unconfirmed_too_l
     assert leader.only(do.ProposeIsr).isr == {"a", "c"}
 
 
-def test_fetch_after_an_hour_of_combined_fetches_is_accepted_at_once() -> None:
+def test_fetch_of_a_follower_after_an_hour_of_combined_fetches_is_accepted() -> None:
     leader = leader_with_a_quiet_follower()
     for _ in range(1200):
         assert confirms(leader, asked(), after_s=3)
@@ -295,7 +295,7 @@ def test_leader_whose_followers_use_combined_fetches_checks_their_lag_rarely() -
     assert leader.replica._shared.deadlines._at_ns[Deadline.LAG] <= leader.now_ns + 1.25 * S, "a flush may hang"
 
 
-def test_combined_fetch_at_a_replica_that_is_not_leader_is_not_confirmed() -> None:
+def test_combined_fetch_is_confirmed_only_by_the_leader_replica() -> None:
     for stepped in (quiet_follower(), Stepped("b").opened()):
         stepped.step(asked(replica="c"))
         assert stepped.out == []
@@ -376,7 +376,7 @@ def test_combined_fetches_send_a_request_every_round_even_for_one_partition() ->
     assert all(len(node.answered_turn()) == 1 for _ in range(6))
 
 
-def test_combined_fetches_end_for_unconfirmed_partitions_only() -> None:
+def test_combined_fetches_end_only_for_partitions_that_the_leader_does_not_confirm() -> None:
     node = Node(9)
     question = node.turn()[0]
     ended = node.quiet.take_ended(question, {0, 2})
@@ -424,7 +424,7 @@ def test_combined_fetches_end_if_one_of_several_requests_is_never_answered() -> 
     assert len(node.ended) == 4 * MAX_PER_QUESTION
 
 
-def test_combined_fetches_to_a_silent_node_accept_no_partition_for_a_while() -> None:
+def test_combined_fetches_to_a_silent_node_accept_its_partitions_again_only_after_a_delay() -> None:
     node = Node(1)
     for _ in range(3):
         node.turn()
@@ -445,14 +445,14 @@ def test_combined_fetches_end_at_once_without_responders() -> None:
     assert node.quiet.add(fetch(1), "n2", node.now_ns)
 
 
-def test_combined_fetches_continue_after_a_pause_of_the_own_process() -> None:
+def test_combined_fetches_continue_after_the_process_of_the_follower_was_paused() -> None:
     node = Node(3)
     for _ in range(5):
         node.turn(intervals=30)
     assert not node.ended
 
 
-def test_combined_fetches_do_not_end_a_partition_replaced_during_the_request() -> None:
+def test_combined_fetches_response_does_not_end_a_partition_whose_fetch_was_replaced_meanwhile() -> None:
     node = Node(6)
     question = node.turn()[0]
     before = question.fetches[0]
@@ -465,7 +465,7 @@ def test_combined_fetches_do_not_end_a_partition_replaced_during_the_request() -
     assert len(node.quiet) == 6
 
 
-def test_combined_fetch_interval_is_shorter_than_lag_and_leader_timeouts() -> None:
+def test_combined_fetch_interval_is_shorter_than_the_lag_timeout_and_the_leader_timeout() -> None:
     quick = QuietFetches(ReplicationConfig(max_lag_time_s=1.2, max_idle_wait_s=1.0, max_leader_timeout_s=2.0))
     assert quick.interval_ns == 0.3 * S
     assert QuietFetches(ReplicationConfig(max_leader_timeout_s=1.1)).interval_ns == 0.55 * S

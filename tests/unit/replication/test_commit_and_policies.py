@@ -38,14 +38,14 @@ def test_high_watermark_waits_for_an_unknown_follower_position() -> None:
     assert isr_high_watermark({"a": 9}, "ab", 2, 1, 3) == 3
 
 
-def test_high_watermark_includes_a_member_of_an_isr_change_in_flight() -> None:
+def test_high_watermark_waits_for_a_member_added_by_an_isr_change_in_flight() -> None:
     common = {"replicas": "abc", "isr": frozenset("ab"), "min_isr": 1, "epoch_start_offset": 0, "high_watermark": -1}
     positions = {"a": 9, "b": 9, "c": 2}
     assert new_high_watermark(CommitPolicy.ISR, positions, maximal_isr=frozenset("abc"), **common) == 2
     assert new_high_watermark(CommitPolicy.ISR, positions, maximal_isr=frozenset("ab"), **common) == 9
 
 
-def test_quorum_high_watermark_is_the_median_and_needs_a_record_of_this_epoch() -> None:
+def test_quorum_high_watermark_is_the_median_position_if_it_includes_a_record_of_the_current_epoch() -> None:
     positions = {"a": 9, "b": 7, "c": None}
     assert quorum_high_watermark(positions, "abc", 3, 2, epoch_start_offset=7, high_watermark=1) == 7
     assert quorum_high_watermark(positions, "abc", 3, 2, epoch_start_offset=8, high_watermark=1) == 1
@@ -54,7 +54,7 @@ def test_quorum_high_watermark_is_the_median_and_needs_a_record_of_this_epoch() 
     assert quorum_high_watermark(positions, "abc", 1, 2, epoch_start_offset=0, high_watermark=1) == 1
 
 
-def test_follower_position_may_fall_and_is_reset_by_a_new_incarnation() -> None:
+def test_follower_position_falls_with_a_lower_fetch_and_is_unknown_after_a_new_incarnation() -> None:
     progress = FollowerProgress(caught_up_ns=0)
     progress.incarnation_is(4)
     progress.fetched(9, 1, 10, 100)
@@ -77,7 +77,7 @@ def joins(position: int, hw: int, start: int, live: int = 1) -> bool:
     return may_join(progress, live, hw, start)
 
 
-def test_follower_may_join_the_isr_at_high_watermark_and_epoch_start_while_live() -> None:
+def test_follower_may_join_the_isr_if_it_is_live_and_has_reached_high_watermark_and_epoch_start() -> None:
     assert joins(49, 40, 50)
     assert not joins(45, 40, 50)  # at HW, below the epoch's start: KAFKA-7128
     assert not joins(49, 50, 50)
@@ -85,7 +85,7 @@ def test_follower_may_join_the_isr_at_high_watermark_and_epoch_start_while_live(
     assert not joins(49, 40, 50, live=0)
 
 
-def test_wanted_isr_excludes_fenced_and_lagging_followers() -> None:
+def test_proposed_isr_excludes_fenced_and_lagging_followers() -> None:
     followers = {
         name: FollowerProgress(caught_up_ns=at, incarnation=1, position=9) for name, at in (("b", 100), ("c", 10), ("d", 100))
     }
@@ -106,25 +106,25 @@ def answer(epoch: int, last: int, start: int = 0) -> EpochQueryAnswered:
     return EpochQueryAnswered(request_id=1, leader_epoch=epoch, last_offset=last, current_epoch=9, log_start_offset=start)
 
 
-def test_reconcile_with_another_epoch_truncates_and_needs_a_second_epoch_query() -> None:
+def test_reconciliation_with_another_epoch_truncates_the_log_and_needs_a_second_epoch_query() -> None:
     own = log(((1, 0), (3, 10)), 14)
     assert reconcile(own, answer(2, 11)) == Cut(10, agreed=False)
     own.cut(10)
     assert reconcile(own, answer(1, 7)) == Cut(8, agreed=True)
 
 
-def test_reconcile_with_the_same_epoch_agrees_after_one_epoch_query() -> None:
+def test_reconciliation_with_the_same_epoch_completes_after_one_epoch_query() -> None:
     assert reconcile(log(((1, 0),), 14), answer(1, 19)) == Cut(14, agreed=True)
     assert reconcile(log(((1, 0),), 14), answer(1, 9)) == Cut(10, agreed=True)
 
 
-def test_reconcile_with_an_unknown_epoch_resets_the_log() -> None:
+def test_reconciliation_with_an_epoch_unknown_to_the_leader_resets_the_log() -> None:
     assert reconcile(log(((1, 0),), 14), answer(0, -1)) == StartAfresh(0)
     assert reconcile(log(((1, 0),), 14), answer(0, -1, start=40)) == StartAfresh(40)
     assert reconcile(log(((3, 5),), 14, start=5), answer(2, 4)) == StartAfresh(0)
 
 
-def test_isr_change_in_flight_counts_the_old_and_the_new_isr_until_the_metadata_shows_it() -> None:
+def test_isr_change_in_flight_counts_the_members_of_the_old_and_the_new_isr_until_a_new_epoch() -> None:
     change, isr = IsrChange(), frozenset("ab")
     change.record_attempt(frozenset("abc"))
     change.record_unknown_result(0)
@@ -136,7 +136,7 @@ def test_isr_change_in_flight_counts_the_old_and_the_new_isr_until_the_metadata_
     assert change.maximal(isr) == isr
 
 
-def test_isr_change_that_was_rejected_counts_no_more() -> None:
+def test_isr_change_that_was_rejected_no_longer_adds_members_to_the_counted_isr() -> None:
     change = IsrChange()
     change.record_attempt(frozenset("abc"))
     change.record_rejection(5)
@@ -162,7 +162,7 @@ def test_backoff_delay_grows_to_its_bound_and_depends_only_on_the_seed() -> None
     assert first.next_ns() < 100
 
 
-def test_idle_follower_is_signaled_once_past_its_end_offset() -> None:
+def test_idle_follower_is_signaled_once_when_the_log_end_passes_its_offset() -> None:
     waiters = Waiters()
     waiter = Waiter("b", 10, 0)
     waiters.register(waiter)

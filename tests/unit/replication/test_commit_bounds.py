@@ -28,14 +28,16 @@ def test_isr_high_watermark_is_the_lowest_position_and_needs_min_isr(min_isr: in
 @pytest.mark.parametrize(
     ("replicas", "min_isr", "hw"), [("abc", 1, 7), ("abc", 2, 7), ("abc", 3, 5), ("abcd", 1, 5), ("abcde", 4, 3)]
 )
-def test_quorum_high_watermark_needs_a_majority_min_isr_and_this_epoch(replicas: str, min_isr: int, hw: int) -> None:
+def test_quorum_high_watermark_needs_a_majority_min_isr_replicas_and_a_record_of_the_current_epoch(
+    replicas: str, min_isr: int, hw: int
+) -> None:
     positions: dict[str, int | None] = dict(zip("abcde", (9, 7, 5, 3, 1), strict=True))
     for epoch_start in range(12):
         found = quorum_high_watermark(positions, replicas, len(replicas), min_isr, epoch_start, 0)
         assert found == (hw if hw >= epoch_start else 0), epoch_start
 
 
-def test_leader_high_watermark_counts_only_its_flushed_records() -> None:
+def test_leader_high_watermark_never_exceeds_its_own_flushed_end() -> None:
     leader = Stepped("a").leads(state(leader_epoch=2))
     leader.publish(5, flush=False)
     for follower in "bc":
@@ -47,7 +49,7 @@ def test_leader_high_watermark_counts_only_its_flushed_records() -> None:
     assert leader.replica.high_watermark == 4
 
 
-def test_quorum_high_watermark_never_exceeds_the_flush_of_the_leader() -> None:
+def test_quorum_high_watermark_never_exceeds_the_flushed_end_of_the_leader() -> None:
     leader = Stepped("a").leads(state(leader_epoch=2, policy=CommitPolicy.QUORUM))
     leader.publish(5, flush=False)
     for follower in "bc":
@@ -57,7 +59,7 @@ def test_quorum_high_watermark_never_exceeds_the_flush_of_the_leader() -> None:
     assert leader.replica.high_watermark == 1
 
 
-def test_fetch_of_a_fenced_incarnation_is_answered_but_not_counted_for_commits() -> None:
+def test_fetch_of_a_fenced_incarnation_is_answered_but_does_not_move_the_high_watermark() -> None:
     leader = Stepped("a").leads(state(leader_epoch=2))
     leader.told(state(leader_epoch=2, epoch=2), {"a": 1, "b": 1})  # c is fenced
     leader.publish(3)
@@ -73,7 +75,7 @@ def test_fetch_of_a_fenced_incarnation_is_answered_but_not_counted_for_commits()
     assert leader.replica.high_watermark == 2
 
 
-def test_fetch_without_an_incarnation_is_answered_but_not_counted_for_commits() -> None:
+def test_fetch_without_an_incarnation_is_answered_but_does_not_move_the_high_watermark() -> None:
     leader = Stepped("a").leads(state(leader_epoch=2))
     leader.publish(3)
     leader.fetch("b", 2)
@@ -115,7 +117,7 @@ def test_fetch_with_an_invalid_offset_is_rejected_with_the_reason(offset: int, r
 
 
 @pytest.mark.parametrize(("asked", "given"), [(0, 1000), (999, 999), (1000, 1000), (1001, 1000)])
-def test_fetch_response_size_is_the_smaller_of_both_limits(asked: int, given: int) -> None:
+def test_fetch_response_size_is_the_smaller_of_the_requested_and_the_own_limit(asked: int, given: int) -> None:
     leader = Stepped("a", ReplicationConfig(replication_max_bytes=1_000_000)).leads(state(leader_epoch=2))
     leader.publish(3)
     leader.fetch("b", -1, max_bytes=asked * 1000)

@@ -42,7 +42,7 @@ def test_follower_ignores_a_fetch_rejection_of_another_epoch(reason: RefusalReas
     assert follower.replica.phase == ("FOLLOWER_FETCH" if waits_on else "FOLLOWER_FETCH_BACKOFF")
 
 
-def test_follower_accepts_the_response_after_a_repeated_and_rejected_request() -> None:
+def test_follower_accepts_the_response_to_a_fetch_after_rejections_of_its_repetitions() -> None:
     follower = following()
     request = follower.only(do.SendFetch).request_id
     for _ in range(3):

@@ -53,7 +53,7 @@ def test_follower_invalid_phase_change_raises_with_the_recent_phases(monkeypatch
         follower.step(ev.WokenUp())
 
 
-def test_follower_phase_change_missing_in_the_table_raises_invariant_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follower_phase_change_that_the_table_lacks_raises_invariant_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mistake: whoever is woken waits for a cut that nobody began."""
     monkeypatch.setattr(FollowerRole, "woken_up", lambda self, now_ns, out: self._waits_for(Following.CUTTING))
     with pytest.raises(InvariantError, match="IDLE to CUTTING"):

@@ -183,7 +183,7 @@ def test_replica_with_an_emptied_log_reports_the_epoch_of_its_deleted_records() 
     assert dropped.only(do.ReportLeader).last_epoch == 2
 
 
-def test_follower_with_a_compacted_log_queries_the_epoch_of_its_compaction_horizon_first() -> None:
+def test_follower_with_a_compacted_log_first_queries_the_epoch_of_its_compaction_horizon() -> None:
     for reached in (True, False):
         follower = Stepped("b").opened(end=6, hw=-1, epochs=((1, 0), (2, 4)))
         follower.step(ev.LogCompacted(end_offset=10, leader_epoch=3))

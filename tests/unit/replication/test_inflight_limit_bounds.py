@@ -66,7 +66,7 @@ def test_inflight_limits_reject_queued_bytes_above_the_limit(of_node: bool) -> N
     assert intake.held_bytes == taken * size
 
 
-def test_ingest_gate_waits_half_a_second_then_passes_a_minimum_rate_until_stuck() -> None:
+def test_ingest_gate_passes_a_minimum_rate_half_a_second_after_a_partition_became_full() -> None:
     node = NodeIntake(full_count=1)
     gate = Gate(node)
     assert gate.may_take(0, True, 1 * S) is False, "nothing is due at once"
@@ -81,7 +81,7 @@ def test_ingest_gate_waits_half_a_second_then_passes_a_minimum_rate_until_stuck(
     assert gate.may_take(1 << 40, True, 6 * S)
 
 
-def test_slow_consumer_guard_ignores_older_answers_and_lowers_its_limit_after_a_disconnect() -> None:
+def test_slow_consumer_guard_lowers_its_limit_after_a_disconnect_at_or_below_the_limit() -> None:
     overflow = Overflow()
     overflow.record_pong(1000, 0, 10)
     overflow.record_pong(5, 0, 9)
@@ -133,7 +133,7 @@ def test_combined_fetches_ignore_a_late_failure_of_an_earlier_request() -> None:
     assert set(ended.fetches) == set(made)
 
 
-def test_slow_disk_detection_needs_several_slow_flushes_and_excludes_up_to_a_bound() -> None:
+def test_slow_disk_is_excluded_from_the_isr_longer_each_time_up_to_a_bound() -> None:
     config = ReplicationConfig()
     flushes = SlowFlushes(config)
     now = 0

@@ -87,7 +87,7 @@ def test_leader_above_its_queue_limit_rejects_or_drops_publishes() -> None:
     assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.OVERLOADED)], "without a lease nobody is told"
 
 
-def test_conditional_publish_is_rejected_where_other_publishes_are_queued() -> None:
+def test_conditional_publish_at_the_inflight_limit_is_rejected_while_plain_publishes_are_queued() -> None:
     leader = Stepped("a", SMALL).leads()
     leader.fetch("b", -1)
     for _ in range(4):
@@ -112,7 +112,7 @@ def test_leader_below_min_isr_queues_publishes_without_reply_until_the_isr_grows
     assert appended(leader) == held
 
 
-def test_leader_that_may_not_reject_queues_publishes_behind_the_others() -> None:
+def test_leader_that_may_not_reject_queues_publishes_in_their_order_of_arrival() -> None:
     leader = Stepped("a", SMALL).leads(state(isr="a", leader_epoch=2))
     first = publish(leader)
     leader.now_ns += 30 * S
@@ -266,7 +266,7 @@ def held(size_bytes: int) -> ev.PublishesReceived:
     )
 
 
-def test_inflight_limits_count_a_partition_as_full_once_at_three_quarters() -> None:
+def test_inflight_limits_count_a_partition_as_full_from_three_quarters_of_its_limit() -> None:
     node = NodeIntake()
     one, other = InflightLimits(node, SMALL), InflightLimits(node, SMALL)
     counts = []

@@ -60,7 +60,7 @@ def test_follower_may_join_the_isr_with_all_committed_records_and_the_epoch_star
     assert not isr.may_join(FollowerProgress(caught_up_ns=0, incarnation=3), 3, hw, start)
 
 
-def test_isr_change_with_an_unknown_outcome_counts_all_possible_members() -> None:
+def test_isr_change_with_an_unknown_outcome_counts_the_members_of_all_attempts() -> None:
     change = IsrChange()
     change.record_attempt(frozenset("abc"))
     assert change.maximal(frozenset("ab")) == frozenset("abc")

@@ -52,7 +52,7 @@ def test_leader_assigns_offsets_and_acknowledges_after_flush_and_commit() -> Non
     assert kinds.index(do.RaiseHighWatermark) < kinds.index(do.SendFetchResponse), "the answer carries the new HW"
 
 
-def test_leader_without_a_flush_does_not_raise_the_high_watermark() -> None:
+def test_leader_raises_the_high_watermark_only_after_its_own_flush() -> None:
     leader = Stepped("a").leads()
     leader.publish(3)
     leader.publish(2, flush=False)
@@ -261,7 +261,7 @@ def test_idle_follower_gets_a_notice_of_a_higher_high_watermark() -> None:
     assert leader.only(do.SendNotice).high_watermark == 0
 
 
-def test_waiting_fetch_gets_a_higher_high_watermark_without_being_completed() -> None:
+def test_waiting_fetch_still_waits_for_records_after_it_was_sent_a_higher_high_watermark() -> None:
     leader = Stepped("a").leads()
     leader.publish(1)
     leader.fetch("b", 0, awaits_more=True)
@@ -306,7 +306,7 @@ def test_follower_that_refetches_acknowledged_records_leaves_the_isr_at_once() -
     assert leader.only(do.ProposeIsr).isr == frozenset("ac")
 
 
-def test_quorum_follower_below_the_high_watermark_may_stay_in_the_isr() -> None:
+def test_quorum_follower_below_the_high_watermark_stays_in_the_isr() -> None:
     leader = Stepped("a").leads(state(policy=CommitPolicy.QUORUM, leader_epoch=2))
     leader.publish(3)
     leader.fetch("b", 2)
@@ -315,7 +315,7 @@ def test_quorum_follower_below_the_high_watermark_may_stay_in_the_isr() -> None:
     assert not leader.has(do.ProposeIsr)
 
 
-def test_follower_joins_the_isr_by_a_fetch_of_this_epoch() -> None:
+def test_follower_joins_the_isr_by_a_fetch_of_the_current_leader_epoch() -> None:
     leader = Stepped("a").leads(state(isr="ab", leader_epoch=2), end=5, hw=3)
     leader.publish(1)
     leader.fetch("b", 5)
@@ -478,7 +478,7 @@ def test_single_replica_commits_after_its_own_flush() -> None:
     assert acks(leader) == [(AckPolicy.LEADER, 5), (AckPolicy.ALL, 5)]
 
 
-def test_quorum_leader_commits_with_the_median() -> None:
+def test_quorum_leader_commits_up_to_the_median_of_the_replica_positions() -> None:
     leader = Stepped("a").leads(state(policy=CommitPolicy.QUORUM, leader_epoch=2))
     leader.publish(3)
     leader.fetch("b", 1)
@@ -499,7 +499,7 @@ def test_idle_leader_sends_nothing_at_a_heartbeat() -> None:
     assert leader.heard() == []
 
 
-def test_stopped_leader_closes_its_subject_and_ignores_metadata_changes() -> None:
+def test_stopped_leader_unsubscribes_and_ignores_metadata_changes() -> None:
     leader = Stepped("a").leads()
     leader.step(ev.StopRequested())
     assert leader.has(do.CloseSubject)
@@ -555,7 +555,7 @@ def test_follower_request_ids_grow_at_least_with_its_clock() -> None:
     assert 100 * S <= follower.only(do.SendFetch).request_id - fetch < 200 * S
 
 
-def test_duplicate_of_a_committed_record_is_acked_at_once_and_of_others_at_the_commit() -> None:
+def test_duplicate_of_an_uncommitted_record_is_acked_at_the_commit_of_that_record() -> None:
     leader = Stepped("a").leads()
     leader.publish(3)
     leader.fetch("b", 2)

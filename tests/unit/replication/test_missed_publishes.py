@@ -35,13 +35,13 @@ def test_leader_that_missed_publishes_chooses_the_isr_member_that_fetched_last(
 @pytest.mark.parametrize(
     ("known", "before", "after", "all_have"), [(1, "x", "y", True), (1, "x", "x", False), (2, "x", "y", False)]
 )
-def test_missed_publishes_count_as_lost_to_all_only_if_the_only_server_restarted(
+def test_missed_publishes_count_as_missed_by_all_replicas_only_if_the_only_nats_server_restarted(
     known: int, before: str, after: str, all_have: bool
 ) -> None:
     assert all_have_lost_it(known, before, after) is all_have
 
 
-def test_leader_that_missed_publishes_has_a_successor_only_with_failover_standby() -> None:
+def test_leader_that_missed_publishes_chooses_a_successor_only_with_failover_standby() -> None:
     standby = StreamConfig(failover_standby=True)
     stepped = Stepped("a").leads(replace(state(leader_epoch=2), config=standby))
     for follower in "cb":

@@ -21,7 +21,7 @@ def candidate(node: str, leader_epoch: int, leaderships: int) -> PartitionState:
     return state("", leader_epoch=leader_epoch, status=CANDIDATE, candidate=node, leaderships=leaderships)
 
 
-def test_first_leader_of_a_partition_waits_for_no_lease() -> None:
+def test_first_leader_of_a_partition_does_not_wait_for_an_earlier_lease() -> None:
     succession = Succession("a", S)
     succession.partition_changed(state("a"), LIVE, 0)
     assert succession.is_over(0)

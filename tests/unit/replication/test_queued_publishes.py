@@ -70,7 +70,7 @@ def test_publishes_queued_too_long_below_min_isr_are_dropped_in_order() -> None:
     assert kept == [second, third]
 
 
-def test_queued_publishes_do_not_expire_without_the_setting_or_with_a_full_isr() -> None:
+def test_queued_publishes_do_not_expire_without_a_timeout_setting_or_with_a_full_isr() -> None:
     leader = short(0.0)
     publish(leader, plain=True)
     leader.now_ns += 3600 * S

@@ -156,7 +156,7 @@ def test_long_poll_read_above_the_limit_of_waiting_reads_is_answered_at_once(
     assert shell.reads.waiting_count == 2
 
 
-def test_long_poll_read_whose_reader_diverged_meanwhile_gets_the_truncation_offset(shell: Shell, source: Source) -> None:
+def test_long_poll_read_whose_reader_diverges_while_it_waits_gets_the_truncation_offset(shell: Shell, source: Source) -> None:
     shell.ask(offset=3, waitMs=1000, lastOffset=2, lastEpoch=1)
     source.lineage = EpochVerdict(Lineage.CUT, 1)
     source.append()
@@ -285,7 +285,7 @@ def test_read_request_above_the_size_limit_is_dropped() -> None:
     assert shell.counters == {module.TOO_LARGE: 1}
 
 
-def test_read_without_send_buffer_space_for_the_response_reads_no_log() -> None:
+def test_read_request_while_the_send_buffer_is_full_does_not_read_the_log() -> None:
     source = Source()
     source.append(3)
     shell = Shell(source)
@@ -330,7 +330,7 @@ def test_filtered_long_poll_read_is_answered_even_without_matching_records(shell
     assert (head.selected, head.nextOffset, bases) == (True, 4, [])
 
 
-def test_backward_read_returns_records_below_and_ends_at_the_log_start(shell: Shell, source: Source) -> None:
+def test_backward_read_returns_records_below_its_offset_down_to_the_log_start(shell: Shell, source: Source) -> None:
     keyed(source, b"a", b"b", b"a")
     source.log.append(build_batch([b"not committed"], base_offset=6, leader_epoch=1))
     shell.ask(offset=6, backwards=True, maxBytes=250, waitMs=1000)

@@ -81,7 +81,7 @@ def test_reassignment_moves_the_leadership_to_the_first_wanted_in_sync_replica()
     assert heir(state, "b") == "", "it is outside of the ISR"
 
 
-def test_catchup_throttle_charges_only_the_backlog_and_not_new_records() -> None:
+def test_catchup_throttle_counts_only_backlog_bytes_and_no_new_records() -> None:
     assert backlog_part(1_000_000, 1000, 400) == 600_000
     assert backlog_part(1_000_000, 1000, 2000) == 0
     assert backlog_part(10, 0, 0) == 0
@@ -114,7 +114,7 @@ def test_catchup_throttle_delays_the_next_fetch_in_proportion_to_the_copied_byte
         (60, 100_000, 100),  # so slow it never is
     ],
 )
-def test_catchup_throttle_adds_a_pause_after_a_slow_fetch(took_ms: int, size_bytes: int, turn_ms: int) -> None:
+def test_catchup_throttle_pauses_longer_after_a_slow_fetch(took_ms: int, size_bytes: int, turn_ms: int) -> None:
     pace = CatchupThrottle(bytes_per_second=10_000_000, share=0.2, least_bytes_per_second=1_000_000)
     pace.flushed(size_bytes, 100_000, S, S + took_ms * MS)
     assert pace.turn(S) == (S + turn_ms * MS, turn_ms * MS)
@@ -130,7 +130,7 @@ def test_catchup_throttle_pause_has_no_upper_limit_without_a_minimum_rate() -> N
     assert pace.turn(S)[0] == S
 
 
-def test_learner_copy_fetch_size_is_one_piece_plus_the_growth_of_the_partition() -> None:
+def test_learner_copy_fetch_size_is_the_piece_size_plus_the_bytes_appended_since_the_last_fetch() -> None:
     copy = LearnerCopy(CatchupThrottle(bytes_per_second=10_000_000, piece_bytes=100_000))
     assert copy.asks(S, 1_000_000) == 100_000
     copy.came(100_000, 1000, 400)
@@ -144,7 +144,7 @@ def test_learner_copy_fetch_size_is_one_piece_plus_the_growth_of_the_partition()
     assert LearnerCopy(CatchupThrottle()).asks(S, 1_000_000) == 1_000_000
 
 
-def test_learner_copy_that_stops_frees_its_reserved_throttle_time() -> None:
+def test_learner_copy_that_stops_releases_its_reserved_time_of_the_catchup_throttle() -> None:
     pace = CatchupThrottle(bytes_per_second=10_000_000)
     one, other = LearnerCopy(pace), LearnerCopy(pace)
     one.asks(S, 1000)
@@ -163,7 +163,7 @@ def test_catchup_throttle_lowers_the_fetch_size_at_a_low_rate(rate: int, piece: 
     assert CatchupThrottle(bytes_per_second=rate, piece_bytes=piece).fetch_bytes == most
 
 
-def test_catchup_throttle_uses_changed_settings() -> None:
+def test_catchup_throttle_has_the_rates_of_the_replication_settings() -> None:
     config = ReplicationConfig(copy_bytes_per_s=1, copy_min_bytes_per_s=2, copy_duty_cycle=0.3, copy_fetch_bytes=4096)
     assert pace_of(config) == CatchupThrottle(bytes_per_second=1, least_bytes_per_second=2, share=0.3, piece_bytes=4096)
 
@@ -190,7 +190,7 @@ class Learner(Stepped):
         self.step(ev.LogFlushed(end_offset=last + 1))
 
 
-def test_learner_that_is_behind_fetches_throttled_and_a_caught_up_one_at_once() -> None:
+def test_learner_that_is_behind_waits_for_the_catchup_throttle_before_its_next_fetch() -> None:
     config = ReplicationConfig(copy_bytes_per_s=10_000_000, copy_duty_cycle=0.1, copy_fetch_bytes=50_000)
     learner = Learner(config)
     assert learner.only(do.SendFetch).max_bytes == 50_000
@@ -206,7 +206,7 @@ def test_learner_that_is_behind_fetches_throttled_and_a_caught_up_one_at_once() 
     assert learner.has(do.SendFetch)
 
 
-def test_learner_that_stops_frees_its_reserved_throttle_time() -> None:
+def test_learner_replica_that_stops_releases_its_reserved_time_of_the_catchup_throttle() -> None:
     config = ReplicationConfig(copy_bytes_per_s=1_000_000)
     learner = Learner(config)
     pace = learner.replica._shared.copy_pace
@@ -230,7 +230,7 @@ def test_learner_progress_is_reset_by_a_new_copy_epoch() -> None:
     assert not progress.was_caught_up
 
 
-def test_replica_set_change_in_flight_counts_the_old_and_the_new_set() -> None:
+def test_replica_set_change_in_flight_requires_commits_on_the_old_and_the_new_replica_set() -> None:
     change = IsrChange()
     assert [*change.replica_sets(("a", "b", "c"))] == [("a", "b", "c")]
     change.record_attempt(frozenset("abd"), frozenset("abcd"))

@@ -119,7 +119,7 @@ def failed(stepped: Stepped, *, no_space: bool = False, token: int = 0) -> list[
     return stepped.step(ev.StorageFailed(reason="broken", no_space=no_space, token=token))
 
 
-def test_failed_leader_repeats_its_resignation_and_failed_follower_its_isr_exit() -> None:
+def test_failed_replica_repeats_its_resignation_or_its_request_to_leave_the_isr() -> None:
     stepped = Stepped("a").leads()
     failed(stepped)
     assert stepped.only(do.GiveUpLeadership) == do.GiveUpLeadership(leader_epoch=2, reason="broken")

@@ -66,7 +66,7 @@ def test_slow_consumer_guard_with_few_publishers_drops_nothing() -> None:
         assert server.most < MAX_PENDING
 
 
-def test_slow_consumer_guard_with_many_publishers_drops_only_the_excess() -> None:
+def test_slow_consumer_guard_with_many_publishers_drops_only_bytes_above_the_read_rate() -> None:
     for publishers in (4, 6, 12, 20):
         server = Server(publishers)
         server.run(20)

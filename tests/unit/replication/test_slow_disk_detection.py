@@ -272,7 +272,7 @@ def test_follower_fetch_contains_its_last_flush_time() -> None:
         ("abc", "c", 2, True, "abc"),
     ],
 )
-def test_wanted_isr_excludes_slow_disks_unless_too_few_members_remain(
+def test_proposed_isr_excludes_slow_disks_unless_too_few_members_remain(
     isr: str, slow: str, min_isr: int, by_quorum: bool, wanted: str
 ) -> None:
     followers = {r: FollowerProgress(caught_up_ns=S, incarnation=1, live=True, position=9, was_caught_up=True) for r in "bc"}

@@ -131,7 +131,7 @@ def test_log_rate_limit_reports_suppressed_lines_before_the_next_line() -> None:
     assert said.lines[-1] == "suppressed 5 lines like this one: b flood"
 
 
-def test_log_rate_limit_is_per_partition_and_event_and_never_for_errors() -> None:
+def test_log_rate_limit_applies_per_partition_and_event_and_to_no_error_line() -> None:
     said = Said()
     for number in range(60):
         said.log(ROLE, PartitionKey("s", "u", number % 3), "LEADER", "READY", 1, name="liftpy.replica")
@@ -231,7 +231,7 @@ def test_log_level_change_reverts_after_its_time(root: logging.Logger) -> None:
         b"[1]",
     ],
 )
-async def test_log_level_change_to_an_unknown_level_changes_nothing(payload: bytes, root: logging.Logger) -> None:
+async def test_log_level_change_to_an_unknown_level_is_rejected(payload: bytes, root: logging.Logger) -> None:
     before = root.level
     assert "error" in _change_level(payload, lambda *_: None)
     assert root.level == before

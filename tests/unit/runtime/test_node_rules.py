@@ -70,7 +70,7 @@ def a_reporter(tmp_path: Path, links: list[Any], failed: dict[str, str] | None =
     )  # type: ignore[arg-type]
 
 
-def test_status_report_sums_connection_counters_by_purpose(tmp_path: Path) -> None:
+def test_status_report_sums_the_counters_of_connections_with_the_same_purpose(tmp_path: Path) -> None:
     links = [a_link("replication", 3), a_link("clients", 5, connected=False), a_link("ingest", 7)]
     report = a_reporter(tmp_path, links, {"s/0": "its disk is gone"}).report()
     assert report["controllers"] == {
@@ -95,7 +95,7 @@ def test_status_report_sums_connection_counters_by_purpose(tmp_path: Path) -> No
 
 
 # ---- defaults and checks ------------------------------------------------------------------------------------------------
-def test_node_settings_defaults_open_no_port_and_reject_a_bootstrap_by_majority(tmp_path: Path) -> None:
+def test_node_settings_by_default_open_no_http_port_and_disable_a_bootstrap_by_majority(tmp_path: Path) -> None:
     settings = NodeSettings("n1", tmp_path)
     assert not settings.bootstrap_majority, "a group that can't be reached is not taken for a new one"
     assert settings.elections
@@ -136,7 +136,7 @@ def test_connection_target_with_invalid_values_raises_config_error(wrong: dict[s
 
 # ---- tasks --------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("given", [True, False])
-async def test_fatal_error_handler_calls_the_former_loop_handler_and_restores_it_at_the_end(given: bool) -> None:
+async def test_fatal_error_handler_passes_other_errors_to_the_former_event_loop_handler(given: bool) -> None:
     loop = asyncio.get_running_loop()
     told: list[dict[str, Any]] = []
     loop.set_exception_handler((lambda _, context: told.append(context)) if given else None)

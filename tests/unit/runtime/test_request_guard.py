@@ -40,7 +40,7 @@ class Bus:
         return True
 
 
-async def test_request_guard_around_a_raising_handler_rejects_the_request_and_counts_and_logs(
+async def test_request_guard_rejects_and_counts_a_request_whose_handler_raises(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     counters: Counter[str] = Counter()
@@ -64,7 +64,7 @@ async def test_request_guard_around_a_raising_handler_rejects_the_request_and_co
     assert sum("kind=odd" in record.getMessage() for record in caplog.records) == 1, "one line a second, however many come"
 
 
-async def test_request_guard_whose_rejection_raises_increments_a_counter_and_continues() -> None:
+async def test_request_guard_counts_a_rejection_that_raises() -> None:
     def reject(reply: bytes, error: Exception) -> None:
         raise ValueError("no rejection either")
 
@@ -92,7 +92,7 @@ async def test_status_endpoint_sends_no_answer_to_subjects_outside_inboxes(subje
     assert counters["refused: reply subject"] == 4
 
 
-async def test_status_endpoint_with_a_raising_reload_rejects_the_request_and_continues(status: Any) -> None:
+async def test_status_endpoint_answers_a_settings_reload_that_raises_with_an_error(status: Any) -> None:
     bus, desk, counters = status
 
     async def on_reload() -> dict[str, Any]:
@@ -114,7 +114,7 @@ async def test_status_endpoint_with_a_raising_reload_rejects_the_request_and_con
     assert counters["refused: failed request, status"] == 1
 
 
-async def test_control_endpoint_with_a_raising_decision_rejects_the_request_and_continues() -> None:
+async def test_control_endpoint_answers_a_request_whose_decision_raises_with_an_error() -> None:
     async def decide(request: Any, timeout_s: float) -> Any:
         raise OverflowError("a defect")
 

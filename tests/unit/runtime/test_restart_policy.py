@@ -56,7 +56,7 @@ def test_restart_policy_of_a_permanent_error_allows_no_restart(error: Exception 
     assert not momentary(error)
 
 
-def test_restart_policy_pause_grows_to_a_bound_and_resets_after_a_calm_time() -> None:
+def test_restart_policy_pause_doubles_up_to_30_s_and_resets_after_a_run_of_a_minute() -> None:
     pauses, count = [], 0
     for _ in range(40):
         count = count_restart(count, ran_s=1.0)

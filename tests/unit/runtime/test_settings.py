@@ -96,7 +96,7 @@ def test_settings_error_contains_the_name_of_the_wrong_setting(text: str, names:
         load(text, folder=tmp_path)
 
 
-def test_settings_file_that_is_missing_is_a_config_error() -> None:
+def test_settings_file_that_is_missing_raises_config_error() -> None:
     with pytest.raises(ConfigError, match="Cannot read"):
         GivenSettings(Path("/nonexistent/node.toml"), {}, {}).load()
 
@@ -107,7 +107,7 @@ def test_settings_repr_hides_the_password() -> None:
     assert "secret" not in repr(settings)
 
 
-def test_target_of_a_command_comes_from_flags_then_environment() -> None:
+def test_target_of_a_command_is_taken_from_flags_before_environment_variables() -> None:
     assert target_from(None, None, {}, {}) == Target()
     assert target_from(None, None, {}, {"LIFTPY_NATS": "nats://e:1", "LIFTPY_NAMESPACE": "x"}).nats == ("nats://e:1",)
     assert target_from("nats://f:1", "y", {}, {"LIFTPY_NATS": "nats://e:1"}) == Target(("nats://f:1",), "y")
@@ -176,7 +176,7 @@ def test_settings_empty_environment_variable_is_ignored(tmp_path: Path) -> None:
     )
 
 
-def test_settings_file_section_names_are_not_accepted_as_settings(tmp_path: Path) -> None:
+def test_settings_environment_variable_with_the_name_of_a_section_is_ignored(tmp_path: Path) -> None:
     head = 'node_id = "n1"\ndata = "/x"\n[replication]\nlease_s = 1.25\n'
     env = {"LIFTPY_CREDENTIALS": "x", "LIFTPY_REPLICATION": "x", "LIFTPY_LEASE_S": "9", "LIFTPY_REPLICATION_SESSION_S": "2.5"}
     settings = load(head, {"session_s": 99.0, "lease_s": 99.0}, env, tmp_path)
@@ -191,7 +191,7 @@ def test_settings_file_section_names_are_not_accepted_as_settings(tmp_path: Path
         )
 
 
-def test_settings_texts_and_lists_are_normalized(tmp_path: Path) -> None:
+def test_settings_numbers_home_paths_and_comma_lists_are_converted_to_their_types(tmp_path: Path) -> None:
     settings = load('node_id = 7\ndata = "~/x"\nnats = " nats://a:1 ,, nats://b:2,"\nrack = 3\nweight = 2', folder=tmp_path)
     assert (settings.node_id, settings.rack, settings.weight) == ("7", "3", 2.0)
     assert settings.data == Path("~/x").expanduser()
@@ -199,7 +199,9 @@ def test_settings_texts_and_lists_are_normalized(tmp_path: Path) -> None:
 
 
 # ---- what one process says to another ------------------------------------------------------------------------------------
-def test_child_process_environment_suppresses_repeated_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_process_environment_marks_the_warning_about_open_nats_as_already_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in [name for name in os.environ if name.startswith("LIFTPY_")]:
         monkeypatch.delenv(name)
     ours = dict(os.environ)

@@ -84,7 +84,7 @@ def test_alert_has_severity_summary_and_runbook(name: str) -> None:
     assert (ROOT / rule["annotations"]["runbook_url"]).is_file()
 
 
-def test_runbook_page_belongs_to_an_alert_or_a_disaster() -> None:
+def test_runbook_page_exists_for_each_alert_and_disaster_and_for_nothing_else() -> None:
     wanted = {rule["annotations"]["runbook_url"] for rule in ALERTS.values()} | {
         f"docs/runbooks/{name}.md" for name in DISASTERS
     }
@@ -310,7 +310,7 @@ def promtool(*words: str | Path) -> str:
     return done.stdout
 
 
-def test_alert_has_a_test_case_that_fits_its_instance_label() -> None:
+def test_alert_with_an_instance_label_in_its_summary_has_a_test_case_with_an_instance() -> None:
     assert list(CASES) == list(ALERTS)
     for name, case in CASES.items():
         assert ("$labels.instance" in ALERTS[name]["annotations"]["summary"]) == ("instance" in case.where), name

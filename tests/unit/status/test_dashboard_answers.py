@@ -250,13 +250,13 @@ def test_dashboard_partitions_answer_fits_into_a_nats_message() -> None:
     assert (0 < len(page["rows"]) < 40, page["more"], page["count"]) == (True, True, 40)
 
 
-def test_status_request_with_unknown_content_is_rejected() -> None:
+def test_status_request_decoder_of_unknown_content_returns_none() -> None:
     assert question_of(json.dumps(question(1, 7)).encode()) == ("history", {"step": 1, "after": 7})
     for payload in (b"", b"{", b'{"glance": true}', b'{"history": 1, "x": 2}', b"[1]", b'{"history"', b"\xff"):
         assert question_of(payload) is None
 
 
-async def test_status_scan_of_partitions_yields_to_the_event_loop_every_2_ms(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_scan_of_many_partitions_yields_to_the_event_loop_every_2_ms(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 
     def later() -> float:
@@ -277,7 +277,7 @@ async def test_status_scan_of_partitions_yields_to_the_event_loop_every_2_ms(mon
     assert turns[0] > 10
 
 
-async def test_dashboard_answers_are_computed_four_times_per_second_and_shared_by_waiting_requests() -> None:
+async def test_dashboard_answer_is_computed_at_most_four_times_per_second_for_all_waiting_requests() -> None:
     now, made, heard = [100.0], [], []
     desk = RestedAnswers(lambda: now[0])
 
@@ -386,7 +386,7 @@ async def test_dashboard_answers_limit_waiting_requests_and_are_computed_again_a
             await asyncio.sleep(0)
 
 
-def test_dashboard_streams_answer_uses_the_newest_image() -> None:
+def test_dashboard_streams_answer_has_the_numbers_of_the_newest_cluster_image() -> None:
     reporter = a_cluster(a=(a_state(0),), b=(a_state(0),))
     answers = the_answers(reporter)
     asked(answers, streams_question())

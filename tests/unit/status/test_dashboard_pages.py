@@ -188,7 +188,7 @@ class Figures(HTMLParser):
 
 
 @pytest.mark.parametrize("path", ["/", "/node/n2", "/stream/s", "/group/s", "/service/s"])
-async def test_dashboard_page_numbers_equal_its_json(path: str) -> None:
+async def test_dashboard_page_shows_the_same_numbers_as_its_json(path: str) -> None:
     cluster, clock = Cluster(), Clock()
     site, _ = a_site(cluster, clock)
     await body(site, path)
@@ -229,7 +229,7 @@ async def test_dashboard_escapes_all_text_from_nodes() -> None:
     assert "&lt;img" in (await body(site, "/")).decode()
 
 
-async def test_dashboard_without_scripts_shows_the_same_tables() -> None:
+async def test_dashboard_page_without_scripts_contains_its_tables_as_html() -> None:
     text = (await body(a_site(Cluster())[0], "/")).decode()
     assert text.count("<th ") >= len(NODE_COLUMNS)
     assert all(f'<a href="/node/{node}">{node}</a>' in text for node in NODES)
@@ -237,7 +237,7 @@ async def test_dashboard_without_scripts_shows_the_same_tables() -> None:
     assert "<noscript>" in text
 
 
-async def test_dashboard_group_page_shows_coordinator_lag_and_committed_offsets() -> None:
+async def test_dashboard_group_page_shows_coordinator_lag_and_committed_offsets_of_the_group() -> None:
     site, _ = a_site(Cluster())
     listed = json.loads(await body(site, "/api/groups.json"))["page"]
     assert [(row["group"], row["coordinator"], row["lag_records"], row["problem"]) for row in listed["rows"]] == [
@@ -576,7 +576,9 @@ async def test_dashboard_live_updates_of_the_same_page_share_one_object(monkeypa
         ("/node/n1", b"after=%5B%5B%5B", 400), ("/api/live", b"view=node/", 400), ("/api/live", b"view=x", None),
     ],
 )  # fmt: skip
-async def test_dashboard_unknown_path_is_not_found(path: str, query: bytes, status: int | None) -> None:
+async def test_dashboard_request_with_an_unknown_path_or_an_invalid_query_is_rejected(
+    path: str, query: bytes, status: int | None
+) -> None:
     found = a_site(Cluster())[0].respond(path, query)
     if found is not None and not isinstance(found, bytes):
         try:
@@ -588,7 +590,7 @@ async def test_dashboard_unknown_path_is_not_found(path: str, query: bytes, stat
 
 
 # ---- serving ---------------------------------------------------------------------------------------------------------------
-async def test_dashboard_live_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dashboard_number_of_live_connections_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "MOST_LIVE", 2)
     ended: list[int] = []
 
@@ -633,7 +635,7 @@ def test_dashboard_security_headers_allow_only_own_resources() -> None:
 
 
 # ---- what pages are made of ------------------------------------------------------------------------------------------------
-def test_dashboard_vendored_files_have_the_recorded_hashes_and_modules_are_small() -> None:
+def test_dashboard_vendored_files_have_the_recorded_hashes() -> None:
     found = static()
     assert {name: hashlib.sha256(found[name]).hexdigest() for name in VENDORED} == VENDORED
     assert b"MIT License" in found["uPlot.LICENSE"]
@@ -738,7 +740,7 @@ def test_dashboard_merged_metrics_have_a_label_per_node() -> None:
     ]  # fmt: skip
 
 
-def test_wheel_contains_the_dashboard_files() -> None:
+def test_package_data_of_the_wheel_contains_the_dashboard_files() -> None:
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["sidecar"]
     held = {path for pattern in data for path in (ROOT / "sidecar").glob(pattern) if path.is_file()}
     folder = ROOT / "sidecar" / "status" / "static"

@@ -22,7 +22,7 @@ def targets(board: dict[str, Any]) -> list[str]:
     return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
 
 
-def test_grafana_dashboards_are_cluster_node_and_stream() -> None:
+def test_grafana_dashboards_exist_for_cluster_node_and_stream() -> None:
     assert [path.stem for path in BOARDS] == ["cluster", "node", "stream"]
 
 

@@ -179,7 +179,7 @@ def shown(found: Figures) -> dict[tuple[str, ...], float]:
 
 
 # ---- the table ----------------------------------------------------------------------------------------------------------
-def test_metrics_page_matches_the_metrics_table() -> None:
+def test_metrics_page_lists_the_rows_of_the_metrics_table() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", DOCS.read_text(), re.MULTILINE)
     told = {name: (kind, labels.strip(), text.strip()) for name, kind, labels, text in rows}
     assert told == {
@@ -190,7 +190,7 @@ def test_metrics_page_matches_the_metrics_table() -> None:
         assert f"`{label}`" in DOCS.read_text(), label
 
 
-def test_metrics_page_matches_the_backup_metrics() -> None:
+def test_metrics_page_lists_the_backup_metrics_with_their_descriptions() -> None:
     told = dict(re.findall(r"^\| `(backup_\w+)` \| ([^|]*) \|$", DOCS.read_text(), re.MULTILINE))
     assert {name: text.strip() for name, text in told.items()} == BACKUP_TABLE
 
@@ -221,7 +221,7 @@ def test_process_metrics_are_summed_over_all_processes_of_the_node() -> None:
     assert both[started,] == min(alone[started,], parent[started,]), "of the oldest process"
 
 
-def test_metrics_each_have_the_value_of_their_own_source() -> None:
+def test_metrics_of_a_node_have_the_values_of_their_sources() -> None:
     failing = a_worker("s", 3, RoleName.FOLLOWER, executor=SimpleNamespace(storage_failed=True), set_aside=("x",))
     learner = a_worker("s", 4, RoleName.FOLLOWER, joining="n1", copy_epoch=3)
     workers = [a_worker("s", 2, isr=("n1",)), a_worker(), a_worker("s", 1, isr=("n1", "n2")), failing, learner]
@@ -294,7 +294,7 @@ def test_metrics_series_count_is_bounded(count: int) -> None:
     assert found.numbers["publish_rejected_total"].get((OTHERS,), 0) == max(count - MOST_VALUES + 1, 0)
 
 
-def test_metrics_stream_label_stays_assigned_when_other_streams_are_added() -> None:
+def test_metrics_stream_with_its_own_label_keeps_it_when_other_streams_are_added() -> None:
     labels = BoundedLabels(2)
     assert [labels.of("m", value) for value in ("b", "a", "c", "a", "b")] == ["b", "a", OTHERS, "a", "b"]
     assert labels.of("another", "c") == "c"
@@ -367,7 +367,7 @@ async def test_metrics_counters_include_the_counts_of_removed_partitions(streams
     assert [row[name] - seen[0][name] for row in seen] == [0, 0, 1]
 
 
-def test_metrics_cache_is_updated_when_partitions_states_or_roles_change() -> None:
+def test_metrics_cache_is_updated_when_partitions_or_their_states_or_roles_change() -> None:
     """The cache is kept until a partition, a state or a role changes."""
     workers = [a_worker("s", number) for number in range(3)]
     reporter = a_reporter(workers)

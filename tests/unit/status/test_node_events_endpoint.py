@@ -30,7 +30,7 @@ class Desk:
         return dict(json.loads(self.bus.sent[-1][1]))
 
 
-async def test_node_event_records_read_is_returned_only_to_operators(tmp_path: Path) -> None:
+async def test_node_event_about_records_read_by_an_operator_is_returned_only_to_operators(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     assert await desk.ask("ns.control.settings.n1", {"records_read": READ}) == {"noted": True}
     desk.desk.events.add("disk_low")
@@ -47,7 +47,7 @@ async def test_node_event_records_read_is_returned_only_to_operators(tmp_path: P
     assert [one["kind"] for one in shown] == ["disk_low"]
 
 
-async def test_node_event_records_read_with_an_invalid_field_is_not_recorded(tmp_path: Path) -> None:
+async def test_node_event_about_records_read_with_an_invalid_field_is_not_stored(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     for wrong in ({**READ, "partition": -1}, {**READ, "stream": "a b"}, {"stream": "orders"}, [], 4):
         assert "error" in await desk.ask("ns.control.settings.n1", {"records_read": wrong})

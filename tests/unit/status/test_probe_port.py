@@ -94,7 +94,7 @@ async def test_health_port_answers_500_when_a_request_raises(desk: StatusDesk) -
     assert await status(desk, "/livez") == 200
 
 
-async def test_health_port_that_is_taken_is_a_config_error(desk: StatusDesk, tmp_path: Path) -> None:
+async def test_health_port_that_is_in_use_raises_config_error(desk: StatusDesk, tmp_path: Path) -> None:
     second = StatusDesk(NodeSettings("n2", tmp_path, probe_listen=desk._settings.probe_listen))
     with pytest.raises(ConfigError, match=r"Cannot listen on probe_listen 127\.0\.0\.1:\d+: .*in use"):
         await second.open_page()

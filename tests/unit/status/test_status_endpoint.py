@@ -354,7 +354,7 @@ def test_status_request_over_nats_returns_the_page_after_the_given_partition(
     assert len(partitions) == PAGE_PARTITIONS
 
 
-def test_status_page_above_the_message_size_is_truncated_with_more_set(asked: Any) -> None:
+def test_status_page_above_the_message_size_lists_fewer_partitions_and_sets_its_more_field(asked: Any) -> None:
     bus, made, ask = asked
     made.reporter = Paged()
     whole = ask(b"_INBOX.a", b"")

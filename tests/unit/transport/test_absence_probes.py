@@ -30,7 +30,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_absence_probes_of_one_node_share_one_request() -> None:
+async def test_absence_probes_that_ask_for_the_same_node_share_one_request() -> None:
     bus, told = Bus(), []
     probes = Probes(bus, Subjects("space"))  # type: ignore[arg-type]
     for number in range(3):
@@ -48,7 +48,7 @@ async def test_absence_probes_of_one_node_share_one_request() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, TimeoutError(), nats.errors.TimeoutError(), nats.errors.ConnectionClosedError()])
-async def test_absence_probe_with_an_answer_or_error_reports_no_absence(answer: Any) -> None:
+async def test_absence_probe_does_not_report_the_node_as_absent_after_an_answer_or_another_error(answer: Any) -> None:
     bus, told = Bus(), []
     probes = Probes(bus, Subjects())  # type: ignore[arg-type]
     probes.ask("n1", lambda: told.append("absent"))
@@ -65,7 +65,7 @@ async def test_absence_probe_with_an_answer_or_error_reports_no_absence(answer: 
     await probes.close()
 
 
-async def test_absence_probe_without_a_connection_or_after_close_reports_no_absence() -> None:
+async def test_absence_probe_without_a_connection_or_after_close_does_not_report_the_node_as_absent() -> None:
     bus, told = Bus(), []
     probes = Probes(bus, Subjects())  # type: ignore[arg-type]
     bus.is_connected = False

@@ -23,7 +23,7 @@ def fetch(desk: Desk) -> None:
     )
 
 
-async def test_batch_above_max_payload_for_a_follower_without_fragments_is_logged_once(
+async def test_batch_above_max_payload_for_a_follower_that_does_not_support_fragments_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     desk = Desk()

@@ -42,7 +42,9 @@ async def until(condition: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.002)
 
 
-async def test_connection_delivers_subject_reply_headers_and_joined_payload(bus: BusConnection, server: NatsServer) -> None:
+async def test_connection_delivers_a_message_with_its_subject_reply_headers_and_payload(
+    bus: BusConnection, server: NatsServer
+) -> None:
     got: list[Message] = []
     bus.listen("t.>", lambda *message: got.append(message))
     other = await nats.connect(server.url)
@@ -103,7 +105,9 @@ async def test_listener_retire_closes_the_subscription_after_messages_in_flight(
     await until(lambda: not bus._sinks, "both have closed")
 
 
-async def test_subscription_is_reported_active_only_after_the_server_confirms(bus: BusConnection, server: NatsServer) -> None:
+async def test_subscription_is_reported_active_only_after_the_server_confirms_it(
+    bus: BusConnection, server: NatsServer
+) -> None:
     """A publish over another connection after that is received. A late confirmation is requested once more."""
     other, settled, tries = await nats.connect(server.url), bus.wait_until_processed, 0
 
@@ -236,7 +240,7 @@ async def test_after_read_callbacks_run_once_after_all_messages_of_the_read(bus:
     await until(lambda: told == ["later"], "the next turn")
 
 
-async def test_connection_answers_to_one_socket_read_are_sent_in_few_writes(
+async def test_connection_sends_the_answers_to_messages_of_one_socket_read_in_few_writes(
     bus: BusConnection, server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus.listen("few.asked", lambda s, r, payload, h: bus.send("few.answered", (payload,)) or None)
@@ -285,7 +289,7 @@ class _Counted(asyncio.WriteTransport):
         return self._to.is_closing()
 
 
-async def test_connection_messages_mixed_with_nats_py_publishes_are_sent_in_order(bus: BusConnection) -> None:
+async def test_connection_sends_its_messages_and_nats_py_publishes_in_call_order(bus: BusConnection) -> None:
     """The flusher of nats-py sends its own commands."""
     got: list[bytes] = []
     bus.listen("order.x", lambda s, r, payload, h: got.append(payload))
@@ -306,7 +310,7 @@ async def test_connection_messages_mixed_with_nats_py_publishes_are_sent_in_orde
     assert got == [b"at once", b"waits", b"by the flusher", b"behind it"]
 
 
-async def test_connection_that_is_closing_buffers_messages_sent_with_keep_and_counts_the_dropped(bus: BusConnection) -> None:
+async def test_connection_that_is_closing_buffers_only_messages_sent_with_the_keep_option(bus: BusConnection) -> None:
     """nats-py does not know of the end yet. Marked messages leave with the next connection."""
     await until(lambda: bus._receiver is not None, "the handshake is done")
     receiver = bus._receiver
@@ -320,7 +324,7 @@ async def test_connection_that_is_closing_buffers_messages_sent_with_keep_and_co
     await until(lambda: got == [b"kept"], "what was kept")
 
 
-async def test_connection_discards_a_partial_message_of_its_lost_predecessor() -> None:
+async def test_connection_after_a_reconnect_discards_a_partial_message_of_the_lost_connection() -> None:
     """Bytes of the old server are ignored while nats-py connects to the next one."""
     first, second = FakeServer(), FakeServer()
     urls = (await first.start(), await second.start())

@@ -42,7 +42,7 @@ async def sending() -> Sending:
     return made
 
 
-async def test_connection_send_writes_one_pub_line_with_the_size(sending: Any) -> None:
+async def test_connection_send_writes_one_pub_line_with_the_message_size(sending: Any) -> None:
     assert sending.send("a.b", [b"one", memoryview(b"two")], "_INBOX.x")
     assert sending.send("a.b", [b""])
     assert sending.written == [(b"PUB a.b _INBOX.x 6\r\nonetwo\r\n", 6), (b"PUB a.b  0\r\n\r\n", 0)]
@@ -60,7 +60,7 @@ async def test_connection_send_above_the_buffer_or_max_payload_returns_false_and
     assert [size for _, size in sending.written] == [100, 1000]
 
 
-async def test_connection_while_disconnected_buffers_only_messages_sent_with_keep(
+async def test_connection_while_disconnected_buffers_only_messages_sent_with_the_keep_option(
     sending: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_KEPT_BYTES", 300)
@@ -72,7 +72,7 @@ async def test_connection_while_disconnected_buffers_only_messages_sent_with_kee
 
 
 @pytest.mark.parametrize(("up", "bound"), [(True, 5000), (False, 300)])
-async def test_connection_buffers_acks_up_to_a_bound_and_counts_the_dropped(
+async def test_connection_buffers_acks_up_to_a_bound_and_counts_the_dropped_acks(
     up: bool, bound: int, sending: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_KEPT_BYTES", 300)
@@ -88,7 +88,7 @@ async def test_connection_buffers_acks_up_to_a_bound_and_counts_the_dropped(
     assert (sending.stats["out_msgs"], sending.stats["out_bytes"]) == (6, 2 * bound)
 
 
-async def test_connection_has_room_only_if_a_message_of_max_payload_fits(sending: Any) -> None:
+async def test_connection_has_room_only_if_a_message_of_max_payload_fits_into_its_buffer(sending: Any) -> None:
     sending.waiting = 4000
     assert sending.has_room
     sending.waiting = 4001
@@ -105,7 +105,7 @@ def watch() -> Any:
     return made
 
 
-def test_permission_denial_for_a_subject_of_liftpy_stops_the_starting_node_once(
+def test_permission_denial_for_a_subject_in_the_own_namespace_stops_a_starting_node(
     watch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     watch.record_denial(True, "shop.orders")
@@ -138,7 +138,7 @@ def test_permission_denial_after_the_start_is_logged_once_per_subject(watch: Any
 
 
 # ---- what was dropped ------------------------------------------------------------------------------------------------------
-async def test_dropped_publishes_are_logged_once_per_interval_and_leave_no_timer(
+async def test_dropped_publishes_are_logged_once_per_interval(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers: list[Any] = []

@@ -135,9 +135,7 @@ async def test_listener_opened_while_disconnected_sends_nothing_until_the_reconn
 
 # ---- in ----------------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("there", [True, False])
-async def test_reading_task_reads_with_a_receiver_if_possible_and_stops_it_at_the_end(
-    there: bool, bus: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reading_task_stops_its_receiver_when_it_ends(there: bool, bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     did: list[str] = []
     transport = Transport()
@@ -178,7 +176,9 @@ async def test_reading_task_reads_with_a_receiver_if_possible_and_stops_it_at_th
     assert (bus._receiver, bus._outlet) == (None, None)
 
 
-async def test_reading_task_that_ends_late_leaves_the_next_receiver_in_place(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reading_task_that_ends_does_not_remove_the_receiver_of_a_newer_reading_task(
+    bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old: Any = SimpleNamespace(transport=Transport(), stop=lambda: None)
     newer, outlet = object(), object()
 
@@ -339,7 +339,7 @@ async def test_subscription_on_a_closed_connection_is_never_confirmed(bus: Any, 
     assert settling.asked == [1.0]
 
 
-async def test_connection_wait_until_processed_flushes_twice(bus: Any) -> None:
+async def test_connection_wait_until_processed_flushes_the_connection_twice(bus: Any) -> None:
     did = bus._outlet.did
 
     async def flush(timeout_s: float) -> None:
@@ -448,7 +448,7 @@ async def test_connection_stop_writes_buffered_bytes_before_it_closes(bus: Any) 
 
 
 @pytest.mark.parametrize(("error", "text"), [(OSError("cut"), "cut"), (TimeoutError(), "TimeoutError")])
-async def test_connection_error_is_set_as_last_problem_before_the_reconnect(
+async def test_connection_stores_the_error_of_a_loss_before_it_reconnects(
     error: Exception, text: str, bus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []

@@ -209,7 +209,7 @@ async def test_ingest_connection_parses_a_burst_in_small_steps(fake: tuple[FakeS
     await bus.stop()
 
 
-async def test_ingest_connection_loss_within_its_grace_does_not_report_the_data_path_down(
+async def test_ingest_connection_loss_within_the_grace_time_does_not_report_the_data_path_down(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(GRACES_NS, INGEST, 50_000_000)

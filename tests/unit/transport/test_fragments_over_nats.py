@@ -95,7 +95,7 @@ async def test_batch_above_a_lowered_max_payload_is_replicated_and_read_in_fragm
     assert desk.bus.errors == {}
 
 
-async def test_follower_without_fragments_gets_no_response_for_a_too_large_batch() -> None:
+async def test_follower_that_does_not_support_fragments_gets_no_response_for_a_batch_above_max_payload() -> None:
     desk = Desk()
     await stored(desk, (b"x" * 900_000, b""))
     desk.bus.max_payload = 64 * 1024

@@ -35,7 +35,7 @@ async def test_ingest_connection_with_an_empty_buffer_parses_a_read_at_once(benc
 
 
 @pytest.mark.parametrize("why", ["something waits", "something is being parsed", "it is large", "the gate"])
-async def test_ingest_connection_buffers_a_read_that_is_large_or_behind_others(bench: Bench, why: str) -> None:
+async def test_ingest_connection_buffers_a_read_that_is_large_or_follows_buffered_reads(bench: Bench, why: str) -> None:
     bus = bench.bus
     data = bytes(module._PIECE_BYTES + (why == "it is large"))
     before = 0
@@ -71,7 +71,7 @@ async def test_ingest_connection_reports_its_largest_backlog_in_bytes(bench: Ben
     assert (bus.waiting_bytes, bus.most_waiting_bytes) == (25, 30)
 
 
-async def test_ingest_connection_hands_no_read_that_ends_in_a_command_to_the_thread(bench: Bench) -> None:
+async def test_ingest_connection_does_not_start_the_socket_thread_after_a_read_that_ends_with_a_ping(bench: Bench) -> None:
     looked: list[int] = []
     bench.monkeypatch.setattr(bench.bus, "_hand_over", lambda: looked.append(1) or False)
     assert bench.bus._take(message(b"1") + b"PING\r\n") == b""
@@ -97,7 +97,7 @@ async def test_ingest_connection_burst_starts_at_the_first_of_consecutive_large_
 
 
 # ---- how full it is ----------------------------------------------------------------------------------------------------------
-async def test_ingest_connection_is_full_by_buffered_plus_bytes_held_by_partitions(bench: Bench) -> None:
+async def test_ingest_connection_is_full_when_buffered_bytes_plus_bytes_held_by_partitions_reach_its_size(bench: Bench) -> None:
     bus, half = bench.bus, BUFFER_BYTES // 2
     for waiting, held, fills, full in (
         (half - 1, 0, False, False),
@@ -112,7 +112,7 @@ async def test_ingest_connection_is_full_by_buffered_plus_bytes_held_by_partitio
         assert (bus._fills(), bus._is_full()) == (fills, full), (waiting, held)
 
 
-async def test_ingest_connection_above_half_its_buffer_reads_only_before_a_slow_consumer(bench: Bench) -> None:
+async def test_ingest_connection_above_half_its_buffer_reads_only_to_avoid_a_slow_consumer_disconnect(bench: Bench) -> None:
     bus, asked = bench.bus, []
     alone = True
 
@@ -137,7 +137,7 @@ async def test_ingest_connection_above_half_its_buffer_reads_only_before_a_slow_
     assert not bus._reads(), "a full buffer takes nothing"
 
 
-async def test_ingest_connection_with_a_full_buffer_counts_it_once_and_retries(bench: Bench) -> None:
+async def test_ingest_connection_with_a_full_buffer_counts_one_error_and_waits_until_there_is_room(bench: Bench) -> None:
     bus, waits = bench.bus, []
 
     async def wait_for(waiting: Any, timeout_s: float) -> None:
@@ -227,7 +227,7 @@ async def test_ingest_connection_turn_ends_after_its_time_limit(bench: Bench) ->
     assert len(pieces) == 2, "nor more than partitions can hold"
 
 
-async def test_ingest_connection_pump_drops_excess_parses_a_turn_and_yields(bench: Bench) -> None:
+async def test_ingest_connection_pump_yields_to_the_event_loop_after_each_parsed_part(bench: Bench) -> None:
     bus, did = bench.bus, []
 
     async def idle() -> None:
@@ -267,7 +267,7 @@ async def test_ingest_connection_pump_drops_excess_parses_a_turn_and_yields(benc
         (1100 * KIB, 0, 70 * KIB, True, 70 * KIB),
     ],
 )
-async def test_ingest_connection_drops_the_due_bytes_that_exceed_its_buffer(
+async def test_ingest_connection_drops_buffered_bytes_to_make_room_for_bytes_it_must_read(
     bench: Bench, waiting: int, held: int, due: int, full: bool, left_out: int
 ) -> None:
     bus, asked, told = bench.bus, [], []
@@ -294,7 +294,7 @@ async def test_ingest_connection_drops_the_due_bytes_that_exceed_its_buffer(
     assert bus._pings_outstanding == 0, "the thread does not read while there is no room"
 
 
-async def test_ingest_connection_drops_whole_chunks_up_to_the_due_bytes_and_wakes_the_thread(bench: Bench) -> None:
+async def test_ingest_connection_that_drops_bytes_drops_whole_chunks_and_wakes_the_socket_thread(bench: Bench) -> None:
     bus, pieces = bench.bus, bench.parsing()
     for _ in range(5):
         bus._append(bytes(1000))
@@ -308,7 +308,7 @@ async def test_ingest_connection_drops_whole_chunks_up_to_the_due_bytes_and_wake
     assert len(pieces) == 5
 
 
-async def test_ingest_connection_dropping_stops_at_its_time_limit_without_waking_the_thread(bench: Bench) -> None:
+async def test_ingest_connection_that_drops_bytes_stops_at_its_time_limit(bench: Bench) -> None:
     bus, pieces = bench.bus, bench.parsing(each_ns=4 * MS)
     thread = bus._thread = Thread()
     for _ in range(5):
@@ -319,7 +319,7 @@ async def test_ingest_connection_dropping_stops_at_its_time_limit_without_waking
     assert (bus._room.is_set(), thread.did) == (False, [])
 
 
-async def test_ingest_connection_dropping_mode_ends_when_the_parser_raises(bench: Bench) -> None:
+async def test_ingest_connection_leaves_its_dropping_mode_when_the_parser_raises(bench: Bench) -> None:
     async def fails(piece: bytes) -> None:
         raise asyncio.CancelledError
 
@@ -395,7 +395,7 @@ async def test_ingest_connection_with_unparsable_bytes_closes_and_clears_its_buf
 
 
 # ---- the end -----------------------------------------------------------------------------------------------------------------
-async def test_ingest_connection_close_ends_its_thread_and_stop_also_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ingest_connection_close_ends_its_socket_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[Any] = []
 
     async def close(self: Any, *given: Any) -> None:
@@ -412,7 +412,7 @@ async def test_ingest_connection_close_ends_its_thread_and_stop_also_its_task(mo
     assert (task.cancelled(), closed[1:]) == (True, [(Inflow.CLOSED, True)])
 
 
-async def test_ingest_connection_passes_its_parameters_to_parser_overflow_and_statistics(
+async def test_ingest_connection_constructor_passes_its_arguments_to_its_parser_and_statistics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spawned: list[Any] = []

@@ -82,7 +82,7 @@ async def test_ingest_connection_is_read_by_the_event_loop_if_no_thread_can_star
 
 
 @pytest.mark.parametrize(("thread", "receiver", "closing"), [(0, 1, 0), (1, 0, 0), (1, 1, 1)])
-async def test_socket_thread_end_with_a_closed_transport_resumes_no_reading(
+async def test_event_loop_does_not_resume_reading_while_the_socket_thread_runs_or_the_transport_is_closed(
     bench: Bench, thread: int, receiver: int, closing: int
 ) -> None:
     bus = bench.bus

@@ -117,7 +117,7 @@ def reading() -> int:
     return sum(thread.name == "liftpy-ingest-socket" for thread in threading.enumerate())
 
 
-async def test_ingest_connection_lost_during_a_burst_stores_all_received_and_reconnects(asks: BusConnection) -> None:
+async def test_ingest_connection_lost_during_a_burst_stores_all_received_messages_and_reconnects(asks: BusConnection) -> None:
     fake, taker = FakeServer(), IngestRecorder()
     await taker.connect(await fake.start(), asks, 256 * MIB)
     sent = await burst_of(fake, taker)

@@ -118,7 +118,7 @@ def test_ingest_parser_in_overload_delivers_messages_that_are_no_requests(other:
         b"PING\r\n",
     ],
 )
-def test_ingest_parser_in_overload_stops_before_a_line_of_nats_py(other: bytes) -> None:
+def test_ingest_parser_in_overload_stops_before_a_protocol_line_that_is_for_nats_py(other: bytes) -> None:
     made = OverloadedParser()
     assert made.parser._messages(ASKS + other + ASKS, 0) == len(ASKS)
     assert (made.refused, made.got, made.parser._needed_bytes) == ([(1, [b"_INBOX.a.1"])], [], 0)
@@ -141,7 +141,7 @@ def test_ingest_parser_in_overload_waits_for_the_rest_of_a_message() -> None:
         assert made.parser._needed_bytes == (len(ASKS) if cut >= ASKS.index(b"\n") + 1 else 0)
 
 
-def test_ingest_parser_in_overload_delivers_consecutive_envelopes_and_rejects_the_next() -> None:
+def test_ingest_parser_in_overload_delivers_consecutive_envelopes_and_rejects_the_next_plain_request() -> None:
     made = OverloadedParser()
     enveloped = b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC)
     calls: list[int] = []
@@ -189,7 +189,7 @@ def _bytes_of(frame: Any) -> bytes:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(_FRAME, max_size=12), st.lists(st.integers(0, 400), max_size=4), st.data())
-async def test_ingest_parser_in_overload_handles_each_message_once_for_any_split(
+async def test_ingest_parser_in_overload_handles_each_message_once_for_any_split_of_the_bytes(
     frames: list[Any], cuts: list[int], data: Any
 ) -> None:
     stream, made = b"".join(map(_bytes_of, frames)), OverloadedParser()
@@ -321,7 +321,7 @@ def test_overload_rejects_publishes_while_the_node_is_late_or_a_queue_is_full(wh
     assert not door.refuses(), "nobody is answered here: nobody waits"
 
 
-def test_overload_rejects_for_slow_commits_only_while_memory_is_under_pressure() -> None:
+def test_overload_rejects_publishes_for_slow_commits_only_under_memory_pressure() -> None:
     bench = OverloadedIngest()
     door = bench.ingest._overload
     _waits_for_its_commit(bench)
@@ -334,7 +334,7 @@ def test_overload_rejects_for_slow_commits_only_while_memory_is_under_pressure()
     assert not door.refuses()
 
 
-def test_overload_rejects_for_late_acks_even_without_memory_pressure() -> None:
+def test_overload_rejects_publishes_for_late_acks_even_without_memory_pressure() -> None:
     """At the start of a flood the queue is before the commit, and few bytes wait unread."""
     bench = OverloadedIngest()
     door = bench.ingest._overload
@@ -421,7 +421,7 @@ def test_overload_does_not_reject_a_stored_duplicate(again: bytes) -> None:
     assert bench.ingest.counters.overloaded == 2
 
 
-def test_memory_budget_keeps_less_than_600_age_samples_per_minute() -> None:
+def test_memory_budget_stores_fewer_than_600_queue_age_samples_per_minute() -> None:
     node, ms = MemoryBudget(late_s=1.0), 1_000_000
     for number in range(60_000):  # a minute of turns of 1 ms, in which nothing is looked at
         node.update_wait(1 + number, 0, number * ms)
@@ -452,7 +452,7 @@ def test_overload_message_id_is_new_only_if_neither_stored_nor_in_flight() -> No
     assert not is_new(b"m4"), "one of those that went for want of room may be it"
 
 
-def test_overload_rejects_each_attempt_with_a_new_message_id() -> None:
+def test_overload_rejects_every_publish_whose_message_id_is_neither_stored_nor_in_flight() -> None:
     bench = OverloadedIngest()
     bench.node.is_late = True
     bench.arrive((b"_INBOX.1", b"v", block(b"m1")), (b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3", b"v", block(b"m2")))

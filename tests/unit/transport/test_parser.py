@@ -98,7 +98,7 @@ def test_parser_returns_the_same_messages_for_any_split_of_the_bytes(picks: list
 BURST = [(b"a.b", b"_INBOX.x", b"%03d" % number, b"") for number in range(5)]
 
 
-def test_parser_returns_all_messages_with_equal_lines_for_any_split() -> None:
+def test_parser_returns_consecutive_messages_with_equal_msg_lines_for_any_split_of_the_bytes() -> None:
     sent = [*BURST, MESSAGES[4], *BURST, (b"a.b", b"_INBOX.x", b"four", b"")]
     stream = b"".join(map(wire, sent))
     for cut in range(1, len(stream)):
@@ -195,11 +195,11 @@ def test_parser_handler_error_skips_only_that_message() -> None:
     assert client.failed == [b"a.c"]
 
 
-def test_parser_reads_random_hostile_streams_like_a_plain_reference_parser() -> None:
+def test_parser_reads_random_hostile_bytes_like_a_simple_reference_parser() -> None:
     assert fuzz(300, seed=7) > 600  # more of it: python -m tests.unit.transport.parser_fuzz
 
 
-def test_parser_delivers_forged_subjects_only_to_the_subscription_of_the_server() -> None:
+def test_parser_delivers_a_subject_with_control_bytes_only_to_the_subscription_named_by_the_server() -> None:
     """nats-server takes ``shop.a\x0b7`` for one token. A parser that splits at \x0b would take 7 for the sid [A12]."""
     got: list[tuple[int, bytes]] = []
     client = FakeClient()
@@ -267,9 +267,7 @@ def test_parser_rejects_a_line_above_the_maximum_length() -> None:
         (">", [b"a", b"a.b"], [b"", b".a"]),
     ],
 )
-def test_subject_pattern_matches_as_nats_does_with_a_bounded_cache(
-    pattern: str, inside: list[bytes], outside: list[bytes]
-) -> None:
+def test_subject_pattern_matches_the_same_subjects_as_nats(pattern: str, inside: list[bytes], outside: list[bytes]) -> None:
     subscription = Pattern(pattern)
     for _ in range(2):  # the second time from memory
         assert all(map(subscription.matches, inside))

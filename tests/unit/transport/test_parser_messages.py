@@ -95,7 +95,7 @@ def test_parser_delivers_a_complete_message_and_continues_after_it(line: bytes, 
         b"MSG ev 1 %d" % (LARGEST_MESSAGE_BYTES + 1),
     ],
 )
-def test_parser_stops_before_a_line_without_a_handler_for_nats_py(line: bytes) -> None:
+def test_parser_leaves_a_line_without_a_handler_to_nats_py(line: bytes) -> None:
     made = ParserBench()
     assert made.parser._messages(ONE + line + b"\r\na\r\n" + ONE, 0) == len(ONE)
     assert (made.values(), made.counted, made.parser._needed_bytes) == ([b"a"], (1, 1), 0)
@@ -137,7 +137,7 @@ def test_parser_reads_consecutive_messages_with_equal_lines_in_one_pass() -> Non
     assert len(calls) == 2, "not those with headers"
 
 
-def test_parser_calls_a_removed_handler_no_more() -> None:
+def test_parser_does_not_call_a_removed_handler() -> None:
     made = ParserBench()
     taken: list[bytes] = []
 
@@ -178,7 +178,7 @@ PLAIN = b"MSG ev 1 3\r\nabc\r\n"
         b"MSG ev",
     ],
 )
-def test_parser_dropping_plain_messages_stops_before_a_request_or_another_line(
+def test_parser_that_drops_messages_without_reply_stops_before_a_request_or_another_protocol_line(
     leaving: Any, other: bytes, first: bytes
 ) -> None:
     count = len(first) // len(PLAIN)
@@ -188,7 +188,7 @@ def test_parser_dropping_plain_messages_stops_before_a_request_or_another_line(
     assert (leaving.parser.left_out, leaving.parser.seen, leaving.counted) == (count, count, (count, 3 * count))
 
 
-def test_parser_dropping_plain_messages_counts_them_per_subscription(leaving: Any) -> None:
+def test_parser_that_drops_messages_without_reply_counts_them_per_subscription(leaving: Any) -> None:
     runs = PLAIN * 3 + b"MSG any 2 0\r\n\r\n" * 2 + b"HMSG ev 1 12 14\r\n%bab\r\n" % HEADERS + b"MSG w.a 3 3\r\nabc\r\n"
     assert leaving.parser._messages(runs, 0) == len(runs)
     assert leaving.given_up == [(1, 3), (2, 2), (1, 1)]
@@ -209,7 +209,7 @@ def test_parser_waits_for_the_rest_of_a_message(leaving: Any, first: bytes) -> N
     assert leaving.got == []
 
 
-async def test_parser_dropping_plain_messages_delivers_requests(leaving: Any) -> None:
+async def test_parser_that_drops_messages_without_reply_delivers_requests(leaving: Any) -> None:
     await leaving.parser.parse(PLAIN + b"HMSG ev 1 r 12 14\r\n%bab\r\n" % HEADERS + b"MSG ev 1 r 3\r\nbug\r\n" + PLAIN)
     assert leaving.got == [(b"ev", b"r", b"ab", HEADERS)]
     assert leaving.client.failed == [b"ev"]

@@ -136,7 +136,7 @@ async def test_receiver_closes_a_tls_connection_on_eof(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("how", ["eof", "lost", "reset"])
-async def test_receiver_reports_the_end_after_the_last_byte(bench: Bench, how: str) -> None:
+async def test_receiver_reports_the_end_of_the_connection_after_the_last_byte(bench: Bench, how: str) -> None:
     bench.gate.clear()
     bench.receiver.data_received(b"?1")
     await bench.settle()
@@ -160,7 +160,7 @@ async def test_receiver_error_is_raised_in_the_reading_task(bench: Bench) -> Non
     assert (bench.left, bench.taker.taken, list(bench.receiver._left)) == ([], [], []), "nothing is read again"
 
 
-async def test_receiver_that_is_stopped_passes_no_bytes_on(bench: Bench) -> None:
+async def test_receiver_after_stop_passes_no_bytes_to_the_parser(bench: Bench) -> None:
     bench.receiver.stop()
     bench.receiver.data_received(b"a")
     bench.receiver.data_received(b"?b")
@@ -178,7 +178,7 @@ class Streams:
 
 
 @pytest.mark.parametrize("ended", [False, True])
-async def test_receiver_delivers_bytes_that_asyncio_had_already_buffered_first(ended: bool) -> None:
+async def test_receiver_first_delivers_the_bytes_that_asyncio_had_already_buffered(ended: bool) -> None:
     transport = FakeTransport()
     transport.reader.feed_data(b"" if ended else b"early")
     if ended:

@@ -116,7 +116,7 @@ def test_server_statistics_are_requested_at_longer_intervals_from_a_silent_serve
     assert (asker.ask(), asker.ask(19), asker.ask(1)) == (1, 0, 1)
 
 
-def test_server_statistics_are_requested_at_once_after_a_time_without_connection(asker: Asker) -> None:
+def test_server_statistics_are_requested_immediately_after_a_reconnect(asker: Asker) -> None:
     """After minutes without a link, a burst asks the server at once."""
     asker.ask()
     asker.bus.up = False
@@ -141,7 +141,7 @@ def test_server_statistics_after_a_disconnect_are_requested_despite_a_pending_re
     assert (asker.ask(60_000), asker.ask(20)) == (1, 1)
 
 
-def test_server_statistics_answer_to_one_of_the_oldest_requests_is_ignored(asker: Asker) -> None:
+def test_server_statistics_answer_to_a_request_before_the_last_sixteen_is_ignored(asker: Asker) -> None:
     for _ in range(17):
         asker.ask(25)
         asker.backlog._silent_ns = 0
@@ -274,7 +274,7 @@ async def test_connection_loss_and_reconnect_call_the_callbacks_and_are_logged(c
     ]
 
 
-async def test_data_path_grace_timer_is_rearmed_and_cancelled_on_stop(
+async def test_data_path_grace_timer_is_cancelled_when_the_connections_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[tuple[str, str, bool]] = []

@@ -211,7 +211,7 @@ async def test_lost_message_count_of_a_connection_uses_only_that_connections_sta
     assert (second[0].server_id, second[0].client_id, second[0].last, *second[1:]) == ("s2", 8, told, 15)
 
 
-async def test_lost_connection_statistics_are_requested_until_the_server_reports_the_close_reason(
+async def test_statistics_of_a_lost_connection_are_requested_until_the_server_reports_the_close_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits: list[Any] = []
@@ -250,7 +250,7 @@ async def test_lost_connection_statistics_are_requested_until_the_server_reports
 
 
 # ---- the links ---------------------------------------------------------------------------------------------------------------
-async def test_node_connections_are_opened_with_name_and_buffer_size_and_all_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_node_connections_close_closes_every_opened_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     closed: list[str] = []
 

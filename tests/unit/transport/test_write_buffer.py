@@ -44,7 +44,7 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-async def test_write_buffer_sends_the_first_message_of_a_loop_turn_at_once_and_the_rest_at_its_end() -> None:
+async def test_write_buffer_sends_the_first_message_of_a_loop_turn_at_once_and_the_rest_at_the_turn_end() -> None:
     out, transport = outlet()
     for number in range(100):
         out.write((b"%d" % number, b" "), 3)
@@ -132,7 +132,7 @@ async def test_write_buffer_on_hold_sends_messages_in_one_write_on_release_or_at
     assert transport.writes[2:] == [b"d"], "the hold is over with its turn"
 
 
-async def test_write_buffer_on_hold_sends_a_large_message_after_the_held_ones() -> None:
+async def test_write_buffer_on_hold_sends_a_large_message_after_the_held_messages() -> None:
     out, transport = outlet()
     out.write((b"first",), 5)
     out.hold()

@@ -18,7 +18,7 @@ COUNT = 300
 
 
 @pytest.mark.parametrize("decoder", ALL, ids=lambda decoder: decoder.name)
-def test_decoder_of_any_bytes_returns_or_raises_its_declared_error(decoder: Decoder) -> None:
+def test_decoder_of_any_bytes_returns_a_value_or_raises_its_declared_error(decoder: Decoder) -> None:
     found = fuzz(decoder, COUNT, seed=1)
     assert found.count == COUNT
 

@@ -81,7 +81,7 @@ def test_batch_parser_of_any_bytes_raises_only_storage_errors(noise: bytes, spli
             pass
 
 
-def test_batch_damaged_before_a_recomputed_crc_is_rejected_or_read_within_bounds() -> None:
+def test_batch_with_damaged_bytes_and_a_valid_crc_is_rejected_or_read_within_its_bounds() -> None:
     assert 0 < fuzz(4000, seed=7) < 4000  # more of it: python -m tests.unit.wire.batch_fuzz
 
 
@@ -129,7 +129,7 @@ def test_batch_values_are_views_without_a_copy() -> None:
 
 
 @pytest.mark.parametrize("values", [[], ["ab"]], ids=["no records", "text instead of bytes"])
-def test_build_batch_without_values_or_with_invalid_ones_raises(values: list) -> None:
+def test_build_batch_without_values_or_with_invalid_values_raises(values: list) -> None:
     with pytest.raises((ValueError, TypeError)):
         build_batch(values)
 

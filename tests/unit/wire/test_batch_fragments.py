@@ -46,7 +46,7 @@ def test_batch_fragments_in_order_are_assembled_to_the_batch() -> None:
     assert [bytes(whole) for whole in found if whole is not None] == [batch]
 
 
-def test_batch_assembly_drops_fragments_of_another_batch_and_restarts_at_a_first_one() -> None:
+def test_batch_assembly_drops_fragments_of_another_batch_until_a_first_fragment() -> None:
     mine, other = pieces_of(build_batch([b"x" * 300]), 100), pieces_of(build_batch([b"y" * 300]), 100)
     assembly = Assembly()
     assembly.take(mine[0])
@@ -90,7 +90,7 @@ def test_batch_fragments_with_a_wrong_crc_are_detected() -> None:
         parse_batch(whole)
 
 
-def test_fragment_read_continues_only_the_batch_of_the_received_fragments() -> None:
+def test_fragment_read_restarts_at_position_zero_if_the_received_fragments_are_of_another_batch() -> None:
     log = log_of(b"a" * 500, b"b" * 500)
     first = read_portion(log, 1, 100, 100)
     assert first.piece is not None

@@ -17,7 +17,7 @@ def made(**columns: Any) -> Record:
     return next(parse_batch(build_batch([b"value"], base_offset=7, leader_epoch=3, timestamp_ns=5, **columns)).records())
 
 
-def test_batch_record_has_the_fields_and_equality_of_a_record() -> None:
+def test_batch_record_equals_a_record_with_the_same_fields() -> None:
     record = made(keys=[b"k"], headers=[[("h", b"1"), ("h", b"2")]], subjects=["s.1"], replies=["r"])
     plain = Record(7, 5, b"k", b"value", (("h", b"1"), ("h", b"2")), "s.1", "r", 3)
     assert isinstance(record, Record)

@@ -118,7 +118,7 @@ def test_read_response_is_decoded_to_its_header_and_batches() -> None:
     assert (parsed.highWatermark, parsed.nextOffset, bytes(batches)) == (-1, 5, b"batches")
 
 
-def test_sealed_frame_detects_any_change() -> None:
+def test_sealed_frame_with_any_change_is_rejected() -> None:
     """All but the message type, which is that of another frame then, and what says that there is a CRC."""
     frame = frames.seal(client_pb2.ReadRequest(offset=5, streamUid="u"))
     for at in (*range(5), *range(8, len(frame))):

@@ -92,7 +92,7 @@ def test_inbox_prefix_that_is_invalid_is_rejected(prefix: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["liftpy.", "liftpy.inbox.", "liftpy.inbox.n1.", "lift*.", "liftpy.x."])
-def test_inbox_rule_allows_no_reply_in_the_own_namespace(prefix: str) -> None:
+def test_inbox_prefix_inside_the_namespace_of_the_cluster_is_rejected(prefix: str) -> None:
     with pytest.raises(ConfigError, match="must not contain"):
         NodeSettings("n1", Path("x"), inbox_prefixes=(prefix,))
     NodeSettings("n1", Path("x"), namespace="other", inbox_prefixes=(prefix,))

@@ -23,12 +23,14 @@ class _Short:
 
 
 @pytest.mark.parametrize(("kind", "field"), [(_Report, "reason"), (_Short, "number")])
-def test_message_codec_with_a_field_on_one_side_only_raises_with_the_field_name(kind: type, field: str) -> None:
+def test_message_codec_of_a_class_and_a_protobuf_message_with_different_fields_raises_type_error(
+    kind: type, field: str
+) -> None:
     with pytest.raises(TypeError, match=field):
         MessageCodec(kind, pb.PurgedBy)
 
 
-def test_message_codec_with_an_excluded_field_ignores_the_field() -> None:
+def test_message_codec_does_not_encode_an_excluded_field() -> None:
     codec = MessageCodec(_Short, pb.PurgedBy, apart=("number",))
     assert codec.from_pb(pb.PurgedBy(node="n1", number=7)) == _Short("n1")
     assert codec.to_pb(_Short("n1")) == pb.PurgedBy(node="n1")

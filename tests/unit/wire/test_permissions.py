@@ -128,7 +128,7 @@ def test_permissions_of_each_role_equal_the_expected_subjects() -> None:
         assert isinstance(CliRunner().invoke(liftpy, ["permissions", *wrong]).exception, ConfigError), wrong
 
 
-def test_role_may_publish_on_subjects_of_other_roles_only_with_reserved_words() -> None:
+def test_role_may_publish_on_a_subject_of_another_role_only_if_a_token_is_a_reserved_word() -> None:
     """NATS's wildcards are whole tokens: what a role may publish on beside its own rows, whatever names the tokens are."""
     words = ["x", *PARTITION_WORDS]
     for role in set(AccessRole) - {AccessRole.NODE}:
@@ -154,7 +154,7 @@ def test_principal_or_node_name_that_is_a_protocol_word_is_rejected(word: str) -
         check_speaker(word, "node")
 
 
-def test_partition_subjects_of_many_partitions_are_one_wildcard() -> None:
+def test_permission_subjects_of_many_partitions_are_one_wildcard_subject() -> None:
     assert partition_subjects("a.b", 3) == ("a.b", "a.b.1", "a.b.2")
     assert partition_subjects("a.b", 1000) == ("a.b", "a.b.*")
 

@@ -154,7 +154,7 @@ def column_body(*numbers: int, data: bytes = b"") -> memoryview:
 
 
 @pytest.mark.parametrize("ends", [(3, 2), (1, 3, 2), (2, 1, 3), (5, 4, 9)])
-def test_batch_column_with_decreasing_ends_is_rejected(ends: tuple[int, ...]) -> None:
+def test_batch_column_with_decreasing_end_positions_is_rejected(ends: tuple[int, ...]) -> None:
     with pytest.raises(CorruptionError):
         batch_columns.decode_columns(column_body(*ends, data=b"abcdefghi"), len(ends), batch_columns.Columns.NONE)
     rising = tuple(sorted(ends))
@@ -365,7 +365,7 @@ def test_reserved_header_name_in_any_case_is_recognized(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["text", b"text", bytearray(b"text"), memoryview(b"text")])
-def test_header_value_may_be_text_or_bytes_and_other_types_raise(value: Any) -> None:
+def test_header_value_that_is_neither_text_nor_bytes_raises(value: Any) -> None:
     assert pairs_of([("a", value), ("a", value)]) == (("a", b"text"), ("a", b"text"))
     for wrong in (7, None, [b"x"]):
         with pytest.raises(ConfigError):
@@ -434,7 +434,7 @@ def test_batch_header_size_bytes_equals_the_encoded_size() -> None:
 
 
 @pytest.mark.parametrize(("entry_count", "right"), [(0, False), (1, True), (3, True), (4, False)])
-def test_batch_dictionary_empty_or_larger_than_the_batch_is_rejected(entry_count: int, right: bool) -> None:
+def test_batch_with_an_empty_dictionary_or_more_entries_than_records_is_rejected(entry_count: int, right: bool) -> None:
     entries = struct.pack("<II", entry_count, 0) + struct.pack(f"<{entry_count}I", *range(1, entry_count + 1))
     index = struct.pack("<III", 0, 0, 0)
     body = entries + bytes(-len(entries) % 8) + bytes(8) + index + bytes(8)

@@ -66,7 +66,9 @@ async def test_worker_channel_unsent_bytes_decrease_when_the_node_reads(monkeypa
     ends.close()
 
 
-def test_worker_channel_answers_pings_until_the_event_loop_is_blocked_for_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_channel_answers_no_ping_after_the_event_loop_is_blocked_for_a_session_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = [0.0]
     monkeypatch.setattr(channels, "time", SimpleNamespace(monotonic=lambda: now[0]))
     ends, turns, said = _Ends(), list[tuple[Any, Frame]](), list[FrameKind]()
@@ -116,7 +118,7 @@ def _worker(**parts: Any) -> tuple[Any, list[tuple[FrameKind, Any]]]:
     return SimpleNamespace(_channel=channel, **parts), said
 
 
-def test_worker_process_answers_idle_partition_fetches_with_their_count() -> None:
+def test_worker_process_answer_to_idle_partition_fetches_contains_the_number_of_fetches() -> None:
     question = pb.QuietFetches(replicaID="n2")
     for number in range(3):
         question.fetches.add(stream="orders", partition=number)
@@ -174,7 +176,7 @@ def test_worker_process_reports_its_failure_once(monkeypatch: pytest.MonkeyPatch
         assert [kind for kind, _ in said] == [FrameKind.FATAL] * count
 
 
-async def test_worker_process_metadata_drops_a_cancelled_proposal() -> None:
+async def test_worker_process_metadata_ignores_the_answer_to_a_cancelled_proposal() -> None:
     group = RelayedGroup(lambda kind, token, body: None)
     asking = asyncio.ensure_future(group.propose(cluster.ControlRequest()))
     await asyncio.sleep(0)
@@ -189,7 +191,7 @@ async def test_worker_process_metadata_drops_a_cancelled_proposal() -> None:
     group.process_answer(2, b"")  # late
 
 
-def test_worker_process_metadata_has_the_new_image_before_watchers_are_called() -> None:
+def test_worker_process_metadata_has_the_new_image_before_it_calls_watchers() -> None:
     group, seen = RelayedGroup(lambda kind, token, body: None), list[bool]()
     group.watch(lambda old, new: seen.append(group.image is new))
     group.entry_told(cluster.FeedEntry(previousIndex=0, index=4).SerializeToString())
@@ -263,7 +265,7 @@ async def test_worker_process_frames_received_twice_are_ignored() -> None:
     assert await asking == b"a"
 
 
-async def test_worker_process_without_answer_is_reported_with_its_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_of_a_worker_process_that_stops_answering_is_its_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.workers.worker_process.ANSWER_S", 20)
     hand, _, _ = _hand()
     hand.data_received(encode(FrameKind.PONG))
@@ -288,7 +290,7 @@ async def test_worker_process_that_failed_or_stops_gets_no_further_requests() ->
     assert transport.said == []
 
 
-async def test_worker_processes_close_subjects_waits_for_all_workers() -> None:
+async def test_close_subjects_waits_for_the_answers_of_all_worker_processes() -> None:
     workers = Workers(NodeSettings("n1", Path("/d"), workers=3), lambda error: None, lambda reason: None)
     for hand in workers.handles:
         hand._events[FrameKind.CLOSED] = asyncio.get_running_loop().create_future()
@@ -323,7 +325,7 @@ async def test_worker_processes_stop_is_clean_only_if_each_worker_stop_is_clean(
     assert await workers.stop()
 
 
-async def test_worker_processes_recovery_results_are_summed() -> None:
+async def test_recovery_results_of_all_worker_processes_are_summed() -> None:
     workers = Workers(NodeSettings("n1", Path("/d"), workers=3), lambda error: None, lambda reason: None)
     for hand, found in zip(workers.handles, ({"damaged": 1, "suspect": 2}, {"damaged": 0, "suspect": 3}), strict=True):
         hand._events[FrameKind.RECOVERED] = done = asyncio.get_running_loop().create_future()
@@ -383,7 +385,7 @@ def _question() -> pb.QuietFetches:
     return question
 
 
-async def test_idle_partition_fetches_that_wait_for_workers_are_bounded(
+async def test_idle_partition_fetches_above_a_bound_of_waiting_requests_are_not_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sidecar.workers.quiescence.MOST_AT_ONCE", 2)

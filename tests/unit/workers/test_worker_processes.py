@@ -52,7 +52,7 @@ def test_worker_process_settings_divide_node_limits_and_copy_other_settings() ->
     assert divided_settings(single) is single
 
 
-def test_worker_process_settings_shares_respect_minimums_and_zero() -> None:
+def test_worker_process_settings_are_never_divided_below_their_minimums() -> None:
     replication = ReplicationConfig(
         ingest_buffer_bytes=8192, node_unreplicated_bytes=512, node_dedup_state_bytes=512, node_standby_bytes=512,
         copy_bytes_per_s=0, copy_min_bytes_per_s=1,
@@ -157,7 +157,7 @@ def test_worker_process_status_pages_merge_to_the_worst_state_of_all_workers() -
     assert (joined["nats"]["connected"], joined["more"]) == (False, True)
 
 
-def test_worker_process_partition_rows_are_merged_with_the_most_urgent_first() -> None:
+def test_partition_rows_of_worker_processes_are_merged_with_the_most_urgent_first() -> None:
     def told(*rows: tuple[int, int], more: bool = False) -> dict[str, Any]:
         listed = [{"urgency": rank, "stream": "s", "partition": number} for rank, number in rows]
         return {"rows": listed, "more": more, "count": len(rows) + 10, "problems": 1}
@@ -361,7 +361,7 @@ def test_worker_process_that_answers_no_pings_is_killed_and_ends_the_node() -> N
     assert len(node.failures) == 1
 
 
-def test_worker_process_that_ends_or_sends_invalid_frames_ends_the_node() -> None:
+def test_worker_process_that_exits_or_sends_invalid_frames_ends_the_node() -> None:
     hand, node, _, process = _hand()
     hand.connection_lost(None)
     assert [str(error) for error in node.failures] == [
@@ -457,7 +457,7 @@ def test_node_with_a_single_process_has_no_worker_processes() -> None:
         NodeSettings("n1", Path("/d"), workers=0)
 
 
-def test_worker_processes_receive_changed_settings_with_their_shares() -> None:
+def test_worker_processes_receive_their_share_of_changed_settings() -> None:
     settings = NodeSettings("n1", Path("/d"), workers=3)
     workers = Workers(settings, lambda error: None, lambda reason: None)
     channels = [_Channel(), _Channel()]
