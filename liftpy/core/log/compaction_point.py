@@ -36,8 +36,9 @@ _NOT_KNOWN = -1
 class Horizon(NamedTuple):
     """The compaction horizon of a log.
 
-    ``end_offset``: exclusive, 0: the log was never compacted. ``leader_epoch``: highest LeaderEpoch of the records below
-    it. ``deletes_end``: exclusive. Compaction may have removed tombstones below it. 0: it has removed none.
+    ``end_offset``: offset (exclusive) below which replaced records may be missing. 0: the log was never compacted.
+    ``leader_epoch``: highest LeaderEpoch of the records below ``end_offset``. ``deletes_end``: offset (exclusive) below which
+    tombstones may be missing. 0: none is missing.
     """
 
     end_offset: int = 0
@@ -78,7 +79,7 @@ class CompactionHorizon:
             self.value = NEVER._replace(deletes_end=self.value.deletes_end)  # no record of an empty log was compacted away
 
     def rise(self, horizon: Horizon) -> bool:
-        """Store durably that the log is compacted up to ``horizon``.
+        """Raise the horizon to ``horizon`` and store it durably.
 
         Return False if the stored horizon was already as high. Raises StorageError.
         """
@@ -94,9 +95,10 @@ class CompactionHorizon:
         return True
 
     def forget(self, deletes_end: int = 0) -> None:
-        """Note that the log is empty, so nothing of it is compacted. Raises StorageError.
+        """Reset the horizon durably, because all records of the log were deleted. Raises StorageError.
 
-        ``deletes_end``: value of the leader from which the log will be fetched.
+        ``deletes_end``: offset (exclusive) below which the leader's log may lack tombstones. The log will be fetched from this
+        leader.
         """
         value = NEVER._replace(deletes_end=deletes_end)
         if self.value != value:

@@ -19,7 +19,7 @@ NO_EPOCH = 0
 
 
 class EpochCache:
-    """Leader epochs of one log. The caller tracks the start and the end of the log."""
+    """The LeaderEpochs of one log, with the offset of the first record of each. The caller tracks the bounds of the log."""
 
     __slots__ = ("_epochs", "_starts", "before_start")
 
@@ -56,7 +56,7 @@ class EpochCache:
         self._starts.append(base_offset)
 
     def epoch_at(self, offset: int) -> int:
-        """Return LeaderEpoch of the record at ``offset``, 0 below the first entry. The caller checks the log end."""
+        """Return the LeaderEpoch of the record at ``offset``. 0: it is below the first entry. The caller checks the log end."""
         index = bisect_right(self._starts, offset) - 1
         return self._epochs[index] if index >= 0 else NO_EPOCH
 
@@ -76,9 +76,9 @@ class EpochCache:
             self._epochs.pop()
 
     def drop_prefix(self, log_start_offset: int, log_end_offset: int) -> None:
-        """Note the new log start. Remove the epochs that end there.
+        """Remove the epochs whose records are all below the new log start ``log_start_offset`` (inclusive).
 
-        An epoch with records on both sides now begins at the log start.
+        An epoch with records on both sides now begins at the log start. ``log_end_offset``: exclusive.
         """
         self.before_start = self.epoch_at(log_start_offset - 1) or self.before_start
         if log_start_offset >= log_end_offset:

@@ -93,7 +93,7 @@ class Storage(Protocol):
 
 
 class MemoryFile:
-    """A LogFile in a bytearray. ``synced``: number of its bytes that survive a power cut."""
+    """A file of ``MemoryStorage``, in a bytearray. ``synced``: number of its bytes that survive a power cut."""
 
     def __init__(self, storage: MemoryStorage, data: bytearray | None = None) -> None:
         self.data = bytearray() if data is None else data
@@ -156,7 +156,11 @@ class MemoryFile:
         self._mark_all_clean()
 
     def copy(self, storage: MemoryStorage, size_bytes: int, *, power: bool) -> MemoryFile:
-        """Return the first ``size_bytes`` as the next process finds them. After a power cut only synced bytes remain."""
+        """Return a file of ``storage`` with the first ``size_bytes``, as the next process finds it.
+
+        ``power``: True after a power cut. Then all returned bytes count as durable. Otherwise the flushed part is the one
+        before.
+        """
         after = MemoryFile(storage, bytearray(self.data[:size_bytes]))
         if not power:
             after.synced, after.never_written_from = self.synced, self.never_written_from
@@ -172,7 +176,8 @@ class MemoryFile:
 class MemoryStorage:
     """A Storage in dictionaries, for tests and the simulator.
 
-    ``capacity_bytes``: its capacity. ``fault``: called with the name of each changing call before it runs. It may raise.
+    ``capacity_bytes``: size of the simulated disk. ``fault``: called with the name of each changing call before it runs. It may
+    raise an error for the call.
     """
 
     def __init__(self, *, capacity_bytes: int = 1 << 40, fault: Callable[[str], None] | None = None) -> None:
@@ -204,11 +209,12 @@ class MemoryStorage:
         return sum(len(f.data) for f in self.files.values())
 
     def crash(self, *, power: bool = True, keep: Callable[[str, int, int], int] | None = None) -> MemoryStorage:
-        """Return the directory as the next process finds it.
+        """Return the directory as the next process finds it after a crash.
 
         Args:
             power: True for a power cut. False if only the process ended, so that all written bytes remain.
-            keep: Called as ``keep(name, synced, written)``. Returns how many bytes of a file survive a power cut. Default: only
+            keep: Called as ``keep(name, synced, written)``. Returns how many bytes of a file survive a power cut. Default:
+                only
                 the synced ones.
         """
         after = MemoryStorage(capacity_bytes=self.capacity_bytes)
