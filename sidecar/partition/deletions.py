@@ -43,9 +43,9 @@ def is_directory(name: object) -> bool:
 
 
 class Deletions:
-    """Decides whether this node may delete the data of a partition.
+    """Decides whether this node may delete the data of a partition that it no longer has.
 
-    ``decides``: True if this node is a controller. Its own image is then committed, and it asks no other node.
+    ``decides``: returns True if this node is a controller. Its own image is then committed, and it asks no other node.
     """
 
     def __init__(self, group: MetadataGroup, node_id: str, *, decides: Callable[[], bool]) -> None:
@@ -62,7 +62,7 @@ class Deletions:
         self._closed.set()
 
     async def is_allowed(self, key: PartitionKey) -> bool | None:
-        """Return whether the data of ``key`` may be deleted, or None if no controller answered.
+        """Return True if the data of ``key`` may be deleted, False if not. None: no controller answered.
 
         The call never raises an error.
         """
@@ -133,7 +133,7 @@ class UnknownStreams:
         self._removing = asyncio.Lock()
 
     def names(self) -> list[str]:
-        """Return at most ``MOST_UNKNOWN`` directories of streams that the cluster does not know."""
+        """Return the names of at most ``MOST_UNKNOWN`` directories of streams that the cluster does not know."""
         if not self._found:
             return []
         known = {f"{stream.name}-{stream.uid}" for stream in self._image().streams.values()}
@@ -141,11 +141,12 @@ class UnknownStreams:
         return self._found[:MOST_UNKNOWN]
 
     async def remove(self, names: list[str]) -> dict[str, Any]:
-        """Delete the named directories if a controller confirms that their streams do not exist. Concurrent calls run one
-        by one.
+        """Delete the directories ``names`` if a controller confirms that their streams do not exist. Concurrent calls run one by one.
 
         Returns:
-            ``removed`` and ``bytes``, or ``error``. With ``error``, no directory was deleted.
+            ``removed`` (names of the directories) and ``bytes`` (their total size), or ``error`` (text). With ``error``, no
+                directory was
+                deleted.
         """
         async with self._removing:
             return await self._remove_data(list(dict.fromkeys(names)))
