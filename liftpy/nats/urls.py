@@ -33,9 +33,9 @@ def shown_address(uri: Any) -> str:
 
 
 def check_urls(urls: Iterable[str], *, bare: bool = False) -> None:
-    """Check NATS URLs. Raises ConfigError that names the first invalid URL and the reason.
+    """Check that NATS URLs are valid. Raises ConfigError with the first invalid URL and the reason.
 
-    ``bare``: True if ``host:port`` is allowed.
+    ``bare``: True if ``host:port`` without a scheme is allowed.
     """
     given = tuple(urls)
     for url in given:

@@ -238,7 +238,10 @@ class _Range:
         self.size_bytes = self._begins[-1] + (at + last.size_bytes if last.base_offset < end else 0)
 
     def by_bytes(self, step: int) -> list[tuple[int, int]]:
-        """Return (offset, position) of borders about every ``step`` bytes. All multiples of the step within one batch share a border."""
+        """Return (offset, position) of borders about every ``step`` bytes.
+
+        All multiples of the step within one batch share a border.
+        """
         found: list[tuple[int, int]] = []
         position = step
         while position < self.size_bytes and len(found) < MAX_BOUNDARIES:

@@ -194,7 +194,10 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
 
 
 def _remove_stray_indexes(storage: Storage, names: Iterable[str], bases: list[int]) -> None:
-    """Remove index files without a segment. A crash during a removal of segments leaves them. ``bases``: base offsets of the segments."""
+    """Remove index files without a segment.
+
+    A crash during a removal of segments leaves them. ``bases``: base offsets of the segments.
+    """
     wanted = {index_name(base) for base in bases}
     for name in names:
         if name.endswith(".index") and name not in wanted:

@@ -83,7 +83,10 @@ class RejectReason(Enum):
 
 @value
 class RejectPublishes:
-    """Leader: reject the publishes under ``token``. The shell sends each publisher a negative ack, because nothing was appended [A2]."""
+    """Leader: reject the publishes under ``token``.
+
+    The shell sends each publisher a negative ack, because nothing was appended [A2].
+    """
 
     token: int
     """Handle of the publishes, from PublishesReceived."""

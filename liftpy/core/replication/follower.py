@@ -237,7 +237,10 @@ class FollowerRole(ReplicaRole):
         self.shared.deadlines.cancel(Deadline.REQUEST, out)
 
     def _retry_later(self, now_ns: int, out: Effects) -> None:
-        """Set a timer to send the failed fetch or epoch query again. The follower never truncates without an answer of the leader [D9]."""
+        """Set a timer to send the failed fetch or epoch query again.
+
+        The follower never truncates without an answer of the leader [D9].
+        """
         self._request_ended(out)
         if self._is_quiet:  # quiet no more: the leader's silence counts as it does in a busy partition
             self._quiet_rounds = 0
@@ -551,7 +554,10 @@ class FollowerRole(ReplicaRole):
 
     # ---- failures and refusals -------------------------------------------------------------------------------------
     def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None:
-        """Wait, then send the failed fetch or epoch query again. If the answer was damaged, the next fetch reports the damaged offset."""
+        """Wait, then send the failed fetch or epoch query again.
+
+        If the answer was damaged, the next fetch reports the damaged offset.
+        """
         if event.request_id == self._request_id and self._request_id:
             if event.bad_offset is not None:
                 self._bad_offset = max(event.bad_offset, self.log.log_end_offset)

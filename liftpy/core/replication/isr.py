@@ -336,7 +336,10 @@ class _Record:
 
 
 class SlowFlushes:
-    """Flush durations of all replicas of a partition, in nanoseconds. It detects replicas whose disks are far slower than the others."""
+    """Flush durations of all replicas of a partition, in nanoseconds.
+
+    It detects replicas whose disks are far slower than the others.
+    """
 
     def __init__(self, config: ReplicationConfig) -> None:
         self._factor = config.slow_flush_factor

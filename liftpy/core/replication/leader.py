@@ -216,7 +216,10 @@ class LeaderRole(ReplicaRole):
         self._advance(now_ns, out)
 
     def _open_when_free(self, now_ns: int, out: Effects) -> None:
-        """Accept publishes if the replay has ended and no earlier leader has a lease. Otherwise set a timer for the end of that lease."""
+        """Accept publishes if the replay has ended and no earlier leader has a lease.
+
+        Otherwise set a timer for the end of that lease.
+        """
         if self.phase is not Leading.INIT:
             return
         if self.desk.is_free_to_speak(now_ns):
@@ -422,7 +425,10 @@ class LeaderRole(ReplicaRole):
         self.shared.deadlines.set(Deadline.PROBE, now_ns + again_ns, out)
 
     def replica_absent(self, event: ReplicaAbsent, now_ns: int, out: Effects) -> None:
-        """Record that NATS reported a follower as not connected. Ignore the report if the follower has fetched since it was requested."""
+        """Record that NATS reported a follower as not connected.
+
+        Ignore the report if the follower has fetched since it was requested.
+        """
         progress = self.desk.followers.get(event.replica)
         if progress is None or not progress.probed:
             return
@@ -586,7 +592,10 @@ class LeaderRole(ReplicaRole):
         return frozenset(state.holders if joins else state.replicas) - {evicted} if joins or evicted else None
 
     def _hand_over(self, now_ns: int, out: Effects) -> None:
-        """Request a leadership transfer to a target replica, because this replica moves away. Repeat the request until it is granted."""
+        """Request a leadership transfer to a target replica, because this replica moves away.
+
+        Repeat the request until it is granted.
+        """
         if now_ns < self._asks_again_ns:
             return
         lag_ns = nanoseconds(self.shared.config.max_lag_time_s)
@@ -676,7 +685,10 @@ class LeaderRole(ReplicaRole):
             self.flushes.waits(self.shared.node_id, now_ns - self._waiting_ns, now_ns)
 
     def _step_aside(self, now_ns: int, out: Effects) -> None:
-        """Request a leadership transfer if flushes of this node are far slower than those of enough other replicas to commit records."""
+        """Request a leadership transfer if flushes of this node are far slower than those of other replicas.
+
+        Enough other replicas must be fast to commit records without this node.
+        """
         state, shared = self.shared.state, self.shared
         if self.phase is not Leading.READY or now_ns < self._stays_until_ns or self.isr_change.in_flight:
             return

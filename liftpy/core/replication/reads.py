@@ -172,7 +172,10 @@ class ReplicaSource:
         return not self.leads or (self._is_heard() and self._replica.may_answer_latest(now_ns))
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> EpochVerdict:
-        """Return whether the last record that a reader has read, ``last_offset`` (inclusive) of ``last_epoch``, is still in this log."""
+        """Return whether the last record that a reader has read is still in this log.
+
+        ``last_offset``: its offset, inclusive. ``last_epoch``: its LeaderEpoch.
+        """
         return self._replica.judge_reader(last_offset, last_epoch, now_ns)
 
 

@@ -94,7 +94,10 @@ class FailedRole(ReplicaRole):
         self._make_way(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """Apply changed metadata. If the Epoch rose, request again to leave the ISR or to give up the leadership, unless that is done."""
+        """Apply changed metadata.
+
+        If the Epoch rose, request again to leave the ISR or to give up the leadership, unless that is done.
+        """
         if epoch_rose:
             self._make_way(now_ns, out)
 

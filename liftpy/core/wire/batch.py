@@ -54,14 +54,14 @@ _WINDOW_BYTES = 1 << 27
 
 
 def compress(body: bytes, codec: Codec) -> bytes:
-    """Compress ``body`` with LZ4 or zstd."""
+    """Return ``body`` compressed with ``codec`` (LZ4 or zstd)."""
     if codec is Codec.LZ4:
         return bytes(lz4.block.compress(body, store_size=False))
     return zstandard.ZstdCompressor(level=3).compress(body)
 
 
 def decompress(stored: memoryview, codec: Codec, size_bytes: int) -> bytes:
-    """Return the decompressed bytes. Raise CorruptionError unless they are exactly ``size_bytes``."""
+    """Return the decompressed bytes of ``stored``. Raises CorruptionError unless they are exactly ``size_bytes``."""
     try:
         if codec is Codec.LZ4:
             if size_bytes > len(stored) * _LZ4_RATIO + _LZ4_SLACK_BYTES:
@@ -153,7 +153,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_remains(self) -> bool:
-        """True if compaction removed all records of a producer's last batch. Its stamps and its note remain."""
+        """True for the control batch that replaces a producer's last batch when compaction has removed all records of it."""
         return self.control and self.producer_id != 0
 
 
@@ -252,7 +252,7 @@ class RecordBatch:
 
     @property
     def record_count(self) -> int:
-        """Number of records. 0 for a filler, which compaction leaves where it removed whole batches."""
+        """Number of records. 0 for a filler, which replaces batches that compaction has removed."""
         return self.header.record_count
 
     @property
@@ -379,7 +379,15 @@ def encode_body(
 
 
 def sized_body(pieces: list[bytes], present: Columns, count: int, codec: Codec, last_delta: int | None = None) -> Body:
-    """Return a compressed body of the columns in ``pieces``, for ``count`` records. Raises BatchTooLargeError."""
+    """Return a body of ``count`` records, compressed with ``codec``. Raises BatchTooLargeError.
+
+    Args:
+        pieces: Columns as laid out, in order.
+        present: Flags of these columns.
+        count: Number of records.
+        codec: Compression.
+        last_delta: Offset of the last record, relative to the first one. None: the offsets have no gap.
+    """
     body_size_bytes = sum(map(len, pieces))
     if body_size_bytes > MAX_BATCH_BYTES - HEADER_SIZE_BYTES:
         raise BatchTooLargeError(HEADER_SIZE_BYTES + body_size_bytes)
@@ -403,7 +411,7 @@ def seal(
     base_sequence: int = 0,
     control: bool = False,
 ) -> bytes:
-    """Return the batch of ``body`` with the stamps of a leader."""
+    """Return the complete batch: ``body`` with a header of these fields and its CRC. Producer fields are 0 without a producer."""
     head = _HEADER.pack(
         0,
         MAGIC,
@@ -446,7 +454,7 @@ def build_batch(
     control: bool = False,
     note: bytes = b"",
 ) -> bytes:
-    """Build and seal one batch. Raises the errors of ``encode_body``."""
+    """Build a complete batch: ``encode_body``, then ``seal``. The arguments and errors are those of these functions."""
     body = encode_body(
         values,
         keys=keys,
@@ -512,7 +520,7 @@ def reach(batch: bytes | memoryview, next_offset: int) -> bytes:
 
 
 def in_epoch(batch: bytes, producer_epoch: int) -> bytes:
-    """Return the same batch with another producer epoch."""
+    """Return ``batch`` with another producer epoch in its header and a new CRC."""
     stamped = bytearray(batch)
     struct.pack_into("<H", stamped, 52, producer_epoch)
     _CRC.pack_into(stamped, 0, crc32c.crc32c(memoryview(stamped)[4:]))
@@ -609,7 +617,10 @@ def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool =
 
 
 def split_batches(buffer: bytes | memoryview, *, verify: bool = True) -> list[RecordBatch]:
-    """Return the consecutive batches in ``buffer``. Raises as ``parse_batch``. DamagedBatchError has the offset."""
+    """Return the consecutive batches in ``buffer``. ``verify``: True to check their CRCs.
+
+    Raises the errors of ``parse_batch``. DamagedBatchError contains the offset of the damaged batch.
+    """
     view = memoryview(buffer)
     batches: list[RecordBatch] = []
     position = 0
@@ -641,7 +652,8 @@ def _refuse_if_damaged(view: memoryview, position: int) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByteArray:
-    """Entries of bytes. ``offsets``: int64[count + 1], where each entry begins in ``data``, and where the last one ends.
+    """A column of byte strings. ``offsets``: int64[count + 1], where each entry begins in ``data``, and where the last one ends.
+
     ``valid``: bool[count], False where an entry is null and has no bytes. None: no entry is null.
     """
 
@@ -651,7 +663,7 @@ class ByteArray:
 
     @classmethod
     def of(cls, entries: Sequence[bytes | None]) -> ByteArray:
-        """Return the column of these Python objects."""
+        """Return a column of these entries."""
         lengths = np.fromiter((len(entry or b"") for entry in entries), dtype=np.int64, count=len(entries))
         valid = np.fromiter((entry is not None for entry in entries), dtype=np.bool_, count=len(entries))
         data = memoryview(b"".join([entry or b"" for entry in entries]))
@@ -694,7 +706,10 @@ class HeaderArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordColumns:
-    """Values, with keys and headers of as many records. None: no record has any. Raises ConfigError if the numbers differ."""
+    """Values of records, with their keys and headers as columns of the same length. None: no record has any.
+
+    Raises ConfigError if the lengths differ.
+    """
 
     values: ByteArray
     keys: ByteArray | None = None
@@ -711,8 +726,9 @@ class RecordColumns:
         return len(self.values)
 
     def sizes(self, record_bytes: int) -> NDArray[np.int64]:
-        """Return the approximate size of each record as int64[count]. ``record_bytes``: overhead of a record and of each of
-        its headers.
+        """Return the approximate size of each record in bytes, as int64[count].
+
+        ``record_bytes``: overhead of a record and of each of its headers, in bytes.
         """
         sizes = self.values.lengths + record_bytes
         if self.keys is not None:
@@ -723,7 +739,7 @@ class RecordColumns:
         return sizes
 
     def cut(self, start: int, end: int) -> ColumnSet:
-        """Return the columns of a batch of the records from ``start`` (inclusive) to ``end`` (exclusive)."""
+        """Return the columns of the records from ``start`` (inclusive) to ``end`` (exclusive), for a batch."""
         keys = None if self.keys is None else self.keys.column(start, end)
         if keys is not None and self.keys is not None and self.keys.valid is not None and not self.keys.valid[start:end].any():
             keys = None
@@ -734,7 +750,7 @@ class RecordColumns:
 
 
 def body_of(columns: ColumnSet) -> Body:
-    """Return the body of a batch of these values, keys and headers. Raises BatchTooLargeError."""
+    """Return the body of a batch of ``columns``, without compression. Raises BatchTooLargeError."""
     present, pieces = Columns.NONE, laid_out_bytes(columns.values)
     if columns.values.validity is not None:
         present |= Columns.VALUE_NULLS
@@ -755,10 +771,10 @@ FEW = 16
 
 
 def few_headers(body: memoryview, count: int, present: Columns) -> list[tuple[int, bytes, bytes]]:
-    """Return (index of the record, name, value) of all headers in order. The body has headers and ``count`` records, at least
-    one.
+    """Return (index of the record, name, value) of all headers of a batch, in order. It is fast for few records.
 
-    Raises CorruptionError if they do not fit.
+    ``body``: decompressed body, which has a headers column. ``count``: number of records, at least 1. ``present``: flags of its
+    columns. Raises CorruptionError if the headers do not fit into the body.
     """
     position = 0
     try:

@@ -30,7 +30,10 @@ SMALLEST_PIECE_BYTES = HEADER_SIZE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Part of a batch that a reader already has: the first ``position`` bytes (0: nothing) of the batch with CRC-32C ``crc``."""
+    """Part of a batch that a reader already has: the first ``position`` bytes of the batch with CRC-32C ``crc``.
+
+    0: the reader has nothing.
+    """
 
     position: int = 0
     crc: int = 0
@@ -57,10 +60,11 @@ class Piece:
 
 
 def room_bytes(max_payload: int, overhead_bytes: int, max_bytes: int) -> int:
-    """Return how many bytes of batches fit into one message.
+    """Return how many bytes of batches an answer may have.
 
-    It is at most ``max_bytes``, but at least PIECE_BYTES if the server accepts that, so that a small limit does not split
-    batches that fit a message.
+    It is at most ``max_bytes``, but at least PIECE_BYTES if the NATS server accepts that. So a small ``max_bytes`` does not
+    split batches that fit into a message. ``max_payload``: largest message that the server accepts. ``overhead_bytes``: size of
+    the answer without batches.
     """
     return max(min(max_payload - overhead_bytes, max(max_bytes, PIECE_BYTES)), SMALLEST_PIECE_BYTES)
 

@@ -105,7 +105,7 @@ class ChecksumError(EnvelopeError):
 
 
 def sealed_payload(frame: bytes | memoryview, expected: MessageType) -> memoryview:
-    """Decode an envelope that must have a CRC. Otherwise as ``decode``."""
+    """Return the payload of an envelope of the type ``expected`` that must have a CRC. Raises the errors of ``decode``."""
     payload = decode(frame, expected)[1]
     if frame[6] & _FLAG_ADDRESS:
         raise EnvelopeError("This message must not have a stream address. Check the version of its sender.")
@@ -115,7 +115,7 @@ def sealed_payload(frame: bytes | memoryview, expected: MessageType) -> memoryvi
 
 
 def is_of(frame: bytes | memoryview, message_type: MessageType) -> bool:
-    """Return whether ``frame`` claims to have this message type. It may still be invalid."""
+    """Return whether the header of ``frame`` has this message type. The frame may still be invalid."""
     return len(frame) >= HEADER_SIZE_BYTES and frame[7] == message_type
 
 
@@ -125,9 +125,10 @@ def header(message_type: MessageType) -> bytes:
 
 
 def checked_header(message_type: MessageType, head: bytes, chunks: Iterable[Buffer] = (), address: bytes = b"") -> bytes:
-    """Return the header of 12 bytes with the CRC-32C of ``head`` and ``chunks``, followed by ``head``.
+    """Return the beginning of an envelope with a CRC: header of 12 bytes, ``address`` and ``head``. The CRC also covers ``chunks``.
 
-    ``address``: 16 bytes of the request that this message answers, or none.
+    ``chunks``: rest of the payload, which the caller sends after it. ``address``: 16 bytes of the request that this message
+    answers, or none.
     """
     flags = _FLAG_CRC
     if address:
@@ -227,9 +228,9 @@ _crc = crc32c.crc32c
 
 
 class Ordinary:
-    """Common header of messages to one stream, uid and partition with one ack policy.
+    """Builds and parses envelopes of the most frequent form, to one stream, uid and partition with one ack policy.
 
-    ``runs``: the sender numbers its messages (``liftpy/core/wire/envelope.py``).
+    ``runs``: True if the sender numbers its messages, so that one Ack can answer several of them.
     """
 
     def __init__(self, stream: str, partition: int, uid: str, ack: AckPolicy, *, runs: bool = False) -> None:
@@ -252,7 +253,7 @@ class Ordinary:
         self._plain_after = self._between + self._after
 
     def envelope(self, value: bytes, msg_id: bytes) -> bytes:
-        """Return an envelope. ``value``: some bytes. ``msg_id``: at most LONGEST_ID_BYTES, b"": none."""
+        """Return an envelope with ``value``. ``msg_id``: at most LONGEST_ID_BYTES, b"" for none."""
         size = len(value)
         if msg_id:
             body = b"%b%b%b%b%b%b%b" % (
@@ -264,7 +265,7 @@ class Ordinary:
         return b"%b%b%b" % (_HEAD, _crc(body).to_bytes(4), body)
 
     def opened(self, payload: bytes) -> tuple[bytes, bytes] | None:
-        """Return (value, message id or b"") of an envelope of this form.
+        """Return (value, message id) of an envelope of this form. b"": it has no message id.
 
         Return None if the payload has another form or a wrong CRC.
         """
@@ -301,7 +302,9 @@ def _varint(size: int) -> bytes:
 
 
 def _read_varint(payload: bytes, at: int) -> tuple[int, int]:
-    """Return a size and the position after it. If it is invalid, return a size that no payload has."""
+    """Return a size in ``payload`` at position ``at``, and the position after it. If it is invalid, return a size that no payload
+    has.
+    """
     size = 0
     for place, digit in enumerate(payload[at : at + _LONGEST_VARINT]):
         size |= (digit & 127) << 7 * place
@@ -328,9 +331,10 @@ _FASTER = 4
 
 
 def run_end(replies: Sequence[bytes], start: int, end: int) -> int:
-    """Return the exclusive end of the run that begins at ``start``, at most ``end``.
+    """Return the exclusive end of the run of reply subjects that begins at index ``start``.
 
-    It is ``start`` + 1 if no run begins there.
+    A run has one inbox and ascending numbers without a gap, so that one Ack can answer it. The result is at most ``end``, and
+    ``start`` + 1 if no run begins there.
     """
     inbox, number = split_numbered_reply(replies[start])
     if number < 0:
@@ -346,7 +350,10 @@ def run_end(replies: Sequence[bytes], start: int, end: int) -> int:
 
 
 def answered_by(reply: bytes, record_count: int) -> list[bytes]:
-    """Return the reply subjects of the requests that an Ack to ``reply`` answers. ``recordCount`` 0: one request."""
+    """Return the reply subjects of the requests that one Ack answers.
+
+    ``reply``: subject of the Ack. ``record_count``: number in the Ack. 0: it answers one request.
+    """
     inbox, number = split_numbered_reply(reply)
     return [reply] if record_count <= 1 or number < 0 else _names(inbox, number, record_count)
 

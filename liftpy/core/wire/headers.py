@@ -58,7 +58,7 @@ def is_reserved(name: str) -> bool:
 
 
 def may_be_enveloped(name: str) -> bool:
-    """Return whether an envelope may have this header: names of applications, and those of replicated services."""
+    """Return whether an enveloped message may have the header ``name``: a name of an application or of a replicated service."""
     return not is_reserved(name) or name in _OF_SERVICES
 
 

@@ -64,9 +64,9 @@ UNKNOWN_PARTITIONING = Partitioning(0, PartitioningMethod.UNKNOWN)
 
 
 class SourcePosition(NamedTuple):
-    """Last record of a source stream that was processed.
+    """Position of a producer in its source stream: the last record that it has processed.
 
-    ``offset``: inclusive. ``generation``: of the group of the reader, 0 for none.
+    ``offset``: inclusive. ``generation``: generation of the consumer group that read it, 0 for none.
     """
 
     stream_uid: str
@@ -76,7 +76,7 @@ class SourcePosition(NamedTuple):
 
     @property
     def source(self) -> tuple[str, int]:
-        """(stream uid, partition): within it positions can be compared."""
+        """(uid of the source stream, its partition). Positions can be compared only within one source."""
         return self.stream_uid, self.partition
 
     @property
@@ -96,10 +96,10 @@ class SourcePosition(NamedTuple):
 
 
 class ProducerNote(NamedTuple):
-    """Note of a producer.
+    """Producer data that a batch contains in addition to numbers.
 
-    ``name``: producer id, '' in most batches. ``position``: None if the producer only numbers its records. ``partitioning``:
-    None if not given, and always with a position.
+    ``name``: name of the producer, '' in most batches. ``position``: None if the producer only numbers its records.
+    ``partitioning``: None if not given, and always with a position.
     """
 
     name: str = ""

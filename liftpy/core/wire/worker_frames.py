@@ -88,12 +88,15 @@ class Frame(NamedTuple):
 
 
 def most_bytes(kind: int) -> int:
-    """Return the maximum size of the body of such a frame, in bytes."""
+    """Return the maximum size of the body of a frame of this ``kind``, in bytes."""
     return MOST_IMAGE_BYTES if kind == FrameKind.IMAGE else MOST_BODY_BYTES
 
 
 def encode(kind: FrameKind, token: int = 0, body: bytes = b"") -> bytes:
-    """Return a frame's bytes. Raises ProtocolError for a body that is too large."""
+    """Return the bytes of a frame. Raises ProtocolError for a body that is too large.
+
+    ``token``: identifies the request of an answer, or is itself a number. 0: not used.
+    """
     if len(body) > most_bytes(kind):
         raise ProtocolError(
             f"Internal error: a frame {kind.name} of {len(body)} bytes between the processes of a node is too large. Please report it."
