@@ -40,7 +40,7 @@ Answer = concurrent.futures.Future[memoryview]
 
 
 class ConnectionClosedError(UnavailableError):
-    """The connection is closed. The node may or may not have received the request. Use another connection."""
+    """The blocking connection is closed. The node may have received the request or not. Use another connection."""
 
     code = "CONNECTION_CLOSED"
 

@@ -186,9 +186,9 @@ class ClientConnection(StrictConnection):
 
 
 async def taken_over(connection: Any) -> socket.socket | None:
-    """Take the socket from a new, idle connection of nats-py, and return it in blocking mode.
+    """Take the socket from a new, idle connection of nats-py, and return it in blocking mode. nats-py then no longer uses it.
 
-    nats-py then no longer uses it. Return None if this is not possible (TLS, a WebSocket, or unread data).
+    Return None if this is not possible (TLS, a WebSocket, or unread data).
     """
     writer = getattr(connection._transport, "_io_writer", None)
     if writer is None or writer.get_extra_info("ssl_object") is not None or connection._ps._held_bytes:

@@ -81,7 +81,7 @@ class Pattern:
             self.known = set()
 
     def matches(self, subject: bytes) -> bool:
-        """Return whether the server sends messages under ``subject`` to the subscription."""
+        """Return whether the subscription receives messages with this subject."""
         if self._matched_by is None:
             return subject in self.known
         if self._matched_by(subject) is None:
@@ -377,7 +377,10 @@ class StrictConnection(Client):
         return True
 
     async def _process_connect_init(self) -> None:
-        """Work around versions of asyncio whose ``writelines`` ignores the buffer limit (CVE-2024-12254)."""
+        """Finish the handshake as nats-py does. It also works around versions of asyncio with CVE-2024-12254.
+
+        In these, ``writelines`` ignores the limit of the write buffer.
+        """
         self._leave_made()
         transport: Any = self._transport
         transport.writelines = lambda messages: transport.write(b"".join(messages))
@@ -411,7 +414,10 @@ class StrictConnection(Client):
         await super()._process_op_err(e)
 
     async def flush(self, timeout: int = 10) -> None:
-        """Flush as nats-py does, but wait for a late PONG during a reconnect. nats-py would open a second connection."""
+        """Wait for a PONG as nats-py does, at most ``timeout`` seconds. During a reconnect, wait for a late PONG.
+
+        nats-py would open a second connection.
+        """
         while True:
             try:
                 return await super().flush(timeout)
@@ -420,7 +426,7 @@ class StrictConnection(Client):
                     raise
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
-        """Close without waiting for the socket. After a failed TLS handshake, asyncio never reports its close."""
+        """Close the connection without waiting for the socket. After a failed TLS handshake, asyncio never reports its close."""
         transport: Any = self._transport
         if transport is not None:
             closed = transport.wait_closed
@@ -433,7 +439,7 @@ class StrictConnection(Client):
         await super()._close(status, do_cbs)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        """Check the first INFO line before secrets are sent.
+        """Process the server's first INFO line. Check it before secrets are sent.
 
         Raises an error if the server has no TLS and the client requires it.
         """
@@ -451,7 +457,7 @@ class StrictConnection(Client):
         return not self.options.get("tls_handshake_first") and (server is None or server.uri.scheme != "wss")
 
     async def _read_loop(self) -> None:
-        """Read as nats-py does, with larger reads. Invalid data leads to a reconnect, never to the end."""
+        """Read from the socket as nats-py does, with larger reads. Invalid data leads to a reconnect. nats-py would stop reading."""
         while not (self.is_closed or self.is_reconnecting or self._transport is None):
             try:
                 data = await self._read()
@@ -468,7 +474,7 @@ class StrictConnection(Client):
                 return
 
     async def _read(self) -> bytes:
-        """Return data from the socket. Raises the error that ended the connection."""
+        """Wait for data from the socket and return it. Raises the error that ended the connection."""
         assert self._transport is not None
         if self._transport.at_eof():
             raise UnexpectedEOF
@@ -530,7 +536,10 @@ def cut_off(connection: Client) -> None:
 
 
 def _line_again(parser: Any) -> bytes:
-    """Return the protocol line of the message whose payload nats-py's parser waits for."""
+    """Return the protocol line of the message that nats-py's parser has read only in part.
+
+    The strict parser needs it to continue with this message.
+    """
     said = parser.msg_arg
     line = [b"HMSG" if parser.header_needed else b"MSG", said["subject"], b"%d" % said["sid"]]
     line += [said["reply"]] if said["reply"] else []

@@ -28,7 +28,7 @@ Reject = Callable[[bytes, Exception], Awaitable[Any] | object]
 
 
 class RequestGuard:
-    """Guards the handlers of one kind of request.
+    """Catches the exceptions of the handlers of one kind of request, and rejects the failed request.
 
     Args:
         kind: Kind of request in a few words, for the log, the counter and the metric.

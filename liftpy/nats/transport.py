@@ -56,7 +56,9 @@ class NoRespondersError(UnavailableError):
 
 
 class RequestTimeoutError(OutcomeUnknownError):
-    """The request was sent, but the answer did not come in time. Reads may be repeated. Changes only with the same operation id."""
+    """The request was sent, but no answer came in time. A read may be repeated. A change may be repeated only with an equal
+    operation id.
+    """
 
     code = "REQUEST_TIMEOUT"
 
@@ -198,13 +200,16 @@ class Transport:
         return found if isinstance(found, Counter) else Counter()
 
     def must_be_usable(self) -> None:
-        """Raise ClientClosedError after ``close``, and ConfigError outside of the event loop and thread of the constructor."""
+        """Check that this transport can be used here. Raises ClientClosedError after ``close``.
+
+        Raises ConfigError in another event loop or thread than that of the constructor.
+        """
         if self.closed or asyncio.get_running_loop() is not self._loop:
             self.must_be_at_home()
             raise ClientClosedError("The client is closed. Open a new client.")
 
     def must_be_at_home(self) -> None:
-        """Raise ConfigError outside of the event loop and thread of the constructor."""
+        """Raise ConfigError if the caller is in another event loop or thread than that of the constructor."""
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigError(
                 "A client belongs to the event loop that created it. Open a client in this loop, or use "
@@ -670,5 +675,5 @@ class Answers:
 
 
 def nobody_there(message: Any) -> bool:
-    """Return whether a message of the server means "no responders"."""
+    """Return whether ``message`` is the answer "no responders" of the NATS server."""
     return bool(message.headers) and not message.data and message.headers.get("Status") == _NO_RESPONDERS

@@ -18,7 +18,7 @@ _NO_PORT = re.compile(r":(?!//|\d{1,5}/?$)[^\]@]*$")
 
 
 def without_secrets(urls: str | Iterable[str]) -> str:
-    """Return the URLs for texts, without users, passwords and tokens."""
+    """Return the URLs as text for logs and errors, without users, passwords and tokens."""
     return ", ".join(_without_secrets(url.strip()) for url in (urls.split(",") if isinstance(urls, str) else urls))
 
 
@@ -28,7 +28,7 @@ def _without_secrets(url: str) -> str:
 
 
 def shown_address(uri: Any) -> str:
-    """Return host and port of a URL that ``urlsplit`` has split. '': ``uri`` is None."""
+    """Return host and port of a URL that ``urlsplit`` has split, for texts. '': ``uri`` is None."""
     return uri.netloc.rpartition("@")[2] if uri is not None else ""
 
 

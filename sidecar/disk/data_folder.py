@@ -66,7 +66,7 @@ class NodeIdentity:
 
 
 def _identity_in(data: bytes) -> tuple[object, NodeIdentity | None]:
-    """Return (format version, identity) from the bytes of a ``node`` file. None as identity: it has another format.
+    """Return (format version, identity) from the bytes of a ``node`` file. None as identity: it has another format version.
 
     Raises the errors that ``load_identity`` catches.
     """
@@ -204,7 +204,7 @@ class DataFolder:
         return self.path / "raft"
 
     def load_identity(self) -> NodeIdentity | None:
-        """Return the content of the ``node`` file, None in a new directory. Raises CorruptionError if it is damaged."""
+        """Return the content of the ``node`` file. None: the directory is new. Raises CorruptionError if the file is damaged."""
         path = self.path / "node"
         if not path.exists():
             return None

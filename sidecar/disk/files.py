@@ -89,7 +89,7 @@ class OpenMaps:
         return len(self._files)
 
     def note_use(self, file: DiskFile, *, opened: bool = False) -> None:
-        """Note that ``file`` was read through its map. ``opened``: True if the map was created for this read."""
+        """Record that ``file`` was read through its memory map. ``opened``: True if the map was created for this read."""
         if file is self._newest and not opened:
             return  # most reads use the same file as the previous read
         self._newest = file
@@ -240,7 +240,9 @@ class DiskFile:
         self._size_bytes = size_bytes
 
     def rewrite(self, position: int) -> None:
-        """Write the bytes from ``position`` on again in place. After a failed flush, this makes their pages dirty again."""
+        """Write the bytes from ``position`` on again in place, and flush them. After a failed flush, the kernel may count them as
+        clean.
+        """
         with _storage_errors("rewrite", self.path):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)  # with O_APPEND, pwrite appends
             try:
@@ -290,7 +292,7 @@ class DiskFile:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` durable (``fsync``). Raises OSError."""
+    """Make the file names in the directory ``folder`` durable (``fsync``). Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -299,7 +301,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError.
+    """Create the directory ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError.
 
     The names of existing directories are flushed too, because the process that created them may have died before its flush.
     """
@@ -365,7 +367,7 @@ class MadeFolders:
         """Directories whose flush has failed once. They never count as flushed again."""
 
     def make(self, folder: Path) -> None:
-        """Create ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError."""
+        """Create the directory ``folder`` with its parents if needed, and make its name durable [S12]. Raises StorageError."""
         above = folder.parent
         with _storage_errors("create", folder):
             made = self._mkdir(folder)

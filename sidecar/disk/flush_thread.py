@@ -62,7 +62,7 @@ class _Job:
         return self._done.acquire(timeout=within_s)
 
     def result(self) -> int:
-        """Return the result of a completed call, or raise its error."""
+        """Return the result of the completed call, or raise its error."""
         if self._error is not None:
             raise self._error
         return self._result

@@ -38,7 +38,7 @@ _MOST_CHARS = 200
 
 
 def is_directory(name: object) -> bool:
-    """Return whether ``name`` can be the name of a stream's directory."""
+    """Return whether ``name`` may be the name of a stream's directory: ASCII text that is not too long."""
     return isinstance(name, str) and 0 < len(name) <= _MOST_CHARS and name.isascii()
 
 
@@ -58,7 +58,7 @@ class Deletions:
         self._closed = asyncio.Event()
 
     def close(self) -> None:
-        """Stop: cancel pending questions and allow no further deletion."""
+        """Cancel the questions to controllers that have no answer yet, and allow no further deletion."""
         self._closed.set()
 
     async def is_allowed(self, key: PartitionKey) -> bool | None:

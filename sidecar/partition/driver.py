@@ -100,7 +100,7 @@ class ReplicaDriver:
         self._held = True
 
     def go_on(self, work: Callable[[], None]) -> None:
-        """Run ``work``, the slow part of an effect, then process the waiting events. After ``stop``, do nothing."""
+        """Run ``work``, the slow part of an effect, and end ``hold``: process the waiting events. After ``stop``, do nothing."""
         self._held = False
         if not self._stopped:
             self._run(work)
@@ -132,7 +132,7 @@ class ReplicaDriver:
             self._running = False
 
     def _stop_for(self, error: Exception, event: Event | None = None) -> None:
-        """Stop the partition because of an unexpected exception while it processed ``event``.
+        """Stop the process because of an unexpected ``error`` while ``event`` was processed.
 
         Expected conditions are events, so an exception is a bug. Continuing could violate a guarantee.
         """

@@ -100,7 +100,7 @@ class Executor:
         self._do = acts_of(self)
 
     def execute(self, effect: Effect) -> None:
-        """Carry out one effect."""
+        """Carry out one effect of the replica."""
         self._do[type(effect)](effect)
 
     def act_by(self, acts: Acts) -> None:

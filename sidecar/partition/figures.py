@@ -90,7 +90,7 @@ class Counts:
             self.standby.update(told)
 
     def add_sums(self, label: str, counts: Iterable[int]) -> None:
-        """Add ``counts`` to the sums of a label. Their order is that of SUMS."""
+        """Add ``counts`` to the sums of ``label``. They are in the order of SUMS."""
         sums = self.by_stream.get(label)
         if sums is None:
             sums = self.by_stream[label] = [0] * len(SUMS)
@@ -350,7 +350,7 @@ class ByChange:
 
     # ---- what is asked ------------------------------------------------------------------------------------------------------
     def add_to(self, counts: Counts) -> None:
-        """Add the counters of all partitions of this node, as of the last scrape, to ``counts``."""
+        """Add the counters of all open partitions to ``counts``, with their values at the last scrape."""
         for label, sums in self.by_label.items():
             counts.add_sums(label, (*sums.often[: len(BY_STREAM)], *sums.seldom[: len(SUMS) - len(BY_STREAM)]))
         for total, told in zip((counts.refused, counts.dropped, counts.throttled, counts.standby), self.told, strict=True):
@@ -437,10 +437,10 @@ class Uncounted(NodeCounts):
     """Replacement for ``NodeCounts`` that sums nothing, because metrics are off."""
 
     def begins(self, worker: Any) -> None:
-        """Do nothing."""
+        """Do nothing, because metrics are off."""
 
     def begins_to_end(self, worker: Any) -> None:
-        """Do nothing."""
+        """Do nothing, because metrics are off."""
 
     def has_ended(self, worker: Any) -> None:
-        """Do nothing."""
+        """Do nothing, because metrics are off."""

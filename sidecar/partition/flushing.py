@@ -47,6 +47,10 @@ class Flusher:
     """Runs the flushes of one log (implements ``FlushShell``).
 
     Args:
+        log: Log of the partition.
+        policy: Flush policy of the stream.
+        pool: Threads for flushes and checkpoints.
+        timers: Timers of the node.
         flushed: Called with the exclusive end of the flushed records.
         failed: Called with the error of a failed flush.
         took: Called with the duration of a flush in seconds.
@@ -135,7 +139,7 @@ class Flusher:
             self._run_in_thread(flush)
 
     def _begin_in_turn(self) -> None:
-        """Run the flush on the event loop if it is short, otherwise in a thread."""
+        """Start the requested flush: on the event loop if it is expected to be short, otherwise in a thread."""
         flush = self._commit.start()
         here = flush is not None and self._place.takes(flush.size_bytes, not flush.is_plain)
         self._place.waiting -= 1

@@ -49,7 +49,7 @@ class Housekeeping:
         """Partition -> HW of its last checkpoint."""
 
     def start(self) -> None:
-        """Start the background task."""
+        """Start the background task. It runs until ``close``."""
         self._partitions.clocks.start()
         self._task = spawn(self._run(), "housekeeping", endless=True)
 

@@ -22,7 +22,9 @@ Told = Callable[[StorageError | None], None]
 
 
 class Promises:
-    """Stores the promised LeaderEpochs of all partitions of a node. At most one promise of each partition waits."""
+    """Stores the LeaderEpochs that candidates on this node have promised, for all partitions. One promise of each partition waits
+    at most.
+    """
 
     def __init__(self, journal: PromiseJournal, pool: Pool, counters: Counter[str], fatal: Callable[[Exception], None]) -> None:
         self._journal = journal

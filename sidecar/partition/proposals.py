@@ -79,7 +79,7 @@ class Proposals:
         self._ask(key, self._request(key, effect))
 
     def leave_isr(self, key: PartitionKey, effect: do.LeaveIsr) -> None:
-        """Request to remove this replica from the ISR. The next state of the partition shows the result."""
+        """Request that the metadata group removes this replica from the ISR. The next state of the partition shows the result."""
         logger.warning("%s: removed from the ISR reason=%s", key, effect.reason)
         self._ask(key, self._request(key, effect))
 
@@ -140,7 +140,7 @@ class Proposals:
             self._sending = spawn(self._send(), "proposals")
 
     async def _send(self) -> None:
-        """Send the waiting requests in batches, one batch after the other."""
+        """Send the waiting requests to the metadata group in batches, one batch after the other."""
         await asyncio.sleep(_GATHER_S)
         while (batch := self._wishes.take()) is not None:
             self._wishes.batch_answered(await self._group.propose(batch, _TIMEOUT_S))

@@ -130,7 +130,7 @@ class ReadSubjects:
     # ---- what carries the answers ------------------------------------------------------------------------------------
     @property
     def max_payload(self) -> int:
-        """Maximum message size of the NATS server."""
+        """Maximum size of a message that the NATS server accepts now, in bytes."""
         return self._bus.max_payload
 
     @property
@@ -151,7 +151,7 @@ class ReadSubjects:
             asker.set_result(b"".join(chunks))
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` at ``at_ns`` with the timers of the node. Return a function that cancels the call."""
+        """Call ``callback`` at the monotonic time ``at_ns``, or soon after. Return a function that cancels the call."""
         timer = Timer(callback)
         self._timers.set(timer, at_ns)
         return lambda: self._timers.cancel(timer)

@@ -33,7 +33,7 @@ _AT_ONCE = 32
 
 
 def _logs_in(streams: Path) -> list[Path]:
-    """Return the directories of all logs, sorted."""
+    """Return the directories of all logs below ``streams``, sorted."""
     if not streams.exists():
         return []
     with os.scandir(streams) as found:
@@ -182,7 +182,7 @@ class LogReplay:
             self._handle = None
 
     def close(self) -> None:
-        """Stop the replay."""
+        """Stop the replay, because the partition is closed."""
         self._closed = True
         self.forget()
         if self._beside is not None:

@@ -56,7 +56,9 @@ _PARTS_OF_A_LEASE = 2
 
 
 class Partitions:
-    """All partitions of a node, or of one of its processes (``share``)."""
+    """All partitions of a node, or of one of its processes. ``share``: partitions of this process. ``counts``: sums of their
+    metrics.
+    """
 
     def __init__(self, node: NodeTools, counts: NodeCounts | None = None, share: WorkerShare = WHOLE) -> None:
         self._node = node
@@ -172,7 +174,7 @@ class Partitions:
         return found is not None and not found[1].unclean_elected and worker.is_in_sync
 
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
-        """Open, update and stop partitions after a change of the image. Call it on the event loop."""
+        """Open, update and stop partitions, because the metadata image changed from ``old`` to ``new``. Call it on the event loop."""
         before, self._image = self._image, new
         change = diff(before, new)
         nodes_changed = bool(change.nodes)
@@ -305,7 +307,7 @@ class Partitions:
         self._changed.add((key,))
 
     async def _stop(self, worker: PartitionWorker) -> None:
-        """Stop a worker completely, even if the caller is canceled. A second call waits for the first one."""
+        """Stop the partition ``worker`` completely, even if the caller is canceled. A second call waits for the first one."""
         ending = self._endings.get(worker.key)
         if ending is None:
             ending = self._endings[worker.key] = spawn(self._end(worker), f"the end of {worker.key}")

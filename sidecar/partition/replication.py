@@ -194,9 +194,9 @@ class ReplicationDesk:
         self._feed(messages.EPOCH_QUERY_RECEIVED.from_pb(request, token=token))
 
     def send_response(self, effect: do.SendFetchResponse, log: Log, high_watermark: int) -> None:
-        """Answer a fetch with complete batches. If there are none, send an empty answer.
+        """Answer a fetch with complete batches and the HW. If there are no batches, the answer is empty.
 
-        If the log cannot be read, send nothing, because an empty answer means "you are caught up".
+        If the log cannot be read, send nothing, because an empty answer means that the follower has all records.
         """
         asker = self._tokens.pop(effect.token, None)
         if asker is None:
@@ -207,7 +207,7 @@ class ReplicationDesk:
             self._send_batches(effect, asker, log, high_watermark)
 
     def keep(self, effect: do.KeepFetch) -> None:
-        """Store the reply subject of a waiting fetch."""
+        """Store the reply subject of a fetch that waits for records."""
         asker = self._tokens.pop(effect.token, None)
         if asker is not None:
             self._kept[effect.replica] = asker
@@ -571,7 +571,7 @@ class AnswerRouter:
 
     @property
     def fragment_reassembly_bytes(self) -> int:
-        """Total size of all incomplete batches, in bytes."""
+        """Total size of the received pieces of all incomplete batches, in bytes."""
         return sum(self._assembling.values())
 
     def remove(self, slot: int) -> None:
@@ -585,12 +585,12 @@ class AnswerRouter:
             answered(int(request_id), payload, headers)
 
     def close(self) -> None:
-        """Unsubscribe."""
+        """Unsubscribe. No follower on this node gets answers afterwards."""
         self._listener.close()
 
 
 def _named_id(request: pb.ReplicationRequest | pb.LeaderEpochOffsetRequest | pb.StateRequest) -> int | None:
-    """Return the request id. None: the request comes from an older version, which sends no id."""
+    """Return the id of a follower's request. None: the follower has an older version, which sends no id."""
     return request.requestId if request.HasField("partition") else None
 
 

@@ -54,7 +54,7 @@ class Scrubbed(Protocol):
 
     @property
     def key(self) -> object:
-        """Identity of the log. Its ``str`` gives the order of the logs."""
+        """Identity of the partition. The logs are checked in the order of ``str(key)``."""
 
     @property
     def storage_failed(self) -> bool:
@@ -105,7 +105,7 @@ class Scrub:
         self.progress = _load(self._path)
 
     def start(self) -> None:
-        """Start the task, unless the rate is 0."""
+        """Start the background task, unless the rate is 0."""
         if self._bytes_per_s and self._task is None:
             self._task = spawn(self._run(), "scrub", endless=True)
 
@@ -115,7 +115,7 @@ class Scrub:
         self.start()
 
     async def close(self) -> None:
-        """Stop the task and store the progress."""
+        """Stop the background task and store its progress on disk."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -127,7 +127,7 @@ class Scrub:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def report(self) -> dict[str, Any]:
-        """Return the progress and results of the scrub, for the status."""
+        """Return the progress and the results of the scrub, for the status page."""
         return {
             "bytes_per_s": self._bytes_per_s,
             "checked_bytes": self.checked_bytes,

@@ -334,7 +334,7 @@ class PartitionServices:
         self._carry_out(effects)
 
     def _expire(self) -> None:
-        """Remove services without heartbeats, and schedule the next check."""
+        """Remove the services whose heartbeats are overdue, and set a timer for the next check."""
         self._carry_out([*self._sessions.expire(clock.now_ns())])
         self._checks = len(self._sessions) > 0
         if self._checks:
@@ -409,9 +409,9 @@ class ServiceDesk:
         ]
 
     def _arrived_bound(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        """Process a message on a subject that names a stream and a service.
+        """Process a message of a service that arrived on a subject with the names of a stream and a service.
 
-        The message itself must name the same stream and service.
+        The message itself must have equal names, otherwise it is rejected.
         """
         self._message_arrived(subject, reply, payload, headers, tuple(subject.decode(errors="replace").rsplit(".", 2)[1:]))
 
@@ -488,6 +488,6 @@ class ServiceDesk:
         )
 
     def close(self) -> None:
-        """Unsubscribe."""
+        """Unsubscribe. No message of a service arrives afterwards."""
         for listener in self._listeners:
             listener.close()

@@ -117,7 +117,10 @@ class NodeTools:
 
 
 class PartitionWorker:
-    """Runs one partition. Create it with ``open_worker``, call ``update`` with each new state, and ``stop`` at the end."""
+    """Runs one partition on a node: its log, its replica and its services.
+
+    Create it with ``open_worker``, call ``update`` with each new state, and ``stop`` at the end.
+    """
 
     _traces: PartitionTraces | None = None
     has_ended = False
@@ -234,7 +237,7 @@ class PartitionWorker:
             trace(self, self._driver, self._traces)
 
     def followers(self) -> frozenset[str]:
-        """Return the other replicas of the partition."""
+        """Return the node ids of the other replicas of the partition."""
         return frozenset(self.state.replicas).difference((self.node_id,)) if self.state is not None else frozenset()
 
     def _source(self) -> ReplicaSource:
@@ -359,14 +362,13 @@ class PartitionWorker:
             self.executor.log_failed(error)
 
     def _storage_failed(self, error: StorageError) -> None:
-        """Restart the node after a storage error.
+        """Restart the node after a storage error, unless the disk is full.
 
         Only a new process may continue the log, because it does not rely on any earlier flush [S4].
 
         The whole node restarts for two reasons. A disk seldom fails for one file alone, and a planned transfer of the
         leaderships is faster than timeouts. After repeated failures, the node waits longer before each restart
-        (``restarts.py``). A full disk causes no restart: written data stays valid, and housekeeping detects free space
-        [S8].
+        (``restarts.py``). After a full disk, written data stays valid, and housekeeping detects free space [S8].
         """
         if not isinstance(error, NoSpaceError):
             self._node.repair(f"{self.key}: {error}")
@@ -476,10 +478,9 @@ class PartitionWorker:
             self._node.proposals.report_purged(self.key, self.state, self.log.cleaning.purged)
 
     def drop_set_aside(self) -> None:
-        """Delete the files that recovery has quarantined. It is safe when this replica is in sync again without an unclean
-        election.
+        """Delete the files that recovery has quarantined. Call it outside the event loop.
 
-        Call it outside the event loop.
+        It is safe when this replica is in sync again without an unclean election.
         """
         try:
             removed = drop_set_aside(self.log.storage)

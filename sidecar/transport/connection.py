@@ -110,7 +110,7 @@ class Listener:
 
 
 class BusConnection(StrictConnection):
-    """nats-py's client with synchronous methods to send and receive. ``open_bus`` makes it.
+    """Connection of nats-py with synchronous methods to send and receive. ``open_bus`` makes it.
 
     ``errors``: kind -> number of nats-py's asynchronous errors, disconnects, dropped sends and rejected messages.
     """
@@ -156,12 +156,14 @@ class BusConnection(StrictConnection):
     def send(
         self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, keep: bool = False, headers: bytes = b""
     ) -> bool:
-        """Publish the concatenation of ``pieces`` without copying it. Return False if it cannot be sent now. This is counted.
+        """Send a message whose payload is the concatenation of ``pieces``, without copying it. Return False if that is impossible now.
+
+        The failure is counted.
 
         Args:
             subject: Subject. The caller has checked it, because it is written unchanged.
             pieces: Payload. The pieces must not change until they are sent.
-            reply: Reply subject. b"": none.
+            reply: Reply subject. '': none.
             keep: True to keep the message for the next connection while disconnected, if there is room (acks).
             headers: Header block. b"": none.
         """
@@ -209,7 +211,7 @@ class BusConnection(StrictConnection):
 
     @property
     def has_room(self) -> bool:
-        """True if one more message of any size can be sent."""
+        """True if the connection is up and its send buffer has room for a message of the maximum size."""
         return self._is_up and self.unsent_bytes + self._max_payload <= self._send_buffer_bytes
 
     @property
@@ -300,7 +302,7 @@ class BusConnection(StrictConnection):
         return await (self._receiver.read() if self._receiver is not None else super()._read())
 
     def _take(self, data: bytes) -> bytes | None:
-        """Process arrived data, and return the rest for the reading task (see ``liftpy.nats.connection.Take``)."""
+        """Process data from the socket. Return b"" if the reading task must process data that needs an await, otherwise None."""
         if self.is_closed or self.is_reconnecting:
             return None  # the data belongs to a closed connection
         self._pings_outstanding = 0
@@ -426,7 +428,7 @@ class BusConnection(StrictConnection):
         await self.close()
 
     async def _process_op_err(self, e: Exception) -> None:
-        """Log the error, then let nats-py reconnect."""
+        """Log the error ``e`` that ended the connection, then let nats-py reconnect."""
         self._problems.last = str(e) or type(e).__name__
         await super()._process_op_err(e)
 
@@ -468,7 +470,7 @@ class Sends(Protocol):
     """A connection that can send messages."""
 
     def send(self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, headers: bytes = b"") -> bool:
-        """Send a message, as ``BusConnection.send`` does."""
+        """Send a message. Return False if it cannot be sent now. The arguments are those of ``BusConnection.send``."""
 
 
 def send_answer(
@@ -610,7 +612,7 @@ class Outlet:
         self._held = True
 
     def release(self) -> None:
-        """Write the data that was delayed since ``hold``."""
+        """Write the data that was delayed since ``hold`` to the transport."""
         self._held = False
         if self._waiting and self._written < AT_ONCE:
             self._written += 1

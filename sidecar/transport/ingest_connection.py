@@ -464,7 +464,7 @@ class Inflow(BusConnection):
             await self._leave_out(due_bytes - max(room_bytes, 0))
 
     def _identity(self) -> tuple[str, int]:
-        """Return (id of the server, its id of this connection)."""
+        """Return (id of the NATS server, id of this connection on the server)."""
         return self._server_info.get("server_id", ""), self._client_id or 0
 
     def _record_server_report(self, read_bytes: int, told: ConnectionStats) -> None:
@@ -500,7 +500,7 @@ class Inflow(BusConnection):
             await self._unreadable(error)
 
     def _next_piece(self) -> bytes:
-        """Return the next bytes of the buffer. b"": a connection was lost at this place."""
+        """Remove and return the next bytes of the buffer, for the parser. b"": a connection was lost at this place."""
         chunk = self._chunks[0]
         if chunk is None:
             self._chunks.popleft()

@@ -68,5 +68,5 @@ class Probes:
             self._waiting.pop(node_id, None)  # callers of this time ask again
 
     async def close(self) -> None:
-        """Stop all checks."""
+        """Stop all checks. No ``absent`` callback is called afterwards."""
         await end_tasks(list(self._asking.values()))

@@ -76,7 +76,7 @@ class Notifications:
         self._wake_frames: dict[PartitionKey, bytes] = {}
 
     def close(self) -> None:
-        """Unsubscribe."""
+        """Unsubscribe from the notify subject of this node."""
         self._listener.close()
 
     def wake(self, key: PartitionKey, effect: do.NotifyReplica) -> None:

@@ -78,7 +78,7 @@ def rows_to_arrow(group: Sequence[Rows], columns: Sequence[str] = tuple(SCHEMA.n
 
 
 def _rows(batch: RecordBatch, from_offset: int | None, end_offset: int | None) -> Rows:
-    """Return the records of ``batch`` with ``from_offset`` <= offset < ``end_offset``.
+    """Return those records of ``batch`` with ``from_offset`` <= offset < ``end_offset``. None: no limit.
 
     The function decodes the offsets only if a limit lies inside the batch.
     """
@@ -92,7 +92,7 @@ def _rows(batch: RecordBatch, from_offset: int | None, end_offset: int | None) -
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Entries ``first`` (inclusive) to ``end`` (exclusive) of one column. If ``column`` is None, all these entries are null."""
+    """Part of one column: its entries ``first`` (inclusive) to ``end`` (exclusive). If ``column`` is None, all of them are null."""
 
     column: BytesColumn | None
     first: int

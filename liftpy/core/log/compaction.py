@@ -359,7 +359,7 @@ class Compaction:
 
 
 class _Writer:
-    """Writes one output file. It writes a filler only when the next record follows, because the filler may still grow."""
+    """Writes one output file of a compaction. A filler is written only when the next record follows, because it may still grow."""
 
     def __init__(self, storage: Storage, base_offset: int) -> None:
         self.temporary = f"{log_name(base_offset)}.compacted.tmp"
@@ -405,7 +405,7 @@ class _Writer:
         self._segment.note(parse_header(memoryview(data)), position)
 
     def finish(self) -> Segment:
-        """Flush the file and return its segment."""
+        """Write the last filler and flush the file. Return its segment."""
         self._write_filler()
         self._file.sync()
         self._segment.sealed = True
@@ -413,7 +413,7 @@ class _Writer:
 
 
 def _batches(segment: Segment) -> Iterator[RecordBatch]:
-    """Yield the checked batches of a sealed segment."""
+    """Yield the batches of a sealed segment. Their CRCs are checked."""
     data = segment.file.read(0, segment.size_bytes)
     position = 0
     while position < len(data):
@@ -428,7 +428,7 @@ def _batches(segment: Segment) -> Iterator[RecordBatch]:
 
 @dataclass(slots=True)
 class Cleaning:
-    """Decides when a compaction of one log is worth its cost, and tracks which purges are done."""
+    """Decides when a compaction of one log is worth its cost. It also records which purges this log has carried out."""
 
     purges: tuple[Purge, ...] = ()
     """Purges of the partition in the metadata."""

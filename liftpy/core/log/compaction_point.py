@@ -55,7 +55,7 @@ def encode_horizon(horizon: Horizon) -> bytes:
 
 
 def decode_horizon(data: bytes | None) -> Horizon | None:
-    """Return the decoded horizon, None if the data is missing or damaged."""
+    """Return the horizon in ``data``, the content of a ``compaction-horizon`` file. None: it is missing or damaged."""
     body = open_small_file(_MAGIC, data)
     if body is not None and len(body) == _BODY_WITHOUT_DELETES.size:
         return Horizon(*_BODY_WITHOUT_DELETES.unpack(body))._replace(deletes_end=_NOT_KNOWN)
@@ -66,7 +66,7 @@ class CompactionHorizon:
     """The compaction horizon of one log, and the file that stores it."""
 
     def __init__(self, storage: Storage, segments: Sequence[Segment], file: bytes | None) -> None:
-        """Load the horizon.
+        """Load the horizon. If the file is missing or damaged, infer the horizon from ``segments``.
 
         ``file``: content of the file ``compaction-horizon``. None: the file does not exist.
         """
@@ -107,11 +107,10 @@ class CompactionHorizon:
 
 
 def deletes_end_after(held: Horizon, deletes_start: int | None, deletes_end: int) -> int:
-    """Return ``deletes_end`` after a compaction. It rises whenever a tombstone is removed [D30].
+    """Return the ``deletes_end`` of a horizon after a compaction. It rises whenever a tombstone is removed [D30].
 
-    A tombstone stays while an older record of its key stays for its message id. So compaction may remove it after
-    tombstones with higher offsets. The highest offset alone would then not change, and readers would not notice the
-    removal.
+    A tombstone stays while an older record of its key stays for its message id. So compaction may remove it after tombstones
+    with higher offsets. The highest offset alone would then not change, and readers would not notice the removal.
 
     Args:
         held: Horizon of the log before the compaction.
@@ -119,7 +118,7 @@ def deletes_end_after(held: Horizon, deletes_start: int | None, deletes_end: int
         deletes_end: Offset after the last removed tombstone.
 
     Returns:
-        The new ``deletes_end``.
+        The new ``deletes_end``: offset (exclusive) below which tombstones may be missing.
     """
     if deletes_start is not None and deletes_start < held.deletes_end:
         return max(held.deletes_end + 1, deletes_end)

@@ -41,9 +41,9 @@ def encode_promises(promises: Mapping[str, int]) -> bytes:
 
 
 def decode_promises(data: bytes | None) -> dict[str, int]:
-    """Return key -> highest LeaderEpoch of a journal. Reading stops at the first damaged frame.
+    """Return key of a partition -> highest promised LeaderEpoch, from the content of a journal.
 
-    Raises UnknownFormatError for a journal of another version [S11].
+    Reading stops at the first damaged frame. Raises UnknownFormatError for a journal of another version [S11].
     """
     held: dict[str, int] = {}
     if data is None or len(data) < _HEAD.size:
@@ -66,7 +66,7 @@ def decode_promises(data: bytes | None) -> dict[str, int]:
 
 
 def _take(body: bytes, held: dict[str, int]) -> bool:
-    """Add the promises of a frame. Return False, and add nothing, if the frame is invalid."""
+    """Add the promises in the ``body`` of a frame to ``held`` (key -> LeaderEpoch). Return False, and add nothing, if it is invalid."""
     found: list[tuple[str, int]] = []
     position = 0
     try:
@@ -118,7 +118,7 @@ class PromiseJournal:
 
     @property
     def is_written(self) -> bool:
-        """True if the file has all promises. False: the disk was full at the last write."""
+        """True if the file has all promises of the journal. False: the disk was full at the last write."""
         return self._file is not None
 
     def epoch_of(self, key: str) -> int:

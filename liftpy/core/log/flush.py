@@ -51,7 +51,7 @@ class Flush:
             raise
 
     def _run(self) -> None:
-        """Flush the files, and the index last.
+        """Flush the files of sealed segments, then the active file. Write the index files last.
 
         At the next start, an index proves that its segment and the name of the segment are on disk [S12].
         """

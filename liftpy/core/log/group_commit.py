@@ -59,7 +59,7 @@ class FlushShell(Protocol):
 
 
 class GroupCommit:
-    """Group commit of one log. Call it only on the thread of the log."""
+    """Decides when flushes and checkpoints of one log run. Call it only on the thread of the log."""
 
     __slots__ = (
         "_again",
@@ -122,7 +122,7 @@ class GroupCommit:
             self._shell.begin()
 
     def start(self) -> Flush | None:
-        """Return the flush to run now, None if there is nothing to flush. Report its end with ``flush_ended``."""
+        """Return the flush that the caller must run now. None: there is nothing to flush. The caller then calls ``flush_ended``."""
         self._wanted = False
         self.running = None if self._closed else self._log.begin_flush()
         return self.running
@@ -191,7 +191,7 @@ class GroupCommit:
             self._complete(flush, *self._shell.wait(flush))
 
     def begin_checkpoint(self) -> bool:
-        """Return whether a checkpoint may run now. Report its end with ``checkpoint_ended``."""
+        """Return whether a checkpoint may run now. If so, the caller runs it and then calls ``checkpoint_ended``."""
         if self._checkpointing or self._alone or self._waiting or self._closed:
             return False
         self._checkpointing = True

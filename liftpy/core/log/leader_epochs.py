@@ -48,7 +48,7 @@ class EpochCache:
         return self.latest_epoch or self.before_start
 
     def assign(self, epoch: int, base_offset: int) -> None:
-        """Note that a batch of ``epoch`` was appended at ``base_offset``. Only this method adds entries [D13]."""
+        """Record that a batch of the LeaderEpoch ``epoch`` was appended at ``base_offset``. Only this method adds entries [D13]."""
         if epoch == self.latest_epoch:
             return
         check(epoch > self.latest_epoch, "D14", "epoch", epoch, "after", self.latest_epoch, "at", base_offset)
@@ -61,16 +61,16 @@ class EpochCache:
         return self._epochs[index] if index >= 0 else NO_EPOCH
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """Return (largest known epoch <= ``epoch``, its end offset, exclusive).
+        """Return (largest epoch in the log that is not above ``epoch``, offset after its last record).
 
-        If no such epoch is known, return (0, offset of the first entry).
+        If there is no such epoch, return (0, offset of the first entry). ``log_end_offset``: exclusive.
         """
         index = bisect_right(self._epochs, epoch)
         end_offset = self._starts[index] if index < len(self._starts) else log_end_offset
         return (self._epochs[index - 1] if index else NO_EPOCH), end_offset
 
     def cut(self, end_offset: int) -> None:
-        """Note that the log now ends at ``end_offset`` (exclusive). Remove the epochs that began there or later."""
+        """Remove the epochs whose records are all at ``end_offset`` or above, because the log was truncated there."""
         while self._starts and self._starts[-1] >= end_offset:
             self._starts.pop()
             self._epochs.pop()

@@ -41,7 +41,7 @@ from liftpy.errors import CorruptionError, LogClosedError, NoSpaceError, OffsetO
 
 
 class Log:
-    """A partition's log. Offsets: ``*_end_offset`` exclusive, all others inclusive."""
+    """The log of one partition. Offsets: ``*_end_offset`` exclusive, all others inclusive."""
 
     def __init__(self, config: StreamConfig, recovered: Recovered) -> None:
         storage, segments, checkpoint = recovered.storage, recovered.segments, recovered.checkpoint
@@ -128,17 +128,17 @@ class Log:
 
     @property
     def log_end_offset(self) -> int:
-        """Exclusive: the offset that the next record gets."""
+        """Log end: the offset that the next record gets."""
         return max(self.segments[-1].next_offset, self.log_start_offset)
 
     @property
     def newest_offset(self) -> int:
-        """Inclusive: the last record. ``log_start_offset - 1`` when the log is empty."""
+        """Offset of the last record, inclusive. ``log_start_offset - 1``: the log is empty."""
         return self.log_end_offset - 1
 
     @property
     def flushed_end_offset(self) -> int:
-        """Exclusive: everything below is on disk, or counts as such by the stream's flush policy."""
+        """Offset (exclusive) below which all records are on disk, or count as such under the stream's flush policy."""
         return self._durable_end_offset if self.config.flush.mode is FlushMode.ALWAYS else self.log_end_offset
 
     @property
@@ -164,7 +164,7 @@ class Log:
     # ---- appending ---------------------------------------------------------------------------------------------------
 
     def append(self, batch: Bytes, now_wall_ns: int = 0) -> None:
-        """Append one sealed batch whose base offset is ``log_end_offset``.
+        """Append one batch whose header and CRC are complete. Its base offset must be ``log_end_offset``. ``now_wall_ns``: wall clock.
 
         Raises NoSpaceError, StorageError, LogClosedError.
         """
@@ -255,7 +255,9 @@ class Log:
         return self._flush
 
     def complete_flush(self, flush: Flush, error: Exception | None = None) -> int:
-        """Record that ``flush`` has run, and return ``flushed_end_offset``. An ``error`` closes the log permanently [S4]."""
+        """Record that ``flush`` has run, and return the new ``flushed_end_offset``. ``error``: closes the log permanently [S4].
+        None: success.
+        """
         check(flush is self._flush, "S4", "a flush completes that was not begun")
         self._flush = None
         if error is not None:
@@ -340,7 +342,8 @@ class Log:
     def read_part(
         self, from_offset: int, position: int, size_bytes: int, *, end_offset: int | None = None
     ) -> tuple[BatchHeader, memoryview] | None:
-        """Return the header of the batch that contains ``from_offset``, and up to ``size_bytes`` of it from ``position``.
+        """Return a part of the batch that contains ``from_offset``: its header, and up to ``size_bytes`` from ``position`` of the
+        batch.
 
         Return None if the batch has no more bytes or ends past ``end_offset``. Raises the errors of ``read``.
         """
@@ -597,10 +600,10 @@ class Log:
         return run
 
     def complete_compaction(self, compaction: Compaction) -> int:
-        """Replace the inputs of a compaction by its outputs. Return the number of removed records.
+        """Replace the input segments of a compaction by its output files. Return the number of removed records.
 
-        The method changes nothing if the log was truncated during the run. An error closes the log. The next start repairs
-        the directory.
+        The method changes nothing if the log was truncated during the run. An error closes the log. The next start repairs the
+        directory.
         """
         self._must_be_open()
         known = {id(s) for s in self.segments}

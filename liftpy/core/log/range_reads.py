@@ -134,14 +134,17 @@ def _piece_of(data: memoryview, room_bytes: int, offset: int, held: Held) -> Por
 
 
 def _batches_from(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-    """Yield about LOOK_BYTES of checked batches, beginning with the batch that contains ``offset``."""
+    """Yield batches from the one that contains ``offset``, up to ``end_offset`` (exclusive) or about LOOK_BYTES. CRCs are checked."""
     read = log.read(offset, LOOK_BYTES, end_offset=end_offset)
     for chunk in read.chunks:
         yield from _checked_batches(log, chunk)
 
 
 def _batches_below(log: Log, offset: int, end_offset: int) -> Iterator[RecordBatch]:
-    """Yield about LOOK_BYTES of checked batches below ``offset``, in descending order."""
+    """Yield batches below ``offset``, in descending order, up to about LOOK_BYTES. CRCs are checked.
+
+    ``end_offset``: offset (exclusive) past which no batch reaches.
+    """
     batches: list[RecordBatch] = []
     if offset > log.log_start_offset:
         at = max(offset_about_bytes_before(log.segments, offset, LOOK_BYTES), log.log_start_offset)
@@ -183,10 +186,10 @@ MAX_BOUNDARIES = 128
 
 @dataclass(frozen=True, slots=True)
 class RangeSize:
-    """Size of an offset range.
+    """Size of a range of offsets, and borders that divide it.
 
-    ``size_bytes``: stored size of its batches. ``borders``: first offsets of batches inside the range. ``positions``:
-    number of bytes of the range before each border.
+    ``size_bytes``: stored size of its batches. ``borders``: first offsets of batches inside the range. ``positions``: number of
+    bytes of the range before each border.
     """
 
     size_bytes: int
@@ -223,7 +226,7 @@ def measure(log: Log, start: int, end: int, *, every_bytes: int = 0, every_recor
 
 
 class _Range:
-    """An offset range over segments.
+    """A range of offsets over several segments.
 
     ``_begins``: position of the first byte of each segment, relative to the first batch of the range.
     """
@@ -331,7 +334,7 @@ class FileSpan:
 
 
 def spans_of(log: Log, start: int, end: int) -> list[FileSpan]:
-    """Return the file ranges of the batches of [``start``, ``end``), in order.
+    """Return the parts of segment files with the batches of the offsets ``start`` (inclusive) to ``end`` (exclusive), in order.
 
     The range must be in the log. The result is empty if the range is empty or needs more than MAX_FILES files. Raises
     CorruptionError.

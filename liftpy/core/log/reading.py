@@ -105,7 +105,7 @@ def _forwards_in(segment: Segment, offset: int, max_bytes: int, limit: int, *, f
 
 
 def offset_about_bytes_before(segments: Sequence[Segment], offset: int, size_bytes: int) -> int:
-    """Return the base offset of a batch about ``size_bytes`` before ``offset``. Only indexes are read.
+    """Return the base offset of a batch that begins about ``size_bytes`` before ``offset``. Only indexes are read.
 
     The result is below ``offset`` and in the segment of the batch before it.
     """

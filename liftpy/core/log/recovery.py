@@ -117,7 +117,7 @@ class OpenReport:
 
     @property
     def must_leave_isr(self) -> bool:
-        """True if this replica may lack records that it has acknowledged."""
+        """True if this replica may lack records that it has acknowledged, so that it must leave the ISR."""
         return bool(self.damage) or self.lost_committed or self.lost_flushed
 
 
@@ -253,7 +253,10 @@ def _segments(
 
 
 def _from_index(storage: Storage, base: int) -> Segment | None:
-    """Return a sealed segment by its index. None: there is no index, or it does not fit the file [S6]."""
+    """Return the sealed segment with base offset ``base``, from its index file.
+
+    None: there is no index, or it does not fit the segment file [S6].
+    """
     summary = decode_index(storage.load(index_name(base)))
     if summary is None or summary.base_offset != base:
         return None
@@ -285,7 +288,7 @@ def _is_torn(storage: Storage, base: int, behind: list[int], clean: bool) -> boo
 
 
 def _remove_segments(storage: Storage, bases: list[int]) -> None:
-    """Remove segments, newest first, so that a crash leaves no gap."""
+    """Remove the segments with the base offsets ``bases``, newest first, so that a crash leaves no gap."""
     for base in reversed(bases):
         _remove_segment(storage, base)
 
@@ -418,7 +421,10 @@ def seal(storage: Storage, segment: Segment) -> None:
 
 
 def _proven_position(segment: Segment, proven_end_offset: int) -> int:
-    """Return the position up to which an index or the checkpoint proves that the data is on disk."""
+    """Return the position up to which the data of ``segment`` is certainly on disk.
+
+    An index or the checkpoint proves it. ``proven_end_offset``: offset (exclusive) that the checkpoint proves.
+    """
     if segment.sealed or proven_end_offset >= segment.next_offset:
         return segment.size_bytes
     return segment.locate(proven_end_offset) if proven_end_offset > segment.base_offset else 0

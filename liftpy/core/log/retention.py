@@ -20,7 +20,7 @@ AT_ONCE = 32
 
 
 class Retained(Protocol):
-    """The facts about a segment that retention needs."""
+    """Properties of a segment on which retention decides."""
 
     base_offset: int
     next_offset: int

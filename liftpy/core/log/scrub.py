@@ -43,7 +43,7 @@ class Scan:
 
     @property
     def done(self) -> bool:
-        """True if everything has been checked."""
+        """True if everything up to ``end`` has been checked."""
         return self.position >= self.end
 
     def step(self, file: LogFile, max_bytes: int) -> int:
@@ -93,7 +93,7 @@ class Scan:
 
 
 def scan_of(log: Log, segment: Segment, position: int = 0) -> Scan | None:
-    """Return a scan of the flushed part of ``segment``, from the indexed batch at or before ``position``.
+    """Return a check of the flushed part of ``segment``. It begins at the last indexed batch at or before ``position``.
 
     Return None if there is nothing to check.
     """

@@ -39,7 +39,7 @@ def index_name(base_offset: int) -> str:
 
 @dataclass(slots=True)
 class Segment:
-    """One segment. Sizes and positions are in bytes of its file."""
+    """One segment file of a log, with its sparse index in memory. Sizes and positions are in bytes of the file."""
 
     base_offset: int
     """Inclusive: the log end offset when the file was made."""
@@ -101,7 +101,7 @@ class Segment:
 
     @classmethod
     def from_summary(cls, file: LogFile, summary: SegmentSummary) -> Segment:
-        """Return a sealed segment from the content of its index."""
+        """Return a sealed segment of ``file``. ``summary``: content of its index file."""
         file.seal()
         return cls(
             summary.base_offset,

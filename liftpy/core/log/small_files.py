@@ -58,7 +58,7 @@ class IndexEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentSummary:
-    """Summary of a segment. ``next_offset``: exclusive. ``entries``: sparse index, ascending."""
+    """Content of the index file of a segment. ``next_offset``: exclusive. ``entries``: sparse index, ascending."""
 
     base_offset: int
     next_offset: int
@@ -105,14 +105,14 @@ def open_small_file(magic: bytes, data: bytes | None) -> bytes | None:
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """Return the bytes of the ``high-watermark`` file."""
+    """Return the content of the ``high-watermark`` file for ``checkpoint``."""
     return seal_small_file(
         b"LFHW", _CHECKPOINT.pack(checkpoint.high_watermark, checkpoint.log_start_offset, checkpoint.persisted_epoch)
     )
 
 
 def decode_checkpoint(data: bytes | None) -> Checkpoint | None:
-    """Return the decoded checkpoint, None if it is missing or damaged."""
+    """Return the checkpoint in ``data``, the content of a ``high-watermark`` file. None: it is missing or damaged."""
     body = open_small_file(b"LFHW", data)
     return Checkpoint(*_CHECKPOINT.unpack(body)) if body is not None and len(body) == _CHECKPOINT.size else None
 
@@ -129,7 +129,7 @@ def decode_epochs(data: bytes | None) -> tuple[tuple[int, int], ...] | None:
 
 
 def encode_index(summary: SegmentSummary) -> bytes:
-    """Return the bytes of an ``.index`` file."""
+    """Return the content of the ``.index`` file of a segment."""
     head = _INDEX.pack(
         summary.base_offset,
         summary.next_offset,
@@ -146,7 +146,7 @@ def encode_index(summary: SegmentSummary) -> bytes:
 
 
 def decode_index(data: bytes | None) -> SegmentSummary | None:
-    """Return the decoded summary, None if it is missing or damaged."""
+    """Return the summary in ``data``, the content of an ``.index`` file. None: it is missing or damaged."""
     body = open_small_file(b"LFIX", data)
     if body is None or len(body) < _INDEX.size:
         return None
@@ -171,9 +171,9 @@ class Checkpoints:
         self._epochs = decode_epochs(epochs) or ()
 
     def store(self, checkpoint: Checkpoint) -> None:
-        """Store the checkpoint durably.
+        """Store the checkpoint durably in the file ``high-watermark``, if HW or log start have changed.
 
-        If only the promised LeaderEpoch is new, nothing is written: the journal of promises has it.
+        If only the promised LeaderEpoch is new, nothing is written, because the journal of promises has it.
         """
         said = self._checkpoint
         if (checkpoint.high_watermark, checkpoint.log_start_offset) != (said.high_watermark, said.log_start_offset):

@@ -17,7 +17,7 @@ Bytes = bytes | memoryview
 
 
 class LogFile(Protocol):
-    """An append-only file of batches."""
+    """Interface of an append-only file of batches."""
 
     @property
     def size_bytes(self) -> int:
@@ -45,17 +45,17 @@ class LogFile(Protocol):
         """Truncate the file to ``size_bytes`` durably."""
 
     def rewrite(self, position: int) -> None:
-        """Write the bytes from ``position`` on again, in place and durably, if the disk is too full for a copy."""
+        """Write the bytes from ``position`` on again, in place and durably. It is used if the disk is too full for a copy."""
 
     def seal(self) -> None:
-        """Declare that nothing more is appended. Later reads may map the file instead of copying."""
+        """Note that nothing more is appended. Later reads may map the file into memory instead of copying."""
 
     def close(self) -> None:
         """Close the file. Views that were returned stay valid."""
 
 
 class Storage(Protocol):
-    """The directory of one partition."""
+    """Interface of the directory of one partition."""
 
     def names(self) -> list[str]:
         """Return the file names, sorted."""
@@ -127,7 +127,7 @@ class MemoryFile:
         return self.read(position, size_bytes)
 
     def sync(self) -> None:
-        """Make all appended bytes durable, except those that an earlier sync failed to write."""
+        """Mark all appended bytes as durable, except those that an earlier sync failed to write."""
         try:
             self._storage.count_call("sync")
         except StorageError:
@@ -189,13 +189,13 @@ class MemoryStorage:
         self._durable: dict[str, MemoryFile] = {}
 
     def count_call(self, what: str) -> None:
-        """Count a changing call. Raises the error that the test has requested for it."""
+        """Count a call that changes something. Raises the error that the test has set for it. ``what``: name of the call."""
         self.calls += 1
         if self.fault is not None:
             self.fault(what)
 
     def fail_after(self, calls: int) -> None:
-        """Let ``calls`` more changing calls succeed. Every call after them raises StorageError."""
+        """Let the next ``calls`` changing calls succeed. Every later one raises StorageError."""
         last = self.calls + calls
 
         def fault(what: str) -> None:
@@ -273,6 +273,6 @@ class MemoryStorage:
         self.files.pop(name, None)
 
     def sync_folder(self) -> None:
-        """Make the current file names durable."""
+        """Mark all created, renamed and removed file names as durable."""
         self.count_call("sync_folder")
         self._durable = dict(self.files)

@@ -144,7 +144,7 @@ def envelope_of(publishers: Publishers) -> Envelope:
 
 @dataclass(slots=True)
 class _Unanswered:
-    """The publishers of one stored batch that wait for acks."""
+    """A stored batch whose publishers wait for acks."""
 
     base_offset: int
     last_offset: int
@@ -444,7 +444,7 @@ class AckResendBuffer:
         self._forget(now_ns)
 
     def again(self, lost_ns: int) -> bytes:
-        """Remove and return the acks that were written shortly before the connection was lost at ``lost_ns``."""
+        """Remove and return the acks that were written to the connection shortly before it was lost at ``lost_ns`` (monotonic)."""
         self._forget(lost_ns)
         joined = b"".join(lines for _, lines in self._written)
         self._written.clear()

@@ -127,7 +127,7 @@ class RecentIds:
 
     @property
     def last_id(self) -> bytes:
-        """Message id of the last record. b"": the record has none."""
+        """Message id of the last record in the log. b"": the record has none."""
         return self._tail[-1].last_id if self._tail else self._last_id
 
     @property
@@ -177,7 +177,7 @@ class RecentIds:
         self._expire(self._time_ns)
 
     def _expire(self, time_ns: int) -> None:
-        """Remove the ids that have left the window at the log time ``time_ns``."""
+        """Remove the ids that have left the deduplication window at the log time ``time_ns``."""
         kept, until_ns = self._kept, time_ns - self.window_ns
         while kept and kept[0].time_ns <= until_ns and not self._is_fresh(kept[0].known_ns):
             self._forget(kept.popleft())
@@ -291,7 +291,7 @@ class RecentIds:
         self.in_hand.hold(self.in_hand.size_bytes + size_of(ids))
 
     def release_ids(self, ids: Iterable[bytes]) -> None:
-        """Stop counting ``ids``, because their messages were stored or rejected."""
+        """Stop counting the memory of ``ids``, because their messages are stored or rejected now."""
         self.in_hand.hold(self.in_hand.size_bytes - size_of(ids))
 
     def lacks(self, ids: Iterable[bytes], now_wall_ns: int) -> str:
@@ -342,7 +342,10 @@ def _encode(kept: Sequence[_Taken]) -> list[bytes]:
 
 
 def _decode(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[bytes, ...], tuple[int, ...]]]:
-    """Yield (last offset, log time, ids, offsets) of each batch. Raises CorruptionError if the data is invalid."""
+    """Yield (last offset, log time in ns, ids, their offsets) of each batch, from the data of a state file.
+
+    ``end_offset``: exclusive. Raises CorruptionError if the data is invalid.
+    """
     try:
         row_count, id_count = _COUNTS.unpack_from(data)
         at, columns = _COUNTS.size, []

@@ -301,7 +301,7 @@ class Ingest:
 
     @property
     def open(self) -> bool:
-        """True if publishes are accepted."""
+        """True if this leader accepts publishes, because it is subscribed to the data subject."""
         return self._listener is not None
 
     def start(self, taken: FailoverBacklog | None = None) -> None:
@@ -733,9 +733,10 @@ class Ingest:
         self._answer_repeats(known, columns)
 
     def _answer_repeats(self, repeats: Mapping[int, Stored | None], columns: MessageColumns) -> None:
-        """Let each publisher wait for the ack of the record that it repeats.
+        """Let each publisher of a repeated message wait for the ack of the record that it repeats.
 
-        ``repeats``: result of ``_repeats``. All records are stored or in progress.
+        ``repeats``: result of ``_repeats``. All these records are stored or in progress. Above the limit of waiting publishers,
+        there is no answer.
         """
         lowest = None
         for index, stored in repeats.items():
@@ -805,7 +806,9 @@ class Ingest:
         self._reject_some(columns, {index: unfit for index, unfit in unmet.items() if index not in waits})
 
     def _refuse_by_settings(self, columns: MessageColumns, messages: list[RawMessage]) -> None:
-        """Reject messages that the settings of the stream forbid, and submit the others. Conditions are checked first."""
+        """Reject messages that the settings of the stream forbid, and submit the others. The conditions of messages are checked
+        first.
+        """
         bound = columns.expected.keys() | columns.of_others.keys()
         unfit = columns.unfit_after_sequence
         if len(messages) == 1:

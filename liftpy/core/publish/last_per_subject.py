@@ -205,12 +205,12 @@ class LastOfSubjects:
         self.share.hold(self.share.size_bytes + size_bytes)
 
     def __len__(self) -> int:
-        """Return an upper bound for the number of subjects. A subject with uncommitted records counts twice."""
+        """Return an upper bound for the number of subjects in the index. A subject with uncommitted records counts twice."""
         return len(self._kept) + len(self._over)
 
     @property
     def is_full(self) -> bool:
-        """True if the subjects of the log do not fit into the memory limit."""
+        """True if the index was dropped, because the subjects of the log do not fit into the memory limit."""
         if self._full_until is not None and (
             self._log_start_offset() > self._full_until or (self._wants_bytes and self.share.has_room(self._wants_bytes))
         ):
@@ -367,7 +367,7 @@ class LastOfSubjects:
         return self.wanted and self.low is not None and not self.lacks
 
     def find_matching(self, subject_filter: str) -> int | None:
-        """Return the offset of the last record of all subjects that match ``subject_filter``.
+        """Return the offset of the newest record whose subject matches ``subject_filter``.
 
         -1: there is no such record. None: the answer is not known yet.
         """

@@ -247,9 +247,9 @@ class LogState:
         return can_be_used
 
     def restore(self, state: State) -> bool:
-        """Start from a state file that fits this log (``load_state``). Return whether the file was usable.
+        """Start from the content of a state file that fits this log (``load_state``). Return False if it cannot be used.
 
-        A replay continues after the end of the file.
+        A replay then continues after the end of the file.
         """
         self._begin(state.end_offset)
         self.ids.takes_shorter_window = self._log.log_start_offset > 0  # the records that would tell more are deleted
@@ -329,7 +329,7 @@ class LogState:
         return subjects.find(subject)
 
     def last_of_matching(self, subject_filter: str) -> int | None:
-        """Return the offset of the last record of all subjects that match ``subject_filter``. Values as for ``last_of``."""
+        """Return the offset of the newest record whose subject matches ``subject_filter``. Special values are those of ``last_of``."""
         if self._literal:
             return self.last_of(self._subject) if matcher(subject_filter)(self._subject) else -1
         self.last_of("")

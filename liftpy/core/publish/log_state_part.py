@@ -114,7 +114,7 @@ SLICE = 8192
 
 
 def slices_of(values: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield lists of ``SLICE`` values."""
+    """Yield the values in lists of ``SLICE`` values each."""
     rest = iter(values)
     while some := list(islice(rest, SLICE)):
         yield some
@@ -258,7 +258,7 @@ class Share:
         return self.size_bytes + more_bytes <= self.bound_bytes and self._node.size_bytes + more_bytes <= self._node.bound_bytes
 
     def excess_bytes(self, grown_bytes: int) -> int:
-        """Return how many bytes the part must free after it has grown by ``grown_bytes``."""
+        """Return how many bytes the part must free, because it exceeds a limit after it has grown by ``grown_bytes``. 0: none."""
         of_node = min(self._node.size_bytes - self._node.bound_bytes, grown_bytes)
         return max(self.size_bytes - self.bound_bytes, of_node, 0)
 

@@ -118,7 +118,7 @@ class Overload:
         return others
 
     def reject_for_overload(self, messages: list[RawMessage]) -> None:
-        """Reject messages with a reply subject and drop the others, because there is no room."""
+        """Reject messages with a reply subject, and drop the others, because the node is late or there is no room."""
         self._counters.overloaded += len(messages)
         plain = len(messages)
         if any(message[1] or message[2].startswith(MAGIC) for message in messages):

@@ -279,7 +279,7 @@ class Producers:
 
     @property
     def time_ns(self) -> int:
-        """Log time of the last committed record, in nanoseconds."""
+        """Log time of the last committed record, in nanoseconds since 1970."""
         return self._committed_ns
 
     def state_of(self, producer_id: int) -> ProducerState | None:

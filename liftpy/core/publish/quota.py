@@ -152,9 +152,10 @@ class Quota:
 
 
 def quota_for(stream: StreamConfig, partitions: int, held: Quota | None) -> Quota | None:
-    """Return the quota of one partition of a stream. None: the stream has no quota.
+    """Return the quota of one partition of ``stream``. None: the stream has no quota.
 
-    ``partitions``: number of partitions. ``held``: current quota, which is returned if nothing has changed.
+    ``partitions``: number of partitions, among which the quota is divided. ``held``: current quota, which is returned if
+    nothing has changed.
     """
     if not stream.has_quota:
         return None

@@ -126,7 +126,7 @@ class StandbyBuffer:
         self.in_replay = None
 
     def clear(self) -> None:
-        """Drop all messages, including those that ``take_all`` took out."""
+        """Drop all messages, including those that ``take_all`` removed for a replay."""
         self.in_replay = None
         self._empty()
 
@@ -202,7 +202,7 @@ class InLog:
         """Number of messages that equal other messages, so that only their number was compared."""
 
     def add(self, batch: RecordBatch) -> None:
-        """Add the next batch of the log."""
+        """Add the next batch of the log to the records among which messages are searched."""
         if not batch.record_count or batch.header.control:
             return
         keys, last_offset = column_keys(batch.columns, None), batch.last_offset
@@ -342,7 +342,7 @@ class Seen:
             samples.popleft()
 
     def cut(self, offset: int) -> None:
-        """Lower the value to ``offset`` after a truncation. The removed records arrive again."""
+        """Lower the current value to ``offset``, because the log was truncated. The removed records are fetched again."""
         samples = self._samples
         while len(samples) > 1 and samples[-1][1] > offset:
             samples.pop()
@@ -356,7 +356,7 @@ class Seen:
 
     @property
     def last(self) -> int:
-        """Current value."""
+        """Newest value in the history."""
         return self._samples[-1][1]
 
     @property
@@ -744,7 +744,7 @@ class Standby:
             hearing.soon(lambda: self._run_slice(hearing, turn, work, then))
 
     def cancel(self) -> None:
-        """Cancel ``take_over``, because the node has lost the leadership. The buffer stays."""
+        """Cancel ``take_over``, because the node has lost the leadership. The messages stay in the buffer."""
         self._waits += 1
         self.heard.put_back()
 

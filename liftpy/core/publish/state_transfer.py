@@ -119,7 +119,7 @@ class StateGiver:
         self._made_ns = self._now_ns()
 
     def forget_unused(self) -> None:
-        """Drop the encoded state if no replica has requested it for ``HOLD_NS``."""
+        """Drop the encoded state if no replica has requested it for ``HOLD_NS`` nanoseconds."""
         if self._data and self._now_ns() - self._used_ns >= HOLD_NS:
             self._data = b""
 

@@ -155,7 +155,7 @@ class LearnerCopy:
 
 
 def pace_of(config: ReplicationConfig) -> CatchupThrottle:
-    """Return the throttle that the settings define."""
+    """Return the copy throttle for the learners of a node with these settings."""
     pace = CatchupThrottle()
     pace.change(config)
     return pace

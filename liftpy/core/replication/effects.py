@@ -42,7 +42,7 @@ from liftpy.core.replication.phases import RoleName
 
 @value
 class AppendBatch:
-    """Leader: append the publishes under ``token`` as one batch with these timestamps.
+    """Leader: append the publishes under ``token`` as one batch. The fields below become part of its header.
 
     Publishers get their acks only after LogFlushed.
     """
@@ -126,10 +126,10 @@ class DropPendingAcks:
 
 @value
 class AppendFetched:
-    """Follower: append the batches of ``token`` unchanged, up to ``last_offset``.
+    """Follower: append the fetched batches under ``token`` unchanged, up to ``last_offset``.
 
-    If the batches lack records that compaction removed, first store how far the source was compacted
-    (``leader_high_watermark`` in ``leader_epoch``) and feed LogCompacted.
+    The batches may lack records that compaction removed. Then the shell first stores durably how far the leader's log was
+    compacted (``leader_high_watermark`` in ``leader_epoch``), and feeds LogCompacted.
     """
 
     token: int
@@ -198,7 +198,7 @@ class RecheckLog:
 
 @value
 class SendFetch:
-    """Follower: send a ReplicationRequest to the leader on ``.replicate``. The core sets the deadline for the answer."""
+    """Follower: send a fetch (ReplicationRequest) to the leader on ``.replicate``. The core sets a timer for the answer."""
 
     request_id: int
     """Id of the request, which the answer repeats. Ids grow."""
@@ -326,7 +326,7 @@ class TellWaiter:
 
 @value
 class SendFetchRefusal:
-    """Reject the fetch or the epoch query ``token`` with a ReplicationRefusal."""
+    """Leader or candidate: reject the fetch or the epoch query ``token`` (ReplicationRefusal)."""
 
     token: int
     """Token of the FetchReceived or EpochQueryReceived."""
@@ -342,7 +342,7 @@ class SendFetchRefusal:
 
 @value
 class SendEpochAnswer:
-    """Leader or candidate: answer the epoch query ``token`` with a LeaderEpochOffsetResponse."""
+    """Leader or candidate: answer the epoch query ``token`` with the end of an epoch in this log (LeaderEpochOffsetResponse)."""
 
     token: int
     """Token of the EpochQueryReceived."""
@@ -392,7 +392,7 @@ class SendNotice:
 
 @value
 class ProposeIsr:
-    """Leader: request the ISR ``isr`` from the metadata group. Feed IsrChangeAnswered.
+    """Leader: request the ISR ``isr`` from the metadata group. The shell feeds its answer as IsrChangeAnswered.
 
     The metadata group decides by compare-and-set on (leader, leader_epoch, epoch).
     """
@@ -433,7 +433,10 @@ class ReportLeader:
 
 @value
 class LeaveIsr:
-    """Failed follower: request the removal of this replica from the ISR. The request is repeated, so it needs no answer."""
+    """Follower whose log has failed: request from the metadata group that it removes this replica from the ISR.
+
+    The follower repeats the request, so it needs no answer.
+    """
 
     reason: str
     """Reason, as text for logs."""
@@ -441,7 +444,10 @@ class LeaveIsr:
 
 @value
 class GiveUpLeadership:
-    """Leader: request a successor from the metadata group. The request is repeated, so it needs no answer."""
+    """Leader: request from the metadata group that another replica becomes the leader.
+
+    The leader repeats the request, so it needs no answer.
+    """
 
     leader_epoch: int
     """LeaderEpoch of the leadership to give up. A request for an earlier leadership has no effect."""

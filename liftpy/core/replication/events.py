@@ -61,7 +61,7 @@ class LogCompacted:
 
 @value
 class PartitionChanged:
-    """The metadata image shows this partition in a new state, or the set of live nodes changed."""
+    """The metadata of this node shows this partition in a new state, or another set of live nodes."""
 
     held: HeldPartition
     """State of the partition. A state with a lower Epoch than the last one is ignored [C2]."""
@@ -89,7 +89,7 @@ class MetadataHeard:
 
 @value
 class DataPathChanged:
-    """The replication connection was lost or restored. A new replica also gets this event if the connection is down."""
+    """The connections that a leader needs were lost or restored. A new replica also gets this event if they are down."""
 
     is_up: bool
     """True if the data path works now."""
@@ -284,10 +284,10 @@ class EpochQueryAnswered:
 
 @value
 class LogFlushed:
-    """More of the log is durable, or counts as durable under the flush policy of the stream.
+    """More records of the log are durable, or count as durable under the flush policy of the stream.
 
-    If a truncation overtook a flush, only the remaining part is reported, and never an offset that was appended after the
-    flush began.
+    If a truncation overtook a flush, only the remaining part is reported. An offset that was appended after the flush began is
+    never reported.
     """
 
     end_offset: int
@@ -298,9 +298,9 @@ class LogFlushed:
 
 @value
 class LogCut:
-    """The truncation of CutLog, or the new log of StartLogAfresh, is durable.
+    """The truncation of CutLog is durable, or the new log of StartLogAfresh.
 
-    The remaining records need not be flushed. LogFlushed reports when they are, and must be fed for them too.
+    The remaining records need not be flushed. The shell feeds LogFlushed when they are.
     """
 
     end_offset: int
@@ -334,9 +334,9 @@ class WokenUp:
 
 @value
 class NoticeReceived:
-    """A LeaderNotice arrived: NewLeadershipTerm or CommitPosition of the claimed leader of ``leader_epoch``.
+    """A notice of a leader (LeaderNotice) arrived: NewLeadershipTerm or CommitPosition.
 
-    It wakes the follower. Its other content is not used, because nobody requested it.
+    It makes the follower fetch. The follower does not use its offsets, because any client may send a notice.
     """
 
     leader: str
@@ -382,7 +382,7 @@ class QuietEnded:
 
 @value
 class IsrChangeAnswered:
-    """The metadata group answered ProposeIsr."""
+    """The metadata group answered the ISR change that ProposeIsr requested, or did not answer in time."""
 
     epoch: int
     """Epoch of the partition on which the change was based. If it has changed, the answer is ignored."""

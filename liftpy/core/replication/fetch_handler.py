@@ -170,7 +170,7 @@ class FetchHandler:
         return all(progress.position is not None for replica, progress in self.followers.items() if replica in heirs)
 
     def is_free_to_speak(self, now_ns: int) -> bool:
-        """Return whether this leader may send acks, because no earlier leader can still do so."""
+        """Return whether no earlier leader can send acks at ``now_ns``, so that this leader may send them."""
         return self._shared.succession.is_over(now_ns)
 
     def answer(self, event: FetchReceived, now_ns: int, out: Effects) -> bool:
@@ -240,7 +240,7 @@ class FetchHandler:
         return min(owed, default=None)
 
     def tell(self, replica: str, out: Effects) -> None:
-        """Answer the waiting fetch of ``replica`` with only the HW. The fetch keeps waiting for records."""
+        """Answer the waiting fetch of ``replica`` with only the HW. It then still waits for records."""
         self.followers[replica].record_sent_high_watermark(self._log.high_watermark)
         out.append(TellWaiter(replica=replica, leader_epoch=self._leader_epoch))
 
@@ -273,7 +273,11 @@ class FetchHandler:
                 out.append(NotifyReplica(replica=waiter.replica))
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        """Answer an epoch query with the largest epoch up to the requested one, and its last offset [D11]."""
+        """Answer a follower's epoch query: the largest epoch in this log that is not above the requested one, and its last offset
+        [D11].
+
+        A query for another stream or LeaderEpoch is rejected.
+        """
         log = self._log
         self.record_request(event.replica, event.current_epoch, now_ns)
         reason: RefusalReason | None = None

@@ -189,7 +189,10 @@ class FollowerRole(ReplicaRole):
             self._begin(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
-        """Apply changed metadata. If the followed candidate now leads, subscribe to the data subject as a standby follower."""
+        """Apply changed metadata that keeps this role. If the followed candidate now leads, compare the logs at once.
+
+        Until then, this replica may have waited a random time, because a candidate may not be subscribed yet.
+        """
         leads = self.shared.state.status is PartitionStatus.ONLINE
         if self._awaits_leader and leads and self.phase is Following.RECONCILE_BACKOFF:
             self._begin(now_ns, out)
@@ -328,10 +331,7 @@ class FollowerRole(ReplicaRole):
 
     # ---- fetch -----------------------------------------------------------------------------------------------------
     def _fetch(self, now_ns: int, out: Effects) -> None:
-        """Send a fetch that acknowledges the flushed records and requests later ones.
-
-        A fetch from below the log end would repeat records.
-        """
+        """Send a fetch that acknowledges the flushed records and requests the records after the log end."""
         self.shared.deadlines.cancel(Deadline.FETCH, out)
         if not self.log.is_flushed:
             self._waits_for(Following.FLUSHING)
@@ -359,7 +359,7 @@ class FollowerRole(ReplicaRole):
         )
 
     def fetch_answered(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
-        """Append the fetched records, or wait if the answer has none."""
+        """Append the fetched records. If the answer has none, wait for records. An answer that does not fit the log is dropped."""
         if not self._is_awaited(event):
             self._drop(event, "stale request", out)
             return
@@ -442,7 +442,7 @@ class FollowerRole(ReplicaRole):
         return event.request_id == self._request_id and self.phase is Following.FETCHING
 
     def _process_empty_answer(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
-        """Process a further empty answer, which may have a higher HW. The fetch keeps waiting."""
+        """Process a second empty answer to the waiting fetch: raise the HW if the answer has a higher one. The fetch still waits."""
         if event.leader_epoch == self.leader_epoch:
             self._leader_answered(now_ns)
             self._learn_high_watermark(event.high_watermark, out)
@@ -494,7 +494,10 @@ class FollowerRole(ReplicaRole):
 
     @property
     def _may_wait_quietly(self) -> bool:
-        """True if the follower needs no fetch of its own: it is in the ISR, and all its records are known to be committed."""
+        """True if this follower's fetch may be combined with those of other partitions.
+
+        That is so if it is in the ISR and all its records are known to be committed.
+        """
         state = self.shared.state
         all_committed = self.log.high_watermark == self.log.newest_offset
         return all_committed and state.status is PartitionStatus.ONLINE and self.shared.node_id in state.isr
@@ -714,5 +717,5 @@ class FetchAssembly:
         return self._assembly.held.position
 
     def forget(self) -> None:
-        """Drop the stored pieces."""
+        """Drop the stored pieces of the batch."""
         self._assembly.forget()

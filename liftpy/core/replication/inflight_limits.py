@@ -71,11 +71,11 @@ class InflightLimits:
 
     @property
     def holds(self) -> bool:
-        """True if publishes are delayed. Later publishes must wait behind them."""
+        """True if there are delayed publishes. Publishes that arrive later must wait behind them."""
         return bool(self._held)
 
     def may_append(self) -> bool:
-        """Return whether one more batch may be appended within the limit of uncommitted bytes."""
+        """Return whether one more batch may be appended. The limits are those of uncommitted bytes of the partition and of the node."""
         if not self.uncommitted_bytes:
             return True
         bounds = self._config

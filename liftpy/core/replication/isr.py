@@ -123,7 +123,7 @@ def has_lost(progress: FollowerProgress, high_watermark: int) -> bool:
 
 
 def have_lost(followers: Mapping[str, FollowerProgress], heirs: Collection[str], high_watermark: int) -> frozenset[str]:
-    """Return the nodes of ``heirs`` (nodes that may lead next) that lack committed records."""
+    """Return those of ``heirs`` (nodes that may lead next) that lack committed records. ``followers``: node id -> its progress."""
     return frozenset(r for r, progress in followers.items() if r in heirs and has_lost(progress, high_watermark))
 
 
@@ -293,7 +293,19 @@ def new_high_watermark(
     high_watermark: int,
     may_lead: Collection[str] = (),
 ) -> int:
-    """Return the new HW from the positions of all replicas, including the leader. The HW never falls."""
+    """Return the new HW (inclusive) by the commit policy. It is never below ``high_watermark``, the current one.
+
+    Args:
+        policy: Commit policy of the stream.
+        positions: Node id, also of the leader -> newest flushed offset (inclusive). None or absent: unknown.
+        replicas: Node ids of the replicas.
+        isr: ISR in the metadata.
+        maximal_isr: ``isr``, and nodes that may be ISR members by a change with unknown outcome.
+        min_isr: Minimum size of the ISR for commits.
+        epoch_start_offset: First offset of the LeaderEpoch, inclusive.
+        high_watermark: Current HW, inclusive.
+        may_lead: Nodes that may be elected next. Empty: not known.
+    """
     if policy is CommitPolicy.QUORUM:
         heirs = frozenset(may_lead).union(maximal_isr) if may_lead else ()
         return quorum_high_watermark(positions, replicas, len(isr), min_isr, epoch_start_offset, high_watermark, heirs)
@@ -394,7 +406,7 @@ class SlowFlushes:
         return max(self._least_ns, round(self._factor * min(known)))
 
     def usual_ns(self, replica: str) -> int | None:
-        """Return the median duration of the replica's last flushes, or None if there were too few."""
+        """Return the median duration of the last flushes of ``replica``, in nanoseconds. None: there were too few."""
         record = self._records.get(replica)
         return median_low(record.recent) if record is not None and len(record.recent) >= _KNOWN_FROM else None
 
@@ -404,7 +416,7 @@ class SlowFlushes:
         return record.recent[-1] if record is not None else 0
 
     def is_slow(self, replica: str, now_ns: int) -> bool:
-        """Return whether the replica counts as slow now."""
+        """Return whether the disk of ``replica`` counts as slow at ``now_ns`` (monotonic)."""
         record = self._records.get(replica)
         return record is not None and record.slow_until_ns > now_ns
 
@@ -413,7 +425,7 @@ class SlowFlushes:
         return [record.slow_until_ns for record in self._records.values() if record.slow_until_ns]
 
     def slow(self, now_ns: int) -> frozenset[str]:
-        """Return the replicas that count as slow now."""
+        """Return the replicas whose disks count as slow at ``now_ns`` (monotonic)."""
         return frozenset(replica for replica, record in self._records.items() if record.slow_until_ns > now_ns)
 
     def fast(self, replicas: Iterable[str], now_ns: int) -> list[str]:
@@ -547,7 +559,7 @@ class FollowerProgress:
             self._forget()
 
     def membership_is(self, in_isr: bool) -> None:
-        """Set whether the follower is in the ISR in the image.
+        """Set whether the metadata shows the follower in the ISR.
 
         A follower that left must fetch before it may return, because its disk may have failed.
         """
@@ -579,10 +591,10 @@ class FollowerProgress:
         self.owed_ns = self.owed_ns or now_ns
 
     def believes(self, request_id: int, now_ns: int) -> bool:
-        """Return whether ``request_id`` is plausible as the next request: higher than the last one, but not too high.
+        """Return whether ``request_id`` is plausible as the id of the follower's next request: higher than the last one, but not
+        too high.
 
-        After some time without valid requests, any id is accepted, because the first accepted id may have come from
-        another sender.
+        After some time without plausible requests, any id is accepted, because the last id may have come from another sender.
         """
         reach = self.last_request_id + max(now_ns - self.last_request_ns, 0) + REACH_NS
         if not self.last_request_id or self.last_request_id < request_id <= reach:
@@ -592,10 +604,11 @@ class FollowerProgress:
         return now_ns - self.doubted_ns > DOUBT_NS
 
     def fetched(self, offset: int, request_id: int, leader_end_offset: int, now_ns: int) -> None:
-        """Record a valid fetch, which acknowledges everything up to ``offset`` (inclusive).
+        """Record a valid fetch, which acknowledges all records up to ``offset`` (inclusive).
 
-        A follower is caught up if it is at the log end now. It also counts as caught up for an earlier time at which the log
-        ended at its offset. So its lag behind a busy leader is known in seconds [L8].
+        If ``offset`` is at the leader's log end, the follower is caught up now. Otherwise it counts as caught up at an earlier
+        time at which the log ended there. So its lag behind a busy leader is known in seconds [L8]. ``leader_end_offset``: log
+        end of the leader, exclusive.
         """
         if offset + 1 >= leader_end_offset:
             self.caught_up_ns, self.was_caught_up = now_ns, True

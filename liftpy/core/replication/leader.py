@@ -292,9 +292,10 @@ class LeaderRole(ReplicaRole):
         return not (self._is_short or self.intake.holds or self.pausing.sleeps) and self.intake.may_append()
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
-        """Append publishes, let them wait, or reject them.
+        """Append publishes, delay them, or reject them. Publishes without an answer are dropped where others are rejected.
 
-        Publishes that must not be rejected are appended even if the ISR is too small [D20, D22].
+        They are rejected during a pause, above a limit, or if the ISR is too small and the leader may send negative acks [D20,
+        D22].
         """
         self._look_soon(now_ns, out)
         short, holds, sleeps = self._is_short, self.intake.holds, self.pausing.sleeps
@@ -623,7 +624,9 @@ class LeaderRole(ReplicaRole):
         self._release(out)
 
     def deadline_reached(self, kind: Deadline, late_ns: int, now_ns: int, out: Effects) -> None:
-        """Handle an expired timer: a due check of lag, lease or notices, or a missing answer of the metadata group."""
+        """Carry out the work of an expired timer: a check of lag, lease or silent followers, notices, or an ISR change without an
+        answer.
+        """
         if kind is Deadline.LAG:
             self._check_lag(late_ns, now_ns, out)
         elif kind is Deadline.LEASE:
@@ -708,7 +711,7 @@ class LeaderRole(ReplicaRole):
             out.append(StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason))
 
     def serves(self, now_ns: int) -> bool:
-        """Return whether this leader has a lease and other nodes can reach it."""
+        """Return whether this leader has a lease and counts as reachable by other nodes."""
         return self.shared.lease.is_current(now_ns) and not self._why_unreachable(now_ns)
 
     def _why_unreachable(self, now_ns: int) -> str:
@@ -731,16 +734,17 @@ class LeaderRole(ReplicaRole):
         return now_ns - max(asked_ns) if len(asked_ns) > 1 else 0
 
     def _may_be_deaf(self, now_ns: int) -> bool:
-        """Return whether this leader may be unreachable while another node can be elected.
+        """Return whether all live followers have been silent for some time, so that this leader itself may be disconnected.
 
-        A leader alone in the ISR continues.
+        Another node can be elected then. If the silence lasts longer, the result is False, and the leader continues alone in
+        the ISR.
         """
         silent_ns, config = self._silent_ns(now_ns), self.shared.config
         patience_ns = self._silence_ns() + nanoseconds(config.max_leader_timeout_s)
         return nanoseconds(config.max_lag_time_s) // 2 <= silent_ns < patience_ns
 
     def _silence_ns(self) -> int:
-        """Return the silence of all followers after which the leader counts as unreachable, in nanoseconds."""
+        """Return the time without any request of a follower after which the leader counts as unreachable, in nanoseconds."""
         config = self.shared.config
         quiet_s = max(config.max_idle_wait_s, config.max_lag_time_s * QUIET_WAIT)
         return nanoseconds(config.max_leader_timeout_s) + nanoseconds(quiet_s)

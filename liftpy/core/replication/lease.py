@@ -101,7 +101,7 @@ class Succession:
         return all(until_ns <= now_ns for _, until_ns in self._suspects.values())
 
     def until_ns(self) -> int:
-        """Return the latest time until which an earlier leader may send acks. 0: none may."""
+        """Return the latest monotonic time until which an earlier leader may send acks. 0: no earlier leader may."""
         return max((until_ns for _, until_ns in self._suspects.values()), default=0)
 
 

@@ -38,7 +38,7 @@ class LogOffsets:
 
     @property
     def flushed_newest_offset(self) -> int:
-        """Newest flushed offset, inclusive. The replica acknowledges it."""
+        """Newest flushed offset, inclusive. A follower acknowledges it to its leader."""
         return self.flushed_end_offset - 1
 
     @property

@@ -62,7 +62,7 @@ class Ended:
 
 @dataclass(slots=True)
 class _Link:
-    """Waiting fetches whose leaders are on one node."""
+    """Combined fetches of the partitions whose leaders are on one node."""
 
     heard_ns: int
     """Sending time of the last questions that were all answered. Initially: the time of the first fetch."""
@@ -76,9 +76,9 @@ class _Link:
 
 
 class QuietFetches:
-    """Waiting fetches of all idle partitions of one node.
+    """Combines the waiting fetches of all idle partitions of one node into questions to their leaders' nodes.
 
-    Times are monotonic nanoseconds. Calls may be late, but not early.
+    Times are monotonic nanoseconds. Calls of ``due`` may be late, but not early.
     """
 
     def __init__(self, config: ReplicationConfig) -> None:
@@ -196,7 +196,10 @@ class QuietFetches:
 
 
 def _still(asked: tuple[QuietFetch, ...], waiting: Mapping[PartitionKey, QuietFetch]) -> tuple[QuietFetch, ...]:
-    """Return those of the ``asked`` fetches that still wait. If all wait, return the same object."""
+    """Return those of the ``asked`` fetches that still wait. If all wait, return ``asked`` itself.
+
+    ``waiting``: partition -> its waiting fetch.
+    """
     still = tuple(fetch for fetch in asked if waiting.get(fetch.key) is fetch)
     return asked if len(still) == len(asked) else still
 

@@ -144,12 +144,12 @@ class ReplicaSource:
 
     @property
     def leader_epoch(self) -> int:
-        """LeaderEpoch in the metadata."""
+        """LeaderEpoch of the partition in the metadata."""
         return self._replica.state.leader_epoch
 
     @property
     def leader(self) -> str:
-        """Leader in the metadata."""
+        """Node id of the leader in the metadata. '': there is none."""
         return self._replica.state.leader
 
     @property
@@ -215,7 +215,7 @@ class _WaitingReader(Generic[Asker]):
 
 @dataclass(slots=True)
 class ReadBudget:
-    """Memory budget for all waiting readers of one node, in bytes."""
+    """Memory budget for the waiting readers of all partitions of one node, in bytes."""
 
     max_bytes: int = MAX_WAITING_BYTES
     used_bytes: int = 0
@@ -282,9 +282,9 @@ class Reads(Generic[Asker]):
         return sum(waiting.cost_bytes for waiting in self._waiting.values())
 
     def answer_request(self, frame: bytes | memoryview, asker: Asker) -> None:
-        """Answer a ReadRequest exactly once, now or later.
+        """Answer the read request ``frame`` exactly once, now or later.
 
-        Damaged requests get no answer, because it could reach the wrong request.
+        A damaged request gets no answer, because the answer could reach the wrong reader. ``asker``: destination of the answer.
         """
         if len(frame) > MAX_REQUEST_BYTES:
             self._counters[TOO_LARGE] += 1

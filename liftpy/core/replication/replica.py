@@ -85,7 +85,7 @@ class FailedRole(ReplicaRole):
 
     @property
     def shown_phase(self) -> str:
-        """Reason of the failure, as text for people."""
+        """Reason of the failure, as text for the status page."""
         return self._reason
 
     def enter(self, now_ns: int, out: Effects) -> None:
@@ -220,7 +220,7 @@ class Replica:
 
     @property
     def role(self) -> RoleName:
-        """Role of the replica for its partition."""
+        """Role of this replica in its partition, such as leader or follower."""
         return self._role.name
 
     @property
@@ -245,7 +245,7 @@ class Replica:
 
     @property
     def log(self) -> LogOffsets:
-        """Offsets of the replica's log. Do not change them."""
+        """Offsets of the replica's log. The caller must not change them."""
         return self._shared.log
 
     @property
@@ -345,7 +345,7 @@ class Replica:
         return judge(self._shared.log, last_offset=last_offset, last_epoch=last_epoch, is_latest=is_latest)
 
     def snapshot(self, now_ns: int) -> ReplicaSnapshot:
-        """Return the state of the replica for the status."""
+        """Return the current state of the replica, for the status page."""
         shared, state = self._shared, self._shared.state
         log = shared.log
         return ReplicaSnapshot(

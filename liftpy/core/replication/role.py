@@ -128,7 +128,7 @@ class Backoff:
         self._failures = 0  # in a row
 
     def next_ns(self) -> int:
-        """Return the wait after one more failure."""
+        """Record one more failure. Return the wait before the next attempt, in nanoseconds."""
         base = min(self._minimum_ns << min(self._failures, 30), self._maximum_ns)
         self._failures += 1
         return self.jittered_ns(base)
@@ -228,14 +228,14 @@ class ReplicaRole:
         return self.phase.value
 
     def to_phase(self, phase: Phase, out: Effects) -> None:
-        """Change the phase, and emit RoleChanged for the status."""
+        """Change the phase of this role to ``phase``. Append RoleChanged to ``out``, so that the status shows it."""
         if phase != self.phase:
             self.phase = phase
             out.append(RoleChanged(role=self.name, phase=phase.value, leader_epoch=self.leader_epoch))
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
-        """Start the role. A role with actions overrides this method."""
+        """Start the role. A role that must act at its start overrides this method."""
         out.append(RoleChanged(role=self.name, phase=self.shown_phase, leader_epoch=self.leader_epoch))
 
     def leave(self, out: Effects) -> None:
@@ -273,11 +273,11 @@ class ReplicaRole:
         """Handle publishers that repeated stored records up to ``last_offset`` and wait for their acks."""
 
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
-        """Handle the fetch of a follower."""
+        """Handle the fetch of a follower. By default it is rejected."""
         self.refuse(event.token, RefusalReason.NOT_LEADER, out)
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
-        """Handle the epoch query of a follower."""
+        """Handle the epoch query of a follower. By default it is rejected."""
         self.refuse(event.token, RefusalReason.NOT_LEADER, out)
 
     def refuse(self, token: int, reason: RefusalReason, out: Effects) -> None:
@@ -294,21 +294,21 @@ class ReplicaRole:
 
     # ---- answers and notices ---------------------------------------------------------------------------------------
     def fetch_answered(self, event: FetchAnswered, now_ns: int, out: Effects) -> None:
-        """Handle an answer to a fetch."""
+        """Handle the leader's answer to a fetch of this replica. By default the records are dropped."""
         if event.spans:
             out.append(DropFetched(token=event.token, why="not following"))
 
     def fetch_piece_arrived(self, event: FetchPieceArrived, now_ns: int, out: Effects) -> None:
-        """Handle a fetch answer with a piece of a batch."""
+        """Handle an answer to a fetch of this replica that has a piece of a large batch."""
 
     def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
-        """Handle the rejection of a fetch or of an epoch query."""
+        """Handle the leader's rejection of a fetch or an epoch query of this replica."""
 
     def request_failed(self, event: RequestFailed, now_ns: int, out: Effects) -> None:
-        """Handle a fetch or an epoch query without an answer."""
+        """Handle that a fetch or an epoch query of this replica got no valid answer."""
 
     def epoch_query_answered(self, event: EpochQueryAnswered, now_ns: int, out: Effects) -> None:
-        """Handle an answer to an epoch query."""
+        """Handle the leader's answer to an epoch query of this replica."""
 
     def data_path_restored(self, now_ns: int, out: Effects) -> None:
         """Handle a restored connection. Requests and answers that were sent before may be lost."""
@@ -339,10 +339,9 @@ class ReplicaRole:
 
 
 def standby_successor_of(node_id: str, isr: frozenset[str], live: Mapping[str, int], asked_ns: Mapping[str, int]) -> str:
-    """Return the live ISR member that should get the leadership of ``node_id``. '': there is none.
+    """Return the live ISR member that should lead instead of ``node_id``: the one with the latest request. '': there is none.
 
-    It is the member with the latest request. ``live``: node -> its incarnation. ``asked_ns``: follower -> monotonic
-    time of its last request.
+    ``live``: node id -> its incarnation. ``asked_ns``: follower -> monotonic time of its last request.
     """
     able = [replica for replica in sorted(asked_ns) if replica in isr and replica in live and replica != node_id]
     return max(able, key=lambda replica: asked_ns[replica], default="")

@@ -116,8 +116,8 @@ _MAX_I64 = (1 << 63) - 1
 
 
 class BatchHeader(NamedTuple):
-    """The 64 bytes of a batch's header. ``base_offset`` and ``last_offset`` are inclusive. ``next_offset`` is the offset
-    after the batch.
+    """The header of a batch (64 bytes). ``base_offset`` and ``last_offset`` are inclusive. ``next_offset`` is the offset after the
+    batch.
     """
 
     crc: int
@@ -181,7 +181,7 @@ class Record(NamedTuple):
     leader_epoch: int
 
     def header(self, name: str, default: bytes | None = None) -> bytes | None:
-        """Return the value of the first header with a name.
+        """Return the value of the first header with this name.
 
         Args:
             name: Name of the header. Upper and lower case differ.
@@ -190,7 +190,7 @@ class Record(NamedTuple):
         return next((value for held, value in self.headers if held == name), default)
 
     def header_values(self, name: str) -> list[bytes]:
-        """Return the values of all headers with a name, in order.
+        """Return the values of all headers with this name, in order.
 
         Args:
             name: Name of the header. Upper and lower case differ.
@@ -214,7 +214,7 @@ named tuple takes half as much again. Copied or pickled it becomes a plain Recor
 
 
 class BatchTooLargeError(ValueError):
-    """The batch would have ``size_bytes``, more than MAX_BATCH_BYTES: send fewer records at once, or smaller ones."""
+    """A batch would be larger than MAX_BATCH_BYTES (``size_bytes``). Send fewer records at once, or smaller ones."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(f"a batch holds at most {MAX_BATCH_BYTES} bytes, not {size_bytes}: send fewer records at once")
@@ -270,7 +270,7 @@ class RecordBatch:
 
     @cached_property
     def columns(self) -> ColumnSet:
-        """Return the decompressed columns. Raise CorruptionError if they do not match their header."""
+        """Decompressed columns. Raises CorruptionError if they do not match their header."""
         try:
             return self._decoded()
         except CorruptionError as error:
@@ -288,7 +288,7 @@ class RecordBatch:
         return columns
 
     def body(self) -> memoryview:
-        """Return the decompressed body. Raise CorruptionError if it does not match its header."""
+        """Return the decompressed body. Raises CorruptionError if it does not match its header."""
         stored = self.view[HEADER_SIZE_BYTES:]
         if self.header.codec is Codec.NONE:
             return stored
@@ -318,14 +318,14 @@ class RecordBatch:
         return self.columns.keys.to_list() if self.columns.keys is not None else [None] * self.record_count
 
     def replies(self) -> list[str | None]:
-        """Return the reply subjects that the publishers gave. None: a publisher gave none."""
+        """Return the reply subject of each record. None: its publisher gave none."""
         replies = self.columns.replies
         if replies is None:
             return [None] * self.record_count
         return [None if r is None else r.decode("utf-8", "surrogateescape") for r in replies.to_list()]
 
     def records(self) -> Iterator[Record]:
-        """Iterate over the records one by one. Use it for user callbacks only: all other code works on columns."""
+        """Yield the records one by one. Use it for user callbacks only. All other code works on columns."""
         columns = self.columns
         values = self.values()
         rows = zip(
@@ -343,7 +343,7 @@ class RecordBatch:
 
 
 class Body(NamedTuple):
-    """The records of a batch, laid out and compressed: all that its size depends on. ``seal`` adds the leader's stamps."""
+    """Records of a batch, laid out and compressed, without the header. ``seal`` adds the header with the leader's fields."""
 
     pieces: tuple[bytes, ...]
     codec: Codec
@@ -368,9 +368,10 @@ def encode_body(
     codec: Codec = Codec.NONE,
     note: bytes = b"",
 ) -> Body:
-    """Return the body of a batch of ``len(values)`` >= 1 records. Optional columns have as many entries.
+    """Return the body of a batch of ``len(values)`` records, at least one.
 
-    A column in which every entry is None is omitted. Raises ValueError for no records or columns of other lengths,
+    Optional columns have one entry per record. A column in which every entry is None is omitted. ``codec``: compression.
+    ``note``: encoded fields of the producer. Raises ValueError for no records or columns of other lengths. Raises
     BatchTooLargeError for a batch of more than MAX_BATCH_BYTES, before or after compression.
     """
     present, pieces = encode_columns(values, keys, headers, subjects, replies, timestamps_ns, offset_deltas, note)
@@ -479,9 +480,9 @@ def build_batch(
 
 
 def build_filler(base_offset: int, next_offset: int, leader_epoch: int, timestamp_ns: int) -> bytes:
-    """Return a batch without records over the offsets from ``base_offset`` (inclusive) to ``next_offset`` (exclusive).
+    """Return a filler: a batch without records over the offsets ``base_offset`` (inclusive) to ``next_offset`` (exclusive).
 
-    It takes the place of batches that compaction dropped, so that batches follow each other without a gap [D15].
+    It replaces batches that compaction removed, so that batches follow each other without a gap [D15].
     """
     fields = (HEADER_SIZE_BYTES, 0, base_offset, leader_epoch, timestamp_ns, 0, 0, 0, 0, 0, next_offset - base_offset - 1)
     head = _HEADER.pack(0, MAGIC, VERSION, 0, *fields)[4:]
@@ -511,7 +512,9 @@ def build_remains(batch: RecordBatch) -> bytes:
 
 
 def reach(batch: bytes | memoryview, next_offset: int) -> bytes:
-    """Return the batch with offsets extended to ``next_offset`` (exclusive), because compaction removed the records behind it."""
+    """Return ``batch`` with a range of offsets up to ``next_offset`` (exclusive) and a new CRC, because compaction removed the
+    next records.
+    """
     stretched = bytearray(batch)
     base_offset = struct.unpack_from("<q", stretched, 16)[0]
     struct.pack_into("<I", stretched, 60, next_offset - base_offset - 1)
@@ -528,7 +531,7 @@ def in_epoch(batch: bytes, producer_epoch: int) -> bytes:
 
 
 def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
-    """Return the header at ``position``, without its CRC checked.
+    """Return the header of the batch at ``position`` of ``buffer``. Its CRC is not checked.
 
     Raises UnknownFormatError for another version [S11], CorruptionError for anything that is not a whole batch.
     """
@@ -578,8 +581,7 @@ def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
 
 
 def claimed_size_bytes(buffer: memoryview, position: int = 0) -> int:
-    """Return the size that the header at ``position`` claims, unchecked. Use it only to read the bytes for
-    ``parse_batch``.
+    """Return the size of a batch as its header at ``position`` states it, unchecked. Use it only to read the bytes for ``parse_batch``.
 
     Raises CorruptionError if there is no complete header.
     """
@@ -592,7 +594,7 @@ def claimed_size_bytes(buffer: memoryview, position: int = 0) -> int:
 
 
 def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool = True) -> RecordBatch:
-    """Return the batch at ``position``. ``verify``: check its CRC.
+    """Return the batch at ``position`` of ``buffer``. ``verify``: True to check its CRC.
 
     Raises UnknownFormatError for another version, CorruptionError for anything else that is not a complete, valid batch.
     """
@@ -689,8 +691,9 @@ class ByteArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeaderArray:
-    """Headers of records. ``offsets``: int64[count + 1], range of the pairs of each record. ``names`` and ``values``: of all
-    pairs, in order, without nulls.
+    """Headers of records as columns. ``offsets``: int64[count + 1], range of the pairs of each record.
+
+    ``names`` and ``values``: those of all pairs, in order, without nulls.
     """
 
     offsets: NDArray[np.int64]

@@ -55,7 +55,9 @@ class Columns(Flag):
 
 @dataclass(frozen=True, slots=True)
 class BytesColumn:
-    """A column of variable length. ``ends``: u32[count], cumulative. ``data``: the bytes. ``validity``: Arrow's bitmap or None."""
+    """A column of byte strings. ``ends``: u32[count], end position of each entry in ``data``. ``validity``: Arrow's bitmap of
+    nulls or None.
+    """
 
     ends: U32
     data: memoryview
@@ -95,7 +97,9 @@ class BytesColumn:
 
 @dataclass(frozen=True, slots=True)
 class DictionaryColumn:
-    """Text with few distinct entries. ``index``: u32[count] into ``entries``."""
+    """A column of text with few distinct values. ``entries``: the distinct values. ``index``: u32[count], index of each record's
+    value.
+    """
 
     entries: BytesColumn
     index: U32
@@ -299,7 +303,7 @@ class _Reader:
         self._position = 0
 
     def take(self, size_bytes: int) -> memoryview:
-        """Return the next ``size_bytes``. The position moves to the 8-byte boundary after them."""
+        """Return the next ``size_bytes`` of the body. The position moves to the 8-byte boundary after them."""
         end = self._position + size_bytes
         if size_bytes < 0 or end > len(self._body):
             raise CorruptionError(

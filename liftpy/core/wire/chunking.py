@@ -78,14 +78,13 @@ class Assembly:
 
     @property
     def held(self) -> Held:
-        """Part of the batch that the next request has to name."""
+        """Part of the batch that is complete so far. The next request contains it."""
         return Held(len(self._held), self._crc)
 
     def take(self, piece: Piece) -> memoryview | None:
-        """Add a piece.
+        """Add a received piece. Return the complete batch if this was the last missing piece, else None.
 
-        Return the complete batch if this was the last missing piece, else None. A piece that does not continue the collected
-        part is ignored, but a first piece starts again.
+        A piece that does not continue the collected part is ignored. The first piece of another batch starts again.
         """
         if piece.position == 0:
             self._held, self._crc, self._total_bytes = bytearray(), piece.crc, piece.total_bytes

@@ -38,7 +38,7 @@ def by_reason(counters: Mapping[str, int]) -> dict[str, int]:
 
 
 def has_unknown_fields(message: Message) -> bool:
-    """Return whether the message, or a message in it, has fields that this version does not know, and remove them.
+    """Return whether ``message``, or a message in it, has fields that this version does not know. These fields are removed.
 
     It takes about 0.3 us for a request.
     """

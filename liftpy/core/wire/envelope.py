@@ -93,7 +93,7 @@ class EnvelopeError(ProtocolError):
 
 
 class ChecksumError(EnvelopeError):
-    """The CRC-32C of an envelope does not match.
+    """The CRC-32C of an envelope is wrong.
 
     The content was changed in the network, so no part of it can be trusted, not even its reply subject.
     """
@@ -140,15 +140,15 @@ def checked_header(message_type: MessageType, head: bytes, chunks: Iterable[Buff
 
 
 def encode(message_type: MessageType, payload: bytes, *, crc: bool = False) -> bytes:
-    """Return an envelope around ``payload``.
+    """Return an envelope of this type around ``payload``.
 
-    ``crc``: add a CRC-32C, which also finds damage by relays and tools that TCP checksums do not find.
+    ``crc``: True to add a CRC-32C, which also finds damage by relays and tools that TCP checksums do not find.
     """
     return checked_header(message_type, payload) if crc else header(message_type) + payload
 
 
 def decode(frame: bytes | memoryview, expected: MessageType | None = None) -> tuple[MessageType, memoryview]:
-    """Return type and payload (a view into ``frame``) of an envelope. Raise EnvelopeError for anything else.
+    """Return type and payload (a view into ``frame``) of an envelope. Raises EnvelopeError for anything else.
 
     ``expected``: the only accepted type. None: any.
     """
@@ -157,7 +157,10 @@ def decode(frame: bytes | memoryview, expected: MessageType | None = None) -> tu
 
 
 def decode_addressed(frame: bytes | memoryview, expected: MessageType | None = None) -> tuple[MessageType, bytes, memoryview]:
-    """Return type, address (b"" if none) and payload of an envelope. Raises as ``decode``."""
+    """Return type, address and payload of an envelope. b"": it has no address. Raises the errors of ``decode``.
+
+    ``expected``: the only accepted type. None: any.
+    """
     view = memoryview(frame)
     if len(view) < HEADER_SIZE_BYTES:
         raise EnvelopeError(
@@ -359,9 +362,7 @@ def answered_by(reply: bytes, record_count: int) -> list[bytes]:
 
 
 def split_numbered_reply(reply: bytes) -> tuple[bytes, int]:
-    """Return (inbox, number) of a numbered reply subject. The number is -1 if it is missing, or not written as this module
-    writes it.
-    """
+    """Return (inbox, number) of a reply subject that ends with a number. -1: the number is missing or has another form."""
     inbox, _, digits = reply.rpartition(b".")
     if not inbox or not digits.isdigit() or len(digits) > MAX_DIGITS or (digits[0] == _ZERO and len(digits) > 1):
         return b"", -1

@@ -82,7 +82,7 @@ class ReplicationPiece:
 
 @dataclass(frozen=True, slots=True)
 class ReplicationResponse:
-    """A leader's answer to a fetch. ``batches``: record batches back to back, empty when the follower is caught up."""
+    """A leader's answer to a fetch. ``batches``: consecutive record batches, empty when the follower has all records."""
 
     leader_epoch: int
     high_watermark: int
@@ -137,7 +137,7 @@ def decode_replication_response(frame: bytes | memoryview) -> ReplicationRespons
 
 
 def parse_replication_response(payload: memoryview) -> ReplicationResponse:
-    """Parse a ReplicationResponse whose envelope was already removed. Raises ProtocolError."""
+    """Return the ReplicationResponse in ``payload``, bytes without an envelope. Raises ProtocolError."""
     if len(payload) < RESPONSE_HEADER_SIZE_BYTES:
         raise ProtocolError(
             f"A ReplicationResponse needs at least 16 bytes after its envelope, but it has {len(payload)}. "
@@ -148,8 +148,9 @@ def parse_replication_response(payload: memoryview) -> ReplicationResponse:
 
 
 def replication_piece_header(leader_epoch: int, high_watermark: int, piece: Piece, address: bytes = b"") -> bytes:
-    """Return envelope and header of a ReplicationPiece, at most PIECE_OVERHEAD_BYTES, with a CRC-32C. The data of the piece
-    follows.
+    """Return the beginning of a ReplicationPiece: envelope with a CRC-32C, and header. The caller sends the data of ``piece`` after it.
+
+    It has at most PIECE_OVERHEAD_BYTES. ``address``: address of the fetch, if that requested one.
     """
     head = _PIECE.pack(leader_epoch, high_watermark, piece.crc, piece.total_bytes, piece.position)
     return envelope.checked_header(MessageType.REPLICATION_PIECE, head, (piece.data,), address)
@@ -161,12 +162,12 @@ def is_piece(frame: bytes | memoryview) -> bool:
 
 
 def decode_replication_piece(frame: bytes | memoryview) -> ReplicationPiece:
-    """Parse a ReplicationPiece with its envelope, else raise ProtocolError."""
+    """Return the ReplicationPiece in the envelope ``frame``. Raises ProtocolError for anything else."""
     return parse_replication_piece(envelope.decode(frame, MessageType.REPLICATION_PIECE)[1])
 
 
 def parse_replication_piece(payload: memoryview) -> ReplicationPiece:
-    """Parse a ReplicationPiece whose envelope was already removed. Raises ProtocolError."""
+    """Return the ReplicationPiece in ``payload``, bytes without an envelope. Raises ProtocolError."""
     if len(payload) < _PIECE.size:
         raise ProtocolError(
             f"A ReplicationPiece needs at least {_PIECE.size} bytes after its envelope, but it has {len(payload)}. Check the "
@@ -200,7 +201,7 @@ def batch_publish(head: client_pb2.BatchPublish, batch: bytes) -> bytes:
 
 
 def decode_batch_publish(frame: bytes | memoryview) -> tuple[client_pb2.BatchPublish, memoryview]:
-    """Return the header and the record batch (a view into ``frame``, not checked yet) of a BatchPublish.
+    """Return the header and the record batch of a BatchPublish. The batch is a view into ``frame``, and is not checked yet.
 
     Raises ProtocolError.
     """
@@ -208,7 +209,7 @@ def decode_batch_publish(frame: bytes | memoryview) -> tuple[client_pb2.BatchPub
 
 
 def decode_read_response(frame: bytes | memoryview) -> tuple[client_pb2.ReadResponse, memoryview]:
-    """Return header and batches (consecutive, a view into ``frame``) of a ReadResponse. Raise ProtocolError for anything else."""
+    """Return the header of a ReadResponse, and its batches as a view into ``frame``. Raises ProtocolError for anything else."""
     return _parse_headed(frame, MessageType.READ_RESPONSE, client_pb2.ReadResponse)
 
 

@@ -141,9 +141,10 @@ class MessageCodec(Generic[T, M]):
         return both
 
     def _expressions(self, name: str, hint: Any, is_repeated: bool) -> tuple[tuple[Any, Any], str, str]:
-        """Return the source code that encodes and decodes a field, and the two functions that it calls.
+        """Return the two functions that convert a field, and the Python expressions that call them to encode and to decode it.
 
-        ``{}`` in the source code stands for the value of the field.
+        ``{}`` in an expression stands for the value of the field. ``hint``: type of the field. ``is_repeated``: True for a
+        list.
         """
         encode, decode = f"encode_{name}", f"decode_{name}"
         converter = self._converters.get(name) or self._converters.get(hint)

@@ -32,7 +32,7 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """Return the partition of ``key``, from 0 to ``partitions`` - 1."""
+    """Return the partition of ``key``, from 0 to ``partitions`` - 1. ``partitions``: number of partitions."""
     return (murmur2(key) & _POSITIVE) % partitions
 
 

@@ -186,11 +186,11 @@ class Subjects:
         return f"{self.namespace}.{stream}.{partition}.read"
 
     def read_from(self, stream: str, partition: int, node_id: str) -> str:
-        """Return the subject of reads from one named node."""
+        """Return the subject of reads that only the node ``node_id`` answers."""
         return f"{self.namespace}.{stream}.{partition}.read.{node_id}"
 
     def notify(self, node_id: str) -> str:
-        """Return the subject of wake-ups for the idle followers of a node, and of notices from leaders."""
+        """Return the subject on which a node receives notices of leaders, and notifications for its idle followers."""
         return f"{self.namespace}.notify.{node_id}"
 
     def info(self) -> str:
@@ -214,7 +214,7 @@ class Subjects:
         return f"{self.namespace}.control.level.{node_id}"
 
     def control_settings(self, node_id: str) -> str:
-        """Return the subject on which operators tell a node to reload its settings."""
+        """Return the subject on which a node receives requests to reload its settings."""
         return f"{self.namespace}.control.settings.{node_id}"
 
     def control_events(self, node_id: str) -> str:
@@ -226,7 +226,9 @@ class Subjects:
         return f"{self.namespace}.events.{kind}"
 
     def inbox(self, node_id: str) -> str:
-        """Return the prefix, without the last dot, of the subjects on which other nodes and controllers answer this node."""
+        """Return the prefix (without the last dot) of the subjects on which the node ``node_id`` gets answers of nodes and
+        controllers.
+        """
         return f"{self.namespace}.inbox.{node_id}"
 
     def inboxes(self) -> str:
@@ -267,7 +269,7 @@ class Subjects:
         return f"{self.namespace}-events"
 
     def service(self, node_id: str) -> str:
-        """Return the subject of replicated services of versions before ``service_session``."""
+        """Return the subject that replicated services of old versions use to register, before there was ``service_session``."""
         return f"{self.namespace}.service.{node_id}"
 
     def service_session(self, node_id: str, stream: str, service: str) -> str:
@@ -386,7 +388,10 @@ def literal_prefix(tokens: Sequence[str]) -> str:
 
 
 def data_subject(stream_subject: str, partition: int) -> str:
-    """Return the subject that applications publish on: partition 0 is the stream's own, partition N is ``<subject>.N``."""
+    """Return the subject on which applications publish to ``partition`` of a stream.
+
+    It is ``stream_subject`` for partition 0, and ``<stream_subject>.N`` for partition N.
+    """
     return stream_subject if partition == 0 else f"{stream_subject}.{partition}"
 
 

@@ -80,7 +80,7 @@ class FrameKind(IntEnum):
 
 
 class Frame(NamedTuple):
-    """One frame between the processes of a node."""
+    """One frame between two processes of a node."""
 
     kind: FrameKind
     token: int
@@ -106,13 +106,13 @@ def encode(kind: FrameKind, token: int = 0, body: bytes = b"") -> bytes:
 
 
 class FrameReader:
-    """Splits the bytes of one connection into frames. It buffers at most one frame."""
+    """Splits the bytes of the connection between two processes into frames. It buffers at most one frame."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Yield the frames that are complete now. Raise ProtocolError for invalid bytes, and accept nothing afterwards."""
+        """Yield the frames that ``data`` completes. Raises ProtocolError for invalid bytes, and accepts nothing afterwards."""
         held = self._held
         held += data
         while len(held) >= HEAD_BYTES:
