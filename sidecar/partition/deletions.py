@@ -106,13 +106,12 @@ class Deletions:
 class UnknownStreams:
     """Directories of streams that the cluster did not know when this node started.
 
-    Such a stream was deleted while the node was down, or belongs to another cluster. The node never deletes a directory
-    by itself [M11], because a metadata group that was restored from an old backup may not know a stream that is still
-    needed. An operator names the directories, and a controller must confirm that no stream has that uid.
+    The stream was deleted while the node was down, or belongs to another cluster. The node never deletes a directory by itself
+    [M11]. A metadata group that was restored from an old backup may not know a stream that is still needed. An operator names
+    the directories, and a controller must confirm that no stream has that uid.
 
     Args:
-        found: Names of directories, ``<stream>-<uid>``. None of them is open, because the image has none of these
-            streams.
+        found: Names of directories, ``<stream>-<uid>``. None of them is open, because the image has none of these streams.
         image: Returns the cluster as this node knows it now.
         forget: Called with ``<stream>-<uid>/<partition>`` for each log that was deleted.
     """
@@ -144,9 +143,8 @@ class UnknownStreams:
         """Delete the directories ``names`` if a controller confirms that their streams do not exist. Concurrent calls run one by one.
 
         Returns:
-            ``removed`` (names of the directories) and ``bytes`` (their total size), or ``error`` (text). With ``error``, no
-                directory was
-                deleted.
+            ``removed`` (names of the directories) and ``bytes`` (their total size). If nothing was deleted: ``error``
+                (text).
         """
         async with self._removing:
             return await self._remove_data(list(dict.fromkeys(names)))

@@ -411,7 +411,7 @@ class ServiceDesk:
     def _arrived_bound(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         """Process a message of a service that arrived on a subject with the names of a stream and a service.
 
-        The message itself must have equal names, otherwise it is rejected.
+        The message itself must have equal names, otherwise it is counted and dropped.
         """
         self._message_arrived(subject, reply, payload, headers, tuple(subject.decode(errors="replace").rsplit(".", 2)[1:]))
 

@@ -371,8 +371,8 @@ class _Writer:
     def add(self, batch: RecordBatch, mask: Mask, is_last: bool) -> None:
         """Write the records of ``batch`` that are in ``mask``, at their offsets.
 
-        If the mask is empty, a filler covers the offsets of the batch. If the batch is also the last one of its producer
-        (``is_last``), the method writes a control batch with the producer's stamps and its note instead.
+        If the mask is empty, a filler covers the offsets of the batch. ``is_last``: True for the last batch of its producer.
+        Then a control batch with the producer's stamps and note replaces the filler.
         """
         if not mask.any() and not is_last:
             self._fill(batch.header)

@@ -214,8 +214,7 @@ class MemoryStorage:
         Args:
             power: True for a power cut. False if only the process ended, so that all written bytes remain.
             keep: Called as ``keep(name, synced, written)``. Returns how many bytes of a file survive a power cut. Default:
-                only
-                the synced ones.
+                only the synced ones.
         """
         after = MemoryStorage(capacity_bytes=self.capacity_bytes)
         copies: dict[int, MemoryFile] = {}

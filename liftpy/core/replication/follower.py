@@ -592,8 +592,7 @@ class FollowerRole(ReplicaRole):
     def _is_of_no_use(self, event: FetchRefused) -> bool:
         """Return whether the rejection of a fetch means that this log must be discarded.
 
-        That is the case if the log ends before the leader's log start [D26], or if the leader has removed tombstones that this
-        log lacks [D30].
+        The log then ends before the leader's log start [D26], or lacks tombstones that the leader has removed [D30].
         """
         if event.reason is RefusalReason.BEFORE_LOG_START:
             return event.log_start_offset >= self.log.log_end_offset

@@ -266,8 +266,7 @@ def quorum_high_watermark(
         epoch_start_offset: Log end of the leader when its LeaderEpoch began. A majority commits only records from there on.
         high_watermark: Current HW, inclusive.
         may_lead: Nodes that may be elected next, also by a change in flight. Offsets that all of them have flushed are
-            committed too.
-            Empty: not known.
+            committed too. Empty: not known.
     """
     if isr_count < min_isr:
         return high_watermark

@@ -177,8 +177,7 @@ def judge(log: LogOffsets, *, last_offset: int, last_epoch: int, is_latest: bool
         last_offset: Offset of the reader's last record, inclusive.
         last_epoch: LeaderEpoch of the reader's last record.
         is_latest: True if this replica leads with a lease and the HW has reached the start of its epoch. Only then is a
-            missing record
-            certainly lost.
+            missing record certainly lost.
     """
     within = last_offset < log.log_end_offset
     if last_offset < log.log_start_offset or (within and log.epochs.epoch_at(last_offset) == last_epoch):

@@ -37,8 +37,8 @@ _INCARNATIONS = ("incarnation", "witnessIncarnation", "candidateIncarnation")
 def _fields_of(effect: Any) -> tuple[str, dict[str, str], list[str], list[str]]:
     """Return how an effect of class ``effect`` becomes a request to the metadata group.
 
-    The parts are: name of the request, mapping from a field of the request to a field of the effect, fields for the sender's
-    node id, and fields for the sender's incarnation.
+    The parts are the name of the request, a mapping from its fields to fields of the effect, and two lists. They contain the
+    fields for the node id and for the incarnation of the sender.
     """
     name = _NAMES[effect]
     message: Any = pb.ControlRequest.DESCRIPTOR.fields_by_name[name].message_type

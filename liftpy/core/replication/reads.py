@@ -388,8 +388,8 @@ class Reads(Generic[Asker]):
     def _is_served_here(self, asker: Asker, request: pb.ReadRequest) -> bool:
         """Return whether this replica can serve the reader. If not, reject the request.
 
-        The reader's last record must be in this log [R6], and the HW that the reader knows must not be above the HW of this
-        replica.
+        The last record that the reader has read must be in this log [R6]. This replica's HW must not be below the HW that the
+        reader knows.
         """
         source = self._source
         if request.lastEpoch:
